@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
 import cv2
 import numpy as np
+from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 from bench.common import RESULTS, say, write
@@ -30,7 +32,7 @@ from training.evaluation import plots
 from training.evaluation.embedding import Embedder, central_faces
 from training.evaluation.embedding_cache import ArrayCache, image_key
 from training.evaluation.lfw import PARTS, files_of, people_of, read_pairs
-from training.evaluation.metrics import Floats, Ints, bootstrap, error_versus_reject
+from training.evaluation.metrics import Floats, Ints, bootstrap
 
 MAX_PHOTOS: Final = 20
 """Photos per person: George W. Bush would otherwise have most of the pairs."""
@@ -185,10 +187,46 @@ def summary(found: Evidence) -> dict[str, Any]:
     }
 
 
+def error_versus_reject(
+    mated: Floats, quality_P2: NDArray[np.floating], threshold: float, rejected: Sequence[float]
+) -> Floats:
+    """Return FNMR after rejecting the comparisons of lowest quality, at a fixed threshold.
+
+    P. Grother and E. Tabassi, "Performance of biometric quality measures", PAMI 29(4), 2007. The quality of a
+    comparison is the lower of its two photos.
+
+    Args:
+        mated: (P,) similarities of same-person pairs.
+        quality_P2: (P, 2) quality of both photos, larger is better; ties are rejected in input order.
+        threshold: decision threshold.
+        rejected: shares in [0, 1).
+
+    Returns:
+        FNMR for each share.
+    """
+    missed = (mated < threshold)[np.argsort(quality_P2.min(1), kind="stable")]
+    return np.array([missed[int(share * len(missed)) :].mean() for share in rejected])
+
+
+def error_against_reject(
+    rejected: Floats, fnmr: Mapping[str, Floats], chance: tuple[Floats, Floats], title: str
+) -> plots.Figure:
+    """Plot FNMR against the share of rejected comparisons, by quality measure, with the 95 % band of chance."""
+    figure, axes = plots.single(title, "comparisons rejected", "false non-match rate (FNMR)")
+    axes.fill_between(rejected, *chance, color=plots.GRAY, alpha=0.25, linewidth=0, label="chance, 95 %")
+    colors = cycle((plots.BLUE, plots.VERMILION, plots.GREEN, plots.GRAY))
+    for (name, values), color in zip(fnmr.items(), colors, strict=False):
+        axes.plot(rejected, values, color=color, label=name)
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.legend(frameon=False)
+    return figure
+
+
 def curves(found: Evidence, title: str) -> plots.Figure:
     chance = np.quantile(found.by_chance(CURVE, CURVE_ROUNDS), [0.025, 0.975], axis=0)
     drawn = {name: found.fnmr(found.measures[name], CURVE) for name in (SCORE, EYES, "sharpness")}
-    return plots.error_against_reject(np.array(CURVE), drawn, (chance[0], chance[1]), title)
+    return error_against_reject(np.array(CURVE), drawn, (chance[0], chance[1]), title)
 
 
 def dark(gain: float) -> Callable[[Image], Image]:

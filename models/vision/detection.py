@@ -184,7 +184,7 @@ def make_head(kind: HeadKind, output_names: Sequence[str]) -> Head:
     return SCRFDHead(len(output_names)) if kind == "scrfd" else YuNetHead(output_names)
 
 
-def suppress_overlaps(boxes_xyxy: Float, scores: Float, iou: float = NMS_IOU) -> NDArray[np.intp]:
+def suppress_overlaps(boxes_xyxy: Float, scores: Float) -> NDArray[np.intp]:
     """Return the rows that greedy non-maximum suppression keeps, best first."""
     order = np.argsort(-scores, kind="stable")[:MAX_CANDIDATES]
     boxes = boxes_xyxy[order].astype(np.float64)
@@ -192,7 +192,7 @@ def suppress_overlaps(boxes_xyxy: Float, scores: Float, iou: float = NMS_IOU) ->
     lower = np.maximum(boxes[:, None, :2], boxes[None, :, :2])
     upper = np.minimum(boxes[:, None, 2:], boxes[None, :, 2:])
     shared = np.clip(upper - lower, 0, None).prod(2)
-    overlaps = shared > iou * (area[:, None] + area[None] - shared)
+    overlaps = shared > NMS_IOU * (area[:, None] + area[None] - shared)
     alive = np.ones(len(order), bool)
     for row in range(len(order)):
         if alive[row]:

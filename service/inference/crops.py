@@ -24,9 +24,9 @@ MAX_STORED_SIDE_PX: Final = 1024
 """Limit for reading, since imported crops are untrusted."""
 
 
-def min_decode_scale(box_xyxy: Float, max_side_px: int = MAX_SIDE_PX) -> float:
+def min_decode_scale(box_xyxy: Float) -> float:
     """Return the smallest decoding scale of a photo at which the crop of this face loses no detail."""
-    return min(1.0, max_side_px / max(1.0, (1 + 2 * CROP_MARGIN) * float((box_xyxy[2:] - box_xyxy[:2]).max())))
+    return min(1.0, MAX_SIDE_PX / max(1.0, (1 + 2 * CROP_MARGIN) * float((box_xyxy[2:] - box_xyxy[:2]).max())))
 
 
 def cut_crop(

@@ -14,7 +14,6 @@ from service.inference.batcher import FAILED_BATCHES, DevicePool
 from service.storage.audit.writer import AuditWriter
 from service.storage.repositories.store import Store
 
-NAMES: Final = ("gpu", "devices", "database", "milvus", "audit")
 TIMEOUT_S: Final = 3.0
 """Limit of a wait for slow checks, such as a database that hangs."""
 

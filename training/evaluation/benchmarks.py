@@ -76,14 +76,14 @@ def evaluate_other_benchmarks(
     return rows
 
 
-def evaluate_bin(embed: Embed, pairs: VerificationSet, flip: bool = False) -> Verification:
+def evaluate_bin(embed: Embed, pairs: VerificationSet) -> Verification:
     """Evaluate on an LFW-style .bin set, in ten contiguous folds as InsightFace does.
 
     There are no intervals, since the sets do not identify people. Raises ConfigError if all pairs are of one kind.
     """
     if pairs.same.all() or not pairs.same.any():
         raise ConfigError("A verification set needs same-person and different-person pairs")
-    vectors = embed_crops(embed, pairs.crops_NHWC, flip)
+    vectors = embed_crops(embed, pairs.crops_NHWC)
     similarities = np.einsum("nd,nd->n", vectors[0::2], vectors[1::2], dtype=np.float64)
     folds = np.concatenate([np.full(len(f), i) for i, f in enumerate(np.array_split(pairs.same, BIN_FOLDS))])
     return verify_similarities(similarities, pairs.same, folds)

@@ -326,10 +326,10 @@ class LfwResult:
         return asdict(self)
 
 
-def evaluate_lfw(embed: Embed, crops: LfwCrops, flip: bool = False, parts: Collection[Part] | None = None) -> LfwResult:
+def evaluate_lfw(embed: Embed, crops: LfwCrops, parts: Collection[Part] | None = None) -> LfwResult:
     """Evaluate a network on LFW. View 1 alone is several times faster, for model selection."""
     return evaluate_lfw_embeddings(
-        embed_lfw(embed, crops, flip, parts), crops.root, crops.parts if parts is None else parts
+        embed_lfw(embed, crops, parts=parts), crops.root, crops.parts if parts is None else parts
     )
 
 

@@ -115,27 +115,6 @@ def roc(similarities: Floats, same: Bools) -> Roc:
     )
 
 
-def error_versus_reject(
-    mated: Floats, quality_P2: NDArray[np.floating], threshold: float, rejected: Sequence[float]
-) -> Floats:
-    """Return FNMR after rejecting the comparisons of lowest quality, at a fixed threshold.
-
-    P. Grother and E. Tabassi, "Performance of biometric quality measures", PAMI 29(4), 2007. The quality of a
-    comparison is the lower of its two photos.
-
-    Args:
-        mated: (P,) similarities of same-person pairs.
-        quality_P2: (P, 2) quality of both photos, larger is better; ties are rejected in input order.
-        threshold: decision threshold.
-        rejected: shares in [0, 1).
-
-    Returns:
-        FNMR for each share.
-    """
-    missed = (mated < threshold)[np.argsort(quality_P2.min(1), kind="stable")]
-    return np.array([missed[int(share * len(missed)) :].mean() for share in rejected])
-
-
 @dataclass(frozen=True)
 class OpenSetRates:
     """FNIR and threshold by requested FPIR, thresholds chosen on the evaluated data, and closed-set rank-1."""
@@ -353,13 +332,9 @@ def angle_statistics(
 
 
 def bootstrap(
-    statistic: Callable[[Ints], Floats],
-    people: Ints | NDArray[np.str_],
-    rounds: int = 1000,
-    seed: int = 0,
-    level: float = 0.95,
+    statistic: Callable[[Ints], Floats], people: Ints | NDArray[np.str_], rounds: int = 1000, seed: int = 0
 ) -> tuple[Floats, Floats]:
-    """Return percentile intervals of a statistic, resampling whole people with replacement.
+    """Return 95 % percentile intervals of a statistic, resampling whole people with replacement.
 
     Photos of one person fail together, so people are drawn with all their rows (R. Bolle et al., "Error analysis of
     pattern recognition systems - the subsets bootstrap", CVIU 93(1), 2004). A row of two people counts the product of
@@ -373,7 +348,6 @@ def bootstrap(
         people: (n,) or (n, 2) person or people of each row.
         rounds: number of resamples.
         seed: random seed.
-        level: coverage of the interval.
 
     Returns:
         (k,) lower and (k,) upper bounds.
@@ -387,7 +361,7 @@ def bootstrap(
         drawn = np.bincount(rng.integers(count, size=count), minlength=count)
         times = drawn[first] * np.where(first == second, 1, drawn[second])
         results.append(statistic(np.repeat(rows, times)))
-    low, high = np.quantile(results, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    low, high = np.quantile(results, [0.025, 0.975], axis=0)
     return low, high
 
 

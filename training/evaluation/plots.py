@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
-from itertools import cycle
 from pathlib import Path
 from typing import Final
 
@@ -61,7 +59,7 @@ def loss_curves(csv_path: Path) -> Figure:
 
 def roc_curve(curve: Roc) -> Figure:
     """Plot TAR against FAR on a logarithmic axis."""
-    figure, axes = _single("ROC", "false acceptances (FAR)", "true acceptances (TAR)")
+    figure, axes = single("ROC", "false acceptances (FAR)", "true acceptances (TAR)")
     shown = curve.fmr > 0
     axes.step(curve.fmr[shown], curve.tar[shown], where="post", color=BLUE)
     _log_percent(axes)
@@ -71,26 +69,12 @@ def roc_curve(curve: Roc) -> Figure:
     return figure
 
 
-def error_against_reject(
-    rejected: Floats, fnmr: Mapping[str, Floats], chance: tuple[Floats, Floats], title: str
-) -> Figure:
-    """Plot FNMR against the share of rejected comparisons, by quality measure, with the 95 % band of chance."""
-    figure, axes = _single(title, "comparisons rejected", "false non-match rate (FNMR)")
-    axes.fill_between(rejected, *chance, color=GRAY, alpha=0.25, linewidth=0, label="chance, 95 %")
-    for (name, values), color in zip(fnmr.items(), cycle((BLUE, VERMILION, GREEN, GRAY))):
-        axes.plot(rejected, values, color=color, label=name)
-    axes.xaxis.set_major_formatter(PercentFormatter(1))
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.legend(frameon=False)
-    return figure
-
-
 def det_curve(curve: Roc) -> Figure:
     """Plot FNMR against FMR on normal-deviate axes (A. Martin et al., "The DET curve", Eurospeech 1997).
 
     Normally distributed similarities give a straight line.
     """
-    figure, axes = _single("DET", "false match rate (FMR)", "false non-match rate (FNMR)")
+    figure, axes = single("DET", "false match rate (FMR)", "false non-match rate (FNMR)")
     # A rate of 0 or 1 lies at infinity.
     shown = (curve.fmr > 0) & (curve.fmr < 1) & (curve.fnmr > 0) & (curve.fnmr < 1)
     axes.plot(norm.ppf(curve.fmr[shown]), norm.ppf(curve.fnmr[shown]), color=BLUE)
@@ -109,7 +93,7 @@ def det_curve(curve: Roc) -> Figure:
 
 def similarity_histograms(similarities: Floats, same: Bools, threshold: float, chosen_on: str) -> Figure:
     """Plot densities of mated and non-mated similarities, and the threshold with its origin ``chosen_on``."""
-    figure, axes = _single("Similarities of pairs", "cosine similarity", "density")
+    figure, axes = single("Similarities of pairs", "cosine similarity", "density")
     edges = np.linspace(min(-0.2, float(similarities.min())), 1, 71)
     for kind, color, hatch, name in ((~same, VERMILION, "", "non-mated"), (same, BLUE, "///", "mated")):
         axes.hist(
@@ -130,7 +114,7 @@ def similarity_histograms(similarities: Floats, same: Bools, threshold: float, c
 
 def fnir_against_fpir(curve: FnirCurve) -> Figure:
     """Plot the open-set trade-off at rank 1, FPIR on a logarithmic axis."""
-    figure, axes = _single(
+    figure, axes = single(
         "Open-set identification",
         "false positive identification rate (FPIR)",
         "false negative identification rate (FNIR)",
@@ -145,7 +129,7 @@ def fnir_against_fpir(curve: FnirCurve) -> Figure:
 
 def cmc_curve(shares: Floats) -> Figure:
     """Plot the (K,) share of probes with their mate among the first 1, 2, ... K candidates."""
-    figure, axes = _single("Cumulative match characteristic", "rank", "mates found up to this rank")
+    figure, axes = single("Cumulative match characteristic", "rank", "mates found up to this rank")
     axes.plot(np.arange(1, len(shares) + 1), shares, color=GREEN, marker="o", markersize=3)
     axes.set_xscale("log")
     ticks = [tick for tick in CMC_TICKS if tick <= len(shares)]
@@ -155,7 +139,7 @@ def cmc_curve(shares: Floats) -> Figure:
     return figure
 
 
-def _single(title: str, x: str, y: str) -> tuple[Figure, Axes]:
+def single(title: str, x: str, y: str) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(5.6, 4.2), layout="constrained")
     axes = figure.subplots()
     _style_axes(axes, title, x, y)

@@ -75,14 +75,11 @@ def collect_lfw_results(embed: Embed, crops: LfwCrops, flip: bool = False) -> Lf
     return LfwResults(crops, embeddings, evaluate_lfw_embeddings(embeddings, crops.root, crops.parts))
 
 
-def write_pack_report(
-    path: Path, pack: ModelPack, lfw: Path, cache_dir: Path, about: Sequence[tuple[str, str]] = ()
-) -> LfwResult:
+def write_pack_report(path: Path, pack: ModelPack, lfw: Path, cache_dir: Path) -> LfwResult:
     """Measure a pack on LFW through its own detector and write the report.
 
     Args:
         lfw: folder with images/ and the lists.
-        about: additional rows of the first table.
 
     Raises:
         ConfigError: LFW is incomplete.
@@ -93,7 +90,7 @@ def write_pack_report(
     )
     recognizer = Recognizer(OnnxNetwork(pack.recognition.path), pack.recognition)
     evidence = collect_lfw_results(recognizer.embed, crops)
-    write_report(path, f"{pack.display_name} ({pack.model_id})", about, lfw=evidence)
+    write_report(path, f"{pack.display_name} ({pack.model_id})", lfw=evidence)
     return evidence.judgment
 
 

@@ -23,8 +23,8 @@ DEFAULT_GATE: Final = QualityGate()
 Document = dict[str, Any]
 
 
-def json_response(document: Document, status: int = 200) -> Response:
-    return Response(encode_json(document), status, media_type="application/json")
+def json_response(document: Document) -> Response:
+    return Response(encode_json(document), media_type="application/json")
 
 
 def encode_json(document: Document) -> bytes:

@@ -20,7 +20,6 @@ from training.evaluation.metrics import (
     distractor_identification,
     distractor_verification,
     equal_error_rate,
-    error_versus_reject,
     flip_average,
     fnir_at_fpir,
     fnir_curve,
@@ -313,14 +312,3 @@ def test_fold_decisions_match_fold_accuracy(
         threshold = best_threshold(similarities[others], same[others])
         assert np.array_equal(decided[~others], similarities[~others] >= threshold)
     assert fold_accuracy(similarities, same, folds).mean == pytest.approx((decided == same).mean())
-
-
-def test_error_versus_reject_drops_the_worse_photo_first(rng: np.random.Generator) -> None:
-    similarities, quality = rng.normal(0.5, 0.2, 200), rng.permutation(400).reshape(200, 2).astype(float)
-    rows = sorted(range(200), key=lambda row: min(quality[row]))
-    expected = [
-        sum(similarities[row] < 0.4 for row in rows[dropped:]) / (200 - dropped) for dropped in (0, 10, 50, 199)
-    ]
-    assert error_versus_reject(similarities, quality, 0.4, (0, 0.05, 0.25, 0.995)) == pytest.approx(expected)
-    telling = np.stack([similarities, np.ones(200)], 1)
-    assert error_versus_reject(similarities, telling, np.quantile(similarities, 0.2), (0.25,)).tolist() == [0]

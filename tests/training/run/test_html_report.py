@@ -175,19 +175,6 @@ def test_curves_are_drawn_through_the_rates(pairs: tuple[NDArray[np.float64], ND
     assert line(plots.cmc_curve(np.array([0.5, 0.7, 0.9]))).tolist() == [[1, 0.5], [2, 0.7], [3, 0.9]]
 
 
-def test_error_against_reject_has_one_line_per_measure() -> None:
-    shares = np.array([0.0, 0.1, 0.2])
-    figure = plots.error_against_reject(
-        shares,
-        {"a": np.array([0.3, 0.2, 0.1]), "b": np.array([0.3, 0.3, 0.2])},
-        (shares + 0.1, shares + 0.3),
-        "Rejecting",
-    )
-    assert line(figure).tolist() == [[0, 0.3], [0.1, 0.2], [0.2, 0.1]]
-    assert line(figure, row=1).tolist() == [[0, 0.3], [0.1, 0.3], [0.2, 0.2]]
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["chance, 95 %", "a", "b"]  # type: ignore[union-attr]
-
-
 def test_histograms_are_densities_of_both_kinds(pairs: tuple[NDArray[np.float64], NDArray[np.bool_]]) -> None:
     figure = plots.similarity_histograms(*pairs, 0.25, "chosen by hand")
     patches = figure.axes[0].patches
