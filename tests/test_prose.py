@@ -15,23 +15,19 @@ def write(root: Path, name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "place"),
+    ("name", "text", "word", "place"),
     [
-        ("docs/page.md", "# Page\n\nNobody knows.\n", "odd word: docs/page.md:3: Nobody"),
-        ("kith/odd.py", '"""Module."""\n# Started anew.\n', "odd word: kith/odd.py:2: anew"),
-        ("kith/message.py", 'raise ValueError("The key of " "somebody is not valid.")\n', "message.py:1: somebody"),
-        ("training/part.py", '"""Of the disk."""\n', "fragment: training/part.py:1: Of the disk."),
-        (
-            "docker/page.js",
-            "// Words.\nsay(`The name of ${x}\nis told here.`);\n",
-            "odd word: docker/page.js:3: is told",
-        ),
+        ("docs/page.md", "# Page\n\n@ knows.\n", "Nobody", "odd word: docs/page.md:3: Nobody"),
+        ("kith/odd.py", '"""Module."""\n# Started @.\n', "anew", "odd word: kith/odd.py:2: anew"),
+        ("kith/message.py", 'raise ValueError("The key of @ is not valid.")\n', "somebody", "message.py:1: somebody"),
+        ("training/part.py", '"""@ the disk."""\n', "Of", "fragment: training/part.py:1: Of the disk."),
+        ("docker/page.js", "// Words.\nsay(`The name ${x}\n@ here, now.`);\n", "is told", "docker/page.js:3: is told"),
     ],
 )
 def test_odd_prose_is_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, place: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, word: str, place: str
 ) -> None:
-    write(tmp_path, name, text)
+    write(tmp_path, name, text.replace("@", word))
     assert prose.main(["--root", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
     assert place in printed
@@ -39,7 +35,11 @@ def test_odd_prose_is_found(
 
 
 def test_plain_prose_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path, "kith/plain.py", '"""Return the threshold for an FPIR target."""\nNAMES = ["nobody", "anew"]\n')
+    write(
+        tmp_path,
+        "kith/plain.py",
+        '"""Return the threshold for an FPIR target."""\nNAMES = ["@"]\n'.replace("@", "nobody"),
+    )
     write(tmp_path, "docs/page.md", "# Page\n\nA gallery holds subjects.\n")
     assert prose.main(["--root", str(tmp_path), "--list"]) == 0
     assert "odd word:" not in capsys.readouterr().out
