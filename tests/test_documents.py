@@ -17,7 +17,7 @@ from bench.figures import FOLDER, draw
 from bench.rest_reference import TARGET, reference
 from service.cli.main import app
 from tests.conftest import ROOT
-from training.cli import app as train_app
+from training.cli.commands import app as train_app
 
 PAGES = sorted(
     path

@@ -185,13 +185,17 @@ class LoopConfig(_Section):
     """Steps over which the margin of a cosine head grows linearly from 0. A full margin can stall the first epochs.
     l_softmax and a_softmax have their own annealing."""
     gradient_clip: float = 5.0
+    """Largest gradient norm of the backbone, and that of head and terms, each on its own; 0: no limit."""
+    accumulate: int = 1
+    """Parts into which each rank splits its batch, to save memory. Statistics of batch norms, heads and terms are those
+    of a part."""
     ema_decay: float = 0.999
     precision: TrainingPrecision = "auto"
     compile: bool = False
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
-    sync_batch_norm: bool = True
-    """Compute batch-norm statistics over the global batch."""
+    sync_batch_norm: bool = False
+    """Compute batch-norm statistics over the global batch: all ranks wait for each other at every layer."""
     class_sampling: float = 0.0
     """Partial FC. 0: every rank holds the whole classifier. Otherwise each rank holds a share of the classes and each
     step uses this fraction of them (1.0: all), always including those of the batch."""
@@ -203,7 +207,8 @@ class LoopConfig(_Section):
         _require(self.batch_size >= 2, "loop.batch_size must be at least 2, for batch norm")
         _require(self.learning_rate > 0, "loop.learning_rate must be positive")
         _require(0 <= self.momentum < 1, "loop.momentum must be in [0, 1)")
-        _require(self.gradient_clip > 0, "loop.gradient_clip must be positive")
+        _require(self.gradient_clip >= 0, "loop.gradient_clip must not be negative")
+        _require(self.accumulate >= 1, "loop.accumulate must be at least 1")
         _require(0 <= self.ema_decay < 1, "loop.ema_decay must be in [0, 1)")
         _require(0 <= self.class_sampling <= 1, "loop.class_sampling must be in [0, 1]")
         for name in ("warmup_steps", "margin_warmup_steps", "weight_decay", "seed"):

@@ -66,6 +66,11 @@ def broadcast_decision(decision: bool) -> bool:
     return bool(first)
 
 
+def any_rank(decision: bool) -> bool:
+    """Return whether ``decision`` is true on any rank."""
+    return bool(all_reduce_sum(torch.tensor(int(decision), device=device())))
+
+
 def configured_world_size() -> int:
     """Return the world size set by torchrun, before the process group exists."""
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -83,14 +88,21 @@ def all_gather(values: Tensor) -> Tensor:
     """Concatenate the (n_r, ...) rows of all ranks, in rank order, without gradient."""
     if world_size() == 1:
         return values.detach()
-    counts = [torch.zeros(1, dtype=torch.long, device=values.device) for _ in range(world_size())]
-    dist.all_gather(counts, torch.tensor([len(values)], device=values.device))
-    max_count = max(int(c) for c in counts)
-    padded = values.new_zeros(max_count, *values.shape[1:])
+    lengths = torch.empty(world_size(), dtype=torch.long, device=values.device)
+    dist.all_gather_into_tensor(lengths, torch.tensor([len(values)], device=values.device))
+    counts = lengths.tolist()  # one transfer
+    padded = values.new_zeros(max(counts), *values.shape[1:])
     padded[: len(values)] = values.detach()
-    parts = [torch.empty_like(padded) for _ in counts]
-    dist.all_gather(parts, padded)
-    return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
+    gathered = _gather_equal(padded)
+    parts = gathered.view(world_size(), *padded.shape)
+    return gathered if min(counts) == max(counts) else torch.cat([p[:n] for p, n in zip(parts, counts, strict=True)])
+
+
+def _gather_equal(values: Tensor) -> Tensor:
+    """Concatenate equally many rows of all ranks, without asking for their number."""
+    gathered = values.new_empty(world_size() * len(values), *values.shape[1:])
+    dist.all_gather_into_tensor(gathered, values.detach().contiguous())
+    return gathered
 
 
 class _AllGather(torch.autograd.Function):
@@ -99,18 +111,19 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, values: Tensor, sum_grad: bool) -> Tensor:
         ctx.count, ctx.sum_grad = len(values), sum_grad  # type: ignore[attr-defined]
-        return all_gather(values)
+        return _gather_equal(values)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
-        gradient = gradients[0]
+        gradient, count = gradients[0], cast(int, ctx.count)  # type: ignore[attr-defined]
         if ctx.sum_grad:  # type: ignore[attr-defined]
-            gradient = gradient.clone()
-            dist.all_reduce(gradient)
-        count: int = ctx.count  # type: ignore[attr-defined]
+            own = gradient.new_empty(count, *gradient.shape[1:])
+            dist.reduce_scatter_tensor(own, gradient.contiguous())
+        else:
+            own = gradient[rank() * count : (rank() + 1) * count]
         # All ranks hold equally many rows. Gradients of replicated parameters are averaged over ranks afterwards, so
         # the gradient of a global-batch loss is multiplied by world_size here.
-        return gradient[rank() * count : (rank() + 1) * count] * world_size(), None
+        return own * world_size(), None
 
 
 def all_gather_own_grad(values: Tensor) -> Tensor:

@@ -43,7 +43,14 @@ def distilled(data: Path, output: Path, teacher: Path | None = None) -> RunConfi
         head=HeadConfig("none"),
         augment=AugmentConfig(rotation_deg=6.0, saturation=0.3, morph=0.4),
         distill=DistillConfig(teacher, match="euclidean", scale=29.0, views=3),
-        loop=LoopConfig(epochs=18, batch_size=64, optimizer="adamw", learning_rate=2e-3, weight_decay=0.05),
+        loop=LoopConfig(
+            epochs=18,
+            batch_size=64,
+            optimizer="adamw",
+            learning_rate=2e-3,
+            weight_decay=0.05,
+            sync_batch_norm=True,
+        ),
     )
 
 

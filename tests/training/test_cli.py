@@ -10,7 +10,7 @@ import pytest
 
 from models.pack.manifest import ModelPack
 from tests.training.runs import tiny_run, write_people
-from training.cli import app
+from training.cli.commands import app
 from training.config import ConfigError
 from training.losses import HEADS, TERMS
 from training.optimization.run_folder import write_run_config
@@ -83,6 +83,12 @@ def test_bounds_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(value in printed for value in ("11.46", "13.1", "13.4", "12.79"))
     call("bounds", "--classes", "10")
     assert "inflection" not in capsys.readouterr().out
+
+
+def test_bounds_start_without_torch() -> None:
+    code = "import sys; sys.argv = ['kith-train', 'bounds', '--classes', '9']; from training.cli import main\n"
+    code += "try: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
 
 
 def test_a_comparison_does_not_continue_with_another_budget(

@@ -40,7 +40,7 @@ def config(tmp_path: Path) -> RunConfig:
         lambda: LoopConfig(precision="int4"),  # type: ignore[arg-type]
         lambda: LoopConfig(class_sampling=1.5),
         lambda: LoopConfig(ema_decay=1.0),
-        lambda: LoopConfig(gradient_clip=0),
+        lambda: LoopConfig(gradient_clip=-1),
         lambda: LoopConfig(warmup_steps=-1),
         lambda: LoopConfig(weight_decay=-1e-4),
         lambda: LoopConfig(seed=-1),

@@ -34,7 +34,8 @@ COMMON = {
     "loop.precision": "fp32",
     "loop.checkpoint_seconds": "0",
     # Clipping would hide a common factor of all gradients.
-    "loop.gradient_clip": "1e6",
+    "loop.gradient_clip": "0",
+    "loop.sync_batch_norm": "true",
 }
 TIMEOUT_S = 150
 

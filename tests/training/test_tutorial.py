@@ -22,7 +22,7 @@ import torch
 from models.pack.loading import load_pack
 from tests.conftest import ROOT
 from tests.faults.servers import serving
-from training.cli import app
+from training.cli.commands import app
 from training.run.compare import COLUMNS
 
 pytestmark = pytest.mark.long

@@ -93,16 +93,16 @@ def draw_uniforms(count: int, seed: int, step: int) -> Tensor:
 def augment(crops_BCHW: Tensor, u_BK: Tensor, config: AugmentConfig) -> Tensor:
     """Augment a batch: (B, 3, 112, 112) RGB float32 in [-1, 1] to the same; ``u_BK`` from `draw_uniforms`.
 
-    The order follows the imaging process: mask, pose, light, camera, occlusion.
+    The order follows the imaging process: mask, pose, light, camera, occlusion. ``u_BK`` is on the CPU, which selects
+    the images: a GPU would have to report how many it selected.
     """
-    u_BK = u_BK.to(crops_BCHW.device)
     out = crops_BCHW.clone(memory_format=torch.contiguous_format)
     _apply_to_selected(out, u_BK, Draw.MASK, config.mask, _add_mask)
     _apply_to_selected(out, u_BK, Draw.FLIP, config.flip, lambda crops, u: crops.flip(3))
     _apply_to_selected(out, u_BK, Draw.MOVE, config.move, lambda crops, u: _warp(crops, u, config))
     _change_color(out, u_BK, config)
     _apply_to_selected(out, u_BK, Draw.GRAY, config.gray, lambda crops, u: _luma(crops).expand_as(crops))
-    _apply_to_selected(out, u_BK, Draw.LOW_RESOLUTION, config.low_resolution, _lower_resolution)
+    _lower_resolution(out, u_BK, config.low_resolution)
     _apply_to_selected(out, u_BK, Draw.ERASE, config.erase, _erase)
     return out
 
@@ -120,16 +120,15 @@ def morph(crops_BCHW: Tensor, u_BK: Tensor, config: AugmentConfig) -> Tensor:
     count = len(crops_BCHW)
     if not config.morph or count < 2:
         return crops_BCHW
-    u_BK = u_BK.to(crops_BCHW.device)
-    neighbor_B = torch.arange(count, device=crops_BCHW.device) ^ 1
-    chosen = (select_morphed(u_BK, config) & (neighbor_B < count)).nonzero().flatten()
+    neighbor_B = torch.arange(count) ^ 1
+    selected = (select_morphed(u_BK, config) & (neighbor_B < count)).nonzero().flatten()
     out = crops_BCHW.clone()
-    if len(chosen):
-        u = u_BK[chosen]
+    if len(selected):
+        chosen, neighbors, u = (t.to(out.device) for t in (selected, neighbor_B[selected], u_BK[selected]))
         shape = u[:, Draw.MORPH_FIRST : Draw.MORPH_FIRST + MORPH_GRID**2].reshape(-1, 1, MORPH_GRID, MORPH_GRID)
         field = (shape - 0.5 + (u[:, Draw.MORPH_SHARE, None, None, None] - 0.5) / 2) * MORPH_CONTRAST
         mask = torch.sigmoid(F.interpolate(field, size=crops_BCHW.shape[2:], mode="bicubic", align_corners=False))
-        out[chosen] = torch.lerp(crops_BCHW[chosen], crops_BCHW[neighbor_B[chosen]], mask)
+        out[chosen] = torch.lerp(crops_BCHW[chosen], crops_BCHW[neighbors], mask)
     return out
 
 
@@ -137,9 +136,14 @@ def _apply_to_selected(
     out: Tensor, u_BK: Tensor, column: Draw, probability: float, change: Callable[[Tensor, Tensor], Tensor]
 ) -> None:
     """Change in place the images whose uniform in ``column`` is below ``probability``."""
-    chosen = (u_BK[:, column] < probability).nonzero().flatten()
-    if len(chosen):
-        out[chosen] = change(out[chosen], u_BK[chosen])
+    _change_rows(out, u_BK, u_BK[:, column] < probability, change)
+
+
+def _change_rows(out: Tensor, u_BK: Tensor, selected_B: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+    rows = selected_B.nonzero().flatten()
+    if len(rows):
+        chosen = rows.to(out.device)
+        out[chosen] = change(out[chosen], u_BK[rows].to(out.device))
 
 
 def _scale_uniform(u_BK: Tensor, column: Draw, low: float, high: float) -> Tensor:
@@ -187,6 +191,7 @@ def _warp(crops: Tensor, u: Tensor, config: AugmentConfig) -> Tensor:
 
 def _change_color(out: Tensor, u_BK: Tensor, config: AugmentConfig) -> None:
     """Change saturation, contrast about mid-gray and brightness of all images, in place."""
+    u_BK = u_BK.to(out.device)
     if config.saturation:
         color = _scale_uniform(u_BK, Draw.SATURATION, 1 - config.saturation, 1 + config.saturation)
         gray = _luma(out)
@@ -197,16 +202,16 @@ def _change_color(out: Tensor, u_BK: Tensor, config: AugmentConfig) -> None:
     out.clamp_(-1, 1)
 
 
-def _lower_resolution(crops: Tensor, u: Tensor) -> Tensor:
-    """Shrink to one of the low resolutions and enlarge again."""
-    out = torch.empty_like(crops)
-    which = (u[:, Draw.SIDE] * len(LOW_RESOLUTION_SIDES_PX)).floor()
+def _lower_resolution(out: Tensor, u_BK: Tensor, probability: float) -> None:
+    """Shrink the selected images to one of the low resolutions and enlarge them again, in place."""
+    which = (u_BK[:, Draw.SIDE] * len(LOW_RESOLUTION_SIDES_PX)).floor()
     for i, side in enumerate(LOW_RESOLUTION_SIDES_PX):
-        rows = (which == i).nonzero().flatten()
-        if len(rows):
-            small = F.interpolate(crops[rows], size=(side, side), mode="area")
-            out[rows] = F.interpolate(small, size=crops.shape[2:], mode="bilinear", align_corners=False)
-    return out
+
+        def change(crops: Tensor, _u: Tensor, side: int = side) -> Tensor:
+            small = F.interpolate(crops, size=(side, side), mode="area")
+            return F.interpolate(small, size=crops.shape[2:], mode="bilinear", align_corners=False)
+
+        _change_rows(out, u_BK, (u_BK[:, Draw.LOW_RESOLUTION] < probability) & (which == i), change)
 
 
 def _erase(crops: Tensor, u: Tensor) -> Tensor:

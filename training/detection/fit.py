@@ -19,9 +19,10 @@ from tqdm import tqdm
 from training.detection.data import AnnotatedPhoto, training_crop
 from training.detection.network import FaceDetector
 from training.detection.targets import FaceTargets, detection_loss
+from training.errors import NonFiniteLossError
 from training.optimization.logs import LossLog
 from training.optimization.run_folder import save_atomically
-from training.optimization.state import NonFiniteLossError, update_ema
+from training.optimization.state import update_ema
 
 DETECTOR_CHECKPOINT = "detector.pt"
 

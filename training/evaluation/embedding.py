@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 from tqdm import tqdm
 
+from models.checksums import sha256_of
 from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from models.runtime.network import Float
@@ -26,7 +27,14 @@ from training import distributed
 from training.backbones import build_backbone
 from training.config import ConfigError, RunConfig
 from training.data.identities import IdentityList, map_in_threads, read_rgb
-from training.evaluation.embedding_cache import CachedDetector, CachedRecognizer
+from training.evaluation.embedding_cache import (
+    ArrayCache,
+    CachedDetector,
+    CachedRecognizer,
+    cached_rows,
+    image_key,
+    photo_key,
+)
 from training.evaluation.metrics import Floats, flip_average
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import CHECKPOINT, CONFIG, load_ema_weights, read_run_config
@@ -60,6 +68,19 @@ def torch_embedder(network: nn.Module) -> Callable[[Crops], Float]:
         return l2_normalize(np.concatenate(parts))
 
     return embed
+
+
+def cached_embedder(embed: Embed, network: Path, cache_dir: Path) -> tuple[Embed, ArrayCache]:
+    """Return an embedder that looks up known crops, and its cache, to be saved. ``network`` holds the weights."""
+    cache = ArrayCache(cache_dir / f"vectors-{sha256_of(network)[:16]}.npz")
+
+    def lookup(crops: Crops) -> Float:
+        rows = cached_rows(
+            cache, [image_key(crop) for crop in crops], lambda new: zip(new, embed(crops[new]), strict=True)
+        )
+        return np.stack(rows)
+
+    return lookup, cache
 
 
 def load_embedder(path: Path) -> tuple[Embed, Alignment]:
@@ -172,17 +193,21 @@ class Embedder:
     def __init__(self, pack: ModelPack, min_score: float = 0.5, cache_dir: Path | None = None) -> None:
         self.detector: Detector
         self.recognizer: Recognizer
+        self.photos: ArrayCache | None = None
         if cache_dir is None:
             self.detector = Detector(OnnxNetwork(pack.detection.path), pack.detection, min_score)
             self.recognizer = Recognizer(OnnxNetwork(pack.recognition.path), pack.recognition)
         else:
             self.detector = CachedDetector(pack.detection, cache_dir, min_score)
             self.recognizer = CachedRecognizer(pack.recognition, cache_dir)
+            self.photos = ArrayCache(cache_dir / f"photos-{self.recognizer.fingerprint[:16]}.npz")
 
     def save_cache(self) -> None:
         for network in (self.detector, self.recognizer):
             if isinstance(network, CachedDetector | CachedRecognizer):
                 network.cache.save()
+        if self.photos is not None:
+            self.photos.save()
 
     def embed(self, files: Sequence[Path]) -> tuple[Float, NDArray[np.bool_]]:
         """Embed the central face of each photo.
@@ -190,12 +215,38 @@ class Embedder:
         Returns:
             (n, d) l2_normalize vectors, zero for photos without a face, and (n,) whether a face was found.
         """
-        vectors = np.zeros((len(files), self.recognizer.dimension), np.float32)
-        found = np.zeros(len(files), bool)
-        for rows, crops in central_crops(self.detector, files, self.recognizer.alignment):
-            vectors[rows] = self.recognizer.embed(crops)
-            found[rows] = True
-        return vectors, found
+
+        def compute(rows: list[int]) -> Iterator[tuple[int, Float]]:
+            for of_batch, crops in central_crops(
+                self.detector, [files[row] for row in rows], self.recognizer.alignment
+            ):
+                yield from zip((rows[i] for i in of_batch), self.recognizer.embed(crops), strict=True)
+
+        known = [self._row(row) for row in self._cached(files, "vector", compute)]
+        return np.stack([vector for vector, _ in known]), np.array([found for _, found in known])
+
+    def qualities(self, files: Sequence[str], images: Path) -> dict[str, Quality]:
+        """Return the quality of the central face of each photo that shows one. Files are relative to ``images``."""
+
+        def compute(rows: list[int]) -> Iterator[tuple[int, Float]]:
+            row_of = {files[row]: row for row in rows}
+            for face in central_faces(self.detector, list(row_of), images):
+                yield row_of[face.file], np.array(astuple(face.quality), np.float32)
+
+        rows = self._cached([images / file for file in files], "quality", compute)
+        return {file: Quality(*row.tolist()) for file, row in zip(files, rows, strict=True) if len(row)}
+
+    def _cached(
+        self, files: Sequence[Path], what: str, compute: Callable[[list[int]], Iterable[tuple[int, Float]]]
+    ) -> list[Float]:
+        if self.photos is None or not isinstance(self.detector, CachedDetector):
+            rows = dict(compute(list(range(len(files)))))
+            return [rows.get(i, np.zeros(0, np.float32)) for i in range(len(files))]
+        extra = f"{what} {self.detector.key} {self.detector.min_score:.4f}"
+        return cached_rows(self.photos, [photo_key(file, extra) for file in files], compute)
+
+    def _row(self, row: Float) -> tuple[Float, bool]:
+        return (row, True) if len(row) else (np.zeros(self.recognizer.dimension, np.float32), False)
 
     def embed_people(
         self, listed: IdentityList, rows: NDArray[np.intp], aligned: bool

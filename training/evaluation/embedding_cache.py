@@ -1,13 +1,14 @@
-"""Disk cache of network outputs, keyed by pixels.
+"""Disk cache of network outputs, keyed by pixels or by photo.
 
-Packs are measured repeatedly while parts of them change. Only inputs that changed run through the networks again.
+Packs are measured repeatedly while parts of them change. Only inputs that changed run through the networks again, and
+photos whose result is known are not decoded.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,13 +67,34 @@ def image_key(image: NDArray[np.uint8], extra: str = "") -> bytes:
     return hashlib.blake2b(f"{pixels.shape} {extra}".encode() + pixels.tobytes(), digest_size=DIGEST_BYTES).digest()
 
 
+def photo_key(photo: Path, extra: str = "") -> bytes:
+    """Return the cache key of a file, by path, size and time of change, and any other input."""
+    stamp = f"{photo.stat().st_size} {photo.stat().st_mtime_ns}" if photo.is_file() else "missing"
+    text = f"{photo.resolve()} {stamp} {extra}"
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def cached_rows(
+    cache: ArrayCache, keys: Sequence[bytes], compute: Callable[[list[int]], Iterable[tuple[int, Float]]]
+) -> list[Float]:
+    """Return a row for each key. ``compute`` yields rows by index; an index that it leaves out gets an empty row."""
+    new = [i for i, key in enumerate(keys) if key not in cache]
+    for i, row in compute(new) if new else ():
+        cache[keys[i]] = row
+    for i in new:
+        if keys[i] not in cache:
+            cache[keys[i]] = np.zeros(0, np.float32)
+    return [cache[key] for key in keys]
+
+
 class CachedDetector(Detector):
     """Detector of a pack that caches the faces of each photo in ``cache_dir``."""
 
     def __init__(self, spec: DetectionSpec, cache_dir: Path, min_score: float = DEFAULT_MIN_SCORE) -> None:
         super().__init__(OnnxNetwork(spec.path), spec, min_score)
         text = f"{VERSION} {sha256_of(spec.path)} {spec.normalization} {spec.head}"
-        self.cache = ArrayCache(cache_dir / f"faces-{hashlib.sha256(text.encode()).hexdigest()[:16]}.npz")
+        self.key = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.cache = ArrayCache(cache_dir / f"faces-{self.key}.npz")
 
     def detect(self, images: Sequence[NDArray[np.uint8]]) -> list[Faces]:
         keys = [image_key(image, f"{self.min_score:.4f}") for image in images]

@@ -12,13 +12,13 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from training.bounds import cosface_scale_bound, fixed_scale, normface_loss_bound
 from training.config import ConfigError
 from training.evaluation.metrics import Floats
 from training.evaluation.plots import png, read_columns
 from training.losses import ArcFace, CombinedMargin, CosFace, CosineHead, NormFace, SphereFace
-from training.losses.bounds import cosface_scale_bound, fixed_scale, normface_loss_bound
 from training.losses.multiplicative import psi
-from training.optimization.run_folder import LOSSES
+from training.optimization.run_folder import LOSSES, read_run_config
 
 SCALES = (5.0, 10.0, 20.0, 30.0, 64.0)
 MARGINS_RAD = (0.0, 0.2, 0.4, 0.6, 0.8)
@@ -121,10 +121,11 @@ def bounds(classes: int) -> Figure:
 
 
 def adacos_scale(run: Path) -> Figure:
-    """Plot the scale of AdaCos over a training run. Raises ConfigError if the log of the run has no scale."""
+    """Plot the scale of AdaCos over a training run. Raises ConfigError if the run has another head."""
+    head = read_run_config(run).head.name
+    if head != "adacos":
+        raise ConfigError(f"{run} has the head {head}. The figure adacos-scale needs a run with --head adacos")
     columns = read_columns(run / LOSSES)
-    if "scale" not in columns:
-        raise ConfigError(f"{run / LOSSES} has no column scale. Train with --head adacos")
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(columns["step"], columns["scale"], label="s", color="#0072B2")
@@ -146,7 +147,7 @@ def draw(name: str, folder: Path, classes: int, run: Path | None) -> list[Path]:
     if name == "adacos-scale" and run is None:
         raise ConfigError("The figure adacos-scale needs --run with a run of the adacos head")
     figures = {k: make(classes) for k, make in FIGURES.items() if name in (k, "all")}
-    if run is not None and name in ("adacos-scale", "all"):
+    if run is not None and (name == "adacos-scale" or (name == "all" and read_run_config(run).head.name == "adacos")):
         figures["adacos-scale"] = adacos_scale(run)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []

@@ -11,10 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from models.pack.manifest import ModelPack
-from models.vision.detection import Detector
 from models.vision.quality import Quality
 from training.evaluation.detection import evaluate_detection
-from training.evaluation.embedding import Embedder, Embeddings, Pairs, central_faces
+from training.evaluation.embedding import Embedder, Embeddings, Pairs
 from training.evaluation.lfw import PARTS, Part, files_of, identify, people_of, read_open_set, read_pairs, verify
 from training.evaluation.metrics import Bools, Floats, bootstrap, fold_decisions
 
@@ -76,7 +75,7 @@ def evaluate_pack(
     if not view1_only:
         pairs = read_pairs(lfw / "pairs.txt")
         report["lfw_view2"] = asdict(verify(embeddings, pairs))
-        report["lfw_splits"] = [asdict(split) for split in split_view2(embedder.detector, embeddings, pairs, lfw)]
+        report["lfw_splits"] = [asdict(split) for split in split_view2(embedder, embeddings, pairs, lfw)]
         report["lfw_worst_pairs"] = asdict(find_worst_pairs(embeddings, pairs))
         report["lfw_open_set"] = asdict(identify(embeddings, read_open_set(lfw / "openset_protocol.json")))
         report |= evaluate_detection(embedder.detector, data)
@@ -84,8 +83,8 @@ def evaluate_pack(
     return report
 
 
-def split_view2(detector: Detector, embeddings: Embeddings, pairs: Pairs, lfw: Path) -> list[Split]:
-    """Group the pairs of View 2 by photo quality, as measured through this detector."""
+def split_view2(embedder: Embedder, embeddings: Embeddings, pairs: Pairs, lfw: Path) -> list[Split]:
+    """Group the pairs of View 2 by photo quality, as measured through this embedder's detector."""
     similarities = embeddings.similarities(pairs)
     files = sorted({*pairs.first, *pairs.second})
     return split_pairs(
@@ -93,7 +92,7 @@ def split_view2(detector: Detector, embeddings: Embeddings, pairs: Pairs, lfw: P
         pairs.same,
         pairs.first,
         pairs.second,
-        {face.file: face.quality for face in central_faces(detector, files, lfw / "images")},
+        embedder.qualities(files, lfw / "images"),
         Counter(people_of(embeddings.files).tolist()),
     )
 

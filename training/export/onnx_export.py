@@ -20,6 +20,7 @@ from models.runtime.network import Float
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.recognition import l2_normalize
 from training.detection.network import STRIDES, FaceDetector
+from training.errors import ParityError
 from training.evaluation.embedding import Embed
 from training.export.quantization import quantize
 
@@ -32,10 +33,6 @@ MIN_FP16_ELEMENTS = 256
 MAX_INT8_LOSS = 0.005
 CALIBRATION_BATCH = 32
 ExportPrecision = Literal["fp32", "fp16", "int8"]
-
-
-class ParityError(RuntimeError):
-    """onnxruntime and torch disagree; the message says by how much. No file was written."""
 
 
 class Centered(nn.Module):

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from training.losses.bounds import fixed_scale
+from training.bounds import fixed_scale
 from training.losses.core import CosineHead
 from training.losses.margins import NormFace
 

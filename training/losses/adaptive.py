@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from training.losses.core import CosineHead
+from training.losses.core import CosineHead, clamp_cosines
 from training.losses.margins import ArcFace, add_angle
 
 MarginKind = Literal["arc", "cos"]
@@ -43,6 +43,13 @@ class SubCenterArcFace(ArcFace):
     def cosines(self, embeddings_BD: Tensor) -> Tensor:
         return super().cosines(embeddings_BD).view(len(embeddings_BD), self.num_classes, self.centers).amax(2)
 
+    @torch.no_grad()
+    def target_angle_deg(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
+        """Return the mean angle to the nearest center."""
+        centers_BKD = self.weight.view(self.num_classes, self.centers, -1)[labels_B]
+        cosines_B = torch.nn.functional.cosine_similarity(embeddings_BD[:, None], centers_BKD, dim=2).amax(1)
+        return torch.rad2deg(torch.arccos(clamp_cosines(cosines_B))).mean()
+
 
 class CurricularFace(CosineHead):
     """Curriculum from easy samples to hard negatives: Y. Huang et al., "CurricularFace", CVPR 2020, section 3.
@@ -65,8 +72,8 @@ class CurricularFace(CosineHead):
         self.margin_rad, self.momentum = margin, momentum
         self.register_buffer("t", torch.tensor(0.0))
 
-    def log_values(self) -> dict[str, float]:
-        return {**super().log_values(), "t": float(self.t)}
+    def log_values(self) -> dict[str, Tensor | float]:
+        return {**super().log_values(), "t": self.t}
 
     def update_statistics(self, cos_BC: Tensor, labels_B: Tensor, norms_B: Tensor) -> None:
         mean = self._all_gather(cos_BC.gather(1, labels_B[:, None])).mean()
@@ -141,8 +148,8 @@ class AdaFace(CosineHead):
         self.register_buffer("mean", torch.tensor(20.0))
         self.register_buffer("std", torch.tensor(100.0))
 
-    def log_values(self) -> dict[str, float]:
-        return {**super().log_values(), "norm_mean": float(self.mean), "norm_std": float(self.std)}
+    def log_values(self) -> dict[str, Tensor | float]:
+        return {**super().log_values(), "norm_mean": self.mean, "norm_std": self.std}
 
     def update_statistics(self, cos_BC: Tensor, labels_B: Tensor, norms_B: Tensor) -> None:
         lengths = self._all_gather(norms_B).clamp(1e-3, 100)

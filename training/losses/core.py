@@ -36,6 +36,11 @@ def cosine_matrix(rows_AD: Tensor, columns_BD: Tensor) -> Tensor:
     return clamp_cosines(F.linear(F.normalize(upcast(rows_AD)), F.normalize(upcast(columns_BD))))
 
 
+def mean_angle_deg(a_BD: Tensor, b_BD: Tensor) -> Tensor:
+    """Return the mean angle in degrees between the rows of two (B, d) matrices."""
+    return torch.rad2deg(torch.arccos(clamp_cosines(F.cosine_similarity(a_BD, b_BD)))).mean()
+
+
 class Head(nn.Module, ABC):
     """Loss over embeddings and labels.
 
@@ -56,6 +61,15 @@ class Head(nn.Module, ABC):
         """Return (C, d) class weights of any length, or None for a head without classes."""
         return None
 
+    def begin_step(self, labels_B: Tensor) -> None:
+        """Prepare for the labels of a step, whose batch may follow in parts. Collective."""
+
+    @torch.no_grad()
+    def target_angle_deg(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor | None:
+        """Return the mean angle between embeddings and their class weight; None for a head without classes."""
+        weights_CD = self.class_weights()
+        return None if weights_CD is None else mean_angle_deg(upcast(embeddings_BD), upcast(weights_CD[labels_B]))
+
     def optimizer_step(self, optimizer: Optimizer) -> AbstractContextManager[None]:
         """Return a context manager that wraps the optimizer's step."""
         return nullcontext()
@@ -67,8 +81,8 @@ class Head(nn.Module, ABC):
     def load_full_state(self, state: dict[str, Tensor]) -> None:
         self.load_state_dict(state)
 
-    def log_values(self) -> dict[str, float]:
-        """Return values to log beside the loss, such as the scale."""
+    def log_values(self) -> dict[str, Tensor | float]:
+        """Return scalars to log beside the loss, such as the scale. They stay on their device."""
         return {}
 
     def _all_gather(self, values_B: Tensor) -> Tensor:
@@ -114,8 +128,8 @@ class CosineHead(Head):
     def class_weights(self) -> Tensor | None:
         return self.weight
 
-    def log_values(self) -> dict[str, float]:
-        return {"scale": float(self.scale)}
+    def log_values(self) -> dict[str, Tensor | float]:
+        return {"scale": self.scale}
 
     def cosines(self, embeddings_BD: Tensor) -> Tensor:
         """Return cos_BC, strictly inside (-1, 1)."""
@@ -142,10 +156,12 @@ class CosineHead(Head):
         if self.training:
             with torch.no_grad():
                 self.update_statistics(cos_BC, labels_B, norms_B)
-        rows = (labels_B >= 0).nonzero().squeeze(1)
-        columns = labels_B[rows]
-        target_R = self.target_cosines(cos_BC[rows, columns], norms_B[rows])
-        return self.scale * self.non_target_cosines(cos_BC, labels_B).index_put((rows, columns), target_R)
+        # No indexing by masks, whose size a GPU would have to report first.
+        index_B1 = labels_B.clamp(min=0)[:, None]
+        others_BC = self.non_target_cosines(cos_BC, labels_B)
+        target_B1 = self.target_cosines(cos_BC.gather(1, index_B1).squeeze(1), norms_B)[:, None]
+        target_B1 = torch.where(labels_B[:, None] >= 0, target_B1, others_BC.gather(1, index_B1))
+        return self.scale * others_BC.scatter(1, index_B1, target_B1)
 
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
         with torch.autocast(embeddings_BD.device.type, enabled=False):

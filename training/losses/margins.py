@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from training.losses.bounds import fixed_scale
+from training.bounds import fixed_scale
 from training.losses.core import CosineHead
 
 Beyond = Literal["linear", "easy", "continuous"]

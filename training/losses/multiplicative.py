@@ -57,7 +57,7 @@ class LSoftmax(Head):
     def class_weights(self) -> Tensor | None:
         return self.weight
 
-    def log_values(self) -> dict[str, float]:
+    def log_values(self) -> dict[str, Tensor | float]:
         return {"lambda": self.annealing_lambda}
 
     @property

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from training import distributed
-from training.losses.core import CosineHead, Head, upcast
+from training.losses.core import CosineHead, Head, clamp_cosines, upcast
 
 
 class PartialFC(Head):
@@ -24,8 +25,8 @@ class PartialFC(Head):
 
     Args:
         head: the full head, equal on all ranks; this rank keeps its share of the classes.
-        sampling: share of its classes that a rank uses in a step, in (0, 1]. The classes of the batch are always
-            included; torch's global generator selects the others.
+        sampling: share of its classes that a rank uses in a step, in (0, 1], but at least as many as the batch has
+            images. The classes of the batch are included; torch's global generator selects the others.
     """
 
     def __init__(self, head: CosineHead, sampling: float) -> None:
@@ -48,6 +49,8 @@ class PartialFC(Head):
         self._in_optimizer = head.weight
         self.optimizer_state_PD: dict[str, Tensor] = {}
         self._rows = torch.arange(0)
+        self._begun = False
+        self._angle = torch.tensor(0.0)
 
     @property
     def margin_share(self) -> float:
@@ -57,34 +60,60 @@ class PartialFC(Head):
     def margin_share(self, share: float) -> None:
         self.head.margin_share = share
 
-    def log_values(self) -> dict[str, float]:
+    def log_values(self) -> dict[str, Tensor | float]:
         return self.head.log_values()
+
+    def begin_step(self, labels_B: Tensor) -> None:
+        self._sample(distributed.all_gather(labels_B))
+        self._begun = True
 
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
         with torch.autocast(embeddings_BD.device.type, enabled=False):
             x_AD = distributed.all_gather_sum_grad(upcast(embeddings_BD))
-            labels_A = self._sample(distributed.all_gather(labels_B))
+            all_labels_A = distributed.all_gather(labels_B)
+            if not self._begun:
+                self._sample(all_labels_A)
+            labels_A = self._columns(all_labels_A)
             logits_AS = self.head.logits(x_AD, labels_A)
+            self._angle = self._own_angle(x_AD, labels_A)
             loss: Tensor = _ShardedCrossEntropy.apply(logits_AS, labels_A)  # type: ignore[no-untyped-call]
             # Only the samples of this rank: gradients are averaged over ranks afterwards.
             return loss + self.head.regularizer(upcast(embeddings_BD).norm(dim=1))
 
+    def target_angle_deg(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
+        """Return this rank's share of the mean target angle of the last batch; the mean over ranks is that angle."""
+        return self._angle
+
     @torch.no_grad()
-    def _sample(self, labels_A: Tensor) -> Tensor:
-        """Sample this step's classes. Return labels as columns of the sample, -1 for classes on other ranks."""
+    def _own_angle(self, x_AD: Tensor, labels_A: Tensor) -> Tensor:
+        cos_A = F.cosine_similarity(x_AD, self.head.weight[labels_A.clamp(min=0)])
+        angles_A = torch.rad2deg(torch.arccos(clamp_cosines(cos_A)))
+        return torch.where(labels_A >= 0, angles_A, 0).mean() * distributed.world_size()
+
+    @torch.no_grad()
+    def _sample(self, labels_A: Tensor) -> None:
+        """Sample this step's classes. Their number does not depend on the labels, so that a GPU need not report it."""
+        count = len(self.table_PD)
         local_A = labels_A - self.part.start
-        here_A = (local_A >= 0) & (local_A < len(self.table_PD))
-        priority_P = torch.rand(len(self.table_PD), device=labels_A.device)
-        priority_P[local_A[here_A]] = 2.0
-        count = max(math.ceil(self.sampling * len(priority_P)), int((priority_P == 2.0).sum()))
-        self._rows = priority_P.topk(count).indices.sort().values
+        here_A = (local_A >= 0) & (local_A < count)
+        priority = torch.rand(count + 1, device=labels_A.device)
+        # The last element takes the labels of other ranks. Indices by a number would copy it to the device.
+        priority.scatter_(0, torch.where(here_A, local_A, count), 2.0)
+        sampled = min(count, max(math.ceil(self.sampling * count), len(labels_A)))
+        self._rows = priority[:count].topk(sampled).indices.sort().values
         # A new parameter, because autograd may still hold the last step's graph with the old shape.
         self.head.weight = nn.Parameter(self.table_PD[self._rows])
+
+    def _columns(self, labels_A: Tensor) -> Tensor:
+        """Return labels as columns of the sample, -1 for classes on other ranks."""
+        local_A = labels_A - self.part.start
+        here_A = (local_A >= 0) & (local_A < len(self.table_PD))
         columns_A = torch.searchsorted(self._rows, local_A.clamp(0, len(self.table_PD) - 1))
         return torch.where(here_A, columns_A, -1)
 
     @contextmanager
     def optimizer_step(self, optimizer: Optimizer) -> Iterator[None]:
+        self._begun = False
         weight = self.head.weight
         for group in optimizer.param_groups:
             group["params"] = [weight if p is self._in_optimizer else p for p in group["params"]]
@@ -125,9 +154,8 @@ class _ShardedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, logits_BS: Tensor, labels_B: Tensor) -> Tensor:
-        rows = (labels_B >= 0).nonzero().squeeze(1)
-        top_B, target_B = logits_BS.amax(1), logits_BS.new_zeros(len(logits_BS))
-        target_B[rows] = logits_BS[rows, labels_B[rows]]
+        top_B, index_B1 = logits_BS.amax(1), labels_B.clamp(min=0)[:, None]
+        target_B = torch.where(labels_B >= 0, logits_BS.gather(1, index_B1).squeeze(1), 0)
         _reduce(top_B, dist.ReduceOp.MAX)
         exponentials_BS = (logits_BS - top_B[:, None]).exp()
         sum_B = exponentials_BS.sum(1)
@@ -139,9 +167,8 @@ class _ShardedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
         probability_BS, labels_B = ctx.saved_tensors  # type: ignore[attr-defined]
-        rows = (labels_B >= 0).nonzero().squeeze(1)
-        gradient_BS = probability_BS.clone()
-        gradient_BS[rows, labels_B[rows]] -= 1
+        index_B1, target_B1 = labels_B.clamp(min=0)[:, None], (labels_B >= 0)[:, None]
+        gradient_BS = probability_BS.scatter_add(1, index_B1, -target_B1.to(probability_BS.dtype))
         return gradient_BS * (gradients[0] / len(labels_B)), None
 
 

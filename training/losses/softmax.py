@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from training.losses.bounds import l2_softmax_alpha_bound
+from training.bounds import l2_softmax_alpha_bound
 from training.losses.core import Head, upcast
 
 
@@ -48,5 +48,5 @@ class L2Softmax(Softmax):
     def features(self, embeddings_BD: Tensor) -> Tensor:
         return self.alpha * F.normalize(upcast(embeddings_BD))
 
-    def log_values(self) -> dict[str, float]:
+    def log_values(self) -> dict[str, Tensor | float]:
         return {"scale": self.alpha}

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,14 +20,18 @@ from torch.nn.parallel import DistributedDataParallel
 from training import distributed
 from training.backbones import checkpoint_blocks, synchronize_batch_norm
 from training.config import ConfigError, LoopConfig, RunConfig, TrainingPrecision
-from training.data.augment import augment, draw_uniforms, morph, select_morphed
+from training.data.augment import augment, morph, select_morphed
+from training.data.batches import Batch, Batches
 from training.data.identities import IdentitySet
-from training.data.sampling import BatchSampler
+from training.errors import NonFiniteLossError, RunInterruptedError
 from training.losses import Head
+from training.optimization.health import NON_FINITE_REMEDY, RunHealth
+from training.optimization.interrupts import stop_requests
 from training.optimization.logs import RunLog
+from training.optimization.monitor import Monitor, StepResult, measure_embeddings
 from training.optimization.objective import Objective
 from training.optimization.run_folder import CHECKPOINT
-from training.optimization.state import NonFiniteLossError, TrainingState
+from training.optimization.state import TrainingState
 
 log = logging.getLogger(__name__)
 SAVE_CHECK_INTERVAL_STEPS = 20
@@ -53,62 +58,90 @@ def fit(
 
     Every step depends only on the last weights, the seed and the step number, so a resumed run repeats the losses of an
     uninterrupted one. ``validate`` is called after every epoch. Raises NonFiniteLossError if the loss or its gradient
-    is NaN or infinite; the last checkpoint is kept. Raises ConfigError if the batch does not divide by the ranks, or
-    exceeds the data.
+    is NaN or infinite; the last checkpoint is kept. Raises RunInterruptedError after Ctrl-C or SIGTERM, with a
+    checkpoint of the last step. Raises ConfigError if the batch does not divide by the ranks, or exceeds the data.
     """
     loop, path = config.loop, config.output / CHECKPOINT
     device = distributed.device()
     state = TrainingState(backbone, objective, loop, device)
     if state.restore(path):
         log.info("resumed %s at step %d", path, state.step)
-    sampler = BatchSampler(data.labels, loop.batch_size, loop.seed, config.data.images_per_person, data.repeats)
-    total_steps = sampler.steps_per_epoch * loop.epochs
-    if max(loop.warmup_steps, loop.margin_warmup_steps) >= total_steps:
-        log.warning("warm-up exceeds the run's %d steps: the full rate or margin is not reached", total_steps)
-    own = _rank_slice(loop.batch_size)
-    crops = data.crops_NHWC if device.type == "cpu" else _copy_if_it_fits(data.crops_NHWC, device)
+    batches = Batches(data, config, _rank_slice(loop), device)
+    if max(loop.warmup_steps, loop.margin_warmup_steps) >= batches.total_steps:
+        log.warning("warm-up exceeds the run's %d steps: the full rate or margin is not reached", batches.total_steps)
     network = _prepare_network(state.backbone, loop, device)
-    autocast = torch.autocast(device.type, _dtype(loop.precision), enabled=_uses_autocast(loop.precision))
     backbone.train()
     objective.train()
+    monitor = Monitor(RunHealth(loop, config.head, data.num_classes), device)
     last_saved = time.monotonic()
-    with RunLog(config.output, state.step, total_steps, loop.batch_size, silent=distributed.rank() > 0) as run_log:
-        while state.step < total_steps:
-            batch_number = _batch_number(state.step, sampler.steps_per_epoch, config)
-            epoch, position = divmod(batch_number, sampler.steps_per_epoch)
-            rows = sampler.rows(epoch, position)
-            torch.manual_seed(_step_seed(loop.seed, state.step))
-            uniforms = draw_uniforms(loop.batch_size, loop.seed, batch_number)[own].to(device)
-            images = morph(
-                augment(to_tensor(crops[rows[own]], device), uniforms, config.augment), uniforms, config.augment
-            )
-            labeled = ~select_morphed(uniforms, config.augment) if config.augment.morph else None
-            labels = torch.from_numpy(data.labels[rows[own]]).to(device)
-            rate = learning_rate(state.step, total_steps, loop)
-            objective.head.margin_share = margin_share(state.step, loop)
-            with autocast:
-                embeddings = network(images.contiguous(memory_format=torch.channels_last))
-            parts = objective(embeddings, labels, images, labeled, batch_number)
-            loss = torch.stack(list(parts.values())).sum()
-            values = {"loss": _mean_over_ranks(loss), "learning_rate": rate, **_logged_values(parts, objective.head)}
-            if not math.isfinite(values["loss"]):
-                raise NonFiniteLossError(_diagnose(state, rows[own], embeddings, parts))
-            state.update(loss, rate)
-            state.loss = values["loss"]
-            run_log.add(state.step, values)
-            if state.step % sampler.steps_per_epoch == 0 and validate is not None and distributed.rank() == 0:
-                run_log.log_validation(state.step, validate(state.averaged.eval()))
-            if _time_to_save(state.step, time.monotonic() - last_saved > loop.checkpoint_seconds):
+    with (
+        RunLog(config.output, state.step, batches.total_steps, loop.batch_size, silent=distributed.rank() > 0) as logs,
+        stop_requests() as stop_requested,
+    ):
+        for batch in batches.iterate(state.step):
+            monitor.add(train_step(network, state, batch, config, batches.total_steps))
+            end_of_epoch = state.step % batches.steps_per_epoch == 0
+            save = _time_to_save(state.step, time.monotonic() - last_saved > loop.checkpoint_seconds)
+            stop = _agree_to_stop(state.step, stop_requested()) and state.step < batches.total_steps
+            if monitor.due or end_of_epoch or save or stop or state.step == batches.total_steps:
+                monitor.flush(logs)
+                state.loss = monitor.loss
+            if end_of_epoch and validate is not None and distributed.rank() == 0:
+                logs.log_validation(state.step, validate(state.average().eval()))
+            if save or stop:
                 state.save(path)
                 last_saved = time.monotonic()
+            if stop:
+                raise RunInterruptedError(
+                    f"stopped at step {state.step} of {batches.total_steps}. The checkpoint is saved. Resume with: "
+                    f"kith-train resume {config.output}"
+                )
     state.save(path)
-    return Checkpoint(state.averaged.eval(), objective.head.eval(), state.step, state.loss, path)
+    return Checkpoint(state.average().eval(), objective.head.eval(), state.step, state.loss, path)
 
 
-def _batch_number(step: int, steps_per_epoch: int, config: RunConfig) -> int:
-    """Return the step whose images this step shows: an earlier one if batches repeat."""
-    views = config.distill.views
-    return step % (steps_per_epoch * views) if views else step
+def train_step(
+    network: nn.Module, state: TrainingState, batch: Batch, config: RunConfig, total_steps: int
+) -> StepResult:
+    """Take one optimizer step. With ``loop.accumulate`` = n, gradients are the mean over n parts of the batch.
+
+    On a CPU, raises NonFiniteLossError before anything changes if the loss or its gradient is NaN or infinite.
+    """
+    loop, head, device = config.loop, state.objective.head, batch.labels.device
+    torch.manual_seed(_step_seed(loop.seed, batch.step))
+    images = augment(to_tensor(batch.crops, device), batch.uniforms, config.augment)
+    images = morph(images, batch.uniforms, config.augment)
+    labeled = ~select_morphed(batch.uniforms, config.augment) if config.augment.morph else None
+    rate = learning_rate(batch.step, total_steps, loop)
+    head.margin_share = margin_share(batch.step, loop)
+    head.begin_step(batch.labels)
+    state.begin_step(rate)
+    autocast = torch.autocast(device.type, _dtype(loop.precision), enabled=_uses_autocast(loop.precision))
+    means: dict[str, Tensor] = {}
+    for i in range(loop.accumulate):
+        part = distributed.split_evenly(len(images), i, loop.accumulate)
+        inputs, labels = images[part].contiguous(memory_format=torch.channels_last), batch.labels[part]
+        synchronized = i == loop.accumulate - 1 or not isinstance(network, DistributedDataParallel)
+        with nullcontext() if synchronized else network.no_sync():  # type: ignore[operator]
+            with autocast:
+                embeddings = network(inputs)
+            own = None if labeled is None else labeled[part]
+            parts = state.objective(embeddings, labels, inputs, own, batch.number * loop.accumulate + i)
+            loss = torch.stack(list(parts.values())).sum()
+            if device.type == "cpu" and not math.isfinite(float(distributed.all_reduce_sum(loss))):
+                raise NonFiniteLossError(_diagnose(state, batch.rows[part], embeddings, parts))
+            state.backward(loss / loop.accumulate)
+        measured = {
+            "loss": loss,
+            **({f"loss_{name}": value for name, value in parts.items()} if len(parts) > 1 else {}),
+            **head.log_values(),
+            **measure_embeddings(head, embeddings, labels),
+        }
+        for name, value in measured.items():
+            share = torch.as_tensor(value, device=device).detach() / loop.accumulate
+            means[name] = means[name] + share if i else share
+    means |= state.apply()
+    return StepResult(state.step, means, {"learning_rate": rate})
 
 
 def _time_to_save(step: int, due: bool) -> bool:
@@ -117,6 +150,13 @@ def _time_to_save(step: int, due: bool) -> bool:
         if distributed.world_size() == 1
         else step % SAVE_CHECK_INTERVAL_STEPS == 0 and distributed.broadcast_decision(due)
     )
+
+
+def _agree_to_stop(step: int, requested: bool) -> bool:
+    """Return whether any rank was asked to stop. Ranks agree at the same steps as in `_time_to_save`."""
+    if distributed.world_size() == 1:
+        return requested
+    return step % SAVE_CHECK_INTERVAL_STEPS == 0 and distributed.any_rank(requested)
 
 
 def learning_rate(step: int, total_steps: int, config: LoopConfig) -> float:
@@ -156,29 +196,20 @@ def _step_seed(seed: int, step: int) -> int:
     return int(np.random.SeedSequence((seed, step, distributed.rank() + 1)).generate_state(1)[0])
 
 
-def _rank_slice(batch_size: int) -> slice:
-    ranks = distributed.world_size()
-    if batch_size % ranks:
-        raise ConfigError(f"loop.batch_size {batch_size} does not divide by {ranks} ranks")
-    return distributed.split_evenly(batch_size, distributed.rank(), ranks)
-
-
-def _copy_if_it_fits(crops_NHWC: NDArray[np.uint8], device: torch.device) -> NDArray[np.uint8] | Tensor:
-    """Copy the set to GPU memory if it needs less than half of the free memory."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return copy_to_device(device, crops_NHWC) if crops_NHWC.nbytes < free / 2 else crops_NHWC
-
-
-def copy_to_device(device: torch.device, crops_NHWC: NDArray[np.uint8], block: int = 4096) -> Tensor:
-    """Copy a memory map in pieces, since it may exceed host memory."""
-    copy = torch.empty(crops_NHWC.shape, dtype=torch.uint8, device=device)
-    for start in range(0, len(crops_NHWC), block):
-        copy[start : start + block] = torch.from_numpy(np.array(crops_NHWC[start : start + block]))
-    return copy
+def _rank_slice(config: LoopConfig) -> slice:
+    ranks, size = distributed.world_size(), config.batch_size
+    if size % (ranks * config.accumulate):
+        raise ConfigError(f"loop.batch_size {size} does not divide by {ranks} ranks and loop.accumulate")
+    return distributed.split_evenly(size, distributed.rank(), ranks)
 
 
 def _prepare_network(backbone: nn.Module, config: LoopConfig, device: torch.device) -> nn.Module:
-    """Apply checkpointing, sync batch norm, DDP and compile. State-dict keys of ``backbone`` stay the same."""
+    """Apply checkpointing, sync batch norm, DDP and compile. State-dict keys of ``backbone`` stay the same.
+
+    Convolutions use TF32 and the fastest algorithm for their shape; the matrix products of heads stay exact.
+    """
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
     if config.gradient_checkpointing:
         checkpoint_blocks(backbone)
     network = backbone
@@ -189,15 +220,6 @@ def _prepare_network(backbone: nn.Module, config: LoopConfig, device: torch.devi
     return torch.compile(network) if config.compile else network  # type: ignore[return-value]
 
 
-def _mean_over_ranks(loss: Tensor) -> float:
-    return float(distributed.all_reduce_sum(loss)) / distributed.world_size()
-
-
-def _logged_values(parts: Mapping[str, Tensor], head: Head) -> dict[str, float]:
-    batch_number = {} if len(parts) == 1 else {f"loss_{name}": _mean_over_ranks(part) for name, part in parts.items()}
-    return {**batch_number, **head.log_values()}
-
-
 def _diagnose(state: TrainingState, rows: NDArray[np.int64], embeddings: Tensor, parts: Mapping[str, Tensor]) -> str:
     named = [*state.backbone.named_parameters(), *state.objective.named_parameters()]
     broken = [name for name, p in named if not bool(torch.isfinite(p).all())]
@@ -206,4 +228,5 @@ def _diagnose(state: TrainingState, rows: NDArray[np.int64], embeddings: Tensor,
         broken.append(f"embeddings of rows {json.dumps(rows[~finite_B][:8].tolist())}")
     broken = broken or [f"the loss of {name}" for name, part in parts.items() if not bool(torch.isfinite(part))]
     cause = ", ".join(broken[:5]) or "another rank"
-    return f"loss is not finite at step {state.step}: {cause}; first rows of the batch: {json.dumps(rows[:8].tolist())}"
+    first = json.dumps(rows[:8].tolist())
+    return f"loss is not finite at step {state.step}: {cause}; first rows of the batch: {first}. {NON_FINITE_REMEDY}"

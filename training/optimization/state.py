@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,11 @@ from torch import Tensor, nn
 
 from training import distributed
 from training.config import LoopConfig
+from training.errors import NonFiniteLossError
 from training.losses import PartialFC
+from training.optimization.health import NON_FINITE_REMEDY
 from training.optimization.objective import Objective
 from training.optimization.run_folder import load_checkpoint, save_atomically
-
-
-class NonFiniteLossError(RuntimeError):
-    """NaN or infinite loss or gradient. The message names step and cause."""
 
 
 class TrainingState:
@@ -28,7 +27,7 @@ class TrainingState:
 
     def __init__(self, backbone: nn.Module, objective: Objective, config: LoopConfig, device: torch.device) -> None:
         self.backbone = backbone.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.averaged = copy.deepcopy(self.backbone).requires_grad_(False)
+        self.averaged: nn.Module = copy.deepcopy(self.backbone).requires_grad_(False)
         self.objective = objective.to(device)
         self.config = config
         self.step = 0
@@ -36,42 +35,63 @@ class TrainingState:
         self.optimizer = _optimizer([*self.backbone.parameters(), *objective.parameters()], config)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
 
-    def update(self, loss: Tensor, learning_rate: float) -> None:
-        """Take one optimizer step. Raises NonFiniteLossError if the gradient is NaN or infinite; nothing was changed.
-        In fp16 the step is skipped and the loss scale reduced instead."""
+    def begin_step(self, learning_rate: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of ``loss``."""
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def apply(self) -> dict[str, Tensor]:
+        """Clip, take one optimizer step, and return gradient norms and clip factors of backbone and head.
+
+        On a CPU, raises NonFiniteLossError if the gradient is NaN or infinite; nothing was changed. In fp16 the step is
+        skipped and the loss scale reduced instead.
+        """
         head = self.objective.head
         sharded = [head.head.weight] if isinstance(head, PartialFC) else []
         replicated = [p for p in self.objective.parameters() if all(p is not s for s in sharded)]
         distributed.average_gradients(replicated)  # DistributedDataParallel averages those of the backbone
-        with self.objective.head.optimizer_step(self.optimizer):
+        with head.optimizer_step(self.optimizer):
             self.scaler.unscale_(self.optimizer)
-            # The norm covers all ranks, so that either all of them step or none.
-            norm = self._clip([*self.backbone.parameters(), *replicated], sharded)
-            if bool(torch.isfinite(norm)):
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-            elif self.scaler.is_enabled():
+            groups = {"backbone": list(self.backbone.parameters()), "head": [*replicated, *sharded]}
+            own = {"backbone": _norm(groups["backbone"], []), "head": _norm(replicated, sharded)}
+            norms = {name: norm for name, norm in own.items() if norm is not None}
+            factors = self._clip_factors(norms)
+            # Norms cover all ranks, so that either all of them step or none. On a GPU, the check would wait for it.
+            checked = self.scaler.is_enabled() or next(self.backbone.parameters()).device.type == "cpu"
+            if checked and not bool(torch.isfinite(torch.stack(list(norms.values()))).all()):
+                if not self.scaler.is_enabled():
+                    raise NonFiniteLossError(
+                        f"the gradient is not finite at step {self.step}: {self._broken_gradients()}. "
+                        f"{NON_FINITE_REMEDY}"
+                    )
                 self.scaler.update(self.scaler.get_scale() * self.scaler.get_backoff_factor())
             else:
-                raise NonFiniteLossError(f"the gradient is not finite at step {self.step}: {self._broken_gradients()}")
+                for name in factors:
+                    nn.utils.clip_grads_with_norm_(groups[name], self.config.gradient_clip, norms[name])
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
         self.step += 1
-        decay = min(self.config.ema_decay, self.step / (self.step + 10))
-        update_ema(self.averaged, self.backbone, decay)
+        if self.config.ema_decay:
+            update_ema(self.averaged, self.backbone, min(self.config.ema_decay, self.step / (self.step + 10)))
+        return {
+            **{f"gradient_{name}": norm for name, norm in norms.items()},
+            **{f"clip_{name}": factor for name, factor in factors.items()},
+        }
 
-    def _clip(self, replicated: list[nn.Parameter], sharded: list[nn.Parameter]) -> Tensor:
-        """Clip gradients by their norm over all ranks' classes. Return the norm before clipping."""
-        norms = [nn.utils.get_total_norm([p.grad for p in replicated if p.grad is not None])]
-        if sharded:
-            own = torch.stack([p.grad.square().sum() for p in sharded if p.grad is not None]).sum()
-            norms.append(distributed.all_reduce_sum(own).sqrt())
-        norm: Tensor = torch.stack(norms).norm()
-        if bool(torch.isfinite(norm)):
-            nn.utils.clip_grads_with_norm_([*replicated, *sharded], self.config.gradient_clip, norm)
-        return norm
+    def _clip_factors(self, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the factor of each group: large gradients of the head do not slow the backbone."""
+        limit = self.config.gradient_clip
+        return {name: (limit / norm).clamp(max=1.0) for name, norm in norms.items()} if limit else {}
+
+    def average(self) -> nn.Module:
+        """Return the EMA network, up to date. Without EMA, it is copied only here."""
+        if not self.config.ema_decay:
+            update_ema(self.averaged, self.backbone, 0.0)
+        return self.averaged
 
     def _broken_gradients(self) -> str:
         named = [*self.backbone.named_parameters(), *self.objective.named_parameters()]
@@ -82,7 +102,7 @@ class TrainingState:
         """Write atomically. Collective: every rank must call it, the first one writes."""
         document = {
             "backbone": self.backbone.state_dict(),
-            "averaged": self.averaged.state_dict(),
+            "averaged": self.average().state_dict(),
             "head": self.objective.head.full_state(),
             "terms": self.objective.terms.state_dict(),
             "distillation": None if self.objective.distillation is None else self.objective.distillation.state_dict(),
@@ -129,6 +149,16 @@ class TrainingState:
     def _index_of(self, parameter: nn.Parameter) -> int:
         order = [p for group in self.optimizer.param_groups for p in group["params"]]
         return next(i for i, p in enumerate(order) if p is parameter)
+
+
+def _norm(replicated: list[nn.Parameter], sharded: list[nn.Parameter]) -> Tensor | None:
+    """Return the gradient norm of a group over the classes of all ranks, or None without gradients."""
+    own = [p.grad for p in replicated if p.grad is not None]
+    norms = [nn.utils.get_total_norm(own)] if own else []
+    if sharded:
+        squares = torch.stack([p.grad.square().sum() for p in sharded if p.grad is not None]).sum()
+        norms.append(distributed.all_reduce_sum(squares).sqrt())
+    return torch.stack(norms).norm() if norms else None
 
 
 def _optimizer(parameters: list[nn.Parameter], config: LoopConfig) -> torch.optim.Optimizer:

@@ -22,7 +22,7 @@ from training.detection.fit import DETECTOR_CHECKPOINT, DetectorLoopConfig, fit_
 from training.detection.network import FaceDetector
 from training.evaluation import plots
 from training.evaluation.benchmarks import evaluate_bin
-from training.evaluation.embedding import load_run, torch_embedder
+from training.evaluation.embedding import cached_embedder, load_run, torch_embedder
 from training.evaluation.lfw import PARTS, VIEW1, load_lfw_crops
 from training.losses import build_head
 from training.optimization.loop import Checkpoint, Validator, fit
@@ -123,11 +123,13 @@ def report_run(
     config, backbone = load_run(run)
     parts = VIEW1 if view1 else PARTS
     crops = load_lfw_crops(data / "lfw", detection, run.parent / "cache", parts)
-    evidence = collect_lfw_results(torch_embedder(backbone), crops, flip)
+    embed, vectors = cached_embedder(torch_embedder(backbone), run / CHECKPOINT, run.parent / "cache")
+    evidence = collect_lfw_results(embed, crops, flip)
     trained_on = load_identities(config.data, config.output.parent / "cache")
     head = build_head(config.head, config.backbone.embedding_dim, trained_on.num_classes)
     head.load_full_state(load_checkpoint(run / CHECKPOINT)["head"])
-    own = training_angles(torch_embedder(backbone), trained_on, head.class_weights())
+    own = training_angles(embed, trained_on, head.class_weights())
+    vectors.save()
     about = [("Head", _describe_head(config)), *training_angle_rows(own)]
     if report is not None:
         write_report(report, f"Run {config.name}", about, run / LOSSES, evidence, trained_on.crops_NHWC)

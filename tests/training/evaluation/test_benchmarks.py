@@ -18,7 +18,7 @@ from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, standard_alig
 from models.vision.detection import Detector
 from models.vision.recognition import Recognizer
 from tests.training.mxnet_files import write_bin
-from training.cli import app
+from training.cli.commands import app
 from training.config import ConfigError
 from training.data.verification import VerificationSet
 from training.evaluation import lfw as lfw_module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import align
 from models.vision.detection import Detector
 from models.vision.recognition import Recognizer
+from training.evaluation.embedding import Embedder
 from training.evaluation.embedding_cache import ArrayCache, CachedDetector, CachedRecognizer
 
 
@@ -65,6 +67,34 @@ def test_crops_are_embedded_once(
     monkeypatch.setattr(OnnxNetwork, "run", refuse)
     assert again.embed(crops[::-1]) == pytest.approx(recognizer_order(again, crops), abs=0)
     assert again.embed(crops[:0]).shape == (0, pack.recognition.dimension)
+
+
+def test_known_photos_are_not_decoded(
+    pack: ModelPack, group: NDArray[np.uint8], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cv2.imwrite(str(tmp_path / "group.png"), group)
+    cv2.imwrite(str(tmp_path / "black.png"), np.zeros_like(group))
+    files = [tmp_path / "group.png", tmp_path / "black.png"]
+    first = Embedder(pack, cache_dir=tmp_path / "cache")
+    expected, found = first.embed(files)
+    assert found.tolist() == [True, False]
+    names = [file.name for file in files]
+    quality = first.qualities(names, tmp_path)
+    assert list(quality) == ["group.png"]
+    first.save_cache()
+    again = Embedder(pack, cache_dir=tmp_path / "cache")
+
+    def unread(file: Path) -> NDArray[np.uint8]:
+        raise AssertionError(f"{file} was decoded again")
+
+    monkeypatch.setattr("training.evaluation.embedding.read_rgb", unread)
+    vectors, seen = again.embed(files)
+    assert np.array_equal(vectors, expected)
+    assert seen.tolist() == found.tolist()
+    assert again.qualities(names, tmp_path) == quality
+    cv2.imwrite(str(files[0]), group[:-8])
+    with pytest.raises(AssertionError, match=r"group\.png was decoded again"):
+        again.embed(files)
 
 
 def recognizer_order(recognizer: CachedRecognizer, crops: NDArray[np.uint8]) -> Float:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.training.runs import tiny_run, write_people
+from training.bounds import fixed_scale
 from training.config import ConfigError
 from training.evaluation import figures
 from training.losses import ArcFace, CosFace, NormFace, SphereFace
-from training.losses.bounds import fixed_scale
 from training.run.train import train_recognizer
 
 
@@ -65,6 +65,8 @@ def test_unknown_figures_are_rejected(tmp_path: Path) -> None:
         figures.draw("scale", tmp_path, 100, None)
     with pytest.raises(ConfigError, match="needs --run"):
         figures.draw("adacos-scale", tmp_path, 100, None)
-    train_recognizer(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "softmax", epochs=1))
-    with pytest.raises(ConfigError, match="no column scale"):
+    train_recognizer(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "cosface", epochs=1))
+    with pytest.raises(ConfigError, match="has the head cosface"):
         figures.draw("adacos-scale", tmp_path, 100, tmp_path / "run")
+    drawn = figures.draw("all", tmp_path / "figures", 100, tmp_path / "run")
+    assert {path.stem for path in drawn} == set(figures.FIGURES)

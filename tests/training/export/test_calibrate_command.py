@@ -22,7 +22,7 @@ from models.vision.detection import Detector
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import ROOT, photo_array
-from training.cli import app
+from training.cli.commands import app
 from training.config import ConfigError
 from training.export.calibrate import calibrate, find_distinct_photos
 

@@ -14,11 +14,11 @@ from models.runtime.onnx_runtime import OnnxNetwork
 from training.backbones import ThinIResNet
 from training.detection.network import FaceDetector
 from training.detection.targets import FaceTargets, assign_faces, box_overlap
+from training.errors import ParityError
 from training.evaluation.embedding import Embed
 from training.evaluation.lfw import read_pairs
 from training.export.onnx_export import (
     Centered,
-    ParityError,
     export_detector,
     export_int8,
     export_recognizer,

@@ -10,10 +10,10 @@ import torch
 
 from tests.training.losses import derivations as paper
 from tests.training.losses.test_losses import BATCH, CLASSES, DIM
+from training.bounds import fixed_scale
 from training.losses import (
     AdaCos,
 )
-from training.losses.bounds import fixed_scale
 
 
 def test_adacos_starts_at_the_papers_scale() -> None:

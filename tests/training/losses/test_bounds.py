@@ -9,7 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from training.losses import bounds
+from training import bounds
 
 CASIA = 10_575
 

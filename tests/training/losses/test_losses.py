@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tests.training.losses import derivations as paper
+from training.bounds import l2_softmax_alpha_bound
 from training.config import HeadConfig, TermConfig
 from training.losses import (
     HEADS,
@@ -32,7 +33,6 @@ from training.losses import (
     build_head,
     build_term,
 )
-from training.losses.bounds import l2_softmax_alpha_bound
 from training.losses.margins import Beyond
 
 CLASSES, DIM, BATCH = 7, 5, 9

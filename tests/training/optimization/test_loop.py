@@ -24,13 +24,15 @@ from tests.training.mxnet_files import write_bin
 from tests.training.runs import PEOPLE, PLAIN, STEPS_PER_EPOCH, TINY, losses, tiny_run, write_people
 from training.backbones import build_backbone
 from training.config import ConfigError, HeadConfig, LoopConfig, RunConfig, TermConfig
+from training.data.batches import copy_to_device
 from training.data.identities import load_identities
 from training.data.sampling import BatchSampler
+from training.errors import NonFiniteLossError
 from training.losses import HEADS, TERMS, PartialFC
 from training.optimization.logs import truncate_log
-from training.optimization.loop import Checkpoint, copy_to_device, fit, learning_rate, margin_share
+from training.optimization.loop import Checkpoint, fit, learning_rate, margin_share
 from training.optimization.objective import build_objective
-from training.optimization.state import NonFiniteLossError, TrainingState, update_ema
+from training.optimization.state import TrainingState, update_ema
 from training.run.train import train_recognizer
 
 
@@ -198,7 +200,7 @@ def test_a_non_finite_loss_stops_the_run_and_names_the_cause(folder: Path, tmp_p
     objective = build_objective(config, data.num_classes)
     with torch.no_grad():
         objective.head.weight[0, 0] = float("nan")  # type: ignore[operator]
-    with pytest.raises(NonFiniteLossError, match=r"step 0: head\.weight; first rows of the batch: \[\d+"):
+    with pytest.raises(NonFiniteLossError, match=r"step 0: head\.weight; first rows of the batch: \[\d+.*Lower loop"):
         fit(build_backbone(TINY), objective, data, config)
     backbone = build_backbone(TINY)
     with torch.no_grad():
@@ -251,16 +253,18 @@ def test_the_ema_follows_every_step() -> None:
 
 
 @pytest.mark.parametrize("sampling", [0.0, 1.0], ids=["whole", "split"])
-def test_gradients_are_clipped_together(folder: Path, tmp_path: Path, sampling: float) -> None:
+def test_backbone_and_head_are_clipped_by_their_own_norms(folder: Path, tmp_path: Path, sampling: float) -> None:
     config = tiny_run(folder, tmp_path / "run", "cosface", gradient_clip=0.5, class_sampling=sampling)
     objective = build_objective(config, PEOPLE)
     state = TrainingState(build_backbone(TINY), objective, config.loop, torch.device("cpu"))
     loss = objective.head(state.backbone(torch.randn(4, 3, 112, 112)), torch.tensor([0, 1, 2, 3]))
-    state.update(loss, 0.1)
-    parameters = [*state.backbone.parameters(), *objective.parameters()]
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    assert len(gradients) == len(parameters)
-    assert float(torch.nn.utils.get_total_norm(gradients)) == pytest.approx(0.5, rel=1e-5)
+    state.begin_step(0.1)
+    state.backward(loss)
+    state.apply()
+    for parameters in (list(state.backbone.parameters()), list(objective.parameters())):
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        assert len(gradients) == len(parameters)
+        assert float(torch.nn.utils.get_total_norm(gradients)) == pytest.approx(0.5, rel=1e-5)
 
 
 def test_schedules() -> None:
@@ -285,7 +289,10 @@ def test_a_run_writes_logs_plots_and_checkpoint(folder: Path, tmp_path: Path) ->
     assert (run / "losses.png").read_bytes().startswith(b"\x89PNG")
     with (run / "losses.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert set(rows[0]) == {"step", "loss", "learning_rate", "scale"}
+    assert set(rows[0]) == {
+        *("step", "loss", "learning_rate", "scale", "target_angle_deg", "embedding_norm", "embedding_spread"),
+        *("gradient_backbone", "gradient_head", "clip_backbone", "clip_head"),
+    }
     with (run / "validation.csv").open(newline="") as stream:
         figures = list(csv.DictReader(stream))
     assert [int(row["step"]) for row in figures] == [STEPS_PER_EPOCH * e for e in (1, 2, 3, 4)]
@@ -390,7 +397,7 @@ def test_a_non_finite_gradient_changes_nothing(folder: Path, tmp_path: Path) -> 
     data = load_identities(config.data, tmp_path / "cache")
     backbone, objective = build_backbone(TINY), build_objective(config, data.num_classes)
     next(backbone.parameters()).register_hook(lambda g: g * float("nan"))  # type: ignore[no-untyped-call]
-    with pytest.raises(NonFiniteLossError, match=r"gradient is not finite at step 3: stem\.0\.weight$"):
+    with pytest.raises(NonFiniteLossError, match=r"gradient is not finite at step 3: stem\.0\.weight\. Lower"):
         fit(backbone, objective, data, longer)
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == saved
     assert all(bool(torch.isfinite(p).all()) for p in backbone.parameters())
@@ -403,7 +410,9 @@ def test_fp16_skips_a_step_that_overflows(folder: Path, tmp_path: Path) -> None:
     before, scale = state.backbone.state_dict()["stem.0.weight"].clone(), state.scaler.get_scale()
     embeddings = state.backbone(torch.randn(4, 3, 112, 112))
     loss = objective.head(embeddings, torch.tensor([0, 1, 2, 3])) * 1e36
-    state.update(loss, 0.1)
+    state.begin_step(0.1)
+    state.backward(loss)
+    state.apply()
     assert torch.equal(before, state.backbone.state_dict()["stem.0.weight"])
     assert state.scaler.get_scale() == scale / 2
 

@@ -1,10 +1,8 @@
-"""Command line of training, ``kith-train``."""
+"""Commands of ``kith-train`` that need torch."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, cast, get_args
@@ -14,11 +12,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from models.errors import ModelError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import OnnxNetwork, available_cores
 from models.vision.detection import Detector
 from training import distributed
+from training.cli.light import app as light
+from training.cli.light import print_figures
 from training.config import ConfigError, DataConfig, RunConfig
 from training.data.preflight import contact_sheet, preflight
 from training.detection.fit import LANDMARK_REFINEMENT, DetectorLoopConfig
@@ -28,7 +27,7 @@ from training.evaluation.embedding import load_embedder
 from training.evaluation.pack_evaluation import evaluate_pack
 from training.export.calibrate import describe_calibration
 from training.export.model_card import pack_rows, variant_rows
-from training.export.onnx_export import ExportPrecision, ParityError
+from training.export.onnx_export import ExportPrecision
 from training.export.packing import (
     PackOptions,
     calibrate_pack,
@@ -38,16 +37,16 @@ from training.export.packing import (
     refresh_pack,
     write_variants,
 )
-from training.losses import HEADS, TERMS, bounds, list_options
+from training.losses import HEADS, TERMS, list_options
 from training.optimization.loop import Checkpoint
 from training.optimization.run_folder import CONFIG, read_run_config
-from training.optimization.state import NonFiniteLossError
 from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES
 from training.run.html_report import write_pack_report
 from training.run.train import compare as compare_losses
 from training.run.train import report_run, train_detector, train_recognizer
 
 app = typer.Typer(help="Train face networks and export them as model packs.", no_args_is_help=True)
+app.registered_commands += light.registered_commands
 Data = Annotated[Path, typer.Option(help="Data folder.", exists=True, file_okay=False)]
 IDENTITIES = "Folder with manifest.csv, folder of folders (--folder), or .rec file."
 Identities = Annotated[Path, typer.Option(help=IDENTITIES, exists=True)]
@@ -72,7 +71,7 @@ def inspect(
     """Check a data set before training: people, images, damage, duplicates, color order."""
     config = DataConfig(data, None if folder else "manifest.csv", aligned=not unaligned)
     found = preflight(config, sample)
-    _print(found.rows)
+    print_figures(found.rows)
     for warning in found.warnings:
         Console(stderr=True).print(f"[yellow]warning:[/yellow] {warning}", highlight=False)
     if sheet is not None:
@@ -180,28 +179,6 @@ def plot(
         print(path)
 
 
-@app.command(name="bounds")
-def bounds_command(
-    classes: Annotated[int, typer.Option(min=3, help="Number of classes C.")],
-    dimension: Annotated[int, typer.Option(min=2, help="Embedding dimension d.")] = 512,
-    probability: Annotated[float, typer.Option(help="Target probability of a class center.")] = 0.9,
-) -> None:
-    """Print the papers' bounds of scale s and margin m for a number of classes."""
-    if not 0 < probability < 1:
-        raise ConfigError(f"--probability must be between 0 and 1, not {probability}")
-    figures = [
-        (f"CosFace: minimum s for P = {probability:g}", bounds.cosface_scale_bound(classes, probability)),
-        (f"L2-softmax: minimum alpha for P = {probability:g}", bounds.l2_softmax_alpha_bound(classes, probability)),
-        ("AdaCos: fixed s, sqrt(2) ln(C - 1)", bounds.fixed_scale(classes)),
-        ("s of the steepest P at 45 degrees", bounds.steepest_scale(classes)),
-        ("CosFace: m must stay below", bounds.cosface_margin_bound(classes, dimension)),
-        ("NormFace: minimum loss at s = 64", bounds.normface_loss_bound(classes, 8.0)),
-    ]
-    with contextlib.suppress(ValueError):  # too few classes have no inflection
-        figures.insert(3, ("s of an inflection of P at 45 degrees", bounds.inflection_scale(classes)))
-    _print([(name, f"{value:.4g}") for name, value in figures])
-
-
 @app.command()
 def detector(
     data: Data,
@@ -258,7 +235,7 @@ def pack(
         raise ConfigError("Pass either --detector (a run) or --detector-of (a pack)")
     source = detector or load_pack(detector_of or BUNDLED_PACK)
     options = PackOptions(note, data_terms, _precision(precision), log, center)
-    _print(pack_rows(make_pack(recognizer, source, data, output, name, display_name, options)))
+    print_figures(pack_rows(make_pack(recognizer, source, data, output, name, display_name, options)))
 
 
 @app.command()
@@ -272,7 +249,9 @@ def measure(
     evidence = measure_pack(load_pack(pack), data, cache)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(evidence) + "\n", encoding="utf-8")
-    _print(pack_rows(replace(load_pack(pack), metrics=json.loads(output.read_text(encoding="utf-8"))["metrics"])))
+    print_figures(
+        pack_rows(replace(load_pack(pack), metrics=json.loads(output.read_text(encoding="utf-8"))["metrics"]))
+    )
 
 
 @app.command()
@@ -281,7 +260,7 @@ def quantize(
 ) -> None:
     """Write INT8 variants of a pack's networks, with the measured loss of INT8 and bf16."""
     torch.set_num_threads(available_cores())
-    _print(variant_rows(write_variants(pack, data, Path("runs") / "cache")))
+    print_figures(variant_rows(write_variants(pack, data, Path("runs") / "cache")))
 
 
 @app.command()
@@ -299,7 +278,7 @@ def calibrate(
     records = data.suffix == ".rec"
     config = DataConfig(data, None if folder or records else "manifest.csv", aligned=aligned or records, min_images=1)
     done = calibrate_pack(pack, config, max_photos_per_person, note)
-    _print(describe_calibration(done.calibration or {}))
+    print_figures(describe_calibration(done.calibration or {}))
 
 
 @app.command()
@@ -347,7 +326,7 @@ def evaluate(
         figures += evaluate_other_benchmarks(
             *load_embedder(model), detector, cache, bins or (), ijb, probes, distractors
         )
-    _print(figures)
+    print_figures(figures)
 
 
 def _measure(model: Path, data: Path, view1: bool, cache: Path) -> list[tuple[str, str]]:
@@ -357,21 +336,3 @@ def _measure(model: Path, data: Path, view1: bool, cache: Path) -> list[tuple[st
         return pack_rows(replace(pack, metrics=metrics))
     result = metrics["lfw_view1"]
     return [("LFW View 1", f"{result['accuracy']['mean']:.2%}"), ("EER", f"{result['eer']:.2%}")]
-
-
-def _print(figures: list[tuple[str, str]]) -> None:
-    table = Table("Measure", "Value")
-    for name, value in figures:
-        table.add_row(name, value)
-    Console().print(table)
-
-
-def main() -> None:
-    logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
-    for exporter in ("onnx_ir", "onnxscript"):  # they log every optimization pass
-        logging.getLogger(exporter).setLevel("WARNING")
-    try:
-        app()
-    except (ConfigError, ModelError, ParityError, NonFiniteLossError) as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False)
-        raise SystemExit(2) from error

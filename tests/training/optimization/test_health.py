@@ -1,0 +1,120 @@
+"""A run reports wrong angles, stuck losses, dead embeddings and hidden clipping, and stops on request."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.runs import PEOPLE, PLAIN, STEPS_PER_EPOCH, TINY, losses, tiny_run, write_people
+from training.backbones import build_backbone
+from training.config import HeadConfig, LoopConfig
+from training.data.identities import load_identities
+from training.optimization.health import RunHealth
+from training.optimization.loop import fit, to_tensor
+from training.optimization.objective import build_objective
+
+HEALTHY = {
+    "loss": 5.0,
+    "learning_rate": 0.1,
+    "target_angle_deg": 60.0,
+    "embedding_norm": 10.0,
+    "embedding_spread": 0.9,
+    "clip_backbone": 1.0,
+    "clip_head": 1.0,
+}
+
+
+def warnings_of(head: HeadConfig, **values: float) -> list[str]:
+    health = RunHealth(LoopConfig(warmup_steps=10, margin_warmup_steps=20), head, 300, window=5)
+    return [text for step in range(1, 60) for text in health.check(step, {**HEALTHY, "loss": 60 - step, **values})]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"target_angle_deg": 153.0}, r"step 25: the mean target angle is 153 degrees.*head\.scale=8\.1.*continuous"),
+        ({"embedding_norm": 1e-5}, "step 25: embeddings have length 1.0e-05: dead"),
+        ({"embedding_spread": 0.002}, "step 25: all embeddings point in one direction"),
+        ({"clip_backbone": 0.05}, r"gradient of the backbone by 0\.05, to a rate of 0\.005"),
+        ({"loss": 20.72}, r"step 45: the loss is 20\.72, at step 25 it was 20\.72"),
+    ],
+)
+def test_each_problem_is_reported_once_after_warm_up(values: dict[str, float], message: str) -> None:
+    (text,) = warnings_of(HeadConfig("arcface", {"scale": 64.0}), **values)
+    assert re.search(message, text)
+
+
+def test_a_healthy_run_has_no_warnings() -> None:
+    assert warnings_of(HeadConfig("adacos")) == []
+    assert "continuous" not in warnings_of(HeadConfig("cosface"), target_angle_deg=100.0)[0]
+
+
+def test_a_run_beyond_90_degrees_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Class weights opposite of their embeddings, as in the minimum of ArcFace's linear fallback."""
+    config = tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "arcface", epochs=20, learning_rate=1e-6)
+    data = load_identities(config.data, tmp_path / "cache")
+    backbone, objective = build_backbone(TINY), build_objective(config, PEOPLE)
+    with torch.no_grad():
+        embeddings = backbone.train()(to_tensor(np.array(data.crops_NHWC)))
+        for person in range(PEOPLE):
+            weight = next(objective.head.parameters())
+            weight[person] = -embeddings[torch.from_numpy(data.labels == person)].mean(0)
+    with caplog.at_level(logging.WARNING):
+        fit(backbone, objective, data, replace(config, augment=PLAIN))
+    with (tmp_path / "run" / "losses.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert float(rows[-1]["target_angle_deg"]) > 90
+    told = [record.message for record in caplog.records if "the mean target angle" in record.message]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_saves_a_checkpoint_and_says_how_to_resume(tmp_path: Path, number: signal.Signals) -> None:
+    folder = write_people(tmp_path / "people")
+    command = [str(Path(sys.executable).parent / "kith-train"), "run", "smoke", "--data", str(folder), "--folder"]
+    command += ["--threads", "1", "--set", "loop.checkpoint_seconds=600", "--set", "loop.batch_size=8"]
+    command += ["--epochs", "4000", "--output", str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONWARNINGS": ""}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True) as run:
+        log = tmp_path / "run" / "losses.csv"
+        while run.poll() is None and not (log.exists() and len(log.read_text().splitlines()) > 4):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.wait(0.05)
+        run.send_signal(number)
+        _, said = run.communicate(timeout=60)
+    assert run.returncode == 130, said
+    assert "kith-train resume" in " ".join(said.split())
+    stopped = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["step"]
+    assert stopped == len(losses(tmp_path / "run")) < 4000 * STEPS_PER_EPOCH
+
+
+def test_parts_of_a_batch_give_the_gradient_of_the_batch(tmp_path: Path) -> None:
+    """With batch norms at rest; classes are sampled once for all parts."""
+    folder = write_people(tmp_path / "people")
+    for head, sampling in (("cosface", 0.0), ("cosface", 1.0), ("magface", 0.0)):
+        results = []
+        for parts in (1, 4):
+            config = tiny_run(folder, tmp_path / f"{head}{sampling}{parts}", head, epochs=1, accumulate=parts)
+            config = replace(config, loop=replace(config.loop, class_sampling=sampling), augment=PLAIN)
+            data = load_identities(config.data, tmp_path / "cache")
+            torch.manual_seed(0)
+            backbone, objective = build_backbone(TINY), build_objective(config, PEOPLE)
+            backbone.train = lambda mode=True: backbone  # type: ignore[method-assign]  # noqa: B023
+            backbone.apply(lambda module: setattr(module, "training", False))
+            results.append(fit(backbone, objective, data, config))
+        for (name, one), other in zip(
+            results[0].backbone.named_parameters(), results[1].backbone.parameters(), strict=True
+        ):
+            assert torch.allclose(one, other, atol=1e-4, rtol=1e-3), (head, sampling, name)
