@@ -150,6 +150,9 @@ def photo_stages(here: Machine, nets: tuple[Network, Network], payloads: Sequenc
     def cut(picture: DecodedPhoto, found: Faces) -> NDArray[np.uint8]:
         return align(picture.pixels, picture.points_stored(found.landmarks_xy), recognizer.alignment)
 
+    def qualities(cuts: NDArray[np.uint8], found: Faces) -> list[quality.Quality]:
+        return [quality.measure_quality(c, p) for c, p in zip(cuts, found.landmarks_xy, strict=True)]
+
     images = [decoded(payload) for payload in payloads]
     laid = [laid_out(image) for image in images]
     answers = detector.run(laid)
@@ -159,8 +162,7 @@ def photo_stages(here: Machine, nets: tuple[Network, Network], payloads: Sequenc
     every_crop = np.concatenate(crops)
     pixels = sum(image.pixels.nbytes for image in images) / n
     canvases = sum(one.planes.nbytes for one in laid) / n
-    crop_bytes = every_crop.nbytes / n
-    read = sum(output.nbytes for output in answers[0])
+    crop_bytes, read = every_crop.nbytes / n, sum(output.nbytes for output in answers[0])
     detector_floor = sum(here.computing(nets[0], one.planes.shape, 1, 8) for one in laid[:8]) / len(laid[:8])
     held = l2_normalize(np.random.default_rng(0).normal(size=(TEMPLATES, recognizer.dimension)))
     index = SegmentedIndex(recognizer.dimension, "exact", 0.999, builders("cpu"), lambda _: None)
@@ -176,24 +178,8 @@ def photo_stages(here: Machine, nets: tuple[Network, Network], payloads: Sequenc
         Stage("laying out", here.moving(pixels + canvases), "bytes", each(laid_out, images)),
         Stage("detector", detector_floor, "operations", core_ms(lambda: batches(detector.run, laid, 8), n)),
         Stage("selection", here.moving(read), "bytes", each(detector.decode_faces, laid, answers)),
-        Stage(
-            "alignment",
-            here.moving(2 * crop_bytes),
-            "bytes",
-            each(cut, images, faces),
-        ),
-        Stage(
-            "quality",
-            here.moving(crop_bytes),
-            "bytes",
-            each(
-                lambda cuts, found: [
-                    quality.measure_quality(c, p) for c, p in zip(cuts, found.landmarks_xy, strict=True)
-                ],
-                crops,
-                faces,
-            ),
-        ),
+        Stage("alignment", here.moving(2 * crop_bytes), "bytes", each(cut, images, faces)),
+        Stage("quality", here.moving(crop_bytes), "bytes", each(qualities, crops, faces)),
         Stage(
             "recognizer",
             here.computing(nets[1], (3, *every_crop.shape[1:3]), count / n, 8),

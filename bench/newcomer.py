@@ -53,12 +53,7 @@ def run(folder: Path) -> list[Step]:
     clone, home = folder / "kith", folder / "home"
     home.mkdir()
     port = _free_port()
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("KITH_", "PYTHON", "VIRTUAL_ENV"))
-    }
-    environment = kept | {"HOME": str(home), "COLUMNS": "150", "KITH_PORT": str(port)}
-    if PIP_CONFIGURATION.exists():  # names the package index; this is no cache
-        environment["PIP_CONFIG_FILE"] = str(PIP_CONFIGURATION)
+    environment = _environment(home, port)
     url = f"http://127.0.0.1:{port}"
     at = environment | {"KITH_URL": url}
     kith, python = str(clone / ".venv/bin/kith"), str(clone / ".venv/bin/python")
@@ -102,18 +97,22 @@ def run(folder: Path) -> list[Step]:
             )
         )
         came(f"{report['enrolled']} enrolled, {len(report['refused'])} refused")
-        answer = json.loads(
-            step(
-                "kith identify visitor.jpg --gallery family",
-                *(kith, "identify", "visitor.jpg", "--gallery", "family", "--json"),
-                env=at,
-            )
-        )
+        command = (kith, "identify", "visitor.jpg", "--gallery", "family", "--json")
+        answer = json.loads(step("kith identify visitor.jpg --gallery family", *command, env=at))
         (face,) = answer["visitor.jpg"]["results"]
         if (face["outcome"], face["subject"]) != ("identified", WHO):
             raise SystemExit(f"expected {WHO}: {face}")
         came(f"{face['subject']}, false alarm probability {face['false_alarm_probability']:.1g}")
     return steps
+
+
+def _environment(home: Path, port: int) -> dict[str, str]:
+    own = ("KITH_", "PYTHON", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    environment = kept | {"HOME": str(home), "COLUMNS": "150", "KITH_PORT": str(port)}
+    if PIP_CONFIGURATION.exists():  # names the package index; this is no cache
+        environment["PIP_CONFIG_FILE"] = str(PIP_CONFIGURATION)
+    return environment
 
 
 @contextmanager

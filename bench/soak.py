@@ -34,12 +34,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx2 as httpx
 import numpy as np
@@ -52,6 +53,7 @@ from bench.memory import scaled
 from bench.photos import people
 from bench.servers import START_S, free_port
 from bench.soak_load import DIFFERENT, PEOPLE, Asking, Book, Client, Known, Mover, Nuisance, Photos, search, with_key
+from bench.soak_report import BURST, RISE, Figures, draw, markdown, rise
 from kith import Kith
 from models.pack.loading import BUNDLED_PACK
 from tests.databases import ENVIRONMENT
@@ -61,19 +63,15 @@ RESULT: Final = RESULTS / "soak.json"
 API_KEY: Final = "the operator's, of more than 32 characters"
 QUEUE: Final = 16
 """Limit of the queue for networks: small, so that a burst of BURST clients exceeds it."""
-BURST: Final = 64
 KILLED_EVERY: Final = 3
 """Rounds between kills; SIGKILL and SIGTERM alternate."""
 BURST_EVERY: Final = 2
 WARM: Final = 1 / 3
 """Share of the rounds that warm up: networks are compiled for every canvas, caches fill, allocators find their size."""
-RISE: Final = {"memory_mb": 24.0, "descriptors": 2.0, "threads": 2.0}
-"""Maximum rise of each resource at rest, over the rounds after the warm-up."""
 SLOWER: Final = 1.5
 JUDGED_FROM: Final = 500
 """Minimum number of answers in a third for a meaningful p99."""
 STOP_S: Final = 30.0
-Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -291,8 +289,9 @@ def soak(plan: Plan, data: Path, database_url: str | None) -> Figures:
         nuisance = Nuisance(pair, book, photos.others, random.Random(-2))
         series = Series(time.monotonic())
         with Generator() as generator, ThreadPoolExecutor(plan.clients + 3) as threads:
+            send_burst = partial(burst, pair.living, generator, photos, book)
             for number in range(plan.rounds):
-                run_round(number, plan, pair, [*clients, mover, nuisance], generator, threads, photos, book, series)
+                run_round(number, plan, pair, [*clients, mover, nuisance], threads, send_burst, series)
                 compare(pair, clients, photos, book)
                 series.rest.append(at_rest(pair, plan.rest_s))
                 tell(number, plan, book, series)
@@ -344,10 +343,8 @@ def run_round(
     plan: Plan,
     pair: Pair,
     load: Sequence[Client | Mover | Nuisance],
-    generator: Generator,
     threads: ThreadPoolExecutor,
-    photos: Photos,
-    book: Book,
+    send_burst: Callable[[], dict[str, int]],
     series: Series,
 ) -> None:
     began = time.monotonic()
@@ -360,7 +357,7 @@ def run_round(
     if number % KILLED_EVERY == 1:
         pair.killed.restart(signal.SIGTERM if number // KILLED_EVERY % 2 else signal.SIGKILL)
     if number % BURST_EVERY == 0:
-        series.bursts.append(burst(pair.living, generator, photos, book))
+        series.bursts.append(send_burst())
     for one in running:
         one.result()
     done.set()
@@ -481,13 +478,6 @@ def judged_rises(plan: Plan, rest: Sequence[tuple[Reading, Reading]]) -> dict[st
     return {name: rise([getattr(living, name) for living, _ in rest[plan.warm :]]) for name in RISE}
 
 
-def rise(values: Sequence[float]) -> float:
-    """Return the rise of the regression line from the first to the last value (least squares)."""
-    if len(values) < 2:
-        return 0.0
-    return float(np.polyfit(range(len(values)), np.array(values, np.float64), 1)[0]) * (len(values) - 1)
-
-
 def p99_of_thirds(plan: Plan, book: Book, series: Series) -> list[Figures]:
     """Return the p99 of identifying a photo under load, in each third of the rounds after the warm-up."""
     figures = []
@@ -501,64 +491,6 @@ def p99_of_thirds(plan: Plan, book: Book, series: Series) -> list[Figures]:
         p50, p99 = (round(float(np.percentile(took or [0.0], q)), 1) for q in (50, 99))
         figures.append({"answers": len(took), "p50_ms": p50, "p99_ms": p99})
     return figures
-
-
-def markdown(figures: Figures) -> str:
-    """Format the verdict and its evidence."""
-    failures = figures["failures"]
-    rest = [living for living, _ in figures["rest"]]
-    lines = [
-        "# Soak",
-        "",
-        f"`make soak`: {figures['minutes']:g} minutes on {figures['database']}, {figures['clients']} clients, "
-        f"{len(figures['killed'])} times a server was killed or stopped. {figures['machine']}, commit "
-        f"{figures['commit']}.",
-        "",
-        "**Passed.**" if not failures else "**Failed:** " + "; ".join(failures),
-        "",
-        f"{figures['answers']:,} answers, {len(figures['wrong'])} wrong.",
-        "",
-        "| At rest, the living server | after the warm-up | at the end | most | rise by the line | allowed |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, allowed in RISE.items():
-        values = [reading[name] for reading in rest[figures["warm"] :]]
-        held = f"{values[0]:.0f} | {values[-1]:.0f} | {max(values):.0f} | {figures['rises'][name]:+.1f}"
-        lines.append(f"| {name.replace('_mb', ', MB')} | {held} | {allowed:g} |")
-    lines += ["", "| Identifying a photo, third after the warm-up | answers | p50, ms | p99, ms |", "|---|---|---|---|"]
-    for number, third in enumerate(figures["thirds"], start=1):
-        lines.append(f"| {number} | {third['answers']} | {third['p50_ms']:.0f} | {third['p99_ms']:.0f} |")
-    lines += ["", "| What was asked: what came | times |", "|---|---|"]
-    lines += [f"| {outcome} | {count} |" for outcome, count in figures["outcomes"].items()]
-    bursts = [f"{', '.join(f'{count} times {status}' for status, count in one.items())}" for one in figures["bursts"]]
-    lines += ["", f"Bursts of {BURST} clients: {'; '.join(bursts)}.", "", "![Memory](soak.png)", ""]
-    return "\n".join(lines)
-
-
-def draw(figures: Figures, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 6), layout="constrained")
-    memory, counts = figure.subplots(2, 1, sharex=True)
-    minutes = [at / 60 for at in figures["rest_at_s"]]
-    rest = [living for living, _ in figures["rest"]]
-    memory.plot([at / 60 for at, _ in figures["running"]], [mb for _, mb in figures["running"]], label="under load")
-    memory.plot(minutes, [reading["memory_mb"] for reading in rest], "o-", label="at rest")
-    memory.plot(minutes, [killed["memory_mb"] for _, killed in figures["rest"]], "x", label="the other, at rest")
-    for name in ("descriptors", "threads"):
-        counts.plot(minutes, [reading[name] for reading in rest], "o-", label=f"{name}, at rest")
-    for axes in (memory, counts):
-        for gone, _ in figures["killed"]:
-            axes.axvline(gone / 60, color="gray", linewidth=0.5)
-        axes.axvline(minutes[figures["warm"]], linestyle=":", color="gray")
-        axes.set_ylim(0, None)
-        axes.legend()
-    memory.set(
-        ylabel="resident, MB",
-        title=f"{figures['rises']['memory_mb']:+.1f} MB at rest right of the dotted line; gray: the other is killed",
-    )
-    counts.set(xlabel="minutes")
-    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ CALLS: Final = 10_000
 EXACT_PROBES: Final = 768
 PER_CALL: Final = 16
 STEPS: Final = (0.05, 0.1, 0.2)
+OPERATOR_KEY: Final = "the key of the operator of this bench"
 GALLERY: Final = "people"
 VICTIM: Final = "victim"
 BASE_ABOVE: Final = 0.005
@@ -101,13 +102,13 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         settings = load_settings(
             data_dir=Path(folder),
-            api_key="the operator's key of a bench",
+            api_key=OPERATOR_KEY,
             master_key=TEXT,
             log_level="WARNING",
             embedding_rate=1e9,
             max_embeddings=PER_CALL,
         )
-        with embedded(settings) as url, Kith(url, "the operator's key of a bench") as operator:
+        with embedded(settings) as url, Kith(url, OPERATOR_KEY) as operator:
             database = open_database(settings.sql_url)
             keys = KeyStore(database)
 
@@ -128,9 +129,16 @@ def _measured(operator: Kith, attacker: Callable[[Scope], Attacker], calls: int)
     template = _unit(np.asarray(seen, np.float64))
     operator.create_gallery(GALLERY)
     operator.enroll(GALLERY, VICTIM, embeddings=[template])
-    size = len(template)
+    probes = np.array([_unit(row) for row in rng.normal(size=(max(calls, EXACT_PROBES), len(template)))])
+    return [
+        *_with_similarities(operator, probes, template, calls),
+        *_with_random_probes(attacker, probes[:calls], template),
+        *_along_borders(operator, attacker, template, calls, rng),
+    ]
 
-    probes = np.array([_unit(row) for row in rng.normal(size=(max(calls, EXACT_PROBES), size))])
+
+def _with_similarities(operator: Kith, probes: Vector, template: Vector, calls: int) -> list[Row]:
+    """Recover the template from similarities that Kith does not reveal."""
     exact = np.array(
         [
             result.similarity
@@ -140,55 +148,35 @@ def _measured(operator: Kith, attacker: Callable[[Scope], Attacker], calls: int)
             ).results
         ]
     )
-    rows = [
-        Row(
-            "random probes, exact similarities (as before)",
-            EXACT_PROBES // PER_CALL,
-            0,
-            _solved(probes[:EXACT_PROBES], exact, template),
-            None,
-        )
-    ]
+    solved = _solved(probes[:EXACT_PROBES], exact, template)
+    rows = [Row("random probes, exact similarities (as before)", EXACT_PROBES // PER_CALL, 0, solved, None)]
     similarities = probes @ template
     for step in STEPS:
-        grid = (np.floor(similarities / step) + 0.5) * step
-        rows.append(
-            Row(
-                f"random probes, similarities in steps of {step} (not chosen)",
-                calls,
-                0,
-                _solved(probes[:calls], grid[:calls], template),
-                None,
-            )
-        )
+        solved = _solved(probes[:calls], ((np.floor(similarities / step) + 0.5) * step)[:calls], template)
+        rows.append(Row(f"random probes, similarities in steps of {step} (not chosen)", calls, 0, solved, None))
+    return rows
 
-    say("identify, random probes")
-    one = attacker("identify")
-    outcomes = [one.identify(probe) for probe in probes[:calls]]
-    rows.append(
-        Row(
-            "identify: random probes",
-            one.calls,
-            one.charged,
-            _by_outcome(probes[:calls], outcomes, "unknown", template),
-            one.hours,
-        )
-    )
-    say("enroll, random probes")
-    one = attacker("enroll")
-    outcomes = [one.enroll(probe) for probe in probes[:calls]]
-    rows.append(
-        Row(
-            "enroll: random probes",
-            one.calls,
-            one.charged,
-            _by_outcome(probes[:calls], outcomes, "inconsistent_template", template),
-            one.hours,
-        )
-    )
 
+def _with_random_probes(attacker: Callable[[Scope], Attacker], probes: Vector, template: Vector) -> list[Row]:
+    """Recover the template from the outcomes of random probes."""
+    rows = []
+    scopes: tuple[tuple[Scope, str], ...] = (("identify", "unknown"), ("enroll", "inconsistent_template"))
+    for scope, far in scopes:
+        say(f"{scope}, random probes")
+        one = attacker(scope)
+        ask = one.identify if scope == "identify" else one.enroll
+        cosine = _by_outcome(probes, [ask(probe) for probe in probes], far, template)
+        rows.append(Row(f"{scope}: random probes", one.calls, one.charged, cosine, one.hours))
+    return rows
+
+
+def _along_borders(
+    operator: Kith, attacker: Callable[[Scope], Attacker], template: Vector, calls: int, rng: np.random.Generator
+) -> list[Row]:
+    """Recover the template from points of the border between two decisions."""
     (told,) = operator.identify(GALLERY, embeddings=[template]).results
     assert told.threshold is not None and told.review_threshold is not None  # noqa: S101 - it was searched for
+    rows = list[Row]()
     review, accept = told.review_threshold, told.threshold
     limit = _inconsistent_below(operator, template)
     for border, threshold, inside in (
@@ -204,53 +192,57 @@ def _measured(operator: Kith, attacker: Callable[[Scope], Attacker], calls: int)
             return ask(probe) in inside
 
         base = _near(template, threshold + BASE_ABOVE, rng)
-        rows += _walked(who, reaches, base, threshold, template, "uncertain" not in inside, calls, rng, border)
+        search = BorderSearch(who, reaches, threshold, template, "uncertain" not in inside, border)
+        rows += search.walk(base, calls, rng)
     return rows
 
 
-def _walked(
-    who: Attacker,
-    reaches: Callable[[Vector], bool],
-    base: Vector,
-    threshold: float,
-    template: Vector,
-    from_inside: bool,
-    calls: int,
-    rng: np.random.Generator,
-    name: str,
-) -> list[Row]:
-    """Find a border point on paths from ``base`` in random directions. Each path is searched from the side that costs
-    one token, so that a search has one near miss."""
-    equations: list[Vector] = [base]
-    values: list[float] = [threshold + BASE_ABOVE]
-    rows = [Row(f"{name}: the face it begins with", 0, 0, float(base @ template), None)]
-    points = list(REPORTED)
-    paths = 0
-    while who.calls < calls:
-        across = rng.normal(size=len(base))
-        across = _unit(across - (across @ base) * base)
-        low, high = 0.0, 0.6  # radians: the first is inside, the last outside
-        for _ in range(LEVELS):
-            edges = np.linspace(low, high, CELLS + 1)
-            order = range(1, CELLS) if from_inside else range(CELLS - 1, 0, -1)
-            for k in order:
-                is_inside = reaches(math.cos(edges[k]) * base + math.sin(edges[k]) * across)
-                if is_inside != from_inside:
-                    low, high = (edges[k - 1], edges[k]) if from_inside else (edges[k], edges[k + 1])
-                    break
-            else:
-                low, high = (edges[-2], edges[-1]) if from_inside else (edges[0], edges[1])
-        angle = (low + high) / 2
-        equations.append(math.cos(angle) * base + math.sin(angle) * across)
-        values.append(threshold)
-        paths += 1
-        if points and who.charged >= points[0]:
-            rows.append(
-                Row(name, who.calls, who.charged, _solved(np.array(equations), np.array(values), template), who.hours)
-            )
-            points = [point for point in points if point > who.charged]
-    rows.append(Row(name, who.calls, who.charged, _solved(np.array(equations), np.array(values), template), who.hours))
-    return rows
+@dataclass(frozen=True)
+class BorderSearch:
+    """Search for border points on paths in random directions.
+
+    Each path is searched from the side that costs one token, so that a search has one near miss.
+    """
+
+    who: Attacker
+    reaches: Callable[[Vector], bool]
+    threshold: float
+    template: Vector
+    from_inside: bool
+    name: str
+
+    def walk(self, base: Vector, calls: int, rng: np.random.Generator) -> list[Row]:
+        equations: list[Vector] = [base]
+        values: list[float] = [self.threshold + BASE_ABOVE]
+        rows = [Row(f"{self.name}: the face it begins with", 0, 0, float(base @ self.template), None)]
+        points = list(REPORTED)
+
+        def add_row() -> None:
+            cosine = _solved(np.array(equations), np.array(values), self.template)
+            rows.append(Row(self.name, self.who.calls, self.who.charged, cosine, self.who.hours))
+
+        while self.who.calls < calls:
+            across = rng.normal(size=len(base))
+            across = _unit(across - (across @ base) * base)
+            low, high = 0.0, 0.6  # radians: the first is inside, the last outside
+            for _ in range(LEVELS):
+                edges = np.linspace(low, high, CELLS + 1)
+                order = range(1, CELLS) if self.from_inside else range(CELLS - 1, 0, -1)
+                for k in order:
+                    is_inside = self.reaches(math.cos(edges[k]) * base + math.sin(edges[k]) * across)
+                    if is_inside != self.from_inside:
+                        low, high = (edges[k - 1], edges[k]) if self.from_inside else (edges[k], edges[k + 1])
+                        break
+                else:
+                    low, high = (edges[-2], edges[-1]) if self.from_inside else (edges[0], edges[1])
+            angle = (low + high) / 2
+            equations.append(math.cos(angle) * base + math.sin(angle) * across)
+            values.append(self.threshold)
+            if points and self.who.charged >= points[0]:
+                add_row()
+                points = [point for point in points if point > self.who.charged]
+        add_row()
+        return rows
 
 
 def _inconsistent_below(operator: Kith, template: Vector) -> float:
