@@ -293,10 +293,17 @@ def test_an_enrollment_during_the_cut_over_succeeds(both: Kith, people: dict[str
     writers = [threading.Thread(daemon=True, target=enroll, args=(w,)) for w in range(3)]
     for thread in writers:
         thread.start()
+
+    def wait_for_enrollment() -> None:
+        before, deadline = len(acknowledged) + len(failures), time.monotonic() + WAIT_S
+        while len(acknowledged) + len(failures) == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
     for _ in range(4):
-        time.sleep(0.2)
+        wait_for_enrollment()
         both.cut_over(g, force=True)
-        time.sleep(0.2)
+        wait_for_enrollment()
         both.roll_back(g)
         both.migrate(g, "projected")
     both.cut_over(g, force=True)

@@ -249,13 +249,16 @@ def test_a_large_body_delays_no_other_request_and_its_memory_is_returned(alone: 
         client.post(f"{url}/v1/detect", content=b'{"images": ["AAAA"]}', headers=JSON)
         before = resident_mb(pid)
         with Waits(url) as waits:
+            begin = time.perf_counter()
             try:
                 response = client.post(f"{url}/v1/detect", content=LARGE[case], headers=JSON)
                 assert response.status_code in (200, 413, 422), response.text[:300]
             except httpx.TransportError:  # rejected while sending
                 pass
+            duration_s = time.perf_counter() - begin
         client.get(f"{url}/healthz")
     after = resident_mb(pid)
     print(f"{case}: /healthz {waits.longest_s * 1000:.0f} ms at most of {waits.count}, {before:.0f} -> {after:.0f} MB")
-    assert waits.longest_s < 2, "the body was parsed on the event loop"  # 0.1 s on idle cores
+    # 0.1 s on idle cores. On busy cores, the request itself takes longer too.
+    assert waits.longest_s < max(2, duration_s / 2), "the body was parsed on the event loop"
     assert after - before < 100

@@ -645,6 +645,7 @@ def test_a_killed_import_is_resumed_by_the_same_file(database_url: DatabaseUrl, 
         assert not list(examined.findings(None, repair=False))
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     file, url = tmp_path / "file.parquet", f"sqlite:///{tmp_path / 'kith.db'}"
     big_file(file, 120_000, 512)
@@ -668,7 +669,7 @@ def rest(kith: Kith, gallery: str, file: bytes, kind: str = "application/x-ndjso
     coding = params.pop("coding", None)
     headers = {"Content-Type": kind} | ({"Content-Encoding": coding} if coding else {})
     url = f"{address(kith)}/v1/galleries/{gallery}/import"
-    return httpx.post(url, content=file, headers=headers, params=params, timeout=60)
+    return httpx.post(url, content=file, headers=headers, params=params, timeout=300)
 
 
 def header_of(kith: Kith) -> bytes:
