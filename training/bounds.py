@@ -60,13 +60,15 @@ def l2_softmax_alpha_bound(num_classes: int, probability: float) -> float:
     return math.log(probability * (num_classes - 2) / (1 - probability))
 
 
-def fixed_scale(num_classes: int) -> float:
-    """Return s = sqrt(2) ln(C-1), the fixed scale of AdaCos and of adaptive-scale CosFace. 13.10 at C = 10,575.
+def fixed_scale(num_classes: int, angle_deg: float = 45.0) -> float:
+    """Return s = ln(C-1) / cos(angle), at which P = 1/2 at this angle if the other classes are at right angles.
 
-    At this scale P = 1/2 at theta = pi/4 if the other classes are at right angles.
+    At 45 degrees, sqrt(2) ln(C-1): the fixed scale of AdaCos and of adaptive-scale CosFace, 13.10 at C = 10,575.
     """
     _require_classes(num_classes, 3)
-    return math.sqrt(2) * math.log(num_classes - 1)
+    if not 0 <= angle_deg < 90:
+        raise ValueError(f"the angle lies in [0, 90) degrees, not {angle_deg}")
+    return math.log(num_classes - 1) / math.cos(math.radians(angle_deg))
 
 
 def inflection_scale(num_classes: int) -> float:

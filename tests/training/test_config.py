@@ -35,7 +35,8 @@ def config(tmp_path: Path) -> RunConfig:
         lambda: LoopConfig(epochs=0),
         lambda: LoopConfig(batch_size=1),
         lambda: LoopConfig(learning_rate=0),
-        lambda: LoopConfig(schedule="step"),  # type: ignore[arg-type]
+        lambda: LoopConfig(schedule="linear"),  # type: ignore[arg-type]
+        lambda: LoopConfig(milestones=(0.5, 1.0)),
         lambda: LoopConfig(optimizer="lion"),  # type: ignore[arg-type]
         lambda: LoopConfig(precision="int4"),  # type: ignore[arg-type]
         lambda: LoopConfig(class_sampling=1.5),

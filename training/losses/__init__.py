@@ -13,14 +13,16 @@ from torch import nn
 from training.config import ConfigError, HeadConfig, Option, TermConfig
 from training.losses.adacos import AdaCos, FixedAdaCos
 from training.losses.adaptive import AdaFace, CurricularFace, ElasticFace, MagFace, SubCenterArcFace
-from training.losses.core import CosineHead, Head, NoHead
+from training.losses.core import Agents, CosineHead, Head, NoHead
 from training.losses.margins import AdaptiveCosFace, ArcFace, CombinedMargin, CosFace, NormFace, SphereFace
 from training.losses.multiplicative import ASoftmax, LSoftmax
 from training.losses.partial_fc import PartialFC
-from training.losses.softmax import L2Softmax, Softmax
+from training.losses.softmax import BatchCentroids, L2Softmax, Softmax, SoftmaxWithoutBias
 from training.losses.terms import (
     Center,
+    ClassContrastive,
     ClassTerm,
+    ClassTriplet,
     Contrastive,
     Inter,
     Intra,
@@ -34,8 +36,10 @@ from training.losses.terms import (
 HEADS: Mapping[str, Callable[..., Head]] = MappingProxyType(
     {
         "softmax": Softmax,
+        "softmax_no_bias": SoftmaxWithoutBias,
         "l2_softmax": L2Softmax,
         "normface": NormFace,
+        "coco": BatchCentroids,
         "l_softmax": LSoftmax,
         "a_softmax": ASoftmax,
         "sphereface": SphereFace,
@@ -52,6 +56,7 @@ HEADS: Mapping[str, Callable[..., Head]] = MappingProxyType(
         "magface": MagFace,
         "adaface": AdaFace,
         "elasticface": ElasticFace,
+        "agents": Agents,
         "none": NoHead,
     }
 )
@@ -60,6 +65,8 @@ TERMS: Mapping[str, Callable[..., Term]] = MappingProxyType(
         "intra": Intra,
         "inter": Inter,
         "mhe": MinimumEnergy,
+        "class_contrastive": ClassContrastive,
+        "class_triplet": ClassTriplet,
         "triplet": Triplet,
         "center": Center,
         "range": Range,

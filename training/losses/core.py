@@ -99,6 +99,18 @@ class NoHead(Head):
         return upcast(embeddings_BD).sum() * 0.0
 
 
+class Agents(NoHead):
+    """Class weights without a loss, for terms that compare embeddings with them: NormFace, section 3.3, agents."""
+
+    def __init__(self, embedding_dim: int, num_classes: int) -> None:
+        super().__init__(embedding_dim, num_classes)
+        self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
+        nn.init.normal_(self.weight, std=0.01)
+
+    def class_weights(self) -> Tensor | None:
+        return self.weight
+
+
 class CosineHead(Head):
     """Cosine classifier: cross-entropy of the logits s * margin(cos theta).
 

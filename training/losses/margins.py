@@ -6,7 +6,7 @@ import math
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from training.bounds import fixed_scale
 from training.losses.core import CosineHead
@@ -16,7 +16,18 @@ CombinedBeyond = Literal["continuous", "plain"]
 
 
 class NormFace(CosineHead):
-    """Normalized softmax, s * cos(theta): F. Wang et al., "NormFace", 2017; CosFace's NSL, eq. 3; CoCo."""
+    """Normalized softmax, s * cos(theta): F. Wang et al., "NormFace", 2017; CosFace's NSL, eq. 3; CoCo.
+
+    Args:
+        learn_scale: train s from its initial value ``scale``, without weight decay (NormFace, section 3.2).
+    """
+
+    def __init__(self, embedding_dim: int, num_classes: int, scale: float = 64.0, learn_scale: bool = False) -> None:
+        super().__init__(embedding_dim, num_classes, scale)
+        if learn_scale:
+            self.shardable = False  # each rank would see the gradient of its classes only
+            del self.scale
+            self.scale = nn.Parameter(torch.tensor(float(scale)))
 
 
 class CosFace(CosineHead):
@@ -33,10 +44,14 @@ class CosFace(CosineHead):
 
 
 class AdaptiveCosFace(CosFace):
-    """CosFace at s = sqrt(2) ln(C - 1), see `bounds.fixed_scale`."""
+    """CosFace with s = ln(C - 1) / cos(angle), see `bounds.fixed_scale`.
 
-    def __init__(self, embedding_dim: int, num_classes: int, margin: float = 0.35) -> None:
-        super().__init__(embedding_dim, num_classes, fixed_scale(num_classes), margin)
+    Args:
+        angle_deg: angle at which the loss changes fastest. Samples beyond it dominate the gradient.
+    """
+
+    def __init__(self, embedding_dim: int, num_classes: int, margin: float = 0.35, angle_deg: float = 45.0) -> None:
+        super().__init__(embedding_dim, num_classes, fixed_scale(num_classes, angle_deg), margin)
 
 
 class ArcFace(CosineHead):

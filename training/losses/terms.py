@@ -90,6 +90,47 @@ class MinimumEnergy(ClassTerm):
         return others_BC.sum() / (len(x_BD) * (len(weights_CD) - 1))
 
 
+class ClassContrastive(ClassTerm):
+    """C-contrastive loss, mean of ||x - W_y||^2 + sum_{j != y} max(0, m - ||x - W_j||^2), all unit vectors.
+
+    F. Wang et al., "NormFace", 2017, section 3.3: class weights are agents of all samples of their class.
+    """
+
+    def __init__(self, embedding_dim: int, num_classes: int, margin: float = 1.0) -> None:
+        super().__init__(embedding_dim, num_classes)
+        if not 0 < margin <= 4:
+            raise ValueError(f"a margin of squared distances lies in (0, 4], not {margin}")
+        self.margin = margin
+
+    def class_loss(self, x_BD: Tensor, labels_B: Tensor, weights_CD: Tensor) -> Tensor:
+        squares_BC = 2 - 2 * cosine_matrix(x_BD, weights_CD)
+        index_B1 = labels_B[:, None]
+        return self.pair_losses(squares_BC.gather(1, index_B1), squares_BC).scatter(
+            1, index_B1, self.own_losses(squares_BC.gather(1, index_B1))
+        ).sum() / len(x_BD)
+
+    def own_losses(self, own_B1: Tensor) -> Tensor:
+        """Return (B, 1) losses from squared distances to the own agent."""
+        return own_B1
+
+    def pair_losses(self, own_B1: Tensor, other_BC: Tensor) -> Tensor:
+        """Return (B, C) losses from squared distances to other agents."""
+        return F.relu(self.margin - other_BC)
+
+
+class ClassTriplet(ClassContrastive):
+    """C-triplet loss, mean of sum_{j != y} max(0, m + ||x - W_y||^2 - ||x - W_j||^2): NormFace, section 3.3."""
+
+    def __init__(self, embedding_dim: int, num_classes: int, margin: float = 0.8) -> None:
+        super().__init__(embedding_dim, num_classes, margin)
+
+    def own_losses(self, own_B1: Tensor) -> Tensor:
+        return torch.zeros_like(own_B1)
+
+    def pair_losses(self, own_B1: Tensor, other_BC: Tensor) -> Tensor:
+        return F.relu(self.margin + own_B1 - other_BC)
+
+
 class Triplet(BatchTerm):
     """Angular triplet loss, mean of max(0, theta_ap + m - theta_an) over all pairs (a, p).
 

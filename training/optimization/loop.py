@@ -160,13 +160,16 @@ def _agree_to_stop(step: int, requested: bool) -> bool:
 
 
 def learning_rate(step: int, total_steps: int, config: LoopConfig) -> float:
-    """Return the rate: linear warm-up, then half a cosine or (1 - progress)^poly_power down to zero."""
+    """Return the rate: linear warm-up, then half a cosine or (1 - progress)^poly_power down to zero, or steps."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
     match config.schedule:
         case "cosine":
             return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+        case "step":
+            passed = sum(step >= share * total_steps for share in config.milestones)
+            return config.learning_rate / 10.0**passed
         case "poly":
             return float(config.learning_rate * (1 - min(1.0, progress)) ** config.poly_power)
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from training.config import ConfigError, DistillConfig, RunConfig
 from training.losses import CosineHead, Head, PartialFC, build_head, build_term
+from training.losses.core import Agents, NoHead
 from training.optimization.distillation import Distillation, load_teacher
 
 
@@ -58,8 +59,9 @@ def build_objective(config: RunConfig, num_classes: int) -> Objective:
     if config.loop.class_sampling:
         head = _shard(head, config.loop.class_sampling)
     terms = {t.name: (t.weight, build_term(t, head, dim, num_classes)) for t in config.terms}
-    if config.head.name == "none" and not terms and config.distill.teacher is None:
-        raise ConfigError("Head none needs a term (terms.triplet=1) or a teacher")
+    if isinstance(head, NoHead) and not terms and config.distill.teacher is None:
+        term = "class_triplet" if isinstance(head, Agents) else "triplet"
+        raise ConfigError(f"Head {config.head.name} needs a term (terms.{term}=1) or a teacher")
     distillation = None
     if config.distill.teacher is not None:
         distillation = (config.distill.weight, Distillation(load_teacher(config.distill.teacher), dim, config.distill))

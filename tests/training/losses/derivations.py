@@ -219,6 +219,34 @@ def adaface(s: float, m: float, q: Sequence[float]) -> Derivation:
     return loss
 
 
+def batch_centroids(s: float) -> Derivation:
+    """Return the loss over the people of the batch, each at the mean of its samples. ``w`` is unused."""
+
+    def loss(x: Matrix, w: Matrix, y: Labels) -> float:
+        people = sorted(set(y.tolist()))
+        centroids = [np.mean([x[i] for i in range(len(x)) if y[i] == k], axis=0) for k in people]
+        places = np.array([people.index(int(k)) for k in y])
+        return softmax_over(x, places, lambda i, j: s * cosine(x[i], centroids[j]), len(people))
+
+    return loss
+
+
+def agents(m: float, triplet: bool) -> Derivation:
+    def loss(x: Matrix, w: Matrix, y: Labels) -> float:
+        def distance(i: int, j: int) -> float:
+            return length(x[i] / length(x[i]) - w[j] / length(w[j])) ** 2
+
+        terms = []
+        for i in range(len(x)):
+            own = distance(i, int(y[i]))
+            others = [distance(i, j) for j in range(len(w)) if j != y[i]]
+            hinges = [max(0.0, m + own - d) if triplet else max(0.0, m - d) for d in others]
+            terms.append(sum(hinges) + (0.0 if triplet else own))
+        return mean(terms)
+
+    return loss
+
+
 def slope(loss: Callable[[Matrix], float], at: Matrix, step: float = 1e-6) -> Matrix:
     """Central differences."""
     gradient = np.zeros_like(at)

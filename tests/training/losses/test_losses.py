@@ -29,6 +29,7 @@ from training.losses import (
     ElasticFace,
     Head,
     LSoftmax,
+    PartialFC,
     SphereFace,
     build_head,
     build_term,
@@ -49,6 +50,14 @@ def term(name: str, **options: Any) -> nn.Module:
 
 HEAD_CASES: dict[str, tuple[Callable[[], Head], paper.Derivation]] = {
     "normface": (partial(head, "normface", scale=S), paper.cosine_head(S, lambda t, _: math.cos(t))),
+    "normface learned scale": (
+        partial(head, "normface", scale=S, learn_scale=True),
+        paper.cosine_head(S, lambda t, _: math.cos(t)),
+    ),
+    "softmax_no_bias": (
+        partial(head, "softmax_no_bias"),
+        lambda x, w, y: paper.softmax_over(x, y, lambda i, j: float(x[i] @ w[j]), len(w)),
+    ),
     "cosface": (
         partial(head, "cosface", scale=S, margin=0.35),
         paper.cosine_head(S, lambda t, _: math.cos(t) - 0.35),
@@ -56,6 +65,10 @@ HEAD_CASES: dict[str, tuple[Callable[[], Head], paper.Derivation]] = {
     "adaptive_cosface": (
         partial(head, "adaptive_cosface", margin=0.2),
         paper.cosine_head(math.sqrt(2) * math.log(CLASSES - 1), lambda t, _: math.cos(t) - 0.2),
+    ),
+    "adaptive_cosface at 60 degrees": (
+        partial(head, "adaptive_cosface", margin=0.2, angle_deg=60.0),
+        paper.cosine_head(float(np.float32(2 * math.log(CLASSES - 1))), lambda t, _: math.cos(t) - 0.2),
     ),
     "adacos_fixed": (
         partial(head, "adacos_fixed"),
@@ -106,6 +119,9 @@ TERM_CASES: dict[str, tuple[Callable[[], nn.Module], paper.Derivation]] = {
     "inter": (partial(term, "inter"), paper.inter),
     "mhe": (partial(term, "mhe"), paper.energy(2.0)),
     "mhe logarithmic": (partial(term, "mhe", power=0.0), paper.energy(0.0)),
+    "class_contrastive": (partial(term, "class_contrastive"), paper.agents(1.0, False)),
+    "class_contrastive wide": (partial(term, "class_contrastive", margin=3.0), paper.agents(3.0, False)),
+    "class_triplet": (partial(term, "class_triplet"), paper.agents(0.8, True)),
     "triplet": (partial(term, "triplet"), paper.triplet(0.35, "semi_hard")),
     "triplet all": (partial(term, "triplet", mining="all"), paper.triplet(0.35, "all")),
     "contrastive": (partial(term, "contrastive"), paper.contrastive(1.0, True)),
@@ -170,9 +186,46 @@ def test_a_term_matches_its_paper(make: Callable[[], nn.Module], expected: paper
 
 
 def test_every_head_and_term_is_tested() -> None:
-    elsewhere = {"softmax", "l2_softmax", "adacos", "curricularface", "adaface", "combined", "none"}
+    elsewhere = {"softmax", "l2_softmax", "adacos", "curricularface", "adaface", "combined", "none", "agents", "coco"}
     assert {name.split()[0] for name in HEAD_CASES} | elsewhere == set(HEADS)
     assert {name.split()[0] for name in TERM_CASES} == set(TERMS)
+
+
+def test_a_learned_scale_has_its_gradient_and_is_not_split(batch: Any) -> None:
+    x, w, y = batch
+    built = head("normface", scale=S, learn_scale=True).double()
+    with torch.no_grad():
+        weights_of(built).copy_(torch.from_numpy(w[:CLASSES]))
+    built(torch.from_numpy(x), torch.from_numpy(y)).backward()
+    (scale,) = (p for p in built.parameters() if p.ndim == 0)
+
+    def loss(s: NDArray[np.float64]) -> float:
+        return paper.cosine_head(float(s[0]), lambda t, _: math.cos(t))(x, w[:CLASSES], y)
+
+    assert scale.grad is not None
+    assert scale.grad.item() == pytest.approx(paper.slope(loss, np.array([S]))[0], rel=1e-6)
+    with pytest.raises(ValueError, match="cannot be split"):
+        PartialFC(built, 1.0)  # type: ignore[arg-type]
+
+
+def test_coco_compares_with_the_centroids_of_the_batch(batch: Any) -> None:
+    x, w, y = batch
+    inputs = torch.tensor(x, requires_grad=True)
+    loss = head("coco", scale=S)(inputs, torch.from_numpy(y))
+    expected = paper.batch_centroids(S)
+    assert loss.item() == pytest.approx(expected(x, w, y), rel=1e-6)
+    loss.backward()
+    assert inputs.grad is not None
+    np.testing.assert_allclose(inputs.grad, paper.slope_by_x(expected, x, w, y), atol=1e-6, rtol=1e-5)
+
+
+def test_agents_only_hold_class_weights(batch: Any) -> None:
+    x, _, y = batch
+    built = head("agents")
+    weights = built.class_weights()
+    assert weights is not None
+    assert weights.shape == (CLASSES, DIM)
+    assert built(torch.from_numpy(x), torch.from_numpy(y)).item() == 0.0
 
 
 @pytest.mark.parametrize("alpha", [None, 3.0, 0.0])
@@ -341,7 +394,7 @@ ANGLES = [0.0, 1e-4, math.pi - 0.5 - 1e-6, math.pi - 0.5 + 1e-6, math.pi - 1e-4,
 @pytest.mark.parametrize("angle", ANGLES)
 def test_a_heads_gradients_are_finite_where_arccos_has_none(name: str, angle: float) -> None:
     built = head(name)
-    weight = weights_of(built) if name != "none" else None
+    weight = weights_of(built) if name not in ("none", "agents", "coco") else None
     if weight is not None:
         with torch.no_grad():
             weight.zero_()

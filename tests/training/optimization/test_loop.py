@@ -73,6 +73,10 @@ def test_every_head_trains(folder: Path, tmp_path: Path, head: str) -> None:
     config = tiny_run(folder, tmp_path / "run", head, epochs=2)
     if head == "none":
         config = replace(config, terms=(TermConfig("triplet"),), data=replace(config.data, images_per_person=2))
+    if head == "coco":
+        config = replace(config, data=replace(config.data, images_per_person=2))
+    if head == "agents":
+        config = replace(config, terms=(TermConfig("class_triplet"),))
     if head in ("arcface", "magface"):  # from no margin to all of it
         config = replace(config, loop=replace(config.loop, margin_warmup_steps=4))
     torch.manual_seed(config.loop.seed)
@@ -275,6 +279,8 @@ def test_schedules() -> None:
         assert learning_rate(9, 110, chosen) == pytest.approx(0.1)
         assert learning_rate(60, 110, chosen) == pytest.approx(middle)
         assert learning_rate(110, 110, chosen) == pytest.approx(0.0)
+    steps = replace(config, schedule="step")
+    assert [learning_rate(s, 160, steps) for s in (9, 99, 100, 139, 140)] == pytest.approx([0.1, 0.1, 0.01, 0.01, 1e-3])
     assert [margin_share(s, LoopConfig(margin_warmup_steps=4)) for s in (0, 1, 4, 9)] == [0, 0.25, 1, 1]
     assert margin_share(0, LoopConfig()) == 1
 
@@ -307,6 +313,7 @@ def test_a_run_writes_logs_plots_and_checkpoint(folder: Path, tmp_path: Path) ->
     ("settings", "message"),
     [
         ({"head.name": "none"}, "needs a term"),
+        ({"head.name": "agents"}, "Head agents needs a term .terms.class_triplet=1"),
         ({"head.name": "adacos", "loop.class_sampling": "1"}, "AdaCos needs all classes at once"),
         ({"head.name": "softmax", "loop.class_sampling": "1"}, "needs a cosine head"),
         ({"head.name": "cosface", "loop.class_sampling": "1", "terms.inter": "1"}, "class weights"),
