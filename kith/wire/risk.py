@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import Fusion, Source
+from kith.wire.common import Fusion, RiskWarning, Source
 
 INTERVAL = "Together with 'high', the 95 % confidence interval."
 
@@ -30,8 +30,15 @@ class ThresholdOut(BaseModel):
     low: float = Field(description=INTERVAL)
     high: float
     extrapolated: bool
+    fnir: float | None = Field(
+        None,
+        description="Promised share of enrolled people's searches that do not identify them, for photos like those "
+        "enrolled.",
+    )
+    fnir_low: float | None = Field(None, description="Together with 'fnir_high', the 95 % interval of 'fnir'.")
+    fnir_high: float | None = None
     fnmr: float | None = Field(
-        None, description="Share of an enrolled person's own probes below the threshold, by the pack's calibration."
+        None, description="Deprecated: the same as 'fnir'.", json_schema_extra={"deprecated": True}
     )
 
 
@@ -63,9 +70,20 @@ class GalleryRiskOut(BaseModel):
     fusion: Fusion
     subjects: int = Field(description="Subjects with a template when the evidence was derived.")
     risk: dict[str, float] = Field(description="The gallery's setting.")
-    threshold: float
+    threshold: float = Field(description="Threshold of a search whose runner-up has the similarity 'rival'.")
     review_threshold: float
+    rival: float | None = Field(
+        None,
+        description="Usual similarity of the runner-up. A search adds a quarter of the runner-up's similarity minus "
+        "this value to its thresholds. Null if thresholds are fixed.",
+    )
     evidence: EvidenceOut
     targets: list[TargetOut]
     curve: list[PointOut]
     check: HoldoutCheckOut | None
+    warnings: list[RiskWarning] = Field(
+        default_factory=list,
+        description="photos_of_one_sitting: the photos of most subjects look like one sitting's, so 'fnir' holds for "
+        "photos like those. people_unlike_calibration: strangers here match each other several times as often, or as "
+        "rarely, as in the pack's calibration.",
+    )

@@ -156,6 +156,8 @@ class Calibration:
         self.genuine_pairs = int(genuine.sum())
         self.genuine = genuine
         self._genuine_above = count_at_or_above(genuine)
+        self.mean_genuine = max(0.0, float(np.average(EDGES[:-1] + BIN_WIDTH / 2, weights=genuine)))
+        """Mean similarity of two photos of a person, at least 0."""
         self.curve = _join_counts_and_tail(count_at_or_above(impostor), tail, variances)
 
     @classmethod

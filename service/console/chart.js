@@ -11,7 +11,7 @@ const NARROW = 480;
 const MIN_RATE = 8e-6;
 
 /**
- * `stops`: positions of the handle, `{fpir, similarity, fnmr}` by falling FPIR. `curve`: from the service. `words(stop)`: text
+ * `stops`: positions of the handle, `{fpir, similarity, fnir}` by falling FPIR. `curve`: from the service. `words(stop)`: text
  * of the handle. `onMove(stop)`: called when the user moves it. Returns the element, `focus()`, and `show(state)` with
  * `{stop, review, now, growth}`: position, review threshold, current threshold, and whether to draw the curve for ten times
  * as many people.
@@ -72,7 +72,7 @@ export function riskChart({ curve, stops, words, onMove }) {
     const { x, y, top, bottom, left, right } = size;
     const at = Math.min(state.stop.similarity, domain[1]);
     const from = Math.max(domain[0], Math.min(state.review, at));
-    const missed = stops.filter((stop) => stop.fnmr !== null && stop.fnmr > 0);
+    const missed = stops.filter((stop) => stop.fnir !== null && stop.fnir > 0);
     const zone = (kind, a, b) =>
       b > a && svg("rect", { class: `zone ${kind}`, x: x(a), y: bottom + 1, width: x(b) - x(a), height: 8 });
     fill(
@@ -83,7 +83,7 @@ export function riskChart({ curve, stops, words, onMove }) {
       svg("path", { class: "band", d: band(curve, x, y, bottom) }),
       state.growth &&
         svg("path", { class: "line grown", d: line(curve.map((p) => [x(p.similarity), y(grown(p.fpir, 10))])) }),
-      svg("path", { class: "line missed", d: line(missed.map((stop) => [x(stop.similarity), y(stop.fnmr)])) }),
+      svg("path", { class: "line missed", d: line(missed.map((stop) => [x(stop.similarity), y(stop.fnir)])) }),
       svg("path", {
         class: "line counted",
         d: line(curve.filter((p) => !p.extrapolated).map((p) => [x(p.similarity), y(p.fpir)])),

@@ -9,7 +9,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from models.risk.calibration import FmrCurve, Threshold, fmr_for_fpir, fpir_from_fmr
+from models.risk.calibration import UNREACHABLE_SIMILARITY, FmrCurve, Threshold, fmr_for_fpir, fpir_from_fmr
+from models.risk.impostor_evidence import MIN_ADJUSTED_SUBJECTS, RIVAL_WEIGHT, rival_adjusted
 from models.vision.quality_gate import LivenessVerdict
 from service.core.errors import RiskUncalibratedError
 
@@ -22,8 +23,7 @@ FaceChoice = Literal["only", "largest"]
 REVIEW_FACTOR: Final = 10.0
 """Review risk as a multiple of the target risk. Between the two, the outcome is 'uncertain'."""
 MAX_REVIEW_RISK: Final = 0.5
-MIN_MARGIN: Final = 0.02
-"""Smallest similarity difference between the best two subjects at which the best is identified."""
+MEDIAN_FPIR: Final = 0.5
 SIMILARITY_STEP: Final = 0.05
 """Rounding step of similarities for callers that may not export templates; applied to photos only.
 
@@ -44,8 +44,23 @@ class RiskTarget:
 
 
 @dataclass(frozen=True)
+class RivalRisk:
+    """Score curve of rival-adjusted similarities (:mod:`models.risk.impostor_evidence`).
+
+    ``rival`` is the median of the best similarities of non-mated searches among ``subjects``.
+    """
+
+    curve: FmrCurve
+    rival: float
+    subjects: int
+
+
+@dataclass(frozen=True)
 class ImpostorRisk:
-    """Impostor score curve, and its source: the pack's calibration, the gallery's subjects, or both."""
+    """Impostor score curve, and its source: the pack's calibration, the gallery's subjects, or both.
+
+    ``curve`` is for single comparisons, ``search`` for searches of several subjects.
+    """
 
     curve: FmrCurve
     source: CalibrationSource
@@ -53,19 +68,43 @@ class ImpostorRisk:
     """Comparisons of the curve that one subject counts as."""
     mean_templates: float = 1.0
     """Mean number of templates of the subjects behind the curve."""
+    search: RivalRisk | None = None
+    min_fmr: float = 0.0
+    """Smallest FMR that the pairs behind the curve support. Smaller ones are not shown."""
 
     def comparisons(self, subjects: int) -> int:
         return math.ceil(subjects * self.comparisons_per_subject)
 
+    def rival_of(self, subjects: int) -> float | None:
+        """Return the rival of a search of ``subjects``; None if its similarities are not adjusted.
+
+        More subjects have a more similar rival: it moves as the median on the curve of single comparisons.
+        """
+        if self.search is None or subjects < MIN_ADJUSTED_SUBJECTS:
+            return None
+        known, asked = (
+            self.curve.threshold_at_fmr(fmr_for_fpir(MEDIAN_FPIR, count)).similarity
+            for count in (self.search.subjects, subjects)
+        )
+        return self.search.rival + asked - known
+
+    def curve_of(self, subjects: int) -> FmrCurve:
+        """Return the curve for a search of ``subjects``."""
+        return self.curve if self.search is None or subjects < MIN_ADJUSTED_SUBJECTS else self.search.curve
+
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Similarities for a risk target: from ``accept`` a match, from ``review`` uncertain."""
+    """Scores for a risk target: from ``accept`` a match, from ``review`` uncertain.
+
+    ``rival``: the scores are similarities adjusted to this rival; None: they are similarities.
+    """
 
     accept: float
     review: float
     source: CalibrationSource | Literal["explicit"]
     extrapolated: bool
+    rival: float | None = None
 
     @property
     def out_of_reach(self) -> bool:
@@ -76,8 +115,16 @@ class Thresholds:
         """Return these thresholds, raised to ``floor`` where they are below it."""
         return replace(self, accept=max(self.accept, floor), review=max(self.review, floor))
 
+    def of_search(self, runner_up: float | None) -> Thresholds:
+        """Return the thresholds that apply to the best similarity of a search with this runner-up."""
+        if self.rival is None or runner_up is None or self.out_of_reach:
+            return replace(self, rival=None)
+        moved = RIVAL_WEIGHT * (runner_up - self.rival)
+        accept = min(self.accept + moved, UNREACHABLE_SIMILARITY)
+        return replace(self, accept=accept, review=min(self.review + moved, accept), rival=None)
+
     def coarse(self, similarity: float, photo: bool) -> float | None:
-        """Return the similarity that a caller without export permission may see.
+        """Return the score that a caller without export permission may see.
 
         Below the review threshold it is None. Above, it is the highest threshold reached; for photos it is the
         similarity rounded down to SIMILARITY_STEP, if that is higher. The decision stays the same.
@@ -90,11 +137,15 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Subject, its fused similarity to the probe, and the probability that a stranger scores as high."""
+    """Subject, its fused similarity to the probe, and the probability that a stranger scores as high.
+
+    ``score`` is compared with the thresholds: the similarity, or the rival-adjusted similarity.
+    """
 
     subject_pk: int
     similarity: float
     false_alarm_probability: float | None
+    score: float
 
 
 @dataclass(frozen=True)
@@ -125,12 +176,14 @@ def thresholds_for(
         raise RiskUncalibratedError(f"no threshold for {target.kind} {target.value:g}")
 
     def at(risk: float) -> Threshold:
-        fmr = fmr_for_fpir(risk, known.comparisons(comparisons)) if target.kind == "fpir" else risk
-        return known.curve.threshold_at_fmr(fmr)
+        if target.kind == "fmr":
+            return known.curve.threshold_at_fmr(risk)
+        return known.curve_of(comparisons).threshold_at_fmr(fmr_for_fpir(risk, known.comparisons(comparisons)))
 
     accept = at(target.value)
     review = at(max(target.value, min(MAX_REVIEW_RISK, target.value * review_factor)))
-    return Thresholds(accept.similarity, review.similarity, known.source, accept.extrapolated)
+    rival = known.rival_of(comparisons) if target.kind == "fpir" else None
+    return Thresholds(accept.similarity, review.similarity, known.source, accept.extrapolated, rival)
 
 
 def review_floor(own: RiskTarget, known: ImpostorRisk | None, comparisons: int, review_factor: float) -> float:
@@ -140,32 +193,60 @@ def review_floor(own: RiskTarget, known: ImpostorRisk | None, comparisons: int, 
     return thresholds_for(own, known, comparisons, review_factor).review
 
 
+def score_candidates(
+    hits: Sequence[tuple[int, float]], thresholds: Thresholds, known: ImpostorRisk | None, comparisons: int
+) -> list[Candidate]:
+    """Return the candidates of one search, from (subject key, similarity), best first."""
+    similarities = [similarity for _, similarity in hits]
+    adjusted = rival_adjusted(similarities, None if known is None else known.rival_of(comparisons))
+    chances = false_alarm_probabilities(adjusted, known, comparisons, adjusted=True)
+    scores = rival_adjusted(similarities, thresholds.rival)
+    rows = zip(hits, chances, scores, strict=True)
+    return [Candidate(subject_pk, similarity, chance, score) for (subject_pk, similarity), chance, score in rows]
+
+
 def coarse_candidates(
     candidates: Sequence[Candidate], thresholds: Thresholds, known: ImpostorRisk | None, comparisons: int, photo: bool
 ) -> list[Candidate]:
-    """Return the candidates from the review threshold up, with coarse similarities and their probabilities."""
+    """Return the candidates from the review threshold up, with coarse scores as similarities.
+
+    Exact thresholds of the search would reveal the similarity of the runner-up.
+    """
+    coarse = [thresholds.coarse(candidate.score, photo) for candidate in candidates]
+    adjusted = thresholds.rival is not None
     return [
-        Candidate(candidate.subject_pk, similarity, false_alarm_probability(similarity, known, comparisons))
-        for candidate in candidates
-        if (similarity := thresholds.coarse(candidate.similarity, photo)) is not None
+        Candidate(candidate.subject_pk, score, false_alarm_probability(score, known, comparisons, adjusted), score)
+        for candidate, score in zip(candidates, coarse, strict=True)
+        if score is not None
     ]
 
 
-def false_alarm_probability(similarity: float, known: ImpostorRisk | None, comparisons: int) -> float | None:
-    """Return the probability that a stranger's best of ``comparisons`` reaches ``similarity``, None if uncalibrated."""
-    if known is None:
-        return None
-    return fpir_from_fmr(known.curve.fmr(similarity).value, known.comparisons(comparisons))
+def false_alarm_probability(
+    score: float, known: ImpostorRisk | None, comparisons: int, adjusted: bool = False
+) -> float | None:
+    """Return the probability that a stranger's best of ``comparisons`` reaches ``score``, None if uncalibrated.
+
+    ``adjusted``: the score is rival-adjusted, unless the search has too few subjects.
+    """
+    return false_alarm_probabilities([score], known, comparisons, adjusted)[0]
 
 
 def false_alarm_probabilities(
-    similarities: Sequence[float], known: ImpostorRisk | None, comparisons: int
+    scores: Sequence[float], known: ImpostorRisk | None, comparisons: int, adjusted: bool = False
 ) -> Sequence[float | None]:
-    """Return :func:`false_alarm_probability` for each similarity."""
+    """Return :func:`false_alarm_probability` for each score."""
     if known is None:
-        return [None] * len(similarities)
+        return [None] * len(scores)
+    curve = known.curve_of(comparisons) if adjusted else known.curve
     subjects = known.comparisons(comparisons)
-    return [fpir_from_fmr(rate, subjects) for rate in known.curve.rates_at(np.asarray(similarities)).tolist()]
+    return [fpir_from_fmr(rate, subjects) for rate in curve.rates_at(np.asarray(scores)).tolist()]
+
+
+def shown_probability(chance: float | None, known: ImpostorRisk | None, comparisons: int) -> float | None:
+    """Return a false alarm probability for a response: not smaller than the pairs behind the curve support."""
+    if chance is None or known is None:
+        return chance
+    return max(chance, fpir_from_fmr(min(1.0, known.min_fmr), known.comparisons(comparisons)))
 
 
 def check_presentation(
@@ -184,16 +265,25 @@ def check_presentation(
     return "rejected_liveness", [liveness]
 
 
-def decide(candidates: list[Candidate], thresholds: Thresholds, min_margin: float = MIN_MARGIN) -> Decision:
-    """Decide on a search. ``candidates`` are distinct subjects, best first."""
+def decide(candidates: list[Candidate], thresholds: Thresholds, min_margin: float = 0.0) -> Decision:
+    """Decide on a search. ``candidates`` are distinct subjects, best first.
+
+    The outcome is 'uncertain' if the runner-up, adjusted by the best, reaches the threshold too: both subjects then
+    resemble the probe more than the accepted risk allows by chance. ``min_margin`` lowers the threshold for the
+    runner-up.
+    """
     best = candidates[0] if candidates else None
     runner_up = candidates[1] if len(candidates) > 1 else None
-    if best is None or best.similarity < thresholds.review:
+    if best is None or best.score < thresholds.review:
         return Decision("unknown", best, runner_up)
-    if best.similarity < thresholds.accept:
+    if best.score < thresholds.accept:
         return Decision("uncertain", best, runner_up)
-    lookalike = runner_up is not None and best.similarity - runner_up.similarity < min_margin
-    return Decision("uncertain" if lookalike else "identified", best, runner_up)
+    if runner_up is None:
+        return Decision("identified", best, None)
+    score = runner_up.score
+    if thresholds.rival is None:
+        _, score = rival_adjusted([best.score, score], thresholds.accept)
+    return Decision("uncertain" if score >= thresholds.accept - min_margin else "identified", best, runner_up)
 
 
 def decide_pair(similarity: float, thresholds: Thresholds) -> VerifyOutcome:

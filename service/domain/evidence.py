@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.calibration import BIN_COUNT, EDGES, bin_indices, count_at_or_above
-from models.risk.gallery_risk import ImpostorEvidence
+from models.risk.calibration import BIN_COUNT, bin_indices
+from models.risk.impostor_evidence import GenuineProbes, ImpostorEvidence
 from models.runtime.network import Float
-from service.domain.fusion import Fusion, fuse_similarities, subject_vectors
+from service.domain.fusion import VECTOR_FUSIONS, Fusion, fuse_similarities, subject_vectors
 from service.domain.gallery import Snapshot
 
 MAX_PROBES: Final = 2048
@@ -23,25 +23,42 @@ MAX_BLOCK_CELLS: Final = 4_000_000
 def impostor_evidence(snapshot: Snapshot, fusion: Fusion) -> ImpostorEvidence:
     """Search one template of each sampled subject among all other subjects, and count the similarities.
 
-    The sample depends on the subject keys only. So all processes draw the same sample, and adding or removing a subject
-    hardly changes it.
+    The template is also compared with the other templates of its own subject. The sample depends on the subject keys
+    only. So all processes draw the same sample, and adding or removing a subject hardly changes it.
     """
-    pks, first = np.unique(snapshot.subject_pks, return_index=True)
-    drawn = np.sort(np.argsort(_hashes(pks), kind="stable")[:MAX_PROBES])
+    pks, first, templates = np.unique(snapshot.subject_pks, return_index=True, return_counts=True)
+    drawn = np.sort(np.argsort(_hashes(pks), kind="stable")[:MAX_PROBES]) if len(pks) > 1 else np.empty(0, np.int64)
     fuse = _fusion_function(snapshot, fusion)
-    counts, best = np.zeros(BIN_COUNT, np.int64), np.zeros(BIN_COUNT, np.int64)
-    squares = np.zeros(len(EDGES))
+    histograms = np.zeros((len(drawn), BIN_COUNT), np.int32)
+    nearest = np.empty((len(drawn), 2))
     size = max(1, MAX_BLOCK_CELLS // max(1, len(pks)))
-    for start in range(0, len(drawn) if len(pks) > 1 else 0, size):
+    for start in range(0, len(drawn), size):
         rows = drawn[start : start + size]
-        binned = bin_indices(fuse(snapshot.vectors[first[rows]]))
-        for row, own in zip(binned, rows, strict=True):
-            histogram = np.bincount(row, minlength=BIN_COUNT)
-            histogram[row[own]] -= 1
-            counts += histogram
-            squares += count_at_or_above(histogram) ** 2
-            best[np.flatnonzero(histogram)[-1]] += 1
-    return ImpostorEvidence(counts, squares, best, len(drawn), len(pks))
+        similarities = fuse(snapshot.vectors[first[rows]])
+        for i, (row, own) in enumerate(zip(similarities, rows, strict=True), start):
+            row[own] = -2.0
+            best = int(row.argmax())
+            nearest[i, 0] = row[best]
+            histograms[i] = np.bincount(bin_indices(row), minlength=BIN_COUNT)
+            histograms[i, 0] -= 1  # the own subject
+            row[best] = -2.0
+            nearest[i, 1] = row.max()
+    genuine = _genuine_probes(snapshot, fusion, first[drawn], templates[drawn])
+    return ImpostorEvidence.of(histograms, nearest, len(pks), len(snapshot.vectors), genuine)
+
+
+def _genuine_probes(
+    snapshot: Snapshot, fusion: Fusion, first: NDArray[np.int64], templates: NDArray[np.int64]
+) -> GenuineProbes:
+    """Compare the first template of each subject with the subject's others."""
+    fused, single = np.full(len(first), np.nan), np.full(len(first), np.nan)
+    for i in np.flatnonzero(templates > 1):
+        probe, others = snapshot.vectors[first[i]], slice(first[i] + 1, first[i] + templates[i])
+        vectors, qualities = snapshot.vectors[others], snapshot.qualities[others]
+        one = np.zeros(len(vectors), np.int64)
+        fused[i] = fuse_similarities(probe[None], vectors, one, qualities, fusion)[0, 0]
+        single[i] = float((vectors @ probe).mean())
+    return GenuineProbes(fused, single, templates, fusion in VECTOR_FUSIONS)
 
 
 def _fusion_function(snapshot: Snapshot, fusion: Fusion) -> Callable[[Float], Float]:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.gallery_risk import ImpostorEvidence
+from models.risk.impostor_evidence import ImpostorEvidence
 from models.runtime.network import Float
 from models.vision.quality_gate import QualityGate
 from service.core.errors import GalleryMovedError
-from service.domain.decision import MIN_MARGIN, REVIEW_FACTOR, RiskTarget
+from service.domain.decision import REVIEW_FACTOR, RiskTarget
 from service.domain.fusion import DEFAULT_FUSION, Fusion
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ LivenessSetting = Literal["off", "required"]
 ErasedKind = Literal["subject", "template", "gallery"]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 DEFAULT_RECALL: Final = 0.999
+FORMER_MIN_MARGIN: Final = 0.02
+"""Default of releases before the rival adjustment, which galleries and clients of that time still name."""
 
 
 def check_subject_id(text: str) -> str:
@@ -45,7 +47,8 @@ class GallerySettings:
     fusion: Fusion = DEFAULT_FUSION
     quality_gate: QualityGate = field(default_factory=QualityGate)
     review_factor: float = REVIEW_FACTOR
-    min_margin: float = MIN_MARGIN
+    min_margin: float = 0.0
+    """Deprecated. Distance from the threshold at which a runner-up makes the outcome 'uncertain'."""
     keep_crops: bool = False
     """Store the face crop of each template, so that another recognizer can embed it."""
     index: IndexSetting = "auto"
@@ -56,6 +59,10 @@ class GallerySettings:
     liveness: LivenessSetting = "off"
     liveness_threshold: float | None = None
     """None: the threshold of the pack."""
+
+    def __post_init__(self) -> None:
+        if self.min_margin == FORMER_MIN_MARGIN:
+            object.__setattr__(self, "min_margin", 0.0)
 
 
 GenerationState = Literal["current", "shadow", "previous", "set_aside", "dropped"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
 from models.risk.calibration import EDGES, Calibration, FmrCurve, count_at_or_above, fmr_for_fpir, fpir_from_fmr
-from models.risk.gallery_risk import ImpostorEvidence
+from models.risk.gallery_risk import GalleryRisk
+from models.risk.impostor_evidence import ImpostorEvidence
+from models.risk.miss_rate import MissRate, is_one_sitting, promised_misses
 
+RiskWarning = Literal["photos_of_one_sitting", "people_unlike_calibration"]
 TARGETS: Final = (0.1, 0.01, 0.001, 0.0001)
 GROWTH_FACTOR: Final = 10
 """Growth of the gallery for which the report forecasts thresholds."""
@@ -24,7 +27,7 @@ CHECKED_FPIR: Final = 0.1
 class TargetThreshold:
     """Threshold for an FPIR in a gallery of ``subjects``, with its 95 % interval.
 
-    ``fnmr`` is the false non-match rate at the threshold, from the pack's mated pairs.
+    ``misses`` is the FNIR at the threshold for photos like those enrolled.
     """
 
     fpir: float
@@ -33,7 +36,7 @@ class TargetThreshold:
     low: float
     high: float
     extrapolated: bool
-    fnmr: float | None
+    misses: MissRate | None
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,12 @@ class MaximaCheck:
     observed: int
 
 
-def target_threshold(fpir: float, subjects: int, curve: FmrCurve, calibration: Calibration | None) -> TargetThreshold:
+def target_threshold(
+    fpir: float, subjects: int, curve: FmrCurve, evidence: ImpostorEvidence | None, calibration: Calibration | None
+) -> TargetThreshold:
     found = curve.threshold_at_fmr(fmr_for_fpir(fpir, subjects))
-    fnmr = None if calibration is None else calibration.fnmr(found.similarity)
-    return TargetThreshold(fpir, subjects, found.similarity, found.low, found.high, found.extrapolated, fnmr)
+    misses = promised_misses(evidence, calibration, found.similarity)
+    return TargetThreshold(fpir, subjects, found.similarity, found.low, found.high, found.extrapolated, misses)
 
 
 def fpir_curve(subjects: int, curve: FmrCurve) -> list[FpirPoint]:
@@ -85,16 +90,28 @@ def check_maxima(evidence: ImpostorEvidence, curve: FmrCurve) -> MaximaCheck:
     """Compare the observed maxima with the curve (leave-one-out)."""
     others = evidence.subjects - 1
     threshold = curve.threshold_at_fmr(fmr_for_fpir(CHECKED_FPIR, others)).similarity
-    observed = round(float(np.interp(threshold, EDGES, count_at_or_above(evidence.best))))
+    observed = round(float(np.interp(threshold, EDGES, count_at_or_above((evidence.adjusted or evidence.raw).best))))
     return MaximaCheck(CHECKED_FPIR, evidence.probes, CHECKED_FPIR * evidence.probes, observed)
 
 
+def warnings(risk: GalleryRisk | None) -> list[RiskWarning]:
+    """Return what limits the report's promises."""
+    if risk is None:
+        return []
+    found: list[RiskWarning] = ["photos_of_one_sitting"] if is_one_sitting(risk.evidence, risk.pack) else []
+    return [*found, "people_unlike_calibration"] if risk.is_unlike_pack() else found
+
+
 def target_thresholds(
-    targets: Sequence[float], subjects: int, curve: FmrCurve, calibration: Calibration | None
+    targets: Sequence[float],
+    subjects: int,
+    curve: FmrCurve,
+    evidence: ImpostorEvidence | None,
+    calibration: Calibration | None,
 ) -> list[tuple[TargetThreshold, TargetThreshold]]:
     """Return the threshold of each target at the current size, and at GROWTH_FACTOR times that size."""
     today, grown = (
-        [target_threshold(fpir, size, curve, calibration) for fpir in targets]
+        [target_threshold(fpir, size, curve, evidence, calibration) for fpir in targets]
         for size in (subjects, GROWTH_FACTOR * subjects)
     )
     return list(zip(today, grown, strict=True))

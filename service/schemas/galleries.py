@@ -38,7 +38,8 @@ class GallerySettingsIn(RequestModel):
         None,
         ge=0,
         le=1,
-        description="If the two best subjects are closer than this, the outcome is 'uncertain'.",
+        description="Deprecated. The outcome is 'uncertain' if the runner-up comes this close to the threshold; 0.02, "
+        "the former default, means 0.",
     )
     index: IndexSetting | None = Field(
         None, description="Search index: exact compares every vector; auto decides by the gallery's size."

@@ -46,5 +46,14 @@ class RiskIn(RequestModel):
 def to_threshold_out(found: TargetThreshold) -> ThresholdOut:
     """Convert a threshold, rounded to 4 decimals."""
     rounded = {name: round(getattr(found, name), 4) for name in ("threshold", "low", "high")}
-    fnmr = None if found.fnmr is None else round(found.fnmr, 4)
-    return ThresholdOut(subjects=found.subjects, extrapolated=found.extrapolated, fnmr=fnmr, **rounded)
+    misses = found.misses
+    fnir, low, high = (None, None, None) if misses is None else (round(v, 4) for v in vars(misses).values())
+    return ThresholdOut(
+        subjects=found.subjects,
+        extrapolated=found.extrapolated,
+        fnir=fnir,
+        fnir_low=low,
+        fnir_high=high,
+        fnmr=fnir,
+        **rounded,
+    )

@@ -11,7 +11,7 @@ import numpy as np
 from models.runtime.network import Float
 from service.core.errors import DuplicateSubjectError, InconsistentTemplateError, SubjectNotFoundError
 from service.core.photo_errors import LowQualityError, NoFaceError, NotLiveError, SeveralFacesError
-from service.domain.decision import FaceChoice, RiskTarget, thresholds_for
+from service.domain.decision import FaceChoice, RiskTarget, score_candidates, thresholds_for
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Gallery, NewTemplate
 from service.index.faiss_structures import products
@@ -136,15 +136,21 @@ def check_identity(
         qualities = np.append(qualities, np.array([(s.quality or {}).get("score", np.nan) for s in siblings]))
     own_best = float(products(template.vector[None], own).max()) if len(own) else None
     if not overrides.allow_duplicate:
-        (hits,), comparisons = followers.of(gallery).search(template.vector[None], 2)
-        others = [hit for hit in hits if hit.subject_pk != own_pk]
-        threshold = thresholds_for(DUPLICATE_RISK, pipeline.risks.of(gallery), comparisons).accept
+        (hits,), comparisons = followers.of(gallery).search(template.vector[None], 3)
+        others = [(hit.subject_pk, hit.similarity) for hit in hits if hit.subject_pk != own_pk]
+        known = pipeline.risks.of(gallery)
+        thresholds = thresholds_for(DUPLICATE_RISK, known, comparisons)
+        threshold = thresholds.of_search(others[1][1] if len(others) > 1 else None).accept
         one = np.zeros(len(own), np.int64)
         itself = fuse_similarities(template.vector[None], own, one, qualities, gallery.settings.fusion).max(
             initial=-1.0
         )
         # The other subject must be more similar than the subject itself: lookalikes may both be enrolled.
-        alike = [hit for hit in others if hit.similarity >= max(threshold, float(itself))]
+        alike = [
+            candidate
+            for candidate in score_candidates(others, thresholds, known, comparisons)[:2]
+            if candidate.score >= thresholds.accept and candidate.similarity >= float(itself)
+        ]
         named = store.subjects.by_pk(gallery, [hit.subject_pk for hit in alike]) if alike else {}
         for hit in alike:
             # A concurrent request may have created the subject itself after the lookup.

@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from models.risk.calibration import Calibration
-from models.risk.gallery_risk import GalleryRisk
+from models.risk.gallery_risk import GalleryRisk, min_supported_fmr
+from models.risk.impostor_evidence import MIN_ADJUSTED_SUBJECTS
 from service.core.errors import GalleryMovedError, GalleryNotFoundError
-from service.domain.decision import ImpostorRisk, thresholds_for
+from service.domain.decision import CalibrationSource, ImpostorRisk, RivalRisk, thresholds_for
 from service.domain.evidence import impostor_evidence
 from service.domain.fusion import Fusion
 from service.domain.gallery import Gallery, StoredEvidence
@@ -43,7 +44,7 @@ class GalleryRisks:
     def __init__(self, store: Store, calibrations: Mapping[str, Calibration | None]) -> None:
         self._store = store
         self._calibrations = dict(calibrations)
-        self._of_packs = {f: None if c is None else ImpostorRisk(c.curve, "pack") for f, c in calibrations.items()}
+        self._of_packs = {f: None if c is None else _pack_risk(c) for f, c in calibrations.items()}
         self._known: OrderedDict[tuple[int, int], tuple[int, Fusion, ImpostorRisk | None]] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="risk")
         self._waiting: set[tuple[str, int]] = set()
@@ -81,7 +82,7 @@ class GalleryRisks:
             known = self.known(gallery, self.gallery_risk(gallery, stored))
             if known is not None and known.source != "pack":
                 known = replace(known, mean_templates=max(1.0, stored.templates / stored.scores.subjects))
-            if stored.fusion == fusion:  # otherwise it is replaced soon, at this sequence
+            if stored.fusion == fusion and not is_outdated(stored):  # otherwise it is replaced soon, at this sequence
                 with self._lock:
                     self._known[_key(gallery)] = (stored.sequence, fusion, known)
                     self._known.move_to_end(_key(gallery))
@@ -101,7 +102,11 @@ class GalleryRisks:
         """Return the risk model of pack and gallery combined."""
         of_pack = self.of_pack(gallery.fingerprint)
         if risk is not None:
-            return ImpostorRisk(risk.curve, "gallery" if of_pack is None else "both")
+            evidence, search = risk.evidence, None
+            if evidence.rival is not None:
+                search = RivalRisk(risk.curve, evidence.rival, evidence.subjects - 1)
+            source: CalibrationSource = "gallery" if of_pack is None else "both"
+            return ImpostorRisk(risk.raw_curve, source, search=search, min_fmr=risk.min_fmr)
         if of_pack is None or gallery.settings.fusion != "max":
             return of_pack
         # The pack's calibration compares single photos; each template of a subject is another chance to match.
@@ -156,17 +161,22 @@ class GalleryRisks:
             new = StoredEvidence(snapshot.sequence, gallery.settings.fusion, templates, scores, datetime.now(UTC))
             # Both use the current risk target, so that a difference comes from the evidence alone.
             before, after = self._described(gallery, stored), self._described(gallery, new)
-            event = THRESHOLD_MOVED if before != after and gallery.settings.risk.kind != "threshold" else None
+            outdated = stored is not None and is_outdated(stored)
+            if outdated:
+                before = self._store.evidence.last_event(gallery, THRESHOLD_MOVED).get("after", before)
+            moved = (outdated or before != after) and gallery.settings.risk.kind != "threshold"
+            event = THRESHOLD_MOVED if moved else None
             target = gallery.settings.risk
             details: dict[str, Any] = {"risk": {target.kind: target.value}, "before": before, "after": after}
+            details["reason"] = _reason(stored, new)
             if gallery.generation != gallery.current_generation:
                 details["recognizer"] = gallery.fingerprint  # not the generation that answers requests
             self._store.evidence.put(gallery, new, event, details)
             return new
 
     def is_stale(self, gallery: Gallery, stored: StoredEvidence) -> bool:
-        """Return whether too many templates changed, or the trimmed log cannot tell."""
-        if stored.fusion != gallery.settings.fusion or stored.sequence < gallery.log_floor:
+        """Return whether an earlier release derived it, too many templates changed, or the trimmed log cannot tell."""
+        if stored.fusion != gallery.settings.fusion or stored.sequence < gallery.log_floor or is_outdated(stored):
             return True
         return self._store.changes.count_after(gallery, stored.sequence) > STALE_SHARE * stored.templates
 
@@ -201,6 +211,29 @@ class GalleryRisks:
             "gallery_share": round(risk.gallery_share, 4) if risk else 0.0,
             "duplicate_pairs": round(risk.duplicate_pairs, 1) if risk else 0.0,
         }
+
+
+def is_outdated(stored: StoredEvidence) -> bool:
+    """Return whether a release before the rival adjustment derived the evidence."""
+    return stored.scores.adjusted is None and stored.scores.subjects >= MIN_ADJUSTED_SUBJECTS
+
+
+def _reason(before: StoredEvidence | None, after: StoredEvidence) -> str:
+    """Return why the threshold moved, for the audit."""
+    if before is None:
+        return "The first estimate from the photos of this gallery."
+    if is_outdated(before):
+        return "A new version of Kith estimates the risk in another way."
+    if before.fusion != after.fusion:
+        return f"The fusion rule changed from {before.fusion} to {after.fusion}."
+    then, now = before.scores.subjects, after.scores.subjects
+    if then != now:
+        return f"{'More' if now > then else 'Fewer'} people are enrolled: {now:,} instead of {then:,}."
+    return "Photos of enrolled people were added or removed."
+
+
+def _pack_risk(calibration: Calibration) -> ImpostorRisk:
+    return ImpostorRisk(calibration.curve, "pack", min_fmr=min_supported_fmr(calibration.impostor_pairs))
 
 
 def _key(gallery: Gallery) -> tuple[int, int]:

@@ -15,8 +15,9 @@ from service.domain.decision import (
     Thresholds,
     coarse_candidates,
     decide,
-    false_alarm_probabilities,
     review_floor,
+    score_candidates,
+    shown_probability,
     thresholds_for,
 )
 from service.domain.gallery import Gallery, Keys
@@ -39,6 +40,7 @@ class Identification:
     """Answer to one probe. Candidates carry the primary keys of subjects.
 
     Attributes:
+        thresholds: for scores of candidates.
         near_miss: the probe reaches the gallery's own review threshold and is not identified.
         known, comparisons: the risk model and the number of comparisons behind the probabilities.
     """
@@ -49,6 +51,17 @@ class Identification:
     near_miss: bool = False
     known: ImpostorRisk | None = None
     comparisons: int = 0
+    exact: bool = True
+
+    @property
+    def shown_thresholds(self) -> Thresholds:
+        """Return the thresholds for the response: exact ones apply to the similarity of the best candidate."""
+        runner_up = self.decision.runner_up
+        return self.thresholds.of_search(runner_up.similarity if self.exact and runner_up else None)
+
+    def shown_probability(self, candidate: Candidate) -> float | None:
+        """Return the false alarm probability of a candidate for the response."""
+        return shown_probability(candidate.false_alarm_probability, self.known, self.comparisons)
 
     def coarse(self, photo: bool) -> Identification:
         """Return the answer for a caller who may not export templates.
@@ -69,7 +82,8 @@ class Identification:
             for some in (first, candidates):
                 some.sort(key=lambda candidate: (-candidate.similarity, candidate.subject_pk))
         best, runner_up, *_ = (*first, None, None)
-        return replace(self, decision=Decision(decision.outcome, best, runner_up), candidates=candidates)
+        decision = Decision(decision.outcome, best, runner_up)
+        return replace(self, decision=decision, candidates=candidates, exact=False)
 
 
 class Pipeline:
@@ -143,11 +157,12 @@ class Pipeline:
         floor = review_floor(settings.risk, known, comparisons, settings.review_factor)
         if limited:
             thresholds = thresholds.at_least(floor)
-        alarms = iter(false_alarm_probabilities([h.similarity for hits in results for h in hits], known, comparisons))
         identifications = []
         for hits in results:
-            candidates = [Candidate(hit.subject_pk, hit.similarity, next(alarms)) for hit in hits]
+            candidates = score_candidates(
+                [(hit.subject_pk, hit.similarity) for hit in hits], thresholds, known, comparisons
+            )
             decision = decide(candidates, thresholds, settings.min_margin)
-            near_miss = bool(candidates) and candidates[0].similarity >= floor and decision.outcome != "identified"
+            near_miss = bool(candidates) and candidates[0].score >= floor and decision.outcome != "identified"
             identifications.append(Identification(decision, candidates[:k], thresholds, near_miss, known, comparisons))
         return identifications

@@ -35,6 +35,7 @@ from service.domain.decision import (
     decide_pair,
     false_alarm_probability,
     review_floor,
+    shown_probability,
     thresholds_for,
 )
 from service.domain.gallery import Gallery
@@ -185,7 +186,8 @@ def _compare(
         document["reasons"].append("risk_out_of_reach")
     probability = None
     if similarity is not None:
-        probability = false_alarm_probability(similarity, compared.known, compared.comparisons)
+        chance = false_alarm_probability(similarity, compared.known, compared.comparisons)
+        probability = shown_probability(chance, compared.known, compared.comparisons)
     document |= without_none(
         outcome=decide_pair(compared.similarity, thresholds),
         similarity=None if similarity is None else round(similarity, 4),

@@ -159,7 +159,7 @@ def _decisions(items: Iterable[_Item], caller: Caller) -> Iterator[Decided]:
         outcome = item.document["outcome"]
         exact = caller.may_export or item.face is not None
         if exact and item.found is not None and item.found.decision.best is not None:
-            yield Decided(outcome, item.found.decision.best.similarity, item.found.thresholds.accept)
+            yield Decided(outcome, item.found.decision.best.similarity, item.found.shown_thresholds.accept)
         elif outcome != "error":
             yield Decided(outcome)
 
@@ -243,29 +243,29 @@ async def search_gallery(
 
 def _decision_fields(found: Identification, named: dict[int, SubjectLabel], target: RiskTarget) -> Document:
     """Return the fields that a search adds to an ``IdentityOut``."""
-    decision, best = found.decision, found.decision.best
+    decision, best, thresholds = found.decision, found.decision.best, found.shown_thresholds
     subject = named[best.subject_pk] if decision.outcome == "identified" and best is not None else None
     return without_none(
         outcome=decision.outcome,
         subject=subject.id if subject else None,
         name=subject.name if subject else None,
         similarity=round(best.similarity, 4) if best else None,
-        threshold=round(found.thresholds.accept, 4),
-        review_threshold=round(found.thresholds.review, 4),
-        runner_up=_candidate_document(decision.runner_up, named) if decision.runner_up else None,
+        threshold=round(thresholds.accept, 4),
+        review_threshold=round(thresholds.review, 4),
+        runner_up=_candidate_document(decision.runner_up, found, named) if decision.runner_up else None,
         margin=round(decision.margin, 4) if decision.margin is not None else None,
-        false_alarm_probability=best.false_alarm_probability if best else None,
-        risk=risk_document(target, found.thresholds),
+        false_alarm_probability=found.shown_probability(best) if best else None,
+        risk=risk_document(target, thresholds),
         reasons=["risk_out_of_reach"] if found.thresholds.out_of_reach else [],
-        candidates=[_candidate_document(candidate, named) for candidate in found.candidates],
+        candidates=[_candidate_document(candidate, found, named) for candidate in found.candidates],
     )
 
 
-def _candidate_document(candidate: Candidate, named: dict[int, SubjectLabel]) -> Document:
+def _candidate_document(candidate: Candidate, found: Identification, named: dict[int, SubjectLabel]) -> Document:
     subject = named[candidate.subject_pk]
     return without_none(
         subject=subject.id,
         name=subject.name,
         similarity=round(candidate.similarity, 4),
-        false_alarm_probability=candidate.false_alarm_probability,
+        false_alarm_probability=found.shown_probability(candidate),
     )

@@ -58,7 +58,7 @@ def _report(context: Context, gallery: Gallery, targets: list[float]) -> Gallery
     subjects = max(1, stored.scores.subjects if stored else gallery.subjects)
     target = gallery.settings.risk
     own = thresholds_for(target, known, subjects, gallery.settings.review_factor)
-    calibration = risks.calibration(gallery)
+    calibration, curve = risks.calibration(gallery), known.curve_of(subjects)
     return GalleryRiskOut(
         gallery=gallery.name,
         fusion=gallery.settings.fusion,
@@ -66,6 +66,7 @@ def _report(context: Context, gallery: Gallery, targets: list[float]) -> Gallery
         risk={target.kind: target.value},
         threshold=round(own.accept, 4),
         review_threshold=round(own.review, 4),
+        rival=None if own.rival is None else round(own.rival, 4),
         evidence=EvidenceOut(
             source=known.source,
             gallery_share=round(risk.gallery_share, 4) if risk else 0.0,
@@ -79,9 +80,10 @@ def _report(context: Context, gallery: Gallery, targets: list[float]) -> Gallery
         targets=[
             TargetOut(fpir=today.fpir, today=to_threshold_out(today), grown=to_threshold_out(grown))
             for today, grown in risk_report.target_thresholds(
-                targets, known.comparisons(subjects), known.curve, calibration
+                targets, known.comparisons(subjects), curve, risk.evidence if risk else None, calibration
             )
         ],
-        curve=[PointOut(**vars(point)) for point in risk_report.fpir_curve(known.comparisons(subjects), known.curve)],
-        check=HoldoutCheckOut(**vars(risk_report.check_maxima(risk.evidence, known.curve))) if risk else None,
+        curve=[PointOut(**vars(point)) for point in risk_report.fpir_curve(known.comparisons(subjects), curve)],
+        check=HoldoutCheckOut(**vars(risk_report.check_maxima(risk.evidence, curve))) if risk else None,
+        warnings=risk_report.warnings(risk),
     )

@@ -14,8 +14,14 @@ from service.cli.options import MAX_RISK, MIN_RISK, GalleryArgument, GalleryOpti
 from service.cli.terminal import print_json, print_line, print_table, stdout_console
 
 if TYPE_CHECKING:
-    from kith.wire.risk import GalleryRiskOut
+    from kith.wire.risk import GalleryRiskOut, ThresholdOut
 
+WARNINGS: Final = {
+    "photos_of_one_sitting": "The photos of most subjects look like one sitting's: FNIR holds for photos like those. "
+    "Enroll photos of another day.",
+    "people_unlike_calibration": "Strangers here match each other at other rates than in the pack's calibration. The "
+    "threshold follows the gallery; check it with photos of strangers.",
+}
 CHART_ROWS: Final = 18
 MAX_CHART_COLUMNS: Final = 100
 CHART_TITLE: Final = "FPIR by threshold, {subjects} subjects"
@@ -99,7 +105,7 @@ def _print_risk(report: GalleryRiskOut) -> None:
         f"{_format_threshold(report.threshold)}"
     )
     grown = f"At {report.subjects * GROWTH_FACTOR:,} subjects"
-    table = Table("FPIR", "Threshold", "95 % interval", "FNMR in this gallery", grown)
+    table = Table("FPIR", "Threshold", "95 % interval", "FNIR", grown)
     for target in report.targets:
         today = target.today
         mark = " (extrapolated)" if today.extrapolated and today.threshold <= 1 else ""
@@ -107,7 +113,7 @@ def _print_risk(report: GalleryRiskOut) -> None:
             f"{target.fpir:g}",
             f"{_format_threshold(today.threshold)}{mark}",
             f"{_format_threshold(today.low)} to {_format_threshold(today.high)}",
-            "" if today.fnmr is None else f"{today.fnmr:.1%}",
+            _format_misses(today),
             _format_threshold(target.grown.threshold),
         )
     print_table(table)
@@ -120,7 +126,15 @@ def _print_risk(report: GalleryRiskOut) -> None:
             f"Cross-check: {check.observed} of {check.probes} subjects, left out and searched for, reach the threshold "
             f"of FPIR {check.fpir:.0%}; expected {check.expected:.1f}"
         )
+    for warning in report.warnings:
+        print_line(f"Warning: {WARNINGS[warning]}")
     print_line(risk_text(report, stdout_console().width))
+
+
+def _format_misses(found: ThresholdOut) -> str:
+    if found.fnir is None or found.fnir_low is None or found.fnir_high is None:
+        return ""
+    return f"{found.fnir:.1%} ({found.fnir_low:.0%} to {found.fnir_high:.0%})"
 
 
 def _format_threshold(similarity: float) -> str:

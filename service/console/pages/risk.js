@@ -170,7 +170,7 @@ async function added(gallery, report, fpir, signal) {
 function stopsOf(report) {
   return report.targets
     .filter((target) => target.today.threshold <= 1)
-    .map((target) => ({ ...target, similarity: target.today.threshold, fnmr: target.today.fnmr }))
+    .map((target) => ({ ...target, similarity: target.today.threshold, fnir: target.today.fnir }))
     .sort((a, b) => b.fpir - a.fpir);
 }
 
@@ -189,11 +189,11 @@ function review(curve, stop, factor) {
 
 const often = (fpir) => `In ${oneIn(fpir).replace("1 in", "1 of")}`;
 const strangers = (fpir) => `${often(fpir)} searches for a stranger, the answer is a wrong name`;
-const missed = (fnmr) =>
-  fnmr === null
+const missed = (fnir) =>
+  fnir === null
     ? "the share of missed people is not measured"
-    : `${inHundred(fnmr)} photos of enrolled people are missed`;
-const inWords = (stop) => `${strangers(stop.fpir)}; ${missed(stop.fnmr)}`;
+    : `${inHundred(fnir)} photos of enrolled people are missed`;
+const inWords = (stop) => `${strangers(stop.fpir)}; ${missed(stop.fnir)}`;
 
 function accepted(risk, threshold) {
   const meant = threshold > 1 ? "unreachable" : `similarity ${threshold.toFixed(3)}`;
@@ -228,7 +228,7 @@ function meaning(stop) {
     ),
     h("p", { class: "daily" }, "With ", input, " strangers a day: ", so),
     h("hr", {}),
-    stop.fnmr === null
+    stop.fnir === null
       ? h("p", {}, "The share of missed people is not measured for this recognizer.")
       : h(
           "div",
@@ -236,10 +236,15 @@ function meaning(stop) {
           h(
             "div",
             {},
-            h("p", { class: "figure missed" }, inHundred(stop.fnmr)),
+            h("p", { class: "figure missed" }, inHundred(stop.fnir)),
             h("p", {}, "photos of enrolled people are missed."),
+            h(
+              "p",
+              { class: "hint" },
+              `Between ${inHundred(stop.today.fnir_low)} and ${inHundred(stop.today.fnir_high)}, for photos like those enrolled.`,
+            ),
           ),
-          dots(stop.fnmr),
+          dots(stop.fnir),
         ),
     stop.today.extrapolated &&
       h("p", { class: "hint" }, "This risk is extrapolated: it is too small to count."),
@@ -331,13 +336,16 @@ function detailsOf(stop, report, exactly, detail) {
         "Threshold",
         `${today.threshold.toFixed(4)} (95 %: ${today.low.toFixed(4)} to ${Math.min(1, today.high).toFixed(4)})`,
       ),
-      row("FNMR", today.fnmr === null ? "not measured" : `${today.fnmr} of single photos, by the pack's pairs`),
+      row(
+        "FNIR",
+        today.fnir === null ? "not measured" : `${today.fnir} (95 %: ${today.fnir_low} to ${today.fnir_high})`,
+      ),
       row("People", `${whole(today.subjects)}, fused by ${report.fusion.replaceAll("_", " ")}`),
       row(
         `At ${whole(grown.subjects)} people`,
         grown.threshold > 1
           ? "unreachable"
-          : `${grown.threshold.toFixed(4)}; ${grown.fnmr === null ? "" : missed(grown.fnmr)}`,
+          : `${grown.threshold.toFixed(4)}; ${grown.fnir === null ? "" : missed(grown.fnir)}`,
       ),
       row("Evidence", `${report.evidence.source}${today.extrapolated ? ", extrapolated" : ""}`),
     ),
@@ -373,6 +381,7 @@ function evidence(gallery, report, signal, again) {
         ".",
       ),
     report.check && checked(report.check),
+    (report.warnings ?? []).map((warning) => h("p", { class: "hint" }, WARNINGS[warning])),
     h(
       "p",
       { class: "hint" },
@@ -384,6 +393,12 @@ function evidence(gallery, report, signal, again) {
   );
 }
 
+const WARNINGS = {
+  photos_of_one_sitting:
+    "The photos of most people look like one sitting’s. The misses above hold for photos like those: add photos of another day.",
+  people_unlike_calibration:
+    "People here are taken for each other at another rate than those the recognizer was calibrated with. The threshold follows the people here; check it with photos of strangers.",
+};
 const sentence = (text) => text[0].toUpperCase() + text.slice(1);
 
 function checked(check) {
@@ -429,13 +444,14 @@ function history(gallery, signal) {
 }
 
 function moves(lines) {
-  const rows = lines.map(({ at, details: { before, after } }) => [
+  const rows = lines.map(({ at, details: { before, after, reason } }) => [
     when(at),
     [before?.threshold, after?.threshold]
       .filter((one) => one !== undefined)
       .map((one) => one.toFixed(4))
       .join(" → "),
     after?.subjects === undefined ? "" : whole(after.subjects),
+    reason ?? "",
   ]);
   return h(
     "div",
@@ -445,7 +461,7 @@ function moves(lines) {
       { class: "hint" },
       "The threshold changes with the enrolled people, so that the risk stays the same. Newest first.",
     ),
-    table("Threshold history", ["When", "Threshold", "People"], rows),
+    table("Threshold history", ["When", "Threshold", "People", "Reason"], rows),
   );
 }
 
@@ -461,7 +477,7 @@ function asTable(stops) {
         oneIn(fpir),
         today.threshold.toFixed(4),
         `${today.low.toFixed(4)} to ${Math.min(1, today.high).toFixed(4)}`,
-        today.fnmr === null ? "not measured" : inHundred(today.fnmr),
+        today.fnir === null ? "not measured" : inHundred(today.fnir),
         grown.threshold > 1 ? "unreachable" : grown.threshold.toFixed(4),
         today.extrapolated ? "extrapolated" : "",
       ]),

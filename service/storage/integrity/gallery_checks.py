@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
-from models.risk.gallery_risk import ImpostorEvidence
+from models.risk.impostor_evidence import ImpostorEvidence
 from models.runtime.network import Float
 from service.domain.gallery import Gallery
 from service.security.sealing import OVERHEAD_BYTES, VECTOR_TYPE, Seal, SealBrokenError

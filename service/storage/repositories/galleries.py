@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from models.risk.gallery_risk import ImpostorEvidence
+from models.risk.impostor_evidence import ImpostorEvidence
 from service.core.errors import GalleryExistsError, GalleryNotFoundError, MasterKeyError, MasterKeyUnavailableError
 from service.domain.gallery import Gallery, GalleryCounts, GallerySettings, StoredEvidence
 from service.storage.audit.log import record
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import generate_key
-from service.storage.db.tables import evidence, galleries, generations
+from service.storage.db.tables import audit, evidence, galleries, generations
 from service.storage.repositories import erasures
 from service.storage.repositories.erasures import Receipt
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
@@ -222,6 +222,12 @@ class EvidenceStore:
                 connection.execute(evidence.update().where(_evidence_of(gallery)).values(**values))
             if event is not None:
                 record(self._database.vault, connection, event, gallery, **details)
+
+    def last_event(self, gallery: Gallery, event: str) -> dict[str, Any]:
+        """Return the details of the gallery's latest audit line of this event, empty without one."""
+        own = sa.select(audit.c.details).where(audit.c.gallery_pk == gallery.pk, audit.c.event == event)
+        with self._database.read() as connection:
+            return connection.execute(own.order_by(audit.c.pk.desc()).limit(1)).scalar() or {}
 
 
 def _changed_settings(before: GallerySettings, after: GallerySettings) -> dict[str, Any]:

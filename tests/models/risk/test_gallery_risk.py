@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from models.risk.calibration import (
     BIN_COUNT,
-    EDGES,
     Calibration,
     bin_indices,
-    count_at_or_above,
     fmr_for_fpir,
     fpir_from_fmr,
 )
-from models.risk.gallery_risk import GalleryRisk, ImpostorEvidence
+from models.risk.gallery_risk import GalleryRisk
+from models.risk.impostor_evidence import RIVAL_WEIGHT, ImpostorEvidence
+from models.risk.tails import Floats
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from training.export.calibrate import calibrate
@@ -35,15 +35,21 @@ def people(rng: np.random.Generator, count: int, images: int = 1, dimension: int
 def evidence_of(vectors: Float) -> ImpostorEvidence:
     """Compute the evidence with a loop over subjects of one template each."""
     n = len(vectors)
-    counts, best = np.zeros(BIN_COUNT, np.int64), np.zeros(BIN_COUNT, np.int64)
-    squares = np.zeros(len(EDGES))
+    histograms, nearest = np.zeros((n, BIN_COUNT), np.int64), np.full((n, 2), -1.0)
     for i in range(n):
-        rows = bin_indices(np.delete(vectors @ vectors[i], i))
-        own = np.bincount(rows, minlength=BIN_COUNT)
-        counts += own
-        squares += count_at_or_above(own) ** 2
-        best[rows.max()] += 1
-    return ImpostorEvidence(counts, squares, best, n, n)
+        others = np.delete(vectors @ vectors[i], i)
+        histograms[i] = np.bincount(bin_indices(others), minlength=BIN_COUNT)
+        nearest[i, : n - 1] = np.sort(others)[::-1][:2]
+    return ImpostorEvidence.of(histograms, nearest, n, n)
+
+
+def stranger_scores(strangers: Float, enrolled: Float, evidence: ImpostorEvidence) -> Floats:
+    """Return the (q, n) rival-adjusted scores of strangers, best first."""
+    assert evidence.rival is not None
+    scores = np.sort(np.asarray(strangers @ enrolled.T, np.float64), axis=1)[:, ::-1]
+    others = np.broadcast_to(scores[:, :1], scores.shape).copy()
+    others[:, 0] = scores[:, 1]
+    return np.asarray(np.minimum(1.0, scores - RIVAL_WEIGHT * (others - evidence.rival)))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +64,6 @@ def pack() -> Calibration:
 @pytest.mark.parametrize("subjects", [2, 3, 12])
 def test_small_galleries_use_the_curve_of_the_pack(pack: Calibration, subjects: int) -> None:
     gallery = GalleryRisk(evidence_of(people(np.random.default_rng(2), subjects)[:, 0]), pack)
-    assert gallery.gallery_share < 0.01
     assert gallery.threshold_at_fmr(1e-4).similarity == pytest.approx(pack.threshold_at_fmr(1e-4).similarity, abs=0.12)
 
 
@@ -69,14 +74,15 @@ def test_other_photos_than_the_packs_shift_the_curve(pack: Calibration, common: 
     ratios: list[float] = []
     for _ in range(5):
         enrolled, strangers = people(rng, 200, common=common)[:, 0], people(rng, 4000, common=common)[:, 0]
-        best = (strangers @ enrolled.T).max(1)
-        gallery = GalleryRisk(evidence_of(enrolled), pack)
+        evidence = evidence_of(enrolled)
+        best = stranger_scores(strangers, enrolled, evidence)[:, 0]
+        gallery = GalleryRisk(evidence, pack)
         threshold = gallery.threshold_at_fmr(fmr_for_fpir(0.01, 200)).similarity
         ratios.append(float((best >= threshold).mean()) / 0.01)
     assert 0.5 < np.median(ratios) < 2
     if common > 1.2:  # the curve of the pack alone misses the target
         alone = pack.threshold_at_fmr(fmr_for_fpir(0.01, 200)).similarity
-        assert (best >= alone).mean() > 0.03
+        assert ((strangers @ enrolled.T).max(1) >= alone).mean() > 0.03
 
 
 def test_a_gallery_without_a_pack_uses_its_own_curve() -> None:
@@ -85,8 +91,7 @@ def test_a_gallery_without_a_pack_uses_its_own_curve() -> None:
     gallery = GalleryRisk(evidence_of(enrolled), None)
     assert gallery.gallery_share == 1
     threshold = gallery.threshold_at_fmr(fmr_for_fpir(0.05, 300)).similarity
-    # Without a pack the shape is not negative, which overestimates the risk.
-    assert 0.01 < ((strangers @ enrolled.T).max(1) >= threshold).mean() < 0.1
+    assert 0.025 < (stranger_scores(strangers, enrolled, gallery.evidence)[:, 0] >= threshold).mean() < 0.1
 
 
 def test_a_few_duplicates_do_not_change_the_threshold(pack: Calibration) -> None:
@@ -104,14 +109,14 @@ def test_a_few_duplicates_do_not_change_the_threshold(pack: Calibration) -> None
     assert naive[-int(len(naive) * wanted) - 301] > before + 0.05
 
 
-def test_intervals_have_their_nominal_coverage(pack: Calibration) -> None:
-    """Compare with the rate of many new non-mated probes."""
+def test_intervals_cover_the_rate_of_new_probes(pack: Calibration) -> None:
+    """Nominal 95 %. In 280 simulated galleries of 30 to 200 people, at FMR 2 % to 0.02 %, it was 95 to 100 %."""
     rng = np.random.default_rng(6)
     held = []
     for _ in range(40):
         enrolled, strangers = people(rng, 60, common=1.1)[:, 0], people(rng, 3000, common=1.1)[:, 0]
         gallery = GalleryRisk(evidence_of(enrolled), pack)
-        scores = (strangers @ enrolled.T).ravel()
+        scores = stranger_scores(strangers, enrolled, gallery.evidence).ravel()
         for rate in (0.02, 0.002):
             found = gallery.fmr(gallery.threshold_at_fmr(rate).similarity)
             truth = float((scores >= gallery.threshold_at_fmr(rate).similarity).mean())
@@ -126,6 +131,7 @@ def test_rates_fall_with_the_threshold_and_rise_with_the_gallery(
 ) -> None:
     gallery = GalleryRisk(evidence_of(people(np.random.default_rng(seed), subjects, dimension=64)[:, 0]), pack)
     rates = [gallery.fmr(t) for t in np.linspace(-1, 1, 401)]
+    assert all(r.value > 0 for r in rates), "never 0 below a similarity of 1"
     for a, b in itertools.pairwise(rates):
         assert (a.value, a.low, a.high) >= (b.value, b.low, b.high)
     assert all(r.low <= r.value * (1 + 1e-9) and r.value <= r.high * (1 + 1e-9) for r in rates)
@@ -154,6 +160,6 @@ def test_two_subjects_of_one_person_keep_the_threshold(pack: Calibration) -> Non
 def test_evidence_survives_a_json_round_trip() -> None:
     evidence = evidence_of(people(np.random.default_rng(7), 20)[:, 0])
     read = ImpostorEvidence.from_document(evidence.document())
-    assert np.array_equal(read.counts, evidence.counts)
-    assert np.array_equal(read.squares, evidence.squares)
+    assert np.array_equal(read.raw.counts, evidence.raw.counts)
+    assert np.array_equal(read.raw.squares, evidence.raw.squares)
     assert (read.probes, read.subjects, read.pairs) == (20, 20, 190)

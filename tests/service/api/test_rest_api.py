@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from kith import Kith, KithClientError, Risk
 from kith.wire.common import Fusion
-from models.risk.calibration import fpir_from_fmr
 from models.vision.recognition import l2_normalize
 from service.api.http.permissions import PERMISSIONS
 from service.server import embedded
@@ -145,9 +144,7 @@ def test_the_threshold_follows_risk_and_size(kith: Kith, gallery: str, rng: np.r
         kith.enroll(gallery, f"other{i}", embeddings=[vector])
     kith.calibrate(gallery)
     assert threshold(fpir=0.01) < threshold(fpir=0.001) < threshold(fpir=0.0001)
-    # 40 subjects at this FMR give this FPIR.
-    assert fpir_from_fmr(0.001, 40) == pytest.approx(0.0392, abs=1e-4)
-    assert threshold(fmr=0.001) == pytest.approx(threshold(fpir=fpir_from_fmr(0.001, 40)), abs=2e-4)
+    assert threshold(fmr=0.0001) > threshold(fmr=0.001)
 
 
 def test_filters_restrict_the_search(kith: Kith, gallery: str, rng: np.random.Generator) -> None:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from models.risk.calibration import Calibration
 from service.core.errors import RiskUncalibratedError
 from service.domain.decision import (
-    MIN_MARGIN,
     Candidate,
     ImpostorRisk,
     RiskTarget,
@@ -28,7 +27,7 @@ def known(calibration: Calibration) -> ImpostorRisk:
 
 
 def candidates(*similarities: float) -> list[Candidate]:
-    return [Candidate(i, s, None) for i, s in enumerate(similarities)]
+    return [Candidate(i, s, None, s) for i, s in enumerate(similarities)]
 
 
 def test_outcomes() -> None:
@@ -46,8 +45,10 @@ def test_unknown_still_carries_the_best_candidate() -> None:
 
 
 def test_lookalikes_are_not_named() -> None:
-    assert decide(candidates(0.7, 0.7 - MIN_MARGIN / 2), AT).outcome == "uncertain"
-    assert decide(candidates(0.7, 0.7 - MIN_MARGIN * 2), AT).outcome == "identified"
+    """The runner-up exceeds the threshold by more than a quarter of what the best does."""
+    assert decide(candidates(0.7, 0.56), AT).outcome == "uncertain"
+    assert decide(candidates(0.7, 0.54), AT).outcome == "identified"
+    assert decide(candidates(0.7, 0.54), AT, min_margin=0.02).outcome == "uncertain"
 
 
 @given(st.floats(-1, 1), st.floats(0, 0.5))

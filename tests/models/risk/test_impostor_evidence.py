@@ -1,0 +1,110 @@
+"""Rival-adjusted scores: what the histograms hold, and the promised misses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.risk.calibration import BIN_COUNT, EDGES, bin_indices, count_at_or_above
+from models.risk.impostor_evidence import (
+    RIVAL_WEIGHT,
+    GenuineProbes,
+    ImpostorEvidence,
+    mean_growth,
+    rival_adjusted,
+)
+from models.risk.miss_rate import is_one_sitting, promised_misses
+from models.risk.tails import Floats
+from models.vision.recognition import l2_normalize
+from tests.models.risk.test_gallery_risk import evidence_of, people
+
+SIMILARITIES = st.lists(st.floats(-1, 1), min_size=1, max_size=6).map(lambda ones: sorted(ones, reverse=True))
+
+
+def searches(similarities: Floats, genuine: GenuineProbes | None = None) -> ImpostorEvidence:
+    """Return the evidence of (q, n) similarities to other subjects."""
+    histograms = np.stack([np.bincount(bin_indices(row), minlength=BIN_COUNT) for row in similarities])
+    nearest = np.sort(similarities, axis=1)[:, :-3:-1]
+    return ImpostorEvidence.of(histograms, nearest, similarities.shape[1] + 1, len(similarities) * 2, genuine)
+
+
+@given(SIMILARITIES, st.floats(-1, 1))
+def test_adjusted_scores_keep_the_order_of_subjects(similarities: list[float], rival: float) -> None:
+    adjusted = rival_adjusted(similarities, rival)
+    assert adjusted == sorted(adjusted, reverse=True)
+    assert max(adjusted) <= 1
+    assert rival_adjusted(similarities, None) == similarities
+
+
+@given(st.floats(-1, 1), st.floats(0, 0.5), st.floats(-1, 1), st.floats(-0.5, 0.5))
+def test_a_nearer_runner_up_lowers_the_score(best: float, margin: float, rival: float, closer: float) -> None:
+    (far, *_), (near, *_) = (rival_adjusted([best, best - m], rival) for m in (margin + abs(closer), margin))
+    assert near <= far + 1e-12
+
+
+def test_histograms_hold_the_adjusted_scores() -> None:
+    rng = np.random.default_rng(0)
+    similarities = np.clip(rng.normal(0.3, 0.15, (80, 30)), -0.99, 0.99)
+    evidence = searches(similarities)
+    assert evidence.rival == pytest.approx(np.median(similarities.max(1)))
+    adjusted = np.stack([rival_adjusted(sorted(row, reverse=True), evidence.rival) for row in similarities])
+    assert evidence.adjusted is not None
+    above = count_at_or_above(evidence.adjusted.counts)
+    exact = np.array([(adjusted >= edge).sum() for edge in EDGES])
+    # All scores of a probe but the best move by whole bins.
+    assert np.abs(above - exact).max() <= 0.01 * adjusted.size
+    best = np.bincount(bin_indices(adjusted[:, 0]), minlength=BIN_COUNT)
+    assert np.array_equal(evidence.adjusted.best, best)
+    assert evidence.adjusted.counts.sum() == evidence.raw.counts.sum() == similarities.size
+
+
+@given(st.integers(1, 20), st.floats(0, 1))
+def test_more_templates_raise_the_similarity_of_their_mean(templates: int, similarity: float) -> None:
+    assert mean_growth(1, similarity) == 1
+    assert mean_growth(templates + 1, similarity) >= mean_growth(templates, similarity) - 1e-12
+
+
+def test_misses_are_counted_with_all_templates() -> None:
+    """The mean of one template fewer underestimates the similarity."""
+    rng = np.random.default_rng(1)
+    n, templates = 400, 3
+    faces = people(rng, n, templates + 1)
+    probes, fresh = faces[:, 0], faces[:, templates]
+    means = l2_normalize(faces[:, :templates].sum(1))
+    others = faces[:, 1:templates]
+    fused = np.einsum("nd,nd->n", probes, l2_normalize(others.sum(1)))
+    single = np.einsum("nd,njd->nj", probes, others).mean(1)
+    similarities = probes @ means.T
+    similarities = np.asarray(similarities, np.float64)[~np.eye(n, dtype=bool)].reshape(n, n - 1)
+    evidence = searches(similarities, GenuineProbes(fused, single, np.full(n, templates), growth=True))
+    assert evidence.rival is not None
+    scores = fresh @ means.T
+    own = np.diag(scores).copy()
+    np.fill_diagonal(scores, -1)
+    best_other = scores.max(1)
+    adjusted = own - RIVAL_WEIGHT * (best_other - evidence.rival)
+    for threshold in (0.7, 0.8, 0.85):
+        promised = promised_misses(evidence, None, threshold)
+        assert promised is not None
+        missed = 1 - float(((own > best_other) & (adjusted >= threshold)).mean())
+        assert promised.value == pytest.approx(missed, abs=0.05)
+        assert promised.low <= promised.value <= promised.high
+
+
+def test_without_mated_photos_nothing_is_promised() -> None:
+    evidence = evidence_of(people(np.random.default_rng(2), 20)[:, 0])
+    assert promised_misses(evidence, None, 0.5) is None
+    assert not is_one_sitting(evidence, None)
+
+
+def test_evidence_of_an_earlier_release_is_read() -> None:
+    evidence = evidence_of(people(np.random.default_rng(3), 20)[:, 0])
+    document = {name: evidence.document()[name] for name in ("counts", "squares", "best", "probes", "subjects")}
+    read = ImpostorEvidence.from_document(document)
+    assert (read.adjusted, read.rival, read.genuine, read.pairs) == (None, None, None, 190)
+    again = ImpostorEvidence.from_document(evidence.document())
+    assert again.adjusted is not None and evidence.adjusted is not None
+    assert np.array_equal(again.adjusted.counts, evidence.adjusted.counts)
+    assert again.rival == evidence.rival
