@@ -13,6 +13,7 @@ from typing import Any, Final, get_args
 
 import cv2
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.telemetry import TelemetryConfig
 
 from models.engines.selection import OpenedNetworks, open_networks
@@ -25,6 +26,7 @@ from models.vision.detection import Detector
 from models.vision.liveness import LivenessClassifier
 from models.vision.recognition import Recognizer
 from models.vision.specs import LivenessSpec
+from service.api.compreface.mount import mount_compreface
 from service.api.http.context import Context
 from service.api.http.deadlines import Deadlines
 from service.api.http.gate import Gate, RefusalPacing
@@ -44,6 +46,7 @@ from service.api.routes import (
     jobs,
     keys,
     migrate,
+    pictures,
     risk,
     subjects,
     system,
@@ -90,6 +93,8 @@ from service.storage.repositories.store import Store
 SMALL_BATCHES: Final = BATCH_BUCKETS[:4]
 """Batch sizes of photos, and of crops on a CPU. Larger batches are no faster there and delay other requests."""
 BLOCKING_THREADS_PER_CORE: Final = 2
+EXPOSED_HEADERS: Final = ("ETag", "RateLimit", "RateLimit-Policy", "Retry-After", "X-Request-Id")
+"""Response headers that scripts of other origins may read."""
 log = logging.getLogger(__name__)
 
 
@@ -118,13 +123,22 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.metrics = metrics  # the server counts connections that it refuses
     install_error_handlers(app)
     for module in (
-        *(faces, galleries, subjects, enrollments, erasures, identify, risk),
+        *(faces, galleries, subjects, pictures, enrollments, erasures, identify, risk),
         *(jobs, migrate, transfer, audit, keys, system, api_reference, console),
     ):
         app.include_router(check_routes(module.router))
+    mount_compreface(app, settings)
     app.add_middleware(Deadlines, settings=settings)
     app.add_middleware(Gate, settings=settings, metrics=metrics)
     app.add_middleware(RefusalPacing)
+    if settings.cors_origin_list:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origin_list,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        )
     install_openapi(app)
     for route in app.routes:  # FastAPI prepares a route at its first match, which would delay the first request
         route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})

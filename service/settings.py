@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import shlex
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -39,6 +40,20 @@ class Settings(BaseSettings):
     )
     allow_anonymous: bool = Field(
         False, description="Allow requests without an API key from other hosts than loopback, and any Host header."
+    )
+    cors_origins: str | None = Field(
+        None,
+        description="Origins whose web pages may call the service with a key, comma-separated, as "
+        "https://desk.example.org; default: none.",
+    )
+    compat: Literal["compreface"] | None = Field(
+        None,
+        description="Further API to serve, compreface: CompreFace's, under /api/v1 (docs/compat.md); default: none.",
+    )
+    compat_cutoffs: str = Field(
+        "sdk",
+        description="Cut-offs of clients of KITH_COMPAT: sdk (any of 0.5 to 0.9), double-take (60 and 40), or "
+        "known,maybe,unknown, such as 0.8,0.8,0.5.",
     )
     rate_limit: float | None = Field(
         None,
@@ -300,6 +315,10 @@ class Settings(BaseSettings):
         return [self.pack_path, *(find_pack(Path(name), self.models_path) for name in _split(self.extra_packs))]
 
     @property
+    def cors_origin_list(self) -> list[str]:
+        return _split(self.cors_origins)
+
+    @property
     def trusted_proxy_list(self) -> list[str]:
         return _split(self.trusted_proxies)
 
@@ -321,6 +340,14 @@ class Settings(BaseSettings):
     @classmethod
     def _check_hosts(cls, value: str | None) -> str | None:
         Hosts.of_text(value or "")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, value: str | None) -> str | None:
+        for origin in _split(value):
+            if re.fullmatch(r"https?://[a-z0-9.-]+(:\d{1,5})?", origin) is None:
+                raise ValueError("give each origin as scheme and host in lower case, such as https://desk.example.org")
         return value
 
     @field_validator("trusted_proxies")

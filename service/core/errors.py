@@ -181,6 +181,11 @@ class TemplateNotFoundError(KithError):
     remedy = "List the templates of the subject."
 
 
+class CropNotFoundError(KithError):
+    status, code, title = 404, "crop_not_found", "No face crop is stored"
+    remedy = "Set 'keep_crops' of the gallery to true (kith gallery set GALLERY --keep-crops) and enroll again."
+
+
 class RecognizerMismatchError(KithError):
     status, code, title = 409, "recognizer_mismatch", "The gallery uses another recognizer"
     remedy = (

@@ -37,7 +37,10 @@ DEFAULT_BODY_BYTES: Final = 1_000_000
 """Body limit of routes that take no photos."""
 _IN_GALLERY = "/v1/galleries/[^/]+"
 VERIFY: Final = "/v1/verify"
-PHOTOS: Final = re.compile(rf"/v1/(detect|embed|verify)|{_IN_GALLERY}/(identify|subjects/[^/]+/templates)")
+_COMPREFACE = "/api/v1/(recognition/(recognize|faces|faces/[^/]+/verify)|detection/detect|verification/verify)"
+PHOTOS: Final = re.compile(
+    rf"/v1/(detect|embed|verify)|{_IN_GALLERY}/(identify|subjects/[^/]+/templates)|{_COMPREFACE}"
+)
 ARCHIVES: Final = re.compile(f"{_IN_GALLERY}/enrollments")
 IMPORTS: Final = re.compile(f"{_IN_GALLERY}/import")
 AMBIGUOUS_PATH: Final = re.compile(rb"%2f|%5c|\\|(?:^|/)(?:\.|%2e){1,2}(?:/|$)", re.IGNORECASE)

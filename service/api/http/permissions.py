@@ -93,6 +93,8 @@ PERMISSIONS: Final[dict[str, Need]] = {
     f"GET {SUBJECT}/templates": READ,
     f"POST {SUBJECT}/templates": ENROLL,
     f"GET {TEMPLATE}": READ,
+    f"GET {SUBJECT}/thumbnail": READ,
+    f"GET {TEMPLATE}/crop": READ,
     f"PATCH {TEMPLATE}": ENROLL,
     f"DELETE {TEMPLATE}": ENROLL,
     "GET /v1/jobs": READ,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -28,6 +28,8 @@ from service.core.errors import (
 from service.domain.gallery import SUBJECT_ID_PATTERN
 from service.schemas.fields import GALLERY_NAME, SEALED_CURSOR, SINGLE_LINE, WITHOUT_NUL
 
+ProblemFormat = Callable[[Problem], tuple[int, Mapping[str, Any]]]
+"""Converts a problem to the status and body of another API."""
 MIN_RETRY_AFTER_S: Final = 1
 MEDIA_TYPE: Final = "application/problem+json"
 PATTERN_MESSAGES: Final = {
@@ -50,7 +52,11 @@ def to_problem(error: KithError, request_id: str | None = None) -> Problem:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Translate every error that leaves a route."""
+    """Translate every error that leaves a route.
+
+    ``app.state.problem_formats`` has the formats of other APIs, by the prefix of their paths.
+    """
+    app.state.problem_formats = {}
 
     @app.exception_handler(KithError)
     async def handle_known(request: Request, error: KithError) -> JSONResponse:
@@ -86,7 +92,7 @@ def install_error_handlers(app: FastAPI) -> None:
         headers = dict(error.headers or {})
         if headers.get("Allow") == "GET":
             headers["Allow"] = "GET, HEAD"
-        return _encode(document, headers)
+        return _encode(request, document, headers)
 
     @app.exception_handler(ModelError)
     @app.exception_handler(Exception)
@@ -105,10 +111,15 @@ def problem_response(request: Request, error: KithError) -> JSONResponse:
         headers["Retry-After"] = str(error.seconds)
     if isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = 'Bearer realm="kith"'
-    return _encode(to_problem(error, _request_id(request)), headers)
+    return _encode(request, to_problem(error, _request_id(request)), headers)
 
 
-def _encode(document: Problem, headers: dict[str, str]) -> JSONResponse:
+def _encode(request: Request, document: Problem, headers: dict[str, str]) -> JSONResponse:
+    formats: Mapping[str, ProblemFormat] = request.app.state.problem_formats
+    for prefix, to_format in formats.items():
+        if request.url.path.startswith(prefix):
+            status, body = to_format(document)
+            return JSONResponse(body, status, headers=headers)
     return JSONResponse(
         document.model_dump(mode="json", exclude_none=True), document.status, headers=headers, media_type=MEDIA_TYPE
     )

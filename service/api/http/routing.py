@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, ClassVar, Final, cast
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
@@ -34,10 +34,12 @@ CallerDep = Annotated[Caller, Depends(_caller)]
 
 
 class PermittedRoute(APIRoute):
-    """Route that checks ``PERMISSIONS`` first: the body of a rejected request is never read.
+    """Route that checks ``permissions`` first: the body of a rejected request is never read.
 
     A gallery in the path that the key is not for gives 404, whatever else is wrong with the request.
     """
+
+    permissions: ClassVar[Mapping[str, Need]] = PERMISSIONS
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Raises LookupError: the table has no row for the route."""
@@ -64,7 +66,7 @@ class PermittedRoute(APIRoute):
 
     def _need(self, method: str) -> Need:
         try:
-            return PERMISSIONS[f"{method} {self.path}"]
+            return self.permissions[f"{method} {self.path}"]
         except KeyError as error:
             raise LookupError(f"{method} {self.path} has no row in service/api/http/permissions.py") from error
 

@@ -71,7 +71,7 @@ async def embed(request: Request, context: ContextDep) -> Response:
 
 
 @dataclass(frozen=True)
-class _Verification:
+class Verification:
     """Request with what its two sides share.
 
     ``galleries``: by name, those of enrolled subjects. ``liveness_threshold``: None if liveness is not required.
@@ -140,7 +140,7 @@ async def _verify(
 ) -> Response:
     sides = (body.a, body.b)
     served = _choose_recognizer(context, body, list(galleries.values()))
-    verification = _Verification(body, galleries, served, _liveness_threshold(context, body, list(galleries.values())))
+    verification = Verification(body, galleries, served, _liveness_threshold(context, body, list(galleries.values())))
     a, b = await gather_or_cancel([_process_side(context, side, verification) for side in sides])
     refusals = {
         "a": check_presentation(a.quality_reasons, a.liveness),
@@ -153,7 +153,7 @@ async def _verify(
     else:
         refused = {refusal for refusal, _ in refusals.values()}
         refusal = next((each for each in get_args(RejectionOutcome) if each in refused), None)
-        near_miss = _compare(context, verification, caller, (a.person, b.person), cost == NEAR_MISS_COST, document)
+        near_miss = compare_sides(context, verification, caller, (a.person, b.person), cost == NEAR_MISS_COST, document)
         document["outcome"] = refusal or document["outcome"]
         if probed is not None:
             await context.probes.charge_near_misses(caller, probed, int(near_miss), cost)
@@ -161,9 +161,9 @@ async def _verify(
     return json_response(document)
 
 
-def _compare(
+def compare_sides(
     context: Context,
-    verification: _Verification,
+    verification: Verification,
     caller: Caller,
     persons: tuple[Float | EnrolledSubject, Float | EnrolledSubject],
     chosen_probe: bool,
@@ -258,7 +258,7 @@ def _liveness_threshold(context: Context, body: VerifyIn, galleries: list[Galler
     return max(thresholds, default=default)
 
 
-async def _process_side(context: Context, side: SideIn, verification: _Verification) -> _SideResult:
+async def _process_side(context: Context, side: SideIn, verification: Verification) -> _SideResult:
     threshold = verification.liveness_threshold
     if side.embedding is not None:
         (vector,) = check_vectors([side.embedding], verification.served.dimension)

@@ -47,7 +47,7 @@ router = APIRouter(route_class=PermittedRoute, tags=["identify"], responses=PROB
 
 
 @dataclass
-class _Item:
+class ProbeResult:
     """One result of the response.
 
     ``document``: ``IdentityOut``. ``vector``: the (d,) probe, None if nothing is searched. ``face``: None for an
@@ -70,6 +70,24 @@ async def identify(gallery: GalleryPath, request: Request, context: ContextDep, 
     with context.metrics.stage("read"):
         body = await read_photos(request, IdentifyIn, context.settings, context.recognizers.largest_dimension)
     found = await context.find_gallery(gallery)
+    served, items = await identify_in(context, found, body, caller)
+    return json_response(
+        {
+            "gallery": found.name,
+            "model": served.pack.model_id,
+            "recognizer": served.fingerprint,
+            "results": [item.document for item in items],
+        }
+    )
+
+
+async def identify_in(
+    context: Context, found: Gallery, body: IdentifyIn, caller: Caller
+) -> tuple[ServedRecognizer, list[ProbeResult]]:
+    """Identify the photos and embeddings of ``body`` within the caller's probe budget, and record the decisions.
+
+    Raises as :func:`search_gallery`, ``ProbeBudget.taken``, and for a single photo its own error.
+    """
     served = context.recognizers.for_gallery(found)
     if body.recognizer is not None or body.embeddings:
         check_recognizer(found, body.recognizer)
@@ -78,7 +96,7 @@ async def identify(gallery: GalleryPath, request: Request, context: ContextDep, 
         context.probes.taken(caller, found, len(body.embeddings)),
         context.probes.taken(caller, found, photos, PHOTO_NEAR_MISS_COST),
     ):
-        return await _identify(context, found, served, body, caller)
+        return served, await _identify(context, found, served, body, caller)
 
 
 def _chooses_risk(body: IdentifyIn, gallery: Gallery, caller: Caller) -> bool:
@@ -88,7 +106,7 @@ def _chooses_risk(body: IdentifyIn, gallery: Gallery, caller: Caller) -> bool:
 
 async def _identify(
     context: Context, found: Gallery, served: ServedRecognizer, body: IdentifyIn, caller: Caller
-) -> Response:
+) -> list[ProbeResult]:
     target = body.risk.target("fpir") if body.risk else found.settings.risk
     among = None
     if body.filter is not None:
@@ -124,20 +142,12 @@ async def _identify(
         if _chooses_risk(body, found, caller):
             near_misses = sum(item.found.near_miss for item in searched if item.face is not None and item.found)
             await context.probes.charge_near_misses(caller, found, near_misses, PHOTO_NEAR_MISS_COST)
-    documents = [item.document for item in items]
-    await context.audit.searched(found, documents)
+    await context.audit.searched(found, [item.document for item in items])
     context.watches.of(found.pk, found.name, found.fingerprint).add(_decisions(items, caller))
-    return json_response(
-        {
-            "gallery": found.name,
-            "model": served.pack.model_id,
-            "recognizer": served.fingerprint,
-            "results": documents,
-        }
-    )
+    return items
 
 
-def _observe_similarities(context: Context, served: ServedRecognizer, items: Iterable[_Item]) -> None:
+def _observe_similarities(context: Context, served: ServedRecognizer, items: Iterable[ProbeResult]) -> None:
     """Record the best similarities of photos in the metrics, rounded.
 
     Embeddings are left out: a caller who chooses them could read their exact similarity from the metrics.
@@ -149,7 +159,7 @@ def _observe_similarities(context: Context, served: ServedRecognizer, items: Ite
             context.metrics.observe_similarity(served.pack.model_id, item.found.decision.outcome, rounded)
 
 
-def _decisions(items: Iterable[_Item], caller: Caller) -> Iterator[Decided]:
+def _decisions(items: Iterable[ProbeResult], caller: Caller) -> Iterator[Decided]:
     """Return the decisions that the drift watch counts; errors are none.
 
     Similarities of embeddings are left out for a caller without exact answers: the mean of many equal embeddings would
@@ -166,27 +176,27 @@ def _decisions(items: Iterable[_Item], caller: Caller) -> Iterator[Decided]:
 
 def _photo_items(
     gallery: Gallery, photos: list[Photo | ImageError], check_presentation: QualityGate | None
-) -> Iterator[_Item]:
+) -> Iterator[ProbeResult]:
     """Return an item per face, and one per photo without a face. Raises LivenessUnavailableError."""
     for i, photo in enumerate(photos):
         if isinstance(photo, KithError):
-            yield _Item(_result(image=i, outcome="error", error=problem_document(photo)))
+            yield ProbeResult(_result(image=i, outcome="error", error=problem_document(photo)))
             continue
         if not photo.faces:
-            yield _Item(_result(image=i, outcome="no_face"))
+            yield ProbeResult(_result(image=i, outcome="no_face"))
         for face in photo.faces:
             quality = check_presentation.reasons(face.quality) if check_presentation else []
             document = face_document(face, check_presentation or DEFAULT_GATE, gallery.settings.liveness_threshold)
             refusal, reasons = decide_gate(quality, verdict_of(gallery, face))
             result = _result(image=i, face=document, outcome=refusal or "unknown", reasons=reasons)
-            yield _Item(result, None if refusal else face.vector, face)
+            yield ProbeResult(result, None if refusal else face.vector, face)
 
 
-def _embedding_items(gallery: Gallery, embeddings: list[Any], served: ServedRecognizer) -> Iterator[_Item]:
+def _embedding_items(gallery: Gallery, embeddings: list[Any], served: ServedRecognizer) -> Iterator[ProbeResult]:
     for i, vector in enumerate(check_vectors(embeddings, served.dimension)):
         refusal, reasons = decide_gate([], verdict_of(gallery, None))
         result = _result(embedding=i, outcome=refusal or "unknown", reasons=reasons)
-        yield _Item(result, None if refusal else vector)
+        yield ProbeResult(result, None if refusal else vector)
 
 
 def _result(**fields: Any) -> Document:

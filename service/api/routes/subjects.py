@@ -209,10 +209,26 @@ async def enroll(
     """
     with context.metrics.stage("read"):
         body = await read_photos(request, EnrollIn, context.settings, context.recognizers.largest_dimension)
+    return await enroll_in(context, snapshot, caller, subject, body, key, only_new is not None)
+
+
+async def enroll_in(
+    context: Context,
+    snapshot: Gallery,
+    caller: Caller,
+    subject: str,
+    body: EnrollIn,
+    key: str | None,
+    only_new: bool,
+) -> Response:
+    """Enroll the photos and embeddings of ``body``. ``key``: an Idempotency-Key. Returns an ``EnrollOut``.
+
+    Raises the rejection of a single photo or embedding.
+    """
     gallery = await context.reload_gallery(snapshot)
     if body.embeddings and body.recognizer is None and not gallery.moved:
         body.recognizer = gallery.fingerprint  # the embeddings stay this recognizer's if the gallery moves now
-    enrollment = _Enrollment(context, caller, subject, body, key, only_new is not None)
+    enrollment = _Enrollment(context, caller, subject, body, key, only_new)
     while True:
         try:
             return await enrollment.run(gallery)

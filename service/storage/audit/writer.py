@@ -83,6 +83,12 @@ class AuditWriter:
             known = pseudonym(gallery, subject)
             await self._take(Entry("verified", (gallery.pk, gallery.name), known, outcome))
 
+    async def crop_read(self, gallery: Gallery, subject: str, template: str) -> None:
+        """Record that a stored crop of a subject was read. Raises as :meth:`searched`."""
+        if self._when != "off":
+            known = pseudonym(gallery, subject)
+            await self._take(Entry("crop_read", (gallery.pk, gallery.name), known, details={"template": template}))
+
     async def enrollment_refused(self, gallery: Gallery, subject: str, code: str, count: int) -> None:
         """Record that so many photos or embeddings were refused for this subject, whatever the setting for searches.
         Raises as :meth:`searched`."""

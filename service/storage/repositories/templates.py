@@ -10,11 +10,19 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from models.runtime.network import Float
-from service.core.errors import IdempotencyConflictError, TemplateNotFoundError
-from service.domain.gallery import Gallery, IdempotentResponse, NewTemplate, Subject, Template
+from service.core.errors import CropNotFoundError, IdempotencyConflictError, TemplateNotFoundError
+from service.domain.gallery import Crop, Gallery, IdempotentResponse, NewTemplate, Subject, Template
 from service.storage.audit.log import pseudonym, record
 from service.storage.db.engine import Database
-from service.storage.db.row_sealing import ANSWER, DIGEST, REQUEST, SubjectRecord, open_subject, seal_crop
+from service.storage.db.row_sealing import (
+    ANSWER,
+    DIGEST,
+    REQUEST,
+    SubjectRecord,
+    open_crop,
+    open_subject,
+    seal_crop,
+)
 from service.storage.db.tables import crops, galleries, generations, idempotency, subjects, templates, vectors
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import append_changes, read_snapshot
@@ -106,16 +114,73 @@ class TemplateStore:
             raise _not_found(template_id, subject_id)
         return _template_of(row, subject_id)
 
-    def by_pk(self, gallery: Gallery, pks: Sequence[int]) -> dict[int, Template]:
-        """Return existing templates by row key."""
+    def find(self, gallery: Gallery, template_id: str) -> Template:
+        """Return a template of any subject. Raises TemplateNotFoundError."""
+        found = self._with_subjects(gallery, templates.c.id == template_id)
+        if not found:
+            raise TemplateNotFoundError(f"there is no template {template_id!r} in gallery {gallery.name!r}")
+        return found[0]
+
+    def list_by_offset(
+        self, gallery: Gallery, subject_id: str | None, offset: int, limit: int | None
+    ) -> list[Template]:
+        """Return templates of a subject, or of all, oldest first. ``offset``: the number of templates to skip.
+
+        Raises:
+            SubjectNotFoundError: there is no such subject.
+        """
+        chosen: sa.ColumnElement[bool] = sa.true()
+        if subject_id is not None:
+            with self._database.read() as connection:
+                chosen = templates.c.subject_pk == read_subject(connection, gallery, subject_id).pk
+        return self._with_subjects(gallery, chosen, offset, limit)
+
+    def _with_subjects(
+        self, gallery: Gallery, chosen: sa.ColumnElement[bool], offset: int | None = None, limit: int | None = None
+    ) -> list[Template]:
         query = (
             sa.select(templates, subjects.c.sealed)
             .join(subjects, subjects.c.pk == templates.c.subject_pk)
-            .where(templates.c.gallery_pk == gallery.pk, templates.c.pk.in_(list(pks)))
+            .where(templates.c.gallery_pk == gallery.pk, chosen)
+            .order_by(templates.c.pk)
+            .offset(offset)
+            .limit(limit)
         )
         with self._database.read() as connection:
             rows = connection.execute(query).all()
-            return {row.pk: _template_of(row, open_subject(gallery.seal, row.sealed).id) for row in rows}
+        return [_template_of(row, open_subject(gallery.seal, row.sealed).id) for row in rows]
+
+    def by_pk(self, gallery: Gallery, pks: Sequence[int]) -> dict[int, Template]:
+        """Return existing templates by row key."""
+        return {found.pk: found for found in self._with_subjects(gallery, templates.c.pk.in_(list(pks)))}
+
+    def crop(self, gallery: Gallery, subject_id: str, template_id: str | None = None) -> tuple[str, Crop]:
+        """Return a template's id and stored crop. Without ``template_id``: of the subject's best quality.
+
+        Raises:
+            SubjectNotFoundError, TemplateNotFoundError: it does not exist.
+            CropNotFoundError: no crop is stored.
+        """
+        with self._database.read() as connection:
+            subject = read_subject(connection, gallery, subject_id)
+            chosen = templates.c.subject_pk == subject.pk
+            if template_id is not None:
+                chosen = _has_id(subject, template_id)
+                if connection.execute(sa.select(templates.c.pk).where(chosen)).first() is None:
+                    raise _not_found(template_id, subject_id)
+            cropped = sa.select(templates.c.pk, templates.c.id, templates.c.quality).where(chosen)
+            rows = connection.execute(cropped.join(crops, crops.c.template_pk == templates.c.pk)).all()
+            if not rows:
+                raise CropNotFoundError(f"no crop of subject {subject_id!r} is stored")
+            best = max(rows, key=lambda row: ((row.quality or {}).get("score", 0.0), row.pk))
+            sealed = connection.execute(sa.select(crops.c.sealed).where(crops.c.template_pk == best.pk)).scalar_one()
+        return best.id, open_crop(gallery.seal, sealed)
+
+    def vector(self, gallery: Gallery, template: Template) -> tuple[Float, Float]:
+        """Return the (1, d) vector and (1,) quality of a template, (0, d) and (0,) if the recognizer has none of it."""
+        with self._database.read() as connection:
+            stored = read_snapshot(connection, gallery, 0, templates.c.pk == template.pk)
+        return stored.vectors, stored.qualities
 
     def vectors(self, gallery: Gallery, subject_id: str) -> tuple[Float, Float]:
         """Return a subject's (n, d) vectors and (n,) quality scores, NaN for bare embeddings; n may be 0.

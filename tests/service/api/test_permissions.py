@@ -113,6 +113,8 @@ ROWS: dict[str, Row] = {
     f"GET {G}/subjects/{{subject}}/templates": Row("ra", 200),
     f"POST {G}/subjects/{{subject}}/templates": Row("ea", 201, body={"embeddings": [VECTOR], "allow_duplicate": True}),
     f"GET {G}/subjects/{{subject}}/templates/{{template}}": Row("ra", 404),
+    f"GET {G}/subjects/{{subject}}/thumbnail": Row("ra", 404),
+    f"GET {G}/subjects/{{subject}}/templates/{{template}}/crop": Row("ra", 404),
     f"PATCH {G}/subjects/{{subject}}/templates/{{template}}": Row("ea", 404, body={"subject": "ada"}),
     f"DELETE {G}/subjects/{{subject}}/templates/{{template}}": Row("ea", 404),
     "GET /v1/jobs": Row("ra", 200, query={"gallery": OWN}),

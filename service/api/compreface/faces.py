@@ -1,0 +1,110 @@
+"""Templates of the key's gallery, which CompreFace calls faces or examples: list, add, delete, picture, verify."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request, Response
+
+from service.api.compreface.access import RECOGNITION, BoundGallery, CompreFaceRoute
+from service.api.compreface.requests import ImageId, OptionsDep, read_file
+from service.api.compreface.responses import example
+from service.api.http.context import Context, ContextDep
+from service.api.http.routing import CallerDep
+from service.api.routes.pictures import picture_response
+from service.api.routes.subjects import IdempotencyKey, enroll_in
+from service.core.errors import SubjectNotFoundError, TemplateNotFoundError
+from service.domain.gallery import Gallery, Template
+from service.schemas.fields import SubjectId
+from service.schemas.subjects import EnrollIn
+
+router = APIRouter(route_class=CompreFaceRoute, prefix=f"{RECOGNITION}/faces", include_in_schema=False)
+
+
+@router.get("")
+async def list_faces(
+    gallery: BoundGallery,
+    context: ContextDep,
+    page: Annotated[int, Query(ge=0)] = 0,
+    size: Annotated[int, Query(ge=1, le=2000)] = 20,
+    subject: SubjectId | None = None,
+) -> dict[str, Any]:
+    """List a page of templates, oldest first."""
+    found = await context.run(context.store.templates.list_by_offset, gallery, subject, page * size, size)
+    total = gallery.templates
+    if subject is not None:
+        total = (await context.run(context.store.subjects.get, gallery, subject)).templates
+    return {
+        "faces": [example(template) for template in found],
+        "page_number": page,
+        "page_size": size,
+        "total_pages": math.ceil(total / size),
+        "total_elements": total,
+    }
+
+
+@router.post("", status_code=201)
+async def add_face(
+    gallery: BoundGallery,
+    subject: SubjectId,
+    request: Request,
+    context: ContextDep,
+    caller: CallerDep,
+    options: OptionsDep,
+    key: IdempotencyKey = None,
+) -> dict[str, Any]:
+    """Enroll a photo with one face. ``det_prob_threshold`` is ignored: the gallery's quality gate applies."""
+    body = EnrollIn().model_copy(update={"images": [await read_file(request, context)]})
+    response = await enroll_in(context, gallery, caller, subject, body, key, only_new=False)
+    (result,) = json.loads(bytes(response.body))["results"]
+    return {"image_id": str(UUID(hex=result["template"])), "subject": subject}
+
+
+@router.delete("")
+async def delete_faces(gallery: BoundGallery, context: ContextDep, subject: str | None = None) -> dict[str, Any]:
+    """Erase all templates of a subject, or of all subjects. The subjects stay."""
+    try:
+        found = await context.run(context.store.templates.list_by_offset, gallery, subject or None, 0, None)
+    except SubjectNotFoundError:  # clients delete before they enroll
+        return {"deleted": 0}
+    return {"deleted": len(await _delete(context, gallery, found))}
+
+
+@router.delete("/{image_id}")
+async def delete_face(gallery: BoundGallery, image_id: ImageId, context: ContextDep) -> dict[str, Any]:
+    """Erase a template."""
+    template = await context.run(context.store.templates.find, gallery, image_id.hex)
+    await _delete(context, gallery, [template])
+    return example(template)
+
+
+@router.post("/delete")
+async def delete_many(gallery: BoundGallery, image_ids: list[UUID], context: ContextDep) -> list[dict[str, Any]]:
+    """Erase the templates with these ids. Ids that do not exist are left out of the response."""
+    found = []
+    for image_id in image_ids:
+        with suppress(TemplateNotFoundError):
+            found.append(await context.run(context.store.templates.find, gallery, image_id.hex))
+    return [example(template) for template in await _delete(context, gallery, found)]
+
+
+@router.get("/{image_id}/img")
+async def download(gallery: BoundGallery, image_id: ImageId, request: Request, context: ContextDep) -> Response:
+    """Return the stored crop of a template."""
+    template = await context.run(context.store.templates.find, gallery, image_id.hex)
+    return await picture_response(request, context, gallery, template.subject, template.id)
+
+
+async def _delete(context: Context, gallery: Gallery, found: list[Template]) -> list[Template]:
+    """Erase templates, each with its receipt. Return those that existed until now."""
+    deleted = []
+    for template in found:
+        with suppress(TemplateNotFoundError, SubjectNotFoundError):
+            await context.run_on_gallery(gallery, context.store.templates.delete, template.subject, template.id)
+            deleted.append(template)
+    context.pipeline.risks.follow(await context.find_gallery(gallery.name))
+    return deleted

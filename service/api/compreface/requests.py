@@ -1,0 +1,128 @@
+"""Query options and bodies that several routes share: photos in forms or base64, and embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeVar
+from uuid import UUID
+
+from fastapi import Depends, Path, Query, Request
+from pydantic import BaseModel
+
+from service.api.compreface.similarity import Cutoffs, to_probability
+from service.api.http.bodies import read_json, read_parts
+from service.api.http.context import Context
+from service.core.errors import InvalidRequestError, UnsupportedMediaTypeError
+from service.core.photo_errors import ImageTooLargeError, NoFaceError
+from service.domain.gallery import Gallery
+from service.inference.photo_pipeline import Face
+from service.schemas.fields import Embedding, SubjectId
+from service.schemas.photos import PhotoBytes
+
+MAX_PREDICTIONS: Final = 100
+Body = TypeVar("Body", bound=BaseModel)
+ImageId = Annotated[UUID, Path(description="Id of a template.")]
+SubjectPath = Annotated[SubjectId, Path()]
+PredictionCount = Annotated[int, Query(ge=-1, description="Candidates per face; 0 and -1: all.")]
+
+
+@dataclass(frozen=True)
+class FaceOptions:
+    """Options of all routes that take a photo. Unknown ``face_plugins`` are ignored."""
+
+    limit: Annotated[int, Query(ge=0, description="Faces to return, largest first; 0: all.")] = 0
+    det_prob_threshold: Annotated[float | None, Query(ge=0, le=1)] = None
+    face_plugins: str = ""
+    status: bool = False
+
+    def has_plugin(self, name: str) -> bool:
+        return name in (part.strip() for part in self.face_plugins.split(","))
+
+    def choose(self, faces: Sequence[Face], min_score: float) -> list[Face]:
+        """Return the requested faces, largest first. Raises NoFaceError: there is none.
+
+        ``min_score``: as :func:`to_probability`.
+        """
+        threshold = self.det_prob_threshold or 0
+        chosen = [face for face in faces if to_probability(face.score, min_score) >= threshold]
+        if not chosen:
+            raise NoFaceError("no face was found in the photo")
+        chosen.sort(key=lambda face: -float((face.box_xyxy[2:] - face.box_xyxy[:2]).prod()))
+        return chosen[: self.limit or None]
+
+
+OptionsDep = Annotated[FaceOptions, Depends()]
+
+
+class SubjectBody(BaseModel):
+    subject: SubjectId
+
+
+class FileBody(BaseModel):
+    file: PhotoBytes
+
+
+class PairBody(BaseModel):
+    source_image: PhotoBytes
+    target_image: PhotoBytes
+
+
+class EmbeddingsBody(BaseModel):
+    embeddings: list[Embedding]
+
+
+class EmbeddingPairBody(BaseModel):
+    source: Embedding
+    targets: list[Embedding]
+
+
+async def _cutoffs(request: Request) -> Cutoffs:
+    cutoffs: Cutoffs = request.app.state.compreface_cutoffs
+    return cutoffs
+
+
+CutoffsDep = Annotated[Cutoffs, Depends(_cutoffs)]
+
+
+def max_predictions(count: int) -> int:
+    return min(count, MAX_PREDICTIONS) if count > 0 else MAX_PREDICTIONS
+
+
+async def read_file(request: Request, context: Context) -> bytes:
+    """Return the photo ``file`` of a form or of JSON. Raises as :func:`read_files`."""
+    (photo,) = await read_files(request, context, FileBody)
+    return photo
+
+
+async def read_files(request: Request, context: Context, model: type[BaseModel]) -> list[bytes]:
+    """Return the photos that are the fields of ``model``, from form parts or base64 strings of JSON.
+
+    Raises InvalidRequestError, ImageTooLargeError, UnsupportedMediaTypeError.
+    """
+    names, max_bytes = list(model.model_fields), context.settings.max_image_bytes
+    with context.metrics.stage("read"):
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type == "application/json":
+            body = await read_json(request, model, len(names), max_bytes, 0)
+            photos = [getattr(body, name) for name in names]
+        elif media_type == "multipart/form-data":
+            parts = {part.name: part.payload for part in await read_parts(request, len(names), max_bytes)}
+            if missing := [name for name in names if name not in parts]:
+                raise InvalidRequestError(f"the form has no file {missing[0]!r}")
+            photos = [parts[name] for name in names]
+        else:
+            raise UnsupportedMediaTypeError(f"content type {media_type or 'none'!r}")
+    if max(len(photo) for photo in photos) > max_bytes:
+        raise ImageTooLargeError(f"the photo has more than {max_bytes} bytes, the limit")
+    return photos
+
+
+async def read_embeddings(request: Request, context: Context, gallery: Gallery, model: type[Body]) -> Body:
+    """Read JSON with embeddings, as many as a request may have. Raises InvalidRequestError."""
+    count = context.settings.max_embeddings
+    body = await read_json(request, model, 0, 0, (count + 1) * gallery.dimension)
+    embeddings = body.embeddings if isinstance(body, EmbeddingsBody) else getattr(body, "targets", [])
+    if not 0 < len(embeddings) <= count:
+        raise InvalidRequestError(f"send 1 to {count} embeddings")
+    return body

@@ -1,0 +1,89 @@
+"""Response documents with CompreFace's names. The field ``kith`` holds the decision of Kith's own API."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Final
+
+import numpy as np
+
+from service.api.compreface.requests import FaceOptions
+from service.api.compreface.similarity import Cutoffs, level_of, level_of_candidate, to_client, to_probability
+from service.api.http.responses import Document
+from service.domain.gallery import Gallery, Template
+from service.inference.photo_pipeline import Face
+from service.inference.recognizers import ServedRecognizer
+
+UNKNOWN_SUBJECT: Final = {"subject": "unknown", "similarity": 0.0}
+"""Stands for candidates that the key may not see. Clients read the first subject without checking that there is one."""
+DECISION_FIELDS: Final = (
+    "outcome",
+    "subject",
+    "similarity",
+    "threshold",
+    "review_threshold",
+    "false_alarm_probability",
+    "false_match_probability",
+    "risk",
+    "reasons",
+)
+
+
+def face_fields(face: Face, options: FaceOptions, min_score: float) -> Document:
+    """Return the box, and the landmarks and the embedding if they are requested.
+
+    ``min_score``: as :func:`to_probability`.
+    """
+    x_min, y_min, x_max, y_max = (round(value) for value in face.box_xyxy.tolist())
+    document: Document = {
+        "box": {
+            "probability": to_probability(face.score, min_score),
+            "x_max": x_max,
+            "y_max": y_max,
+            "x_min": max(0, x_min),
+            "y_min": max(0, y_min),
+        }
+    }
+    if options.has_plugin("landmarks"):
+        document["landmarks"] = np.rint(face.landmarks_xy).astype(np.int64)
+    if options.has_plugin("calculator") and face.vector is not None:
+        document["embedding"] = face.vector
+    return document
+
+
+def with_versions(document: Document, options: FaceOptions, detector: str, served: ServedRecognizer) -> Document:
+    """Add the names of the networks if the request has status=true."""
+    if options.status:
+        document["plugins_versions"] = {"detector": detector, "calculator": served.pack.model_id}
+    return document
+
+
+def decision_fields(document: Document) -> Document:
+    """Return the field ``kith``: the decision in an ``IdentityOut`` or ``VerifyOut`` document."""
+    return {"kith": {name: document[name] for name in DECISION_FIELDS if name in document}}
+
+
+def similar_subjects(document: Document, gallery: Gallery, count: int, cutoffs: Cutoffs) -> list[Document]:
+    """Return up to ``count`` candidates of an ``IdentityOut`` document, most similar first.
+
+    The list is empty only if the gallery is: a face without a candidate gets UNKNOWN_SUBJECT.
+    """
+    found = []
+    for rank, candidate in enumerate(document["candidates"][:count]):
+        accept, review, similarity = document["threshold"], document["review_threshold"], candidate["similarity"]
+        level = level_of(document["outcome"]) if rank == 0 else level_of_candidate(similarity, review)
+        mapped = to_client(similarity, accept, review, level, cutoffs)
+        found.append({"subject": candidate["subject"], "similarity": mapped})
+    return found or [dict(UNKNOWN_SUBJECT)] * bool(gallery.templates)
+
+
+def pair_similarity(document: Document, cutoffs: Cutoffs) -> float:
+    """Return the similarity of a ``VerifyOut`` document, 0 if it is withheld or the photo was refused."""
+    level = level_of(document["outcome"])
+    if "similarity" not in document or (level == "unknown" and document["outcome"] != "different"):
+        return 0.0
+    return to_client(document["similarity"], document["threshold"], document["review_threshold"], level, cutoffs)
+
+
+def example(template: Template) -> Document:
+    return {"image_id": str(uuid.UUID(hex=template.id)), "subject": template.subject}

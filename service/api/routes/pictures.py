@@ -1,0 +1,54 @@
+"""Stored face crops of subjects and templates."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+
+from service.api.http.context import Context, ContextDep
+from service.api.http.openapi import PROBLEMS
+from service.api.http.parameters import GalleryPath
+from service.api.http.routing import PermittedRoute
+from service.api.routes.subjects import SubjectPath, TemplatePath
+from service.domain.gallery import Gallery
+
+MEDIA_TYPE: Final = "image/webp"
+PICTURE: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {MEDIA_TYPE: {}}, "description": "The crop, as WebP."}
+}
+
+router = APIRouter(
+    route_class=PermittedRoute, prefix="/v1/galleries/{gallery}/subjects", tags=["subjects"], responses=PROBLEMS
+)
+
+
+@router.get("/{subject}/thumbnail", response_class=Response, responses=PICTURE)
+async def get_thumbnail(gallery: GalleryPath, subject: SubjectPath, request: Request, context: ContextDep) -> Response:
+    """Return the stored crop of the subject's template with the best quality."""
+    return await picture_response(request, context, await context.find_gallery(gallery), subject, None)
+
+
+@router.get("/{subject}/templates/{template}/crop", response_class=Response, responses=PICTURE)
+async def get_crop(
+    gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, request: Request, context: ContextDep
+) -> Response:
+    """Return the stored crop of a template. Crops are stored only if the gallery's ``keep_crops`` is true."""
+    return await picture_response(request, context, await context.find_gallery(gallery), subject, template)
+
+
+async def picture_response(
+    request: Request, context: Context, gallery: Gallery, subject: str, template: str | None
+) -> Response:
+    """Return a crop with its ETag, and record who read it; 304 if the client has it.
+
+    Raises SubjectNotFoundError, TemplateNotFoundError, CropNotFoundError.
+    """
+    template_id, crop = await context.run(context.store.templates.crop, gallery, subject, template)
+    etag = f'"{hashlib.sha256(crop.image).hexdigest()[:32]}"'
+    headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
+    if etag in [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]:
+        return Response(status_code=304, headers=headers)
+    await context.audit.crop_read(gallery, subject, template_id)
+    return Response(crop.image, headers=headers, media_type=MEDIA_TYPE)

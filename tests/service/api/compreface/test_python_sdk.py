@@ -1,0 +1,113 @@
+"""CompreFace's published Python SDK, unmodified, against the compatible API."""
+
+from __future__ import annotations
+
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.api.compreface.conftest import CompatServer
+
+KNOWN, UNKNOWN = 0.6, 0.4
+pytestmark = pytest.mark.filterwarnings(  # the SDK leaves files open
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+@pytest.fixture(scope="module")
+def sdk() -> Iterator[Any]:
+    """The package ``compreface``.
+
+    It pins requests-toolbelt 0.9.1, which imports a module that urllib3 2 no longer has. An empty module replaces it.
+    """
+    appengine = "urllib3.contrib.appengine"
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        patch.setitem(sys.modules, appengine, types.ModuleType(appengine))
+        yield pytest.importorskip("compreface", reason="compreface-sdk is not installed: make setup")
+
+
+@pytest.fixture
+def recognition(sdk: Any, compat: CompatServer) -> Any:
+    options = {"limit": 0, "det_prob_threshold": 0.8, "prediction_count": 1, "status": True}
+    face = sdk.CompreFace(compat.host, compat.port, options)
+    return face.init_face_recognition(compat.create_key(compat.create_gallery()))
+
+
+def test_recognition(recognition: Any, photos: Path) -> None:
+    collection = recognition.get_face_collection()
+    added = collection.add(image_path=str(photos / "astronaut.jpg"), subject="Ada")
+    assert set(added) == {"image_id", "subject"}
+    assert collection.list()["faces"] == [added]
+    (known,) = recognition.recognize(str(photos / "astronaut2.jpg"))["result"]
+    assert known["subjects"][0]["subject"] == "Ada"
+    assert known["subjects"][0]["similarity"] >= KNOWN
+    (stranger,) = recognition.recognize((photos / "actor.jpg").read_bytes())["result"]
+    assert stranger["subjects"][0]["similarity"] < UNKNOWN
+    assert recognition.recognize(str(photos / "nobody.jpg"))["code"] == 28
+    verified = collection.verify(str(photos / "astronaut2.jpg"), added["image_id"])
+    assert verified["result"][0]["similarity"] >= KNOWN
+    assert collection.delete(added["image_id"]) == added
+    collection.add(image_path=str(photos / "astronaut.jpg"), subject="Ada")
+    assert collection.delete_all("Ada") == {"deleted": 1}
+
+
+def test_options(recognition: Any, photos: Path) -> None:
+    options = {
+        "limit": 2,
+        "det_prob_threshold": 0.5,
+        "prediction_count": 2,
+        "face_plugins": "calculator,age,gender,landmarks",
+        "status": True,
+    }
+    document = recognition.recognize(str(photos / "group.jpg"), options)
+    assert len(document["result"]) == 2
+    assert "plugins_versions" in document
+    assert all(len(face["landmarks"]) == 5 and face["embedding"] for face in document["result"])
+
+
+def test_subjects(recognition: Any, photos: Path) -> None:
+    subjects = recognition.get_subjects()
+    assert subjects.add("Ada") == {"subject": "Ada"}
+    assert subjects.add("Bo") == {"subject": "Bo"}
+    assert subjects.list() == {"subjects": ["Ada", "Bo"]}
+    assert subjects.update("Ada", "Cy") == {"updated": True}
+    assert subjects.delete("Cy") == {"subject": "Cy"}
+    assert subjects.delete_all() == {"deleted": 1}
+
+
+def test_detection_and_verification(sdk: Any, compat: CompatServer, photos: Path) -> None:
+    key = compat.create_key(compat.create_gallery())
+    face = sdk.CompreFace(compat.host, compat.port)
+    detected = face.init_face_detection(key).detect(str(photos / "group.jpg"))
+    assert len(detected["result"]) == 6
+    pair = str(photos / "astronaut.jpg"), str(photos / "astronaut2.jpg")
+    (verified,) = face.init_face_verification(key).verify(*pair)["result"]
+    assert verified["face_matches"][0]["similarity"] >= KNOWN
+
+
+def test_viseron(sdk: Any, compat: CompatServer, photos: Path) -> None:
+    """The requests of Viseron: train again, then recognize. It reads the first subject of every face."""
+    key = compat.create_key(compat.create_gallery())
+    options = {"limit": 0, "det_prob_threshold": 0.8, "prediction_count": 1, "status": False}
+    recognition = sdk.CompreFace(domain=compat.host, port=compat.port, options=options).init_face_recognition(key)
+    collection = recognition.get_face_collection()
+    for _ in range(2):
+        collection.delete_all("ada")
+        for name in ("astronaut", "astronaut2"):
+            assert "message" not in collection.add((photos / f"{name}.jpg").read_bytes(), "ada")
+    assert collection.list()["total_elements"] == 2
+    found: dict[str, list[str | None]] = {}
+    for name in ("astronaut", "actor", "group"):
+        for result in recognition.recognize((photos / f"{name}.jpg").read_bytes())["result"]:
+            subject = result["subjects"][0]
+            found.setdefault(name, []).append(subject["subject"] if subject["similarity"] >= KNOWN else None)
+            assert {"x_min", "y_min", "x_max", "y_max"} <= set(result["box"])
+    assert found["astronaut"] == ["ada"]
+    assert not any(found["actor"] + found["group"])
+    assert "result" not in recognition.recognize((photos / "nobody.jpg").read_bytes())

@@ -1,0 +1,317 @@
+"""The contract of CompreFace's REST API, and what Kith adds to it."""
+
+from __future__ import annotations
+
+import uuid
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from kith import Kith
+from service.api.compreface.access import COMPREFACE_PERMISSIONS
+from service.app import create_app
+from service.core.errors import SettingsError
+from service.security.api_keys import SCOPES
+from service.settings import load_settings
+from tests.service.api.compreface.conftest import OPERATOR, CompatServer
+
+KNOWN, UNKNOWN = 0.6, 0.4
+
+
+@pytest.fixture
+def collection(compat: CompatServer) -> str:
+    return compat.create_gallery(keep_crops=True)
+
+
+@pytest.fixture
+def http(compat: CompatServer, collection: str) -> Iterator[httpx.Client]:
+    with compat.client(compat.create_key(collection)) as client:
+        yield client
+
+
+def _post(http: httpx.Client, path: str, photo: Path, **params: Any) -> httpx.Response:
+    return http.post(path, params=params, files={"file": (photo.name, photo.read_bytes(), "image/jpeg")})
+
+
+def _add(http: httpx.Client, subject: str, photo: Path) -> str:
+    response = _post(http, "/recognition/faces", photo, subject=subject)
+    assert response.status_code == 201, response.text
+    assert response.json()["subject"] == subject
+    return str(uuid.UUID(response.json()["image_id"]))
+
+
+def test_subjects(http: httpx.Client, photos: Path) -> None:
+    assert http.get("/recognition/subjects").json() == {"subjects": []}
+    added = http.post("/recognition/subjects", json={"subject": "Ada"})
+    assert (added.status_code, added.json()) == (201, {"subject": "Ada"})
+    again = http.post("/recognition/subjects", json={"subject": "Ada"})
+    assert (again.status_code, again.json()["code"]) == (400, 43)
+    image_id = _add(http, "Ada", photos / "astronaut.jpg")
+    assert http.put("/recognition/subjects/Ada", json={"subject": "Ada L"}).json() == {"updated": True}
+    assert http.put("/recognition/subjects/Ada L", json={"subject": "Ada L"}).json() == {"updated": False}
+    assert http.get("/recognition/subjects/").json() == {"subjects": ["Ada L"]}
+    assert http.get("/recognition/faces").json()["faces"] == [{"image_id": image_id, "subject": "Ada L"}]
+    http.post("/recognition/subjects", json={"subject": "Bo"})
+    merged = http.put("/recognition/subjects/Ada L", json={"subject": "Bo"})
+    assert merged.json() == {"updated": True}
+    assert http.get("/recognition/faces").json()["faces"] == [{"image_id": image_id, "subject": "Bo"}]
+    missing = http.put("/recognition/subjects/Ada", json={"subject": "Cy"})
+    assert (missing.status_code, missing.json()["code"]) == (404, 42)
+    assert http.get("/recognition/subjects").json() == {"subjects": ["Bo"]}
+    assert http.delete("/recognition/subjects/Bo").json() == {"subject": "Bo"}
+    assert http.delete("/recognition/subjects/Bo").json()["code"] == 42
+    for name in ("one", "two", "three"):
+        http.post("/recognition/subjects", json={"subject": name})
+    assert http.delete("/recognition/subjects").json() == {"deleted": 3}
+
+
+def test_faces(http: httpx.Client, photos: Path) -> None:
+    first = _add(http, "Ada", photos / "astronaut.jpg")
+    second = _add(http, "Ada", photos / "astronaut2.jpg")
+    third = _add(http, "Tom", photos / "actor.jpg")
+    page = http.get("/recognition/faces", params={"page": 1, "size": 2}).json()
+    assert page == {
+        "faces": [{"image_id": third, "subject": "Tom"}],
+        "page_number": 1,
+        "page_size": 2,
+        "total_pages": 2,
+        "total_elements": 3,
+    }
+    of_ada = http.get("/recognition/faces", params={"subject": "Ada"}).json()
+    assert ([face["image_id"] for face in of_ada["faces"]], of_ada["total_elements"]) == ([first, second], 2)
+    picture = http.get(f"/recognition/faces/{first}/img")
+    assert (picture.status_code, picture.content[8:12]) == (200, b"WEBP")
+    absent = str(uuid.uuid4())
+    deleted = http.post("/recognition/faces/delete", json=[second, absent])
+    assert deleted.json() == [{"image_id": second, "subject": "Ada"}]
+    assert http.delete(f"/recognition/faces/{first}").json() == {"image_id": first, "subject": "Ada"}
+    gone = http.delete(f"/recognition/faces/{first}")
+    assert (gone.status_code, gone.json()["code"]) == (404, 44)
+    assert http.delete("/recognition/faces", params={"subject": "no such"}).json() == {"deleted": 0}
+    assert http.delete("/recognition/faces", params={"subject": "Tom"}).json() == {"deleted": 1}
+    assert http.get("/recognition/subjects").json() == {"subjects": ["Ada", "Tom"]}
+    _add(http, "Tom", photos / "actor.jpg")
+    assert http.delete("/recognition/faces").json() == {"deleted": 1}
+
+
+def test_pictures_need_kept_crops(compat: CompatServer, photos: Path) -> None:
+    with compat.client(compat.create_key(compat.create_gallery())) as http:
+        image_id = _add(http, "Ada", photos / "astronaut.jpg")
+        response = http.get(f"/recognition/faces/{image_id}/img")
+    assert (response.status_code, response.json()["code"]) == (404, 11)
+    assert "keep_crops" in response.json()["message"]
+
+
+def test_recognize(http: httpx.Client, photos: Path, collection: str) -> None:
+    empty = _post(http, "/recognition/recognize", photos / "astronaut.jpg").json()["result"]
+    assert [face["subjects"] for face in empty] == [[]]
+    _add(http, "Ada", photos / "astronaut.jpg")
+    (known,) = _post(http, "/recognition/recognize", photos / "astronaut2.jpg").json()["result"]
+    assert known["subjects"][0]["subject"] == "Ada"
+    assert KNOWN <= known["subjects"][0]["similarity"] <= 1
+    assert known["kith"]["outcome"] == "identified"
+    assert set(known) == {"box", "subjects", "kith"}
+    assert set(known["box"]) == {"probability", "x_min", "y_min", "x_max", "y_max"}
+    (stranger,) = _post(http, "/recognition/recognize", photos / "actor.jpg").json()["result"]
+    assert stranger["kith"]["outcome"] == "unknown"
+    assert [subject["similarity"] < UNKNOWN for subject in stranger["subjects"]] == [True]
+
+
+def test_options(http: httpx.Client, photos: Path) -> None:
+    _add(http, "Ada", photos / "astronaut.jpg")
+    options = {
+        "limit": 2,
+        "prediction_count": 3,
+        "det_prob_threshold": "0.8",
+        "face_plugins": "landmarks, calculator,age,no-such-plugin",
+        "status": "true",
+        "detect_faces": "true",
+    }
+    document = _post(http, "/recognition/recognize", photos / "group.jpg", **options).json()
+    first, second = document["result"]
+    assert _area(first["box"]) >= _area(second["box"])
+    assert [len(point) for point in first["landmarks"]] == [2] * 5
+    assert len(first["embedding"]) == 128
+    assert set(document["plugins_versions"]) == {"detector", "calculator"}
+    (largest,) = _post(http, "/recognition/recognize", photos / "group.jpg", limit=1).json()["result"]
+    assert largest["box"] == first["box"]
+    certain = _post(http, "/recognition/recognize", photos / "group.jpg", det_prob_threshold=1)
+    assert (certain.status_code, certain.json()["code"]) == (400, 28)
+
+
+def _area(box: dict[str, float]) -> float:
+    return (box["x_max"] - box["x_min"]) * (box["y_max"] - box["y_min"])
+
+
+def test_detect(http: httpx.Client, photos: Path) -> None:
+    document = _post(http, "/detection/detect", photos / "group.jpg", face_plugins="calculator").json()
+    assert len(document["result"]) == 6
+    assert {len(face["embedding"]) for face in document["result"]} == {128}
+    plain = _post(http, "/detection/detect", photos / "group.jpg", limit=1).json()
+    assert plain["result"] == [{"box": document["result"][0]["box"]}]
+
+
+def test_base64(http: httpx.Client, photos: Path) -> None:
+    photo = b64encode((photos / "astronaut.jpg").read_bytes()).decode()
+    added = http.post("/recognition/faces", params={"subject": "Ada"}, json={"file": photo})
+    assert added.status_code == 201
+    (face,) = http.post("/recognition/recognize", json={"file": photo}).json()["result"]
+    assert face["subjects"][0]["subject"] == "Ada"
+    assert len(http.post("/detection/detect", json={"file": photo}).json()["result"]) == 1
+    pair = http.post("/verification/verify", json={"source_image": photo, "target_image": photo}).json()
+    assert pair["result"][0]["face_matches"][0]["similarity"] > KNOWN
+    image_id = added.json()["image_id"]
+    (verified,) = http.post(f"/recognition/faces/{image_id}/verify", json={"file": photo}).json()["result"]
+    assert verified["subject"] == "Ada"
+    assert verified["similarity"] > KNOWN
+
+
+def test_verify_photos(http: httpx.Client, photos: Path) -> None:
+    def files(source: str, target: str) -> dict[str, Any]:
+        return {
+            "source_image": (f"{source}.jpg", (photos / f"{source}.jpg").read_bytes()),
+            "target_image": (f"{target}.jpg", (photos / f"{target}.jpg").read_bytes()),
+        }
+
+    (same,) = http.post("/verification/verify", files=files("astronaut", "astronaut2")).json()["result"]
+    assert set(same["source_image_face"]) == {"box"}
+    assert same["face_matches"][0]["similarity"] >= KNOWN
+    assert same["face_matches"][0]["kith"]["outcome"] == "same"
+    (others,) = http.post("/verification/verify", files=files("astronaut", "group")).json()["result"]
+    similarities = [match["similarity"] for match in others["face_matches"]]
+    assert similarities == sorted(similarities, reverse=True)
+    assert max(similarities) < UNKNOWN
+    several = http.post("/verification/verify", files=files("group", "astronaut"))
+    assert (several.status_code, several.json()["code"]) == (400, 31)
+
+
+def test_verify_with_a_stored_photo(http: httpx.Client, photos: Path) -> None:
+    image_id = _add(http, "Ada", photos / "astronaut.jpg")
+    (same,) = _post(http, f"/recognition/faces/{image_id}/verify", photos / "astronaut2.jpg").json()["result"]
+    assert (same["subject"], same["kith"]["outcome"]) == ("Ada", "same")
+    assert same["similarity"] >= KNOWN
+    (other,) = _post(http, f"/recognition/faces/{image_id}/verify", photos / "actor.jpg").json()["result"]
+    assert (other["similarity"], other["kith"]["outcome"]) == (0.0, "different"), "withheld from this key"
+    missing = _post(http, f"/recognition/faces/{uuid.uuid4()}/verify", photos / "actor.jpg")
+    assert (missing.status_code, missing.json()["code"]) == (404, 44)
+
+
+def test_embeddings(http: httpx.Client, photos: Path) -> None:
+    image_id = _add(http, "Ada", photos / "astronaut.jpg")
+    ada, tom = (
+        _post(http, "/detection/detect", photos / f"{name}.jpg", face_plugins="calculator").json()["result"][0][
+            "embedding"
+        ]
+        for name in ("astronaut2", "actor")
+    )
+    body = {"embeddings": [ada, tom]}
+    known, stranger = http.post("/recognition/embeddings/recognize", json=body).json()["result"]
+    assert known["similarities"][0]["subject"] == "Ada"
+    assert known["similarities"][0]["similarity"] >= KNOWN
+    assert known["embedding"] == ada
+    assert stranger["similarities"][0]["similarity"] < UNKNOWN
+    same, other = http.post(f"/recognition/embeddings/faces/{image_id}/verify", json=body).json()["result"]
+    assert same["similarity"] >= KNOWN > UNKNOWN > other["similarity"]
+    pair = http.post("/verification/embeddings/verify", json={"source": ada, "targets": [tom, ada]}).json()["result"]
+    assert [result["embedding"] == ada for result in pair] == [True, False], "most similar first"
+    too_many = http.post("/recognition/embeddings/recognize", json={"embeddings": [ada] * 17})
+    assert (too_many.status_code, too_many.json()["code"]) == (400, 26)
+
+
+def test_embeddings_use_the_probe_budget(compat: CompatServer, http: httpx.Client, photos: Path) -> None:
+    image_id = _add(http, "Ada", photos / "astronaut.jpg")
+    (face,) = _post(http, "/detection/detect", photos / "actor.jpg", face_plugins="calculator").json()["result"]
+    budget = compat.settings.embedding_rate * 3600
+    body = {"embeddings": [face["embedding"]] * 16}
+    statuses = []
+    for _ in range(int(budget / 16) + 20):
+        response = http.post(f"/recognition/embeddings/faces/{image_id}/verify", json=body)
+        statuses.append(response.status_code)
+        if response.status_code != 200:
+            break
+    assert statuses[-1] == 429, "the budget of Kith's own routes"
+    assert int(response.headers["Retry-After"]) > 0
+    assert response.json()["kith"]["code"] == "probe_budget"
+
+
+@pytest.mark.parametrize(
+    ("photo", "status", "code"),
+    [("nobody", 400, 28), ("group", 400, 31)],
+)
+def test_photos_that_cannot_be_enrolled(http: httpx.Client, photos: Path, photo: str, status: int, code: int) -> None:
+    response = _post(http, "/recognition/faces", photos / f"{photo}.jpg", subject="Ada")
+    assert (response.status_code, response.json()["code"]) == (status, code)
+    assert response.json()["message"]
+
+
+def test_invalid_requests(http: httpx.Client, photos: Path) -> None:
+    no_face = _post(http, "/recognition/recognize", photos / "nobody.jpg")
+    assert (no_face.status_code, no_face.json()["code"]) == (400, 28)
+    damaged = http.post("/recognition/recognize", files={"file": ("a.jpg", b"no photo")})
+    assert (damaged.status_code, damaged.json()["code"]) == (400, 21)
+    missing = http.post("/recognition/recognize", files={"photo": ("a.jpg", b"no photo")})
+    assert (missing.status_code, missing.json()["code"]) == (400, 26)
+    assert "'file'" in missing.json()["message"]
+    unnamed = _post(http, "/recognition/faces", photos / "astronaut.jpg")
+    assert (unnamed.status_code, unnamed.json()["code"]) == (400, 26)
+    unknown = http.get("/recognition/nothing")
+    assert (unknown.status_code, unknown.json()["code"]) == (404, 0)
+
+
+def test_keys(compat: CompatServer, collection: str, photos: Path) -> None:
+    def status(token: str, path: str = "/recognition/subjects") -> tuple[int, int]:
+        with compat.client(token) as http:
+            response = http.get(path)
+            return response.status_code, response.json()["code"]
+
+    assert status("kith_wrong") == (401, 10)
+    assert status(OPERATOR) == (403, 1), "not bound to a gallery"
+    assert status(compat.create_key()) == (403, 1)
+    assert status(compat.create_key(collection, compat.create_gallery())) == (403, 1)
+    assert status(compat.create_key("not-yet-created")) == (404, 10)
+    assert httpx.get(f"{compat.url}/api/v1/recognition/subjects", timeout=60).json()["code"] == 10
+
+
+@pytest.mark.parametrize("route", COMPREFACE_PERMISSIONS)
+def test_every_route_checks_its_scope(compat: CompatServer, collection: str, route: str) -> None:
+    method, _, path = route.partition(" ")
+    path = path.format(subject="no such", image_id=uuid.uuid4())
+    needed = COMPREFACE_PERMISSIONS[route].scope
+    for scope in SCOPES:
+        with compat.client(compat.create_key(collection, scopes=[scope])) as http:
+            response = http.request(method, f"{compat.url}{path}", json={})
+        assert (response.status_code == 403) == (scope not in (needed, "admin")), (scope, response.text)
+
+
+def test_admin_keys_see_the_exact_order_of_strangers(compat: CompatServer, collection: str, photos: Path) -> None:
+    with compat.client(compat.create_key(collection, scopes=["admin"])) as http:
+        _add(http, "Ada", photos / "astronaut.jpg")
+        (face,) = _post(http, "/recognition/recognize", photos / "actor.jpg").json()["result"]
+    assert face["subjects"][0]["subject"] == "Ada"
+    assert 0 < face["subjects"][0]["similarity"] < UNKNOWN
+
+
+def test_requests_are_audited(compat: CompatServer, collection: str, http: httpx.Client, photos: Path) -> None:
+    image_id = _add(http, "Ada", photos / "astronaut.jpg")
+    _post(http, "/recognition/recognize", photos / "astronaut2.jpg")
+    _post(http, f"/recognition/faces/{image_id}/verify", photos / "astronaut2.jpg")
+    http.get(f"/recognition/faces/{image_id}/img")
+    http.delete("/recognition/subjects/Ada")
+    with Kith(compat.url, OPERATOR) as kith:
+        events = {entry.event for entry in kith.audit(collection)}
+    assert {"templates_enrolled", "searched", "verified", "crop_read", "subject_deleted"} <= events
+
+
+def test_the_compatible_api_is_off_by_default(server: str) -> None:
+    response = httpx.get(f"{server}/api/v1/recognition/subjects", timeout=60)
+    assert (response.status_code, response.json()["code"]) == (404, "not_found")
+
+
+def test_invalid_cutoffs_prevent_the_start(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path, compat="compreface", compat_cutoffs="0.4,0.6,0.5")
+    with pytest.raises(SettingsError, match="KITH_COMPAT_CUTOFFS"):
+        create_app(settings)

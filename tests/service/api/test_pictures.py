@@ -1,0 +1,62 @@
+"""Stored face crops: thumbnails of subjects and crops of templates."""
+
+from __future__ import annotations
+
+import io
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from kith import Kith
+from tests.conftest import jpeg
+
+
+@pytest.fixture
+def http(server: str) -> httpx.Client:
+    return httpx.Client(base_url=f"{server}/v1/galleries", timeout=60)
+
+
+def test_a_crop_and_the_thumbnail_of_the_best_template(
+    kith: Kith, gallery: str, http: httpx.Client, astronaut: NDArray[np.uint8]
+) -> None:
+    kith.update_gallery(gallery, keep_crops=True)
+    dark = (astronaut * 0.4).astype(np.uint8)
+    templates = [
+        kith.enroll(gallery, "ada", jpeg(photo), face="largest", allow_low_quality=True, allow_inconsistent=True)
+        .results[0]
+        .template
+        for photo in (astronaut, dark)
+    ]
+    with http:
+        crops = [http.get(f"/{gallery}/subjects/ada/templates/{template}/crop") for template in templates]
+        thumbnail = http.get(f"/{gallery}/subjects/ada/thumbnail")
+        assert [crop.status_code for crop in crops] == [200, 200]
+        assert thumbnail.headers["content-type"] == "image/webp"
+        with Image.open(io.BytesIO(thumbnail.content)) as image:
+            assert min(image.size) > 100
+        scores = [(template.quality or {})["score"] for template in kith.templates(gallery, "ada")]
+        assert thumbnail.content == crops[int(np.argmax(scores))].content
+        etag = thumbnail.headers["etag"]
+        unchanged = http.get(f"/{gallery}/subjects/ada/thumbnail", headers={"If-None-Match": f'"other", {etag}'})
+        assert (unchanged.status_code, unchanged.content, unchanged.headers["etag"]) == (304, b"", etag)
+        assert thumbnail.headers["cache-control"] == "private, no-cache"
+        kith.delete_subject(gallery, "ada")
+        assert http.get(f"/{gallery}/subjects/ada/thumbnail").json()["code"] == "subject_not_found"
+    read = [entry for entry in kith.audit(gallery) if entry.event == "crop_read"]
+    assert len(read) == 3, "the unchanged one was not read again"
+
+
+def test_without_stored_crops_the_answer_says_how_to_store_them(
+    kith: Kith, gallery: str, http: httpx.Client, astronaut: NDArray[np.uint8]
+) -> None:
+    template = kith.enroll(gallery, "ada", jpeg(astronaut)).results[0].template
+    with http:
+        for path in ("thumbnail", f"templates/{template}/crop"):
+            problem = http.get(f"/{gallery}/subjects/ada/{path}").json()
+            assert (problem["status"], problem["code"]) == (404, "crop_not_found")
+            assert "keep_crops" in problem["remedy"]
+        absent = http.get(f"/{gallery}/subjects/ada/templates/{'0' * 32}/crop").json()
+    assert absent["code"] == "template_not_found"
