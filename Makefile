@@ -41,7 +41,7 @@ test: setup
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 	$(BIN)/python -m tests.prose
-	$(PYTEST) -m "not long"
+	$(PYTEST) -m "not long" -n 2 --dist loadfile
 
 # The tests that take long; make test runs the others.
 test-all: setup

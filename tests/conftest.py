@@ -6,6 +6,7 @@ import inspect
 import io
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import uuid
@@ -36,6 +37,19 @@ from tests.milvus_lite import MilvusLite
 from tests.postgres import DatabaseUrl, Postgres, cluster_folder
 
 ROOT = Path(__file__).parent.parent
+LOOPBACK = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
+STYLES = (
+    "CLICOLOR_FORCE",
+    "FORCE_COLOR",
+    "GITHUB_ACTIONS",
+    "NO_COLOR",
+    "PY_COLORS",
+    "TTY_COMPATIBLE",
+    "TTY_INTERACTIVE",
+)
+"""Variables that change how commands print."""
+# A background shell ignores Ctrl-C, and so would the commands that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Machines differ in speed, so examples have no time limit. They are equal in each run.
 hypothesis.settings.register_profile(
     "tests",
@@ -53,7 +67,7 @@ absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_outside_settings() -> Iterator[None]:
-    """Remove the developer's KITH_ variables, except those for the tests themselves.
+    """Remove the developer's KITH_ variables, except the tests' own, and settings of proxies and colors.
 
     Servers that a test starts use the engine that opens networks five times faster: the default one compiles for
     longer than most tests run. The shared server, tests/models and tests that unset KITH_ENGINE use the default.
@@ -63,8 +77,10 @@ def _no_outside_settings() -> Iterator[None]:
         for name in list(os.environ):
             if name.startswith("KITH_") and name not in own:
                 patch.delenv(name)
-        for name, value in (ENVIRONMENT | {"KITH_ENGINE": "onnxruntime"}).items():
+        for name, value in (ENVIRONMENT | LOOPBACK | {"KITH_ENGINE": "onnxruntime"}).items():
             patch.setenv(name, value)
+        for name in STYLES:
+            patch.delenv(name, raising=False)
         # Test processes share the compiled networks of the first one.
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield
