@@ -29,8 +29,8 @@ def programs(tmp_path: Path) -> Path:
 
 
 def words(line: str) -> list[str]:
-    """Remove table borders, and numbers whose rounding depends on the processor."""
-    return [re.sub(r"\d\.\d+", "#", word) for word in re.sub("[│┃|]", " ", line).split()]
+    """Split a line, without numbers whose rounding depends on the processor."""
+    return re.sub(r"\d\.\d+", "#", line).split()
 
 
 def test_the_tutorial(tmp_path: Path, programs: Path, server: str, kith: Kith) -> None:

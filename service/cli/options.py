@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 MIN_RISK: Final = 1e-12
 MAX_RISK: Final = 1 - 1e-12
 
+
+def check_shares(value: Any, param: typer.CallbackParam) -> Any:
+    """Raises typer.BadParameter: a number, or one of several, is not a share. NaN is none."""
+    shares = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(MIN_RISK <= share <= MAX_RISK for share in shares):
+        name = str(param.name).upper()
+        raise typer.BadParameter(f"{name} is a share between 0 and 1, for example 0.001.", param_hint=f"--{param.name}")
+    return value
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
 GalleryOption = Annotated[str, typer.Option("--gallery", "-g", help="Gallery.", autocompletion=complete_galleries)]
@@ -51,15 +61,11 @@ class RiskOptions:
 
     fpir: Annotated[
         float | None,
-        typer.Option(
-            min=MIN_RISK, max=MAX_RISK, help="Accepted share of searches that name a stranger, such as 0.001."
-        ),
+        typer.Option(callback=check_shares, help="Accepted share of searches that name a stranger, such as 0.001."),
     ] = None
     fmr: Annotated[
         float | None,
-        typer.Option(
-            min=MIN_RISK, max=MAX_RISK, help="Accepted share of comparisons that match two people, such as 0.001."
-        ),
+        typer.Option(callback=check_shares, help="Accepted share of comparisons that match two people, such as 0.001."),
     ] = None
     threshold: Annotated[
         float | None, typer.Option(min=-1.0, max=1.0, help="Similarity threshold instead of a risk, such as 0.4.")

@@ -63,10 +63,11 @@ def print_line(text: str) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table without cutting its ``no_wrap`` columns, so that ids can be copied.
+    """Print a table without borders, and without cutting its ``no_wrap`` columns, so that ids can be copied.
 
     The table is wider than the terminal if those columns need it. In a pipe, no column is wrapped.
     """
+    table.box, table.pad_edge, table.padding = None, False, (0, 2, 0, 0)
     console = stdout_console()
     needed = Measurement.get(console, console.options.update(width=MAX_TABLE_COLUMNS), table)
     if console.is_terminal or "COLUMNS" in os.environ:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from service.cli.connection import connect
-from service.cli.options import MAX_RISK, MIN_RISK, GalleryArgument, GalleryOption, ServerOptions
+from service.cli.options import GalleryArgument, GalleryOption, ServerOptions, check_shares
 from service.cli.terminal import print_json, print_line, print_table, stdout_console
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def risk(
     server: ServerOptions,
     fpir: Annotated[
         list[float] | None,
-        typer.Option(min=MIN_RISK, max=MAX_RISK, help="FPIR target; repeatable. Default: 0.1 to 0.0001."),
+        typer.Option(callback=check_shares, help="FPIR target; repeatable. Default: 0.1 to 0.0001."),
     ] = None,
     png: Annotated[Path | None, typer.Option(help="Write a chart of FPIR by threshold to this .png file.")] = None,
 ) -> None:
@@ -138,4 +138,4 @@ def _format_misses(found: ThresholdOut) -> str:
 
 
 def _format_threshold(similarity: float) -> str:
-    return f"{similarity:.4f}" if similarity <= 1 else "out of reach"
+    return f"{similarity:.3f}" if similarity <= 1 else "out of reach"
