@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import os
+import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
 from service.cli.terminal import print_note
@@ -19,20 +21,32 @@ if TYPE_CHECKING:
     from service.settings import Settings
     from service.storage.db.engine import Database
 
+SERVER_REMEDY: Final = (
+    "Set KITH_URL or --url to your server's address, or KITH_DATA_DIR to the folder of its data. 'kith enroll' and "
+    "'kith gallery create' create a database."
+)
+
 
 @contextmanager
-def connect(options: ServerOptions) -> Iterator[Kith]:
+def connect(options: ServerOptions, missing: Literal["refuse", "create", "temporary"] = "refuse") -> Iterator[Kith]:
     """Yield a client of the server at ``options.url``, or of a service that runs as long as the block.
 
+    ``missing``: what to do if that service's database does not exist. A command that reads refuses, one that stores
+    creates the database, and one that needs no stored data uses a temporary one.
+
     Raises:
-        KithClientError: a request failed. ``gallery_not_found`` also lists similar gallery names.
+        DatabaseMissingError: there is no server address and no database.
+        KithClientError: a request failed. ``asked`` in its problem names the server or database that lacks a resource.
+            ``gallery_not_found`` also lists similar gallery names.
     """
     from kith import Kith, KithClientError
 
-    with _server_address(options) as (url, key), Kith(url, key) as kith:
+    with _server_address(options, missing) as (url, key, asked), Kith(url, key) as kith:
         try:
             yield kith
         except KithClientError as error:
+            if error.code.endswith("_not_found"):
+                error.problem["asked"] = asked
             if error.code == "gallery_not_found":
                 _add_similar_names(kith, error)
             raise
@@ -86,9 +100,12 @@ def local_database(settings: Settings) -> Iterator[Database]:
 
 
 @contextmanager
-def _server_address(options: ServerOptions) -> Iterator[tuple[str, str | None]]:
+def _server_address(
+    options: ServerOptions, missing: Literal["refuse", "create", "temporary"]
+) -> Iterator[tuple[str, str | None, str]]:
+    """Yield the address, the API key, and the server or database in words."""
     if options.url is not None:
-        yield options.url, options.api_key
+        yield options.url, options.api_key, f"the server {options.url}"
         return
     from service.server import embedded
     from service.settings import load_settings
@@ -97,11 +114,19 @@ def _server_address(options: ServerOptions) -> Iterator[tuple[str, str | None]]:
     key = token_hex(32)
     settings = load_settings(api_key=key)
     file = settings.database_file
-    is_new = file is not None and not file.is_file()
-    with embedded(settings) as url:
-        if is_new:
-            print_note(f"Created a new database: {file}")
-        yield url, key
+    is_missing = file is not None and not file.is_file()
+    place = _without_credentials(settings.sql_url) if file is None else str(file.absolute())
+    with ExitStack() as stack:
+        if is_missing and missing == "refuse":
+            raise DatabaseMissingError(f"KITH_URL is not set, and there is no database at {place}", SERVER_REMEDY)
+        if is_missing and missing == "temporary":
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            own = {"data_dir": folder, "database_url": None, "models_dir": settings.models_path, "milvus_uri": None}
+            settings = load_settings(api_key=key, **own)
+        url = stack.enter_context(embedded(settings))
+        if is_missing and missing == "create":
+            print_note(f"Created a new database: {place}")
+        yield url, key, f"the database {place}, as KITH_URL is not set"
 
 
 def _add_similar_names(kith: Kith, error: KithClientError) -> None:

@@ -166,7 +166,8 @@ def _fail(problem: dict[str, Any], status: int, remedy: str | None = None) -> No
         print(json.dumps(problem | {"remedy": remedy}, default=str), file=sys.stderr)
         raise SystemExit(status)
     near = " or ".join(f"'{name}'" for name in problem.get("near", ()))
-    advice = " ".join(filter(None, (f"Did you mean {near}?" if near else "", remedy)))
+    asked = f"Asked {problem['asked']}." if "asked" in problem else ""
+    advice = " ".join(filter(None, (asked, f"Did you mean {near}?" if near else "", remedy)))
     console = stderr_console()
     console.print(f"[red]error:[/red] {escape(detail_for(problem))} [dim]({problem['code']})[/dim]", soft_wrap=True)
     if advice:

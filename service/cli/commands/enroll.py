@@ -91,7 +91,7 @@ def enroll(
         )
     result = EnrollmentReport()
     try:
-        with connect(server) as kith:
+        with connect(server, "create") as kith:
             _create_if_missing(kith, gallery)
             _BulkEnrollment(kith, gallery, enrollment.fields(), result).run(source)
     finally:

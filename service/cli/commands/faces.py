@@ -40,7 +40,7 @@ def detect(photos: Photos, server: ServerOptions, draw: Draw = None) -> None:
     table = Table("Photo", "Face", "Box (x0, y0, x1, y1)", "Score", "Quality", "Usable")
     answers: dict[str, Any] = {}
     with_face = 0
-    with _print_on_exit(answers, table, server.as_json), connect(server) as kith:
+    with _print_on_exit(answers, table, server.as_json), connect(server, "temporary") as kith:
         for photo, answer in _answers(photos, lambda photo: kith.detect(photo)):
             if isinstance(answer, dict):
                 answers[str(photo)] = answer
@@ -84,7 +84,7 @@ def embed(
     answers: dict[str, Any] = {}
     with_face, recognizer, pack = 0, None, None
     try:
-        with connect(server) as kith:
+        with connect(server, "temporary") as kith:
             for photo, answer in _answers(photos, lambda photo: kith.embed(photo, model=model)):
                 if isinstance(answer, dict):
                     answers[str(photo)] = answer
@@ -175,7 +175,7 @@ def verify(
         assert gallery is not None and subject is not None  # noqa: S101 - checked above
         other = (gallery, subject)
     accepted = risk.value()
-    with connect(server) as kith:
+    with connect(server, "temporary" if subject is None else "refuse") as kith:
         answer = kith.verify(a, other, risk=accepted)
     if server.as_json:
         print_json(answer.model_dump(mode="json", exclude_none=True))

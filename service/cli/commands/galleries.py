@@ -83,7 +83,7 @@ def create(
 ) -> None:
     """Create a gallery."""
     given = settings.given(risk)
-    with connect(server) as kith:
+    with connect(server, "create") as kith:
         created = kith.create_gallery(name, **given)
     print_json(created) if server.as_json else print_line(f"Created gallery {created.name}")
 
@@ -156,7 +156,7 @@ def hygiene(
     if server.as_json:
         print_json(report)
         return
-    table = Table("Finding", "Subjects", Column("Templates", no_wrap=True), "Similarity", "By chance", show_lines=True)
+    table = Table("Finding", "Subjects", Column("Templates", no_wrap=True), "Similarity", "By chance", leading=1)
     for finding in report.findings:
         table.add_row(
             finding.kind.replace("_", " "),
@@ -257,7 +257,9 @@ def import_gallery(
 
     Run the command again to resume: templates are imported once. Exit status 1 if an item is refused."""
     _transfer_format(file)
-    with connect(server) as kith, progress_bar(DownloadColumn(), TransferSpeedColumn(), transient=True) as progress:
+    missing: Literal["create", "refuse"] = "create" if create else "refuse"
+    bar = progress_bar(DownloadColumn(), TransferSpeedColumn(), transient=True)
+    with connect(server, missing) as kith, bar as progress:
         task = progress.add_task("sending", total=file.stat().st_size)
         advance = partial(progress.advance, task)
         report = kith.import_gallery(name, file, create=create, recognizer=recognizer, progress=advance)

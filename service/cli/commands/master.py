@@ -24,7 +24,7 @@ def show(as_json: AsJson = False) -> None:
     """Show the master keys and the number of galleries that each one wraps."""
     from service.storage.privacy.master_key_rotation import Use, uses
 
-    with local_database(local_settings(must_exist=False)) as database:
+    with local_database(local_settings()) as database:
         with database.read() as connection:
             used = uses(connection)
         places = {key: source.place for source in database.vault.master.sources for key in source.ids()}
@@ -66,7 +66,7 @@ def rotate(
         raise typer.BadParameter("Give either --new or --to.", param_hint="--to")
     from service.storage.privacy.master_key_rotation import Use, rewrap
 
-    with local_database(local_settings(must_exist=False)) as database:
+    with local_database(local_settings()) as database:
         master = database.vault.master
         if make:
             wrapper: Wrapper = _key_file(master).add()
@@ -94,7 +94,7 @@ def forget(key: KeyId, yes: Yes = False, as_json: AsJson = False) -> None:
         require_confirmation(f"Delete master key {key}? Backups made with it cannot be restored without it.")
     from service.storage.privacy.master_key_rotation import uses
 
-    with local_database(local_settings(must_exist=False)) as database:
+    with local_database(local_settings()) as database:
         with database.read() as connection:
             used = uses(connection)
         if key in used:

@@ -177,6 +177,12 @@ def test_invalid_options_are_rejected_with_the_field(run: Program, gallery: str,
         assert run.stderr.startswith(start), run.stderr
         assert "with '--help'" in run.stderr
     run("jobs", "list", "--state", "foo", status=2)
+    for words in (
+        ("identify", photos["tom"], "-g", gallery, "--fmr", "5"),
+        ("gallery", "risk", gallery, "--fpir", "nan"),
+    ):
+        run(*words, status=2)
+        assert "is a share between 0 and 1, for example 0.001." in run.stderr
     run("subject", "show", "o'brien", "-g", gallery, status=3)
     assert f"kith subject list --gallery {gallery}" in run.stderr
     run("template", "list", "o'brien", "-g", gallery, status=3)
@@ -244,13 +250,15 @@ def test_questions_need_an_answer_or_an_option(run: Program, kith: Kith, gallery
     assert ("receipt" in out, status) == (True, 0)
 
 
-def test_local_commands_do_not_create_a_database(run: Program, tmp_path: Path) -> None:
+def test_local_commands_do_not_create_a_database(run: Program, program: Path, tmp_path: Path) -> None:
     for command in (
         ("backup", "b.kith"),
         ("gallery", "check"),
         ("audit", "verify"),
         ("audit", "export", "a.ndjson"),
         ("erasures", "save", "e.json"),
+        ("master", "show"),
+        ("master", "rotate"),
     ):
         assert run(*command, status=3) == ""
         assert "no database at" in run.stderr
@@ -258,10 +266,51 @@ def test_local_commands_do_not_create_a_database(run: Program, tmp_path: Path) -
         assert "KITH_DATA_DIR" in run.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
     run("restore", "nowhere.kith", status=2)
+    local = Program(program, None)
+    local.environment.pop("KITH_URL", None)
+    local("gallery", "create", "staff")
     run("master", "show")
     assert f"This command ignores KITH_URL and uses the local database: {tmp_path}" in run.stderr
     run("gallery", "check")
     assert str(tmp_path) in run.stderr
+
+
+def test_commands_that_read_do_not_create_a_database(program: Path, tmp_path: Path, photos: dict[str, Path]) -> None:
+    run = Program(program, None)
+    run.environment.pop("KITH_URL", None)
+    (export := tmp_path / "staff.ndjson").touch()
+    before = sorted(tmp_path.iterdir())
+    for command in (
+        ("identify", photos["tom"], "-g", "staff"),
+        ("verify", photos["tom"], "--subject", "ada", "-g", "staff"),
+        ("gallery", "list"),
+        ("gallery", "import", "staff", export),
+        ("subject", "enroll", "ada", photos["eileen"], "-g", "staff"),
+        ("jobs", "list"),
+    ):
+        assert run(*command, status=3) == ""
+        assert f"KITH_URL is not set, and there is no database at {tmp_path / 'data' / 'kith.db'}" in run.stderr
+        assert "Set KITH_URL or --url to your server's address" in run.stderr
+    assert run("verify", photos["eileen"], photos["again"]).startswith("same: similarity")
+    assert "yes" in run("detect", photos["tom"])
+    assert json.loads(run("embed", photos["tom"]))["photos"]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_missing_gallery_names_the_server_or_database_asked(
+    run: Program, program: Path, tmp_path: Path, server: str, photos: dict[str, Path]
+) -> None:
+    run("identify", photos["tom"], "-g", "absent", status=3)
+    assert f"Asked the server {server}." in run.stderr
+    run("gallery", "stats", "absent", "--json", status=3)
+    assert json.loads(run.stderr)["asked"] == f"the server {server}"
+    local = Program(program, None)
+    local.environment.pop("KITH_URL", None)
+    local("gallery", "create", "staff")
+    assert f"Created a new database: {tmp_path / 'data' / 'kith.db'}" in local.stderr
+    local("gallery", "stats", "staf", status=3)
+    assert f"Asked the database {tmp_path / 'data' / 'kith.db'}, as KITH_URL is not set." in local.stderr
+    assert "Did you mean 'staff'?" in local.stderr
 
 
 def test_creating_a_key_names_its_database(program: Path, tmp_path: Path) -> None:
@@ -496,12 +545,11 @@ def test_commands_on_an_empty_local_database(tmp_path: Path, monkeypatch: pytest
         assert done.exit_code == status, (words, done.output, done.exception)
         return done
 
-    first = printed("gallery", "list")
-    assert "No galleries" in first.stdout
+    first = printed("gallery", "create", "staff")
+    assert first.stdout == "Created gallery staff\n"
     assert f"Created a new database: {tmp_path / 'data' / 'kith.db'}" in first.stderr.replace("\n", "")
     assert "Created" not in printed("jobs", "list").stderr
     assert printed("keys", "list").stdout.startswith("No API keys")
-    assert printed("gallery", "create", "staff").stdout == "Created gallery staff\n"
     assert printed("erasures", "list", "-g", "staff").stdout.startswith("No erasures in gallery staff")
     assert printed("audit", "list", "--event", "nothing").stdout.startswith("No matching entries")
     audit = json.loads(printed("audit", "export", str(tmp_path / "a.ndjson"), "--json").stdout)
