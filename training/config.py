@@ -39,8 +39,9 @@ class _Section:
 
 @dataclass(frozen=True)
 class DataConfig(_Section):
-    """Identities: a manifest CSV (``file``, ``identity``), a folder with one folder per person, or an MXNet record file
-    (``train.rec`` with ``train.idx`` beside it)."""
+    """Identities: a manifest CSV (``file``, ``identity``), a folder with one folder per person, an MXNet record file
+    (``train.rec`` with ``train.idx`` beside it), or a folder of WebDataset shards (``*.tar`` with ``.jpg`` and
+    ``.cls``)."""
 
     root: Path
     manifest: str | None = "manifest.csv"
@@ -55,6 +56,9 @@ class DataConfig(_Section):
     """Times that an epoch shows images with an eye distance of at least ``sharp_eyes_px`` (manifest column
     ``eye_distance_px``). Probes are sharper than most images of an enlarged set."""
     sharp_eyes_px: float = 18.0
+    workers: int = 0
+    """Processes that decode crops while a run trains, for sets that exceed the disk as pixels. 0: all crops are decoded
+    once, into a cache."""
 
     def __post_init__(self) -> None:
         records = self.root.suffix == ".rec"
@@ -62,6 +66,8 @@ class DataConfig(_Section):
         _require(self.min_images >= 1, "data.min_images must be at least 1")
         _require(self.max_identities is None or self.max_identities >= 2, "data.max_identities must be at least 2")
         _require(self.images_per_person >= 0, "data.images_per_person must be 0 (off) or the number of images")
+        _require(self.workers >= 0, "data.workers must be a number of processes, or 0")
+        _require(self.aligned or not self.workers, "data.workers streams aligned crops only. Align the photos first")
         _require(self.sharp_repeats >= 1, "data.sharp_repeats must be at least 1")
         _require(
             self.sharp_repeats == 1 or (self.manifest is not None and not records and not self.images_per_person),

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from training.config import RunConfig
 from training.data.augment import draw_uniforms
-from training.data.identities import IdentitySet
+from training.data.identities import IdentitySet, StreamedCrops
 from training.data.sampling import BatchSampler
 
 MAX_BATCHES_AHEAD = 2
@@ -39,6 +43,19 @@ class Batch:
     labels: Tensor
     uniforms: Tensor
 
+    def pin_memory(self) -> Batch:
+        return replace(self, crops=self.crops.pin_memory(), labels=self.labels.pin_memory())
+
+
+class _Decoder(Dataset[Batch]):
+    """Batches by step and rows, decoded in a worker process."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def __getitem__(self, job: tuple[int, NDArray[np.int64]]) -> Batch:
+        return self._batches.prepare(*job)
+
 
 class Batches:
     """Batches of a run on ``device``.
@@ -55,20 +72,43 @@ class Batches:
         )
         self.steps_per_epoch = self._sampler.steps_per_epoch
         self.total_steps = self.steps_per_epoch * loop.epochs
-        self._resident = None if device.type == "cpu" else _copy_if_it_fits(data.crops_NHWC, device)
+        crops = data.crops_NHWC
+        streamed = isinstance(crops, StreamedCrops)
+        self._resident = None if device.type == "cpu" or streamed else _copy_if_it_fits(crops, device)
 
     def iterate(self, first: int) -> Iterator[Batch]:
         """Yield the batches from step ``first`` to the last one."""
+        ahead = self._decode(first) if isinstance(self._data.crops_NHWC, StreamedCrops) else self._read(first)
+        for batch in ahead:
+            yield self._move(batch)
+
+    def _decode(self, first: int) -> Iterator[Batch]:
+        """Yield batches of worker processes, in order. Only the rows of a batch are sent to them."""
+        return iter(
+            DataLoader(
+                _Decoder(self),
+                batch_size=None,
+                sampler=((step, self.rows(step)) for step in range(first, self.total_steps)),
+                num_workers=self._config.data.workers,
+                prefetch_factor=MAX_BATCHES_AHEAD,
+                pin_memory=self._device.type == "cuda",
+                worker_init_fn=_start_worker,
+                # Forked workers share the list of images.
+                multiprocessing_context=multiprocessing.get_context("fork"),
+            )
+        )
+
+    def _read(self, first: int) -> Iterator[Batch]:
         # One thread keeps the order of the sampler's epochs.
         with ThreadPoolExecutor(1) as pool:
             pending: deque[Future[Batch]] = deque()
             try:
                 for step in range(first, self.total_steps):
-                    pending.append(pool.submit(self._prepare, step))
+                    pending.append(pool.submit(self._pinned, step))
                     if len(pending) > MAX_BATCHES_AHEAD:
-                        yield self._move(pending.popleft().result())
+                        yield pending.popleft().result()
                 while pending:
-                    yield self._move(pending.popleft().result())
+                    yield pending.popleft().result()
             finally:
                 for waiting in pending:
                     waiting.cancel()
@@ -82,14 +122,16 @@ class Batches:
         views = self._config.distill.views
         return step % (self.steps_per_epoch * views) if views else step
 
-    def _prepare(self, step: int) -> Batch:
-        loop, number, rows = self._config.loop, self._number(step), self.rows(step)
+    def prepare(self, step: int, rows: NDArray[np.int64]) -> Batch:
+        """Return the batch of a step, on the CPU."""
+        loop, number = self._config.loop, self._number(step)
         uniforms = draw_uniforms(loop.batch_size, loop.seed, number)[self._part]
-        crops = torch.from_numpy(np.zeros(0, np.uint8) if self._resident is not None else self._data.crops_NHWC[rows])
-        labels = torch.from_numpy(self._data.labels[rows])
-        if self._device.type == "cuda":
-            crops, labels = crops.pin_memory(), labels.pin_memory()
-        return Batch(step, number, rows, crops, labels, uniforms)
+        crops = np.zeros(0, np.uint8) if self._resident is not None else self._data.crops_NHWC[rows]
+        return Batch(step, number, rows, torch.from_numpy(crops), torch.from_numpy(self._data.labels[rows]), uniforms)
+
+    def _pinned(self, step: int) -> Batch:
+        batch = self.prepare(step, self.rows(step))
+        return batch.pin_memory() if self._device.type == "cuda" else batch
 
     def _move(self, batch: Batch) -> Batch:
         if self._device.type == "cpu":
@@ -98,6 +140,13 @@ class Batches:
         if self._resident is not None:
             crops = self._resident[torch.from_numpy(batch.rows).to(self._device, non_blocking=True)]
         return Batch(batch.step, batch.number, batch.rows, crops, labels, batch.uniforms)
+
+
+def _start_worker(_number: int) -> None:
+    """Leave Ctrl-C to the main process, which stops after its step, and use one core."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    cv2.setNumThreads(1)
 
 
 def _copy_if_it_fits(crops_NHWC: NDArray[np.uint8], device: torch.device) -> Tensor | None:

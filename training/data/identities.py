@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import cv2
 import numpy as np
@@ -22,6 +22,7 @@ from models.vision.detection import Detector
 from training.config import ConfigError, DataConfig
 from training.data.cache import create_crop_cache
 from training.data.recordio import FaceRecords
+from training.data.shards import TarShards
 
 PHOTO_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp"})
 MAX_READ_AHEAD = 64
@@ -95,11 +96,29 @@ class IdentityList:
         return decode_rgb(self.read_encoded(i), self.name(i))
 
 
+@dataclass(frozen=True, eq=False)
+class StreamedCrops:
+    """Crops that are decoded whenever they are indexed, by a slice or rows."""
+
+    listed: IdentityList
+
+    def __len__(self) -> int:
+        return len(self.listed)
+
+    def __getitem__(self, rows: slice | NDArray[np.integer]) -> NDArray[np.uint8]:
+        chosen = np.arange(len(self))[rows]
+        crops = np.empty((len(chosen), CROP_SIZE_PX, CROP_SIZE_PX, 3), np.uint8)
+        for i, row in enumerate(chosen.tolist()):
+            crops[i] = _require_crop(self.listed.read(row), self.listed.name(row))
+        return crops
+
+
 @dataclass(frozen=True)
 class IdentitySet:
-    """Decoded crops: ``crops_NHWC`` (n, 112, 112, 3) uint8 RGB, ``labels`` (n,) in 0..C-1.
+    """Crops: ``crops_NHWC`` (n, 112, 112, 3) uint8 RGB, ``labels`` (n,) in 0..C-1.
 
-    An epoch shows each image ``repeats`` (n,) times; None means once.
+    An epoch shows each image ``repeats`` (n,) times; None means once. Streamed crops support indexing by rows and
+    slices only, like a memory map whose rows are decoded.
     """
 
     crops_NHWC: NDArray[np.uint8]
@@ -116,12 +135,17 @@ class IdentitySet:
 
 
 def list_identities(config: DataConfig) -> IdentityList:
-    """Read the manifest, folder or record file, without people who have too few images. Raises ConfigError on no usable
-    images, a missing manifest column, or a damaged record file."""
+    """List the images of a manifest, folder, record file or shards, without people who have too few images.
+
+    Raises ConfigError on no usable images, a missing manifest column, or a damaged file.
+    """
     source: ImageSource
     people: NDArray[np.str_] | NDArray[np.int64]
     if config.root.suffix == ".rec":
         source = FaceRecords(config.root)
+        people, repeats = source.labels, np.ones(len(source.labels), np.int64)
+    elif any(config.root.glob("*.tar")):
+        source = TarShards(config.root)
         people, repeats = source.labels, np.ones(len(source.labels), np.int64)
     else:
         pairs = list(_read_manifest(config) if config.manifest else _read_folder(config.root))
@@ -206,13 +230,16 @@ def decode_rgb(encoded: bytes, name: str) -> NDArray[np.uint8]:
 
 
 def load_identities(config: DataConfig, cache_dir: Path, detector: Detector | None = None) -> IdentitySet:
-    """Return all crops from a memory-mapped cache, built on first use.
+    """Return all crops from a memory-mapped cache, built on first use, or streamed with ``data.workers``.
 
     Unaligned photos need ``detector``: the largest face of each photo is aligned, and photos without a face are
     dropped with a warning. With several processes, build the cache in one of them first. Raises ConfigError as
     `list_identities` does, or if a crop has the wrong size or the detector is missing.
     """
     listed = list_identities(config)
+    if config.workers:
+        crops = cast(NDArray[np.uint8], StreamedCrops(listed))
+        return IdentitySet(crops, listed.labels, listed.names, listed.repeats)
     listing = f"{config.root} {config.aligned} {listed.source.fingerprint(listed.rows)}"
     key = hashlib.sha256(listing.encode()).hexdigest()[:16]
     cache, kept_file = cache_dir / f"crops-{key}.npy", cache_dir / f"kept-{key}.npy"
@@ -240,15 +267,19 @@ def map_in_threads(task: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
             yield pending.popleft().result()
 
 
+def _require_crop(image: NDArray[np.uint8], name: str) -> NDArray[np.uint8]:
+    if image.shape[:2] != (CROP_SIZE_PX, CROP_SIZE_PX):
+        raise ConfigError(f"{name} is not a 112x112 crop. Name a pack with --align-with")
+    return image
+
+
 def _build_cache(listed: IdentityList, cache: Path, kept_file: Path, detector: Detector | None) -> None:
     kept: list[int] = []
     with create_crop_cache(cache, kept_file, len(listed)) as (crops, save_companion):
         images = map_in_threads(listed.read, range(len(listed)))
         for i, image in enumerate(tqdm(images, total=len(listed), desc="decode", unit="img")):
             if detector is None:
-                if image.shape[:2] != (CROP_SIZE_PX, CROP_SIZE_PX):
-                    raise ConfigError(f"{listed.name(i)} is not a 112x112 crop. Name a pack with --align-with")
-                crops[len(kept)] = image
+                crops[len(kept)] = _require_crop(image, listed.name(i))
             else:
                 faces = detector.detect([image])[0]
                 if not len(faces):

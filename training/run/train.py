@@ -48,7 +48,7 @@ def train_recognizer(config: RunConfig, detector: Detector | None = None) -> Che
     torch.manual_seed(config.loop.seed)
     if distributed.rank() == 0:
         write_run_config(
-            config.output, config.as_dict(), config.output / CHECKPOINT, mutable=("epochs", "root", "output")
+            config.output, config.as_dict(), config.output / CHECKPOINT, mutable=("epochs", "root", "output", "workers")
         )
         # Fill the cache before the other ranks read it.
         load_identities(config.data, config.output.parent / "cache", detector)
