@@ -736,7 +736,7 @@ def test_a_file_truncated_between_lines_is_reported(kith: Kith, gallery: str) ->
     for end, templates, subjects in ((1, 0, 0), (4, 3, 2), (-1, 6, 5)):
         cut = rest(kith, f"cut{end}".replace("-", "_"), b"".join(whole[:end]), create=True).json()
         assert cut["code"] == "import_invalid"
-        assert f"counts 6 templates of 6 subjects, {templates} of {subjects} came" in cut["detail"]
+        assert f"counts 6 templates of 6 subjects, it contains {templates} of {subjects}" in cut["detail"]
         assert (cut["report"]["templates"], cut["report"]["subjects"]) == (templates, subjects)
     assert rest(kith, "cut4", b"".join(whole[:4]), skip=1).status_code == 200
     # Refused items count as received.
