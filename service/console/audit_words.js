@@ -3,6 +3,7 @@
 export const EVENTS = {
   searched: "Search",
   verified: "Comparison with a person",
+  crop_read: "Look at a stored picture",
   templates_enrolled: "Enrollment",
   enrollment_refused: "Refused enrollment",
   template_on_sight: "Photo added by identification",

@@ -227,7 +227,6 @@ def tidied(page: Page, folder: Path) -> None:
 
 def remembered(page: Page, folder: Path) -> None:
     at("/galleries/guests/subjects/collins")(page, folder)
-    page.get_by_role("button", name="Show stored pictures").click()
     expect(page.get_by_role("img", name="Stored picture")).to_be_visible()
 
 

@@ -208,17 +208,28 @@ def test_a_stricter_risk_asks_the_next_photo_for_more(visit: Opener, service: st
     expect(page.get_by_label("How strict")).to_contain_text("Gallery setting: one stranger in 100,000")
 
 
+def test_an_identified_face_stands_beside_its_stored_picture(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family", keep_crops=True)
+        populate(kith, "family", photos)
+    page = visit(service)
+    go(page, "/identify")
+    choose(page, photos["tom"])
+    expect(page.get_by_role("img", name="Stored picture of Tom")).to_be_visible()
+    assert faults(page) == []
+
+
 def test_a_person_is_renamed_moved_and_deleted_with_a_receipt(visit: Opener, service: str, photos: Photos) -> None:
     with Kith(service) as kith:
         kith.create_gallery("family", keep_crops=True)
         populate(kith, "family", photos)
     page = visit(service)
     go(page, "/galleries/family")
+    expect(page.locator("img.thumb")).to_have_count(3)
     page.get_by_role("link", name="The countess").click()
     page.get_by_label("Name", exact=True).fill("Countess of Lovelace")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("heading", name="Countess of Lovelace", level=1)).to_be_visible()
-    page.get_by_role("button", name="Show stored pictures").click()
     expect(page.get_by_role("img", name="Stored picture of")).to_be_visible()
     page.get_by_role("button", name="Move", exact=True).click()
     dialog = page.get_by_role("dialog", name="Move this photo")

@@ -68,10 +68,10 @@ def similar_subjects(document: Document, gallery: Gallery, count: int, cutoffs: 
 
     The list is empty only if the gallery is: a face without a candidate gets UNKNOWN_SUBJECT.
     """
-    found = []
+    found, best = [], level_of(document["outcome"])
     for rank, candidate in enumerate(document["candidates"][:count]):
         accept, review, similarity = document["threshold"], document["review_threshold"], candidate["similarity"]
-        level = level_of(document["outcome"]) if rank == 0 else level_of_candidate(similarity, review)
+        level = best if rank == 0 else level_of_candidate(similarity, review, best)
         mapped = to_client(similarity, accept, review, level, cutoffs)
         found.append({"subject": candidate["subject"], "similarity": mapped})
     return found or [dict(UNKNOWN_SUBJECT)] * bool(gallery.templates)

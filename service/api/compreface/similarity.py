@@ -75,9 +75,9 @@ def level_of(outcome: str) -> Level:
     return LEVELS.get(outcome, "unknown")
 
 
-def level_of_candidate(similarity: float, review: float) -> Level:
-    """Return the level of a candidate that the decision did not choose. It never passes for a match."""
-    return "maybe" if similarity >= review else "unknown"
+def level_of_candidate(similarity: float, review: float, best: Level) -> Level:
+    """Return the level of a candidate after the best one. It never passes for a match, nor above the ``best``."""
+    return "maybe" if similarity >= review and best != "unknown" else "unknown"
 
 
 def to_client(similarity: float, accept: float, review: float, level: Level, cutoffs: Cutoffs) -> float:

@@ -2,6 +2,7 @@ import { call, galleryPath } from "../api.js";
 import { fill, h, icon } from "../dom.js";
 import { counted, when, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
+import { portrait } from "../stored.js";
 import { button, empty, field, linkButton, loading, problemBox, stat, table } from "../ui.js";
 import * as words from "../words.js";
 
@@ -79,7 +80,8 @@ const noPeople = (enroll) =>
   );
 
 /** The list of people in pages. Name and id filter the loaded people, tags filter all. */
-function people(gallery, { subjects }, tag, signal) {
+function people(gallery, { subjects, keep_crops: keeps }, tag, signal) {
+  const portraits = new Map(); // kept while the list changes
   const loaded = [];
   let next = null;
   let listed = LISTED;
@@ -89,9 +91,13 @@ function people(gallery, { subjects }, tag, signal) {
   const list = h("div", {});
   const told = h("p", { class: "hint", role: "status" });
   const rows = (shown) => {
-    const made = table("People", ["Name", "Id", "Tags", "Photos", "Since"], shown.map((one) => row(gallery, one)));
+    const made = table("People", ["Name", "Id", "Tags", "Photos", "Since"], shown.map((one) => row(gallery, one, keeps && face(one))));
     made.classList.add("people");
     return made;
+  };
+  const face = ({ id, templates }) => {
+    if (templates > 0 && !portraits.has(id)) portraits.set(id, portrait(gallery, id, "", signal));
+    return portraits.get(id);
   };
   const more = button("Show more", async () => {
     if (hits > listed) {
@@ -157,10 +163,10 @@ function people(gallery, { subjects }, tag, signal) {
   return h("section", { class: "stack" }, h("div", { class: "choices" }, field("Find", search, "A name or an id."), field("Tags", tagged, "People with all these tags. Separate tags with commas; quote tags that contain a comma.")), first);
 }
 
-function row(gallery, one) {
+function row(gallery, one, face) {
   const at = `#/galleries/${encodeURIComponent(gallery)}`;
   return [
-    h("a", { href: `${at}/subjects/${encodeURIComponent(one.id)}`, title: one.name || one.id }, one.name || one.id),
+    h("span", { class: "person-cell" }, face, h("a", { href: `${at}/subjects/${encodeURIComponent(one.id)}`, title: one.name || one.id }, one.name || one.id)),
     h("code", { title: one.id }, one.id),
     h("span", { class: "row tight" }, one.tags.map((tag) => h("a", { class: "tag", href: `${at}?tag=${encodeURIComponent(tag)}` }, tag))),
     whole(one.templates),

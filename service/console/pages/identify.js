@@ -3,6 +3,7 @@ import { galleries, galleryField, ownRisk, riskField } from "../choices.js";
 import { fill, h, icon, svg } from "../dom.js";
 import { DESK, bodyOf, clearDesk, measure, open, picker, smaller, stage, thumbnail } from "../photo.js";
 import { read, write } from "../store.js";
+import { portrait } from "../stored.js";
 import { button, empty, heading, linkButton, loading, problemBox, table, waiting } from "../ui.js";
 import * as words from "../words.js";
 
@@ -232,6 +233,7 @@ function card(result, i, shot, gallery) {
       "div",
       { class: "face-head" },
       h("div", { class: "thumb-holder" }, thumbnail(shot.photo, result.face.box), h("span", { class: "face-number" }, String(i + 1))),
+      gallery?.keep_crops && nearest && ["identified", "uncertain"].includes(result.outcome) && portrait(shot.gallery, nearest.subject, `Stored picture of ${words.called(nearest)}`),
       h("div", {}, badge(result.outcome), h("h3", { class: "name" }, result.outcome === "identified" ? person(result) : said.title)),
     ),
     h("p", {}, said.text),

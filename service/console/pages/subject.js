@@ -6,6 +6,7 @@ import { download } from "../files.js";
 import { counted, when } from "../numbers.js";
 import { personForm } from "../person_form.js";
 import { receipt } from "../receipt.js";
+import { storedPhoto } from "../stored.js";
 import { button, confirmed, dialog, empty, heading, linkButton, loading, problemBox, tell, toast } from "../ui.js";
 import * as words from "../words.js";
 
@@ -47,12 +48,11 @@ function view({ gallery, person, templates, keeps }, page, signal) {
 
 /** The photos of the person. Only quality values are stored, and small pictures if the gallery keeps them. */
 function photos({ gallery, person, templates, keeps }, add, signal) {
-  const pictures = new Map();
   const section = h("section", { class: "stack", "aria-label": "Photos", tabindex: "-1" });
   const none = () => empty("photo", "No photos yet", "Without a photo, searches cannot find this person.", linkButton("Add photos", add, { kind: "primary", icon: "plus" }));
   const show = () => fill(section, templates.length === 0 ? none() : [headline(), h("ul", { class: "stack" }, templates.map((one) => h("li", { class: "card" }, line(one))))]);
   const headline = () =>
-    h("div", { class: "heading" }, h("h2", {}, counted(templates.length, "photo")), keeps && small(button("Show stored pictures", kept, { kind: "quiet", icon: "gallery" })));
+    [h("h2", {}, counted(templates.length, "photo")), !keeps && h("p", { class: "hint" }, "To see pictures here, turn on “Keep a small picture of each enrolled face” in the gallery's settings, then add photos again.")];
   const gone = (template) => {
     templates.splice(templates.indexOf(template), 1);
     show();
@@ -62,11 +62,10 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
 
   function line(template) {
     const { quality } = template;
-    const picture = pictures.get(template.id);
     return h(
       "div",
       { class: "photo-row" },
-      picture ? h("img", { class: "thumb", src: picture, alt: `Stored picture of ${words.called(person)}` }) : h("span", { class: "thumb blank", "aria-hidden": "true" }, icon(quality ? "enroll" : "hygiene")),
+      keeps && quality ? storedPhoto(gallery, person.id, template.id, `Stored picture of ${words.called(person)}`, signal) : h("span", { class: "thumb blank", "aria-hidden": "true" }, icon(quality ? "enroll" : "hygiene")),
       h(
         "div",
         { class: "stack tight" },
@@ -131,13 +130,6 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
         h("div", { class: "actions end" }, h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel"), go),
       ),
     );
-  }
-
-  async function kept() {
-    const held = await call("GET", `${subjectPath(gallery, person.id)}/export`, { signal });
-    for (const one of held.templates) if (one.crop) pictures.set(one.id, `data:image/webp;base64,${one.crop.image}`);
-    show();
-    if (pictures.size === 0) toast("No pictures of this person are stored.");
   }
   show();
   return section;

@@ -45,8 +45,9 @@ def test_the_map_is_monotonic_and_keeps_the_thresholds_at_the_cutoffs(
 @given(COSINES, COSINES)
 def test_a_candidate_that_was_not_chosen_never_passes_for_a_match(similarity: float, review: float) -> None:
     for cutoffs in PRESETS.values():
-        level = level_of_candidate(similarity, review)
+        level = level_of_candidate(similarity, review, "known")
         assert to_client(similarity, review, review, level, cutoffs) <= cutoffs.maybe - STEP
+        assert level_of_candidate(similarity, review, "unknown") == "unknown"
 
 
 def test_the_decision_counts_more_than_the_similarity() -> None:
