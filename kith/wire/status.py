@@ -105,6 +105,9 @@ class StatusOut(BaseModel):
     ready: bool
     looked_at: datetime | None
     checks: list[CheckOut]
+    master_key: CheckOut | None = Field(
+        description="Whether the master key that Kith created was backed up; null if Kith did not create it."
+    )
     requests_in_progress: int
     queues: list[QueueOut]
     audit: AuditBacklogOut

@@ -121,12 +121,27 @@ def _server_address(
             raise DatabaseMissingError(f"KITH_URL is not set, and there is no database at {place}", SERVER_REMEDY)
         if is_missing and missing == "temporary":
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            own = {"data_dir": folder, "database_url": None, "models_dir": settings.models_path, "milvus_uri": None}
-            settings = load_settings(api_key=key, **own)
+            settings = temporary_settings(folder, api_key=key)
         url = stack.enter_context(embedded(settings))
         if is_missing and missing == "create":
             print_note(f"Created a new database: {place}")
         yield url, key, f"the database {place}, as KITH_URL is not set"
+
+
+def temporary_settings(folder: Path, api_key: str | None) -> Settings:
+    """Return the settings of a service whose data is in ``folder``, encrypted with a random master key."""
+    from service.settings import load_settings
+
+    return load_settings(
+        data_dir=folder,
+        api_key=api_key,
+        models_dir=load_settings().models_path,
+        database_url=None,
+        milvus_uri=None,
+        master_key=token_hex(32),
+        master_key_file=None,
+        master_key_command=None,
+    )
 
 
 def _add_similar_names(kith: Kith, error: KithClientError) -> None:

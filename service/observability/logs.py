@@ -23,6 +23,7 @@ def configure(level: str, kind: Format) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if kind == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=level, handlers=[handler])
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it names its database dialect at each start
 
 
 class JsonLines(logging.Formatter):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kith.wire.status import CheckOut, HeldOut, LagOut, QueueOut, RetentionStatusOut
-from service.core.errors import KithError
+from service.core.errors import KithError, MasterKeyError
 from service.inference.batcher import Batcher
+from service.security.master_keys import MasterKeys
 from service.services.status import Lag, Sample
 
 
@@ -13,6 +14,21 @@ def to_check_out(name: str, error: KithError | None) -> CheckOut:
     if error is None:
         return CheckOut(name=name, ok=True)
     return CheckOut(name=name, ok=False, code=error.code, detail=error.detail, remedy=error.remedy)
+
+
+def to_master_key_out(master: MasterKeys) -> CheckOut | None:
+    """Convert the state of the master key's backup. Blocks: it reads files."""
+    try:
+        backed_up = master.is_backed_up()
+    except MasterKeyError as error:
+        return to_check_out("master_key", error)
+    if backed_up is None:
+        return None
+    never = MasterKeyError(
+        "The master key was never backed up. Without it all stored data is lost.",
+        "On the server, run 'kith master backup FILE', and keep FILE on another machine.",
+    )
+    return to_check_out("master_key", None if backed_up else never)
 
 
 def to_queue_out(batcher: Batcher[object, object]) -> QueueOut:

@@ -11,6 +11,7 @@ import base64
 import binascii
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import stat
@@ -30,6 +31,7 @@ ID_DIGITS: Final = 16
 MAX_FILE_BYTES: Final = 65_536
 FORBIDDEN_MODE: Final = stat.S_IWGRP | stat.S_IRWXO
 """Group read stays allowed: Kubernetes' fsGroup mounts secret files that way."""
+log = logging.getLogger(__name__)
 
 
 class Wrapper(Protocol):
@@ -83,6 +85,11 @@ class MasterKeys:
                 return found
         here = " and ".join(f"{', '.join(source.ids()) or 'none'} ({source.place})" for source in self.sources)
         raise MasterKeyError(f"the stored data needs master key {key_id}; available: {here}")
+
+    def is_backed_up(self) -> bool | None:
+        """Return whether the key in use was backed up; None: Kith did not create it. Raises MasterKeyError."""
+        source = self.sources[0]
+        return source.is_backed_up() if isinstance(source, KeyFile) and source.may_make else None
 
     def unwrap(self, wrapped: bytes, purpose: str, by: str) -> bytes:
         """Unwrap with the master key of id ``by``. Raises MasterKeyError."""
@@ -148,7 +155,7 @@ class KeyFile:
     """
 
     def __init__(self, path: Path, may_make: bool = False) -> None:
-        self.path, self._may_make = path, may_make
+        self.path, self.may_make = path, may_make
         self._keys: dict[str, LocalKey] = {}
 
     @property
@@ -156,26 +163,31 @@ class KeyFile:
         return str(self.path)
 
     def first(self) -> LocalKey:
-        if self._may_make and not self.path.exists():
+        if self.may_make and not self.path.exists():
             with _folder_lock(self.path):
                 if not self.path.exists():  # checked again: another process may have created it
-                    self._write([new_key_text()])
+                    self._write(self.path, [new_key_text()])
+                    log.warning(
+                        "created the master key %s. Without it all stored data is lost. Copy it to another machine: "
+                        "kith master backup FILE",
+                        self.path.absolute(),
+                    )
         return self._read()[0]
 
     def find(self, key_id: str) -> LocalKey | None:
-        if key_id not in self._keys and (self.path.exists() or not self._may_make):
+        if key_id not in self._keys and (self.path.exists() or not self.may_make):
             self._keys = {key.id: key for key in self._read()}
         return self._keys.get(key_id)
 
     def ids(self) -> list[str]:
-        return [key.id for key in self._read()] if self.path.exists() or not self._may_make else []
+        return [key.id for key in self._read()] if self.path.exists() or not self.may_make else []
 
     def add(self) -> LocalKey:
         """Prepend a new key to the file. Raises MasterKeyError."""
         with _folder_lock(self.path):
             lines = self._lines() if self.path.exists() else []
             added = new_key_text()
-            self._write([added, *lines])
+            self._write(self.path, [added, *lines])
         return LocalKey.of_text(added)
 
     def forget(self, key_id: str) -> None:
@@ -191,7 +203,33 @@ class KeyFile:
                     f"master key {key_id} is the only one in {self.path}",
                     "Replace it first with 'kith master rotate --new'.",
                 )
-            self._write(left)
+            self._write(self.path, left)
+
+    def back_up(self, copy: Path) -> list[str]:
+        """Copy all keys to a new file that only its owner may read, and return their ids.
+
+        Records the ids beside a key file that Kith created. Raises MasterKeyError.
+        """
+        if copy.exists():
+            raise MasterKeyError(f"{copy} exists", "Name a new file, as that one may be the backup of other keys.")
+        if copy.absolute().parent.resolve() == self.path.absolute().parent.resolve():
+            raise MasterKeyError(f"{copy} is in the folder of the key", "Name a file on another disk or machine.")
+        ids = self.ids()
+        self._write(copy, self._lines())
+        if self.may_make:
+            self._write(self._record, ids)
+        return ids
+
+    def is_backed_up(self) -> bool:
+        """Return whether :meth:`back_up` copied the key for new data. Raises MasterKeyError."""
+        try:
+            return bool({*self.ids()[:1]} & {*self._record.read_text("ascii").split()})
+        except (OSError, UnicodeDecodeError):
+            return False
+
+    @property
+    def _record(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.backed-up")
 
     def _read(self) -> list[LocalKey]:
         return _keys(self._text(), self.place)
@@ -217,17 +255,17 @@ class KeyFile:
             raise MasterKeyError(f"{self.path} is not a key file: it has more than {MAX_FILE_BYTES} bytes")
         return text
 
-    def _write(self, lines: Sequence[str]) -> None:
-        """Replace the file. Keeps its owner and mode, since an administrator may run this for a service account."""
+    def _write(self, path: Path, lines: Sequence[str]) -> None:
+        """Replace a file. It gets the key file's owner and mode, as an administrator may run this for a service."""
         try:
-            with atomic_write(self.path) as file:
+            with atomic_write(path) as file:
                 if self.path.exists():
                     before = self.path.stat()
                     os.fchown(file.fileno(), before.st_uid, before.st_gid)
                     os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
                 file.write("".join(f"{line}\n" for line in lines).encode("ascii"))
         except OSError as error:
-            raise MasterKeyError(f"the master key cannot be written to {self.path}: {error}") from error
+            raise MasterKeyError(f"the master key cannot be written to {path}: {error}") from error
 
 
 def new_key_text() -> str:

@@ -27,7 +27,13 @@ from service.api.http.routing import PermittedRoute
 from service.inference.recognizers import ServedRecognizer
 from service.observability.metrics import CONTENT_TYPE
 from service.schemas.galleries import to_drift_out
-from service.schemas.status import to_check_out, to_lag_out, to_queue_out, to_retention_status_out
+from service.schemas.status import (
+    to_check_out,
+    to_lag_out,
+    to_master_key_out,
+    to_queue_out,
+    to_retention_status_out,
+)
 
 router = APIRouter(route_class=PermittedRoute, tags=["system"], responses=PROBLEMS)
 
@@ -65,6 +71,7 @@ async def status(context: ContextDep) -> StatusOut:
         ready=await context.readiness.holds() and sample is not None and sample.ready,
         looked_at=None if sample is None else datetime.fromtimestamp(sample.taken, UTC),
         checks=[] if sample is None else [to_check_out(*each) for each in sample.checks.items()],
+        master_key=await asyncio.to_thread(to_master_key_out, context.store.database.vault.master),
         requests_in_progress=context.metrics.in_progress,
         queues=[to_queue_out(batcher) for batcher in context.batchers],
         audit=AuditBacklogOut(waiting=waiting, lost=lost),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,6 +41,19 @@ def show(as_json: AsJson = False) -> None:
         place = str(row["place"] or "missing, or fetched by its id")
         table.add_row(str(row["id"]), place, "yes" if row["in_use"] else "", str(row["galleries"]))
     print_table(table)
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(help="New file, on another disk or machine.")], as_json: AsJson = False
+) -> None:
+    """Copy the master keys to a file that only you may read.
+
+    Keep it apart from the database's backups. To restore the keys, copy it back, or set KITH_MASTER_KEY_FILE."""
+    from service.builders import master_keys
+
+    ids = _key_file(master_keys(local_settings())).back_up(file)
+    print_json({"file": str(file), "ids": ids}) if as_json else print_line(f"Wrote {file}: {', '.join(ids)}")
 
 
 @app.command()
@@ -114,5 +128,5 @@ def _key_file(master: MasterKeys) -> KeyFile:
         if isinstance(source, KeyFile):
             return source
     raise SettingsError(
-        "the master key does not come from a file: create a new key at its source, then run 'kith master rotate'"
+        "the master key does not come from a file: back it up or create a new one at its source (docs/privacy.md)"
     )

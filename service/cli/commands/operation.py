@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from service.cli.connection import local_database, local_settings
+from service.cli.connection import local_database, local_settings, temporary_settings
 from service.cli.options import AsJson
 from service.cli.terminal import EXIT_NO, print_json, print_line, print_note, print_table, stdout_console
 from service.core.errors import StorageError
@@ -40,14 +40,12 @@ def demo(output: Annotated[Path, typer.Option(help="Folder for the picture.")] =
     from kith import Kith
     from service.cli.tools.demo import run_demo
     from service.server import embedded
-    from service.settings import load_settings
 
     terminal = stdout_console()
     console = terminal if terminal.is_terminal else stdout_console(width=150)
-    models_dir = load_settings().models_path  # below the data directory, which is replaced
     with (
         tempfile.TemporaryDirectory() as folder,
-        embedded(load_settings(data_dir=Path(folder), models_dir=models_dir, database_url=None, api_key=None)) as url,
+        embedded(temporary_settings(Path(folder), api_key=None)) as url,
         Kith(url) as kith,
     ):
         correct = run_demo(kith, output, console)

@@ -95,6 +95,8 @@ def check_master_key(settings: Settings) -> InstallationCheck:
     except KithError as error:
         return InstallationCheck("master key", "error", f"{error}. {error.remedy}")
     data_dir = settings.data_dir.resolve()
+    if any(each.may_make and each.ids() and not each.is_backed_up() for each in sources if isinstance(each, KeyFile)):
+        found += "; never backed up, so run 'kith master backup FILE'"
     if any(isinstance(each, KeyFile) and data_dir in each.path.resolve().parents for each in sources):
         advice = "it is stored with the data that it protects. Set KITH_MASTER_KEY_FILE to another place"
         return InstallationCheck("master key", "warning", f"{found}; {advice} (docs/privacy.md)")

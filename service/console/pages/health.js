@@ -138,7 +138,7 @@ function figures(status) {
         audit.lost > 0 ? "lines lost" : "lines waiting",
       ),
     ),
-    h("div", { class: "columns" }, checks([...status.checks, ...retention(status.retention)]), queues(status.queues)),
+    h("div", { class: "columns" }, checks([...status.checks, ...(status.master_key === null ? [] : [status.master_key]), ...retention(status.retention)]), queues(status.queues)),
   ];
 }
 

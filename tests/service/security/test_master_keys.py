@@ -13,11 +13,13 @@ from threading import Barrier, Thread, Timer
 import pytest
 from typer.testing import CliRunner
 
+from kith.wire.status import CheckOut
 from service.builders import open_own_database
 from service.cli.main import app
 from service.cli.tools.doctor import check_master_key
 from service.core.errors import MasterKeyError
 from service.domain.gallery import GallerySettings
+from service.schemas.status import to_master_key_out
 from service.security.api_keys import EVERYTHING
 from service.security.master_keys import GivenKeys, KeyFile, LocalKey, MasterKeys, new_key_text
 from service.security.sealing import new_key
@@ -342,6 +344,31 @@ def test_a_key_is_rotated_and_removed(run: Run, tmp_path: Path) -> None:
     for each in (store, again):
         each.close()
     assert KeyFile(file.path).first().id == new
+
+
+def test_a_key_that_kith_created_is_reported_until_it_is_backed_up(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = in_folder(tmp_path / "data")
+    start(settings)
+    file = KeyFile(tmp_path / "data" / "master.key", may_make=True)
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "service.security.master_keys"]
+    assert message.startswith(f"created the master key {file.path}. Without it all stored data is lost.")
+    assert "kith master backup FILE" in message
+    assert "never backed up" in check_master_key(settings).detail
+    reported = to_master_key_out(MasterKeys(file))
+    assert reported is not None
+    assert (reported.ok, "kith master backup FILE" in str(reported.remedy)) == (False, True)
+    assert "is in the folder of the key" in run("master", "backup", str(file.path.with_name("copy")), fails=True)
+    copy = tmp_path / "copy.key"
+    assert run("master", "backup", str(copy)) == f"Wrote {copy}: {file.ids()[0]}"
+    assert (KeyFile(copy).ids(), stat.S_IMODE(copy.stat().st_mode)) == (file.ids(), 0o600)
+    assert "never backed up" not in check_master_key(settings).detail
+    assert to_master_key_out(MasterKeys(file)) == CheckOut(name="master_key", ok=True)
+    assert "exists" in run("master", "backup", str(copy), fails=True)
+    run("master", "rotate", "--new")
+    assert "never backed up" in check_master_key(settings).detail
+    assert to_master_key_out(MasterKeys(KeyFile(copy))) is None
 
 
 def test_a_running_server_creates_galleries_after_a_rotation(run: Run, tmp_path: Path) -> None:
