@@ -10,7 +10,17 @@ from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-BackboneName = Literal["thin_iresnet", "iresnet18", "iresnet34", "iresnet50", "iresnet100", "mobilefacenet"]
+BackboneName = Literal[
+    "thin_iresnet",
+    "iresnet18",
+    "iresnet34",
+    "iresnet50",
+    "iresnet100",
+    "iresnet200",
+    "mobilefacenet",
+    "vit_s",
+    "vit_b",
+]
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["cosine", "poly", "step"]
 TrainingPrecision = Literal["auto", "fp32", "bf16", "fp16"]
@@ -113,6 +123,8 @@ class BackboneConfig(_Section):
     embedding_dim: int = 256
     dropout: float = 0.0
     """Dropout of the IResNet head (BN-Dropout-FC-BN); 0.4 in the papers."""
+    drop_path: float = 0.0
+    """Stochastic depth of IResNets and ViTs: share of images for which the last block is skipped."""
     widths: tuple[int, int, int] = (48, 96, 192)
     """Channels of the stages of the thin IResNet; ``depths`` and ``stem`` also apply to it only."""
     depths: tuple[int, int, int] = (1, 2, 2)
@@ -122,6 +134,11 @@ class BackboneConfig(_Section):
         _one_of(self.name, BackboneName, "backbone.name")
         _require(self.embedding_dim >= 2, "backbone.embedding_dim must be at least 2")
         _require(0 <= self.dropout < 1, f"backbone.dropout must be in [0, 1), not {self.dropout}")
+        _require(0 <= self.drop_path < 1, f"backbone.drop_path must be in [0, 1), not {self.drop_path}")
+        _require(
+            not self.drop_path or self.name.startswith(("iresnet", "vit")),
+            f"backbone.drop_path: {self.name} has no stochastic depth",
+        )
         _require(not self.dropout or self.name.startswith("iresnet"), f"backbone.dropout: {self.name} has no dropout")
         # torch 2.13's channels-last backward pass corrupts memory for 4 channels on CPUs without AVX-512, and for a
         # stem of 8 with it.
@@ -208,6 +225,8 @@ class LoopConfig(_Section):
     class_sampling: float = 0.0
     """Partial FC. 0: every rank holds the whole classifier. Otherwise each rank holds a share of the classes and each
     step uses this fraction of them (1.0: all), always including those of the batch."""
+    interclass_filter: float = 0.0
+    """Cosine above which another class is ignored for an image: both may be one person. 0: off."""
     checkpoint_seconds: float = 120.0
     seed: int = 7
 
@@ -220,6 +239,7 @@ class LoopConfig(_Section):
         _require(self.accumulate >= 1, "loop.accumulate must be at least 1")
         _require(all(0 < m < 1 for m in self.milestones), "loop.milestones must be shares of the run, in (0, 1)")
         _require(0 <= self.ema_decay < 1, "loop.ema_decay must be in [0, 1)")
+        _require(0 <= self.interclass_filter < 1, "loop.interclass_filter must be a cosine in [0, 1)")
         _require(0 <= self.class_sampling <= 1, "loop.class_sampling must be in [0, 1]")
         for name in ("warmup_steps", "margin_warmup_steps", "weight_decay", "seed"):
             _require(getattr(self, name) >= 0, f"loop.{name} must not be negative")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -113,9 +114,60 @@ def papers(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
     )
 
 
+def ms1mv3(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
+    """Return a recipe for MS1MV3: IResNet-50, ArcFace. InsightFace publishes 96.37 % TAR at FAR 1e-4 on IJB-C."""
+    head = HeadConfig("arcface", {"scale": 64.0, "margin": 0.5})
+    return _large_scale("ms1mv3", data, output, teacher, BackboneConfig("iresnet50", 512), head)
+
+
+def glint360k(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
+    """Return a recipe for Glint360K: IResNet-100, CosFace. InsightFace publishes 97.55 % TAR at FAR 1e-4 on IJB-C."""
+    head = HeadConfig("cosface", {"scale": 64.0, "margin": 0.4})
+    return _large_scale("glint360k", data, output, teacher, BackboneConfig("iresnet100", 512), head)
+
+
+def webface42m(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
+    """Return a recipe for WebFace42M: IResNet-100, CosFace, a fifth of the classes per step.
+
+    InsightFace publishes 97.80 % TAR at FAR 1e-4 on IJB-C with 2,048 images per batch.
+    """
+    head = HeadConfig("cosface", {"scale": 64.0, "margin": 0.4})
+    config = _large_scale("webface42m", data, output, teacher, BackboneConfig("iresnet100", 512), head)
+    return replace(config, loop=replace(config.loop, batch_size=2048, learning_rate=0.2, class_sampling=0.2))
+
+
+def _large_scale(
+    name: str, data: Path, output: Path, teacher: Path | None, backbone: BackboneConfig, head: HeadConfig
+) -> RunConfig:
+    """Return a configuration for several GPUs: a rate of 0.1 per 1,024 images, Partial FC, flips only, 20 epochs."""
+    return RunConfig(
+        name=name,
+        output=output,
+        data=DataConfig(root=data, manifest=None, min_images=1, workers=8),
+        backbone=backbone,
+        head=head,
+        augment=AugmentConfig(move=0.0, low_resolution=0.0, gray=0.0, brightness=0.0, contrast=0.0, erase=0.0),
+        distill=DistillConfig(teacher),
+        loop=LoopConfig(epochs=20, batch_size=1024, schedule="poly", ema_decay=0.0, class_sampling=1.0),
+    )
+
+
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
-    {"distilled": distilled, "compact": compact, "smoke": smoke, "medium": medium, "papers": papers}
+    {
+        "distilled": distilled,
+        "compact": compact,
+        "smoke": smoke,
+        "medium": medium,
+        "papers": papers,
+        "ms1mv3": ms1mv3,
+        "glint360k": glint360k,
+        "webface42m": webface42m,
+    }
 )
+SET_SIZES: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {"ms1mv3": (5_179_510, 93_431), "glint360k": (17_091_657, 360_232), "webface42m": (42_474_557, 2_059_906)}
+)
+"""Images and people of the sets that recipes are named after."""
 
 # Heads and terms: the papers' losses at the settings of ArcFace, section 3.2, AdaCos, and two margins at scales for
 # small sets.

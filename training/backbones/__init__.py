@@ -9,9 +9,18 @@ from training.backbones.iresnet import DEPTHS, IResNet
 from training.backbones.mobilefacenet import MobileFaceNet
 from training.backbones.sync_batch_norm import synchronize_batch_norm
 from training.backbones.thin_iresnet import ThinIResNet
+from training.backbones.vit import VIT_DEPTHS, VisionTransformer
 from training.config import BackboneConfig
 
-__all__ = ["IResNet", "MobileFaceNet", "ThinIResNet", "build_backbone", "checkpoint_blocks", "synchronize_batch_norm"]
+__all__ = [
+    "IResNet",
+    "MobileFaceNet",
+    "ThinIResNet",
+    "VisionTransformer",
+    "build_backbone",
+    "checkpoint_blocks",
+    "synchronize_batch_norm",
+]
 
 
 def build_backbone(config: BackboneConfig) -> nn.Module:
@@ -19,7 +28,9 @@ def build_backbone(config: BackboneConfig) -> nn.Module:
     match config.name:
         case "thin_iresnet":
             return ThinIResNet(config.embedding_dim, config.widths, config.depths, config.stem)
-        case "iresnet18" | "iresnet34" | "iresnet50" | "iresnet100":
-            return IResNet(DEPTHS[config.name], config.embedding_dim, config.dropout)
+        case "iresnet18" | "iresnet34" | "iresnet50" | "iresnet100" | "iresnet200":
+            return IResNet(DEPTHS[config.name], config.embedding_dim, config.dropout, config.drop_path)
+        case "vit_s" | "vit_b":
+            return VisionTransformer(VIT_DEPTHS[config.name], config.embedding_dim, config.drop_path)
         case "mobilefacenet":
             return MobileFaceNet(config.embedding_dim)

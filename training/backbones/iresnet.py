@@ -1,4 +1,4 @@
-"""IResNet-18, 34, 50 and 100, the improved residual networks of ArcFace.
+"""IResNet-18, 34, 50, 100 and 200, the improved residual networks of ArcFace.
 
 J. Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", 2019, first version, section 2.2.2
 ("improved residual unit", option E for the head). D. Han et al., "Deep Pyramidal Residual Networks", 2017, section 3.3,
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from models.vision.alignment import CROP_SIZE_PX
 from training.backbones.checkpointing import CheckpointedBlock
+from training.backbones.drop_path import DropPath, drop_shares
 
 WIDTHS: Final = (64, 128, 256, 512)
 DEPTHS: Final[Mapping[str, tuple[int, int, int, int]]] = {
@@ -21,6 +22,7 @@ DEPTHS: Final[Mapping[str, tuple[int, int, int, int]]] = {
     "iresnet34": (3, 4, 6, 3),
     "iresnet50": (3, 4, 14, 3),
     "iresnet100": (3, 13, 30, 3),
+    "iresnet200": (6, 26, 60, 6),
 }
 
 
@@ -31,8 +33,11 @@ class Block(CheckpointedBlock):
         stride_first: stride in the first convolution, which is cheaper. The papers' networks stride in the second.
     """
 
-    def __init__(self, channels_in: int, channels: int, stride: int, stride_first: bool = False) -> None:
+    def __init__(
+        self, channels_in: int, channels: int, stride: int, stride_first: bool = False, drop_path: float = 0.0
+    ) -> None:
         super().__init__()
+        self.drop_path = DropPath(drop_path)
         first, second = (stride, 1) if stride_first else (1, stride)
         self.body = nn.Sequential(
             nn.BatchNorm2d(channels_in),
@@ -49,16 +54,24 @@ class Block(CheckpointedBlock):
         )
 
     def compute(self, x: Tensor) -> Tensor:
-        out: Tensor = self.body(x) + self.shortcut(x)
+        out: Tensor = self.drop_path(self.body(x)) + self.shortcut(x)
         return out
 
 
-def stages(channels_in: int, widths: Sequence[int], depths: Sequence[int], stride_first: bool = False) -> nn.Sequential:
+def stages(
+    channels_in: int,
+    widths: Sequence[int],
+    depths: Sequence[int],
+    stride_first: bool = False,
+    drop_path: float = 0.0,
+) -> nn.Sequential:
     """Build stages of blocks. The first block of a stage halves the side and sets the stage's width."""
-    blocks = []
+    blocks: list[Block] = []
+    shares = drop_shares(sum(depths), drop_path)
     for width, depth in zip(widths, depths, strict=True):
         for index in range(depth):
-            blocks.append(Block(channels_in, width, 2 if index == 0 else 1, stride_first))
+            stride = 2 if index == 0 else 1
+            blocks.append(Block(channels_in, width, stride, stride_first, shares[len(blocks)]))
             channels_in = width
     return nn.Sequential(*blocks)
 
@@ -69,14 +82,17 @@ class IResNet(nn.Module):
     Args:
         depths: blocks of the stages at 56x56, 28x28, 14x14 and 7x7.
         dropout: probability in [0, 1) of dropping an activation before the last layer; 0.4 in ArcFace.
+        drop_path: probability in [0, 1) of dropping the last block; lower for earlier blocks.
     """
 
-    def __init__(self, depths: Sequence[int], embedding_dim: int = 512, dropout: float = 0.0) -> None:
+    def __init__(
+        self, depths: Sequence[int], embedding_dim: int = 512, dropout: float = 0.0, drop_path: float = 0.0
+    ) -> None:
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(3, WIDTHS[0], 3, 1, 1, bias=False), nn.BatchNorm2d(WIDTHS[0]), nn.PReLU(WIDTHS[0])
         )
-        self.body = stages(WIDTHS[0], WIDTHS, depths)
+        self.body = stages(WIDTHS[0], WIDTHS, depths, drop_path=drop_path)
         map_size = CROP_SIZE_PX // 2 ** len(WIDTHS)
         features = nn.BatchNorm1d(embedding_dim)
         # A learned gain could shrink a dimension to zero. A fixed gain of 1 gives each dimension an equal share of the

@@ -40,8 +40,9 @@ from training.export.packing import (
 from training.losses import HEADS, TERMS, list_options
 from training.optimization.loop import Checkpoint
 from training.optimization.run_folder import CONFIG, read_run_config
-from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES
+from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES, SET_SIZES
 from training.run.html_report import write_pack_report
+from training.run.plan import make_plan, measure_speed
 from training.run.train import compare as compare_losses
 from training.run.train import report_run, train_detector, train_recognizer
 
@@ -135,6 +136,32 @@ def _train(config: RunConfig, align_with: Path | None, threads: int | None) -> N
         checkpoint: Checkpoint = train_recognizer(config, detector)
         if distributed.rank() == 0:
             print(f"{checkpoint.path}: step {checkpoint.step}, last loss {checkpoint.loss:.4f}")
+
+
+@app.command()
+def plan(
+    recipe: Annotated[str, typer.Argument(help=f"One of: {', '.join(RECIPES)}.")],
+    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs.")] = 8,
+    images: Annotated[int | None, typer.Option(min=1, help="Images of the set; default: those of its name.")] = None,
+    classes: Annotated[int | None, typer.Option(min=2, help="People of the set.")] = None,
+    images_per_second: Annotated[
+        float | None, typer.Option(min=0.1, help="Speed of one GPU; default: measured on this machine.")
+    ] = None,
+    image_kb: Annotated[float, typer.Option(min=0.1, help="Mean size of an encoded image in kB.")] = 8.0,
+    settings: Settings = None,
+) -> None:
+    """Compute memory per GPU, reading rate and duration of a recipe, without its data."""
+    known = SET_SIZES.get(recipe, (images, classes))
+    if recipe not in RECIPES or None in (images or known[0], classes or known[1]):
+        raise ConfigError(f"plan needs one of {', '.join(SET_SIZES)}, or another recipe with --images and --classes")
+    config = RECIPES[recipe](Path(), Path("runs/plan"), None).overridden(_settings(settings))
+    speed, device = images_per_second, distributed.device()
+    if speed is None:
+        batch = config.loop.batch_size // gpus // config.loop.accumulate if device.type == "cuda" else 4
+        speed = measure_speed(config.backbone, batch, device)
+    sizes = images or known[0], classes or known[1]
+    made = make_plan(config, cast(int, sizes[0]), cast(int, sizes[1]), gpus, speed, image_kb * 1000)
+    print_figures([(f"Images per second, one {device.type}", f"{speed:,.1f}"), *made.rows()])
 
 
 @app.command()

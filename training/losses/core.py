@@ -122,6 +122,8 @@ class CosineHead(Head):
 
     scale: Tensor
     shardable = True
+    interclass_filter: float = 0.0
+    """Cosine above which other classes get the cosine 0, without gradient (Partial FC, section 3.3); 0: off."""
 
     def __init__(self, embedding_dim: int, num_classes: int, scale: float = 64.0) -> None:
         super().__init__()
@@ -171,6 +173,8 @@ class CosineHead(Head):
         # No indexing by masks, whose size a GPU would have to report first.
         index_B1 = labels_B.clamp(min=0)[:, None]
         others_BC = self.non_target_cosines(cos_BC, labels_B)
+        if self.interclass_filter:
+            others_BC = others_BC.masked_fill(cos_BC > self.interclass_filter, 0.0)
         target_B1 = self.target_cosines(cos_BC.gather(1, index_B1).squeeze(1), norms_B)[:, None]
         target_B1 = torch.where(labels_B[:, None] >= 0, target_B1, others_BC.gather(1, index_B1))
         return self.scale * others_BC.scatter(1, index_B1, target_B1)

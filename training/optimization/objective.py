@@ -56,6 +56,10 @@ def build_objective(config: RunConfig, num_classes: int) -> Objective:
     """Build the objective of a run. Raises ConfigError on invalid settings."""
     dim = config.backbone.embedding_dim
     head = build_head(config.head, dim, num_classes)
+    if config.loop.interclass_filter:
+        if not isinstance(head, CosineHead):
+            raise ConfigError(f"loop.interclass_filter needs a cosine head, which {config.head.name} is not")
+        head.interclass_filter = config.loop.interclass_filter
     if config.loop.class_sampling:
         head = _shard(head, config.loop.class_sampling)
     terms = {t.name: (t.weight, build_term(t, head, dim, num_classes)) for t in config.terms}

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from training.backbones import IResNet, MobileFaceNet, ThinIResNet, build_backbone, checkpoint_blocks
+from training.backbones.drop_path import DropPath, drop_shares
 from training.backbones.iresnet import DEPTHS, Block
 from training.backbones.mobilefacenet import Bottleneck
+from training.backbones.vit import VisionTransformer
 from training.config import BackboneConfig, BackboneName
 from training.export.onnx_export import export_recognizer
 
@@ -241,3 +244,28 @@ def test_exports_agree_with_torch(name: BackboneName, tmp_path: Path, rng: np.ra
     assert export_recognizer(backbone, images, tmp_path / "r.onnx", {}) >= 0.999
     parameters = sum(p.numel() for p in backbone.parameters())
     assert (tmp_path / "r.onnx").stat().st_size < 2.1 * parameters + 200_000
+
+
+def test_vits_have_their_published_costs() -> None:
+    """5.7 and 11.4 GFLOPs of InsightFace's ViT-S and ViT-B are multiply-adds."""
+    for name, published in (("vit_s", 5.7e9), ("vit_b", 11.4e9)):
+        with torch.device("meta"):
+            network = build_backbone(BackboneConfig(name, embedding_dim=512))  # type: ignore[arg-type]
+            with FlopCounterMode(display=False) as counter:
+                network.eval()(torch.empty(1, 3, 112, 112))
+        assert counter.get_total_flops() / 2 == pytest.approx(published, rel=0.06), name
+
+
+def test_a_vit_trains_and_drops_whole_branches() -> None:
+    torch.manual_seed(0)
+    network = VisionTransformer(2, 8, drop_path=0.5, width=32, heads=4)
+    images = torch.randn(4, 3, 112, 112)
+    network(images).square().mean().backward()
+    assert all(p.grad is not None for p in network.parameters())
+    network.eval()
+    assert torch.equal(network(images), network(images))
+    drop = DropPath(0.25)
+    kept = drop(torch.ones(4000, 1, 2))
+    assert sorted(set(kept.flatten().tolist())) == pytest.approx([0.0, 4 / 3])
+    assert float(kept.mean()) == pytest.approx(1.0, abs=0.05)
+    assert drop_shares(3, 0.2) == pytest.approx([0.0, 0.1, 0.2])

@@ -219,6 +219,32 @@ def test_coco_compares_with_the_centroids_of_the_batch(batch: Any) -> None:
     np.testing.assert_allclose(inputs.grad, paper.slope_by_x(expected, x, w, y), atol=1e-6, rtol=1e-5)
 
 
+def test_interclass_filtering_ignores_near_classes(batch: Any) -> None:
+    x, w, y = batch
+    w = w[:CLASSES]
+    w[6] = x[2] + 0.1  # a class near an image of another one
+    built = head("cosface", scale=S).double()
+    assert isinstance(built, CosineHead)
+    built.interclass_filter = 0.6
+    with torch.no_grad():
+        built.weight.copy_(torch.from_numpy(w))
+
+    def expected(x: NDArray[np.float64]) -> float:
+        def logit(i: int, j: int) -> float:
+            c = paper.cosine(x[i], w[j])
+            return S * (c - 0.35 if j == y[i] else 0.0 if c > 0.6 else c)
+
+        return paper.softmax_over(x, y, logit, CLASSES)
+
+    inputs = torch.tensor(x, requires_grad=True)
+    loss = built(inputs, torch.from_numpy(y))
+    assert paper.cosine(x[2], w[6]) > 0.6
+    assert loss.item() == pytest.approx(expected(x), rel=1e-9)
+    loss.backward()
+    assert inputs.grad is not None
+    np.testing.assert_allclose(inputs.grad, paper.slope(expected, x), atol=1e-6, rtol=1e-5)
+
+
 def test_agents_only_hold_class_weights(batch: Any) -> None:
     x, _, y = batch
     built = head("agents")
