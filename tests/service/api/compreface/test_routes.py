@@ -98,6 +98,16 @@ def test_faces(http: httpx.Client, photos: Path) -> None:
     assert http.delete("/recognition/faces").json() == {"deleted": 1}
 
 
+def test_a_repeated_request_gets_the_first_answer(http: httpx.Client, photos: Path) -> None:
+    file = {"file": ("a.jpg", (photos / "astronaut.jpg").read_bytes(), "image/jpeg")}
+    first, second = (
+        http.post("/recognition/faces", params={"subject": "Ada"}, files=file, headers={"Idempotency-Key": "one"})
+        for _ in range(2)
+    )
+    assert (first.status_code, first.json()) == (201, second.json())
+    assert http.get("/recognition/faces").json()["total_elements"] == 1
+
+
 def test_pictures_need_kept_crops(compat: CompatServer, photos: Path) -> None:
     with compat.client(compat.create_key(compat.create_gallery())) as http:
         image_id = _add(http, "Ada", photos / "astronaut.jpg")

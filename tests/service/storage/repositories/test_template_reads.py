@@ -1,0 +1,76 @@
+"""Reads of templates by id, by offset, with their vectors, and of stored crops."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import pytest
+
+from models.vision.recognition import l2_normalize
+from service.core.errors import CropNotFoundError, SubjectNotFoundError, TemplateNotFoundError
+from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate
+from service.storage.repositories.store import Store
+from tests.databases import open_database
+from tests.postgres import DatabaseUrl
+
+DIMENSION: Final = 8
+POINTS: Final = ((1.0, 2.0), (3.0, 4.0), (5.0, 6.0), (7.0, 8.0), (9.0, 10.0))
+
+
+@pytest.fixture
+def store(database_url: DatabaseUrl) -> Iterator[Store]:
+    opened = Store(open_database(database_url()))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def gallery(store: Store) -> Gallery:
+    store.galleries.create("other", "f" * 32, DIMENSION, GallerySettings())
+    return store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(keep_crops=True))
+
+
+def _template(rng: np.random.Generator, quality: float | None, crop: bytes | None = None) -> NewTemplate:
+    (vector,) = l2_normalize(rng.normal(size=(1, DIMENSION)))
+    kept = None if crop is None else Crop(crop, POINTS)
+    return NewTemplate(uuid.uuid4().hex, vector, "photo", {"score": quality} if quality else None, 0.9, crop=kept)
+
+
+def test_reads_by_id_and_by_offset(store: Store, gallery: Gallery, rng: np.random.Generator) -> None:
+    ada, tom = [_template(rng, 0.5), _template(rng, 0.6)], [_template(rng, None)]
+    store.templates.enroll(gallery, "ada", ada, None)
+    store.templates.enroll(gallery, "tom", tom, None)
+    found = store.templates.find(gallery, tom[0].id)
+    assert (found.subject, found.id) == ("tom", tom[0].id)
+    vectors, qualities = store.templates.vector(gallery, store.templates.find(gallery, ada[1].id))
+    np.testing.assert_allclose(vectors, ada[1].vector[None], atol=1e-6)
+    np.testing.assert_allclose(qualities, [0.6], atol=1e-6)
+    ids = [template.id for template in (*ada, *tom)]
+    assert [each.id for each in store.templates.list_by_offset(gallery, None, 0, None)] == ids
+    assert [each.id for each in store.templates.list_by_offset(gallery, None, 1, 1)] == ids[1:2]
+    assert [each.id for each in store.templates.list_by_offset(gallery, "ada", 1, 5)] == ids[1:2]
+    with pytest.raises(SubjectNotFoundError):
+        store.templates.list_by_offset(gallery, "eve", 0, 5)
+    other = store.galleries.get("other")
+    assert store.templates.list_by_offset(other, None, 0, None) == []
+    with pytest.raises(TemplateNotFoundError):
+        store.templates.find(other, tom[0].id)
+
+
+def test_the_crop_of_the_best_quality_is_the_thumbnail(
+    store: Store, gallery: Gallery, rng: np.random.Generator
+) -> None:
+    enrolled = [_template(rng, 0.4, b"dull"), _template(rng, 0.9, b"sharp"), _template(rng, 0.99)]
+    store.templates.enroll(gallery, "ada", enrolled, None)
+    store.templates.enroll(gallery, "tom", [_template(rng, 0.9)], None)
+    best, crop = store.templates.crop(gallery, "ada")
+    assert (best, crop.image) == (enrolled[1].id, b"sharp")
+    assert store.templates.crop(gallery, "ada", enrolled[0].id)[1].image == b"dull"
+    for subject, template in (("ada", enrolled[2].id), ("tom", None)):
+        with pytest.raises(CropNotFoundError):
+            store.templates.crop(gallery, subject, template)
+    with pytest.raises(TemplateNotFoundError):
+        store.templates.crop(gallery, "tom", enrolled[0].id)
