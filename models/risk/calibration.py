@@ -64,17 +64,19 @@ class FmrCurve:
         rates: (2001,) FMR at EDGES.
         variances: (2001,) variances of the natural logarithms of ``rates``.
         last_counted: largest similarity whose rate is counted, not extrapolated.
+        centers: (2001,) rates in the middle of the intervals; default ``rates``.
     """
 
-    def __init__(self, rates: Floats, variances: Floats, last_counted: float) -> None:
+    def __init__(self, rates: Floats, variances: Floats, last_counted: float, centers: Floats | None = None) -> None:
         self.rates = np.minimum.accumulate(np.clip(rates, MIN_RATE, 1.0))
         self.variances = np.maximum(variances, 0.0)
         self.last_counted = last_counted
         spread = CONFIDENCE_Z * np.sqrt(self.variances)
         self._logs = np.log(self.rates)
         # For a non-increasing curve, each bound can be tightened by the bounds at other similarities.
-        self._low_logs = np.maximum.accumulate((self._logs - spread)[::-1])[::-1]
-        self._high_logs = np.minimum(0.0, np.minimum.accumulate(self._logs + spread))
+        middle = self._logs if centers is None else np.log(np.clip(centers, MIN_RATE, 1.0))
+        self._low_logs = np.minimum(self._logs, np.maximum.accumulate((middle - spread)[::-1])[::-1])
+        self._high_logs = np.maximum(self._logs, np.minimum(0.0, np.minimum.accumulate(middle + spread)))
         self._thresholds = lru_cache(THRESHOLD_CACHE_SIZE)(self._threshold_at_fmr)
 
     def rates_at(self, similarities: Floats) -> Floats:

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from models.risk.calibration import MIN_RATE, Calibration, FmrCurve, Ints, Rate, Threshold
-from models.risk.impostor_evidence import ImpostorEvidence, PairScores, mean_growth
+from models.risk.impostor_evidence import ImpostorEvidence, PairScores
 from models.risk.normal_scale import NormalFit, ScorePrior, fit_normal
 from models.risk.tails import Floats
 
@@ -40,7 +40,7 @@ class GalleryRisk:
     Without adjusted scores, ``curve`` is ``raw_curve``.
 
     The 95 % intervals come from the inverse Hessian of the fit and the uncertainty of the power. In simulated galleries
-    of 30 to 200 people they cover the true rate in 95 to 100 % of cases. They do not cover probes unlike the gallery.
+    of 30 to 200 people they cover the true rate in 90 to 100 % of cases. They do not cover probes unlike the gallery.
 
     Args:
         evidence: impostor pairs of the gallery, with at least two probes.
@@ -55,6 +55,9 @@ class GalleryRisk:
             raise ValueError("a gallery risk needs at least two subjects")
         self.evidence = evidence
         self.pack = pack
+        self._prior = None
+        if pack is not None:
+            self._prior = ScorePrior.of(pack.curve.rates, evidence.mean_templates, pack.mean_genuine)
         self._fit, self.duplicate_pairs = self._fitted(evidence.adjusted or evidence.raw)
         self.curve = self._fit.curve
 
@@ -74,15 +77,10 @@ class GalleryRisk:
         return min_supported_fmr(self.evidence.pairs + (0 if self.pack is None else self.pack.impostor_pairs))
 
     def is_unlike_pack(self) -> bool:
-        """Return whether strangers match UNLIKE_RATIO times as often, or as rarely, as in the pack's calibration.
-
-        A mean of several templates raises the similarities of strangers as it raises those of its own subject.
-        """
-        if self.pack is None:
+        """Return whether strangers match UNLIKE_RATIO times as often, or as rarely, as in the pack's calibration."""
+        if self._prior is None:
             return False
-        t = self.pack.threshold_at_fmr(UNLIKE_FMR).similarity
-        templates = max(1.0, self.evidence.templates / self.evidence.subjects)
-        rate = self.raw_curve.fmr(min(1.0, t * float(mean_growth(templates, self.pack.mean_genuine))))
+        rate = self.raw_curve.fmr(self._prior.similarity_at(UNLIKE_FMR))
         return rate.low > UNLIKE_FMR * UNLIKE_RATIO or rate.high < UNLIKE_FMR / UNLIKE_RATIO
 
     def fmr(self, t: float) -> Rate:
@@ -98,17 +96,16 @@ class GalleryRisk:
         probes, subjects = self.evidence.probes, self.evidence.subjects
         counts = scores.counts / scores.counts.sum() * self.evidence.pairs
         variance = scores.variance(probes, subjects)
-        prior = None if self.pack is None else ScorePrior.of(self.pack.curve.rates)
         impostors, duplicates = counts, 0.0
         for _ in range(DUPLICATE_ROUNDS):
             if self.pack is None:
                 break
-            rates = fit_normal(impostors, variance, probes, prior, intervals=False).curve.rates
+            rates = fit_normal(impostors, variance, probes, self._prior, intervals=False).curve.rates
             impostors = _weight_impostors(counts, rates, self.pack.genuine, subjects)
             before, duplicates = duplicates, float(counts.sum() - impostors.sum())
             if abs(duplicates - before) < MIN_DUPLICATE_CHANGE:
                 break
-        return fit_normal(impostors, variance, probes, prior), duplicates
+        return fit_normal(impostors, variance, probes, self._prior), duplicates
 
 
 def min_supported_fmr(pairs: int) -> float:

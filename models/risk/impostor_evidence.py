@@ -145,7 +145,7 @@ class ImpostorEvidence:
         genuine: scores of the probes in their own subjects, None without ``adjusted``.
         probes: number of probes.
         subjects: number of subjects in the gallery.
-        templates: number of templates in the gallery.
+        templates: number of templates, if the fusion rule averages their vectors; else ``subjects``.
     """
 
     raw: PairScores
@@ -180,6 +180,11 @@ class ImpostorEvidence:
         """Distinct pairs of subjects. If all subjects are probes, histograms hold each pair twice."""
         compared = int(self.raw.counts.sum())
         return compared // 2 if self.probes == self.subjects else compared
+
+    @property
+    def mean_templates(self) -> float:
+        """Mean number of templates in the vector of a subject."""
+        return max(1.0, self.templates / max(1, self.subjects))
 
     def document(self) -> dict[str, Any]:
         """Return a JSON document. Its first level is that of releases before the adjustment."""

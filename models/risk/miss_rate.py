@@ -40,7 +40,7 @@ def promised_misses(evidence: ImpostorEvidence | None, pack: Calibration | None,
     if own is not None and people:
         missed = people - _reaching(own.scores, threshold) + _reaching(own.runners_up, threshold)
     if pack is not None:
-        templates = 1.0 if evidence is None else max(1.0, evidence.templates / evidence.subjects)
+        templates = 1.0 if evidence is None else evidence.mean_templates
         growth = float(mean_growth(templates, pack.mean_genuine))
         missed += PACK_PEOPLE * pack.fnmr(min(1.0, threshold / growth))
         people += PACK_PEOPLE

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.risk.calibration import EDGES, MIN_RATE, MIN_SUPPORT, FmrCurve, count_at_or_above
+from models.risk.impostor_evidence import mean_growth
 from models.risk.tails import Floats
 
 LEVELS: Final = (0.5, 0.35, 0.2, 0.1, 0.05, 0.02, 0.01)
@@ -49,6 +50,8 @@ PRIOR_PEOPLE: Final = 2
 MIN_INDEPENDENT_SHARE: Final = 0.02
 SMALLEST_GAP: Final = 1e-6
 """Lower bound of 1 - cosine."""
+MAX_VARIANCE: Final = 4.0
+"""Largest variance of the logarithm of a rate that raises its expectation."""
 NEWTON_STEPS: Final = 30
 NORMAL: Final = NormalDist()
 _PROBITS: Final = np.array([-NORMAL.inv_cdf(level) for level in LEVELS])
@@ -63,9 +66,23 @@ class ScorePrior:
     power: float
 
     @classmethod
-    def of(cls, rates: Floats) -> ScorePrior:
+    def of(cls, rates: Floats, templates: float, mean_genuine: float) -> ScorePrior:
+        """Return the prior for means of so many templates, from the rates of single ones.
+
+        A mean has 1 / norm times the mean similarity of its templates. The similarities of one probe to two templates
+        of a person correlate as those templates resemble each other more than different people do.
+        """
+        middle = _quantile(rates, 0.5)
+        growth = float(mean_growth(templates, mean_genuine))
+        correlation = min(1.0, max(0.0, (mean_genuine - middle) / max(1 - middle, 1e-6)))
+        spread = math.sqrt((1 + (templates - 1) * correlation) / templates)
+        rates = np.interp(middle + (EDGES / growth - middle) / spread, EDGES, rates)
         power, _ = _choose_power(rates, np.ones(len(LEVELS), bool), MIN_PROBIT_STD, None)
         return cls(rates, power)
+
+    def similarity_at(self, rate: float) -> float:
+        """Return the similarity that a share ``rate`` of strangers reaches."""
+        return _quantile(self.rates, rate)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +126,9 @@ def fit_normal(
         variances = variances + ((high - low) / 2) ** 2
     supported = np.flatnonzero(above >= MIN_SUPPORT)
     last = float(EDGES[supported[-1]]) if len(supported) else -1.0
-    return NormalFit(FmrCurve(np.exp(logs), variances, last), own_share)
+    # The expected rate, not the most probable one: an error of the fit upwards outweighs one downwards.
+    expected = np.exp(np.minimum(0.0, logs + np.minimum(variances, MAX_VARIANCE) / 2))
+    return NormalFit(FmrCurve(expected, variances, last, np.exp(logs)), own_share)
 
 
 def _unknown_power(shares: Floats) -> float:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.calibration import BIN_COUNT, bin_indices
+from models.risk.calibration import BIN_COUNT
 from models.risk.impostor_evidence import GenuineProbes, ImpostorEvidence
 from models.runtime.network import Float
 from service.domain.fusion import VECTOR_FUSIONS, Fusion, fuse_similarities, subject_vectors
@@ -16,7 +16,7 @@ from service.domain.gallery import Snapshot
 
 MAX_PROBES: Final = 2048
 """Sampled subjects, which bounds the cost for galleries of any size."""
-MAX_BLOCK_CELLS: Final = 4_000_000
+MAX_BLOCK_CELLS: Final = 16_000_000
 """Similarities in memory at a time."""
 
 
@@ -36,15 +36,23 @@ def impostor_evidence(snapshot: Snapshot, fusion: Fusion) -> ImpostorEvidence:
         rows = drawn[start : start + size]
         similarities = fuse(snapshot.vectors[first[rows]])
         for i, (row, own) in enumerate(zip(similarities, rows, strict=True), start):
-            row[own] = -2.0
+            row[own] = -1.0
+            histograms[i] = _fast_histogram(row)
+            histograms[i, 0] -= 1  # the own subject
             best = int(row.argmax())
             nearest[i, 0] = row[best]
-            histograms[i] = np.bincount(bin_indices(row), minlength=BIN_COUNT)
-            histograms[i, 0] -= 1  # the own subject
-            row[best] = -2.0
+            row[best] = -1.0
             nearest[i, 1] = row.max()
     genuine = _genuine_probes(snapshot, fusion, first[drawn], templates[drawn])
-    return ImpostorEvidence.of(histograms, nearest, len(pks), len(snapshot.vectors), genuine)
+    averaged = len(snapshot.vectors) if fusion in VECTOR_FUSIONS else len(pks)
+    return ImpostorEvidence.of(histograms, nearest, len(pks), averaged, genuine)
+
+
+def _fast_histogram(similarities: Float) -> NDArray[np.int64]:
+    """Count similarities by bin in single precision, in which a similarity on a border may fall either way."""
+    counts = np.bincount((similarities * (BIN_COUNT / 2) + BIN_COUNT / 2).astype(np.int64), minlength=BIN_COUNT)
+    counts[BIN_COUNT - 1] += counts[BIN_COUNT:].sum()
+    return counts[:BIN_COUNT]
 
 
 def _genuine_probes(

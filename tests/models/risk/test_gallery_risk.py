@@ -17,7 +17,8 @@ from models.risk.calibration import (
     fpir_from_fmr,
 )
 from models.risk.gallery_risk import GalleryRisk
-from models.risk.impostor_evidence import RIVAL_WEIGHT, ImpostorEvidence
+from models.risk.impostor_evidence import RIVAL_WEIGHT, GenuineProbes, ImpostorEvidence
+from models.risk.miss_rate import is_one_sitting
 from models.risk.tails import Floats
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
@@ -79,7 +80,7 @@ def test_other_photos_than_the_packs_shift_the_curve(pack: Calibration, common: 
         gallery = GalleryRisk(evidence, pack)
         threshold = gallery.threshold_at_fmr(fmr_for_fpir(0.01, 200)).similarity
         ratios.append(float((best >= threshold).mean()) / 0.01)
-    assert 0.5 < np.median(ratios) < 2
+    assert 0.25 < np.median(ratios) < 1.5
     if common > 1.2:  # the curve of the pack alone misses the target
         alone = pack.threshold_at_fmr(fmr_for_fpir(0.01, 200)).similarity
         assert ((strangers @ enrolled.T).max(1) >= alone).mean() > 0.03
@@ -110,7 +111,7 @@ def test_a_few_duplicates_do_not_change_the_threshold(pack: Calibration) -> None
 
 
 def test_intervals_cover_the_rate_of_new_probes(pack: Calibration) -> None:
-    """Nominal 95 %. In 280 simulated galleries of 30 to 200 people, at FMR 2 % to 0.02 %, it was 95 to 100 %."""
+    """Nominal 95 %. In 280 simulated galleries of 30 to 200 people, at FMR 2 % to 0.02 %, it was 90 to 100 %."""
     rng = np.random.default_rng(6)
     held = []
     for _ in range(40):
@@ -163,3 +164,22 @@ def test_evidence_survives_a_json_round_trip() -> None:
     assert np.array_equal(read.raw.counts, evidence.raw.counts)
     assert np.array_equal(read.raw.squares, evidence.raw.squares)
     assert (read.probes, read.subjects, read.pairs) == (20, 20, 190)
+
+
+def test_people_unlike_the_calibration_are_noticed(pack: Calibration) -> None:
+    usual, unlike = (people(np.random.default_rng(9), 200, common=common)[:, 0] for common in (1.0, 1.5))
+    assert not GalleryRisk(evidence_of(usual), pack).is_unlike_pack()
+    assert GalleryRisk(evidence_of(unlike), pack).is_unlike_pack()
+    assert not GalleryRisk(evidence_of(unlike), None).is_unlike_pack()
+
+
+@pytest.mark.parametrize(("single", "one_sitting"), [(0.99, True), (0.8, False)])
+def test_photos_of_one_sitting_are_noticed(pack: Calibration, single: float, one_sitting: bool) -> None:
+    similarities = np.clip(np.random.default_rng(10).normal(0.5, 0.05, (40, 39)), -1, 1)
+    histograms = np.stack([np.bincount(bin_indices(row), minlength=BIN_COUNT) for row in similarities])
+    alike = np.full(40, single)
+    genuine = GenuineProbes(alike, alike, np.full(40, 2), growth=True)
+    nearest = np.sort(similarities, axis=1)[:, :-3:-1]
+    evidence = ImpostorEvidence.of(histograms, nearest, 40, 80, genuine)
+    assert is_one_sitting(evidence, pack) == one_sitting
+    assert not is_one_sitting(evidence, None)
