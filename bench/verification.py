@@ -116,7 +116,7 @@ def of_gallery(photos: Photos, drawn: Draw, rule: Fusion, calibration: Calibrati
     """Return the impostor risk of a gallery with these templates."""
     rows = drawn.templates
     snapshot = Snapshot(0, np.arange(len(rows)), drawn.subjects, photos.vectors[rows], photos.qualities[rows])
-    curve = GalleryRisk(impostor_evidence(snapshot, rule), calibration).curve
+    curve = GalleryRisk(impostor_evidence(snapshot, rule), calibration).raw_curve
     return ImpostorRisk(curve, "both", mean_templates=len(rows) / len(np.unique(drawn.subjects)))
 
 
