@@ -31,13 +31,15 @@ async def list_faces(
     context: ContextDep,
     page: Annotated[int, Query(ge=0)] = 0,
     size: Annotated[int, Query(ge=1, le=2000)] = 20,
-    subject: SubjectId | None = None,
+    subject: str = "",
 ) -> dict[str, Any]:
-    """List a page of templates, oldest first."""
-    found = await context.run(context.store.templates.list_by_offset, gallery, subject, page * size, size)
-    total = gallery.templates
-    if subject is not None:
-        total = (await context.run(context.store.subjects.get, gallery, subject)).templates
+    """List a page of templates of a subject, or of all, oldest first. The page of an unknown subject is empty."""
+    found, total = [], 0
+    with suppress(SubjectNotFoundError):
+        found = await context.run(context.store.templates.list_by_offset, gallery, subject or None, page * size, size)
+        total = gallery.templates
+        if subject:
+            total = (await context.run(context.store.subjects.get, gallery, subject)).templates
     return {
         "faces": [example(template) for template in found],
         "page_number": page,
@@ -65,7 +67,7 @@ async def add_face(
 
 
 @router.delete("")
-async def delete_faces(gallery: BoundGallery, context: ContextDep, subject: str | None = None) -> dict[str, Any]:
+async def delete_faces(gallery: BoundGallery, context: ContextDep, subject: str = "") -> dict[str, Any]:
     """Erase all templates of a subject, or of all subjects. The subjects stay."""
     try:
         found = await context.run(context.store.templates.list_by_offset, gallery, subject or None, 0, None)

@@ -85,6 +85,8 @@ def test_faces(http: httpx.Client, photos: Path) -> None:
     assert ([face["image_id"] for face in of_ada["faces"]], of_ada["total_elements"]) == ([first, second], 2)
     picture = http.get(f"/recognition/faces/{first}/img")
     assert (picture.status_code, picture.content[8:12]) == (200, b"WEBP")
+    assert http.get("/recognition/faces", params={"subject": "no such"}).json()["total_elements"] == 0
+    assert http.get("/recognition/faces", params={"subject": ""}).json()["total_elements"] == 3
     absent = str(uuid.uuid4())
     deleted = http.post("/recognition/faces/delete", json=[second, absent])
     assert deleted.json() == [{"image_id": second, "subject": "Ada"}]
