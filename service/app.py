@@ -15,6 +15,7 @@ import cv2
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.telemetry import TelemetryConfig
+from pydantic.alias_generators import to_camel
 
 from models.engines.selection import OpenedNetworks, open_networks
 from models.pack.manifest import ModelPack
@@ -30,7 +31,7 @@ from service.api.compreface.mount import mount_compreface
 from service.api.http.context import Context
 from service.api.http.deadlines import Deadlines
 from service.api.http.gate import Gate, RefusalPacing
-from service.api.http.openapi import install_openapi
+from service.api.http.openapi import TAGS, install_openapi
 from service.api.http.probe_budget import ProbeBudget
 from service.api.http.problems import install_error_handlers
 from service.api.http.routing import check_routes
@@ -112,6 +113,8 @@ def create_app(settings: Settings) -> FastAPI:
         title="Kith",
         version=version("kith-face"),
         summary="Open-set face recognition with a stated risk of false identification.",
+        openapi_tags=TAGS,
+        generate_unique_id_function=lambda route: to_camel(route.name),  # the methods' names in generated clients
         lifespan=lifespan,
         openapi_url=None,  # service.api.routes.api_reference serves it, behind the gate
         redirect_slashes=False,  # a redirect would lead to the host in the Host header

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from fastapi import FastAPI
@@ -28,6 +29,43 @@ EXAMPLES: dict[type[BaseModel], Any] = {
         "risk": {"fmr": 0.001},
     },
 }
+BODIES: dict[str, Any] = {
+    "createGallery": {"name": "staff", "risk": {"fpir": 0.001}, "retention_days": 365},
+    "updateGallery": {"risk": {"fpir": 0.0001}},
+    "applyRetention": {"templates": 12, "subjects": 3},
+    "putSubject": {"name": "Ada Lovelace", "tags": ["staff"], "metadata": {"room": 12}},
+    "patchSubject": {"name": "Countess of Lovelace"},
+    "mergeSubject": {"into": "ada"},
+    "moveTemplate": {"subject": "grace"},
+    "startMigration": {"to": "dlib-resnet"},
+    "cutOverMigration": {"min_share": 0.99},
+    "finishMigration": {"force": False},
+    "createKey": {"name": "door", "scopes": ["identify"], "galleries": ["staff"]},
+    "rotateKey": {"overlap_s": 86_400},
+}
+"""Examples of other JSON bodies, by operation id."""
+PATH_EXAMPLES = {
+    "gallery": "staff",
+    "subject": "ada",
+    "template": "49a823bbf76b622b1ddbef8c1f735e93",
+    "job": "72c098051f698623421f8da33dba3ec0",
+    "receipt": "5a8c0d7be1a94e0c9a4f5a7be03c6d21",
+    "key": "0f3b2a9c41de",
+}
+TAGS: list[dict[str, Any]] = [
+    {"name": "identify", "description": "Search a gallery for the faces in photos (1:N)."},
+    {"name": "faces", "description": "Detect, embed and compare faces (1:1). Nothing is stored."},
+    {"name": "galleries", "description": "Galleries: sets of people that one search covers."},
+    {"name": "subjects", "description": "Enrolled people and their templates."},
+    {"name": "risk", "description": "Thresholds of a gallery and their evidence."},
+    {"name": "jobs", "description": "Work in the background: bulk enrollment, migration, imports."},
+    {"name": "migration", "description": "Change of a gallery's recognizer."},
+    {"name": "transfer", "description": "Export and import of galleries."},
+    {"name": "erasures", "description": "Receipts of erasures, and all data about a subject."},
+    {"name": "audit", "description": "Entries of the chained audit log."},
+    {"name": "keys", "description": "API keys."},
+    {"name": "system", "description": "Health, status, models and metrics of one process."},
+]
 
 
 def request_body(model: type[BaseModel], files: tuple[str, ...] = ("images",)) -> dict[str, Any]:
@@ -68,12 +106,22 @@ def _body_schemas() -> dict[str, Any]:
     return schemas
 
 
+def _describe_defaults(schema: dict[str, Any]) -> None:
+    """Move a request's defaults to its descriptions: generators turn a field with a default into a required one."""
+    for field in schema.get("properties", {}).values():
+        default = field.pop("default", None)
+        if default is not None:
+            field["description"] = f"{field.get('description', '')} Default: {json.dumps(default)}.".lstrip()
+
+
 def install_openapi(app: FastAPI) -> None:
-    """Add to the OpenAPI document what signatures lack: body schemas, problem media types and authentication."""
+    """Add to the OpenAPI document what signatures lack: body schemas, examples, problem types and authentication."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+            document = get_openapi(
+                title=app.title, version=app.version, summary=app.summary, routes=app.routes, tags=app.openapi_tags
+            )
             _complete(document)
             document["components"]["securitySchemes"] = {
                 "bearer": {"type": "http", "scheme": "bearer"},
@@ -87,10 +135,19 @@ def install_openapi(app: FastAPI) -> None:
 
 
 def _complete(document: dict[str, Any]) -> None:
-    document["components"]["schemas"] |= _body_schemas()
+    schemas = document["components"]["schemas"]
+    schemas |= _body_schemas()
+    for name, each in schemas.items():
+        if name.endswith(("In", "Patch")):
+            _describe_defaults(each)
     schema = {"$ref": "#/components/schemas/Problem"}
     for operations in document["paths"].values():
         for operation in operations.values():
+            if example := BODIES.get(operation["operationId"]):
+                operation["requestBody"]["content"]["application/json"]["example"] = example
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "path":
+                    parameter["example"] = PATH_EXAMPLES[parameter["name"]]
             responses = operation["responses"]
             responses.pop("422", None)  # FastAPI's own format, replaced by problems
             for status in PROBLEMS.keys() & responses.keys():

@@ -57,7 +57,7 @@ QueryDep = Annotated[_Query, Depends(_query)]
 
 
 @router.get("/v1/audit")
-async def list_all(
+async def list_audit(
     context: ContextDep,
     query: QueryDep,
     gallery: Annotated[GalleryName | None, Query(description="Also finds a deleted gallery.")] = None,
@@ -68,7 +68,7 @@ async def list_all(
 
 
 @router.get("/v1/galleries/{gallery}/audit")
-async def list_audit(
+async def list_gallery_audit(
     gallery: GalleryPath,
     context: ContextDep,
     query: QueryDep,

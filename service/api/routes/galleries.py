@@ -77,7 +77,7 @@ async def get_gallery(gallery: GalleryPath, context: ContextDep) -> GalleryOut:
 
 
 @router.get("/{gallery}/stats")
-async def gallery_stats(gallery: GalleryPath, context: ContextDep, caller: CallerDep) -> GalleryStatsOut:
+async def get_statistics(gallery: GalleryPath, context: ContextDep, caller: CallerDep) -> GalleryStatsOut:
     """Return statistics of the gallery's index: its kind and why, recall, size and position in the change log."""
     found = await context.run(context.store.galleries.get, gallery)
     follower = await context.pipeline.caught_up(found)
@@ -89,7 +89,7 @@ async def gallery_stats(gallery: GalleryPath, context: ContextDep, caller: Calle
 
 
 @router.get("/{gallery}/retention")
-async def gallery_retention(gallery: GalleryPath, context: ContextDep) -> RetentionOut:
+async def get_retention(gallery: GalleryPath, context: ContextDep) -> RetentionOut:
     """Count the templates and subjects whose retention has expired, and tell if erasure awaits confirmation."""
     found, now = await context.run(context.store.galleries.get, gallery), datetime.now(UTC)
     due = await context.run(context.retention.due, found, now)
@@ -137,7 +137,7 @@ async def delete_gallery(gallery: GalleryPath, context: ContextDep) -> DeletedOu
 
 
 @router.get("/{gallery}/hygiene")
-async def hygiene(
+async def check_hygiene(
     gallery: GalleryPath, context: ContextDep, cursor: Cursor = None, limit: PageLimit = 100
 ) -> HygieneOut:
     """Find duplicate subjects, mislabeled templates and lookalikes. Changes nothing.

@@ -50,7 +50,7 @@ async def get_job(job: JobPath, context: ContextDep, caller: CallerDep) -> JobOu
 
 
 @router.get("/{job}/items")
-async def job_items(
+async def list_job_items(
     job: JobPath,
     context: ContextDep,
     caller: CallerDep,

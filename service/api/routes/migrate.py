@@ -21,7 +21,7 @@ router = APIRouter(
 
 
 @router.post("", status_code=202)
-async def start(gallery: GalleryPath, body: MigrateIn, context: ContextDep) -> MigrationOut:
+async def start_migration(gallery: GalleryPath, body: MigrateIn, context: ContextDep) -> MigrationOut:
     """Start a migration to another served pack's recognizer, in shadow mode. A job embeds the stored crops."""
     to = context.recognizers.by_name(body.to)
     await context.run_on_gallery(
@@ -38,7 +38,7 @@ async def get_migration(gallery: GalleryPath, context: ContextDep) -> MigrationO
 
 
 @router.post("/cut-over")
-async def cut_over(gallery: GalleryPath, body: CutOverIn, context: ContextDep) -> MigrationOut:
+async def cut_over_migration(gallery: GalleryPath, body: CutOverIn, context: ContextDep) -> MigrationOut:
     """Answer with the new recognizer from the next request on."""
     await context.shadow.settle()
     share = 0.0 if body.force else body.min_share
@@ -49,7 +49,7 @@ async def cut_over(gallery: GalleryPath, body: CutOverIn, context: ContextDep) -
 
 
 @router.post("/roll-back")
-async def roll_back(gallery: GalleryPath, context: ContextDep) -> MigrationOut:
+async def roll_back_migration(gallery: GalleryPath, context: ContextDep) -> MigrationOut:
     """Answer with the previous recognizer again, or end shadow mode. Nothing is deleted."""
     await context.run_on_gallery(gallery, context.generations.roll_back)
     context.jobs.wake()
@@ -57,7 +57,7 @@ async def roll_back(gallery: GalleryPath, context: ContextDep) -> MigrationOut:
 
 
 @router.post("/finish")
-async def finish(gallery: GalleryPath, body: FinishIn, context: ContextDep) -> MigrationOut:
+async def finish_migration(gallery: GalleryPath, body: FinishIn, context: ContextDep) -> MigrationOut:
     """Delete the vectors of the other recognizer. This cannot be undone."""
     await context.run_on_gallery(gallery, context.generations.finish, body.force)
     context.jobs.wake()

@@ -39,13 +39,13 @@ router = APIRouter(route_class=PermittedRoute, tags=["system"], responses=PROBLE
 
 
 @router.get("/healthz")
-async def health() -> HealthOut:
+async def get_health() -> HealthOut:
     """Return 200 while the process runs."""
     return HealthOut(version=version("kith-face"))
 
 
 @router.get("/readyz")
-async def ready(context: ContextDep) -> HealthOut:
+async def get_readiness(context: ContextDep) -> HealthOut:
     """Return 200 if the service can process requests, else 503.
 
     Checks: the networks are loaded, on the configured GPU; the database and, if used, Milvus respond in time; no audit
@@ -57,7 +57,7 @@ async def ready(context: ContextDep) -> HealthOut:
 
 
 @router.get("/v1/status")
-async def status(context: ContextDep) -> StatusOut:
+async def get_status(context: ContextDep) -> StatusOut:
     """Return the state of this process: readiness checks, queues, jobs, drift, and lag of its indexes."""
     sample = await asyncio.to_thread(context.samples.latest)
     drifts = await asyncio.to_thread(context.watches.drifts)
@@ -88,7 +88,7 @@ async def status(context: ContextDep) -> StatusOut:
 
 
 @router.get("/v1/models")
-async def models(context: ContextDep) -> ModelsOut:
+async def list_models(context: ContextDep) -> ModelsOut:
     """List the served model packs and their execution providers. All use the detector of the first."""
     served = [_model(context, recognizer) for recognizer in context.recognizers]
     return ModelsOut(**vars(served[0]), models=served)
@@ -110,7 +110,7 @@ def _model(context: Context, served: ServedRecognizer) -> ModelOut:
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-async def metrics(context: ContextDep) -> Response:
+async def get_metrics(context: ContextDep) -> Response:
     """Return Prometheus metrics of this process since its start."""
     # Not in the threads of requests, so that a busy node can report it.
     return Response(await asyncio.to_thread(context.telemetry.text), media_type=CONTENT_TYPE)

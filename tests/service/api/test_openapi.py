@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
+import jsonschema_rs
 import pytest
 import requests
 import schemathesis
@@ -59,6 +61,24 @@ def test_problems_are_documented_as_such(document: dict[str, Any]) -> None:
         for operation in operations.values():
             assert operation["responses"].keys() >= {"4XX", "5XX"}
             assert {*operation["responses"]["4XX"]["content"]} == {MEDIA_TYPE}
+
+
+def test_operations_are_ready_for_generators(document: dict[str, Any]) -> None:
+    """Each has a short unique name, a described tag, a description, and valid examples of its body."""
+    operations = [each for methods in document["paths"].values() for each in methods.values()]
+    names = [operation["operationId"] for operation in operations]
+    assert {"identify", "createGallery", "listSubjects", "getStatus"} <= {*names}
+    assert len({*names}) == len(names)
+    described = {tag["name"] for tag in document["tags"] if tag["description"]}
+    for operation in operations:
+        name = operation["operationId"]
+        assert re.fullmatch(r"[a-z]+([A-Z][a-z]+){0,3}", name), name
+        assert {*operation["tags"]} <= described, name
+        assert len(operation["description"]) > 10, name
+        assert all("example" in each for each in operation.get("parameters", ()) if each["in"] == "path"), name
+        if (body := operation.get("requestBody", {}).get("content", {}).get("application/json")) is not None:
+            schema = body["schema"] | {"components": document["components"]}
+            jsonschema_rs.validate(schema, body["example"])
 
 
 def test_keys_are_documented(document: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from models.runtime.cuda_network import Device
 from models.runtime.onnx_runtime import available_providers
 from models.vision.recognition import Recognizer
 from service.api.http.context import Context
-from service.api.routes.system import ready
+from service.api.routes.system import get_readiness
 from service.app import create_app
 from service.cli.tools.doctor import diagnose
 from service.core.errors import GpuUnavailableError
@@ -57,17 +57,17 @@ def test_not_ready_after_a_gpu_is_lost_until_it_answers_again(tmp_path: Path) ->
         app = create_app(load_settings(data_dir=tmp_path, log_level="ERROR", device="cpu"))
         async with app.router.lifespan_context(app):
             kith: Context = app.state.context
-            await ready(kith)
+            await get_readiness(kith)
             with DevicePool(2) as gpus:
                 lost = replace(kith, readiness=readiness([], False, gpus, gpus, kith.store, None, kith.audit))
                 for _ in range(FAILED_BATCHES):
-                    await ready(lost)
+                    await get_readiness(lost)
                     gpus.record(0, True)
                     gpus.record(1, False)
                 with pytest.raises(GpuUnavailableError, match="nvidia-smi"):
-                    await ready(lost)
+                    await get_readiness(lost)
                 gpus.record(1, True)
-                await ready(lost)
+                await get_readiness(lost)
 
     asyncio.run(main())
 
