@@ -66,6 +66,8 @@ class DataConfig(_Section):
     """Times that an epoch shows images with an eye distance of at least ``sharp_eyes_px`` (manifest column
     ``eye_distance_px``). Probes are sharper than most images of an enlarged set."""
     sharp_eyes_px: float = 18.0
+    exclude: Path | None = None
+    """Text file with one photo per line, relative to ``root``, that are left out: a refined list of a noisy set."""
     workers: int = 0
     """Processes that decode crops while a run trains, for sets that exceed the disk as pixels. 0: all crops are decoded
     once, into a cache."""
@@ -76,6 +78,7 @@ class DataConfig(_Section):
         _require(self.min_images >= 1, "data.min_images must be at least 1")
         _require(self.max_identities is None or self.max_identities >= 2, "data.max_identities must be at least 2")
         _require(self.images_per_person >= 0, "data.images_per_person must be 0 (off) or the number of images")
+        _require(self.exclude is None or self.exclude.is_file(), f"data.exclude {self.exclude} does not exist")
         _require(self.workers >= 0, "data.workers must be a number of processes, or 0")
         _require(self.aligned or not self.workers, "data.workers streams aligned crops only. Align the photos first")
         _require(self.sharp_repeats >= 1, "data.sharp_repeats must be at least 1")
@@ -227,6 +230,8 @@ class LoopConfig(_Section):
     step uses this fraction of them (1.0: all), always including those of the batch."""
     interclass_filter: float = 0.0
     """Cosine above which another class is ignored for an image: both may be one person. 0: off."""
+    sharded_checkpoint: bool = False
+    """With Partial FC: every rank writes its classes beside the checkpoint, instead of sending them to the first."""
     checkpoint_seconds: float = 120.0
     seed: int = 7
 
@@ -288,6 +293,8 @@ class RunConfig(_Section):
         del document["output"]
         document["data"]["root"] = self.data.root.name
         document["validation"] = [path.name for path in self.validation]
+        if self.data.exclude is not None:
+            document["data"]["exclude"] = self.data.exclude.name
         if self.distill.teacher is not None:
             document["distill"]["teacher"] = self.distill.teacher.name
         return document

@@ -88,9 +88,7 @@ def all_gather(values: Tensor) -> Tensor:
     """Concatenate the (n_r, ...) rows of all ranks, in rank order, without gradient."""
     if world_size() == 1:
         return values.detach()
-    lengths = torch.empty(world_size(), dtype=torch.long, device=values.device)
-    dist.all_gather_into_tensor(lengths, torch.tensor([len(values)], device=values.device))
-    counts = lengths.tolist()  # one transfer
+    counts = _gather_equal(torch.tensor([len(values)], device=values.device)).tolist()  # one transfer
     padded = values.new_zeros(max(counts), *values.shape[1:])
     padded[: len(values)] = values.detach()
     gathered = _gather_equal(padded)
@@ -101,7 +99,7 @@ def all_gather(values: Tensor) -> Tensor:
 def _gather_equal(values: Tensor) -> Tensor:
     """Concatenate equally many rows of all ranks, without asking for their number."""
     gathered = values.new_empty(world_size() * len(values), *values.shape[1:])
-    dist.all_gather_into_tensor(gathered, values.detach().contiguous())
+    dist.all_gather(list(gathered.chunk(world_size())), values.detach().contiguous())
     return gathered
 
 
@@ -118,7 +116,7 @@ class _AllGather(torch.autograd.Function):
         gradient, count = gradients[0], cast(int, ctx.count)  # type: ignore[attr-defined]
         if ctx.sum_grad:  # type: ignore[attr-defined]
             own = gradient.new_empty(count, *gradient.shape[1:])
-            dist.reduce_scatter_tensor(own, gradient.contiguous())
+            dist.reduce_scatter(own, list(gradient.contiguous().chunk(world_size())))
         else:
             own = gradient[rank() * count : (rank() + 1) * count]
         # All ranks hold equally many rows. Gradients of replicated parameters are averaged over ranks afterwards, so

@@ -148,7 +148,9 @@ def _large_scale(
         head=head,
         augment=AugmentConfig(move=0.0, low_resolution=0.0, gray=0.0, brightness=0.0, contrast=0.0, erase=0.0),
         distill=DistillConfig(teacher),
-        loop=LoopConfig(epochs=20, batch_size=1024, schedule="poly", ema_decay=0.0, class_sampling=1.0),
+        loop=LoopConfig(
+            epochs=20, batch_size=1024, schedule="poly", ema_decay=0.0, class_sampling=1.0, sharded_checkpoint=True
+        ),
     )
 
 

@@ -115,7 +115,7 @@ def resume(
     align_with: AlignWith = None,
     threads: Threads = None,
 ) -> None:
-    """Resume a stopped run. Only loop.epochs and data.root may change by --set."""
+    """Resume a stopped run. Epochs, data.root, data.workers and loop.sharded_checkpoint may change by --set."""
     _train(replace(read_run_config(output).overridden(_settings(settings)), output=output), align_with, threads)
 
 
@@ -320,6 +320,7 @@ def evaluate(
     ijb: Annotated[Path | None, typer.Option(help="Folder in the layout of IJB-B and IJB-C.")] = None,
     probes: Annotated[Path | None, typer.Option(help="MegaFace protocol: folder with one folder per person.")] = None,
     distractors: Annotated[Path | None, typer.Option(help="MegaFace protocol: folder of other people.")] = None,
+    refined: Annotated[Path | None, typer.Option(help="MegaFace protocol: list of photos to leave out.")] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="For a pack: update its figures and model card.")] = False,
     note: Annotated[str | None, typer.Option(help="With --refresh: note for the model card.")] = None,
     log: Annotated[str | None, typer.Option(help="With --refresh: reference to the experiment log.")] = None,
@@ -351,7 +352,7 @@ def evaluate(
         spec = load_pack(pack if is_run else model).detection
         detector = Detector(OnnxNetwork(spec.path), spec)
         figures += evaluate_other_benchmarks(
-            *load_embedder(model), detector, cache, bins or (), ijb, probes, distractors
+            *load_embedder(model), detector, cache, bins or (), ijb, probes, distractors, refined
         )
     print_figures(figures)
 

@@ -148,7 +148,9 @@ def list_identities(config: DataConfig) -> IdentityList:
         source = TarShards(config.root)
         people, repeats = source.labels, np.ones(len(source.labels), np.int64)
     else:
-        pairs = list(_read_manifest(config) if config.manifest else _read_folder(config.root))
+        excluded = _read_excluded(config)
+        listing = _read_manifest(config) if config.manifest else _read_folder(config.root)
+        pairs = [pair for pair in listing if pair[0] not in excluded]
         source = PhotoFiles(tuple(file for file, _, _ in pairs))
         people = np.array([name for _, name, _ in pairs], np.str_)
         repeats = np.array([times for _, _, times in pairs], np.int64)
@@ -169,6 +171,12 @@ def list_identities(config: DataConfig) -> IdentityList:
         len(names) - len(enough),
         repeats[rows],
     )
+
+
+def _read_excluded(config: DataConfig) -> frozenset[Path]:
+    if config.exclude is None:
+        return frozenset()
+    return frozenset(config.root / line for line in config.exclude.read_text(encoding="utf-8").split("\n") if line)
 
 
 def _read_manifest(config: DataConfig) -> Iterator[tuple[Path, str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,11 @@ from models.vision.detection import Detector
 from training.config import ConfigError, DataConfig
 from training.data.identities import IdentitySet, load_identities
 from training.data.verification import VerificationSet, read_bin
-from training.evaluation.embedding import Embed, central_crops, embed_crops
+from training.evaluation.embedding import Embed, central_crops, embed_crops, given_crops
 from training.evaluation.lfw import Verification, verify_similarities
 from training.evaluation.metrics import (
     Bools,
+    Floats,
     Ints,
     build_templates,
     distractor_identification,
@@ -28,6 +30,7 @@ from training.evaluation.metrics import (
     tar_at_far,
     template_similarities,
 )
+from training.evaluation.protocols import TemplateSearch, search_templates
 
 BIN_FOLDS: Final = 10
 DISTRACTOR_FARS: Final = (1e-3, 1e-4, 1e-5, 1e-6)
@@ -43,6 +46,7 @@ def evaluate_other_benchmarks(
     ijb: Path | None = None,
     probes: Path | None = None,
     distractors: Path | None = None,
+    refined: Path | None = None,
 ) -> list[tuple[str, str]]:
     """Evaluate an embedder on the given benchmarks and return rows of names and values.
 
@@ -51,6 +55,7 @@ def evaluate_other_benchmarks(
         ijb: IJB folder.
         probes: MegaFace protocol: folder with one folder of photos per person.
         distractors: folder of other people, in the same layout.
+        refined: file that lists photos of both folders to leave out.
     """
 
     def embed_standard(crops: NDArray[np.uint8]) -> Float:
@@ -64,10 +69,15 @@ def evaluate_other_benchmarks(
     if ijb is not None:
         templates = evaluate_ijb(embed, detector, ijb, alignment)
         rows += [(f"{ijb.name} TAR at FAR {far:g}", f"{tar:.2%}") for far, tar in templates.tar_at_far.items()]
+        if templates.search is not None:
+            rows.append((f"{ijb.name} 1:N rank 1", f"{templates.search.rank1:.2%}"))
+            rows += [
+                (f"{ijb.name} TPIR at FPIR {fpir:g}", f"{tpir:.2%}") for fpir, tpir in templates.search.tpir.items()
+            ]
         rows.append((f"{ijb.name} photos without a face", str(templates.photos_without_face)))
     if probes is not None and distractors is not None:
         probe_set, distractor_set = (
-            load_identities(DataConfig(root, None, aligned=False, min_images=1), cache, detector)
+            load_identities(DataConfig(root, None, aligned=False, min_images=1, exclude=refined), cache, detector)
             for root in (probes, distractors)
         )
         megaface = evaluate_megaface(embed_standard, probe_set, distractor_set.crops_NHWC)
@@ -116,32 +126,49 @@ def evaluate_megaface(embed: Embed, probes: IdentitySet, distractors_NHWC: NDArr
 
 @dataclass(frozen=True)
 class IjbResult:
-    """Metrics of IJB's 1:1 protocol over templates."""
+    """Metrics of IJB over templates: 1:1, and the means over both galleries of 1:N if the folder has their lists."""
 
     tar_at_far: dict[float, float]
     eer: float
     pairs: int
     photos_without_face: int
+    search: TemplateSearch | None = None
 
 
 def evaluate_ijb(
-    embed: Embed, detector: Detector, folder: Path, alignment: Alignment = STANDARD_ALIGNMENT
+    embed: Embed, detector: Detector, folder: Path, alignment: Alignment = STANDARD_ALIGNMENT, flip: bool = False
 ) -> IjbResult:
     """Evaluate on a folder in the research layout of IJB-B and IJB-C.
 
-    The folder contains ``meta/*face_tid_mid.txt``, ``meta/*template_pair_label.txt`` and photos in ``loose_crop/``. The
-    face nearest a photo's center is used. Photos without a face are excluded from their templates. Raises ConfigError
-    if a list or photo is missing or malformed, or a template has no photo with a face.
+    The folder contains ``meta/*face_tid_mid.txt``, ``meta/*template_pair_label.txt`` and photos in ``loose_crop/``.
+    With ``meta/*name_5pts_score.txt``, its landmarks are used, and its scores weight the photos of a template.
+    Otherwise the face nearest a photo's center is used, and photos without a face are left out. With
+    ``meta/*1N_gallery_G1.csv``, ``..._G2.csv`` and ``meta/*1N_probe_mixed.csv``, templates are searched, too. Raises
+    ConfigError if a list or photo is missing or malformed, or a template has no photo with a face.
+
+    Args:
+        embed: an embedder without normalization weights the photos of a template by the length of their embedding.
+        flip: add the embedding of the mirror image.
     """
-    media = read_ijb_media(_find_one(folder / "meta", "*face_tid_mid.txt"))
-    pairs = read_ijb_pairs(_find_one(folder / "meta", "*template_pair_label.txt"))
+    meta = folder / "meta"
+    media = read_ijb_media(_find_one(meta, "*face_tid_mid.txt"))
+    pairs = read_ijb_pairs(_find_one(meta, "*template_pair_label.txt"))
+    photos = [folder / "loose_crop" / file for file in media.files]
+    given = _read_landmarks(meta, media.files)
+    batches = (
+        central_crops(detector, photos, alignment) if given is None else given_crops(photos, given.landmarks, alignment)
+    )
     kept, vectors = [], []
-    for rows, crops in central_crops(detector, [folder / "loose_crop" / file for file in media.files], alignment):
+    for rows, crops in batches:
         kept += rows
-        vectors.append(embed(crops))
+        mirrored = embed(np.ascontiguousarray(crops[:, :, ::-1])) if flip else 0.0
+        vectors.append(embed(crops) + mirrored)
     if not kept:
         raise ConfigError(f"{folder}: no photo has a detected face")
-    ids, by_template = build_templates(np.concatenate(vectors), media.template_ids[kept], media.media_ids[kept])
+    weighted = np.concatenate(vectors)
+    if given is not None:
+        weighted = weighted * given.scores[kept, None]
+    ids, by_template = build_templates(weighted, media.template_ids[kept], media.media_ids[kept])
     try:
         similarities = template_similarities(ids, by_template, pairs.templates)
     except ValueError as error:
@@ -151,7 +178,52 @@ def evaluate_ijb(
         equal_error_rate(similarities, pairs.same),
         len(pairs.same),
         len(media.files) - len(kept),
+        _search_ijb(meta, ids, by_template),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class GivenLandmarks:
+    """(n, 5, 2) landmarks and (n,) detection scores of the photos of a list."""
+
+    landmarks: Floats
+    scores: Floats
+
+
+def _read_landmarks(meta: Path, files: Sequence[str]) -> GivenLandmarks | None:
+    """Read lines of "file x1 y1 ... x5 y5 score" in the order of ``files``, or return None without that list."""
+    if not list(meta.glob("*name_5pts_score.txt")):
+        return None
+    path = _find_one(meta, "*name_5pts_score.txt")
+    table = _read_table(path, np.dtype([("file", "U64"), ("points", np.float64, (5, 2)), ("score", np.float64)]))
+    if table["file"].tolist() != list(files):
+        raise ConfigError(f"{path} lists other photos than the list of templates")
+    return GivenLandmarks(table["points"], table["score"])
+
+
+def _search_ijb(meta: Path, ids: Ints, templates: Floats) -> TemplateSearch | None:
+    galleries = sorted(meta.glob("*1N_gallery_G*.csv"))
+    if not galleries:
+        return None
+    probes = _read_subjects(_find_one(meta, "*1N_probe_mixed.csv"), ids)
+    found = []
+    for path in galleries:
+        gallery = _read_subjects(path, ids)
+        found.append(search_templates(templates[gallery[0]], gallery[1], templates[probes[0]], probes[1]))
+    means = {fpir: float(np.mean([each.tpir[fpir] for each in found])) for fpir in found[0].tpir}
+    ranks = [float(np.mean([getattr(each, name) for each in found])) for name in ("rank1", "rank5")]
+    return TemplateSearch(ranks[0], ranks[1], means)
+
+
+def _read_subjects(path: Path, ids: Ints) -> tuple[Ints, Ints]:
+    """Return the row in ascending ``ids`` and the subject of each template of a list."""
+    with path.open(newline="", encoding="utf-8") as stream:
+        rows = {(int(row["TEMPLATE_ID"]), int(row["SUBJECT_ID"])) for row in csv.DictReader(stream)}
+    table = np.array(sorted(rows), np.int64).reshape(-1, 2)
+    places = np.minimum(np.searchsorted(ids, table[:, 0]), len(ids) - 1)
+    if (unknown := ids[places] != table[:, 0]).any():
+        raise ConfigError(f"{path}: template {table[unknown][0, 0]} has no photo with a face")
+    return places.astype(np.int64), table[:, 1]
 
 
 def _find_one(folder: Path, pattern: str) -> Path:

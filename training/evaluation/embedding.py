@@ -56,8 +56,8 @@ def load_run(output: Path) -> tuple[RunConfig, nn.Module]:
     return config, backbone.eval().to(distributed.device())
 
 
-def torch_embedder(network: nn.Module) -> Callable[[Crops], Float]:
-    """Return a function from (n, 112, 112, 3) uint8 crops to (n, d) l2_normalize vectors of a torch network."""
+def torch_embedder(network: nn.Module, normalized: bool = True) -> Callable[[Crops], Float]:
+    """Return a function from (n, 112, 112, 3) uint8 crops to (n, d) vectors of a network, of length 1 if normalized."""
 
     @torch.no_grad()
     def embed(crops: Crops) -> Float:
@@ -65,7 +65,8 @@ def torch_embedder(network: nn.Module) -> Callable[[Crops], Float]:
         parts = [
             network(to_tensor(crops[i : i + 128], device)).float().cpu().numpy() for i in range(0, len(crops), 128)
         ]
-        return l2_normalize(np.concatenate(parts))
+        vectors = np.concatenate(parts)
+        return l2_normalize(vectors) if normalized else vectors
 
     return embed
 
@@ -118,6 +119,16 @@ def central_crops(
                 rows.append(row)
         if crops:
             yield rows, np.stack(crops)
+
+
+def given_crops(
+    files: Sequence[Path], landmarks_xy: Floats, alignment: Alignment
+) -> Iterator[tuple[list[int], NDArray[np.uint8]]]:
+    """Yield batches of rows of ``files`` and their crops by given (n, 5, 2) landmarks."""
+    for start in tqdm(range(0, len(files), DETECT_BATCH_SIZE), desc="align", unit="batch"):
+        rows = list(range(start, min(start + DETECT_BATCH_SIZE, len(files))))
+        crops = [align(read_rgb(files[row]), landmarks_xy[row : row + 1], alignment)[0] for row in rows]
+        yield rows, np.stack(crops)
 
 
 @dataclass(frozen=True, eq=False)

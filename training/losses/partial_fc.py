@@ -7,7 +7,7 @@ CVPR 2022, section 3. Every rank sees the global batch and its own classes; the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -137,6 +137,16 @@ class PartialFC(Head):
             raise ValueError(f"{len(state['weight'])} classes were saved, and the head has {self.num_classes}")
         self.table_PD = state["weight"][self.part].clone().to(self.table_PD)
         self.head.load_state_dict({**state, "weight": self.head.weight.detach()})
+
+    def own_tables(self) -> dict[str, Tensor]:
+        """Return this rank's rows of the weight and of the optimizer's row-wise state, by name."""
+        return {"weight": self.table_PD, **self.optimizer_state_PD}
+
+    def load_own_tables(self, names: Sequence[str], fill: Callable[[dict[str, Tensor]], None]) -> None:
+        """Let ``fill`` write this rank's rows of the named tables in place."""
+        tables = {name: self.table_PD if name == "weight" else torch.zeros_like(self.table_PD) for name in names}
+        fill(tables)
+        self.optimizer_state_PD = {name: table for name, table in tables.items() if name != "weight"}
 
     def full_optimizer_state(self) -> dict[str, Tensor]:
         """Return the optimizer's row-wise state of the full weight. Collective: every rank must call it."""

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from training import distributed
-from training.config import LoopConfig
+from training.config import ConfigError, LoopConfig
 from training.errors import NonFiniteLossError
 from training.losses import PartialFC
 from training.optimization.health import NON_FINITE_REMEDY
 from training.optimization.objective import Objective
 from training.optimization.run_folder import load_checkpoint, save_atomically
+from training.optimization.sharded import SHARDS, ShardsReference, load_shards, remove_old_shards, save_shards
 
 
 class TrainingState:
@@ -99,51 +100,72 @@ class TrainingState:
         return ", ".join(broken[:5]) or "classes of another rank"
 
     def save(self, path: Path) -> None:
-        """Write atomically. Collective: every rank must call it, the first one writes."""
+        """Write atomically. Collective: every rank must call it, the first one writes, except for shards."""
+        head = self.objective.head
+        shards, head_state = None, {}
+        if isinstance(head, PartialFC) and self.config.sharded_checkpoint:
+            tables = head.own_tables()
+            shards = ShardsReference(folder=f"{SHARDS}{self.step}", tables=list(tables))
+            save_shards(path.parent / shards["folder"], tables, head.part, head.num_classes)
+            head_state = {name: value for name, value in head.head.state_dict().items() if name != "weight"}
         document = {
             "backbone": self.backbone.state_dict(),
             "averaged": self.average().state_dict(),
-            "head": self.objective.head.full_state(),
+            "head": head_state if shards else head.full_state(),
+            "shards": shards,
             "terms": self.objective.terms.state_dict(),
             "distillation": None if self.objective.distillation is None else self.objective.distillation.state_dict(),
-            "optimizer": self._full_optimizer_state(),
+            "optimizer": self._optimizer_state(shards is not None),
             "scaler": self.scaler.state_dict(),
             "step": self.step,
             "loss": self.loss,
         }
         if distributed.rank() == 0:
             save_atomically(path, document)
+            remove_old_shards(path.parent, shards)
 
     def restore(self, path: Path) -> bool:
-        """Load a checkpoint. Return whether there was one."""
+        """Load a checkpoint, whole or in shards of any number of ranks. Return whether there was one."""
         if not path.exists():
             return False
-        state = load_checkpoint(path)
+        head, state = self.objective.head, load_checkpoint(path)
         self.backbone.load_state_dict(state["backbone"])
         self.averaged.load_state_dict(state["averaged"])
-        self.objective.head.load_full_state(state["head"])
+        shards: ShardsReference | None = state.get("shards")
+        if shards is None:
+            head.load_full_state(state["head"])
+        elif isinstance(head, PartialFC):
+            folder = path.parent / shards["folder"]
+            head.load_own_tables(
+                shards["tables"], lambda tables: load_shards(folder, tables, head.part, head.num_classes)
+            )
+            head.head.load_state_dict({**state["head"], "weight": head.head.weight.detach()})
+        else:
+            raise ConfigError(f"{path} has shards of classes. Resume it with loop.class_sampling")
         self.objective.terms.load_state_dict(state["terms"])
         if self.objective.distillation is not None:
             self.objective.distillation.load_state_dict(state["distillation"])
-        self._load_optimizer(state["optimizer"])
+        self._load_optimizer(state["optimizer"], shards is None)
         self.scaler.load_state_dict(state["scaler"])
         self.step, self.loss = int(state["step"]), float(state["loss"])
         return True
 
-    def _full_optimizer_state(self) -> dict[str, Any]:
+    def _optimizer_state(self, sharded: bool) -> dict[str, Any]:
         document = self.optimizer.state_dict()
         head = self.objective.head
         if isinstance(head, PartialFC):
             index = self._index_of(head.head.weight)
-            document["state"][index] = {**document["state"].get(index, {}), **head.full_optimizer_state()}
+            slots = document["state"].get(index, {})
+            rows = {} if sharded else head.full_optimizer_state()
+            scalars = {k: v for k, v in slots.items() if not (isinstance(v, Tensor) and v.ndim == 2)}
+            document["state"][index] = {**(scalars if sharded else slots), **rows}
         return document
 
-    def _load_optimizer(self, document: dict[str, Any]) -> None:
+    def _load_optimizer(self, document: dict[str, Any], whole: bool) -> None:
         head = self.objective.head
-        if isinstance(head, PartialFC):
+        if isinstance(head, PartialFC) and whole:
             slots = document["state"].get(self._index_of(head.head.weight), {})
-            whole = {k: v for k, v in slots.items() if isinstance(v, Tensor) and v.ndim == 2}
-            head.load_full_optimizer_state(whole)
+            head.load_full_optimizer_state({k: v for k, v in slots.items() if isinstance(v, Tensor) and v.ndim == 2})
         self.optimizer.load_state_dict(document)
 
     def _index_of(self, parameter: nn.Parameter) -> int:

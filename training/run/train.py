@@ -28,6 +28,7 @@ from training.losses import build_head
 from training.optimization.loop import Checkpoint, Validator, fit
 from training.optimization.objective import build_objective, check_objective
 from training.optimization.run_folder import CHECKPOINT, LOSSES, load_checkpoint, load_ema_weights, write_run_config
+from training.optimization.sharded import read_class_weights
 from training.recipes import compared
 from training.run.compare import (
     Cells,
@@ -41,6 +42,9 @@ from training.run.compare import (
 )
 from training.run.html_report import collect_lfw_results, headline_rows, write_report
 
+MUTABLE_SETTINGS = ("epochs", "root", "output", "workers", "sharded_checkpoint")
+"""Settings that may change between stop and resumption."""
+
 
 def train_recognizer(config: RunConfig, detector: Detector | None = None) -> Checkpoint:
     """Train or resume a recognizer. ``detector`` is needed for unaligned photos only."""
@@ -48,7 +52,10 @@ def train_recognizer(config: RunConfig, detector: Detector | None = None) -> Che
     torch.manual_seed(config.loop.seed)
     if distributed.rank() == 0:
         write_run_config(
-            config.output, config.as_dict(), config.output / CHECKPOINT, mutable=("epochs", "root", "output", "workers")
+            config.output,
+            config.as_dict(),
+            config.output / CHECKPOINT,
+            mutable=MUTABLE_SETTINGS,
         )
         # Fill the cache before the other ranks read it.
         load_identities(config.data, config.output.parent / "cache", detector)
@@ -127,7 +134,9 @@ def report_run(
     evidence = collect_lfw_results(embed, crops, flip)
     trained_on = load_identities(config.data, config.output.parent / "cache")
     head = build_head(config.head, config.backbone.embedding_dim, trained_on.num_classes)
-    head.load_full_state(load_checkpoint(run / CHECKPOINT)["head"])
+    state = load_checkpoint(run / CHECKPOINT)
+    shards = state.get("shards")
+    head.load_full_state({**state["head"], **({"weight": read_class_weights(run, shards)} if shards else {})})
     own = training_angles(embed, trained_on, head.class_weights())
     vectors.save()
     about = [("Head", _describe_head(config)), *training_angle_rows(own)]

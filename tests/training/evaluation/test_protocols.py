@@ -1,0 +1,149 @@
+"""Benchmark protocols equal their definitions, written as loops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from models.vision.alignment import TEMPLATE_XY, align
+from models.vision.detection import Detector
+from training.config import ConfigError, DataConfig
+from training.data.identities import list_identities
+from training.evaluation.benchmarks import evaluate_ijb
+from training.evaluation.protocols import (
+    mean_average_precision,
+    read_video_pairs,
+    search_templates,
+    trillion_pairs,
+    video_similarities,
+)
+
+
+def unit(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(values / np.linalg.norm(values, axis=1, keepdims=True))
+
+
+def test_trillion_pairs(rng: np.random.Generator) -> None:
+    people = np.repeat(np.arange(6), 3)
+    centers = rng.normal(size=(6, 8))
+    probes, distractors = unit(centers[people] + 0.6 * rng.normal(size=(18, 8))), unit(rng.normal(size=(50, 8)))
+    found = trillion_pairs(probes, people, distractors, 0.2, 0.01)
+    nearest = [max(float(p @ d) for d in distractors) for p in probes]
+    # At most 20 % of 18 probes: three of them may have a distractor at the threshold.
+    limit = sorted(nearest, reverse=True)[3]
+    every = sorted((float(p @ d) for p in probes for d in distractors), reverse=True)
+    identified, verified, pairs = 0, 0, 0
+    for i in range(18):
+        for j in range(18):
+            if i != j and people[i] == people[j]:
+                similarity = float(probes[i] @ probes[j])
+                pairs += 1
+                identified += similarity > limit and similarity > nearest[i]
+                verified += similarity > every[9]
+    assert 0 < identified < pairs
+    assert found.identification == pytest.approx(identified / pairs)
+    assert found.verification == pytest.approx(verified / pairs)
+
+
+def test_mean_average_precision(rng: np.random.Generator) -> None:
+    similarity, relevant = rng.normal(size=(5, 40)), rng.random((5, 40)) < 0.2
+    relevant[:, 0] = True
+    total = 0.0
+    for scores, truth in zip(similarity, relevant, strict=True):
+        hits, precisions = 0, 0.0
+        for rank, video in enumerate(sorted(range(40), key=lambda v: -scores[v])[:15], start=1):
+            if truth[video]:
+                hits += 1
+                precisions += hits / rank
+        total += precisions / truth.sum()
+    assert mean_average_precision(similarity, relevant, 15) == pytest.approx(total / 5)
+    assert mean_average_precision(relevant.astype(float), relevant) == pytest.approx(1.0)
+
+
+def test_templates_are_searched(rng: np.random.Generator) -> None:
+    gallery = unit(rng.normal(size=(20, 8)))
+    people = np.arange(100, 120)
+    probe_people = np.concatenate([people, np.arange(40)])
+    probes = unit(np.concatenate([gallery + 0.3 * rng.normal(size=(20, 8)), rng.normal(size=(40, 8))]))
+    found = search_templates(gallery, people, probes, probe_people, (0.1,))
+    scores = probes @ gallery.T
+    places = [int((scores[i] > scores[i, i]).sum()) for i in range(20)]
+    assert found.rank1 == pytest.approx(np.mean([place == 0 for place in places]))
+    assert found.rank5 == pytest.approx(np.mean([place < 5 for place in places]))
+    limit = sorted(scores[20:].max(1), reverse=True)[4]
+    assert found.tpir[0.1] == pytest.approx(np.mean([places[i] == 0 and scores[i, i] > limit for i in range(20)]))
+    assert search_templates(gallery, people, gallery, people).tpir == {}
+
+
+def test_videos_are_means_of_their_frames(tmp_path: Path, rng: np.random.Generator) -> None:
+    (tmp_path / "splits.txt").write_text(
+        "split number, first, second, similarity, is same, is same\n1, A/0, A/1, , 1, 1\n2, A/0, B/0, , 0, 0\n"
+    )
+    pairs = read_video_pairs(tmp_path / "splits.txt")
+    assert pairs.same.tolist() == [True, False]
+    assert pairs.folds.tolist() == [1, 2]
+    vectors, videos = rng.normal(size=(7, 4)), np.array(["A/0", "A/0", "A/1", "B/0", "B/0", "B/0", "A/1"])
+    found = video_similarities(vectors, videos, pairs.videos)
+    for similarity, (first, second) in zip(found, pairs.videos, strict=True):
+        a, b = (vectors[videos == name].mean(0) for name in (first, second))
+        assert similarity == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+    with pytest.raises(ValueError, match="video C has no frame"):
+        video_similarities(vectors, videos, np.array([["A/0", "C"]]))
+    (tmp_path / "splits.txt").write_text("one line\nx, y\n")
+    with pytest.raises(ConfigError, match="not a list of pairs"):
+        read_video_pairs(tmp_path / "splits.txt")
+
+
+def test_a_refined_list_excludes_photos(tmp_path: Path) -> None:
+    for name in ("a/1.jpg", "a/2.jpg", "b/1.jpg", "c/1.jpg"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "photos" / name).write_bytes(b"")
+    (tmp_path / "noisy.txt").write_text("a/2.jpg\nc/1.jpg\n")
+    config = DataConfig(tmp_path / "photos", None, min_images=1, exclude=tmp_path / "noisy.txt")
+    listed = list_identities(config)
+    assert listed.names == ("a", "b")
+    assert [Path(listed.name(i)).name for i in range(len(listed))] == ["1.jpg", "1.jpg"]
+    with pytest.raises(ConfigError, match=r"data\.exclude"):
+        DataConfig(tmp_path / "photos", None, exclude=tmp_path / "nowhere.txt")
+
+
+def test_ijb_with_given_landmarks_mirrors_norms_and_search(
+    tmp_path: Path, detector: Detector, rng: np.random.Generator
+) -> None:
+    meta, photos = tmp_path / "meta", tmp_path / "loose_crop"
+    meta.mkdir()
+    photos.mkdir()
+    scores, media, points, images = rng.uniform(0.5, 1, 12), [], [], []
+    for i in range(12):
+        images.append(rng.integers(0, 255, (130, 130, 3), dtype=np.uint8))
+        cv2.imwrite(str(photos / f"{i}.png"), images[i][..., ::-1])
+        media.append(f"{i}.png {i // 2} {i}")
+        points.append(f"{i}.png " + " ".join(f"{v:g}" for v in (TEMPLATE_XY + i).ravel()) + f" {scores[i]:.6f}")
+    (meta / "x_face_tid_mid.txt").write_text("\n".join(media))
+    (meta / "x_name_5pts_score.txt").write_text("\n".join(points))
+    (meta / "x_template_pair_label.txt").write_text("0 1 1\n2 3 0\n4 5 0\n")
+    (meta / "x_1N_gallery_G1.csv").write_text("TEMPLATE_ID,SUBJECT_ID\n0,7\n1,8\n")
+    (meta / "x_1N_probe_mixed.csv").write_text("TEMPLATE_ID,SUBJECT_ID\n2,7\n3,8\n4,9\n5,9\n")
+
+    def embed(crops: NDArray[np.uint8]) -> NDArray[np.float32]:
+        return crops[:, :60:20, :50:25].reshape(len(crops), -1).astype(np.float32) - 100
+
+    result = evaluate_ijb(embed, detector, tmp_path, flip=True)
+    vectors = []
+    for i in range(12):
+        crop = align(images[i], (TEMPLATE_XY + i)[None])
+        vectors.append((embed(crop)[0] + embed(crop[:, :, ::-1])[0]) * round(scores[i], 6))
+    templates = unit(np.array([vectors[2 * i] + vectors[2 * i + 1] for i in range(6)], np.float64))
+    search = templates[2:] @ templates[:2].T
+    assert result.photos_without_face == 0
+    assert result.search is not None
+    assert result.search.rank1 == pytest.approx(np.mean([search[0].argmax() == 0, search[1].argmax() == 1]))
+    same, others = templates[0] @ templates[1], [templates[2] @ templates[3], templates[4] @ templates[5]]
+    assert result.tar_at_far[1e-1] == float(same > max(others))
+    (meta / "x_1N_probe_mixed.csv").write_text("TEMPLATE_ID,SUBJECT_ID\n99,7\n")
+    with pytest.raises(ConfigError, match="template 99 has no photo"):
+        evaluate_ijb(embed, detector, tmp_path)

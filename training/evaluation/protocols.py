@@ -1,0 +1,144 @@
+"""Protocols of face benchmarks over vectors: Trillion-Pairs, iQIYI-VID, IJB 1:N, YouTube Faces."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.config import ConfigError
+from training.evaluation.metrics import (
+    Bools,
+    Floats,
+    Ints,
+    build_templates,
+    cmc,
+    distractor_verification,
+    search_gallery,
+    template_similarities,
+    threshold_at_fpir,
+)
+
+MAX_RETRIEVED = 100
+
+
+@dataclass(frozen=True)
+class TrillionPairs:
+    """Share of same-person pairs above the thresholds of identification and verification."""
+
+    identification: float
+    verification: float
+
+
+def trillion_pairs(
+    probes: Floats, people: Ints, distractors: Floats, identification_fpr: float = 1e-3, verification_fpr: float = 1e-9
+) -> TrillionPairs:
+    """Return the metrics of DeepGlint's Trillion-Pairs challenge.
+
+    The verification threshold accepts ``verification_fpr`` of all probe-distractor pairs. The identification threshold
+    is reached by the nearest distractor of ``identification_fpr`` of the probes; the nearest candidate must be a mate.
+
+    Args:
+        probes: (n, d) unit vectors.
+        people: (n,) person of each.
+        distractors: (D, d) unit vectors of other people.
+    """
+    nearest = (probes @ distractors.T).max(1)
+    threshold = threshold_at_fpir(nearest, identification_fpr)
+    first, second = np.nonzero((people[:, None] == people) & ~np.eye(len(people), dtype=bool))
+    similarities = np.einsum("nd,nd->n", probes[first], probes[second])
+    identified = (similarities >= threshold) & (similarities > nearest[first])
+    verified = distractor_verification(probes, people, distractors, [verification_fpr])[0]
+    return TrillionPairs(float(identified.mean()), float(verified))
+
+
+def mean_average_precision(similarity_QG: Floats, relevant_QG: Bools, retrieved: int = MAX_RETRIEVED) -> float:
+    """Return iQIYI-VID's MAP: mean over people of the mean precision at the rank of each of their videos.
+
+    Y. Liu et al., "iQIYI-VID: a large dataset for multi-modal person identification", 2018, section 5. Videos
+    beyond the first ``retrieved`` of a person count as missed.
+
+    Args:
+        similarity_QG: (Q, G) of people to videos.
+        relevant_QG: whether a video shows the person; every person has one.
+    """
+    order = np.argsort(-similarity_QG, axis=1, kind="stable")[:, :retrieved]
+    hits = np.take_along_axis(relevant_QG, order, axis=1)
+    precision = np.cumsum(hits, axis=1) / np.arange(1, order.shape[1] + 1)
+    return float(((precision * hits).sum(1) / relevant_QG.sum(1)).mean())
+
+
+@dataclass(frozen=True)
+class TemplateSearch:
+    """IJB 1:N: closed-set ``rank1`` and ``rank5``, and TPIR by FPIR over probes with and without a mate."""
+
+    rank1: float
+    rank5: float
+    tpir: dict[float, float]
+
+
+def search_templates(
+    gallery: Floats, gallery_people: Ints, probes: Floats, probe_people: Ints, fpirs: Sequence[float] = (0.1, 0.01)
+) -> TemplateSearch:
+    """Search a gallery of one template per person with the templates of people inside and outside of it.
+
+    Args:
+        gallery, probes: (G, d) and (P, d) unit vectors.
+        gallery_people, probe_people: (G,) and (P,) subjects; probes of others than the gallery's are non-mated.
+    """
+    row_of = {int(person): row for row, person in enumerate(gallery_people)}
+    inside = np.isin(probe_people, gallery_people)
+    mates = np.array([row_of[int(person)] for person in probe_people[inside]], np.int64)
+    ranks = cmc(probes[inside] @ gallery.T, mates, (1, 5))
+    tpir = {}
+    if not inside.all():
+        hits, alarms = search_gallery(gallery, probes[inside], mates, probes[~inside])
+        tpir = {fpir: float((hits >= threshold_at_fpir(alarms, fpir)).mean()) for fpir in fpirs}
+    return TemplateSearch(float(ranks[0]), float(ranks[1]), tpir)
+
+
+@dataclass(frozen=True, eq=False)
+class VideoPairs:
+    """Pairs of videos: (P, 2) names, (P,) whether both show one person, (P,) fold."""
+
+    videos: NDArray[np.str_]
+    same: Bools
+    folds: Ints
+
+
+def read_video_pairs(path: Path) -> VideoPairs:
+    """Read splits.txt of YouTube Faces: split, first video, second video, similarity, is same. Raises ConfigError if it
+    is missing or malformed."""
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist")
+    with path.open(newline="", encoding="utf-8") as stream:
+        rows = [[field.strip() for field in row] for row in csv.reader(stream) if row]
+    try:
+        table = [(int(row[0]), row[1], row[2], row[4]) for row in rows[1:]]
+    except (IndexError, ValueError) as error:
+        raise ConfigError(f"{path} is not a list of pairs: {error}") from error
+    return VideoPairs(
+        np.array([row[1:3] for row in table], np.str_),
+        np.array([row[3] == "1" for row in table]),
+        np.array([row[0] for row in table], np.int64),
+    )
+
+
+def video_similarities(vectors: NDArray[np.floating], videos: NDArray[np.str_], pairs: NDArray[np.str_]) -> Floats:
+    """Return (P,) cosines of videos, each the normalized mean of the vectors of its frames.
+
+    Args:
+        vectors: (n, d) of frames.
+        videos: (n,) video of each frame.
+        pairs: (P, 2) videos. Raises ValueError if one has no frame.
+    """
+    names, ids = np.unique(videos, return_inverse=True)
+    if len(unknown := np.setdiff1d(pairs, names)):
+        raise ValueError(f"video {unknown[0]} has no frame")
+    frames = np.arange(len(vectors))
+    present, templates = build_templates(vectors, ids.astype(np.int64), frames)
+    return template_similarities(present, templates, np.searchsorted(names, pairs))
