@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SERVING := $(VENV)/.serving
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-all test-browser screenshots supply lock test-faults container-check fuzz bench-floor soak \
+.PHONY: setup demo run test test-all test-browser screenshots supply release lock test-faults container-check fuzz bench-floor soak \
         bench-memory bench-batching bench-serving bench-accuracy bench-open-set bench-overhead bench-reads \
         bench-overload bench-bulk bench-hygiene bench-transfer bench-fusion bench-gallery bench-gpu bench-scale clean
 
@@ -58,6 +58,10 @@ screenshots: setup
 # Check vulnerabilities and licenses, and write a bill of materials of the environment: docs/decisions/0042.
 supply: setup
 	$(BIN)/python -m requirements.check
+
+# Build the files of a release from the last commit in dist: docs/upgrades.md.
+release: setup
+	$(BIN)/python -m requirements.release dist
 
 # Update the hashed requirements after a change of pyproject.toml or constraints.txt.
 lock: setup

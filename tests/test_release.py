@@ -1,0 +1,121 @@
+"""The files of a release are complete and work outside of the repository, and the steps left to do are found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from requirements import release
+from tests.conftest import ROOT, jpeg
+
+PACKAGES = ("kith", "models", "service", "training")
+UNPACKAGED = {"kith/pyproject.toml", "service/storage/db/migrations/script.py.mako"}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not (ROOT / ".git").exists():
+        pytest.skip("a release is built from a git repository")
+    target = tmp_path_factory.mktemp("release") / "dist"
+    release.build(target)
+    return target
+
+
+def committed(*folders: str) -> set[str]:
+    command = ["git", "ls-tree", "-r", "--name-only", "HEAD", *folders]
+    return set(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.long
+def test_the_wheel_has_every_file_of_the_packages(built: Path) -> None:
+    (wheel,) = built.glob("kith_face-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert packed == committed(*PACKAGES) - UNPACKAGED
+
+
+@pytest.mark.long
+def test_hashes_bill_and_provenance_match_the_files(built: Path) -> None:
+    lines = [line.split("  ") for line in (built / "SHA256SUMS").read_text().splitlines()]
+    digests = {name: digest for digest, name in lines}
+    assert sum(name.endswith((".whl", ".tar.gz")) for name in digests) == 4
+    assert {file.name for file in built.iterdir()} == {*digests, "SHA256SUMS", "provenance.json"}
+    assert {name: release._digest(built / name) for name in digests} == digests
+    statement = json.loads((built / "provenance.json").read_text())
+    assert {each["name"]: each["digest"]["sha256"] for each in statement["subject"]} == digests
+    assert json.loads((built / "sbom.json").read_text())["components"]
+
+
+@pytest.mark.long
+def test_the_built_wheel_works_in_a_fresh_environment(
+    built: Path, tmp_path: Path, astronaut: NDArray[np.uint8]
+) -> None:
+    """The dependencies come from this environment: without an index, only the wheel itself is installed."""
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    (wheel,) = built.glob("kith_face-*.whl")
+    install = [sys.executable, "-m", "uv", "--quiet", "pip", "install", "--no-deps", "--offline", "--python"]
+    subprocess.run([*install, python, wheel], check=True)
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    kith = tmp_path / "venv" / "bin" / "kith"
+    (tmp_path / "ada.jpg").write_bytes(jpeg(astronaut))
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [kith, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    located = subprocess.run(
+        [python, "-c", "import service; print(service.__file__)"], cwd=tmp_path, env=environment, capture_output=True
+    )
+    assert located.stdout.decode().startswith(str(packages))
+    assert run("--version") == f"kith {release.version(ROOT)}\n"
+    run("gallery", "create", "staff")
+    run("subject", "enroll", "ada", "ada.jpg", "-g", "staff")
+    assert "ada" in run("identify", "ada.jpg", "-g", "staff")
+
+
+def test_each_step_of_a_release_is_found_until_it_is_done(tmp_path: Path) -> None:
+    for name in ("CHANGELOG.md", "pyproject.toml", "kith/pyproject.toml", "docker/kubernetes"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["cp", "-r", ROOT / name, tmp_path / name], check=True)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "a"], cwd=tmp_path, check=True)
+
+    def replace(old: str, new: str, *names: str) -> None:
+        for name in names:
+            file = tmp_path / name
+            file.write_text(file.read_text().replace(old, new))
+
+    projects, number = ("pyproject.toml", "kith/pyproject.toml"), release.version(ROOT)
+    tags = [f"docker/kubernetes/{kind}/kustomization.yaml" for kind in ("one", "scale")]
+    final = number.removesuffix(".dev0")
+    steps: list[Callable[[], object]] = [
+        lambda: replace(f'version = "{number}"', f'version = "{final}"', *projects),
+        lambda: replace('    "Private :: Do Not Upload",\n', "", *projects),
+        lambda: replace(f"## {final} (unreleased)", f"## {final} (2026-12-01)", "CHANGELOG.md"),
+        lambda: replace(f'"{number}"', f'"{final}"', *tags),
+        lambda: subprocess.run(["git", "tag", f"v{final}"], cwd=tmp_path, check=True),
+    ]
+    left = [len(release.steps_left(tmp_path))]
+    for step in steps:
+        step()
+        left.append(len(release.steps_left(tmp_path)))
+    assert left == [4, 4, 3, 2, 1, 0] or number == final
+    assert left[-1] == 0
