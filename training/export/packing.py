@@ -51,6 +51,7 @@ def export_run(
     int8 without ``lfw``, whose View 1 it is measured on. Raises ParityError if onnxruntime disagrees with torch, or
     int8 loses too much accuracy; nothing is written."""
     config, backbone = load_run(run)
+    backbone = backbone.cpu()  # onnxruntime and the crops are there
     crops = load_identities(config.data, config.output.parent / "cache").crops_NHWC
     output.parent.mkdir(parents=True, exist_ok=True)
     benchmark = None
@@ -105,6 +106,7 @@ def make_pack(
     precision = options.precision
     output.mkdir(parents=True, exist_ok=True)
     config, backbone = load_run(recognizer)
+    backbone = backbone.cpu()  # onnxruntime and the crops are there
     if options.center:
         backbone = Centered(backbone, options.center * _mean_embedding(config, backbone)).eval()
     detector_file, recognizer_file = output / "detector.onnx", output / "recognizer.onnx"
