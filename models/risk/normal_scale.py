@@ -24,7 +24,7 @@ LEVELS: Final = (0.5, 0.35, 0.2, 0.1, 0.05, 0.02, 0.01)
 """Shares of pairs above the quantiles that choose the scale."""
 UPPER_LEVEL: Final = 0.02
 POWERS: Final = np.linspace(-0.5, 2.0, 251)
-POWER_PRIOR_STD: Final = 0.5
+POWER_PRIOR_STD: Final = 0.25
 MIN_PROBIT_STD: Final = 0.02
 PROBIT_STD: Final = 0.03
 PROBIT_STD_PEOPLE: Final = 174

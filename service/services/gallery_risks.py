@@ -102,11 +102,7 @@ class GalleryRisks:
         """Return the risk model of pack and gallery combined."""
         of_pack = self.of_pack(gallery.fingerprint)
         if risk is not None:
-            evidence, search = risk.evidence, None
-            if evidence.rival is not None:
-                search = RivalRisk(risk.curve, evidence.rival, evidence.subjects - 1)
-            source: CalibrationSource = "gallery" if of_pack is None else "both"
-            return ImpostorRisk(risk.raw_curve, source, search=search, min_fmr=risk.min_fmr)
+            return impostor_risk(risk, "gallery" if of_pack is None else "both")
         if of_pack is None or gallery.settings.fusion != "max":
             return of_pack
         # The pack's calibration compares single photos; each template of a subject is another chance to match.
@@ -234,6 +230,14 @@ def _reason(before: StoredEvidence | None, after: StoredEvidence) -> str:
 
 def _pack_risk(calibration: Calibration) -> ImpostorRisk:
     return ImpostorRisk(calibration.curve, "pack", min_fmr=min_supported_fmr(calibration.impostor_pairs))
+
+
+def impostor_risk(risk: GalleryRisk, source: CalibrationSource) -> ImpostorRisk:
+    """Return the risk model for decisions in a gallery."""
+    evidence, search = risk.evidence, None
+    if evidence.rival is not None:
+        search = RivalRisk(risk.curve, evidence.rival, evidence.subjects - 1)
+    return ImpostorRisk(risk.raw_curve, source, search=search, min_fmr=risk.min_fmr)
 
 
 def _key(gallery: Gallery) -> tuple[int, int]:

@@ -1,0 +1,291 @@
+"""Photos of the development protocol for risk: sets of faces with vectors and quality, cached per pack.
+
+The bundled pack's detector finds the faces for every pack. CFP's, All-Age-Faces' and FairFace's photos are crops, which
+are padded with their edge before detection.
+
+    python -m bench.risk_photos [--cache runs/cache] [--packs NAME...] [--sets NAME...]
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import tarfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image as Pillow
+
+from bench.common import say
+from bench.lfw import arguments, lfw_or_exit
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.manifest import ModelPack
+from models.runtime.network import Float
+from models.vision.alignment import align
+from models.vision.quality import Quality, measure_quality
+from training.data.identities import read_rgb
+from training.evaluation.embedding import DETECT_BATCH_SIZE, Embedder
+from training.evaluation.lfw import read_open_set
+
+MAX_PHOTOS: Final = 4
+"""Photos of one LFW person."""
+LFW_STRANGERS: Final = 3500
+DEGRADED_STRANGERS: Final = 1000
+DEGRADED_PEOPLE: Final = 600
+CFP_PHOTOS: Final = {"frontal": 4, "profile": 2}
+OTHER_STRANGERS: Final = 1200
+PADDING_PX: Final = 40
+SAME_PEOPLE: Final = Path(__file__).with_name("same_people.csv")
+"""People with more than one name, in one set or in two: ``same_as`` is the other name, empty for wrong labels.
+
+Found with the reference recognizer, whose similarities show a gap between these people and others.
+"""
+QUALITY: Final = (*Quality.__dataclass_fields__, "score")
+Image = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Photo:
+    """One photo of a set: who it shows, what it is called, and how to read it."""
+
+    person: str
+    name: str
+    read: Callable[[], Image]
+
+
+@dataclass(frozen=True, eq=False)
+class Faces:
+    """Faces of a set that the detector found.
+
+    Attributes:
+        vectors: (n, d) of unit length.
+        people: (n,) names.
+        photos: (n,) names of the photos.
+        quality: (n, 8) values in the order of `QUALITY`.
+    """
+
+    vectors: Float
+    people: NDArray[np.str_]
+    photos: NDArray[np.str_]
+    quality: Float
+
+    def __len__(self) -> int:
+        return len(self.people)
+
+
+def main() -> None:
+    parser = arguments()
+    parser.add_argument("--packs", nargs="+", default=["kith-compact"], help="names, or folders of packs")
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
+    options = parser.parse_args()
+    data = lfw_or_exit().parent
+    for pack in options.packs:
+        known = BUNDLED_PACK if pack == "kith-compact" else Path(pack)
+        for name in options.sets:
+            faces = faces_of(name, data, load_pack(known), options.cache)
+            say(f"{pack}: {name}: {len(faces)} faces of {len(set(faces.people))} people")
+
+
+def faces_of(name: str, data: Path, pack: ModelPack, cache: Path) -> Faces:
+    """Return the faces of a set in `SETS`, from the cache if they were embedded before."""
+    path = cache / "risk" / f"{pack.recognition.fingerprint()[:16]}" / f"{name}.npz"
+    if not path.is_file():
+        embedder = Embedder(replace(load_pack(BUNDLED_PACK), recognition=pack.recognition), cache_dir=cache)
+        faces = embedded_faces(SETS[name](data), embedder)
+        embedder.save_cache()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as stream:
+            np.savez(stream, **{**vars(faces), "quality_names": np.array(QUALITY)})
+        partial.replace(path)
+    with np.load(path) as stored:
+        return with_one_name(Faces(*(stored[field] for field in Faces.__dataclass_fields__)))
+
+
+def with_one_name(faces: Faces) -> Faces:
+    """Return the faces with one name per person, without those of unknown people."""
+    same = {row["person"]: row["same_as"] for row in rows_of(SAME_PEOPLE)}
+    people = np.array([same.get(person, person) for person in faces.people.tolist()])
+    kept = people != ""
+    return Faces(faces.vectors[kept], people[kept], faces.photos[kept], faces.quality[kept])
+
+
+def embedded_faces(photos: Sequence[Photo], embedder: Embedder) -> Faces:
+    """Detect, align, measure and embed the face nearest the center of each photo that shows one."""
+    vectors, people, names, qualities = [], [], [], []
+    for start in range(0, len(photos), DETECT_BATCH_SIZE):
+        batch = photos[start : start + DETECT_BATCH_SIZE]
+        images = [photo.read() for photo in batch]
+        crops = []
+        for photo, image, found in zip(batch, images, embedder.detector.detect(images), strict=True):
+            if not len(found):
+                continue
+            points = found.landmarks_xy[found.nearest(image.shape[1] / 2, image.shape[0] / 2)]
+            crops.append(align(image, points[None], embedder.recognizer.alignment)[0])
+            quality = measure_quality(align(image, points[None])[0], points)
+            qualities.append([*vars(quality).values(), quality.score])
+            people.append(photo.person)
+            names.append(photo.name)
+        if crops:
+            vectors.append(embedder.recognizer.embed(np.stack(crops)))
+    return Faces(np.concatenate(vectors), np.array(people), np.array(names), np.array(qualities, np.float32))
+
+
+def lfw_people(data: Path) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the files of people with two photos or more, and one file of every other person.
+
+    The people are in a fixed random order. The protocol's enrolled photo comes first.
+    """
+    protocol = read_open_set(data / "lfw" / "openset_protocol.json")
+    files: dict[str, list[str]] = defaultdict(list)
+    listed = sorted(
+        str(path.relative_to(data / "lfw" / "images")) for path in (data / "lfw" / "images").glob("*/*.jpg")
+    )
+    for file in listed:
+        files[file.split("/")[0]].append(file)
+    order = sorted(files)
+    np.random.default_rng(0).shuffle(order)
+    first = set(protocol.gallery)
+    several = {
+        person: sorted(files[person], key=lambda file: (file not in first, file))[:MAX_PHOTOS]
+        for person in order
+        if len(files[person]) > 1
+    }
+    return several, [files[person][0] for person in order if len(files[person]) == 1]
+
+
+def lfw_photos(data: Path, files: Sequence[str], change: Callable[[Image], Image] | None = None) -> list[Photo]:
+    def reader(path: Path) -> Callable[[], Image]:
+        return (lambda: read_rgb(path)) if change is None else (lambda: change(read_rgb(path)))
+
+    return [Photo(file.split("/")[0], file, reader(data / "lfw" / "images" / file)) for file in files]
+
+
+def lfw(data: Path) -> list[Photo]:
+    several, single = lfw_people(data)
+    return lfw_photos(data, [*(f for files in several.values() for f in files), *single[:LFW_STRANGERS]])
+
+
+def degraded(change: Callable[[Image], Image]) -> Callable[[Path], list[Photo]]:
+    """Return a set: the first strangers of LFW, and the last photo of the first people, changed."""
+
+    def photos(data: Path) -> list[Photo]:
+        several, single = lfw_people(data)
+        mated = [files[-1] for files in list(several.values())[:DEGRADED_PEOPLE]]
+        return lfw_photos(data, [*mated, *single[:DEGRADED_STRANGERS]], change)
+
+    return photos
+
+
+def padded(archive: Path, files: Sequence[tuple[str, str, str]]) -> list[Photo]:
+    """Return the photos of a tar archive: person, name, member."""
+    with tarfile.open(archive) as tar:
+        wanted = {member for _, _, member in files}
+        encoded = {m.name: _bytes(tar, m) for m in tar if m.name in wanted}
+
+    def reader(data: bytes) -> Callable[[], Image]:
+        def read() -> Image:
+            crop = np.asarray(Pillow.open(io.BytesIO(data)).convert("RGB"))
+            return np.asarray(cv2.copyMakeBorder(crop, *(4 * (PADDING_PX,)), cv2.BORDER_REPLICATE), np.uint8)
+
+        return read
+
+    return [Photo(person, name, reader(encoded[member])) for person, name, member in files]
+
+
+def _bytes(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    stream = tar.extractfile(member)
+    return b"" if stream is None else stream.read()
+
+
+def rows_of(path: Path) -> Iterator[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as lines:
+        yield from csv.DictReader(lines)
+
+
+def cfp(data: Path) -> list[Photo]:
+    """Return four frontal and two profile photos of each person; names begin with the view."""
+    chosen: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for row in rows_of(data / "cfp" / "manifest.csv"):
+        label = dict(part.split("=") for part in row["label"].split(";"))
+        if len(chosen[label["id"], label["view"]]) < CFP_PHOTOS[label["view"]]:
+            chosen[label["id"], label["view"]].append(row["file"])
+    files = [(f"cfp-{who}", f"{view}/{file}", file) for (who, view), some in chosen.items() for file in some]
+    return padded(data / "cfp" / "cfp.tar", files)
+
+
+def strangers_of(kind: str) -> Callable[[Path], list[Photo]]:
+    """Return a set of `OTHER_STRANGERS` photos of one collection in faces/, each of another person."""
+
+    def photos(data: Path) -> list[Photo]:
+        rows = [row for row in rows_of(data / "faces" / "manifest.csv") if row["set"] == kind]
+        order = np.random.default_rng(0).permutation(len(rows))[:OTHER_STRANGERS]
+        files = [(f"{kind}-{i}", rows[i]["file"], rows[i]["file"]) for i in order]
+        return padded(data / "faces" / rows[0]["archive"], files)
+
+    return photos
+
+
+def small(face_px: int) -> Callable[[Image], Image]:
+    """Shrink an LFW photo, whose face is about 95 px wide, to a face of ``face_px``."""
+    return lambda photo: np.asarray(
+        cv2.resize(photo, None, fx=face_px / LFW_FACE_PX, fy=face_px / LFW_FACE_PX, interpolation=cv2.INTER_AREA)
+    )
+
+
+LFW_FACE_PX: Final = 95
+
+
+def blurred(sigma_px: float) -> Callable[[Image], Image]:
+    return lambda photo: np.asarray(cv2.GaussianBlur(photo, (0, 0), sigma_px), np.uint8)
+
+
+def moved(length_px: int) -> Callable[[Image], Image]:
+    kernel = np.full((1, length_px), 1 / length_px)
+    return lambda photo: np.asarray(cv2.filter2D(photo, -1, kernel), np.uint8)
+
+
+def compressed(quality: int) -> Callable[[Image], Image]:
+    def change(photo: Image) -> Image:
+        _, encoded = cv2.imencode(".jpg", photo, [cv2.IMWRITE_JPEG_QUALITY, quality])
+        return np.asarray(cv2.imdecode(encoded, cv2.IMREAD_COLOR), np.uint8)
+
+    return change
+
+
+def dark(photo: Image) -> Image:
+    """Return the photo with a quarter of its light, and the noise of a sensor."""
+    return noisy(photo * 0.25, 3)
+
+
+def noisy(photo: NDArray[Any], sigma: float) -> Image:
+    values = photo + np.random.default_rng(0).normal(0, sigma, photo.shape)
+    return np.asarray(np.clip(values, 0, 255), np.uint8)
+
+
+DEGRADATIONS: Final[Mapping[str, Callable[[Image], Image]]] = {
+    "face32": small(32),
+    "face24": small(24),
+    "blur": blurred(3),
+    "motion": moved(15),
+    "jpeg": compressed(8),
+    "dark": dark,
+    "noise": lambda photo: noisy(photo, 25),
+}
+SETS: Final[Mapping[str, Callable[[Path], list[Photo]]]] = {
+    "lfw": lfw,
+    "cfp": cfp,
+    "aaf": strangers_of("aaf"),
+    "fairface": strangers_of("fairface"),
+    **{name: degraded(change) for name, change in DEGRADATIONS.items()},
+}
+
+
+if __name__ == "__main__":
+    main()

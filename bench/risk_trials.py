@@ -1,0 +1,261 @@
+"""Galleries drawn from the sets of `bench.risk_photos`, and what their thresholds do to strangers and to mated probes.
+
+Evidence, risk, thresholds and decisions are those of the service.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.risk_photos import DEGRADATIONS, QUALITY, Faces
+from models.risk.calibration import Calibration
+from models.risk.gallery_risk import GalleryRisk
+from models.runtime.network import Float
+from service.domain.decision import (
+    ImpostorRisk,
+    RiskTarget,
+    Thresholds,
+    decide,
+    score_candidates,
+    thresholds_for,
+)
+from service.domain.evidence import impostor_evidence
+from service.domain.fusion import fuse_similarities
+from service.domain.gallery import GallerySettings, Snapshot
+from service.domain.risk_report import target_threshold
+from service.services.gallery_risks import impostor_risk
+from training.evaluation.metrics import Floats, Ints
+
+FPIR: Final = (0.1, 0.01, 0.003, 0.001)
+FIXED: Final = 0.4
+"""Fixed threshold of InsightFace's own server, for any gallery."""
+SETTINGS: Final = GallerySettings()
+MAX_PEOPLE_ALL_PHOTOS: Final = 1000
+"""People in a set from which strangers are searched with all of their photos; in larger sets, with one."""
+Group = Literal["LFW", "CFP", "other collections", "degraded"]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Sets that are enrolled and searched.
+
+    Attributes:
+        group: Domains that are left out together when settings are chosen.
+        mated: Set of the enrolled people's probes; None: no other photos of them exist.
+        view: Beginning of the names of all photos that are searched.
+        cells: Templates per subject, and numbers of subjects.
+    """
+
+    name: str
+    group: Group
+    enrolled: str
+    mated: str | None
+    strangers: str
+    cells: tuple[tuple[int, tuple[int, ...]], ...]
+    enrolled_view: str = ""
+    mated_view: str = ""
+    strangers_view: str = ""
+
+
+DOMAINS: Final = (
+    Domain("LFW", "LFW", "lfw", "lfw", "lfw", ((1, (50, 100, 300, 1000, 2000)), (2, (50, 300, 600)), (3, (50, 300)))),
+    Domain("CFP, frontal", "CFP", "cfp", "cfp", "cfp", tuple((t, (50, 250)) for t in (1, 2, 3)), *(3 * ("frontal/",))),
+    Domain(
+        "CFP, profiles searched",
+        "CFP",
+        "cfp",
+        "cfp",
+        "cfp",
+        tuple((t, (250,)) for t in (1, 2, 3)),
+        "frontal/",
+        "profile/",
+        "profile/",
+    ),
+    Domain(
+        "LFW, frontal CFP searched", "CFP", "lfw", "cfp", "cfp", ((1, (300,)), (2, (300,))), "", *(2 * ("frontal/",))
+    ),
+    Domain("LFW, profiles searched", "CFP", "lfw", "cfp", "cfp", ((1, (300,)), (2, (300,))), "", *(2 * ("profile/",))),
+    Domain("LFW, strangers of All-Age-Faces", "other collections", "lfw", "lfw", "aaf", ((1, (300,)), (2, (300,)))),
+    Domain("LFW, strangers of FairFace", "other collections", "lfw", "lfw", "fairface", ((1, (300,)), (2, (300,)))),
+    Domain("All-Age-Faces", "other collections", "aaf", None, "aaf", ((1, (100, 400)),)),
+    Domain("FairFace", "other collections", "fairface", None, "fairface", ((1, (100, 400)),)),
+    *(Domain(f"LFW, {name}", "degraded", "lfw", name, name, ((1, (300,)),)) for name in DEGRADATIONS),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One drawn gallery at one requested FPIR. FNIR are NaN if the enrolled people have no other photos.
+
+    ``fixed_fpir`` is for the cosine `FIXED`, ``hindsight_fnir`` for the lowest threshold on the raw similarity that
+    keeps the FPIR for these strangers, and ``promised_fnir`` is the service's.
+    """
+
+    templates: int
+    people: int
+    fpir: float
+    threshold: float
+    measured_fpir: float
+    fixed_fpir: float
+    fnir: float
+    hindsight_fnir: float
+    promised_fnir: float
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """A drawn gallery, subject 0 first, and its probes.
+
+    Attributes:
+        mated: probes of subjects, and ``mates`` (m,) their subjects.
+        strangers: probes of others, and ``persons`` (s,) who they are.
+    """
+
+    snapshot: Snapshot
+    mated: Float
+    mates: Ints
+    strangers: Float
+    persons: NDArray[np.str_]
+
+
+def draws(
+    sets: Mapping[str, Faces], domain: Domain, templates: int, size: int, count: int, seed: int
+) -> Iterator[Draw]:
+    """Yield random galleries of ``size`` people of a domain.
+
+    People without probes fill large galleries, and half of a gallery whose probes come from another set.
+    """
+    faces = sets[domain.enrolled]
+    enrolled = rows_by_person(faces, domain.enrolled_view)
+    probes = {}
+    if domain.mated is not None:
+        used = {photo for rows in enrolled.values() for photo in faces.photos[rows[:templates]].tolist()}
+        probes = rows_by_person(sets[domain.mated], domain.mated_view, used)
+    able = sorted(person for person, rows in enrolled.items() if len(rows) >= templates)
+    searched = [person for person in able if person in probes]
+    others = [person for person in able if person not in probes]
+    for number in range(count):
+        rng = np.random.default_rng((seed + number, templates, size))
+        first = rng.permutation(len(searched))[: size if domain.mated == domain.enrolled else size // 2]
+        rest = rng.permutation(len(others))[: size - len(first)]
+        people = [*(searched[i] for i in first), *(others[i] for i in rest)]
+        yield drawn(sets, domain, people, [enrolled[person][:templates] for person in people], probes)
+
+
+def drawn(
+    sets: Mapping[str, Faces], domain: Domain, people: list[str], rows: list[Ints], probes: Mapping[str, Ints]
+) -> Draw:
+    """Return the gallery of ``people``, enrolled with the ``rows`` of each."""
+    faces, found, enrolled = sets[domain.enrolled], sets[domain.strangers], set(people)
+    snapshot = Snapshot(
+        len(people),
+        np.arange(sum(map(len, rows))),
+        np.repeat(np.arange(len(people)), [len(some) for some in rows]),
+        faces.vectors[np.concatenate(rows)],
+        faces.quality[np.concatenate(rows), QUALITY.index("score")],
+    )
+    mates = np.repeat(np.arange(len(people)), [len(probes.get(person, ())) for person in people])
+    mated = np.concatenate([np.empty(0, np.int64), *(probes[person] for person in people if person in probes)])
+    strangers = rows_by_person(found, domain.strangers_view)
+    most = 1 if len(strangers) > MAX_PEOPLE_ALL_PHOTOS else None
+    unknown = np.concatenate([some[:most] for person, some in strangers.items() if person not in enrolled])
+    own = faces.vectors if domain.mated is None else sets[domain.mated].vectors
+    return Draw(snapshot, own[mated], mates, found.vectors[unknown], found.people[unknown])
+
+
+def rows_by_person(faces: Faces, view: str, without: Collection[str] = ()) -> dict[str, Ints]:
+    """Return the rows of each person's photos of a view, except some photos."""
+    found: dict[str, list[int]] = {}
+    for row, (person, photo) in enumerate(zip(faces.people.tolist(), faces.photos.tolist(), strict=True)):
+        if photo.startswith(view) and photo not in without:
+            found.setdefault(person, []).append(row)
+    return {person: np.array(rows) for person, rows in found.items()}
+
+
+def risk_of(snapshot: Snapshot, calibration: Calibration | None) -> tuple[GalleryRisk, ImpostorRisk]:
+    """Return the risk model that the service derives of a gallery."""
+    risk = GalleryRisk(impostor_evidence(snapshot, SETTINGS.fusion), calibration)
+    return risk, impostor_risk(risk, "gallery" if calibration is None else "both")
+
+
+def judge(draw: Draw, calibration: Calibration | None) -> list[Outcome]:
+    """Derive the gallery's risk, search for all probes, and compare requested with measured FPIR."""
+    risk, known = risk_of(draw.snapshot, calibration)
+    size = len(np.unique(draw.snapshot.subject_pks))
+    alarms, mated = (search(draw.snapshot, probes) for probes in (draw.strangers, draw.mated))
+    weights = equal_weights(draw.persons)
+    shares = equal_weights(draw.mates)
+    found_first = mated.subjects[:, 0] == draw.mates
+    outcomes = []
+    for fpir in FPIR:
+        thresholds = thresholds_for(RiskTarget("fpir", fpir), known, size)
+        named = identified(alarms, thresholds)
+        own = identified(mated, thresholds) & found_first
+        hindsight = found_first & (mated.similarities[:, 0] > hindsight_threshold(alarms, weights, fpir))
+        promised = target_threshold(fpir, size, risk.curve, risk.evidence, calibration).misses
+        outcomes.append(
+            Outcome(
+                len(draw.snapshot.vectors) // size,
+                size,
+                fpir,
+                thresholds.accept,
+                float(weights @ named),
+                float(weights @ (alarms.similarities[:, 0] >= FIXED)),
+                1 - float(shares @ own) if len(own) else math.nan,
+                1 - float(shares @ hindsight) if len(own) else math.nan,
+                math.nan if promised is None else promised.value,
+            )
+        )
+    return outcomes
+
+
+@dataclass(frozen=True, eq=False)
+class Searches:
+    """The best two subjects of each probe, (q, 2), and their similarities."""
+
+    subjects: Ints
+    similarities: Floats
+
+
+def search(snapshot: Snapshot, probes: Float) -> Searches:
+    """Search by brute force."""
+    if not len(probes):
+        return Searches(np.empty((0, 2), np.int64), np.empty((0, 2)))
+    fused = fuse_similarities(probes, snapshot.vectors, snapshot.subject_pks, snapshot.qualities, SETTINGS.fusion)
+    two = np.argpartition(-fused, 1, axis=1)[:, :2]
+    similarities = np.take_along_axis(fused, two, 1)
+    order = np.argsort(-similarities, axis=1, kind="stable")
+    return Searches(np.take_along_axis(two, order, 1), np.take_along_axis(similarities, order, 1).astype(np.float64))
+
+
+def identified(searches: Searches, thresholds: Thresholds) -> NDArray[np.bool_]:
+    """Return (q,) whether the service identifies the best subject. Probabilities of candidates are left out."""
+    return np.array(
+        [
+            decide(score_candidates([(0, best), (1, second)], thresholds, None, 0), thresholds).outcome == "identified"
+            for best, second in searches.similarities.tolist()
+        ],
+        bool,
+    )
+
+
+def hindsight_threshold(alarms: Searches, weights: Floats, fpir: float) -> float:
+    """Return the largest similarity that must stay below the threshold to keep the FPIR for these strangers."""
+    best = alarms.similarities[:, 0]
+    order = np.argsort(-best)
+    above = np.cumsum(weights[order])
+    return float(best[order[min(len(best) - 1, int(np.searchsorted(above, fpir, "right")))]])
+
+
+def equal_weights(persons: NDArray[np.generic]) -> Floats:
+    """Return weights of probes with sum 1, in which each person has the same share."""
+    if not len(persons):
+        return np.empty(0)
+    _, person, count = np.unique(persons, return_inverse=True, return_counts=True)
+    return np.asarray(1 / count[person] / len(count), np.float64)
