@@ -132,7 +132,7 @@ function askForKey(problem) {
   });
   const remember = h("input", { type: "checkbox" });
   const box = dialog(
-    "API key",
+    "Your key",
     h(
       "form",
       {
@@ -178,7 +178,7 @@ fill(
 );
 fill(
   document.querySelector(".rail-foot"),
-  h("button", { type: "button", class: "button quiet", onClick: () => askForKey() }, icon("key"), h("span", {}, "API key")),
+  h("button", { type: "button", class: "button quiet", onClick: () => askForKey() }, icon("key"), h("span", {}, "Your key")),
   h("button", { type: "button", class: "button quiet", onClick: toggleTheme }, icon("sun"), h("span", {}, "Light or dark")),
   h("a", { class: "button quiet", href: "/docs" }, icon("docs"), h("span", {}, "API reference")),
 );

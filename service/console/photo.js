@@ -177,7 +177,7 @@ export function picker(onPhotos, { signal, multiple = true, compact = false, wit
     { class: `picker ${compact ? "compact" : ""}`, "aria-label": label },
     !compact && icon("photo"),
     !compact && h("h2", {}, title ?? (multiple ? "Drop photos here" : "Drop a photo here")),
-    !compact && h("p", { class: "hint" }, "Or paste with Ctrl+V, choose a file, or use the camera. Photos are processed, not stored."),
+    !compact && h("p", { class: "hint" }, h("span", { class: "keyboard" }, "Or paste with Ctrl+V. "), "Photos are processed, not stored."),
     h(
       "div",
       { class: "actions" },

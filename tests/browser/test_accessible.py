@@ -90,6 +90,13 @@ def test_what_is_written_by_the_chart_s_edge_does_not_run_together_on_a_phone(vi
     assert sooner["x"] + sooner["width"] + 8 <= more["x"]
 
 
+def test_a_phone_is_not_told_of_keys_that_it_lacks(visit: Opener, populated: str) -> None:
+    for is_phone in (False, True):
+        page = visit(populated, has_touch=is_phone, is_mobile=is_phone)
+        page.goto(f"{populated}/console#/identify")
+        expect(page.get_by_text("Ctrl+V")).to_be_visible(visible=not is_phone)
+
+
 def test_the_tab_of_the_page_one_is_on_is_in_view_with_large_text(visit: Opener, populated: str) -> None:
     page = visit(populated, viewport={"width": 240, "height": 800})
     page.goto(f"{populated}/console#/galleries/family/settings")
@@ -136,10 +143,10 @@ def test_the_first_tab_leads_past_the_menu(visit: Opener, populated: str) -> Non
 
 def test_a_dialog_holds_the_focus_and_gives_it_back(visit: Opener, populated: str) -> None:
     page = visit(populated)
-    opener = page.get_by_role("button", name="API key")
+    opener = page.get_by_role("button", name="Your key")
     opener.focus()
     page.keyboard.press("Enter")
-    dialog = page.get_by_role("dialog", name="API key")
+    dialog = page.get_by_role("dialog", name="Your key")
     expect(dialog.get_by_label("Key", exact=True)).to_be_focused()
     assert faults(page) == []
     for _ in range(8):
@@ -153,8 +160,8 @@ def test_a_dialog_holds_the_focus_and_gives_it_back(visit: Opener, populated: st
 
 def test_a_press_on_a_dialog_s_edge_leaves_it_and_one_beside_it_closes_it(visit: Opener, populated: str) -> None:
     page = visit(populated)
-    page.get_by_role("button", name="API key").click()
-    dialog = page.get_by_role("dialog", name="API key")
+    page.get_by_role("button", name="Your key").click()
+    dialog = page.get_by_role("dialog", name="Your key")
     box = dialog.bounding_box()
     assert box is not None
     page.mouse.click(box["x"] + 6, box["y"] + 6)

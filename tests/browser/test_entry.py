@@ -29,7 +29,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_a_key_is_asked_for_refused_taken_kept_and_forgotten(visit: Opener, locked: str) -> None:
     page = visit(locked)
     page.goto(f"{locked}/console#/galleries")
-    dialog = page.get_by_role("dialog", name="API key")
+    dialog = page.get_by_role("dialog", name="Your key")
     expect(dialog).to_be_visible()
     expect(dialog.get_by_role("alert")).to_have_count(0)  # no error before the first attempt
     assert faults(page) == []
@@ -45,9 +45,9 @@ def test_a_key_is_asked_for_refused_taken_kept_and_forgotten(visit: Opener, lock
     expect(page.get_by_role("link", name="staff")).to_be_visible()
     other = page.context.new_page()
     other.goto(f"{locked}/console#/galleries")
-    expect(other.get_by_role("dialog", name="API key")).to_be_visible()  # this tab was not given it
+    expect(other.get_by_role("dialog", name="Your key")).to_be_visible()  # this tab was not given it
     other.close()
-    page.get_by_role("button", name="API key").click()
+    page.get_by_role("button", name="Your key").click()
     dialog.get_by_role("button", name="Forget the key").click()
     expect(dialog).to_be_visible()
     expect(page.get_by_role("link", name="staff")).to_have_count(0)
@@ -59,15 +59,15 @@ def test_a_remembered_key_is_there_in_every_tab_at_once_and_gone_from_all(visit:
     other = page.context.new_page()
     other.goto(f"{locked}/console#/galleries")
     other.get_by_role("dialog").get_by_role("button", name="Cancel").click()
-    dialog = page.get_by_role("dialog", name="API key")
+    dialog = page.get_by_role("dialog", name="Your key")
     dialog.get_by_label("Key", exact=True).fill(KEY)
     dialog.get_by_label("Remember it").check()
     dialog.get_by_role("button", name="Use this key").click()
     expect(page.get_by_role("link", name="staff")).to_be_visible()
     expect(other.get_by_role("link", name="staff")).to_be_visible()
-    page.get_by_role("button", name="API key").click()
+    page.get_by_role("button", name="Your key").click()
     dialog.get_by_role("button", name="Forget the key").click()
-    expect(other.get_by_role("dialog", name="API key")).to_be_visible()
+    expect(other.get_by_role("dialog", name="Your key")).to_be_visible()
 
 
 def test_a_key_of_few_rights_is_told_what_it_lacks(visit: Opener, locked: str) -> None:
@@ -75,7 +75,7 @@ def test_a_key_of_few_rights_is_told_what_it_lacks(visit: Opener, locked: str) -
         few = kith.create_key("door", ["identify"], galleries=["staff"]).token
     page = visit(locked)
     page.goto(f"{locked}/console#/galleries")
-    dialog = page.get_by_role("dialog", name="API key")
+    dialog = page.get_by_role("dialog", name="Your key")
     dialog.get_by_label("Key", exact=True).fill(few)
     dialog.get_by_role("button", name="Use this key").click()
     expect(dialog).to_have_count(0)
@@ -87,7 +87,7 @@ def test_a_key_of_few_rights_is_told_what_it_lacks(visit: Opener, locked: str) -
 def test_what_no_header_can_carry_is_no_key(visit: Opener, locked: str) -> None:
     page = visit(locked)
     page.goto(f"{locked}/console#/galleries")
-    dialog = page.get_by_role("dialog", name="API key")
+    dialog = page.get_by_role("dialog", name="Your key")
     dialog.get_by_label("Key", exact=True).fill("schlüssel 🔑")
     dialog.get_by_role("button", name="Use this key").click()
     expect(dialog.get_by_label("Key", exact=True)).to_be_focused()
@@ -102,7 +102,7 @@ def test_it_works_where_the_browser_keeps_nothing(visit: Opener, locked: str) ->
     )
     page.goto(f"{locked}/console#/galleries")
     page.reload()
-    dialog = page.get_by_role("dialog", name="API key")
+    dialog = page.get_by_role("dialog", name="Your key")
     dialog.get_by_label("Key", exact=True).fill(KEY)
     dialog.get_by_role("button", name="Use this key").click()
     expect(page.get_by_role("link", name="staff")).to_be_visible()

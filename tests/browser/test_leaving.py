@@ -20,7 +20,7 @@ def refuse(route: Route) -> None:
 
 
 def give_key(page: Page) -> None:
-    dialog = page.get_by_role("dialog", name="API key")
+    dialog = page.get_by_role("dialog", name="Your key")
     dialog.get_by_label("Key", exact=True).fill("another-one")
     dialog.get_by_role("button", name="Use this key").click()
     expect(dialog).to_have_count(0)
@@ -51,16 +51,16 @@ def test_what_was_refused_is_asked_for_again_and_the_rest_is_left(visit: Opener,
     page = visit(populated)
     page.route(re.compile("/subjects"), refuse)
     page.goto(f"{populated}/console#/galleries/family")
-    expect(page.get_by_role("dialog", name="API key")).to_be_visible()
+    expect(page.get_by_role("dialog", name="Your key")).to_be_visible()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Try again").click()
-    expect(page.get_by_role("dialog", name="API key")).to_be_visible()
+    expect(page.get_by_role("dialog", name="Your key")).to_be_visible()
     page.keyboard.press("Escape")
     page.get_by_label("Find").fill("lovelace")
     page.unroute_all()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if "/subjects" in request.url else None)
-    page.get_by_role("button", name="API key").click()
+    page.get_by_role("button", name="Your key").click()
     give_key(page)
     expect(page.get_by_role("link", name="Ada Lovelace")).to_be_visible()
     expect(page.get_by_label("Find")).to_have_value("lovelace")

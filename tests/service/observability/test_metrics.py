@@ -144,7 +144,6 @@ def test_galleries_jobs_readiness_and_the_process(families: dict[str, Metric]) -
     assert value(families, "kith_index_lag_lines", gallery="first") == 0
     assert value(families, "kith_ready") == 1
     assert {each.labels["check"] for each in families["kith_check_ok"].samples} == {
-        "gpu",
         "devices",
         "database",
         "audit",
@@ -220,7 +219,7 @@ def test_nobody_is_told_of(told: tuple[str, str]) -> None:
 def test_status_is_one_document(told: tuple[str, str]) -> None:
     status = httpx.get(f"{told[0]}/v1/status").json()
     assert status["ready"] is True
-    assert [check["name"] for check in status["checks"]] == ["gpu", "devices", "database", "audit"]
+    assert [check["name"] for check in status["checks"]] == ["devices", "database", "audit"]
     assert {queue["network"].split("/")[0] for queue in status["queues"]} >= {"detector", "recognizer"}
     assert all(queue["batches"] > 0 for queue in status["queues"] if queue["network"] != "liveness")
     assert status["drift"]["first"]["since_start"]["identified"] == 1
