@@ -32,6 +32,16 @@ class License:
 
 
 @dataclass(frozen=True)
+class PackPart:
+    """Terms of one network. ``commercial_use``: the license permits it; ``training_data`` may have other terms."""
+
+    part: str
+    license: str
+    commercial_use: bool
+    training_data: str
+
+
+@dataclass(frozen=True)
 class ArchiveMember:
     """File to extract from an archive, with its folders. ``sha256`` and ``size`` (bytes) are None if unknown."""
 
@@ -54,13 +64,24 @@ class Download:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """Pack of the catalog. ``kind``: bundled with Kith, single files, one zip archive, or converted from dlib."""
+    """Pack of the catalog. ``kind``: bundled with Kith, single files, one zip archive, or converted from
+    dlib, with a detector as second download or the bundled one."""
 
     name: str
     kind: PackKind
     about: str
     license: License
     downloads: tuple[Download, ...]
+    parts: tuple[PackPart, ...] = ()
+
+    @property
+    def commercial_use(self) -> bool | None:
+        """Whether the licenses of all parts permit commercial use; None if the catalog does not list the parts."""
+        return all(part.commercial_use for part in self.parts) if self.parts else None
+
+    def license_of(self, part: str) -> str:
+        """Return the license of a part; that of the pack if the catalog does not list the part."""
+        return next((known.license for known in self.parts if known.part == part), self.license.name)
 
     @property
     def size(self) -> int | None:
@@ -113,12 +134,22 @@ def _parse_entry(table: Mapping[str, Any], where: str) -> CatalogEntry:
         _parse_download(download, f"{name}.downloads[{row}]")
         for row, download in enumerate(_tables(table, "downloads", name))
     )
-    if (kind in ("zip", "dlib") and len(downloads) != 1) or (kind == "bundled") != (not downloads):
+    allowed = {"bundled": (0,), "zip": (1,), "dlib": (1, 2)}
+    if (len(downloads) not in allowed[kind]) if kind in allowed else not downloads:
         raise PackError(f"{name}.downloads", f"the number of downloads does not fit the kind {kind}")
     terms = {key: read_text(license, key, f"{name}.license.{key}") for key in ("name", "url", "allows")}
     about = read_text(table, "about", f"{name}.about")
     accepted = License(**terms, acceptance=license["acceptance"])
-    return CatalogEntry(name, kind, about, accepted, downloads)  # type: ignore[arg-type]  # kind is checked above
+    parts = tuple(_parse_part(part, f"{name}.parts[{row}]") for row, part in enumerate(_tables(table, "parts", name)))
+    return CatalogEntry(name, kind, about, accepted, downloads, parts)  # type: ignore[arg-type]  # kind is checked above
+
+
+def _parse_part(table: Mapping[str, Any], where: str) -> PackPart:
+    allowed = table.get("commercial_use")
+    if not isinstance(allowed, bool):
+        raise PackError(f"{where}.commercial_use", "must be true or false")
+    part, license, data = (read_text(table, key, f"{where}.{key}") for key in ("part", "license", "training_data"))
+    return PackPart(part, license, allowed, data)
 
 
 def _parse_download(table: Mapping[str, Any], where: str) -> Download:

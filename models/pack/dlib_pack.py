@@ -1,4 +1,4 @@
-"""Pack of dlib's face network: converted recognizer, bundled detector, calibration and model card.
+"""Packs of dlib's face network: converted recognizer, bundled detector or YuNet, calibration and model card.
 
 The recognizer was trained on 150x150 crops that are tighter than ArcFace's. The crop window was chosen on LFW View 1
 (docs/decisions/0003).
@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import onnx
 
+from models.checksums import sha256_of
 from models.pack.dlib_resnet import DIMENSION, SIDE_PX, to_onnx
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
@@ -21,8 +23,9 @@ from models.pack.writing import PackDraft, write_pack
 from models.vision.alignment import TEMPLATE_XY, Alignment
 
 NAME: Final = "dlib-resnet"
-MEASUREMENTS_PATH: Final = Path(__file__).parents[1] / "evidence" / f"{NAME}.json"
-"""Output of `kith-train measure` for this pack."""
+YUNET_NAME: Final = "dlib-yunet"
+EVIDENCE_DIR: Final = Path(__file__).parents[1] / "evidence"
+"""Output of `kith-train measure` by pack."""
 CROP_WINDOW_PX: Final = (8.0, 23.0, 96.0)
 """Left, top and side of the crop in pixels of the standard 112x112 crop."""
 
@@ -35,14 +38,14 @@ Kith from `{file}` in `{source}`
 - Recognizer: in the public domain (CC0-1.0). Its author states that it was trained on about 3 million photos of 7,485
   people, half of them from VGGFace and FaceScrub and the rest from the internet, without overlap with LFW, and that
   its accuracy on LFW is 99.38 % (README of dlib-models). It is unknown what the people in the photos consented to.
-- Detector: from the bundled pack, under its terms: non-commercial research (see the card of that pack).
+- Detector: {detector}
 - Crop: 150x150 with its own template. InsightFace does not support such crops and cannot use this pack.
 - Calibration: LFW View 1 ({images:,} photos of {people:,} people, {impostor_pairs:,} impostor and
-  {genuine_pairs:,} genuine pairs), with the bundled detector.
+  {genuine_pairs:,} genuine pairs), with this detector.
 
 ## Figures
 
-Measured with the bundled detector, as in production, without flip or jitter averaging.
+Measured with this detector, as in production, without flip or jitter averaging.
 
 | Measure | Value |
 |---|---|
@@ -57,6 +60,23 @@ Sole decisions about a person's rights, access or freedom; surveillance; emergen
 unlike the training photos; LFW cannot show by how much.
 """
 
+BUNDLED_DETECTOR_TERMS: Final = (
+    "from the bundled pack, under its terms: non-commercial research (see the card of that pack)."
+)
+YUNET_TERMS: Final = """YuNet (W. Wu et al., 2023), `{file}` of OpenCV Zoo
+  (sha256 {sha256}), under the {license} license. It was
+  trained on WIDER FACE, photos from the web that its authors collected for research. Whether terms of training photos
+  bind users of a network is not settled; read the license and decide."""
+
+
+@dataclass(frozen=True)
+class PublishedDetector:
+    """YuNet network to use instead of the bundled detector, with its source and license."""
+
+    path: Path
+    source: str
+    license: str
+
 
 def dlib_alignment() -> Alignment:
     """Return the alignment of dlib's 150x150 crops."""
@@ -66,40 +86,56 @@ def dlib_alignment() -> Alignment:
     return Alignment(SIDE_PX, tuple((x, y) for x, y in points))
 
 
-def build_dlib_pack(directory: Path, content: bytes, source: Mapping[str, Any]) -> ModelPack:
+def build_dlib_pack(
+    directory: Path, content: bytes, source: Mapping[str, Any], yunet: PublishedDetector | None = None
+) -> ModelPack:
     """Write the pack into an empty directory.
 
     Args:
         content: dlib_face_recognition_resnet_model_v1.dat.
         source: provenance with the keys ``from``, ``file``, ``sha256`` and ``license``.
+        yunet: detector of dlib-yunet; None builds dlib-resnet with the bundled detector.
 
     Raises:
         DlibFormatError: the file is another network or damaged.
     """
-    measurements = read_measurements()
+    name = NAME if yunet is None else YUNET_NAME
+    measurements = read_measurements(name)
     detector, recognizer = directory / "detector.onnx", directory / "recognizer.onnx"
     bundled = load_pack(BUNDLED_PACK)
-    shutil.copyfile(bundled.detection.path, detector)
+    shutil.copyfile(bundled.detection.path if yunet is None else yunet.path, detector)
     onnx.save(to_onnx(content), str(recognizer))
     draft = PackDraft(
-        NAME,
-        "dlib ResNet",
+        name,
+        "dlib ResNet" if yunet is None else "dlib ResNet with YuNet",
         detector,
         recognizer,
         DIMENSION,
         dlib_alignment(),
         embedded=True,
         preprocessing_version="dlib-face-chip-150",
+        head="scrfd" if yunet is None else "yunet",
     )
-    provenance = {"recognizer": dict(source), "detector": {"pack": bundled.model_id}}
+    found = {"pack": bundled.model_id}
+    terms = BUNDLED_DETECTOR_TERMS
+    if yunet is not None:
+        found = {
+            "from": yunet.source,
+            "file": yunet.path.name,
+            "sha256": sha256_of(yunet.path),
+            "license": yunet.license,
+        }
+        terms = YUNET_TERMS.format(**found)
+    provenance = {"recognizer": dict(source), "detector": found}
     pack = write_pack(directory, draft, measurements["calibration"], provenance, measurements["metrics"])
-    (directory / "MODEL_CARD.md").write_text(_format_card(pack, measurements["calibration"], source), encoding="utf-8")
+    card = _format_card(pack, measurements["calibration"], source, terms)
+    (directory / "MODEL_CARD.md").write_text(card, encoding="utf-8")
     return pack
 
 
-def read_measurements() -> dict[str, Any]:
-    """Return the calibration and metrics that ship with this version of Kith."""
-    measurements: dict[str, Any] = json.loads(MEASUREMENTS_PATH.read_text(encoding="utf-8"))
+def read_measurements(name: str = NAME) -> dict[str, Any]:
+    """Return the calibration and metrics of a dlib pack that ship with this version of Kith."""
+    measurements: dict[str, Any] = json.loads((EVIDENCE_DIR / f"{name}.json").read_text(encoding="utf-8"))
     return measurements
 
 
@@ -118,9 +154,10 @@ def accuracy_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _format_card(pack: ModelPack, calibration: Mapping[str, Any], source: Mapping[str, Any]) -> str:
+def _format_card(pack: ModelPack, calibration: Mapping[str, Any], source: Mapping[str, Any], detector: str) -> str:
     return MODEL_CARD.format(
-        name=NAME,
+        name=pack.model_id,
+        detector=detector,
         dimension=DIMENSION,
         file=source["file"],
         sha256=source["sha256"],

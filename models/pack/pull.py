@@ -98,17 +98,21 @@ def _assemble(entry: CatalogEntry, work: Path, directory: Path, files: list[Down
             extract_zip(work / files[0].file, entry.downloads[0].members, directory)
         case "dlib":
             # Imported on demand: the onnx package needs 30 MB of memory.
-            from models.pack.dlib_pack import build_dlib_pack
+            from models.pack.dlib_pack import PublishedDetector, build_dlib_pack
 
-            (member,) = entry.downloads[0].members
+            (member,), (_, *detectors) = entry.downloads[0].members, entry.downloads
             extract_tar(work / files[0].file, member, work)
             source = {
                 "from": files[0].file,
                 "file": member.file,
                 "sha256": sha256_of(work / member.file),
-                "license": entry.license.name,
+                "license": entry.license_of("recognizer"),
             }
-            build_dlib_pack(directory, (work / member.file).read_bytes(), source)
+            detector = None
+            if detectors:
+                path = work / detectors[0].file
+                detector = PublishedDetector(path, detectors[0].url or path.name, entry.license_of("detector"))
+            build_dlib_pack(directory, (work / member.file).read_bytes(), source, detector)
         case _:
             for file in files:
                 (work / file.file).rename(directory / file.file)

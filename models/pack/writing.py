@@ -7,13 +7,28 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from models.checksums import sha256_of
 from models.errors import PackError
 from models.pack.loading import load_pack
 from models.pack.manifest import CALIBRATION_FILE, LICENSE_FILE, MANIFEST_FILE, MANIFEST_VERSION, ModelPack, read_json
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment
+from models.vision.specs import HeadKind
+
+DETECTOR_INPUTS: Final[Mapping[HeadKind, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "scrfd": {"preprocessing": {"mean": 127.5, "std": 128.0}, "preprocessing_version": "insightface-scrfd-1"},
+        "yunet": {
+            "preprocessing": {"mean": 0.0, "std": 1.0},
+            "color": "BGR",
+            "head": "yunet",
+            "preprocessing_version": "opencv-yunet-1",
+        },
+    }
+)
+"""Input format of detectors, in the manifest."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +40,7 @@ class PackDraft:
         alignment: crops of the recognizer.
         embedded: the recognizer normalizes its own pixels in 0..255.
         preprocessing_version: name of the method that makes the recognizer's crops.
+        head: kind of the detector.
     """
 
     model_id: str
@@ -35,6 +51,7 @@ class PackDraft:
     alignment: Alignment = STANDARD_ALIGNMENT
     embedded: bool = False
     preprocessing_version: str = "insightface-arcface-1"
+    head: HeadKind = "scrfd"
 
 
 def write_pack(
@@ -60,8 +77,7 @@ def write_pack(
             "detection": {
                 "file": draft.detector.name,
                 "sha256": sha256_of(draft.detector),
-                "preprocessing": {"mean": 127.5, "std": 128.0},
-                "preprocessing_version": "insightface-scrfd-1",
+                **DETECTOR_INPUTS[draft.head],
             },
             "recognition": {
                 "file": draft.recognizer.name,

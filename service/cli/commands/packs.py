@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from models.pack.download import Progress
     from service.settings import Settings
 
-KIND_LABELS: Final = {"bundled": "bundled", "files": "ONNX files", "zip": "archive", "dlib": "converted"}
+COMMERCIAL_LABELS: Final = {True: "yes", False: "no", None: "unknown"}
 
 app = CommandGroup(help="List, download and verify model packs.", no_args_is_help=True)
 
@@ -46,11 +46,18 @@ def list_packs(as_json: AsJson = False) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table("Pack", "Kind", "License", "Download", "Installed", "Served")
+    table = Table(
+        "Pack",
+        Column("License and training data of each part", overflow="fold"),
+        "Commercial use",
+        "Download",
+        "Installed",
+        "Served",
+    )
     for row in rows:
         size = "" if row["kind"] == "bundled" else _megabytes(row["size"])
         marks = ("yes" if row[key] else "" for key in ("here", "served"))
-        table.add_row(row["name"], KIND_LABELS[row["kind"]], row["license"], size, *marks)
+        table.add_row(row["name"], _describe_parts(row), COMMERCIAL_LABELS[row["commercial_use"]], size, *marks)
     print_table(table)
 
 
@@ -71,7 +78,10 @@ def show(name: PackName, as_json: AsJson = False) -> None:
     table = Table("What", Column("Detail", overflow="fold"), show_header=False)
     table.add_row("Pack", f"{entry.name}: {entry.about}")
     table.add_row("License", f"{entry.license.name}, {entry.license.url}")
+    for part in entry.parts:
+        table.add_row(part.part.capitalize(), f"{part.license}; trained on {part.training_data}")
     table.add_row("Permits", entry.license.allows)
+    table.add_row("Commercial use", COMMERCIAL_LABELS[entry.commercial_use])
     if entry.license.acceptance:
         table.add_row("Acceptance", "required before download (--accept-license)")
     for file in entry.downloads:
@@ -170,11 +180,18 @@ def _summary(entry: CatalogEntry, settings: Settings) -> dict[str, Any]:
         "name": entry.name,
         "kind": entry.kind,
         "license": entry.license.name,
+        "parts": [asdict(part) for part in entry.parts],
+        "commercial_use": entry.commercial_use,
         "size": entry.size,
         "here": here,
         "served": here and settings.pack_path.expanduser().resolve() == directory.resolve(),
         "directory": str(directory) if here else None,
     }
+
+
+def _describe_parts(row: Mapping[str, Any]) -> str:
+    parts = [f"{part['part']}: {part['license']} ({part['training_data']})" for part in row["parts"]]
+    return escape("\n".join(parts) or str(row["license"]))
 
 
 def _add_installation(table: Table, entry: CatalogEntry, row: dict[str, Any], settings: Settings) -> None:
@@ -196,7 +213,8 @@ def _accuracy(entry: CatalogEntry) -> list[tuple[str, str]]:
     from models.pack.dlib_pack import accuracy_rows, read_measurements
     from models.pack.loading import BUNDLED_PACK, load_pack
 
-    return accuracy_rows(load_pack(BUNDLED_PACK).metrics if entry.kind == "bundled" else read_measurements()["metrics"])
+    bundled = entry.kind == "bundled"
+    return accuracy_rows(load_pack(BUNDLED_PACK).metrics if bundled else read_measurements(entry.name)["metrics"])
 
 
 def _ask_license(entry: CatalogEntry) -> bool:

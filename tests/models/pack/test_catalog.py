@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from models.errors import PackError, PackUnknownError
 from models.pack.catalog import CATALOG_PATH, find_entry, read_catalog
 from models.pack.loading import BUNDLED_PACK
 
-NAMES = ["kith-compact", "dlib-resnet", "opencv-zoo", "buffalo_l", "buffalo_m", "buffalo_s", "buffalo_sc", "antelopev2"]
+NAMES = [
+    "kith-compact", "dlib-resnet", "dlib-yunet", "opencv-zoo",
+    "buffalo_l", "buffalo_m", "buffalo_s", "buffalo_sc", "antelopev2",
+]  # fmt: skip
 
 
 def test_every_pack_has_checked_sources_and_terms() -> None:
@@ -32,8 +36,21 @@ def test_every_pack_has_checked_sources_and_terms() -> None:
         if entry.kind == "zip":
             assert len(entry.downloads[0].members) == 2
     assert (BUNDLED_PACK.parent / "kith-compact").is_dir()
-    checksums = [download.sha256 for entry in catalog.values() for download in entry.downloads]
-    assert len(set(checksums)) == len(checksums)
+    checksum_of = {(download.file, download.sha256) for entry in catalog.values() for download in entry.downloads}
+    assert len({file for file, _ in checksum_of}) == len({checksum for _, checksum in checksum_of}) == len(checksum_of)
+
+
+def test_a_pack_permits_what_its_least_free_part_permits() -> None:
+    catalog = read_catalog()
+    assert [name for name, entry in catalog.items() if entry.commercial_use] == ["dlib-yunet", "opencv-zoo"]
+    for entry in catalog.values():
+        assert [part.part for part in entry.parts] == ["recognizer", "detector"]
+    mixed = catalog["dlib-resnet"]
+    assert [part.commercial_use for part in mixed.parts] == [True, False]
+    assert (mixed.license_of("recognizer"), mixed.license_of("detector")) == ("CC0-1.0", "non-commercial research")
+    unlisted = replace(mixed, parts=())
+    assert unlisted.commercial_use is None
+    assert unlisted.license_of("detector") == mixed.license.name
 
 
 def test_insightface_packs_use_the_urls_of_its_library() -> None:
@@ -62,6 +79,8 @@ def test_an_unknown_name_is_rejected() -> None:
         ('file = "buffalo_l.zip"', 'file = "a/b.zip"', "buffalo_l.downloads[0].file"),
         ('file = "det_10g.onnx"', 'file = ".."', "buffalo_l.downloads[0].members.file"),
         ('project = "face-recognition-models"', 'project = "a"\nurl = "https://b"', "dlib-resnet.downloads[0]"),
+        ("commercial_use = false", 'commercial_use = "no"', "kith-compact.parts[0].commercial_use"),
+        ('part = "recognizer"', "", "kith-compact.parts[0].part"),
         ("size = 100149358", "size = -1", "dlib-resnet.downloads[0].size"),
         ('sha256 = "b79b', 'sha256 = "B79B', "dlib-resnet.downloads[0].sha256"),
         ("[[pack]]", "[pack", "mine.toml"),

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from models.checksums import sha256_of
 from models.pack import dlib_pack
+from models.pack.catalog import read_catalog
 from models.pack.dlib_resnet import DIMENSION, SIDE_PX, DlibFormatError, to_onnx
 from models.pack.manifest import ModelPack
 from models.runtime.onnx_runtime import OnnxNetwork
@@ -192,6 +193,10 @@ def test_the_shipped_calibration_matches_the_detector(pack: ModelPack) -> None:
     evidence = dlib_pack.read_measurements()
     assert evidence["detector_sha256"] == sha256_of(pack.detection.path)
     assert evidence["metrics"]["lfw_view2"]["accuracy"]["mean"] > 0.98
+    yunet = dlib_pack.read_measurements(dlib_pack.YUNET_NAME)
+    assert yunet["detector_sha256"] == read_catalog()["dlib-yunet"].downloads[1].sha256
+    assert yunet["calibration"]["recognizer"] == yunet["recognizer"] == evidence["recognizer"]
+    assert yunet["metrics"]["lfw_view2"]["accuracy"]["mean"] > 0.98
 
 
 def test_the_published_file_becomes_the_measured_pack(dlib_file: Path, tmp_path: Path) -> None:

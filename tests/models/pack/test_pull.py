@@ -22,7 +22,7 @@ from models.errors import (
     ModelError,
     PackError,
 )
-from models.pack.catalog import ArchiveMember, CatalogEntry, Download, License, PackKind
+from models.pack.catalog import ArchiveMember, CatalogEntry, Download, License, PackKind, PackPart
 from models.pack.download import Downloader
 from models.pack.loading import BUNDLED_PACK, find_pack, load_pack
 from models.pack.pull import pull
@@ -31,6 +31,7 @@ from tests.http_files import File, Server, serving
 
 DETECTOR = (BUNDLED_PACK / "detector.onnx").read_bytes()
 RECOGNIZER = (BUNDLED_PACK / "recognizer.onnx").read_bytes()
+TERMS = {"recognizer": "CC0-1.0", "detector": "MIT"}
 FREE = License("CC0-1.0", "https://license.example", "Everything.", False)
 ASKED = License("Research", "https://license.example", "Research.", True)
 
@@ -308,6 +309,27 @@ def test_the_published_package_becomes_a_calibrated_pack(
         "MODEL_CARD.md", "calibration.json", "detector.onnx", "manifest.json", "recognizer.onnx",
     }  # fmt: skip
     assert json.loads((pack.directory / PULL_RECORD).read_text())["license"]["name"] == "CC0-1.0"
+
+
+def test_dlib_network_and_yunet_become_one_calibrated_pack(
+    dlib_file: Path, reference: Path, server: Server, models_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, yunet = dlib_file.read_bytes(), (reference / "detector_yunet.onnx").read_bytes()
+    archive = sdist(content)
+    index_of(archive, server, monkeypatch)
+    server.files["/yunet.onnx"] = File(yunet)
+    detector = Download("yunet.onnx", f"{server.url}/yunet.onnx", None, sha256(yunet), len(yunet))
+    parts = tuple(PackPart(part, license, True, "photos") for part, license in TERMS.items())
+    entry = dlib_pack(archive, content)
+    entry = replace(entry, name="dlib-yunet", downloads=(*entry.downloads, detector), parts=parts)
+    pack = load_pack(fetch(entry, models_dir))
+    assert (pack.model_id, pack.detection.head, pack.detection.normalization.color) == ("dlib-yunet", "yunet", "BGR")
+    assert pack.detection.path.read_bytes() == yunet
+    assert pack.calibration is not None
+    assert pack.calibration["recognizer"] == pack.recognition.fingerprint()
+    assert {part: pack.provenance[part]["license"] for part in TERMS} == TERMS
+    assert "under the MIT license" in (pack.directory / "MODEL_CARD.md").read_text()
+    assert all(result.ok for result in check_pack(entry, models_dir))
 
 
 def test_the_bundled_pack_needs_no_pull(models_dir: Path) -> None:

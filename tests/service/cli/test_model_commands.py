@@ -168,6 +168,9 @@ def test_the_default_catalog_lists_all_packs(models: Command) -> None:
     assert listed["kith-compact"]["served"]
     assert {"dlib-resnet", "opencv-zoo", "buffalo_l"} <= set(listed)
     assert not listed["dlib-resnet"]["here"]
+    assert (listed["dlib-resnet"]["commercial_use"], listed["dlib-yunet"]["commercial_use"]) == (False, True)
+    assert "detector: MIT (WIDER FACE)" in models("list")
+    assert "MIT; trained on WIDER FACE" in models("show", "dlib-yunet")
     shown = models("show", "dlib-resnet")
     assert "CC0-1.0" in shown
     assert "b79bd200a88c87c9a9d446c990ae71c5a626d1f3730174e6d570157ff1d896cf" in shown
