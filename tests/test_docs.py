@@ -7,9 +7,7 @@ import json
 import os
 import re
 import subprocess
-from collections import defaultdict
 from importlib.metadata import packages_distributions
-from statistics import median
 
 import httpx2 as httpx
 import pytest
@@ -134,26 +132,22 @@ def test_the_figures_are_those_of_the_pack(pack: ModelPack) -> None:
 
 def test_the_risks_kept_are_those_measured() -> None:
     """Compare medians over draws, as multiples of the requested risk."""
-    kept: dict[tuple[str, int, float], list[float]] = defaultdict(list)
-    for recognizer, draws in json.loads((ROOT / "bench" / "results" / "open_set.json").read_text()).items():
-        drawn: dict[tuple[int, int, float], list[float]] = defaultdict(list)
-        for draw in draws:
-            if draw["source"] == "both":
-                key = draw["templates"], draw["size"], draw["fpir"]
-                drawn[key].append(draw["measured_fpir"] / draw["fpir"])
-        for (templates, _, fpir), ratios in drawn.items():
-            kept[recognizer, templates, fpir].append(median(ratios))
+    rows = json.loads((ROOT / "bench" / "results" / "open_set.json").read_text())["rows"]
+    assert {row["pack"] for row in rows} == {"kith-compact", "dlib-resnet", "reference"}
 
-    def between(*chosen: list[float]) -> tuple[float, float]:
-        return min(map(min, chosen)), max(map(max, chosen))
+    def span(field: str, **wanted: object) -> tuple[float, float]:
+        values = [row[field] for row in rows if all(row[name] in (value, None) for name, value in wanted.items())]
+        return min(values), max(values)
 
-    one_photo = between(kept["reference", 1, 0.01], kept["bundled", 1, 0.01])
-    several = between(kept["bundled", 2, 0.01], kept["bundled", 3, 0.01])
-    rare = between(*(ratios for (_, _, fpir), ratios in kept.items() if fpir == 0.001))
     text = (ROOT / "README.md").read_text()
-    assert "Kith keeps {:.1f} to {:.1f} %".format(*one_photo) in text
-    assert "{:.2f} to {:.2f} % instead of 1 %".format(*several) in text
-    assert "Kith let in {:.2f} to {:.1f} times as many".format(*rare) in text
+    fixed = span("fixed_fpir", domain="LFW", templates=1, fpir=0.01, pack="reference")
+    assert "gives {:.1f} % with 50 people and {:.0f} % with 2,000".format(*(100 * share for share in fixed)) in text
+    assert "Kith keeps {:.1f} to {:.1f} % on LFW".format(*span("ratio", domain="LFW", fpir=0.01)) in text
+    assert "{:.1f} to {:.1f} % on CFP".format(*span("ratio", domain="CFP, frontal", fpir=0.01)) in text
+    profiles = span("ratio", domain="LFW, profiles searched", fpir=0.01)
+    assert "{:.1f} to {:.1f} % on profiles".format(*profiles) in text
+    dark = span("ratio", domain="LFW, dark", fpir=0.01)
+    assert "{:.1f} to {:.1f} % on dark photos".format(*dark) in text
 
 
 def test_every_route_is_documented_with_its_errors(server: str) -> None:
