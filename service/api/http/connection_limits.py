@@ -1,7 +1,7 @@
 """Limits on HTTP connections, enforced in a subclass of uvicorn's protocol.
 
 uvicorn and httptools limit neither the length of a head, pipelined requests, the framing around a chunked body, nor the
-time that a client takes (docs/decisions/0058). A request beyond a limit gets a problem document and the connection is
+time that a client takes (docs/decisions/0041). A request beyond a limit gets a problem document and the connection is
 closed.
 """
 
