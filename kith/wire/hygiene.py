@@ -30,8 +30,12 @@ class FindingOut(BaseModel):
     )
     chance: float | None = Field(
         None,
-        description="Probability by the pack's calibration that two different people are so similar, for one "
-        "comparison. A gallery makes many.",
+        description="Share of pairs of different people in this gallery that are so similar. A gallery has many pairs.",
+    )
+    odds: float | None = Field(
+        None,
+        description="Odds that two subjects are one person, or that a template shows another person: 3 means 3 to 1, "
+        "0.01 means 1 to 100. They assume that 1 in 100 subjects is enrolled twice, and 2 in 100 templates are wrong.",
     )
     own_similarity: float | None = Field(
         None, description="Similarity of the templates in question to the nearest other template of their subject."
@@ -47,4 +51,18 @@ class HygieneOut(BaseModel):
     gallery: str
     total: dict[HygieneKind, int]
     findings: list[FindingOut]
+    nearest: list[FindingOut] = Field(
+        default_factory=list,
+        description="The next similar pairs of subjects, at most 10, however small their odds. A person can recognize "
+        "duplicates among them that the recognizer cannot find.",
+    )
+    expected_recall: float | None = Field(
+        None,
+        description="Expected share of duplicates that this recognizer finds here, from pairs of photos of one person. "
+        "Null below two subjects.",
+    )
+    expected_recall_low: float | None = Field(
+        None, description="Together with 'expected_recall_high', the 95 % interval of 'expected_recall'."
+    )
+    expected_recall_high: float | None = None
     next: str | None = Field(None, description=NEXT_PAGE)

@@ -44,7 +44,7 @@ def promised_misses(evidence: ImpostorEvidence | None, pack: Calibration | None,
         growth = float(mean_growth(templates, pack.mean_genuine))
         missed += PACK_PEOPLE * pack.fnmr(min(1.0, threshold / growth))
         people += PACK_PEOPLE
-    return _wilson(missed, people) if people else None
+    return wilson(missed, people) if people else None
 
 
 def is_one_sitting(evidence: ImpostorEvidence, pack: Calibration | None) -> bool:
@@ -59,7 +59,8 @@ def _reaching(counts: Ints, threshold: float) -> float:
     return float(np.interp(threshold, EDGES, count_at_or_above(counts)))
 
 
-def _wilson(missed: float, people: float) -> MissRate:
+def wilson(missed: float, people: float) -> MissRate:
+    """Return a share of ``people`` with its 95 % interval (E. Wilson, 1927)."""
     p, z2 = missed / people, CONFIDENCE_Z**2 / people
     middle = (p + z2 / 2) / (1 + z2)
     half = math.sqrt(z2 * p * (1 - p) + z2**2 / 4) / (1 + z2)

@@ -13,6 +13,9 @@ export function oneIn(rate) {
   return `1 in ${times < 10 && times % 1 ? times.toFixed(1) : whole(times)}`;
 }
 
+/** Odds as "3 to 1" or "1 to 400". */
+export const ratio = (odds) => (odds >= 1 ? `${whole(digits(odds, 2))} to 1` : `1 to ${whole(digits(1 / odds, 2))}`);
+
 /** A share as "27 in 100", finer if it is small. A count of zero does not prove a share of zero. */
 export function inHundred(share) {
   if (share >= 0.995) return share < 1 ? "nearly all" : "all";

@@ -41,6 +41,11 @@ def format_odds(chance: float) -> str:
     return f"1 in {_two_digits(1 / chance):,}"
 
 
+def format_ratio(odds: float) -> str:
+    """Format odds: '3 to 1', '1 to 400'."""
+    return f"{_two_digits(odds):,} to 1" if odds >= 1 else f"1 to {_two_digits(1 / odds):,}"
+
+
 def describe_outcome(outcome: str, who: str | None) -> str:
     """Return the identified person's name, or the outcome in words."""
     return who if outcome == "identified" and who else OUTCOME_WORDS.get(outcome, outcome.replace("_", " "))

@@ -2,19 +2,20 @@
 
 The templates of a subject form groups: connected components of the graph of similar templates. The largest group is
 the core and shows the subject; templates of other groups are strays. Groups of different subjects are compared by the
-mean similarity of their templates, which equals the product of their mean vectors.
+mean similarity of their templates, which equals the product of their mean vectors, adjusted by their next similar
+subjects. The odds that two groups show one person follow from the gallery's own scores (:mod:`models.risk.pair_odds`).
 
 Only cores make duplicates, so one stray does not make two subjects duplicates. A subject whose only template shows
 another person cannot be distinguished from a duplicate, and is reported as one.
 
-The comparison is exact, in blocks of BLOCK_ROWS. With two templates per subject, 10,000 subjects take about a second of
-one core, 100,000 half a minute and a gigabyte (bench/hygiene.py).
+The comparison is exact, in blocks of BLOCK_ROWS (times: bench/results/hygiene.md).
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, Literal
@@ -22,8 +23,12 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.calibration import Calibration
+from models.risk.calibration import EDGES, Calibration, count_at_or_above
+from models.risk.impostor_evidence import ImpostorEvidence
+from models.risk.miss_rate import MissRate
+from models.risk.pair_odds import PairOdds, bounded
 from models.runtime.network import Float
+from service.domain.evidence import MAX_PROBES, impostor_evidence
 from service.domain.gallery import Snapshot
 
 HygieneKind = Literal["duplicate_subjects", "mislabeled_template", "inconsistent_subject", "lookalikes"]
@@ -37,49 +42,22 @@ KINDS: Final[tuple[HygieneKind, ...]] = (
 BLOCK_ROWS: Final = 1024
 MAX_NEIGHBORS: Final = 5
 """Neighbors kept for each group."""
-DUPLICATE_PROBABILITY: Final = 0.01
-"""Accepted probability that a subject with one photo has a false duplicate: one false pair per 200 subjects.
-
-Means of several photos vary less, so false pairs are rarer then. Chosen in bench/hygiene.py."""
-NEAR_PROBABILITY: Final = 0.1
-"""Same probability for strays and lookalikes. It is higher, because a stray probably belongs to another subject."""
+DUPLICATE_ODDS: Final = 1.0
+"""Odds from which a pair of subjects is reported as one person."""
+MISLABELED_ODDS: Final = 0.1
+"""Odds from which templates are reported as mislabeled: a template costs less to check than a pair of subjects."""
+LOOKALIKE_ODDS: Final = 0.1
+"""Odds from which a pair of subjects is reported as lookalikes."""
+MAX_NEAREST: Final = 10
+"""Nearest pairs in a report besides the findings, however small their odds."""
+MISLABELED_SHARE: Final = 0.02
+"""Prior share of templates of another person, half of them of subjects of the gallery."""
 UNLIKE_FNMR: Final = 0.01
 UNLIKE_FMR: Final = 0.001
+"""Templates of one subject below both similarities are not linked into one group."""
 SIMILARITY_DIGITS: Final = 4
 """Decimal places of similarities in the report."""
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class HygieneThresholds:
-    """Similarity thresholds of a gallery.
-
-    - ``duplicate``: cores at or above are one person.
-    - ``near``: strays at or above belong to that subject.
-    - ``lookalike``: cores from here to ``duplicate`` are people who may be confused.
-    - ``unlike``: templates of a subject below are not linked into one group.
-    """
-
-    duplicate: float
-    near: float
-    lookalike: float
-    unlike: float
-
-    @classmethod
-    def of(cls, calibration: Calibration, subjects: int, accept: float = 1.0) -> HygieneThresholds:
-        """Derive the thresholds for a gallery of ``subjects``.
-
-        Subjects at ``accept``, the identification threshold, are lookalikes too, unless chance alone gives every
-        subject several of them.
-        """
-        others = max(1, subjects - 1)
-
-        def at(chance: float) -> float:
-            return calibration.threshold_at_fmr(min(1.0, chance / others)).similarity
-
-        unlike = min(calibration.threshold_at_fmr(UNLIKE_FMR).similarity, calibration.threshold_at_fnmr(UNLIKE_FNMR))
-        duplicate, near = at(DUPLICATE_PROBABILITY), at(NEAR_PROBABILITY)
-        return cls(duplicate, near, max(at(MAX_NEIGHBORS), min(near, accept)), unlike)
 
 
 @dataclass(frozen=True)
@@ -89,9 +67,11 @@ class HygieneFinding:
     Attributes:
         templates: Templates in question; for duplicates and lookalikes the most similar pair.
         similarity: Mean over the compared templates, None without a similar subject.
-        chance: False match rate at ``similarity`` for one comparison, an upper bound for a mean of several.
+        chance: Share of pairs of different people with such a score.
+        odds: Odds that two subjects are one person, or that templates show another person than their subject.
         own_similarity: Similarity of the templates to the nearest other template of their subject.
         belongs_to: Subject to which the templates should be moved.
+        rank: Confidence, for the order of findings of one kind.
     """
 
     kind: HygieneKind
@@ -99,9 +79,27 @@ class HygieneFinding:
     templates: tuple[int, ...]
     similarity: float | None
     chance: float | None
+    odds: float | None
     own_similarity: float | None
     belongs_to: int | None
     action: str
+    rank: float
+
+
+@dataclass(frozen=True)
+class HygieneReport:
+    """Findings by kind as in ``KINDS``, then by confidence.
+
+    ``nearest`` are the next similar pairs of subjects, as lookalikes, however small their odds. ``recall`` is the share
+    of duplicates that findings are expected to show; None below two subjects.
+    """
+
+    findings: Sequence[HygieneFinding]
+    nearest: Sequence[HygieneFinding]
+    recall: MissRate | None
+
+    def __len__(self) -> int:
+        return len(self.findings) + len(self.nearest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,45 +117,50 @@ class TemplateGroup:
     tied: bool
 
 
-def find_problems(snapshot: Snapshot, calibration: Calibration, levels: HygieneThresholds) -> list[HygieneFinding]:
-    """Return all findings, by kind as in ``KINDS``, then by confidence."""
+@dataclass(frozen=True)
+class Neighbor:
+    """Group of another subject: its row, mean similarity, and rival-adjusted score."""
+
+    row: int
+    similarity: float
+    score: float
+
+
+Neighbors = list[list[Neighbor]]
+
+
+def find_problems(snapshot: Snapshot, calibration: Calibration) -> HygieneReport:
+    """Inspect all templates of a gallery."""
+    unlike = min(calibration.threshold_at_fmr(UNLIKE_FMR).similarity, calibration.threshold_at_fnmr(UNLIKE_FNMR))
     groups = [
-        group
-        for rows in _rows_by_subject(snapshot.subject_pks)
-        for group in _group_templates(snapshot, rows, levels.unlike)
+        group for rows in _rows_by_subject(snapshot.subject_pks) for group in _group_templates(snapshot, rows, unlike)
     ]
-    if not groups:
-        return []
+    subjects = np.array([group.subject for group in groups], np.int64)
+    if len(np.unique(subjects)) < 2:
+        return HygieneReport(list(_inconsistent(snapshot, groups)), [], None)
     means = np.stack([snapshot.vectors[group.rows].mean(0) for group in groups])
-    near = _neighbors(means, np.array([group.subject for group in groups]), levels.lookalike)
-    groups = _resolve_ties(groups, near, levels.near)
-    duplicates, lookalikes, twice = [], [], set()
-    for a, b, similarity in _core_pairs(groups, near):
-        rows = _most_similar_templates(snapshot, groups[a], groups[b])
-        if similarity >= levels.duplicate:
-            twice.add((groups[a].subject, groups[b].subject))
-            duplicates.append(_pair_finding("duplicate_subjects", groups[a], groups[b], rows, similarity, calibration))
-        else:
-            lookalikes.append(_pair_finding("lookalikes", groups[a], groups[b], rows, similarity, calibration))
-    astray = list(_mislabeled(snapshot, groups, near, twice, levels.near, calibration))
-    found = [*duplicates, *astray, *_inconsistent(snapshot, groups), *lookalikes]
-    return sorted(found, key=sort_key)
+    shown = _shown_rows(groups)
+    known = np.full(len(shown), np.nan, np.float32)
+    evidence = impostor_evidence(Snapshot(0, shown, subjects[shown], means[shown], known), "max")
+    odds = PairOdds.of(evidence, calibration, _halves(snapshot, groups))
+    near = _score(groups, _neighbors(means, subjects, _usual_level(evidence)), odds, evidence)
+    groups = _resolve_ties(groups, near, odds)
+    pairs = list(_pair_findings(groups, snapshot, near, odds))
+    found = [pair for pair in pairs if pair.odds is not None and pair.odds >= LOOKALIKE_ODDS]
+    nearest = pairs[len(found) :]
+    twice = {frozenset(pair.subjects) for pair in found if pair.kind == "duplicate_subjects"}
+    found += [*_mislabeled(snapshot, groups, near, twice, means, odds), *_inconsistent(snapshot, groups)]
+    return HygieneReport(sorted(found, key=sort_key), nearest, odds.recall(DUPLICATE_ODDS))
 
 
 def sort_key(finding: HygieneFinding) -> tuple[int, int, int, int]:
     """Return the sort key of a finding.
 
-    It uses the rounded similarity, so that the key is the same in every report that has the finding: the order of
+    It uses the rounded confidence, so that the key is the same in every report that has the finding: the order of
     additions changes the last digits.
     """
     first, second = (*finding.templates, 0)[:2]
-    return KINDS.index(finding.kind), -round(_confidence(finding) * 10**SIMILARITY_DIGITS), first, second
-
-
-def _confidence(finding: HygieneFinding) -> float:
-    if finding.similarity is None:
-        return -1.0 - (finding.own_similarity or 0.0)
-    return finding.similarity
+    return KINDS.index(finding.kind), -round(finding.rank * 10**SIMILARITY_DIGITS), first, second
 
 
 def _rows_by_subject(subject_pks: Ints) -> list[Ints]:
@@ -195,6 +198,29 @@ def _components(linked: NDArray[np.bool_]) -> NDArray[np.intp]:
         labels = spread
 
 
+def _shown_rows(groups: list[TemplateGroup]) -> Ints:
+    """Return the group that shows each subject: the core, or the first of the largest."""
+    first: dict[int, int] = {}
+    for row, group in enumerate(groups):
+        if group.core or group.tied:
+            first.setdefault(group.subject, row)
+    return np.array(list(first.values()), np.int64)
+
+
+def _halves(snapshot: Snapshot, groups: list[TemplateGroup]) -> NDArray[np.float64]:
+    """Return the mean similarity between two halves of each core with several templates, of MAX_PROBES at most."""
+    cores = [group.rows for group in groups if group.core and len(group.rows) > 1][:MAX_PROBES]
+    vectors = snapshot.vectors
+    return np.array([float(vectors[rows[::2]].mean(0) @ vectors[rows[1::2]].mean(0)) for rows in cores])
+
+
+def _usual_level(evidence: ImpostorEvidence) -> float:
+    """Return the similarity that every subject reaches with MAX_NEIGHBORS others on average."""
+    above = count_at_or_above(evidence.raw.counts)
+    share = MAX_NEIGHBORS / (evidence.subjects - 1)
+    return -1.0 if share >= 1 else float(np.interp(-share, -above / above[0], EDGES))
+
+
 def _neighbors(means: Float, subjects: Ints, level: float) -> list[list[tuple[int, float]]]:
     """Return each group's nearest groups of other subjects at or above ``level``, nearest first."""
     firsts, seconds, values = [], [], []
@@ -217,12 +243,40 @@ def _neighbors(means: Float, subjects: Ints, level: float) -> list[list[tuple[in
     ]
 
 
-def _resolve_ties(
-    groups: list[TemplateGroup], near: list[list[tuple[int, float]]], level: float
-) -> list[TemplateGroup]:
+def _score(
+    groups: list[TemplateGroup], near: list[list[tuple[int, float]]], odds: PairOdds, evidence: ImpostorEvidence
+) -> Neighbors:
+    """Adjust the similarities of neighbors by the next similar subjects of both."""
+    level = _usual_level(evidence)
+
+    def runner_up(row: int, subject: int) -> float:
+        others = (s for other, s in near[row] if groups[other].subject != subject and _shows_subject(groups[other]))
+        return next(others, level)
+
+    return [
+        [
+            Neighbor(
+                other,
+                similarity,
+                odds.adjusted(
+                    similarity, (runner_up(row, groups[other].subject), runner_up(other, groups[row].subject))
+                ),
+            )
+            for other, similarity in others
+        ]
+        for row, others in enumerate(near)
+    ]
+
+
+def _shows_subject(group: TemplateGroup) -> bool:
+    return group.core or group.tied
+
+
+def _resolve_ties(groups: list[TemplateGroup], near: Neighbors, odds: PairOdds) -> list[TemplateGroup]:
     """Resolve subjects whose largest groups have the same size.
 
-    Groups near another subject become strays. A single remaining group becomes the core; several stay tied.
+    Groups that another subject's person explains better than a stranger become strays. A single remaining group becomes
+    the core; several stay tied.
     """
     tied: dict[int, list[int]] = defaultdict(list)
     for row, group in enumerate(groups):
@@ -230,7 +284,7 @@ def _resolve_ties(
             tied[group.subject].append(row)
     settled = list(groups)
     for rows in tied.values():
-        elsewhere = {row for row in rows if any(similarity >= level for _, similarity in near[row])}
+        elsewhere = {row for row in rows if any(odds.ratio(n.score) >= odds.subjects - 1 for n in near[row])}
         left = [row for row in rows if row not in elsewhere]
         for row in elsewhere:
             settled[row] = replace(groups[row], tied=False)
@@ -239,15 +293,29 @@ def _resolve_ties(
     return settled
 
 
-def _core_pairs(groups: list[TemplateGroup], near: list[list[tuple[int, float]]]) -> Iterator[tuple[int, int, float]]:
-    pairs = {
-        (min(a, b), max(a, b)): similarity
-        for a, others in enumerate(near)
-        for b, similarity in others
-        if groups[a].core and groups[b].core
-    }
-    for (a, b), similarity in pairs.items():
-        yield a, b, similarity
+def _core_pairs(groups: list[TemplateGroup], near: Neighbors) -> list[tuple[int, Neighbor]]:
+    """Return each pair of neighboring cores once, the best score first."""
+    pairs = {}
+    for a, others in enumerate(near):
+        for neighbor in others:
+            b = neighbor.row
+            if groups[a].core and groups[b].core and (b, a) not in pairs:
+                pairs[a, b] = neighbor
+    order = sorted((-round(n.score * 10**SIMILARITY_DIGITS), min(pair), max(pair)) for pair, n in pairs.items())
+    return [(a, replace(pairs.get((a, b)) or pairs[b, a], row=b)) for _, a, b in order]
+
+
+def _pair_findings(
+    groups: list[TemplateGroup], snapshot: Snapshot, near: Neighbors, odds: PairOdds
+) -> Iterator[HygieneFinding]:
+    """Return the pairs of cores from LOOKALIKE_ODDS, then the nearest of the others."""
+    others = 0
+    for first, neighbor in _core_pairs(groups, near):
+        pair = _pair_finding(groups, snapshot, first, neighbor, odds)
+        yield pair
+        others += odds.odds(neighbor.score) < LOOKALIKE_ODDS
+        if others == MAX_NEAREST:
+            return
 
 
 def _most_similar_templates(snapshot: Snapshot, a: TemplateGroup, b: TemplateGroup) -> tuple[int, int]:
@@ -269,49 +337,73 @@ ACTIONS: Final = {
 
 
 def _pair_finding(
-    kind: Literal["duplicate_subjects", "lookalikes"],
-    a: TemplateGroup,
-    b: TemplateGroup,
-    templates: tuple[int, int],
-    similarity: float,
-    calibration: Calibration,
+    groups: list[TemplateGroup], snapshot: Snapshot, first: int, neighbor: Neighbor, odds: PairOdds
 ) -> HygieneFinding:
-    chance = calibration.fmr(similarity).value
-    return HygieneFinding(kind, (a.subject, b.subject), templates, similarity, chance, None, None, ACTIONS[kind])
+    a, b = groups[first], groups[neighbor.row]
+    one = odds.odds(neighbor.score)
+    kind: HygieneKind = "duplicate_subjects" if one >= DUPLICATE_ODDS else "lookalikes"
+    templates = _most_similar_templates(snapshot, a, b)
+    chance = odds.chance(neighbor.score)
+    return HygieneFinding(
+        kind,
+        (a.subject, b.subject),
+        templates,
+        neighbor.similarity,
+        chance,
+        one,
+        None,
+        None,
+        ACTIONS[kind],
+        neighbor.score,
+    )
 
 
 def _mislabeled(
     snapshot: Snapshot,
     groups: list[TemplateGroup],
-    near: list[list[tuple[int, float]]],
-    twice: set[tuple[int, int]],
-    level: float,
-    calibration: Calibration,
+    near: Neighbors,
+    twice: set[frozenset[int]],
+    means: Float,
+    odds: PairOdds,
 ) -> Iterator[HygieneFinding]:
+    """Return strays that more probably show another subject or a stranger than their own subject."""
+    cores = {group.subject: row for row, group in enumerate(groups) if group.core}
     for row, group in enumerate(groups):
         if group.core or group.tied:
             continue
-        home = next(((groups[b].subject, s) for b, s in near[row] if s >= level and not groups[b].tied), None)
-        if home is not None and ({(group.subject, home[0]), (home[0], group.subject)} & twice):
+        there = max((n for n in near[row] if not groups[n.row].tied), key=lambda n: n.score, default=None)
+        if there is not None and {group.subject, groups[there.row].subject} in twice:
             continue  # the two subjects are one person, so no template needs to move
+        right = 1 - MISLABELED_SHARE
+        if (core := cores.get(group.subject)) is not None:
+            right *= odds.ratio(_own_score(row, core, means, near, odds))
+        elsewhere = odds.ratio(there.score) / (odds.subjects - 1) if there is not None else 0.0
+        wrong = MISLABELED_SHARE / 2 * (1 + elsewhere) / right
+        if wrong < MISLABELED_ODDS:
+            continue
         templates = tuple(int(pk) for pk in snapshot.template_pks[group.rows])
-        if home is None:
-            yield HygieneFinding(
-                "mislabeled_template", (group.subject,), templates, None, None, group.own, None, ACTIONS["delete"]
-            )
-        else:
-            subject, similarity = home
-            chance = calibration.fmr(similarity).value
-            yield HygieneFinding(
-                "mislabeled_template",
-                (group.subject, subject),
-                templates,
-                similarity,
-                chance,
-                group.own,
-                subject,
-                ACTIONS["move"],
-            )
+        home = there if elsewhere >= 1 else None
+        yield HygieneFinding(
+            "mislabeled_template",
+            (group.subject,) if home is None else (group.subject, groups[home.row].subject),
+            templates,
+            None if home is None else home.similarity,
+            None if home is None else odds.chance(home.score),
+            bounded(wrong),
+            group.own,
+            None if home is None else groups[home.row].subject,
+            ACTIONS["delete" if home is None else "move"],
+            math.log(wrong),
+        )
+
+
+def _own_score(row: int, core: int, means: Float, near: Neighbors, odds: PairOdds) -> float:
+    """Return the score of a stray and the core of its subject."""
+    similarity = float(means[row] @ means[core])
+    if odds.rival is None:
+        return similarity
+    rivals = [near[one][0].similarity if near[one] else odds.rival for one in (row, core)]
+    return odds.adjusted(similarity, (rivals[0], rivals[1]))
 
 
 def _inconsistent(snapshot: Snapshot, groups: list[TemplateGroup]) -> Iterator[HygieneFinding]:
@@ -323,5 +415,14 @@ def _inconsistent(snapshot: Snapshot, groups: list[TemplateGroup]) -> Iterator[H
         templates = tuple(int(snapshot.template_pks[part.rows[0]]) for part in parts)
         own = max(part.own for part in parts if part.own is not None)
         yield HygieneFinding(
-            "inconsistent_subject", (subject,), templates, None, None, own, None, ACTIONS["inconsistent_subject"]
+            "inconsistent_subject",
+            (subject,),
+            templates,
+            None,
+            None,
+            None,
+            own,
+            None,
+            ACTIONS["inconsistent_subject"],
+            -own,
         )

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-import numpy as np
 from fastapi import APIRouter
 
 from kith.wire.erasures import DeletedOut
@@ -21,18 +20,15 @@ from kith.wire.galleries import (
     RetentionOut,
 )
 from kith.wire.hygiene import FindingOut, HygieneOut, NamedOut, TemplateRefOut
-from models.risk.calibration import Calibration
 from service.api.http.context import Context, ContextDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, GalleryPath, NameCursor, PageLimit, open_cursor_numbers
 from service.api.http.routing import CallerDep, PermittedRoute
 from service.core.errors import LivenessUnavailableError, RiskUncalibratedError
-from service.domain.decision import thresholds_for
 from service.domain.gallery import Gallery, GallerySettings, LivenessSetting, Subject, Template
-from service.domain.hygiene import KINDS, SIMILARITY_DIGITS, HygieneFinding, HygieneThresholds, find_problems, sort_key
+from service.domain.hygiene import KINDS, SIMILARITY_DIGITS, HygieneFinding, HygieneReport, find_problems, sort_key
 from service.schemas.erasures import to_deleted_out
 from service.schemas.galleries import GalleryIn, GallerySettingsIn, RetentionIn, to_drift_out, to_gallery_out
-from service.services.gallery_risks import GalleryRisks
 from service.storage.db.row_sealing import seal_cursor
 from service.storage.repositories.store import Store
 
@@ -140,52 +136,54 @@ async def delete_gallery(gallery: GalleryPath, context: ContextDep) -> DeletedOu
 async def check_hygiene(
     gallery: GalleryPath, context: ContextDep, cursor: Cursor = None, limit: PageLimit = 100
 ) -> HygieneOut:
-    """Find duplicate subjects, mislabeled templates and lookalikes. Changes nothing.
+    """Find duplicate subjects, mislabeled templates and lookalikes, with the odds of each. Changes nothing.
 
     The first request after a change of the gallery takes seconds for 10,000 templates.
     """
     found = await context.run(context.store.galleries.get, gallery)
     after = open_cursor_numbers(found.seal, cursor, 4)
     context.recognizers.for_gallery(found)
-    risks = context.pipeline.risks
-    calibration = risks.calibration(found)
+    calibration = context.pipeline.risks.calibration(found)
     if calibration is None:
         raise RiskUncalibratedError("hygiene needs a calibrated recognizer")
 
     def page() -> HygieneOut:
-        findings = context.store.cache.findings(found, lambda: _find_problems(context.store, found, risks, calibration))
-        return _hygiene_page(context.store, found, findings, after, limit)
+        report = context.store.cache.findings(
+            found, lambda: find_problems(context.store.changes.snapshot(found), calibration)
+        )
+        return _hygiene_page(context.store, found, report, after, limit)
 
     return await context.run(page)
 
 
-def _find_problems(
-    store: Store, gallery: Gallery, risks: GalleryRisks, calibration: Calibration
-) -> Sequence[HygieneFinding]:
-    snapshot = store.changes.snapshot(gallery)
-    size = len(np.unique(snapshot.subject_pks))
-    accept = thresholds_for(gallery.settings.risk, risks.of(gallery), max(1, size)).accept
-    return find_problems(snapshot, calibration, HygieneThresholds.of(calibration, size, accept))
-
-
 def _hygiene_page(
-    store: Store, gallery: Gallery, findings: Sequence[HygieneFinding], after: tuple[int, ...] | None, limit: int
+    store: Store, gallery: Gallery, report: HygieneReport, after: tuple[int, ...] | None, limit: int
 ) -> HygieneOut:
+    findings, recall = report.findings, report.recall
     start = 0 if after is None else bisect_right(findings, after, key=sort_key)
     shown = findings[start : start + limit]
     more = start + limit < len(findings)
-    subjects = store.subjects.by_pk(gallery, sorted({pk for finding in shown for pk in finding.subjects}))
-    templates = store.templates.by_pk(gallery, sorted({pk for finding in shown for pk in finding.templates}))
+    named = [*shown, *report.nearest]
+    subjects = store.subjects.by_pk(gallery, sorted({pk for finding in named for pk in finding.subjects}))
+    templates = store.templates.by_pk(gallery, sorted({pk for finding in named for pk in finding.templates}))
+
+    def present(part: Sequence[HygieneFinding]) -> list[FindingOut]:
+        # Leave out subjects and templates that were deleted since the snapshot.
+        return [
+            _finding_out(finding, subjects, templates)
+            for finding in part
+            if subjects.keys() >= set(finding.subjects) and templates.keys() >= set(finding.templates)
+        ]
+
     counts = Counter(finding.kind for finding in findings)
     return HygieneOut(
         gallery=gallery.name,
         total={kind: counts[kind] for kind in KINDS},
-        # Leave out subjects and templates that were deleted since the snapshot.
-        findings=[
-            _finding_out(finding, subjects, templates)
-            for finding in shown
-            if subjects.keys() >= set(finding.subjects) and templates.keys() >= set(finding.templates)
-        ],
+        findings=present(shown),
+        nearest=present(report.nearest),
+        expected_recall=None if recall is None else round(recall.value, 3),
+        expected_recall_low=None if recall is None else round(recall.low, 3),
+        expected_recall_high=None if recall is None else round(recall.high, 3),
         next=seal_cursor(gallery.seal, *sort_key(shown[-1])) if more else None,
     )
 
@@ -199,6 +197,7 @@ def _finding_out(finding: HygieneFinding, subjects: dict[int, Subject], template
         ],
         similarity=_round_similarity(finding.similarity),
         chance=finding.chance,
+        odds=None if finding.odds is None else float(f"{finding.odds:.3g}"),
         own_similarity=_round_similarity(finding.own_similarity),
         belongs_to=None if finding.belongs_to is None else subjects[finding.belongs_to].id,
         action=finding.action,

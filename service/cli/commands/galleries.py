@@ -21,10 +21,11 @@ from service.cli.options import AsJson, CommandGroup, GalleryArgument, RiskOptio
 from service.cli.remedies import remedy_lines
 from service.cli.terminal import EXIT_NO, print_json, print_line, print_table, progress_bar, require_confirmation
 from service.core.atomic_files import atomic_write
-from service.core.text import format_odds
+from service.core.text import format_ratio
 
 if TYPE_CHECKING:
     from kith.wire.galleries import GalleryOut, GalleryStatsOut
+    from kith.wire.hygiene import FindingOut, HygieneOut
 
 app = CommandGroup(help="Manage galleries: their subjects, risk and settings.", no_args_is_help=True)
 MAX_FINDINGS_PER_REQUEST: Final = 1000
@@ -156,21 +157,37 @@ def hygiene(
     if server.as_json:
         print_json(report)
         return
-    table = Table("Finding", "Subjects", Column("Templates", no_wrap=True), "Similarity", "By chance", leading=1)
-    for finding in report.findings:
-        table.add_row(
-            finding.kind.replace("_", " "),
-            escape("\n".join(s.subject if s.name is None else f"{s.subject} ({s.name})" for s in finding.subjects)),
-            "\n".join(t.template for t in finding.templates),
-            "" if finding.similarity is None else f"{finding.similarity:.3f}",
-            "" if finding.chance is None else format_odds(finding.chance),
-        )
+    _print_hygiene(report)
+
+
+def _print_hygiene(report: HygieneOut) -> None:
     if report.findings:
-        print_table(table)
+        print_table(_findings_table(report.findings))
     for kind, action in {(finding.kind, finding.action): None for finding in report.findings}:
         print_line(f"{kind.replace('_', ' ')}: {action}")
     counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in report.total.items() if count)
     print_line(f"Showing {len(report.findings)} findings of {counts}" if counts else "No findings")
+    if report.expected_recall is not None:
+        print_line(
+            f"This recognizer is expected to find {report.expected_recall:.0%} of the duplicates in this gallery "
+            f"(95 % interval: {report.expected_recall_low:.0%} to {report.expected_recall_high:.0%})."
+        )
+    if report.nearest:
+        print_line("Nearest other pairs, however unlikely. Compare their photos.")
+        print_table(_findings_table(report.nearest, "nearest pair"))
+
+
+def _findings_table(findings: list[FindingOut], kind: str | None = None) -> Table:
+    table = Table("Finding", "Subjects", Column("Templates", no_wrap=True), "Similarity", "Odds", leading=1)
+    for finding in findings:
+        table.add_row(
+            kind or finding.kind.replace("_", " "),
+            escape("\n".join(s.subject if s.name is None else f"{s.subject} ({s.name})" for s in finding.subjects)),
+            "\n".join(t.template for t in finding.templates),
+            "" if finding.similarity is None else f"{finding.similarity:.3f}",
+            "" if finding.odds is None else format_ratio(finding.odds),
+        )
+    return table
 
 
 @app.command()

@@ -4,7 +4,7 @@ import { call, galleryPath, subjectPath, templatePath } from "../api.js";
 import { Aside } from "../aside.js";
 import { fill, h, icon } from "../dom.js";
 import { merge, move } from "../merging.js";
-import { counted, oneIn, whole } from "../numbers.js";
+import { counted, inHundred, ratio, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
 import { button, confirmed, empty, linkButton, loading, problemBox, waiting } from "../ui.js";
 
@@ -65,10 +65,11 @@ async function report(gallery, limit, signal, again) {
       linkButton("Enroll a person", `#/enroll?gallery=${encodeURIComponent(gallery)}`, { kind: "primary", icon: "enroll" }),
     );
   const aside = new Aside(gallery);
-  if (found.next === null) aside.keepOf(found.findings);
+  if (found.next === null) aside.keepOf([...found.findings, ...found.nearest]);
   const open = found.findings.filter((finding) => !aside.has(finding));
   const kinds = Object.keys(KINDS).filter((kind) => open.some((finding) => finding.kind === kind));
-  const hidden = found.findings.length - open.length;
+  const nearest = found.nearest.filter((finding) => !aside.has(finding));
+  const hidden = found.findings.length - open.length + found.nearest.length - nearest.length;
   return [
     h(
       "div",
@@ -90,10 +91,18 @@ async function report(gallery, limit, signal, again) {
     open.length === 0 &&
       empty(
         "check",
-        "Nothing to do",
-        "There are no duplicates, and all photos of each person agree. Check again after new enrollments.",
+        all === 0 ? "No findings" : "All findings are dismissed",
+        "Compare the nearest pairs below: the recognizer does not find every duplicate. Check again after new enrollments.",
       ),
-    open.length > 0 &&
+    found.expected_recall !== null &&
+      h(
+        "p",
+        {},
+        "This recognizer is expected to find ",
+        h("strong", {}, inHundred(found.expected_recall)),
+        ` duplicates in this gallery (95 % interval: ${inHundred(found.expected_recall_low)} to ${inHundred(found.expected_recall_high)}).`,
+      ),
+    (open.length > 0 || nearest.length > 0) &&
       !settings.keep_crops &&
       h(
         "p",
@@ -112,6 +121,22 @@ async function report(gallery, limit, signal, again) {
         aside,
       ),
     ),
+    nearest.length > 0 &&
+      h(
+        "section",
+        { class: "stack", "aria-label": "Nearest pairs" },
+        h(
+          "div",
+          {},
+          h("h2", {}, "Nearest pairs"),
+          h("p", { class: "lead" }, "The next similar people, probably different. Only a person can tell: compare their photos."),
+        ),
+        h(
+          "ul",
+          { class: "stack" },
+          nearest.map((finding) => h("li", {}, card(gallery, finding, settings, aside))),
+        ),
+      ),
     found.next !== null &&
       h(
         "div",
@@ -230,20 +255,18 @@ function headline(gallery, { subjects, kind }) {
   ]);
 }
 
-function told({ kind, subjects, chance, similarity, own_similarity: own, belongs_to: belongs, templates }) {
-  const rare =
-    chance === null
-      ? ""
-      : `${chance < 1e-9 ? "Fewer than 1 in 1,000,000,000" : oneIn(chance)} pairs of different people are this similar. `;
+function told({ kind, subjects, odds, similarity, own_similarity: own, belongs_to: belongs, templates }) {
+  const one = odds === null ? "" : `Odds that both are one person: ${ratio(odds)}. `;
+  const wrong = odds === null ? "" : `Odds that the photo shows another person: ${ratio(odds)}. `;
   const exact = [similarity !== null && `similarity ${similarity}`, own !== null && `to its person ${own}`]
     .filter(Boolean)
     .join(", ");
   const other =
     belongs === null ? null : called(subjects.find((one) => one.subject === belongs) ?? { subject: belongs });
   const text = {
-    duplicate_subjects: rare,
-    lookalikes: rare,
-    mislabeled_template: other === null ? "It is not similar to any other person. " : `It looks like ${other}. ${rare}`,
+    duplicate_subjects: one,
+    lookalikes: one,
+    mislabeled_template: `${other === null ? "It is not similar to any other person. " : `It looks like ${other}. `}${wrong}`,
     inconsistent_subject: `${counted(templates.length, "photo")} of this person do not agree. `,
   }[kind];
   return [text, exact && h("span", { class: "hint" }, `(${exact})`)];

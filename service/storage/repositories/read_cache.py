@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from service.domain.gallery import Gallery, SubjectLabel
-from service.domain.hygiene import HygieneFinding
+from service.domain.hygiene import HygieneReport
 
 MAX_GALLERIES: Final = 1000
 MAX_NAMES: Final = 200_000
@@ -33,7 +33,7 @@ class Page:
     gallery: Gallery
     file_version: int | None
     names: dict[int, SubjectLabel] = field(default_factory=dict)
-    findings: Sequence[HygieneFinding] | None = None
+    findings: HygieneReport | None = None
 
 
 class ReadCache:
@@ -100,7 +100,7 @@ class ReadCache:
                 self._names -= len(other.names)
                 other.names = {}
 
-    def findings(self, gallery: Gallery, inspect: Callable[[], Sequence[HygieneFinding]]) -> Sequence[HygieneFinding]:
+    def findings(self, gallery: Gallery, inspect: Callable[[], HygieneReport]) -> HygieneReport:
         """Return the hygiene findings of this gallery version; call ``inspect`` if they are not cached."""
         page = self.page_of(gallery)
         if page is not None and page.findings is not None:
@@ -109,7 +109,7 @@ class ReadCache:
         self.add_findings(gallery, found)
         return found
 
-    def add_findings(self, gallery: Gallery, findings: Sequence[HygieneFinding]) -> None:
+    def add_findings(self, gallery: Gallery, findings: HygieneReport) -> None:
         """Cache findings unless the gallery changed or they exceed the limit; evict the oldest of other galleries."""
         with self._lock:
             page = self._pages.get(gallery.name)

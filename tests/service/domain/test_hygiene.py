@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,15 +11,18 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from kith import Kith
+from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
 from models.runtime.network import Float
 from service.cli.main import app
 from service.domain.gallery import Snapshot
-from service.domain.hygiene import HygieneFinding, HygieneThresholds, find_problems
+from service.domain.hygiene import LOOKALIKE_ODDS, MAX_NEAREST, HygieneFinding, HygieneReport, find_problems
 from tests.conftest import jpeg
+from training.evaluation.embedding import Embedder
 
 DIMENSION = 256
-LEVELS = HygieneThresholds(duplicate=0.6, near=0.5, lookalike=0.5, unlike=0.35)
+OTHERS = 40
+"""Other people in the gallery, whose similarities spread as in the calibration."""
 
 
 def person(number: int) -> Float:
@@ -32,14 +36,22 @@ def photo(of: Float, number: int, likeness: float = 0.9) -> Float:
     return np.asarray(likeness * of + np.sqrt(1 - likeness**2) * other, np.float32)
 
 
-def report(
-    calibration: Calibration, *subjects: list[Float], levels: HygieneThresholds = LEVELS
-) -> list[HygieneFinding]:
-    """Subjects are numbered from 0; so are templates, in order."""
+def report(calibration: Calibration, *subjects: list[Float]) -> list[HygieneFinding]:
+    """Subjects are numbered from 0; so are templates, in order. Others follow."""
+    return list(inspected(calibration, *subjects).findings)
+
+
+def inspected(calibration: Calibration, *subjects: list[Float]) -> HygieneReport:
+    others = np.random.default_rng(0).normal(size=(OTHERS, DIMENSION)).astype(np.float32)
+    others[:, :100] = 0
+    others /= np.linalg.norm(others, axis=1, keepdims=True)
+    return find_problems(snapshot_of([*subjects, *([vector] for vector in others)]), calibration)
+
+
+def snapshot_of(subjects: list[list[Float]]) -> Snapshot:
     vectors = np.stack([vector for subject in subjects for vector in subject])
     pks = np.array([pk for pk, subject in enumerate(subjects) for _ in subject])
-    snapshot = Snapshot(1, np.arange(len(pks)), pks, vectors, np.full(len(pks), np.nan, np.float32))
-    return find_problems(snapshot, calibration, levels)
+    return Snapshot(1, np.arange(len(pks)), pks, vectors, np.full(len(pks), np.nan, np.float32))
 
 
 A, B, C = person(0), person(1), person(2)
@@ -52,7 +64,7 @@ def test_a_sound_gallery_has_nothing(calibration: Calibration) -> None:
 def test_an_empty_gallery_has_nothing(calibration: Calibration) -> None:
     empty = np.empty(0, np.int64)
     snapshot = Snapshot(0, empty, empty, np.empty((0, DIMENSION), np.float32), np.empty(0, np.float32))
-    assert find_problems(snapshot, calibration, LEVELS) == []
+    assert find_problems(snapshot, calibration) == HygieneReport([], [], None)
 
 
 @pytest.mark.parametrize(("left", "right"), [(1, 1), (1, 3), (2, 4)])
@@ -67,7 +79,8 @@ def test_a_person_under_two_ids_is_a_duplicate_and_nothing_else(
     )
     assert (found.kind, found.subjects, found.belongs_to) == ("duplicate_subjects", (0, 1), None)
     assert found.similarity == pytest.approx(0.81, abs=1e-5)
-    assert found.chance == calibration.fmr(found.similarity or 0).value
+    assert (found.chance or 0) < 1e-4
+    assert (found.odds or 0) > 100
     assert found.templates[0] < left <= found.templates[1]
 
 
@@ -121,7 +134,7 @@ def test_a_poor_photo_is_held_by_one_that_is_like_it(calibration: Calibration) -
 
 
 def test_lookalikes_come_last_and_the_surest_first(calibration: Calibration) -> None:
-    alike = np.asarray(0.55 * A + np.sqrt(1 - 0.55**2) * B, np.float32)
+    alike = np.asarray(0.36 * A + np.sqrt(1 - 0.36**2) * B, np.float32)
     found = report(calibration, [A], [alike], [photo(C, 0)], [photo(C, 1)], [person(3)], [photo(person(3), 2)])
     assert [(f.kind, f.subjects) for f in found] == [
         ("duplicate_subjects", (4, 5)),
@@ -140,7 +153,7 @@ def test_blocks_do_not_change_the_report(calibration: Calibration, monkeypatch: 
     snapshot = Snapshot(1, np.arange(180), pks, vectors, np.full(180, np.nan, np.float32))
 
     def found() -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-        return [(f.kind, f.subjects, f.templates) for f in find_problems(snapshot, calibration, LEVELS)]
+        return [(f.kind, f.subjects, f.templates) for f in find_problems(snapshot, calibration).findings]
 
     whole = found()
     monkeypatch.setattr("service.domain.hygiene.BLOCK_ROWS", 7)
@@ -148,16 +161,43 @@ def test_blocks_do_not_change_the_report(calibration: Calibration, monkeypatch: 
     assert found() == whole
 
 
-def test_levels_rise_with_the_gallery(calibration: Calibration) -> None:
-    small, large = (HygieneThresholds.of(calibration, n) for n in (50, 5000))
-    assert small.unlike < small.near < small.duplicate
-    assert (large.unlike, large.near > small.near, large.duplicate > small.duplicate) == (small.unlike, True, True)
+def test_unlikely_pairs_are_listed_as_nearest(calibration: Calibration) -> None:
+    found = inspected(calibration, [A], [B])
+    assert found.findings == []
+    assert len(found.nearest) == MAX_NEAREST
+    odds = [pair.odds or 0 for pair in found.nearest]
+    assert odds == sorted(odds, reverse=True)
+    assert odds[0] < LOOKALIKE_ODDS
 
 
-def test_a_loose_threshold_makes_more_lookalikes_but_not_everybody(calibration: Calibration) -> None:
-    usual, loose, absurd = (HygieneThresholds.of(calibration, 100, accept) for accept in (1.0, 0.3, -1.0))
-    assert usual.lookalike == usual.near > loose.lookalike == 0.3 > absurd.lookalike
-    assert calibration.fmr(absurd.lookalike).value <= 0.06
+def test_two_subjects_are_the_nearest_pair(calibration: Calibration) -> None:
+    found = find_problems(snapshot_of([[A], [B]]), calibration)
+    assert [pair.subjects for pair in found.nearest] == [(0, 1)]
+    assert found.recall is not None
+
+
+def test_expected_recall_is_that_of_same_person_pairs(calibration: Calibration) -> None:
+    found = inspected(calibration).recall
+    assert found is not None
+    assert found.low < found.value < found.high
+    assert found.value == pytest.approx(0.85, abs=0.12)  # mates at N(0.6, 0.15)
+    assert inspected(calibration, *([photo(person(i), 2 * i), photo(person(i), 2 * i + 1)] for i in range(50))).recall
+
+
+@pytest.mark.parametrize("size", [6, 46])
+def test_a_person_enrolled_twice_is_listed_where_the_recognizer_cannot_tell(
+    data: Path, pack: ModelPack, size: int
+) -> None:
+    images = data / "lfw" / "images"
+    people = [folder for folder in sorted(images.iterdir()) if folder.name[0] in "BC"][: size - 2]
+    twice = [images / "Tony_Blair" / f"Tony_Blair_{number:04}.jpg" for number in (1, 5)]
+    vectors, found = Embedder(pack).embed([*twice, *(sorted(folder.iterdir())[0] for folder in people)])
+    assert found.all()
+    assert pack.calibration is not None
+    listed = find_problems(snapshot_of([[vector] for vector in vectors]), Calibration.from_document(pack.calibration))
+    assert (0, 1) in [pair.subjects for pair in (*listed.findings, *listed.nearest)]
+    assert listed.recall is not None
+    assert 0.1 < listed.recall.value < 0.7
 
 
 def test_over_http(
@@ -167,7 +207,10 @@ def test_over_http(
     kith.put_subject(gallery, "eileen", name="Eileen Collins")
     (enrolled,) = kith.enroll(gallery, "eileen", jpeg(astronaut)).results
     kith.enroll(gallery, "tom", jpeg(actor))
-    assert kith.hygiene(gallery).findings == []
+    before = kith.hygiene(gallery)
+    assert before.findings == []
+    assert [{s.subject for s in pair.subjects} for pair in before.nearest] == [{"eileen", "tom"}]
+    assert (before.expected_recall or 0) > 0
     kith.enroll(gallery, "twin", mirrored, allow_duplicate=True)
     report = kith.hygiene(gallery)
     (found,) = report.findings

@@ -24,7 +24,7 @@ from service.domain.decision import RiskTarget
 from service.domain.evidence import impostor_evidence
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, StoredEvidence, SubjectLabel
 from service.domain.gallery_items import GalleryItems, validate_items
-from service.domain.hygiene import HygieneFinding
+from service.domain.hygiene import HygieneFinding, HygieneReport
 from service.index.follower import Followers
 from service.index.replicas import in_process
 from service.security.sealing import Seal, new_key
@@ -367,14 +367,16 @@ def test_the_cache_is_bounded() -> None:
     assert not last.names and kept.page("g4") is last and kept.page("g3") is pages[3]
 
 
-def found_of(keys: Sequence[int]) -> list[HygieneFinding]:
-    return [HygieneFinding("lookalikes", (key, key + 1), (key, key + 1), 0.5, 0.1, None, None, "look") for key in keys]
+def found_of(keys: Sequence[int]) -> HygieneReport:
+    pairs = [(key, key + 1) for key in keys]
+    found = [HygieneFinding("lookalikes", pair, pair, 0.5, 0.1, 0.2, None, None, "look", 0.5) for pair in pairs]
+    return HygieneReport(found, [], None)
 
 
 def test_findings_are_of_one_version_and_bounded() -> None:
     kept = ReadCache(max_findings=10)
 
-    def cached(gallery: Gallery) -> Sequence[HygieneFinding] | None:
+    def cached(gallery: Gallery) -> HygieneReport | None:
         page = kept.page_of(gallery)
         return None if page is None else page.findings
 
@@ -397,10 +399,10 @@ def test_a_report_is_computed_again_after_any_write(database_url: DatabaseUrl, r
     url = database_url()
     with process(url) as one, process(url) as two:
         template, *_ = filled(one.store, "g", rng)
-        kept, reports = ReadCache(), list[list[HygieneFinding]]()
+        kept, reports = ReadCache(), list[HygieneReport]()
         store = Store(one.database, kept)
 
-        def inspect() -> list[HygieneFinding]:
+        def inspect() -> HygieneReport:
             reports.append(found_of(range(2)))
             return reports[-1]
 
