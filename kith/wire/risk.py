@@ -65,6 +65,14 @@ class HoldoutCheckOut(BaseModel):
     observed: int
 
 
+class MoveOut(BaseModel):
+    """Latest move of the threshold. The audit has all."""
+
+    before: float | None = Field(description="Null for the first estimate.")
+    after: float | None
+    reason: str
+
+
 class GalleryRiskOut(BaseModel):
     gallery: str
     fusion: Fusion
@@ -81,6 +89,7 @@ class GalleryRiskOut(BaseModel):
     targets: list[TargetOut]
     curve: list[PointOut]
     check: HoldoutCheckOut | None
+    last_move: MoveOut | None = Field(None, description="Why the threshold moved, in words.")
     warnings: list[RiskWarning] = Field(
         default_factory=list,
         description="photos_of_one_sitting: the photos of most subjects look like one sitting's, so 'fnir' holds for "

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from kith.wire.risk import EvidenceOut, GalleryRiskOut, HoldoutCheckOut, PointOut, TargetOut
+from kith.wire.risk import EvidenceOut, GalleryRiskOut, HoldoutCheckOut, MoveOut, PointOut, TargetOut
 from service.api.http.context import Context, ContextDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath
@@ -16,6 +16,7 @@ from service.domain import risk_report
 from service.domain.decision import thresholds_for
 from service.domain.gallery import Gallery
 from service.schemas.risk import Probability, to_threshold_out
+from service.services.gallery_risks import THRESHOLD_MOVED
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries/{gallery}", tags=["risk"], responses=PROBLEMS)
 Targets = Annotated[list[Probability], Query(max_length=20, description="FPIR targets; repeatable.")]
@@ -85,5 +86,14 @@ def _report(context: Context, gallery: Gallery, targets: list[float]) -> Gallery
         ],
         curve=[PointOut(**vars(point)) for point in risk_report.fpir_curve(known.comparisons(subjects), curve)],
         check=HoldoutCheckOut(**vars(risk_report.check_maxima(risk.evidence, curve))) if risk else None,
+        last_move=_last_move(context, gallery),
         warnings=risk_report.warnings(risk),
     )
+
+
+def _last_move(context: Context, gallery: Gallery) -> MoveOut | None:
+    details = context.store.evidence.last_event(gallery, THRESHOLD_MOVED)
+    if "reason" not in details:
+        return None  # none, or one of an earlier release
+    before, after = ((details.get(when) or {}).get("threshold") for when in ("before", "after"))
+    return MoveOut(before=before, after=after, reason=details["reason"])

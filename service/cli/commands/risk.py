@@ -126,6 +126,9 @@ def _print_risk(report: GalleryRiskOut) -> None:
             f"Cross-check: {check.observed} of {check.probes} subjects, left out and searched for, reach the threshold "
             f"of FPIR {check.fpir:.0%}; expected {check.expected:.1f}"
         )
+    if (move := report.last_move) is not None and move.after is not None:
+        before = "" if move.before is None else f"from {_format_threshold(move.before)} "
+        print_line(f"The threshold moved {before}to {_format_threshold(move.after)}. {move.reason}")
     for warning in report.warnings:
         print_line(f"Warning: {WARNINGS[warning]}")
     print_line(risk_text(report, stdout_console().width))

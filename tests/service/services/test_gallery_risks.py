@@ -179,6 +179,8 @@ def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(
     assert lines[0].details["risk"] == {"fpir": 0.001}
     assert lines[0].details["reason"].startswith("More people are enrolled: 14 instead of ")
     assert lines[-1].details["reason"] == "The first estimate from the photos of this gallery."
+    assert after.last_move is not None
+    assert (after.last_move.after, after.last_move.reason) == (after.threshold, lines[0].details["reason"])
     # An unbroken chain: what one line leaves, the next one finds.
     for later, earlier in itertools.pairwise(lines):
         assert later.details["before"] == earlier.details["after"]
