@@ -22,6 +22,7 @@ from service.domain.gallery import GalleryCounts
 from service.observability.drift import WINDOW, Decided, Watches
 from service.observability.logs import TEXT, JsonLines
 from service.observability.metrics import Metrics
+from service.observability.probe_windows import ProbeWindows
 from service.observability.tracing import Tracing
 from service.services.metrics_export import BuildInfo, MetricsExport
 from service.services.status import Lag, Sample, Samples
@@ -114,7 +115,7 @@ def _telemetry(galleries: int) -> MetricsExport:
     lags, sizes = dict.fromkeys(names, Lag(0, 0)), GalleryCounts(galleries, 1, 1, dict.fromkeys(names, (1, 1)))
     samples = Samples(lambda: Sample(time.time(), {}, sizes, {}, lags), fresh_s=float("inf"))
     samples.latest()
-    return MetricsExport(BuildInfo("0", "pack", {}), metrics, watches, [], lambda: (0, 0), samples, 100)
+    return MetricsExport(BuildInfo("0", "pack", {}), metrics, watches, [], lambda: (0, 0), samples, 100, ProbeWindows())
 
 
 def _stage_of(metrics: Metrics, stage: Any) -> None:

@@ -322,6 +322,7 @@ class _ContextBuilder:
             audit_backlog=self.audit.backlog,
             samples=self.samples,
             max_galleries=max_galleries,
+            windows=self.pipeline.windows,
         )
 
     async def start_jobs(self) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.risk.calibration import BIN_COUNT, BIN_WIDTH, EDGES, Ints, bin_indices, count_at_or_above
+from models.risk.panel import Panel
 from models.risk.tails import Floats
 
 Counts = NDArray[np.integer[Any]]
@@ -146,6 +147,7 @@ class ImpostorEvidence:
         probes: number of probes.
         subjects: number of subjects in the gallery.
         templates: number of templates, if the fusion rule averages their vectors; else ``subjects``.
+        panel: subjects that probes are compared with, to find probes unlike the gallery; None for small galleries.
     """
 
     raw: PairScores
@@ -155,10 +157,17 @@ class ImpostorEvidence:
     probes: int
     subjects: int
     templates: int
+    panel: Panel | None = None
 
     @classmethod
     def of(
-        cls, histograms: Counts, nearest: Floats, subjects: int, templates: int, genuine: GenuineProbes | None = None
+        cls,
+        histograms: Counts,
+        nearest: Floats,
+        subjects: int,
+        templates: int,
+        genuine: GenuineProbes | None = None,
+        panel: Panel | None = None,
     ) -> Self:
         """Summarize the searches.
 
@@ -173,7 +182,7 @@ class ImpostorEvidence:
         adjusted = nearest[:, 0] - RIVAL_WEIGHT * (nearest[:, 1] - rival)
         pairs = PairScores.of(_adjusted_histograms(histograms, nearest[:, 0], adjusted, rival), adjusted)
         own = _genuine_scores(genuine or GenuineProbes.none(len(nearest)), nearest[:, 0], rival)
-        return cls(raw, pairs, rival, own, len(nearest), subjects, templates)
+        return cls(raw, pairs, rival, own, len(nearest), subjects, templates, panel)
 
     @property
     def pairs(self) -> int:
@@ -192,6 +201,8 @@ class ImpostorEvidence:
         if self.adjusted is not None and self.genuine is not None:
             document["adjusted"] = {**self.adjusted.document(), "rival": self.rival}
             document["genuine"] = self.genuine.document()
+        if self.panel is not None:
+            document["panel"] = self.panel.document()
         return {**document, "templates": self.templates}
 
     @classmethod
@@ -204,7 +215,8 @@ class ImpostorEvidence:
             rival = float(document["adjusted"]["rival"])
         probes, subjects = int(document["probes"]), int(document["subjects"])
         templates = int(document.get("templates", subjects))
-        return cls(PairScores.from_document(document), adjusted, rival, genuine, probes, subjects, templates)
+        panel = Panel.from_document(document["panel"]) if "panel" in document else None
+        return cls(PairScores.from_document(document), adjusted, rival, genuine, probes, subjects, templates, panel)
 
 
 def _adjusted_histograms(histograms: Counts, best: Floats, adjusted: Floats, rival: float) -> Counts:

@@ -87,10 +87,12 @@ class ScorePrior:
 
 @dataclass(frozen=True, eq=False)
 class NormalFit:
-    """Fitted curve, and the share of its place and width that the scores themselves, not the prior, determine."""
+    """Fitted curve, the power of its scale, and the share of its place and width that the scores, not the prior,
+    determine."""
 
     curve: FmrCurve
     own_share: float
+    power: float
 
 
 def fit_normal(
@@ -128,7 +130,7 @@ def fit_normal(
     last = float(EDGES[supported[-1]]) if len(supported) else -1.0
     # The expected rate, not the most probable one: an error of the fit upwards outweighs one downwards.
     expected = np.exp(np.minimum(0.0, logs + np.minimum(variances, MAX_VARIANCE) / 2))
-    return NormalFit(FmrCurve(expected, variances, last, np.exp(logs)), own_share)
+    return NormalFit(FmrCurve(expected, variances, last, np.exp(logs)), own_share, power)
 
 
 def _unknown_power(shares: Floats) -> float:
@@ -155,11 +157,18 @@ def _quantile(shares: Floats, level: float) -> float:
     return float(np.interp(-level, -shares, EDGES))
 
 
-def _transform(similarities: Floats, power: NDArray[np.float64] | float) -> Floats:
+def to_scale(similarities: Floats, power: NDArray[np.float64] | float) -> Floats:
     """Return u(t), broadcast over ``similarities`` and ``power``."""
     logs = np.log(np.maximum(1 - similarities, SMALLEST_GAP))
     safe = np.where(np.abs(power) < 1e-9, 1e-9, power)
     return np.asarray(-np.expm1(safe * logs) / safe)
+
+
+def from_scale(u: Floats, power: float) -> Floats:
+    """Return the similarities t with u(t) = ``u``, at most 1."""
+    safe = power if abs(power) >= 1e-9 else 1e-9
+    logs = np.log(np.maximum(1 - safe * u, 1e-300)) / safe
+    return np.asarray(1 - np.exp(np.minimum(logs, math.log(2))))
 
 
 def _choose_power(
@@ -168,7 +177,7 @@ def _choose_power(
     """Return the power on whose scale the known quantiles are most nearly normal, and its standard deviation."""
     levels = np.array(LEVELS)[known]
     similarities = np.interp(-levels, -shares, EDGES)
-    u = _transform(similarities[None], POWERS[:, None])
+    u = to_scale(similarities[None], POWERS[:, None])
     x, y = u - u.mean(1, keepdims=True), _PROBITS[known] - _PROBITS[known].mean()
     spread = (x**2).sum(1)
     residuals = (y**2).sum() - np.where(spread > 0, (x @ y) ** 2 / np.maximum(spread, 1e-300), 0.0)
@@ -182,9 +191,9 @@ def _choose_power(
 
 def _standard_scale(shares: Floats, power: float) -> Floats:
     """Return z at EDGES: 0 at the median of ``shares``, the normal quantile at UPPER_LEVEL."""
-    u = _transform(EDGES, power)
+    u = to_scale(EDGES, power)
     at = np.array([_quantile(shares, level) for level in (0.5, UPPER_LEVEL)])
-    middle, upper = _transform(at, power).tolist()
+    middle, upper = to_scale(at, power).tolist()
     return np.asarray((u - middle) * _UPPER_Z / max(upper - middle, 1e-6))
 
 

@@ -99,7 +99,11 @@ export function identity(result, gallery, subjects) {
       if (!first && subjects === 0) return { title: "The gallery is empty", text: `“${gallery}” has no enrolled people yet.` };
       return {
         title: "No match",
-        text: join(`No person in “${gallery}” is similar enough to this face.`, likely && `A stranger is this similar ${likely}.`),
+        text: join(
+          `No person in “${gallery}” is similar enough to this face.`,
+          likely && `A stranger is this similar ${likely}.`,
+          (result.reasons ?? []).includes("probes_unlike_gallery") && reason("probes_unlike_gallery"),
+        ),
       };
     case "rejected_quality":
       return { title: "Photo quality too low", text: "Kith did not search for this face: the answer would be a guess." };
@@ -162,6 +166,8 @@ export function reason(name, face, gate) {
       return "The photo shows too little around the face to check for a live person. Step back from the camera.";
     case "risk_out_of_reach":
       return "No similarity is enough for this risk. Choose a less strict setting.";
+    case "probes_unlike_gallery":
+      return "Recent photos are unlike the enrolled ones, so more similarity is needed. Enroll photos from this camera.";
     case "no_face":
       return "No face was found.";
     default:

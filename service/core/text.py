@@ -24,6 +24,7 @@ REASON_WORDS: Final = {
     "yaw": "turned away",
     "not_judged": "too little space around it",
     "risk_out_of_reach": "no similarity meets the risk",
+    "probes_unlike_gallery": "probes unlike the enrolled photos raised the threshold",
 }
 
 

@@ -11,6 +11,8 @@ import numpy as np
 
 from models.risk.calibration import UNREACHABLE_SIMILARITY, FmrCurve, Threshold, fmr_for_fpir, fpir_from_fmr
 from models.risk.impostor_evidence import MIN_ADJUSTED_SUBJECTS, RIVAL_WEIGHT, rival_adjusted
+from models.risk.panel import Panel, RowLevels
+from models.risk.probe_shift import ProbeShift
 from models.vision.quality_gate import LivenessVerdict
 from service.core.errors import RiskUncalibratedError
 
@@ -24,6 +26,8 @@ REVIEW_FACTOR: Final = 10.0
 """Review risk as a multiple of the target risk. Between the two, the outcome is 'uncertain'."""
 MAX_REVIEW_RISK: Final = 0.5
 MEDIAN_FPIR: Final = 0.5
+UNLIKE_FACTOR: Final = 2.0
+"""Risk of recent probes at the usual threshold, as a multiple of the accepted risk, that callers are told of."""
 SIMILARITY_STEP: Final = 0.05
 """Rounding step of similarities for callers that may not export templates; applied to photos only.
 
@@ -47,12 +51,15 @@ class RiskTarget:
 class RivalRisk:
     """Score curve of rival-adjusted similarities (:mod:`models.risk.impostor_evidence`).
 
-    ``rival`` is the median of the best similarities of non-mated searches among ``subjects``.
+    ``rival`` is the median of the best similarities of non-mated searches among ``subjects``, ``power`` that of the
+    curve's scale. ``panel``: subjects that probes are compared with; None: the gallery is too small.
     """
 
     curve: FmrCurve
     rival: float
     subjects: int
+    power: float
+    panel: Panel | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,18 @@ class ImpostorRisk:
     search: RivalRisk | None = None
     min_fmr: float = 0.0
     """Smallest FMR that the pairs behind the curve support. Smaller ones are not shown."""
+    shift: ProbeShift | None = None
+    """Map of scores for recent probes that are unlike the gallery."""
+
+    def for_probes(self, levels: RowLevels | None) -> ImpostorRisk:
+        """Return the risk for probes with these levels against the panel; None: too few are known."""
+        if levels is None or self.search is None or self.search.panel is None:
+            return self
+        return replace(self, shift=ProbeShift.between(self.search.power, self.search.panel.levels, levels))
+
+    def raised(self, score: float) -> float:
+        """Return a score for photos like the gallery's, raised for the recent probes."""
+        return score if self.shift is None else self.shift.raised(score)
 
     def comparisons(self, subjects: int) -> int:
         return math.ceil(subjects * self.comparisons_per_subject)
@@ -86,7 +105,7 @@ class ImpostorRisk:
             self.curve.threshold_at_fmr(fmr_for_fpir(MEDIAN_FPIR, count)).similarity
             for count in (self.search.subjects, subjects)
         )
-        return self.search.rival + asked - known
+        return self.raised(self.search.rival + asked - known)
 
     def curve_of(self, subjects: int) -> FmrCurve:
         """Return the curve for a search of ``subjects``."""
@@ -97,7 +116,8 @@ class ImpostorRisk:
 class Thresholds:
     """Scores for a risk target: from ``accept`` a match, from ``review`` uncertain.
 
-    ``rival``: the scores are similarities adjusted to this rival; None: they are similarities.
+    ``rival``: the scores are similarities adjusted to this rival; None: they are similarities. ``unlike_gallery``:
+    without a raised ``accept``, recent probes would have UNLIKE_FACTOR times the accepted risk.
     """
 
     accept: float
@@ -105,6 +125,7 @@ class Thresholds:
     source: CalibrationSource | Literal["explicit"]
     extrapolated: bool
     rival: float | None = None
+    unlike_gallery: bool = False
 
     @property
     def out_of_reach(self) -> bool:
@@ -175,15 +196,23 @@ def thresholds_for(
     if known is None:
         raise RiskUncalibratedError(f"no threshold for {target.kind} {target.value:g}")
 
+    curve = known.curve if target.kind == "fmr" else known.curve_of(comparisons)
+
+    def fmr_of(risk: float) -> float:
+        return risk if target.kind == "fmr" else fmr_for_fpir(risk, known.comparisons(comparisons))
+
     def at(risk: float) -> Threshold:
-        if target.kind == "fmr":
-            return known.curve.threshold_at_fmr(risk)
-        return known.curve_of(comparisons).threshold_at_fmr(fmr_for_fpir(risk, known.comparisons(comparisons)))
+        return curve.threshold_at_fmr(fmr_of(risk))
 
     accept = at(target.value)
     review = at(max(target.value, min(MAX_REVIEW_RISK, target.value * review_factor)))
     rival = known.rival_of(comparisons) if target.kind == "fpir" else None
-    return Thresholds(accept.similarity, review.similarity, known.source, accept.extrapolated, rival)
+    raised = known.raised(accept.similarity)
+    unlike = False
+    if known.shift is not None and raised > accept.similarity:
+        usual = float(known.shift.original(np.array([accept.similarity]))[0])
+        unlike = curve.fmr(usual).value >= UNLIKE_FACTOR * fmr_of(target.value)
+    return Thresholds(raised, known.raised(review.similarity), known.source, accept.extrapolated, rival, unlike)
 
 
 def review_floor(own: RiskTarget, known: ImpostorRisk | None, comparisons: int, review_factor: float) -> float:
@@ -238,8 +267,10 @@ def false_alarm_probabilities(
     if known is None:
         return [None] * len(scores)
     curve = known.curve_of(comparisons) if adjusted else known.curve
-    subjects = known.comparisons(comparisons)
-    return [fpir_from_fmr(rate, subjects) for rate in curve.rates_at(np.asarray(scores)).tolist()]
+    subjects, places = known.comparisons(comparisons), np.asarray(scores, np.float64)
+    if known.shift is not None:
+        places = known.shift.original(places)
+    return [fpir_from_fmr(rate, subjects) for rate in curve.rates_at(places).tolist()]
 
 
 def shown_probability(chance: float | None, known: ImpostorRisk | None, comparisons: int) -> float | None:

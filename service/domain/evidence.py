@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from models.risk.calibration import BIN_COUNT
 from models.risk.impostor_evidence import GenuineProbes, ImpostorEvidence
+from models.risk.panel import MIN_PANEL_SUBJECTS, PANEL_SUBJECTS, Panel, RowLevels, row_levels
 from models.runtime.network import Float
 from service.domain.fusion import VECTOR_FUSIONS, Fusion, fuse_similarities, subject_vectors
 from service.domain.gallery import Snapshot
@@ -27,7 +28,9 @@ def impostor_evidence(snapshot: Snapshot, fusion: Fusion) -> ImpostorEvidence:
     only. So all processes draw the same sample, and adding or removing a subject hardly changes it.
     """
     pks, first, templates = np.unique(snapshot.subject_pks, return_index=True, return_counts=True)
-    drawn = np.sort(np.argsort(_hashes(pks), kind="stable")[:MAX_PROBES]) if len(pks) > 1 else np.empty(0, np.int64)
+    sample = np.argsort(_hashes(pks), kind="stable") if len(pks) > 1 else np.empty(0, np.int64)
+    drawn, panel = np.sort(sample[:MAX_PROBES]), np.sort(sample[:PANEL_SUBJECTS])
+    levels = np.empty((len(drawn), 2))
     fuse = _fusion_function(snapshot, fusion)
     histograms = np.zeros((len(drawn), BIN_COUNT), np.int32)
     nearest = np.empty((len(drawn), 2))
@@ -36,6 +39,8 @@ def impostor_evidence(snapshot: Snapshot, fusion: Fusion) -> ImpostorEvidence:
         rows = drawn[start : start + size]
         similarities = fuse(snapshot.vectors[first[rows]])
         for i, (row, own) in enumerate(zip(similarities, rows, strict=True), start):
+            if len(pks) >= MIN_PANEL_SUBJECTS:
+                levels[i] = row_levels(row[None, panel[panel != own]])[0]
             row[own] = -1.0
             histograms[i] = _fast_histogram(row)
             histograms[i, 0] -= 1  # the own subject
@@ -44,8 +49,9 @@ def impostor_evidence(snapshot: Snapshot, fusion: Fusion) -> ImpostorEvidence:
             row[best] = -1.0
             nearest[i, 1] = row.max()
     genuine = _genuine_probes(snapshot, fusion, first[drawn], templates[drawn])
+    compared = Panel(pks[panel], RowLevels.of(levels)) if len(pks) >= MIN_PANEL_SUBJECTS else None
     averaged = len(snapshot.vectors) if fusion in VECTOR_FUSIONS else len(pks)
-    return ImpostorEvidence.of(histograms, nearest, len(pks), averaged, genuine)
+    return ImpostorEvidence.of(histograms, nearest, len(pks), averaged, genuine, compared)
 
 
 def _fast_histogram(similarities: Float) -> NDArray[np.int64]:

@@ -12,8 +12,10 @@ from models.risk.calibration import EDGES, Calibration, FmrCurve, count_at_or_ab
 from models.risk.gallery_risk import GalleryRisk
 from models.risk.impostor_evidence import ImpostorEvidence
 from models.risk.miss_rate import MissRate, is_one_sitting, promised_misses
+from models.risk.panel import RowLevels
+from service.domain.decision import ImpostorRisk, RiskTarget, Thresholds, thresholds_for
 
-RiskWarning = Literal["photos_of_one_sitting", "people_unlike_calibration"]
+RiskWarning = Literal["photos_of_one_sitting", "people_unlike_calibration", "probes_unlike_gallery"]
 TARGETS: Final = (0.1, 0.01, 0.001, 0.0001)
 GROWTH_FACTOR: Final = 10
 """Growth of the gallery for which the report forecasts thresholds."""
@@ -94,12 +96,27 @@ def check_maxima(evidence: ImpostorEvidence, curve: FmrCurve) -> MaximaCheck:
     return MaximaCheck(CHECKED_FPIR, evidence.probes, CHECKED_FPIR * evidence.probes, observed)
 
 
-def warnings(risk: GalleryRisk | None) -> list[RiskWarning]:
-    """Return what limits the report's promises."""
+def thresholds_of_probes(
+    target: RiskTarget, known: ImpostorRisk, subjects: int, callers: Sequence[RowLevels]
+) -> Thresholds | None:
+    """Return the highest thresholds of the callers with recent probes; None if no probes raise them."""
+    usual = thresholds_for(target, known, subjects)
+    found = max(
+        (thresholds_for(target, known.for_probes(levels), subjects) for levels in callers),
+        key=lambda thresholds: thresholds.accept,
+        default=usual,
+    )
+    return found if found.accept > usual.accept else None
+
+
+def warnings(risk: GalleryRisk | None, probes: Thresholds | None) -> list[RiskWarning]:
+    """Return what limits the report's promises. ``probes``: result of :func:`thresholds_of_probes`."""
     if risk is None:
         return []
     found: list[RiskWarning] = ["photos_of_one_sitting"] if is_one_sitting(risk.evidence, risk.pack) else []
-    return [*found, "people_unlike_calibration"] if risk.is_unlike_pack() else found
+    if risk.is_unlike_pack():
+        found.append("people_unlike_calibration")
+    return [*found, "probes_unlike_gallery"] if probes is not None and probes.unlike_gallery else found
 
 
 def target_thresholds(

@@ -11,6 +11,7 @@ from service.domain.decision import IdentifyOutcome
 from service.inference.batcher import Batcher
 from service.observability.drift import DRIFT_DIGITS, STATES, Drift, Watches
 from service.observability.metrics import Metrics, ScrapeSeries
+from service.observability.probe_windows import ProbeWindows
 from service.services.status import Sample, Samples
 
 OTHERS: Final = "(others)"
@@ -38,6 +39,7 @@ class MetricsExport:
         audit_backlog: Callable[[], tuple[int, int]],
         samples: Samples,
         max_galleries: int,
+        windows: ProbeWindows,
     ) -> None:
         self._build = build
         self._metrics = metrics
@@ -46,12 +48,20 @@ class MetricsExport:
         self._audit_backlog = audit_backlog
         self._samples = samples
         self._max = max_galleries
+        self._windows = windows
 
     def text(self) -> bytes:
         """Return the Prometheus text format 0.0.4. Blocks for about a second at most."""
         series = ScrapeSeries()
         self._add_process(series)
         self._add_drift(series, list(self._watches.drifts().items()))
+        unlike = list(self._windows.unlike_galleries().items())[: self._max]
+        series.gauges(
+            "kith_probes_unlike_gallery",
+            "1 while recent probes would have twice the accepted risk at the usual threshold.",
+            ["gallery"],
+            [((name,), float(found)) for name, found in unlike],
+        )
         self._add_sample(series, self._samples.latest())
         return self._metrics.text() + series.text()
 

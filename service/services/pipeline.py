@@ -6,7 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar, TypeVarTuple
 
+import numpy as np
+
+from models.risk.panel import MIN_PANEL_SUBJECTS, Panel, row_levels
 from models.runtime.network import Float
+from service.core.actor import current_actor
 from service.domain.decision import (
     Candidate,
     Decision,
@@ -24,6 +28,7 @@ from service.domain.gallery import Gallery, Keys
 from service.index.catch_up import CatchUp
 from service.index.follower import Follower, Followers
 from service.inference.photo_pipeline import PhotoPipeline
+from service.observability.probe_windows import ProbeWindows
 from service.services.gallery_risks import GalleryRisks
 
 MAX_INLINE_PRODUCTS: Final = 500_000
@@ -93,6 +98,7 @@ class Pipeline:
         self.photos = photos
         self.metrics = photos.metrics
         self.risks = risks
+        self.windows = ProbeWindows()
         self._followers = followers
         self._catch_up = catch_up
 
@@ -104,12 +110,14 @@ class Pipeline:
         k: int,
         among: Keys | None = None,
         limited: bool = False,
+        watched: int = 0,
     ) -> list[Identification]:
         """Search for (q, d) unit vectors and decide on each.
 
         Args:
             among: ascending keys of the subjects to search; None: all.
             limited: raise thresholds to the review threshold of the gallery's own risk at least.
+            watched: number of probes, the first ones, that count as recent probes of the caller.
 
         Raises:
             RiskUncalibratedError: there is no threshold for this risk.
@@ -120,8 +128,14 @@ class Pipeline:
         few = len(probes) * min(gallery.templates, max(2, k)) <= MAX_INLINE_CANDIDATES
         with self.metrics.stage("search"):
             if small and few and among is None and follower.is_at(gallery.version) and self.risks.is_cached(gallery):
-                return self._identify(follower, gallery, probes, target, k, among, limited)
-            return await self.in_thread(self._identify, follower, gallery, probes, target, k, among, limited)
+                found = self._identify(follower, gallery, probes, target, k, among, limited)
+            else:
+                found = await self.in_thread(self._identify, follower, gallery, probes, target, k, among, limited)
+            known = found[0].known if found else None
+            panel = None if known is None or known.search is None else known.search.panel
+            if panel is not None and (wanted := self.windows.wanted(gallery, current_actor().name, watched)):
+                await self.in_thread(self._watch, follower, gallery, panel, probes[:wanted])
+            return found
 
     async def caught_up(self, gallery: Gallery) -> Follower:
         """Return the gallery's follower after it has applied all earlier writes, so that a search is short.
@@ -151,9 +165,13 @@ class Pipeline:
     ) -> list[Identification]:
         # At least two: the runner-up is needed to detect lookalikes.
         results, comparisons = follower.search(probes, max(2, k), among, gallery.version)
-        known = self.risks.of(gallery)
+        known, caller = self.risks.of(gallery), current_actor().name
+        if known is not None:
+            known = known.for_probes(self.windows.levels(gallery, caller))
         settings = gallery.settings
         thresholds = thresholds_for(target, known, comparisons, settings.review_factor)
+        if target == settings.risk:
+            self.windows.mark(gallery, caller, thresholds.unlike_gallery)
         floor = review_floor(settings.risk, known, comparisons, settings.review_factor)
         if limited:
             thresholds = thresholds.at_least(floor)
@@ -166,3 +184,11 @@ class Pipeline:
             near_miss = bool(candidates) and candidates[0].score >= floor and decision.outcome != "identified"
             identifications.append(Identification(decision, candidates[:k], thresholds, near_miss, known, comparisons))
         return identifications
+
+    def _watch(self, follower: Follower, gallery: Gallery, panel: Panel, probes: Float) -> None:
+        """Compare probes with the panel, and add them to the caller's window."""
+        results, _ = follower.search(probes, len(panel.subjects), panel.subjects, gallery.version)
+        rows = [[[hit.similarity for hit in hits]] for hits in results if len(hits) >= MIN_PANEL_SUBJECTS]
+        if rows:
+            levels = np.concatenate([row_levels(np.array(row)) for row in rows])
+            self.windows.add(gallery, current_actor().name, levels)

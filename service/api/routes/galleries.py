@@ -128,6 +128,7 @@ async def delete_gallery(gallery: GalleryPath, context: ContextDep) -> DeletedOu
     if context.shared_engine is not None:
         await context.run(context.shared_engine.forget, deleted)
     context.pipeline.risks.forget(deleted)
+    context.pipeline.windows.forget(deleted)
     context.watches.drop(deleted.pk, deleted.name)
     return to_deleted_out(receipt)
 

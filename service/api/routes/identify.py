@@ -128,7 +128,11 @@ async def _identify(
         if photos:
             found = _at_current_version(found, await context.find_gallery(found.name))
         probes = np.stack([item.vector for item in searched if item.vector is not None])
-        results, names = await search_gallery(context, found, probes, target, body.top_k, among, not caller.may_export)
+        # Thresholds must not depend on embeddings that a caller without exact answers chooses.
+        watched = sum(caller.may_export or item.face is not None for item in searched)
+        results, names = await search_gallery(
+            context, found, probes, target, body.top_k, among, not caller.may_export, watched
+        )
         for item, result in zip(searched, results, strict=True):
             item.found = result
             shown = result if caller.may_export else result.coarse(photo=item.face is not None)
@@ -218,6 +222,7 @@ async def search_gallery(
     k: int,
     among: Keys | None,
     limited: bool = False,
+    watched: int = 0,
 ) -> tuple[list[Identification], dict[int, SubjectLabel]]:
     """Search (q, d) unit vectors and look up the subjects found, again if one was deleted in between.
 
@@ -227,7 +232,7 @@ async def search_gallery(
         DeadlineExceededError, ClientGoneError: the deadline passed, or the client disconnected.
     """
     while True:
-        results = await context.pipeline.identify(gallery, probes, target, k, among, limited)
+        results = await context.pipeline.identify(gallery, probes, target, k, among, limited, watched)
         keys = {
             candidate.subject_pk
             for result in results
@@ -266,9 +271,15 @@ def _decision_fields(found: Identification, named: dict[int, SubjectLabel], targ
         margin=round(decision.margin, 4) if decision.margin is not None else None,
         false_alarm_probability=found.shown_probability(best) if best else None,
         risk=risk_document(target, thresholds),
-        reasons=["risk_out_of_reach"] if found.thresholds.out_of_reach else [],
+        reasons=_risk_reasons(found),
         candidates=[_candidate_document(candidate, found, named) for candidate in found.candidates],
     )
+
+
+def _risk_reasons(found: Identification) -> list[str]:
+    thresholds = found.thresholds
+    reasons = ["risk_out_of_reach"] if thresholds.out_of_reach else []
+    return [*reasons, "probes_unlike_gallery"] if thresholds.unlike_gallery else reasons
 
 
 def _candidate_document(candidate: Candidate, found: Identification, named: dict[int, SubjectLabel]) -> Document:

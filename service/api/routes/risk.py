@@ -59,6 +59,9 @@ def _report(context: Context, gallery: Gallery, targets: list[float]) -> Gallery
     subjects = max(1, stored.scores.subjects if stored else gallery.subjects)
     target = gallery.settings.risk
     own = thresholds_for(target, known, subjects, gallery.settings.review_factor)
+    probes = risk_report.thresholds_of_probes(
+        target, known, subjects, context.pipeline.windows.levels_of_callers(gallery)
+    )
     calibration, curve = risks.calibration(gallery), known.curve_of(subjects)
     return GalleryRiskOut(
         gallery=gallery.name,
@@ -87,7 +90,8 @@ def _report(context: Context, gallery: Gallery, targets: list[float]) -> Gallery
         curve=[PointOut(**vars(point)) for point in risk_report.fpir_curve(known.comparisons(subjects), curve)],
         check=HoldoutCheckOut(**vars(risk_report.check_maxima(risk.evidence, curve))) if risk else None,
         last_move=_last_move(context, gallery),
-        warnings=risk_report.warnings(risk),
+        probes_threshold=None if probes is None else round(probes.accept, 4),
+        warnings=risk_report.warnings(risk, probes),
     )
 
 

@@ -18,6 +18,7 @@ from models.risk.calibration import Calibration
 from service.domain.decision import IdentifyOutcome
 from service.observability.drift import MIN_DECISIONS, WINDOW, Decided, Watch, Watches
 from service.observability.metrics import CONTENT_TYPE, Metrics
+from service.observability.probe_windows import ProbeWindows
 from service.server import embedded
 from service.services.metrics_export import BuildInfo, MetricsExport
 from service.services.status import Sample, Samples
@@ -147,7 +148,7 @@ def test_memory_is_bounded_and_counts_are_not_lost_between_threads(calibration: 
 def test_a_deleted_gallery_takes_its_series_with_it(calibration: Calibration) -> None:
     watches = Watches({"f": calibration})
     about, samples = BuildInfo("0", "pack", {}), Samples(lambda: Sample(time.time(), {}))
-    telemetry = MetricsExport(about, Metrics(), watches, [], lambda: (0, 0), samples, 100)
+    telemetry = MetricsExport(about, Metrics(), watches, [], lambda: (0, 0), samples, 100, ProbeWindows())
     watches.of(1, "staff", "f").add([Decided("no_face")])
     watches.of(2, "guests", "f").add([Decided("no_face")])
     assert b'kith_identify_total{gallery="staff",outcome="no_face"} 1.0' in telemetry.text()
