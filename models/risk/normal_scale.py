@@ -8,7 +8,7 @@ are nearly normal, with L between 0 and 1.5 by recognizer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
@@ -54,7 +54,6 @@ MAX_VARIANCE: Final = 4.0
 """Largest variance of the logarithm of a rate that raises its expectation."""
 NEWTON_STEPS: Final = 30
 NORMAL: Final = NormalDist()
-_PROBITS: Final = np.array([-NORMAL.inv_cdf(level) for level in LEVELS])
 _UPPER_Z: Final = -NORMAL.inv_cdf(UPPER_LEVEL)
 
 
@@ -77,7 +76,7 @@ class ScorePrior:
         correlation = min(1.0, max(0.0, (mean_genuine - middle) / max(1 - middle, 1e-6)))
         spread = math.sqrt((1 + (templates - 1) * correlation) / templates)
         rates = np.interp(middle + (EDGES / growth - middle) / spread, EDGES, rates)
-        power, _ = _choose_power(rates, np.ones(len(LEVELS), bool), MIN_PROBIT_STD, None)
+        power, _ = _choose_power(rates, LEVELS, MIN_PROBIT_STD, None)
         return cls(rates, power)
 
     def similarity_at(self, rate: float) -> float:
@@ -111,12 +110,11 @@ def fit_normal(
     above = count_at_or_above(counts)
     shares = above / total
     independent = _independent_share(shares, variance, total, people)
-    known = np.array([level * total >= MIN_LEVEL_PAIRS for level in LEVELS])
-    usual = _unknown_power(shares) if prior is None else prior.power
+    known = [level for level in LEVELS if level * total >= MIN_LEVEL_PAIRS]
+    usual = unknown_power(shares) if prior is None else prior.power
     power, power_std = usual, POWER_PRIOR_STD
-    if known.sum() >= MIN_LEVELS:
-        probit_std = max(MIN_PROBIT_STD, PROBIT_STD * math.sqrt(PROBIT_STD_PEOPLE / people))
-        power, power_std = _choose_power(shares, known, probit_std, usual)
+    if len(known) >= MIN_LEVELS:
+        power, power_std = _choose_power(shares, known, _probit_std(people), usual)
     places = shares if prior is None else prior.rates
 
     def fit(at: float) -> tuple[Floats, Floats, float]:
@@ -133,7 +131,7 @@ def fit_normal(
     return NormalFit(FmrCurve(expected, variances, last, np.exp(logs)), own_share, power)
 
 
-def _unknown_power(shares: Floats) -> float:
+def unknown_power(shares: Floats) -> float:
     """Return the usual power of recognizers whose different people have such a median similarity."""
     return float(np.clip(1.5 - 2.5 * (_quantile(shares, 0.5) - 0.1), 0.25, 1.5))
 
@@ -171,14 +169,31 @@ def from_scale(u: Floats, power: float) -> Floats:
     return np.asarray(1 - np.exp(np.minimum(logs, math.log(2))))
 
 
+def fit_line(shares: Floats, levels: Sequence[float], people: int, usual: float) -> Floats:
+    """Return the (2001,) FMR at EDGES that is normal on the best scale through the quantiles at ``levels``."""
+    power, _ = _choose_power(shares, levels, _probit_std(people), usual)
+    similarities, probits = _probits(shares, levels)
+    u = to_scale(similarities, power)
+    slope = float(np.cov(u, probits)[0, 1] / max(float(np.var(u, ddof=1)), 1e-12))
+    return np.maximum(survival(probits.mean() + slope * (to_scale(EDGES, power) - u.mean())), MIN_RATE)
+
+
+def _probit_std(people: int) -> float:
+    return max(MIN_PROBIT_STD, PROBIT_STD * math.sqrt(PROBIT_STD_PEOPLE / people))
+
+
+def _probits(shares: Floats, levels: Sequence[float]) -> tuple[Floats, Floats]:
+    """Return the similarities at which ``shares`` fall to ``levels``, and their normal quantiles."""
+    return np.interp(-np.array(levels), -shares, EDGES), np.array([-NORMAL.inv_cdf(level) for level in levels])
+
+
 def _choose_power(
-    shares: Floats, known: NDArray[np.bool_], probit_std: float, usual: float | None
+    shares: Floats, levels: Sequence[float], probit_std: float, usual: float | None
 ) -> tuple[float, float]:
-    """Return the power on whose scale the known quantiles are most nearly normal, and its standard deviation."""
-    levels = np.array(LEVELS)[known]
-    similarities = np.interp(-levels, -shares, EDGES)
+    """Return the power on whose scale the quantiles at ``levels`` are most normal, and its standard deviation."""
+    similarities, probits = _probits(shares, levels)
     u = to_scale(similarities[None], POWERS[:, None])
-    x, y = u - u.mean(1, keepdims=True), _PROBITS[known] - _PROBITS[known].mean()
+    x, y = u - u.mean(1, keepdims=True), probits - probits.mean()
     spread = (x**2).sum(1)
     residuals = (y**2).sum() - np.where(spread > 0, (x @ y) ** 2 / np.maximum(spread, 1e-300), 0.0)
     loss = residuals / (2 * probit_std**2)
@@ -219,7 +234,7 @@ def _fit_tail(
     def loss(m: float, log_width: float) -> float:
         width = math.exp(log_width)
         edges = (np.concatenate([z[filled], z[filled + 1]]) - m) / width
-        upper = _survival(edges)
+        upper = survival(edges)
         between = np.maximum(upper[: len(filled)] - upper[len(filled) :], MIN_RATE)
         under = max(_survival_at(-(z[row] - m) / width), MIN_RATE)
         value = -below * math.log(under) - float(tail @ np.log(between))
@@ -228,7 +243,7 @@ def _fit_tail(
 
     (m, log_width), covariance = _minimize(loss)
     x = (z - m) / math.exp(log_width)
-    rates = np.maximum(_survival(x), MIN_RATE)
+    rates = np.maximum(survival(x), MIN_RATE)
     hazard = np.where(rates > MIN_RATE, np.exp(-0.5 * np.minimum(x**2, 1400)) / math.sqrt(2 * math.pi) / rates, x)
     gradient = np.stack([hazard / math.exp(log_width), hazard * x])
     variances = np.einsum("in,ij,jn->n", gradient, covariance, gradient)
@@ -237,7 +252,7 @@ def _fit_tail(
     return np.log(rates), np.maximum(variances, 0.0), own_share
 
 
-def _survival(x: Floats) -> Floats:
+def survival(x: Floats) -> Floats:
     """Return the standard normal P(X >= x)."""
     return np.array([0.5 * math.erfc(v) for v in (x * math.sqrt(0.5)).tolist()])
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 COMMERCIAL_LABELS: Final = {True: "yes", False: "no", None: "unknown"}
+CALIBRATED_RATES: Final = (1e-2, 1e-3)
 
 app = CommandGroup(help="List, download and verify model packs.", no_args_is_help=True)
 
@@ -105,6 +107,7 @@ def pull(
     as_json: AsJson = False,
 ) -> None:
     """Download a pack, verify its checksums, and test its networks. Run the command again to resume."""
+    from models.pack.loading import load_pack
     from models.pack.pull import pull as pull_pack
     from models.pack.verification import is_present, read_pull_record
     from service.settings import load_settings
@@ -120,6 +123,11 @@ def pull(
         print_json({"name": entry.name, "directory": str(directory), "pulled": record or None})
         return
     print_line(f"Installed {entry.name} in {directory}. Serve it with KITH_PACK={entry.name}.")
+    if load_pack(directory).calibration is None:
+        print_note(
+            f"{entry.name} has no calibration. Calibrate it on photos without names: 'kith models calibrate "
+            f"{entry.name} --photos FOLDER'."
+        )
     for file in _without_checksum(entry, record):
         print_note(
             f"The catalog has no checksum for {file['file']}. Saved the sha256 of the download, {file['sha256']}, for "
@@ -157,6 +165,39 @@ def verify(
         print_table(table)
     if not all(finding.ok for findings in found.values() for finding in findings):
         raise typer.Exit(EXIT_NO)
+
+
+@app.command()
+def calibrate(
+    name: PackName,
+    photos: Annotated[Path, typer.Option(help="Folder of photos without names.", exists=True, file_okay=False)],
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the pack's calibration.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Calibrate an installed pack on photos without names."""
+    from models.errors import PackError
+    from models.pack.loading import BUNDLED_PACK, find_pack, load_pack
+    from models.pack.unlabeled_photos import calibrate_without_names
+    from models.pack.writing import replace_calibration
+    from models.risk.calibration import Calibration
+    from service.settings import load_settings
+
+    pack = load_pack(find_pack(Path(name), load_settings().models_path))
+    if pack.directory == BUNDLED_PACK.resolve():
+        raise PackError("calibration", "the bundled pack keeps its calibration. Copy the pack to calibrate it")
+    if pack.calibration is not None and not replace:
+        raise PackError("calibration", f"{name} has one. Replace it with --replace")
+    document = calibrate_without_names(pack, photos)
+    replace_calibration(pack, document)
+    if as_json:
+        print_json({key: document[key] for key in ("faces", "photos", "copies", "repeated_share")})
+        return
+    print_line(f"Calibrated {name} on {document['faces']:,} faces of {document['photos']:,} photos.")
+    calibration = Calibration.from_document(document)
+    table = Table("FMR", "Threshold")
+    for rate in CALIBRATED_RATES:
+        table.add_row(f"{rate:.1%}", f"{calibration.threshold_at_fmr(rate).similarity:.3f}")
+    print_table(table)
 
 
 def _catalog(settings: Settings) -> dict[str, CatalogEntry]:

@@ -100,6 +100,7 @@ def test_pull_list_show_verify_and_serve(
 
     pulled = models("pull", "mirrored", "--accept-license")
     assert "KITH_PACK=mirrored" in pulled
+    assert "kith models calibrate mirrored --photos FOLDER" in pulled.replace("\n", " ")
     found = sha256_of(BUNDLED_PACK / "recognizer.onnx")
     assert f"recognizer.onnx. Saved the sha256 of the download, {found}" in pulled.replace("\n", " ")
     again = json.loads(models("pull", "mirrored", "--json"))  # the license was accepted before
@@ -129,6 +130,19 @@ def test_pull_list_show_verify_and_serve(
     with embedded(settings) as url, Kith(url) as kith:
         assert kith.model().model == "mirrored"
         assert len(kith.detect(jpeg(astronaut)).images[0].faces) == 1
+
+
+@pytest.mark.usefixtures("catalog")
+def test_calibration_refuses_the_bundled_pack_and_too_few_faces(
+    models: Command, tmp_path: Path, astronaut: NDArray[np.uint8]
+) -> None:
+    (tmp_path / "album").mkdir()
+    (tmp_path / "album" / "a.jpg").write_bytes(jpeg(astronaut))
+    (tmp_path / "album" / "mirrored.jpg").write_bytes(jpeg(np.ascontiguousarray(astronaut[:, ::-1])))
+    models("pull", "mirrored", "--accept-license")
+    refused = models("calibrate", "mirrored", "--photos", "album", code=3).replace("\n", " ")
+    assert "album has 1 usable faces (1 copies of photos skipped)" in refused
+    assert "keeps its calibration" in models("calibrate", "kith-compact", "--photos", "album", code=3)
 
 
 def test_errors_name_their_code(
