@@ -58,6 +58,7 @@ MAX_LOSS: Final = 0.02
 MAX_PROMISE_ERROR: Final = 0.05
 MIN_TEMPLATES_OF_PROMISE: Final = 2
 CLEAN: Final[tuple[Group, ...]] = ("LFW", "CFP", "other collections")
+RECENT: Final = ", recent probes known"
 MIN_RATIO: Final = 0.05
 BATCH: Final = 1000
 
@@ -187,16 +188,17 @@ def measure(
     for domain in domains:
         for templates, sizes in domain.cells:
             for size in sizes:
-                found: dict[float, list[Outcome]] = defaultdict(list)
+                found: dict[tuple[bool, float], list[Outcome]] = defaultdict(list)
                 for drawn in draws(sets, domain, templates, size, count, seed):
-                    for outcome in judge(drawn, calibration):
-                        found[outcome.fpir].append(outcome)
-                rows += [summary(pack, domain, outcomes) for outcomes in found.values()]
+                    for recent in (False, True) if domain.strangers != domain.enrolled else (False,):
+                        for outcome in judge(drawn, calibration, recent):
+                            found[recent, outcome.fpir].append(outcome)
+                rows += [summary(pack, domain, outcomes, recent) for (recent, _), outcomes in found.items()]
         say(f"{pack}: {domain.name}")
     return rows
 
 
-def summary(pack: str, domain: Domain, outcomes: Sequence[Outcome]) -> Row:
+def summary(pack: str, domain: Domain, outcomes: Sequence[Outcome], recent: bool = False) -> Row:
     first = outcomes[0]
     low, ratio, high = np.quantile([o.measured_fpir / o.fpir for o in outcomes], SPREAD).round(4).tolist()
 
@@ -206,7 +208,7 @@ def summary(pack: str, domain: Domain, outcomes: Sequence[Outcome]) -> Row:
 
     return Row(
         pack,
-        domain.name,
+        domain.name + RECENT if recent else domain.name,
         domain.group,
         first.templates,
         first.people,
@@ -345,9 +347,9 @@ def misses(row: Row) -> str:
 def goals(rows: Sequence[Row]) -> str:
     """Format the goals, each with the rows that miss it."""
     judged = [row for row in rows if row.fpir in JUDGED]
-    clean = [row for row in judged if row.group in CLEAN]
+    clean = [row for row in judged if row.group in CLEAN and not row.domain.endswith(RECENT)]
     large = [row for row in clean if row.people >= MIN_PEOPLE_OF_INTERVAL]
-    degraded = [row for row in judged if row.group == "degraded"]
+    degraded = [row for row in judged if row.group == "degraded" and row.domain.endswith(RECENT)]
     mated = [row for row in judged if row.fnir is not None]
     promised = [row for row in clean if row.fnir is not None and row.templates >= MIN_TEMPLATES_OF_PROMISE]
     lines = []

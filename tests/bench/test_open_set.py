@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from bench.open_set import Row, assigned, calibration_of, goals, loss, measure, over_http, plot, table
+from bench.open_set import RECENT, Row, assigned, calibration_of, goals, loss, measure, over_http, plot, table
 from bench.risk_photos import QUALITY, SAME_PEOPLE, Faces, rows_of, with_one_name
 from bench.risk_trials import FPIR, Domain, draws, equal_weights, identified, judge, risk_of, search
 from models.pack.manifest import ModelPack
@@ -110,7 +110,7 @@ def test_a_missed_goal_is_named() -> None:
         ({"low": 0.3}, "0.30 to 1.50"),
         ({"fnir": 0.215, "promised_fnir": 0.2}, "+2.5"),
         ({"promised_fnir": 0.3}, "+10.0"),
-        ({"group": "degraded", "ratio": 1.6, "promised_fnir": 0.9}, "1.60"),
+        ({"domain": "dark" + RECENT, "group": "degraded", "ratio": 1.6, "promised_fnir": 0.9}, "1.60"),
     ):
         missed = [line for line in goals([row(**changes)]).splitlines() if line.startswith("- ")]
         assert len(missed) == 1, changes
