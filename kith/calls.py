@@ -287,6 +287,16 @@ def export_subject(gallery: str, subject: str) -> Call[dict[str, Any]]:
     return Call("GET", f"{_path(gallery, subject)}/export", json.loads)
 
 
+def thumbnail(gallery: str, subject: str) -> Call[bytes]:
+    """Return the stored face crop of the subject's best template, as WebP."""
+    return Call("GET", f"{_path(gallery, subject)}/thumbnail", bytes)
+
+
+def crop(gallery: str, subject: str, template: str) -> Call[bytes]:
+    """Return the stored face crop of a template, as WebP."""
+    return Call("GET", f"{_template(gallery, subject, template)}/crop", bytes)
+
+
 def erasures(gallery: str, subject: str | None = None) -> Pages[ReceiptOut]:
     """List the receipts of erasures, latest first, optionally of one subject."""
     return list_call(

@@ -190,6 +190,8 @@ class Kith(Sender):
     delete_subject = _one(calls.delete_subject)
     merge_subject = _one(calls.merge_subject)
     export_subject = _one(calls.export_subject)
+    thumbnail = _one(calls.thumbnail)
+    crop = _one(calls.crop)
     erasures = _each(calls.erasures)
     verify_receipt = _one(calls.verify_receipt)
     enroll = _one(calls.enroll)

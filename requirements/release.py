@@ -1,4 +1,4 @@
-"""Build the files of a release from the last commit into a folder, and list what is left to do before publishing.
+"""Build the files of a release from the last commit into a folder, and list the remaining steps before publishing.
 
 Writes wheels and source archives of server and client, the bill of materials, SHA256SUMS, and provenance in SLSA's
 format. Exits 1 while steps are left.

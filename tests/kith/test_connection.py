@@ -105,6 +105,8 @@ def test_requests_to_the_local_machine_bypass_proxies(
 def test_an_invalid_environment_is_refused_without_showing_it(
     kind: type[Kith | AsyncKith], variable: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, value)
     kind("http://127.0.0.1:9")
     with pytest.raises(KithClientError, match=variable) as raised:

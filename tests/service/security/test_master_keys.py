@@ -389,6 +389,7 @@ def test_rotation_uses_the_new_key_although_others_are_listed_first(
     file = key_file(tmp_path / "f", new_key_text())
     monkeypatch.setenv("KITH_MASTER_KEY", new_key_text())
     monkeypatch.setenv("KITH_MASTER_KEY_FILE", str(file.path))
+    open_own_database(in_folder(tmp_path / "data"))
     run("master", "show")
     (before,) = file.ids()
     said = run("master", "rotate", "--new")
