@@ -225,6 +225,11 @@ def tidied(page: Page, folder: Path) -> None:
     expect(page.get_by_role("img")).to_have_count(2)
 
 
+def health(page: Page, folder: Path) -> None:
+    at("/health")(page, folder)
+    expect(page.get_by_text("The service is ready")).to_be_visible()
+
+
 def remembered(page: Page, folder: Path) -> None:
     at("/galleries/guests/subjects/collins")(page, folder)
     expect(page.get_by_role("img", name="Stored picture")).to_be_visible()
@@ -242,7 +247,7 @@ SCENES: Final[dict[str, Callable[[Page, Path], None]]] = {
     "risk": dragged,
     "hygiene": tidied,
     "jobs": at("/jobs"),
-    "health": at("/health"),
+    "health": health,
 }
 
 if __name__ == "__main__":

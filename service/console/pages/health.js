@@ -170,9 +170,9 @@ const checks = (found) =>
           {},
           h(
             "span",
-            { class: `outcome ${ok ? "identified" : "failed"}` },
+            { class: `outcome ${ok ? "identified" : name === "master_key" ? "uncertain" : "failed"}` },
             icon(ok ? "check" : "warning"),
-            ok ? "ready" : "failed",
+            ok ? "ready" : name === "master_key" ? "to do" : "failed",
           ),
           h(
             "div",
