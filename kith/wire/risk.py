@@ -37,9 +37,6 @@ class ThresholdOut(BaseModel):
     )
     fnir_low: float | None = Field(None, description="Together with 'fnir_high', the 95 % interval of 'fnir'.")
     fnir_high: float | None = None
-    fnmr: float | None = Field(
-        None, description="Deprecated: the same as 'fnir'.", json_schema_extra={"deprecated": True}
-    )
 
 
 class TargetOut(BaseModel):

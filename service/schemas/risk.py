@@ -54,6 +54,5 @@ def to_threshold_out(found: TargetThreshold) -> ThresholdOut:
         fnir=fnir,
         fnir_low=low,
         fnir_high=high,
-        fnmr=fnir,
         **rounded,
     )
