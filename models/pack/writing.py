@@ -121,9 +121,27 @@ def update_variants(directory: Path, variants: Mapping[str, Any]) -> ModelPack:
     Raises:
         PackError: the pack has no manifest of version 2, or the variants do not match it; the manifest is unchanged.
     """
-    document, manifest = _read_manifest(directory), directory / MANIFEST_FILE
+    return _update_verified(directory, {**_read_manifest(directory), "variants": variants})
+
+
+def update_liveness(directory: Path, task: Mapping[str, Any], provenance: Mapping[str, Any]) -> ModelPack:
+    """Replace the manifest's liveness task, whose file must already exist, and its provenance, and load the pack.
+
+    Raises:
+        PackError: the pack has no manifest of version 2, or the task does not match the file; the manifest is
+            unchanged.
+    """
+    document = _read_manifest(directory)
+    tasks, known = document["tasks"], document.get("provenance", {})
+    changes = {"tasks": {**tasks, "liveness": task}, "provenance": {**known, "liveness": provenance}}
+    return _update_verified(directory, {**document, **changes})
+
+
+def _update_verified(directory: Path, document: Mapping[str, Any]) -> ModelPack:
+    """Replace the manifest and load the pack. Raises PackError if it does not load; the manifest is unchanged."""
+    manifest = directory / MANIFEST_FILE
     before = manifest.read_text(encoding="utf-8")
-    _replace_file(manifest, json.dumps({**document, "variants": variants}, indent=2))
+    _replace_file(manifest, json.dumps(document, indent=2))
     try:
         pack = load_pack(directory)
         pack.verify()

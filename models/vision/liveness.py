@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from models.errors import PackError
 from models.runtime.network import Float, Network
-from models.vision.alignment import Alignment, similarity_transforms
+from models.vision.alignment import Alignment, align, similarity_transforms
 from models.vision.pixels import to_planes
 from models.vision.quality_gate import LivenessVerdict
 from models.vision.specs import LivenessSpec
@@ -79,6 +79,22 @@ class LivenessClassifier:
     def score_each(self, crops: Sequence[NDArray[np.uint8]]) -> list[float]:
         """Return the scores of a list of (size_px, size_px, 3) crops, in one batch."""
         return [float(score) for score in self.scores(np.stack(crops))]
+
+
+def cut_crops(
+    image: NDArray[np.uint8], landmarks_xy: Float, alignment: Alignment, max_outside: float
+) -> list[NDArray[np.uint8] | None]:
+    """Return the (size_px, size_px, 3) crop of each face; None if a larger share than ``max_outside`` lies outside.
+
+    Args:
+        image: (H, W, 3) uint8 RGB.
+        landmarks_xy: (n, 5, 2) image pixels.
+        alignment: geometry of the crops.
+        max_outside: share of a crop in [0, 1].
+    """
+    shares = outside_shares(landmarks_xy, alignment, image.shape[1], image.shape[0])
+    crops = align(image, landmarks_xy, alignment, repeat_edge=True)
+    return [crop if share <= max_outside else None for crop, share in zip(crops, shares, strict=True)]
 
 
 def outside_shares(landmarks_xy: Float, alignment: Alignment, width: int, height: int) -> Float:

@@ -16,10 +16,9 @@ from models.runtime.network import Float
 from models.vision import quality
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align, crop_scales
 from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs, largest_box
-from models.vision.liveness import LivenessResult, outside_shares
+from models.vision.liveness import LivenessResult, cut_crops
 from models.vision.quality import Quality
 from models.vision.quality_gate import LivenessVerdict
-from models.vision.specs import LivenessSpec
 from service.core import deadlines
 from service.core.actor import run_in_thread
 from service.core.deadlines import Deadline, FairSemaphore
@@ -221,7 +220,10 @@ class PhotoPipeline:
         faces = _as_list(detected, qualities)
         if kept_row is not None:
             faces[kept_row] = replace(faces[kept_row], kept=_crop_to_keep(picture, faces[kept_row]))
-        face_crops = [] if self.judge is None else _liveness_crops(picture, detected, self.judge.spec)
+        face_crops: list[Image | None] = []
+        if self.judge is not None:
+            spec, points = self.judge.spec, picture.points_stored(detected.landmarks_xy)
+            face_crops = cut_crops(picture.pixels, points, spec.alignment, spec.max_outside)
         return Photo(picture.photo.width, picture.photo.height, faces), aligned, face_crops
 
     async def _in_background_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
@@ -251,15 +253,6 @@ def _align_crops(
         quality.measure_quality(crop, points) for crop, points in zip(standard, faces.landmarks_xy, strict=True)
     ]
     return [standard if a == STANDARD_ALIGNMENT else align(picture.pixels, points, a) for a in alignments], qualities
-
-
-def _liveness_crops(picture: DecodedPhoto, faces: Faces, spec: LivenessSpec) -> list[Image | None]:
-    """Return the crops for the liveness model; None where too much of the crop lies outside the photo."""
-    points = picture.points_stored(faces.landmarks_xy)
-    height, width = picture.pixels.shape[:2]
-    shares = outside_shares(points, spec.alignment, width, height)
-    face_crops = align(picture.pixels, points, spec.alignment, repeat_edge=True)
-    return [crop if share <= spec.max_outside else None for crop, share in zip(face_crops, shares, strict=True)]
 
 
 def _crop_to_keep(picture: DecodedPhoto, face: Face) -> Crop:

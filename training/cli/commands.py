@@ -24,8 +24,11 @@ from training.detection.fit import LANDMARK_REFINEMENT, DetectorLoopConfig
 from training.evaluation import figures
 from training.evaluation.benchmarks import evaluate_other_benchmarks
 from training.evaluation.embedding import load_embedder
+from training.evaluation.liveness import evaluate_liveness as measure_liveness
 from training.evaluation.pack_evaluation import evaluate_pack
+from training.evaluation.presentation_attacks import presentation_rows
 from training.export.calibrate import describe_calibration
+from training.export.liveness import MAX_OUTSIDE, add_liveness, check_writable
 from training.export.model_card import pack_rows, variant_rows
 from training.export.onnx_export import ExportPrecision
 from training.export.packing import (
@@ -37,6 +40,8 @@ from training.export.packing import (
     refresh_pack,
     write_variants,
 )
+from training.liveness.data import load_presentations, select_development
+from training.liveness.fit import TRAINED_ALIGNMENT, LivenessLoopConfig
 from training.losses import HEADS, TERMS, list_options
 from training.optimization.loop import Checkpoint
 from training.optimization.run_folder import CONFIG, read_run_config
@@ -44,7 +49,7 @@ from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES, SET_S
 from training.run.html_report import write_pack_report
 from training.run.plan import make_plan, measure_speed
 from training.run.train import compare as compare_losses
-from training.run.train import report_run, train_detector, train_recognizer
+from training.run.train import report_run, train_detector, train_liveness, train_recognizer
 
 app = typer.Typer(help="Train face networks and export them as model packs.", no_args_is_help=True)
 app.registered_commands += light.registered_commands
@@ -218,6 +223,46 @@ def detector(
     torch.set_num_threads(threads or available_cores())
     loop = LANDMARK_REFINEMENT if polish else DetectorLoopConfig()
     train_detector(data, output, replace(loop, steps=steps or loop.steps), polish)
+
+
+Live = Annotated[Path, typer.Option(help="Folder of photos of live people.", exists=True, file_okay=False)]
+Attack = Annotated[
+    Path, typer.Option(help="Folder of attacks, a sub-folder per instrument.", exists=True, file_okay=False)
+]
+
+
+@app.command()
+def liveness(
+    pack: Annotated[Path, typer.Argument(help="Pack to update. Its detector finds the faces.", exists=True)],
+    live: Live,
+    attack: Attack,
+    output: Output,
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of steps instead of the default.")] = None,
+    apcer: Annotated[
+        float, typer.Option(min=0, max=0.5, help="Largest APCER of an instrument on the development people.")
+    ] = 0.05,
+    threads: Threads = None,
+) -> None:
+    """Train a liveness network on your photos, and add it to a pack; run again to resume."""
+    torch.set_num_threads(threads or available_cores())
+    target, loop = load_pack(pack), LivenessLoopConfig()
+    check_writable(target)
+    detector = Detector(OnnxNetwork(target.detection.path), target.detection)
+    photos = load_presentations(live, attack, detector, TRAINED_ALIGNMENT, MAX_OUTSIDE)
+    development = select_development(photos)
+    network = train_liveness(photos.select(~development), output, replace(loop, steps=steps or loop.steps))
+    figures = add_liveness(target, network, photos.select(development), apcer, output)
+    print_figures(presentation_rows(figures, photos.not_judged))
+
+
+@app.command()
+def evaluate_liveness(
+    pack: Annotated[Path, typer.Argument(help="Pack with a liveness network.", exists=True)],
+    live: Live,
+    attack: Attack,
+) -> None:
+    """Measure a pack's liveness network on photos of other people: APCER and BPCER (ISO/IEC 30107-3)."""
+    print_figures(measure_liveness(load_pack(pack), live, attack)[1])
 
 
 @app.command()

@@ -58,7 +58,7 @@ class PhotoFiles:
         return str(self.paths[i])
 
     def read_encoded(self, i: int) -> bytes:
-        return _read_bytes(self.paths[i])
+        return read_bytes(self.paths[i])
 
     def fingerprint(self, rows: NDArray[np.int64]) -> str:
         return "\n".join(_file_stamp(self.paths[i]) for i in rows.tolist())
@@ -203,10 +203,11 @@ def _read_folder(root: Path) -> Iterator[tuple[Path, str, int]]:
 
 def read_rgb(file: Path) -> NDArray[np.uint8]:
     """Decode one photo to (H, W, 3) uint8 RGB. Raises ConfigError if the file cannot be read or decoded."""
-    return decode_rgb(_read_bytes(file), str(file))
+    return decode_rgb(read_bytes(file), str(file))
 
 
-def _read_bytes(file: Path) -> bytes:
+def read_bytes(file: Path) -> bytes:
+    """Return the bytes of a file. Raises ConfigError if it cannot be read."""
     try:
         return file.read_bytes()
     except OSError as error:
@@ -225,11 +226,11 @@ def _read_error(file: Path, error: OSError) -> ConfigError:
     return ConfigError(f"{file} cannot be read ({error.strerror}). Restore it or remove it from the list")
 
 
-def decode_rgb(encoded: bytes, name: str) -> NDArray[np.uint8]:
-    """Decode JPEG, PNG, WebP or BMP to (H, W, 3) uint8 RGB. Raises ConfigError if decoding failed; the message contains
-    ``name``."""
+def decode_rgb(encoded: bytes, name: str, mode: int = cv2.IMREAD_COLOR) -> NDArray[np.uint8]:
+    """Decode JPEG, PNG, WebP or BMP to (H, W, 3) uint8 RGB; ``mode`` is one of OpenCV's color modes. Raises ConfigError
+    if decoding failed; the message contains ``name``."""
     try:
-        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), mode)
     except cv2.error:  # empty input, or more pixels than OpenCV allows
         image = None
     if image is None:

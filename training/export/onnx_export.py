@@ -28,6 +28,7 @@ OPSET = 18
 MIN_COSINE_FP32 = 0.9999
 MIN_COSINE_FP16 = 0.999
 MAX_BOX_SHIFT_STRIDES = 0.05
+MAX_SCORE_SHIFT = 0.001
 MIN_FP16_ELEMENTS = 256
 """Smaller tensors stay fp32, since they save nothing."""
 MAX_INT8_LOSS = 0.005
@@ -156,6 +157,26 @@ def export_detector(model: FaceDetector, photos_BCHW: Tensor, path: Path, metada
     finally:
         exact.unlink(missing_ok=True)
         stored.unlink(missing_ok=True)
+
+
+def export_liveness(network: nn.Module, crops_BCHW: Tensor, path: Path) -> None:
+    """Write a liveness network from (B, 3, s, s) crops in [-1, 1] to (B, 1) logits as ONNX with scores in [0, 1].
+
+    Raises:
+        ParityError: a score of the crops moves by more than 0.001.
+    """
+    model = nn.Sequential(network, nn.Sigmoid()).eval()
+    exact = path.with_suffix(".fp32.onnx")
+    try:
+        _export(model, crops_BCHW[:2], exact, ["live"], ({0: Dim("batch", min=1, max=4096)},))
+        finalize_onnx(exact, exact, {"kith.input": "RGB, (x - 127.5) / 127.5"}, fp16_weights=False)
+        with torch.no_grad():
+            moved = float(np.abs(OnnxNetwork(exact).run(crops_BCHW.numpy())[0] - model(crops_BCHW).numpy()).max())
+        if not moved <= MAX_SCORE_SHIFT:
+            raise ParityError(f"a liveness score moves by {moved:.4f}; the limit is {MAX_SCORE_SHIFT}")
+        exact.replace(path)
+    finally:
+        exact.unlink(missing_ok=True)
 
 
 def _export(model: nn.Module, example: Tensor, path: Path, outputs: Sequence[str], shapes: Any) -> None:

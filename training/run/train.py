@@ -1,4 +1,4 @@
-"""Training and evaluation runs from top to bottom: recognizer, loss comparison, detector, report."""
+"""Training and evaluation runs from top to bottom: recognizer, loss comparison, detector, liveness, report."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from training.evaluation import plots
 from training.evaluation.benchmarks import evaluate_bin
 from training.evaluation.embedding import cached_embedder, load_run, torch_embedder
 from training.evaluation.lfw import PARTS, VIEW1, load_lfw_crops
+from training.liveness.data import Presentations
+from training.liveness.fit import LivenessLoopConfig, fit_liveness
 from training.losses import build_head
 from training.optimization.loop import Checkpoint, Validator, fit
 from training.optimization.objective import build_objective, check_objective
@@ -118,6 +120,13 @@ def train_detector(data: Path, output: Path, loop: DetectorLoopConfig, start_fro
         model.load_state_dict(load_ema_weights(start_from / DETECTOR_CHECKPOINT))
     photos = load_annotated(data / "wider", "train") + load_annotated(data / "scenes")
     return fit_detector(model, photos, loop, output)
+
+
+def train_liveness(photos: Presentations, output: Path, loop: LivenessLoopConfig) -> nn.Module:
+    """Train or resume a liveness network. Raises ConfigError if the run was started with other photos or settings."""
+    settings = {**asdict(loop), "photos": photos.counts()}
+    write_run_config(output, settings, output / CHECKPOINT, mutable=("steps",))
+    return fit_liveness(photos, loop, output)
 
 
 def report_run(

@@ -1,0 +1,145 @@
+"""Photos of live faces and of presentation attacks, as crops for a liveness network.
+
+A folder has the live photos, another one a sub-folder of photos per attack instrument: ``print``, ``screen``, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from models.vision.alignment import Alignment, crop_scales
+from models.vision.detection import Detector
+from models.vision.liveness import cut_crops
+from training.config import ConfigError
+from training.data.identities import PHOTO_SUFFIXES, decode_rgb, read_bytes
+
+LIVE: Final = "live"
+"""Name of live presentations among instruments."""
+DEVELOPMENT_EVERY: Final = 5
+"""One person in this many is for development: choosing the threshold, not for training."""
+SERVED_SCALE: Final = 1.5
+"""Minimum scale at which the service decodes a JPEG file, as a multiple of the detector canvas's."""
+REDUCED: Final[Mapping[float, int]] = MappingProxyType(
+    {1 / 8: cv2.IMREAD_REDUCED_COLOR_8, 1 / 4: cv2.IMREAD_REDUCED_COLOR_4, 1 / 2: cv2.IMREAD_REDUCED_COLOR_2}
+)
+"""Modes that decode a JPEG file at the service's scales, in ascending order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Presentations:
+    """Presentations of faces to a camera.
+
+    Attributes:
+        crops_NHWC: (n, s, s, 3) uint8 RGB crops.
+        instruments: (n,) attack instrument of each, or LIVE.
+        people: (n,) person of each.
+        not_judged: photos without a crop, by instrument: no face, or too much of the crop outside the photo.
+    """
+
+    crops_NHWC: NDArray[np.uint8]
+    instruments: NDArray[np.str_]
+    people: NDArray[np.str_]
+    not_judged: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.people)
+
+    def select(self, chosen: NDArray[np.bool_]) -> Presentations:
+        """Return the presentations with a True in ``chosen`` (n,)."""
+        return Presentations(
+            self.crops_NHWC[chosen], self.instruments[chosen], self.people[chosen], dict.fromkeys(self.not_judged, 0)
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of crops by instrument."""
+        names, counts = np.unique(self.instruments, return_counts=True)
+        return dict(zip(names.tolist(), counts.tolist(), strict=True))
+
+
+def load_presentations(
+    live: Path, attack: Path, detector: Detector, alignment: Alignment, max_outside: float
+) -> Presentations:
+    """Cut the largest face of each photo as the service does.
+
+    Args:
+        live: folder of live photos; sub-folders are people.
+        attack: folder with a sub-folder per instrument, each with photos or a folder per person.
+        detector: detector that will serve with the network.
+        alignment: geometry of the crops.
+        max_outside: largest share in [0, 1] of a crop outside its photo.
+
+    Raises:
+        ConfigError: there is no instrument, one is named live, a photo cannot be decoded, or no face of an instrument
+            can be judged.
+    """
+    attacks = {folder.name: folder for folder in sorted(attack.iterdir()) if folder.is_dir()}
+    if not attacks or LIVE in attacks:
+        raise ConfigError(f"{attack} needs a sub-folder for each attack instrument, e.g. {attack}/print")
+    instruments = {LIVE: live, **attacks}
+    listed = [(name, *row) for name, folder in instruments.items() for row in _list_photos(folder)]
+    crops, kept, not_judged = [], [], dict.fromkeys(instruments, 0)
+    for name, person, file in tqdm(listed, desc="detect and align", unit="photo"):
+        crop = _cut_largest(file, detector, alignment, max_outside)
+        if crop is None:
+            not_judged[name] += 1
+        else:
+            crops.append(crop)
+            kept.append((name, person))
+    for name, folder in instruments.items():
+        if name not in {instrument for instrument, _ in kept}:
+            raise ConfigError(f"{folder}: no photo has a face with enough of the photo around it")
+    names, people = (np.array(column, np.str_) for column in zip(*kept, strict=True))
+    return Presentations(np.stack(crops), names, people, not_judged)
+
+
+def _list_photos(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield person and path of each photo. Without a folder, a person is named after the file.
+
+    So live photos and attacks made from them have equal names, and remain on one side of a split.
+    """
+    for file in sorted(root.rglob("*")):
+        if file.suffix.lower() in PHOTO_SUFFIXES:
+            inside = file.relative_to(root)
+            yield inside.parts[0] if len(inside.parts) > 1 else inside.stem, file
+
+
+def _cut_largest(file: Path, detector: Detector, alignment: Alignment, max_outside: float) -> NDArray[np.uint8] | None:
+    encoded = read_bytes(file)
+    image = decode_rgb(encoded, str(file))
+    (faces,) = detector.detect([image])
+    if not len(faces):
+        return None
+    points, reduction = faces.landmarks_xy[faces.largest()][None], 1.0
+    if encoded.startswith(b"\xff\xd8"):
+        # The service decodes large JPEG files at a reduced scale, which removes the finest patterns of a screen.
+        served = max(SERVED_SCALE * detector.canvas(*image.shape[:2]).scale, crop_scales(faces.landmarks_xy).max())
+        reduction = next((r for r in REDUCED if r >= served), 1.0)
+    if reduction < 1:
+        image = decode_rgb(encoded, str(file), REDUCED[reduction])
+        points = (points + np.float32(0.5)) * np.float32(reduction) - np.float32(0.5)
+    return cut_crops(image, points, alignment, max_outside)[0]
+
+
+def select_development(photos: Presentations) -> NDArray[np.bool_]:
+    """Return (n,) whether each presentation is for development: those of every fifth person.
+
+    Raises:
+        ConfigError: either side lacks live photos or an instrument.
+    """
+    chosen = np.isin(photos.people, np.unique(photos.people)[DEVELOPMENT_EVERY - 1 :: DEVELOPMENT_EVERY])
+    for side in (chosen, ~chosen):
+        if missing := photos.counts().keys() - photos.select(side).counts().keys():
+            raise ConfigError(
+                f"too few people for {', '.join(sorted(missing))}: every fifth person is for development. "
+                "Add photos of other people"
+            )
+    return chosen
