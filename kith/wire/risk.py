@@ -18,6 +18,11 @@ class EvidenceOut(BaseModel):
     probes: int = Field(description="Subjects searched for among all others.")
     duplicate_pairs: float = Field(description="Excluded pairs that look like one person enrolled twice.")
     pack_pairs: int
+    fmr_over_pack: float | None = Field(
+        None,
+        description="How often people of the gallery match each other, divided by how often those of the pack's "
+        "calibration do, at the similarity that 0.1 % of the latter reach. Null without both.",
+    )
     derived_at: datetime | None
     up_to_date: bool = Field(description="False while a change of more than 2 % of the templates is processed.")
 

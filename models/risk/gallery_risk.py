@@ -81,12 +81,17 @@ class GalleryRisk:
         """Smallest FMR that the pairs of gallery and pack support by counting."""
         return min_supported_fmr(self.evidence.pairs + (0 if self.pack is None else self.pack.impostor_pairs))
 
+    def fmr_over_pack(self) -> Rate | None:
+        """Return the ratio of the gallery's FMR to the pack's, where the pack's is UNLIKE_FMR; None without a pack."""
+        if self._prior is None:
+            return None
+        rate = self.raw_curve.fmr(self._prior.similarity_at(UNLIKE_FMR))
+        return Rate(rate.value / UNLIKE_FMR, rate.extrapolated, rate.low / UNLIKE_FMR, rate.high / UNLIKE_FMR)
+
     def is_unlike_pack(self) -> bool:
         """Return whether strangers match UNLIKE_RATIO times as often, or as rarely, as in the pack's calibration."""
-        if self._prior is None:
-            return False
-        rate = self.raw_curve.fmr(self._prior.similarity_at(UNLIKE_FMR))
-        return rate.low > UNLIKE_FMR * UNLIKE_RATIO or rate.high < UNLIKE_FMR / UNLIKE_RATIO
+        ratio = self.fmr_over_pack()
+        return ratio is not None and (ratio.low > UNLIKE_RATIO or ratio.high < 1 / UNLIKE_RATIO)
 
     def fmr(self, t: float) -> Rate:
         """Return FMR(t) of one comparison with a subject, non-increasing in t."""

@@ -63,6 +63,7 @@ def _report(context: Context, gallery: Gallery, targets: list[float]) -> Gallery
         target, known, subjects, context.pipeline.windows.levels_of_callers(gallery)
     )
     calibration, curve = risks.calibration(gallery), known.curve_of(subjects)
+    ratio = risk.fmr_over_pack() if risk else None
     return GalleryRiskOut(
         gallery=gallery.name,
         fusion=gallery.settings.fusion,
@@ -78,6 +79,7 @@ def _report(context: Context, gallery: Gallery, targets: list[float]) -> Gallery
             probes=stored.scores.probes if stored else 0,
             duplicate_pairs=round(risk.duplicate_pairs, 1) if risk else 0.0,
             pack_pairs=calibration.impostor_pairs if calibration else 0,
+            fmr_over_pack=None if ratio is None else float(f"{ratio.value:.3g}"),
             derived_at=stored.derived_at if stored else None,
             up_to_date=stored is not None and not risks.is_stale(gallery, stored),
         ),

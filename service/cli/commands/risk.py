@@ -21,8 +21,9 @@ WARNINGS: Final = {
     "Enroll photos of another day.",
     "probes_unlike_gallery": "Recent probes resemble strangers more than the enrolled photos do, so their threshold is "
     "raised. Enroll photos from that camera.",
-    "people_unlike_calibration": "Strangers here match each other at other rates than in the pack's calibration. The "
-    "threshold follows the gallery; check it with photos of strangers.",
+    "people_unlike_calibration": "Strangers here match each other {ratio:.2g} times as often as in the pack's "
+    "calibration: other ages, origins, masks or cameras. The threshold follows the gallery; check it with photos of "
+    "strangers.",
 }
 CHART_ROWS: Final = 18
 MAX_CHART_COLUMNS: Final = 100
@@ -132,7 +133,7 @@ def _print_risk(report: GalleryRiskOut) -> None:
         before = "" if move.before is None else f"from {_format_threshold(move.before)} "
         print_line(f"The threshold moved {before}to {_format_threshold(move.after)}. {move.reason}")
     for warning in report.warnings:
-        print_line(f"Warning: {WARNINGS[warning]}")
+        print_line(f"Warning: {WARNINGS[warning].format(ratio=evidence.fmr_over_pack or 0)}")
     print_line(risk_text(report, stdout_console().width))
 
 

@@ -381,7 +381,7 @@ function evidence(gallery, report, signal, again) {
         ".",
       ),
     report.check && checked(report.check),
-    (report.warnings ?? []).map((warning) => h("p", { class: "hint" }, WARNINGS[warning])),
+    (report.warnings ?? []).map((warning) => h("p", { class: "hint" }, WARNINGS[warning](found))),
     h(
       "p",
       { class: "hint" },
@@ -394,12 +394,12 @@ function evidence(gallery, report, signal, again) {
 }
 
 const WARNINGS = {
-  photos_of_one_sitting:
+  photos_of_one_sitting: () =>
     "The photos of most people look like one sitting’s. The misses above hold for photos like those: add photos of another day.",
-  probes_unlike_gallery:
+  probes_unlike_gallery: () =>
     "Recently searched photos are unlike the enrolled ones and resemble everyone more. The threshold is raised for them, so more people are missed: enroll photos from that camera.",
-  people_unlike_calibration:
-    "People here are taken for each other at another rate than those the recognizer was calibrated with. The threshold follows the people here; check it with photos of strangers.",
+  people_unlike_calibration: ({ fmr_over_pack: ratio }) =>
+    `People here are taken for each other ${Number(ratio.toPrecision(2))} times as often as those the recognizer was calibrated with: other ages, origins, masks or cameras. The threshold follows the people here; check it with photos of strangers.`,
 };
 const sentence = (text) => text[0].toUpperCase() + text.slice(1);
 

@@ -171,6 +171,14 @@ def test_people_unlike_the_calibration_are_noticed(pack: Calibration) -> None:
     assert not GalleryRisk(evidence_of(usual), pack).is_unlike_pack()
     assert GalleryRisk(evidence_of(unlike), pack).is_unlike_pack()
     assert not GalleryRisk(evidence_of(unlike), None).is_unlike_pack()
+    assert GalleryRisk(evidence_of(unlike), None).fmr_over_pack() is None
+    for faces in (usual, unlike):
+        ratio = GalleryRisk(evidence_of(faces), pack).fmr_over_pack()
+        pairs = (faces @ faces.T)[np.triu_indices(200, 1)]
+        counted = float((pairs >= pack.threshold_at_fmr(0.001).similarity).mean()) / 0.001
+        assert ratio is not None
+        assert ratio.value == pytest.approx(counted, rel=0.4)
+        assert ratio.low < ratio.value < ratio.high
 
 
 @pytest.mark.parametrize(("single", "one_sitting"), [(0.99, True), (0.8, False)])
