@@ -139,3 +139,10 @@ def transform_points(matrix: NDArray[np.floating], points_xy: NDArray[np.floatin
     """Apply one (2, 3) matrix to (..., 2) points."""
     m = np.asarray(matrix, dtype=np.float64)
     return np.asarray(points_xy, dtype=np.float64) @ m[:, :2].T + m[:, 2]
+
+
+def rotate_points(points_xy: NDArray[np.float32], turns: int, width: int, height: int) -> NDArray[np.float32]:
+    """Rotate (..., 2) points of an image of this size by counterclockwise quarter ``turns``."""
+    x, y = points_xy[..., 0], points_xy[..., 1]
+    across, down = width - 1 - x, height - 1 - y
+    return np.stack([(x, y), (y, across), (across, down), (down, x)][turns % 4], -1)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from models.errors import PackError
 from models.runtime.network import Float, Network
 from models.runtime.onnx_runtime import choose_bucket
+from models.vision.alignment import rotate_points
 from models.vision.pixels import to_planes
 from models.vision.specs import DetectionSpec, HeadKind, Normalization
 
@@ -30,7 +31,7 @@ class Faces:
 
     Args:
         boxes_xyxy: (n, 4) x0, y0, x1, y1.
-        landmarks_xy: (n, 5, 2) left eye, right eye, nose, left and right mouth corner as seen in the image.
+        landmarks_xy: (n, 5, 2) left eye, right eye, nose, left and right mouth corner as seen in the upright face.
         scores: (n,) in 0..1.
     """
 
@@ -79,12 +80,16 @@ RawOutputs = list[Float]
 
 @dataclass(frozen=True, eq=False)
 class PreparedPhoto:
-    """Photo on its canvas as network input ``planes`` (3, h, w), with its original size."""
+    """Photo on its canvas as network input ``planes`` (3, h, w), with its original size.
+
+    ``turns`` counterclockwise quarter turns of the photo gave this orientation, which canvas and size describe.
+    """
 
     planes: Float
     canvas: Canvas
     photo_height_px: int
     photo_width_px: int
+    turns: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +102,17 @@ class Candidates:
 
 
 class Head(Protocol):
-    """Decoder of network outputs."""
+    """Decoder of network outputs.
+
+    ``upright_score`` is the score of a photo's best face from which the photo counts as upright. In LFW, 1 % of the
+    upright photos and most rotated ones stay below it (``python -m bench.orientation``).
+    """
+
+    @property
+    def upright_score(self) -> float: ...
+
+    def best_score(self, outputs: RawOutputs) -> float:
+        """Return the best score of all anchors, in 0..1."""
 
     def decode(self, outputs: RawOutputs, width_px: int, min_score: float) -> Candidates:
         """Decode the anchors with a score of at least ``min_score`` in (0, 1].
@@ -125,6 +140,8 @@ class SCRFDHead:
     outputs are all scores, then all box distances, then all landmark offsets, in units of the stride.
     """
 
+    upright_score = 0.72
+
     def __init__(self, output_count: int) -> None:
         match output_count:
             case 9:
@@ -135,6 +152,10 @@ class SCRFDHead:
                 self.anchors = 1
             case _:
                 raise PackError("tasks.detection.file", f"has {output_count} outputs; SCRFD with landmarks has 9 or 15")
+
+    def best_score(self, outputs: RawOutputs) -> float:
+        """Return the best score; see Head."""
+        return max(float(scores.max()) for scores in outputs[: len(self.strides)])
 
     def decode(self, outputs: RawOutputs, width_px: int, min_score: float) -> Candidates:
         """Decode the outputs; see Head."""
@@ -155,6 +176,7 @@ class YuNetHead:
     """YuNet (W. Wu et al., 2023). Twelve outputs: cls, obj, bbox, kps for strides 8, 16, 32; one anchor per cell."""
 
     strides = (8, 16, 32)
+    upright_score = 0.9
 
     def __init__(self, output_names: Sequence[str]) -> None:
         try:
@@ -164,12 +186,20 @@ class YuNetHead:
         except ValueError as error:
             raise PackError("tasks.detection.file", f"lacks a YuNet output: {error}") from error
 
+    def best_score(self, outputs: RawOutputs) -> float:
+        """Return the best score; see Head."""
+        return max(float(self._scores(outputs, i).max()) for i in range(len(self.strides)))
+
+    def _scores(self, outputs: RawOutputs, level: int) -> Float:
+        cls, obj = (outputs[self._rows[k][level]][:, 0] for k in ("cls", "obj"))
+        return np.sqrt(np.clip(cls, 0, 1) * np.clip(obj, 0, 1))
+
     def decode(self, outputs: RawOutputs, width_px: int, min_score: float) -> Candidates:
         """Decode the outputs; see Head."""
         found = []
         for i, stride in enumerate(self.strides):
-            cls, obj, box, kps = (outputs[self._rows[k][i]] for k in ("cls", "obj", "bbox", "kps"))
-            scores = np.sqrt(np.clip(cls[:, 0], 0, 1) * np.clip(obj[:, 0], 0, 1))
+            scores = self._scores(outputs, i)
+            box, kps = (outputs[self._rows[k][i]] for k in ("bbox", "kps"))
             rows = np.flatnonzero(scores >= min_score)
             points = anchor_points(rows, width_px, stride)
             center = points + box[rows, :2] * stride
@@ -232,9 +262,21 @@ class Detector:
         self._buckets = (height,) if isinstance(height, int) else tuple(buckets)
 
     def detect(self, images: Sequence[NDArray[np.uint8]]) -> list[Faces]:
-        """Return the faces of each (H, W, 3) uint8 RGB photo."""
+        """Return the faces of each (H, W, 3) uint8 RGB photo in its given orientation."""
         photos = [self.prepare(image) for image in images]
         return [self.decode_faces(photo, outputs) for photo, outputs in zip(photos, self.run(photos), strict=True)]
+
+    def detect_rotated(self, image: NDArray[np.uint8]) -> Faces:
+        """Return the faces of a (H, W, 3) uint8 RGB photo, which may be rotated by quarter turns, as the service does.
+
+        Only a photo without a confident face costs more than ``detect``.
+        """
+        photo = self.prepare(image)
+        (outputs,) = self.run([photo])
+        if not self.is_confident(outputs):
+            rotated = self.rotations(photo)
+            photo, outputs = self.choose_orientation([photo, *rotated], [outputs, *self.run(rotated)])
+        return self.decode_faces(photo, outputs)
 
     def prepare(self, image: NDArray[np.uint8]) -> PreparedPhoto:
         """Scale a (H, W, 3) uint8 RGB photo and place it on its canvas."""
@@ -266,17 +308,50 @@ class Detector:
                 by_photo[i] = [output[row] for output in each]
         return [by_photo[i] for i in range(len(photos))]
 
+    def is_confident(self, outputs: RawOutputs) -> bool:
+        """Return whether the best score is that of an upright face; then no other orientation has to be tried."""
+        return self._head.best_score(outputs) >= max(self._head.upright_score, self.min_score)
+
+    def rotations(self, photo: PreparedPhoto) -> list[PreparedPhoto]:
+        """Return the photo in its three other orientations."""
+        height, width = photo.photo_height_px, photo.photo_width_px
+        # Rows and columns outside the scaled photo would come first after a rotation.
+        rows, columns = (max(1, round(side * photo.canvas.scale)) for side in (height, width))
+        part = photo.planes[:, :rows, :columns]
+        found = []
+        for turns in (1, 2, 3):
+            size = (height, width) if turns == 2 else (width, height)
+            canvas = self.canvas(*size)
+            planes = black_canvas(canvas, self._normalization)
+            rotated = np.rot90(part, turns, (1, 2))
+            planes[:, : rotated.shape[1], : rotated.shape[2]] = rotated
+            found.append(PreparedPhoto(planes, canvas, *size, turns))
+        return found
+
+    def choose_orientation(
+        self, photos: Sequence[PreparedPhoto], outputs: Sequence[RawOutputs]
+    ) -> tuple[PreparedPhoto, RawOutputs]:
+        """Return the orientation with the best score and its outputs, or the first if none is confident.
+
+        A weak face in another orientation is more often a false alarm than a face.
+        """
+        best = max(range(len(photos)), key=lambda row: self._head.best_score(outputs[row]))
+        chosen = best if self.is_confident(outputs[best]) else 0
+        return photos[chosen], outputs[chosen]
+
     def decode_faces(self, photo: PreparedPhoto, outputs: RawOutputs) -> Faces:
-        """Return the faces in the network's outputs for a photo."""
-        canvas = photo.canvas
+        """Return the faces in the network's outputs for a photo, in pixels of the photo before its rotation."""
+        canvas, width, height = photo.canvas, photo.photo_width_px, photo.photo_height_px
         found = self._head.decode(outputs, canvas.width_px, self.min_score)
         kept = suppress_overlaps(found.boxes, found.scores)
-        limit = np.array([photo.photo_width_px, photo.photo_height_px] * 2, np.float32)
-        return Faces(
-            np.clip(found.boxes[kept] / canvas.scale, 0, limit).astype(np.float32),
-            (found.landmarks[kept] / canvas.scale).astype(np.float32),
-            found.scores[kept].astype(np.float32),
-        )
+        limit = np.array([width, height] * 2, np.float32)
+        boxes = np.clip(found.boxes[kept] / canvas.scale, 0, limit)
+        landmarks = found.landmarks[kept] / canvas.scale
+        if photo.turns:
+            corners = rotate_points(boxes.reshape(-1, 2, 2), -photo.turns, width, height)
+            boxes = np.clip(np.concatenate([corners.min(1), corners.max(1)], -1), 0, None)
+            landmarks = rotate_points(landmarks, -photo.turns, width, height)
+        return Faces(boxes.astype(np.float32), landmarks.astype(np.float32), found.scores[kept].astype(np.float32))
 
 
 def downscale(image: NDArray[np.uint8], scale: float) -> NDArray[np.uint8]:
@@ -299,7 +374,12 @@ def fill_canvas(image: NDArray[np.uint8], canvas: Canvas, normalization: Normali
 
     The photo is cropped to the canvas; the rest of the canvas is black.
     """
+    planes = black_canvas(canvas, normalization)
+    to_planes([image[: canvas.height_px, : canvas.width_px]], normalization, planes[None])
+    return planes
+
+
+def black_canvas(canvas: Canvas, normalization: Normalization) -> Float:
+    """Return a (3, h, w) float32 canvas of normalized black."""
     black = (0 - normalization.mean) / normalization.std
-    out = np.full((1, 3, canvas.height_px, canvas.width_px), black, np.float32)
-    to_planes([image[: canvas.height_px, : canvas.width_px]], normalization, out)
-    return np.asarray(out[0], np.float32)
+    return np.full((3, canvas.height_px, canvas.width_px), black, np.float32)

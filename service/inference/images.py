@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from models.runtime.network import Float
+from models.vision.alignment import rotate_points
 from models.vision.detection import downscale
 from service.core.errors import KithError
 from service.core.photo_errors import ImageDamagedError, ImageEmptyError, ImageFormatError, ImageTooLargeError
@@ -151,13 +152,6 @@ class DecodedPhoto:
 
 
 ROTATIONS: Final = {1: cv2.ROTATE_90_COUNTERCLOCKWISE, 2: cv2.ROTATE_180, 3: cv2.ROTATE_90_CLOCKWISE}
-
-
-def rotate_points(points_xy: Float, turns: int, width: int, height: int) -> Float:
-    """Rotate (..., 2) points of an image of this size by counterclockwise quarter ``turns``."""
-    x, y = points_xy[..., 0], points_xy[..., 1]
-    across, down = width - 1 - x, height - 1 - y
-    return np.stack([(x, y), (y, across), (across, down), (down, x)][turns % 4], -1)
 
 
 def open_photo(payload: bytes, limits: ImageLimits) -> EncodedPhoto:

@@ -170,13 +170,23 @@ class PhotoPipeline:
             finally:
                 self._undecoded -= not background
             with self.metrics.stage("detect"):
-                (answer,) = await self._detecting.submit([laid], background)
+                laid, answer = await self._detect(laid, background)
             with self.metrics.stage("align"):
                 photo, aligned, liveness_crops = await in_thread(
                     self._align, picture, laid, answer, alignments, largest_only, keep_crop
                 )
         self.metrics.observe_photo([face.quality.score for face in photo.faces])
         return await self._check_liveness(photo, liveness_crops, background), aligned
+
+    async def _detect(self, laid: PreparedPhoto, background: bool) -> tuple[PreparedPhoto, RawOutputs]:
+        """Return the photo in the orientation of its most confident face, and the network's outputs."""
+        (answer,) = await self._detecting.submit([laid], background)
+        if self._detector.is_confident(answer):
+            return laid, answer
+        in_thread = self._in_background_thread if background else self.in_thread
+        rotated = await in_thread(self._detector.rotations, laid)
+        answers = await self._detecting.submit(rotated, background)
+        return self._detector.choose_orientation([laid, *rotated], [answer, *answers])
 
     async def _check_liveness(self, photo: Photo, face_crops: Sequence[Image | None], background: bool) -> Photo:
         """Return the photo with liveness judgments. A face without a crop gets a judgment without a score."""

@@ -62,7 +62,8 @@ of five points to YuNet's, in eye distances. Detections upside down, in noise an
   results for faces that are rare in the training data (in CelebA: children, old people, people with darker skin). LFW
   has no labels of age, sex or skin color, few children and few people over eighty. The figures above cannot show the
   difference and do not hold for everyone.
-{sizes}- The detector misses masked faces and many strong profiles. Landmarks of upside-down faces are unusable.
+{sizes}- The detector misses masked faces and many strong profiles. Landmarks of upside-down faces are unusable:
+  the service tries other orientations (docs/models.md).
 - Landmarks were learned from YuNet's, which vary by 5 to 8 % of the eye distance when a photo is shifted, mirrored or
   scaled (`python -m bench.landmark_repeatability`; docs/decisions/0007).
 

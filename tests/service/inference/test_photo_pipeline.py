@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kith import Kith
 from models.pack.loading import BUNDLED_PACK
 from models.runtime.network import Float
-from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align
+from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align, rotate_points
 from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs
 from models.vision.quality import Quality
 from models.vision.recognition import Recognizer
@@ -74,6 +74,27 @@ def test_a_recognizer_is_given_crops_by_its_own_alignment(
     (standard,) = recognizer.embed(align(astronaut, faces.landmarks_xy[:1]))
     assert float(expected @ np.array(found.embedding)) > 0.99
     assert float(expected @ standard) < 0.98
+
+
+@pytest.mark.parametrize(("turns", "roll_deg"), [(1, -90), (2, 180), (3, 90)])
+def test_a_rotated_photo_is_recognized(
+    kith: Kith, gallery: str, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8], turns: int, roll_deg: float
+) -> None:
+    photo = astronaut[:480, :448]
+    rotated = jpeg(np.rot90(photo, turns), 95)
+    (upright,), (found,) = kith.embed(jpeg(photo, 95)).images, kith.embed(rotated).images
+    assert (found.height, found.width) == np.rot90(photo, turns).shape[:2]
+    (face,), (expected,) = found.faces, upright.faces
+    assert float(np.array(face.embedding) @ np.array(expected.embedding)) > 0.99
+    assert abs((face.quality.roll_deg - expected.quality.roll_deg - roll_deg + 180) % 360 - 180) < 2
+    points = rotate_points(np.array(expected.landmarks, np.float32), turns, photo.shape[1], photo.shape[0])
+    assert np.allclose(face.landmarks, points, atol=1)
+    assert kith.verify(jpeg(photo), rotated).outcome == "same"
+    kith.enroll(gallery, "eileen", rotated)
+    kith.enroll(gallery, "tom", jpeg(actor))
+    (result,) = kith.identify(gallery, jpeg(photo)).results
+    assert result.candidates[0].subject == "eileen"
+    assert result.candidates[0].similarity > 0.99
 
 
 def test_a_search_ends_though_its_gallery_is_replaced_meanwhile(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -168,6 +189,32 @@ def test_few_photos_are_held_decoded(
         asyncio.run(main())
     finally:
         gate.set()
+
+
+def test_only_a_photo_without_a_confident_face_is_detected_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8], nobody: NDArray[np.uint8]
+) -> None:
+    taken: list[int] = []
+
+    class Counting(Detector):
+        def run(self, laid: Sequence[PreparedPhoto]) -> list[RawOutputs]:
+            taken.append(len(laid))
+            return super().run(laid)
+
+    monkeypatch.setattr("service.app.Detector", Counting)
+
+    async def main() -> None:
+        async with serving(tmp_path, monkeypatch) as context:
+            photos = context.pipeline.photos
+            assert len((await photos.detect(jpeg(astronaut))).faces) == 1
+            assert taken == [1]
+            assert (await photos.detect(jpeg(nobody))).faces == []
+            assert sum(taken) == 1 + 4
+            background = await photos.embed(jpeg(np.rot90(astronaut)), context.recognizers.default, background=True)
+            assert len(background.faces) == 1
+            assert sum(taken) == 1 + 4 + 4
+
+    asyncio.run(main())
 
 
 def test_a_request_waiting_for_a_thread_is_answered_by_the_deadline(
