@@ -26,11 +26,12 @@ Recipe = Callable[[Path, Path, Path | None], RunConfig]
 
 
 def distilled(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
-    """Return the recipe of the bundled recognizer: a thin IResNet distilled from dlib's network, without labels.
+    """Return the recipe of the bundled recognizer: a narrower dlib network that learns from the whole one, no labels.
 
-    Labels of 42,000 crops teach little, but a teacher can embed any face: 40 % of the crops of an epoch are blends of
-    two people. Sharp crops come twice, since probes are sharper than most of CelebA here. ``scale`` gives dlib's
-    coordinates a standard deviation of 1 on these crops. Raises ConfigError without a teacher.
+    ``data`` is a folder of folders of photos, such as FairFace's. First every block learns the teacher's maps, then the
+    network learns them with the mean embedding of image and mirror image. A teacher can embed any face: 40 % of the
+    crops of an epoch are blends of two people. ``scale`` gives dlib's coordinates a standard deviation of 1. Raises
+    ConfigError without a teacher.
     """
     if teacher is None:
         raise ConfigError(
@@ -39,18 +40,15 @@ def distilled(data: Path, output: Path, teacher: Path | None = None) -> RunConfi
     return RunConfig(
         name="distilled",
         output=output,
-        data=DataConfig(root=data, sharp_repeats=2),
-        backbone=BackboneConfig(embedding_dim=128, depths=(1, 3, 2)),
+        data=DataConfig(root=data, manifest=None, aligned=False, min_images=1),
+        backbone=BackboneConfig("chip_resnet", embedding_dim=128),
         head=HeadConfig("none"),
-        augment=AugmentConfig(rotation_deg=6.0, saturation=0.3, morph=0.4),
-        distill=DistillConfig(teacher, match="euclidean", scale=29.0, views=3),
+        augment=AugmentConfig(rotation_deg=6.0, saturation=0.3, mask=0.05, morph=0.4),
+        distill=DistillConfig(
+            teacher, match="euclidean", scale=29.0, mirror=True, block_steps=700, map_weight=3.0, held_out=1000
+        ),
         loop=LoopConfig(
-            epochs=18,
-            batch_size=64,
-            optimizer="adamw",
-            learning_rate=2e-3,
-            weight_decay=0.05,
-            sync_batch_norm=True,
+            epochs=4, batch_size=64, optimizer="adamw", learning_rate=1e-3, weight_decay=0.05, warmup_steps=100
         ),
     )
 

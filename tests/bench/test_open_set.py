@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-from bench.open_set import RECENT, Row, assigned, calibration_of, goals, loss, measure, over_http, plot, table
+from bench.open_set import (
+    RECENT,
+    Row,
+    assigned,
+    calibration_of,
+    goals,
+    kept_rows,
+    loss,
+    measure,
+    over_http,
+    plot,
+    table,
+)
 from bench.risk_photos import QUALITY, SAME_PEOPLE, Faces, rows_of, with_one_name
 from bench.risk_trials import FPIR, Domain, draws, equal_weights, identified, judge, risk_of, search
 from models.pack.manifest import ModelPack
@@ -160,3 +173,11 @@ def test_each_person_has_one_name(rng: np.random.Generator) -> None:
     found = with_one_name(replace(faces, people=people))
     assert found.people.tolist() == [*8 * [same[renamed]], "somebody"]
     assert (found.vectors == np.delete(faces.vectors, 8, axis=0)).all()
+
+
+def test_packs_that_are_not_measured_keep_their_rows(tmp_path: Path) -> None:
+    stored = [row(), row(pack="dlib-resnet"), row(pack="reference")]
+    results = tmp_path / "open_set.json"
+    results.write_text(json.dumps({"draws": 8, "rows": [asdict(r) for r in stored]}))
+    assert kept_rows(results, {"dlib-resnet", "reference"}) == stored[1:]
+    assert kept_rows(results, set()) == kept_rows(tmp_path / "absent.json", {"reference"}) == []

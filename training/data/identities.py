@@ -8,7 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
@@ -111,6 +111,29 @@ class StreamedCrops:
         for i, row in enumerate(chosen.tolist()):
             crops[i] = _require_crop(self.listed.read(row), self.listed.name(row))
         return crops
+
+
+@dataclass(frozen=True, eq=False)
+class SelectedCrops:
+    """Rows of a larger set of crops, read whenever they are indexed, by a slice or rows."""
+
+    crops_NHWC: NDArray[np.uint8]
+    rows: NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.rows) * 3 * CROP_SIZE_PX**2
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self), CROP_SIZE_PX, CROP_SIZE_PX, 3)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, rows: slice | NDArray[np.integer]) -> NDArray[np.uint8]:
+        chosen: NDArray[np.uint8] = self.crops_NHWC[self.rows[rows]]
+        return chosen
 
 
 @dataclass(frozen=True)
@@ -256,6 +279,28 @@ def load_identities(config: DataConfig, cache_dir: Path, detector: Detector | No
         _build_cache(listed, cache, kept_file, None if config.aligned else _require_detector(detector))
     kept = np.load(kept_file)
     return IdentitySet(np.load(cache, mmap_mode="r"), listed.labels[kept], listed.names, listed.repeats[kept])
+
+
+def hold_out(data: IdentitySet, count: int, seed: int) -> tuple[IdentitySet, NDArray[np.uint8]]:
+    """Split off ``count`` random images. Return the rest, with the same classes, and the (count, 112, 112, 3) crops.
+
+    Raises ConfigError if nothing would be left.
+    """
+    if not count:
+        return data, np.empty((0, CROP_SIZE_PX, CROP_SIZE_PX, 3), np.uint8)
+    if count >= len(data):
+        raise ConfigError(f"distill.held_out {count} leaves none of {len(data)} images")
+    held = np.sort(np.random.default_rng(seed).choice(len(data), count, replace=False))
+    kept = np.setdiff1d(np.arange(len(data)), held)
+    crops: StreamedCrops | SelectedCrops
+    if isinstance(data.crops_NHWC, StreamedCrops):
+        listed = data.crops_NHWC.listed
+        crops = StreamedCrops(replace(listed, rows=listed.rows[kept]))
+    else:
+        crops = SelectedCrops(data.crops_NHWC, kept)
+    repeats = None if data.repeats is None else data.repeats[kept]
+    rest = IdentitySet(cast(NDArray[np.uint8], crops), data.labels[kept], data.names, repeats)
+    return rest, np.array(data.crops_NHWC[held])
 
 
 def _require_detector(detector: Detector | None) -> Detector:

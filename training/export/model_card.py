@@ -19,25 +19,25 @@ and `kith-train evaluate --refresh` generate this card from measurements.
 
 ## Training data
 
-- Recognizer: {images:,} aligned 112x112 crops of {people:,} people ({data}), {teacher}.
+- Recognizer: {images:,} aligned 112x112 crops {people} ({data}), {teacher}.
   {terms}
 - Detector: 649 training photos of WIDER FACE (manual boxes, landmarks by YuNet) and 450 whole CelebA photos (boxes
   and landmarks by YuNet). Both sets are for non-commercial research.
 - Calibration: {calibrated_on}, {impostor_pairs:,} impostor
   and {genuine_pairs:,} genuine pairs). No network was trained on photos of LFW.
 
-**Terms: at most non-commercial research**, following the terms of the training data.
+**Terms: at most non-commercial research**, because of the detector's training data.
 
-**Overlap of people.** The figures below are measured on LFW, whose 5,749 people are named public figures. Celebrity
-data sets share people with LFW. CelebA identifies people by number, so shared people cannot be removed. Some people in
-the training data are therefore also in LFW, and the figures may be too good, by an unknown amount.
+**Overlap of people.** The figures below are measured on LFW, whose 5,749 people are named public figures. Training
+photos, or those of a teacher, may show some of them under no name or another one. Such people cannot be removed, and
+the figures may be too good, by an unknown amount.
 
 ## Commands
 
 ```
 kith-train detector --data DATA --output runs/detector
 kith-train detector --data DATA --output runs/detector-polished --polish runs/detector
-kith-train run {recipe} --data DATA/{data}{teacher_option} --output runs/{recipe}{settings}
+kith-train run {recipe} --data DATA/{data}{teacher_option}{align_option} --output runs/{recipe}{settings}
 kith-train pack --recognizer runs/{recipe} --detector runs/detector-polished --data DATA \\
     --output models/packs/{name}{packing}
 ```
@@ -59,9 +59,9 @@ of five points to YuNet's, in eye distances. Detections upside down, in noise an
 {splits}{variants}## Limitations
 
 {worst}- The recognizer was trained on {images:,} crops: recognizers trained on millions are far better. Expect worse
-  results for faces that are rare in the training data (in CelebA: children, old people, people with darker skin). LFW
-  has no labels of age, sex or skin color, few children and few people over eighty. The figures above cannot show the
-  difference and do not hold for everyone.
+  results for faces that are rare in the training data, or in its teacher's. LFW has no labels of age, sex or skin
+  color, few children and few people over eighty. The figures above cannot show the difference and do not hold for
+  everyone.
 {sizes}- The detector misses masked faces and many strong profiles. Landmarks of upside-down faces are unusable:
   the service tries other orientations (docs/models.md).
 - Landmarks were learned from YuNet's, which vary by 5 to 8 % of the eye distance when a photo is shifted, mirrored or
@@ -91,8 +91,8 @@ By fold: {folds}.
 VARIANTS = """## Precision variants
 
 `kith-train quantize models/packs/{name} --data DATA` writes the INT8 files of `int8/`
-({files}), with ranges from training photos (CelebA;
-WIDER FACE and scenes). It measures the loss of INT8 and bf16 against fp32 on LFW and WIDER FACE; a negative loss is a
+({files}), with ranges from photos of FairFace, and of
+WIDER FACE and scenes. It measures the loss of INT8 and bf16 against fp32 on LFW and WIDER FACE; a negative loss is a
 chance gain. The last rows enroll and search the open-set people of LFW at the fp32 thresholds of the pack.
 
 | Variant | Loss |
@@ -136,13 +136,14 @@ def write_model_card(pack: ModelPack, settings: Sequence[str] = ()) -> None:
             settings="".join(f" \\\n    --set {setting}" for setting in settings),
             note="".join(f"{textwrap.fill(text, 120)}\n\n" for text in _notes(pack)),
             images=data["images"],
-            people=data["people"],
+            people="without names" if run["head"]["name"] == "none" else f"of {data['people']:,} people",
             data=run["data"]["root"],
             backbone=run["backbone"]["name"],
             dimension=pack.recognition.dimension,
             teacher=f"distilled from {teacher}" if teacher else "trained without a teacher",
             packing=f" --center {center:g}" if (center := pack.provenance["recognizer"].get("center", 0.0)) else "",
             teacher_option=f" --teacher {teacher}" if teacher else "",
+            align_option="" if run["data"]["aligned"] else " --align-with PACK",
             terms=textwrap.fill(data["terms"] or describe_terms(run["data"]["root"]), 118, subsequent_indent="  "),
             calibrated_on=f"{calibration['data'].partition(',')[0]} ({calibration['images']:,} photos of "
             f"{calibration['people']:,} people",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,12 +24,13 @@ from models.pack.manifest import ModelPack
 from models.pack.writing import update_variants
 from models.risk.calibration import Calibration, fmr_for_fpir
 from models.runtime.network import Engine, Float, Precision
+from models.vision.alignment import realign_crops
 from models.vision.detection import Detector, Faces, choose_canvas, fill_canvas
 from models.vision.pixels import to_planes
 from models.vision.recognition import Recognizer
 from models.vision.specs import DetectionSpec, NetworkSpec, RecognitionSpec
-from training.config import ConfigError, DataConfig
-from training.data.identities import list_identities, read_rgb
+from training.config import ConfigError
+from training.data.identities import decode_rgb, read_rgb
 from training.detection.data import load_annotated
 from training.evaluation.detection import evaluate_detector
 from training.evaluation.embedding import DETECT_BATCH_SIZE, Embeddings, central_crops, embed_crops
@@ -48,6 +50,8 @@ from training.export.quantization import quantize, sensitive_layers
 FOLDER: Final = "int8"
 """Subfolder of a pack: InsightFace opens every ONNX file beside the manifest."""
 CALIBRATION_CROPS: Final = 512
+FAIRFACE: Final = Path("faces") / "fairface.tar"
+"""112x112 crops on the standard template, in the research data."""
 CALIBRATION_PHOTOS: Final = 96
 SHIFT_PHOTOS: Final = 500
 MIN_CONFIDENT_SCORE: Final = 0.6
@@ -61,7 +65,7 @@ def quantize_pack(directory: Path, data: Path, cache_dir: Path) -> ModelPack:
     """Write INT8 variants of both networks into a pack, with the measured loss of INT8 and bf16.
 
     Args:
-        data: folder with celeba/, wider/ and scenes/, whose training photos set the ranges, and lfw/ and wider/ for
+        data: folder with faces/, wider/ and scenes/, whose training photos set the ranges, and lfw/ and wider/ for
             measuring.
 
     Raises:
@@ -71,7 +75,7 @@ def quantize_pack(directory: Path, data: Path, cache_dir: Path) -> ModelPack:
     pack = load_pack(directory)
     if pack.calibration is None:
         raise ConfigError(f"{pack.model_id} has no calibration, whose thresholds the measurement needs")
-    if missing := [name for name in ("celeba", "wider", "scenes", "lfw") if not (data / name).is_dir()]:
+    if missing := [name for name in ("faces", "wider", "scenes", "lfw") if not (data / name).is_dir()]:
         raise ConfigError(f"{data} has no {', '.join(missing)}")
     files = _write_files(pack, data)
     pack = update_variants(pack.directory, _manifest_entries(pack, files, {}, {}))
@@ -104,13 +108,20 @@ def _write_files(pack: ModelPack, data: Path) -> dict[str, Path]:
 
 
 def _crops(spec: RecognitionSpec, data: Path) -> Iterator[Float]:
-    """Yield batches of evenly spaced CelebA crops."""
-    listed = list_identities(DataConfig(data / "celeba"))
+    """Yield batches of evenly spaced crops of FairFace, which has every age and skin tone."""
     side = spec.alignment.size_px
-    rows = np.linspace(0, len(listed) - 1, CALIBRATION_CROPS).astype(int)
-    for start in range(0, len(rows), DETECT_BATCH_SIZE):
-        crops = np.stack([listed.read(int(row)) for row in rows[start : start + DETECT_BATCH_SIZE]])
+    with tarfile.open(data / FAIRFACE) as archive:
+        members = [member for member in archive if member.isfile()]
+        chosen = [members[row] for row in np.linspace(0, len(members) - 1, CALIBRATION_CROPS).astype(int)]
+        read = [decode_rgb(_content(archive, member), member.name) for member in chosen]
+    for start in range(0, len(read), DETECT_BATCH_SIZE):
+        crops = realign_crops(np.stack(read[start : start + DETECT_BATCH_SIZE]), spec.alignment)
         yield to_planes(crops, spec.normalization, np.empty((len(crops), 3, side, side), np.float32))
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    stream = archive.extractfile(member)
+    return b"" if stream is None else stream.read()
 
 
 def _photos(spec: DetectionSpec, data: Path) -> Iterator[Float]:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from models.checksums import sha256_of
@@ -15,7 +17,7 @@ from models.vision.specs import DetectionSpec
 from training import distributed
 from training.backbones import build_backbone
 from training.config import RunConfig
-from training.data.identities import load_identities
+from training.data.identities import hold_out, load_identities
 from training.data.verification import read_bin
 from training.detection.data import load_annotated
 from training.detection.fit import DETECTOR_CHECKPOINT, DetectorLoopConfig, fit_detector
@@ -27,8 +29,8 @@ from training.evaluation.lfw import PARTS, VIEW1, load_lfw_crops
 from training.liveness.data import Presentations
 from training.liveness.fit import LivenessLoopConfig, fit_liveness
 from training.losses import build_head
-from training.optimization.loop import Checkpoint, Validator, fit
-from training.optimization.objective import build_objective, check_objective
+from training.optimization.loop import Checkpoint, Validator, fit, to_tensor
+from training.optimization.objective import Objective, build_objective, check_objective
 from training.optimization.run_folder import CHECKPOINT, LOSSES, load_checkpoint, load_ema_weights, write_run_config
 from training.optimization.sharded import read_class_weights
 from training.recipes import compared
@@ -62,27 +64,39 @@ def train_recognizer(config: RunConfig, detector: Detector | None = None) -> Che
         # Fill the cache before the other ranks read it.
         load_identities(config.data, config.output.parent / "cache", detector)
     distributed.barrier()
-    data = load_identities(config.data, config.output.parent / "cache", detector)
+    data, held_out = hold_out(
+        load_identities(config.data, config.output.parent / "cache", detector),
+        config.distill.held_out,
+        config.loop.seed,
+    )
     backbone = build_backbone(config.backbone)
     objective = build_objective(config, data.num_classes)
-    validate = build_validator(config.validation) if distributed.rank() == 0 else None
+    validate = build_validator(config.validation, objective, held_out) if distributed.rank() == 0 else None
     checkpoint = fit(backbone, objective, data, config, validate)
     if distributed.rank() == 0:
         (config.output / "losses.png").write_bytes(plots.png(plots.loss_curves(config.output / LOSSES)))
     return checkpoint
 
 
-def build_validator(validation: Sequence[Path]) -> Validator | None:
-    """Return a function that computes the ten-fold accuracy on each .bin set, by name."""
-    if not validation:
+def build_validator(
+    validation: Sequence[Path], objective: Objective | None = None, held_out: NDArray[np.uint8] | None = None
+) -> Validator | None:
+    """Return a function that computes the ten-fold accuracy on each .bin set, by name, and the distillation loss of the
+    held-out crops."""
+    distillation = None if objective is None or held_out is None or not len(held_out) else objective.distillation
+    if not validation and distillation is None:
         return None
     sets = {path.stem: read_bin(path) for path in validation}
 
     def validate(network: nn.Module) -> dict[str, float]:
-        return {
+        figures = {
             f"{name} accuracy": evaluate_bin(torch_embedder(network), pairs).accuracy.mean
             for name, pairs in sets.items()
         }
+        if distillation is not None and held_out is not None:
+            images = to_tensor(held_out, next(network.parameters()).device)
+            figures["held-out distillation loss"] = distillation.measure(network, images)
+        return figures
 
     return validate
 

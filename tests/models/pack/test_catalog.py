@@ -79,7 +79,7 @@ def test_an_unknown_name_is_rejected() -> None:
         ('file = "buffalo_l.zip"', 'file = "a/b.zip"', "buffalo_l.downloads[0].file"),
         ('file = "det_10g.onnx"', 'file = ".."', "buffalo_l.downloads[0].members.file"),
         ('project = "face-recognition-models"', 'project = "a"\nurl = "https://b"', "dlib-resnet.downloads[0]"),
-        ("commercial_use = false", 'commercial_use = "no"', "kith-compact.parts[0].commercial_use"),
+        ("commercial_use = false", 'commercial_use = "no"', "kith-compact.parts[1].commercial_use"),
         ('part = "recognizer"', "", "kith-compact.parts[0].part"),
         ("size = 100149358", "size = -1", "dlib-resnet.downloads[0].size"),
         ('sha256 = "b79b', 'sha256 = "B79B', "dlib-resnet.downloads[0].sha256"),
