@@ -183,9 +183,10 @@ def choose_engine(spec: NetworkSpec, preference: EnginePreference, available: Pr
         return _choose_float(spec, engine, precisions, "this processor has no fast INT8")
     if int8 is None:
         return _choose_float(spec, engine, precisions, "the pack has no INT8")
-    if int8.points_lost is None or int8.points_lost > MAX_POINTS_LOST:
+    lost = int8.points_lost(engine)
+    if lost is None or lost > MAX_POINTS_LOST:
         return _choose_float(spec, engine, precisions, "the loss of the pack's INT8 is above 0.1 points or unknown")
-    reason = f"the pack has INT8 with a measured loss of {int8.points_lost:g} points"
+    reason = f"the pack has INT8 with a measured loss of {lost:g} points"
     if (impact := int8.gallery_impact(engine)) is not None:
         reason += f"; {impact}" + (" (KITH_PRECISION=bf16 loses less)" if "bf16" in precisions else "")
     return EngineChoice(engine, "int8", reason)
@@ -207,7 +208,7 @@ def _choose_pinned(
 def _choose_float(spec: NetworkSpec, engine: Engine, available: AbstractSet[Precision], no_int8: str) -> EngineChoice:
     if "bf16" not in available:
         return EngineChoice(engine, "fp32", f"{no_int8}, and {engine} has no bf16 here")
-    lost = next((v.points_lost for v in spec.variants if v.precision == "bf16"), None)
+    lost = next((v.points_lost(engine) for v in spec.variants if v.precision == "bf16"), None)
     if lost is not None and lost > MAX_POINTS_LOST:
         return EngineChoice(engine, "fp32", f"{no_int8}, and bf16 loses {lost:g} points")
     return EngineChoice(engine, "bf16", f"{no_int8}; this processor has fast bf16")

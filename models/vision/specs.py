@@ -42,10 +42,15 @@ class Variant:
     of: str
     measured: Mapping[str, Any] = field(compare=False)
 
-    @property
-    def points_lost(self) -> float | None:
-        """Lost percentage points of accuracy: LFW View 2 for recognizers, WIDER FACE recall for detectors."""
-        return self.measured.get("points_lost")
+    def points_lost(self, engine: Engine) -> float | None:
+        """Return the percentage points of accuracy lost on an engine, or the largest loss if that is not known.
+
+        The loss is that of LFW View 2, or of WIDER FACE recall if a detector loses more there.
+        """
+        try:
+            return float(self.measured["engines"][engine]["points_lost"])
+        except (KeyError, TypeError, ValueError):
+            return self.measured.get("points_lost")
 
     def gallery_impact(self, engine: Engine) -> str | None:
         """Describe the change of gallery error rates against fp32 at equal thresholds; None if not measured."""

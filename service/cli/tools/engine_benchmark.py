@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 import numpy as np
 
@@ -112,14 +112,14 @@ def _measure(spec: NetworkSpec, wish: EnginePreference) -> list[EngineRate]:
         for row, (_, network) in enumerate(opened):
             for batch in BATCH_SIZES:
                 times.setdefault((row, batch), []).append(_time(network, (batch, *warmup_shape(spec, network))))
-    lost = {variant.precision: variant.points_lost for variant in spec.variants}
+    lost = {(v.precision, e): v.points_lost(e) for v in spec.variants for e in get_args(Engine)}
     return [
         EngineRate(
             spec.path.name,
             choice.engine,
             choice.precision,
             (statistics.median(times[row, BATCH_SIZES[0]]), statistics.median(times[row, BATCH_SIZES[1]])),
-            0.0 if choice.precision == "fp32" else lost.get(choice.precision),
+            0.0 if choice.precision == "fp32" else lost.get((choice.precision, choice.engine)),
             chosen is not None and (choice.engine, choice.precision) == (chosen.engine, chosen.precision),
         )
         for row, (choice, _) in enumerate(opened)
