@@ -56,11 +56,11 @@ similarity 0 to all others. Open set: 610 people with one photo each, 4,397 mate
 chosen on the same data. WIDER: the 74 validation photos at most 576 pixels wide, IoU 0.5. Landmark error: mean distance
 of five points to YuNet's, in eye distances. Detections upside down, in noise and in textures are false alarms.
 
-{splits}{variants}## Limitations
+{splits}{groups}{variants}## Limitations
 
 {worst}- The recognizer was trained on {images:,} crops: recognizers trained on millions are far better. Expect worse
   results for faces that are rare in the training data, or in its teacher's. LFW has no labels of age, sex or skin
-  color, few children and few people over eighty. The figures above cannot show the difference and do not hold for
+  color, few children and few people over eighty. The figures on LFW cannot show the difference and do not hold for
   everyone.
 {sizes}- The detector misses masked faces and many strong profiles. Landmarks of upside-down faces are unusable:
   the service tries other orientations (docs/models.md).
@@ -88,6 +88,24 @@ third. FNMR is the share of missed same-person pairs, FMR the share of accepted 
 By fold: {folds}.
 
 """
+GROUPS = """## Who is missed, who is confused
+
+At one threshold, the cosine of an FMR of 0.1 % on LFW View 1 ({threshold:.3f}), measured by `python -m bench.groups` on
+aligned crops. Intervals are 95 %, over people.
+
+{named}
+- Misses (FNMR, FNIR) by age, gender, race or skin tone are unknown: FairFace and All-Age-Faces have one photo of each
+  person. FairFace labels race, not skin tone.
+
+| Photos | FNMR | FMR |
+|---|---|---|
+{misses}
+
+| FairFace | FMR, both of the group | Over that of all |
+|---|---|---|
+{rates}
+
+"""
 VARIANTS = """## Precision variants
 
 `kith-train quantize models/packs/{name} --data DATA` writes the INT8 files of `int8/`
@@ -109,6 +127,11 @@ WORST = """- The worst errors on View 2, by file name (some labels of LFW are wr
 """
 
 MIN_FOUND_SHARE: Final = 0.9
+PLAIN_PHOTOS: Final = "LFW"
+MASKED_PHOTOS: Final = "LFW, one photo with a drawn mask"
+CHILDREN: Final = ("0-2", "3-9", "2-12")
+"""Names of the age groups of bench.groups that are children only."""
+CARD_KINDS: Final = ("", "age", "gender", "race")
 
 
 def check_provenance(pack: ModelPack) -> None:
@@ -151,6 +174,7 @@ def write_model_card(pack: ModelPack, settings: Sequence[str] = ()) -> None:
             genuine_pairs=calibration["genuine_pairs"],
             rows="\n".join(f"| {name} | {value} |" for name, value in pack_rows(pack)),
             splits=_splits(pack.metrics),
+            groups=_groups(pack.metrics),
             variants=_variants(pack),
             worst=_worst(pack.metrics),
             sizes=_missed_sizes(pack.metrics),
@@ -225,6 +249,36 @@ def _splits(metrics: Mapping[str, Any]) -> str:
         lines.append(f"| {split['by']} | {split['part']} | {split['pairs']} | {accuracy} | {fnmr} | {fmr} |")
     folds = ", ".join(f"{accuracy:.1%}" for accuracy in metrics["lfw_view2"]["accuracy"]["folds"])
     return SPLITS.format(rows="\n".join(lines), folds=folds)
+
+
+def _groups(metrics: Mapping[str, Any]) -> str:
+    """Return the section of the figures that `python -m bench.groups --card` stored, or an empty text."""
+    if "groups" not in metrics:
+        return ""
+    found = metrics["groups"]
+    by_photos = {row["photos"]: row for row in found["misses"]}
+    plain, masked = by_photos[PLAIN_PHOTOS], by_photos[MASKED_PHOTOS]
+    times = ", ".join(
+        f"{row['fmr'][0] / plain['fmr'][0]:.1f} times ({row['group']} years, {row['collection']})"
+        for row in found["groups"]
+        if row["kind"] == "age" and row["group"] in CHILDREN
+    )
+    children = f"- **Children** are confused with each other more often than two people of LFW: {times}."
+    masks = (
+        f"- **Masks** hide people: drawn on one of two photos of a person of LFW, they raise FNMR from "
+        f"{plain['fnmr'][0]:.1%} to {masked['fnmr'][0]:.1%}."
+    )
+    rates = [row for row in found["groups"] if row["collection"] == "FairFace" and row["kind"] in CARD_KINDS]
+    return GROUPS.format(
+        threshold=found["threshold"],
+        named="\n".join(textwrap.fill(text, 120, subsequent_indent="  ") for text in (children, masks)),
+        misses="\n".join(f"| {name} | {_rate(row['fnmr'])} | {_rate(row['fmr'])} |" for name, row in by_photos.items()),
+        rates="\n".join(f"| {row['group']} | {_rate(row['fmr'])} | {row['ratio'][0]:.2f} |" for row in rates),
+    )
+
+
+def _rate(rate: Sequence[float] | None) -> str:
+    return "-" if rate is None else f"{rate[0]:.2%}{interval(rate[1:], 2)}"
 
 
 def _worst(metrics: Mapping[str, Any]) -> str:

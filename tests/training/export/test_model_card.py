@@ -13,8 +13,8 @@ from models.errors import PackError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.writing import update_manifest
 from training.config import ConfigError, HeadConfig, LoopConfig, TermConfig
-from training.export.model_card import metric_rows, write_model_card
-from training.export.packing import refresh_pack
+from training.export.model_card import MASKED_PHOTOS, metric_rows, write_model_card
+from training.export.packing import refresh_pack, store_group_figures
 from training.recipes import RECIPES, recipe_overrides
 
 
@@ -74,6 +74,48 @@ def test_a_card_lists_groups_worst_pairs_and_settings(copy: Path) -> None:
     ):
         assert " ".join(expected.split()) in " ".join(card.split()), expected
     assert "{" not in card
+    assert "Who is missed" not in card
+
+
+def test_a_card_says_who_is_missed_once_groups_are_measured(copy: Path) -> None:
+    def rate(value: float) -> list[float]:
+        return [value, value / 2, 2 * value]
+
+    def group(collection: str, kind: str, name: str, fmr: float) -> dict[str, object]:
+        return {"collection": collection, "kind": kind, "group": name, "fmr": rate(fmr), "ratio": rate(fmr / 0.002)}
+
+    figures = {
+        "threshold": 0.8749,
+        "misses": [
+            {"photos": "LFW", "fnmr": rate(0.2), "fmr": rate(0.001)},
+            {"photos": MASKED_PHOTOS, "fnmr": rate(0.4), "fmr": rate(0.003)},
+            {"photos": "real mask with LFW", "fnmr": None, "fmr": rate(0.004)},
+        ],
+        "groups": [
+            group("FairFace", "", "all", 0.002),
+            group("FairFace", "age", "3-9", 0.008),
+            group("FairFace", "age", "20-29", 0.001),
+            group("FairFace", "race and gender", "White, male", 0.001),
+            group("All-Age-Faces", "age", "2-12", 0.05),
+        ],
+    }
+    before = load_pack(copy)
+    pack = store_group_figures(copy, figures)
+    assert pack.metrics == {**before.metrics, "groups": figures}
+    pack.verify()
+    card = " ".join((copy / "MODEL_CARD.md").read_text().split())
+    for expected in (
+        "## Who is missed, who is confused",
+        "(0.875)",
+        "two people of LFW: 8.0 times (3-9 years, FairFace), 50.0 times (2-12 years, All-Age-Faces).",
+        "raise FNMR from 20.0% to 40.0%.",
+        "| real mask with LFW | - | 0.40% (95 %: 0.20% to 0.80%) |",
+        "| 3-9 | 0.80% (95 %: 0.40% to 1.60%) | 4.00 |",
+        "by age, gender, race or skin tone are unknown",
+    ):
+        assert expected in card, expected
+    assert "White, male" not in card
+    assert "| 2-12" not in card
 
 
 def test_commands_list_settings_that_differ_from_the_recipe(tmp_path: Path) -> None:
