@@ -63,7 +63,7 @@ def detect(detector: Detector, image: Image) -> Orientations:
         if detector.is_confident(outputs[turns]):
             chosen.append((turns, 1))
         else:
-            kept, _ = detector.choose_orientation([photos[i] for i in order], [outputs[i] for i in order])
+            kept, _ = detector.choose_view([photos[i] for i in order], [outputs[i] for i in order])
             chosen.append((kept.turns, 4))
     return Orientations([detector.decode_faces(*each) for each in zip(photos, outputs, strict=True)], chosen)
 

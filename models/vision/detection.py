@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import cv2
@@ -267,15 +267,15 @@ class Detector:
         return [self.decode_faces(photo, outputs) for photo, outputs in zip(photos, self.run(photos), strict=True)]
 
     def detect_rotated(self, image: NDArray[np.uint8]) -> Faces:
-        """Return the faces of a (H, W, 3) uint8 RGB photo, which may be rotated by quarter turns, as the service does.
+        """Return the faces of a (H, W, 3) uint8 RGB photo as the service does: it may be rotated, or filled by a face.
 
         Only a photo without a confident face costs more than ``detect``.
         """
         photo = self.prepare(image)
         (outputs,) = self.run([photo])
         if not self.is_confident(outputs):
-            rotated = self.rotations(photo)
-            photo, outputs = self.choose_orientation([photo, *rotated], [outputs, *self.run(rotated)])
+            others = self.other_views(photo)
+            photo, outputs = self.choose_view([photo, *others], [outputs, *self.run(others)])
         return self.decode_faces(photo, outputs)
 
     def prepare(self, image: NDArray[np.uint8]) -> PreparedPhoto:
@@ -312,12 +312,15 @@ class Detector:
         """Return whether the best score is that of an upright face; then no other orientation has to be tried."""
         return self._head.best_score(outputs) >= max(self._head.upright_score, self.min_score)
 
+    def other_views(self, photo: PreparedPhoto) -> list[PreparedPhoto]:
+        """Return the photo in its three other orientations, and at half its size."""
+        return [*self.rotations(photo), self.half_size(photo)]
+
     def rotations(self, photo: PreparedPhoto) -> list[PreparedPhoto]:
         """Return the photo in its three other orientations."""
         height, width = photo.photo_height_px, photo.photo_width_px
         # Rows and columns outside the scaled photo would come first after a rotation.
-        rows, columns = (max(1, round(side * photo.canvas.scale)) for side in (height, width))
-        part = photo.planes[:, :rows, :columns]
+        part = _scaled_photo(photo)
         found = []
         for turns in (1, 2, 3):
             size = (height, width) if turns == 2 else (width, height)
@@ -328,12 +331,22 @@ class Detector:
             found.append(PreparedPhoto(planes, canvas, *size, turns))
         return found
 
-    def choose_orientation(
+    def half_size(self, photo: PreparedPhoto) -> PreparedPhoto:
+        """Return the photo at half its size, where a face that fills it is no larger than faces of the training."""
+        part = _scaled_photo(photo)
+        height, width = (max(1, side // 2) for side in part.shape[1:])
+        canvas = replace(self.canvas(height, width), scale=photo.canvas.scale / 2)
+        planes = black_canvas(canvas, self._normalization)
+        for plane, small in zip(part, planes, strict=True):
+            small[:height, :width] = cv2.resize(plane, (width, height), interpolation=cv2.INTER_AREA)
+        return replace(photo, planes=planes, canvas=canvas)
+
+    def choose_view(
         self, photos: Sequence[PreparedPhoto], outputs: Sequence[RawOutputs]
     ) -> tuple[PreparedPhoto, RawOutputs]:
-        """Return the orientation with the best score and its outputs, or the first if none is confident.
+        """Return the orientation or size with the best score and its outputs, or the first if none is confident.
 
-        A weak face in another orientation is more often a false alarm than a face.
+        A weak face in another view is more often a false alarm than a face.
         """
         best = max(range(len(photos)), key=lambda row: self._head.best_score(outputs[row]))
         chosen = best if self.is_confident(outputs[best]) else 0
@@ -352,6 +365,13 @@ class Detector:
             boxes = np.clip(np.concatenate([corners.min(1), corners.max(1)], -1), 0, None)
             landmarks = rotate_points(landmarks, -photo.turns, width, height)
         return Faces(boxes.astype(np.float32), landmarks.astype(np.float32), found.scores[kept].astype(np.float32))
+
+
+def _scaled_photo(photo: PreparedPhoto) -> Float:
+    """Return the part of the planes that the photo covers."""
+    sides = (photo.photo_height_px, photo.photo_width_px)
+    rows, columns = (max(1, round(side * photo.canvas.scale)) for side in sides)
+    return photo.planes[:, :rows, :columns]
 
 
 def downscale(image: NDArray[np.uint8], scale: float) -> NDArray[np.uint8]:

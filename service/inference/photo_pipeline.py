@@ -179,14 +179,14 @@ class PhotoPipeline:
         return await self._check_liveness(photo, liveness_crops, background), aligned
 
     async def _detect(self, laid: PreparedPhoto, background: bool) -> tuple[PreparedPhoto, RawOutputs]:
-        """Return the photo in the orientation of its most confident face, and the network's outputs."""
+        """Return the photo in the orientation and size of its most confident face, and the network's outputs."""
         (answer,) = await self._detecting.submit([laid], background)
         if self._detector.is_confident(answer):
             return laid, answer
         in_thread = self._in_background_thread if background else self.in_thread
-        rotated = await in_thread(self._detector.rotations, laid)
-        answers = await self._detecting.submit(rotated, background)
-        return self._detector.choose_orientation([laid, *rotated], [answer, *answers])
+        others = await in_thread(self._detector.other_views, laid)
+        answers = await self._detecting.submit(others, background)
+        return self._detector.choose_view([laid, *others], [answer, *answers])
 
     async def _check_liveness(self, photo: Photo, face_crops: Sequence[Image | None], background: bool) -> Photo:
         """Return the photo with liveness judgments. A face without a crop gets a judgment without a score."""

@@ -302,7 +302,7 @@ def _missed_sizes(metrics: Mapping[str, Any]) -> str:
         return ""
     return (
         textwrap.fill(
-            "- In one pass at 640 pixels the detector finds less than 90 % of faces of these sizes (longer side, px): "
+            "- At 640 pixels the detector finds less than 90 % of faces of these sizes (longer side, px): "
             f"{', '.join(few)}.",
             120,
             subsequent_indent="  ",

@@ -6,6 +6,7 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given
@@ -145,6 +146,21 @@ def test_a_rotated_photo_has_the_faces_of_the_upright_one(
     center = rotate_points(upright.boxes_xyxy.reshape(1, 2, 2).mean(1), turns, width, height)
     assert np.allclose(rotated.boxes_xyxy.reshape(1, 2, 2).mean(1), center, atol=0.01)
     assert (rotated.boxes_xyxy[:, :2] < rotated.boxes_xyxy[:, 2:]).all()
+
+
+def test_a_face_that_fills_the_photo_is_found(detector: Detector, astronaut: NDArray[np.uint8]) -> None:
+    """At its size, the network sees no face."""
+    (upright,) = detector.detect([astronaut])
+    x0, y0, x1, y1 = upright.boxes_xyxy[0].astype(int)
+    margin = 8
+    close = cv2.resize(astronaut[y0 - margin : y1 + margin, x0 - margin : x1 + margin], (600, 640))
+    (first,), faces = detector.detect([close]), detector.detect_rotated(close)
+    assert not len(first) or first.scores[0] < 0.72
+    assert len(faces) == 1
+    scale = np.array([600 / (x1 - x0 + 2 * margin), 640 / (y1 - y0 + 2 * margin)])
+    expected = (upright.landmarks_xy[0] - (x0 - margin, y0 - margin)) * scale
+    eyes = np.linalg.norm(expected[0] - expected[1])
+    assert np.linalg.norm(faces.landmarks_xy[0] - expected, axis=1).max() < 0.2 * eyes
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])
