@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from kith import Kith
 from models.engines.gpus import GpuPreference, input_shapes, make_probe, open_on_device, open_on_gpus
-from models.engines.selection import EnginePreference, available_precisions, open_networks
+from models.engines.selection import MAX_POINTS_LOST, EnginePreference, available_precisions, open_networks
 from models.errors import RuntimeUnavailableError
+from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
 from models.runtime.cuda import CUDA, visible_gpus
 from models.runtime.cuda_network import Device
@@ -78,7 +79,10 @@ def test_a_variant_is_served_under_its_own_path(tmp_path: Path) -> None:
     with embedded(load_settings(data_dir=tmp_path, log_level="ERROR", device="cpu")) as url:
         served = httpx.get(f"{url}/v1/models").json()
     assert served["recognition"]["file"] == "int8/recognizer.onnx"
-    assert served["detection"]["file"] == "int8/detector.onnx"
+    (small,) = (v for v in load_pack(BUNDLED_PACK).detection.variants if v.precision == "int8")
+    lost = small.points_lost("onnxruntime")  # tests pin this engine
+    assert lost is not None
+    assert served["detection"]["file"] == ("int8/detector.onnx" if lost <= MAX_POINTS_LOST else "detector.onnx")
 
 
 @without_gpu
