@@ -153,7 +153,8 @@ def test_a_face_that_fills_the_photo_is_found(detector: Detector, astronaut: NDA
     (upright,) = detector.detect([astronaut])
     x0, y0, x1, y1 = upright.boxes_xyxy[0].astype(int)
     margin = 8
-    close = cv2.resize(astronaut[y0 - margin : y1 + margin, x0 - margin : x1 + margin], (600, 640))
+    part = astronaut[y0 - margin : y1 + margin, x0 - margin : x1 + margin]
+    close = np.asarray(cv2.resize(part, (600, 640)), np.uint8)
     (first,), faces = detector.detect([close]), detector.detect_rotated(close)
     assert not len(first) or first.scores[0] < 0.72
     assert len(faces) == 1
