@@ -83,7 +83,7 @@ def test_a_pack_without_calibration_gets_one(
     assert (found["people"], found["images"]) == (PEOPLE, 2 * PEOPLE - 1)
     assert found["genuine_pairs"] == PEOPLE - 1
     assert found["impostor_pairs"] == (2 * PEOPLE - 1) * (2 * PEOPLE - 2) // 2 - (PEOPLE - 1)
-    assert found["largest_impostors"][0] < 0.95
+    assert found["largest_impostors"][0] < 0.98
     assert "Threshold at FMR 0.01" in printed
     assert "(extrapolated)" in printed
     assert "Photos without face │ 1" in printed

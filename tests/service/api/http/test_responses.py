@@ -67,7 +67,7 @@ def test_identify(server: str, kith: Kith, gallery: str, astronaut: Photo, group
     dark = jpeg((astronaut * 0.12).astype(np.uint8))
     vector = kith.embed(jpeg(astronaut)).images[0].faces[0].embedding
     photos = (jpeg(astronaut), jpeg(group), jpeg(nobody), dark, b"no photo")
-    document = fits(IdentifyOut, post(url, *photos, embeddings=[np.asarray(vector).tolist()], risk={"fpir": 0.01}))
+    document = fits(IdentifyOut, post(url, *photos, embeddings=[np.asarray(vector).tolist()], risk={"fpir": 0.001}))
     outcomes = {result["outcome"] for result in document["results"]}
     assert outcomes == {"identified", "unknown", "no_face", "rejected_quality", "error"}
     assert document["results"][0]["name"] == "Eileen Collins"
