@@ -286,8 +286,8 @@ class RunConfig(_Section):
         _require(not k or self.loop.batch_size % k == 0, f"loop.batch_size must be a multiple of {k} images_per_person")
         _require(
             not (self.distill.block_steps or self.distill.map_weight)
-            or (self.backbone.name == "chip_resnet" and self.head.name == "none"),
-            "distill.block_steps and distill.map_weight need backbone.name chip_resnet, and head.name none",
+            or (self.backbone.name == "chip_resnet" and self.head.name == "none" and not self.terms),
+            "distill.block_steps and distill.map_weight need backbone.name chip_resnet, head.name none and no terms",
         )
         _require(
             not self.augment.morph or self.distill.teacher is not None,

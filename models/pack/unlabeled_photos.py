@@ -87,7 +87,7 @@ def _embed_folder(pack: ModelPack, folder: Path) -> tuple[Float, NDArray[np.int6
             skipped += 1
             continue
         thumbnails = np.concatenate([thumbnails, pair[:1]])
-        faces = detector.detect_rotated(photo)
+        faces = detector.detect_with_other_views(photo)
         sides = (faces.boxes_xyxy[:, 2:] - faces.boxes_xyxy[:, :2]).max(1)
         points = faces.landmarks_xy[sides >= MIN_FACE_PX]
         if len(points):

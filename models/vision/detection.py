@@ -266,7 +266,7 @@ class Detector:
         photos = [self.prepare(image) for image in images]
         return [self.decode_faces(photo, outputs) for photo, outputs in zip(photos, self.run(photos), strict=True)]
 
-    def detect_rotated(self, image: NDArray[np.uint8]) -> Faces:
+    def detect_with_other_views(self, image: NDArray[np.uint8]) -> Faces:
         """Return the faces of a (H, W, 3) uint8 RGB photo as the service does: it may be rotated, or filled by a face.
 
         Only a photo without a confident face costs more than ``detect``.

@@ -271,7 +271,7 @@ def evaluate_sizes(detector: Detector, landmarks_csv: Path, images: Path) -> dic
         photo = read_rgb(images / reference.file)
         for size in FACE_SIZES_PX:
             canvas, box = _scale_to_size(photo, reference.box_xyxy, size)
-            faces = detector.detect_rotated(canvas)
+            faces = detector.detect_with_other_views(canvas)
             found[size] += bool(len(faces) and iou_matrix(faces.boxes_xyxy, box[None]).max() >= 0.5)
     return {str(size): count / len(chosen) for size, count in found.items()}
 

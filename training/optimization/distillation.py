@@ -184,8 +184,7 @@ class Distillation(nn.Module):
     def imitate_stages(self, student: ChipResNet, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         """Return the student's embeddings, and their loss plus ``map_weight`` times the mean loss of its stages."""
         taught_BD, maps = self._require_maps(images_BCHW)
-        if self.config.mirror:
-            taught_BD = F.normalize(taught_BD + self.teacher(images_BCHW.flip(3)))
+        taught_BD = self._with_mirror(taught_BD, images_BCHW)
         own = student.maps(images_BCHW)
         embeddings_BD = student.head(own[-1])
         errors = [_relative_error(own[i], maps[i]) for i in LAST_BLOCKS]
@@ -210,8 +209,11 @@ class Distillation(nn.Module):
         return self._cache[batch]
 
     def _embed(self, images_BCHW: Tensor) -> Tensor:
-        embeddings = self.teacher(images_BCHW)
-        return F.normalize(embeddings + self.teacher(images_BCHW.flip(3))) if self.config.mirror else embeddings
+        return self._with_mirror(self.teacher(images_BCHW), images_BCHW)
+
+    def _with_mirror(self, taught_BD: Tensor, images_BCHW: Tensor) -> Tensor:
+        """Return the mean with the embeddings of the mirror images, if they are wanted."""
+        return F.normalize(taught_BD + self.teacher(images_BCHW.flip(3))) if self.config.mirror else taught_BD
 
 
 def _relative_error(x: Tensor, wanted: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ def test_a_rotated_photo_has_the_faces_of_the_upright_one(
     detector: Detector, astronaut: NDArray[np.uint8], turns: int
 ) -> None:
     photo = astronaut[:480, :448]  # a side that the canvas must fill with black
-    (upright,), rotated = detector.detect([photo]), detector.detect_rotated(np.rot90(photo, turns).copy())
+    (upright,), rotated = detector.detect([photo]), detector.detect_with_other_views(np.rot90(photo, turns).copy())
     height, width = photo.shape[:2]
     assert len(rotated) == len(upright) == 1
     assert np.allclose(rotated.landmarks_xy, rotate_points(upright.landmarks_xy, turns, width, height), atol=0.01)
@@ -155,7 +155,7 @@ def test_a_face_that_fills_the_photo_is_found(detector: Detector, astronaut: NDA
     margin = 8
     part = astronaut[y0 - margin : y1 + margin, x0 - margin : x1 + margin]
     close = np.asarray(cv2.resize(part, (600, 640)), np.uint8)
-    (first,), faces = detector.detect([close]), detector.detect_rotated(close)
+    (first,), faces = detector.detect([close]), detector.detect_with_other_views(close)
     assert not len(first) or first.scores[0] < 0.72
     assert len(faces) == 1
     scale = np.array([600 / (x1 - x0 + 2 * margin), 640 / (y1 - y0 + 2 * margin)])
@@ -167,7 +167,7 @@ def test_a_face_that_fills_the_photo_is_found(detector: Detector, astronaut: NDA
 @pytest.mark.parametrize("turns", [1, 2, 3])
 def test_a_rotated_group_photo_shows_six_people(detector: Detector, group: NDArray[np.uint8], turns: int) -> None:
     """The photo is downscaled; upside down, five faces are found with wrong landmarks."""
-    (upright,), rotated = detector.detect([group]), detector.detect_rotated(np.rot90(group, turns).copy())
+    (upright,), rotated = detector.detect([group]), detector.detect_with_other_views(np.rot90(group, turns).copy())
     height, width = np.rot90(group, turns).shape[:2]
     back = rotate_points(rotated.landmarks_xy, -turns, width, height)
     distances = np.abs(back[:, None] - upright.landmarks_xy[None]).max((2, 3))
@@ -177,7 +177,7 @@ def test_a_rotated_group_photo_shows_six_people(detector: Detector, group: NDArr
 
 def test_a_photo_without_a_face_has_none_in_four_orientations(detector: Detector, nobody: NDArray[np.uint8]) -> None:
     for photo in (nobody, photo_array("skimage", "data", "brick.png")):
-        assert len(detector.detect_rotated(photo)) == 0
+        assert len(detector.detect_with_other_views(photo)) == 0
 
 
 def yunet_detector(reference: Path) -> Detector:
@@ -198,7 +198,7 @@ def agreeing_share(detector: Detector, data: Path, turns: int) -> float:
     for row in rows:
         with Image.open(data / "lfw" / "images" / row["file"]) as image:
             photo = np.asarray(image.convert("RGB"))
-        (upright,), found = detector.detect([photo]), detector.detect_rotated(np.rot90(photo, turns).copy())
+        (upright,), found = detector.detect([photo]), detector.detect_with_other_views(np.rot90(photo, turns).copy())
         back = rotate_points(found.landmarks_xy, -turns, *photo.shape[:2])  # LFW's photos are square
         agreeing += bool(len(found) and np.abs(back[0] - upright.landmarks_xy[0]).max() < 1)
     return agreeing / len(rows)

@@ -22,7 +22,7 @@ from models.vision.specs import Normalization
 from tests.models.pack.dlib_format import small_network
 from tests.training.runs import PLAIN, losses, tiny_run, write_people
 from training.backbones.chip_resnet import DEPTHS, LAST_BLOCKS, WIDTHS, ChipResNet
-from training.config import BackboneConfig, ConfigError, DistillConfig
+from training.config import BackboneConfig, ConfigError, DistillConfig, TermConfig
 from training.data.identities import hold_out, load_identities
 from training.optimization.distillation import Distillation, ResidualTeacher
 from training.optimization.loop import to_tensor
@@ -217,6 +217,9 @@ def test_blocks_need_the_teachers_shape(tmp_path: Path) -> None:
     folder = write_people(tmp_path / "people")
     with pytest.raises(ConfigError, match=r"backbone\.name chip_resnet"):
         replace(tiny_run(folder, tmp_path, "none"), distill=DistillConfig(folder, block_steps=2))
+    plain = replace(tiny_run(folder, tmp_path, "none"), backbone=BackboneConfig("chip_resnet", embedding_dim=128))
+    with pytest.raises(ConfigError, match="no terms"):
+        replace(plain, terms=(TermConfig("triplet"),), distill=DistillConfig(folder, map_weight=1.0))
     distillation = Distillation(lambda images: F.normalize(images.flatten(1)[:, :128] + 1), 128, DistillConfig())
     with pytest.raises(ConfigError, match="plain residual network"):
         distillation.imitate_blocks(ChipResNet(), torch.zeros(2, 3, 112, 112))
