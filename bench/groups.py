@@ -39,9 +39,10 @@ from bench.risk_trials import identified, risk_of, search
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
+from models.risk.search_rates import threshold_at_fpir
 from service.domain.decision import RiskTarget, thresholds_for
 from service.domain.gallery import Snapshot
-from training.evaluation.metrics import Bools, Floats, Ints, threshold_at_fpir
+from training.evaluation.metrics import Bools, Floats, Ints
 from training.export.model_card import MASKED_PHOTOS, PLAIN_PHOTOS
 from training.export.packing import store_group_figures
 

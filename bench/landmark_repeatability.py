@@ -23,7 +23,7 @@ from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.detection import Detector
 from models.vision.specs import Normalization
 from training.data.identities import read_rgb
-from training.detection.data import MIRRORED_LANDMARKS
+from training.detection.pages import MIRRORED_LANDMARKS
 
 Image = NDArray[np.uint8]
 Points = NDArray[np.float64]

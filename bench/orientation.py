@@ -22,7 +22,7 @@ from models.vision.detection import Detector, Faces
 from models.vision.recognition import Recognizer
 from models.vision.specs import Normalization
 from training.data.identities import read_rgb
-from training.detection.data import load_annotated
+from training.detection.photos import load_annotated
 from training.evaluation.detection import (
     SYNTHETIC_IMAGES,
     UPSIDE_DOWN_INTERVAL,

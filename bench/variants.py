@@ -30,11 +30,11 @@ from models.checksums import sha256_of
 from models.engines.selection import EngineChoice, EnginePreference, available_precisions, open_with_engine
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import available_cores
+from models.runtime.quantization import quantize
 from models.vision.recognition import Recognizer
 from models.vision.specs import RecognitionSpec, Variant
 from training.config import DataConfig
 from training.data.identities import list_identities
-from training.export.quantization import quantize, sensitive_layers
 from training.optimization.loop import to_tensor
 
 RESULT: Final = RESULTS / "variants.json"
@@ -87,7 +87,7 @@ def training_crops(data: Path, count: int) -> NDArray[np.uint8]:
 def large(spec: RecognitionSpec, crops: NDArray[np.uint8], folder: Path) -> RecognitionSpec:
     """Build an IResNet-50 of random weights with an INT8 variant."""
     whole, small = heavy_recognizer(ROOT / "runs" / "cache"), folder / "large.int8.onnx"
-    quantize(whole, small, np.split(to_tensor(crops).numpy(), len(crops) // 8), sensitive_layers(whole))
+    quantize(whole, small, np.split(to_tensor(crops).numpy(), len(crops) // 8))
     variant = Variant("int8", small, sha256_of(small), sha256_of(whole), {})
     return replace(spec, path=whole, sha256=None, dimension=DIMENSION, variants=(variant,))
 

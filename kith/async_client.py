@@ -231,6 +231,14 @@ class AsyncKith(AsyncSender):
     revoke_key = _one(calls.revoke_key)
     rotate_key = _one(calls.rotate_key)
 
+    # Webhooks
+    create_webhook = _one(calls.create_webhook)
+    webhooks = _one(calls.webhooks)
+    webhook = _one(calls.webhook)
+    delete_webhook = _one(calls.delete_webhook)
+    test_webhook = _one(calls.test_webhook)
+    deliveries = _each(calls.deliveries)
+
     # Server
     model = _one(calls.model)
     health = _one(calls.health)

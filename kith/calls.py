@@ -22,6 +22,7 @@ from kith.options import (
     KeyOptions,
     Risk,
     SubjectChanges,
+    WebhookOptions,
 )
 from kith.photos import Photo, Url, Vector, encode_photo, is_photo, to_floats
 from kith.requests import (
@@ -36,20 +37,29 @@ from kith.requests import (
     photo_arguments,
 )
 from kith.wire.audit import AuditLineOut, AuditOut
-from kith.wire.common import FaceChoice, JobState, Scope
+from kith.wire.common import DeliveryState, FaceChoice, JobState, Scope
 from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut, VerdictOut
 from kith.wire.faces import FacesOut
 from kith.wire.galleries import GalleriesOut, GalleryOut, GalleryStatsOut, RetentionAppliedOut, RetentionOut
 from kith.wire.hygiene import FindingOut, HygieneOut
 from kith.wire.identification import IdentifyOut
 from kith.wire.jobs import JobItemOut, JobItemsOut, JobOut, JobsOut
-from kith.wire.keys import KeyOut, KeysOut, NewKeyOut
+from kith.wire.keys import CreatedKeyOut, KeyOut, KeysOut
 from kith.wire.migration import MigrationOut
 from kith.wire.risk import GalleryRiskOut
 from kith.wire.status import HealthOut, ModelsOut, StatusOut
 from kith.wire.subjects import EnrollOut, MergedOut, SubjectOut, SubjectsOut, TemplateOut, TemplatesOut
 from kith.wire.transfer import ImportOut
 from kith.wire.verification import VerifyOut
+from kith.wire.webhooks import (
+    CreatedWebhookOut,
+    DeletedWebhookOut,
+    DeliveriesOut,
+    DeliveryOut,
+    WebhookOut,
+    WebhooksOut,
+    WebhookTestOut,
+)
 
 Side: TypeAlias = "Photo | Url | Vector | tuple[str, str]"
 """One side of a verification: a photo, a photo's URL, an embedding, or an enrolled subject as (gallery, subject)."""
@@ -425,10 +435,10 @@ def cancel_job(job: str) -> Call[JobOut]:
 # API keys
 
 
-def create_key(name: str, scopes: Iterable[Scope], **options: Unpack[KeyOptions]) -> Call[NewKeyOut]:
+def create_key(name: str, scopes: Iterable[Scope], **options: Unpack[KeyOptions]) -> Call[CreatedKeyOut]:
     """Create an API key. Only this response contains its ``token``."""
     body = TypeAdapter(dict[str, Any]).dump_python({"name": name, "scopes": list(scopes), **options}, mode="json")
-    return json_call(NewKeyOut, "POST", "/v1/keys", repeatable=False, json=body)
+    return json_call(CreatedKeyOut, "POST", "/v1/keys", repeatable=False, json=body)
 
 
 def api_key(key: str) -> Call[KeyOut]:
@@ -446,11 +456,46 @@ def revoke_key(key: str) -> Call[KeyOut]:
     return json_call(KeyOut, "DELETE", f"/v1/keys/{path_segment(key)}")
 
 
-def rotate_key(key: str, overlap_s: int = DAY_S) -> Call[NewKeyOut]:
+def rotate_key(key: str, overlap_s: int = DAY_S) -> Call[CreatedKeyOut]:
     """Replace an API key. The old one remains valid for ``overlap_s`` seconds."""
     return json_call(
-        NewKeyOut, "POST", f"/v1/keys/{path_segment(key)}/rotate", repeatable=False, json={"overlap_s": overlap_s}
+        CreatedKeyOut, "POST", f"/v1/keys/{path_segment(key)}/rotate", repeatable=False, json={"overlap_s": overlap_s}
     )
+
+
+# Webhooks
+
+
+def create_webhook(url: str, **options: Unpack[WebhookOptions]) -> Call[CreatedWebhookOut]:
+    """Create a webhook for the events from now on. Only this response contains its ``secret``."""
+    body = TypeAdapter(dict[str, Any]).dump_python({"url": url, **options}, mode="json")
+    return json_call(CreatedWebhookOut, "POST", "/v1/webhooks", repeatable=False, json=body)
+
+
+def webhooks() -> Call[WebhooksOut]:
+    """List the webhooks, oldest first."""
+    return json_call(WebhooksOut, "GET", "/v1/webhooks")
+
+
+def webhook(webhook: str) -> Call[WebhookOut]:
+    """Return a webhook by its id."""
+    return json_call(WebhookOut, "GET", f"/v1/webhooks/{path_segment(webhook)}")
+
+
+def delete_webhook(webhook: str) -> Call[DeletedWebhookOut]:
+    """Delete a webhook with its deliveries. Pending ones are not sent."""
+    return json_call(DeletedWebhookOut, "DELETE", f"/v1/webhooks/{path_segment(webhook)}")
+
+
+def test_webhook(webhook: str) -> Call[WebhookTestOut]:
+    """Send an event of the type ``test`` now, once, and return the receiver's answer."""
+    return json_call(WebhookTestOut, "POST", f"/v1/webhooks/{path_segment(webhook)}/test", repeatable=False)
+
+
+def deliveries(webhook: str, states: Iterable[DeliveryState] = ()) -> Pages[DeliveryOut]:
+    """List the deliveries to a webhook, latest first, optionally only in some states."""
+    path = f"/v1/webhooks/{path_segment(webhook)}/deliveries"
+    return list_call(DeliveriesOut, lambda page: (page.deliveries, page.next), path, {"state": list(states)})
 
 
 # Server

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypedDict
 
-from kith.wire.common import FaceChoice, Fusion, IndexSetting, LivenessSetting
+from kith.wire.common import EventType, FaceChoice, Fusion, IdentifyOutcome, IndexSetting, LivenessSetting
 
 
 class Risk(TypedDict, total=False):
@@ -100,3 +100,13 @@ class KeyOptions(TypedDict, total=False):
     expires_at: datetime | None
     rate: float | None
     burst: int | None
+
+
+class WebhookOptions(TypedDict, total=False):
+    """Events that a webhook receives; default: all. ``min_risk``: minimum false alarm probability of decisions."""
+
+    name: str | None
+    types: Sequence[EventType] | None
+    galleries: Sequence[str] | None
+    outcomes: Sequence[IdentifyOutcome] | None
+    min_risk: float | None

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, get_args
 
 import cv2
@@ -52,8 +54,9 @@ from service.api.routes import (
     subjects,
     system,
     transfer,
+    webhooks,
 )
-from service.builders import open_milvus, open_own_database, open_tracing
+from service.builders import keep_nothing, open_milvus, open_own_database, open_tracing
 from service.core.clock import Clock
 from service.core.error_catalog import all_errors
 from service.domain.decision import VerifyOutcome
@@ -68,7 +71,9 @@ from service.inference.recognizers import LivenessJudge, Recognizers, ServedReco
 from service.inference.url_fetching import UrlFetcher
 from service.observability.drift import Watches
 from service.observability.metrics import Metrics
+from service.security.outbound_http import OutboundHttp
 from service.services.bulk_enrollment import KIND, BulkEnrollment
+from service.services.drift_reports import DriftReports
 from service.services.gallery_risks import GalleryRisks
 from service.services.housekeeping import Housekeeping
 from service.services.job_runner import Runner
@@ -81,8 +86,11 @@ from service.services.shadow import Shadow
 from service.services.spool import Spool
 from service.services.status import Sampler, Samples
 from service.services.transfers import Transfers
+from service.services.webhook_delivery import WebhookDelivery, Webhooks, WebhookSender
 from service.settings import Settings
 from service.storage.audit.writer import AuditWriter
+from service.storage.db.leases import Lease
+from service.storage.events.deliveries import DeliveryStore
 from service.storage.privacy.retention import Retention
 from service.storage.privacy.subject_access import SubjectAccess
 from service.storage.repositories.api_keys import KeyStore
@@ -90,6 +98,7 @@ from service.storage.repositories.erasures import ErasureStore
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
+from service.storage.repositories.webhooks import WebhookStore
 
 SMALL_BATCHES: Final = BATCH_BUCKETS[:4]
 """Batch sizes of photos, and of crops on a CPU. Larger batches are no faster there and delay other requests."""
@@ -106,7 +115,10 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            app.state.context = await _ContextBuilder(settings, metrics, stack).build()
+            own = settings
+            if settings.stateless:
+                own = keep_nothing(settings, Path(stack.enter_context(TemporaryDirectory(prefix="kith-"))))
+            app.state.context = await _ContextBuilder(own, metrics, stack).build()
             yield
 
     app = FastAPI(
@@ -125,10 +137,11 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.metrics = metrics  # the server counts connections that it refuses
     install_error_handlers(app)
-    for module in (
-        *(faces, galleries, subjects, pictures, enrollments, erasures, identify, risk),
-        *(jobs, migrate, transfer, audit, keys, system, api_reference, console),
-    ):
+    stateful = (
+        *(galleries, subjects, pictures, enrollments, erasures, identify, risk),
+        *(jobs, migrate, transfer, audit, keys, webhooks, console),
+    )
+    for module in (faces, *(() if settings.stateless else stateful), system, api_reference):
         app.include_router(check_routes(module.router))
     mount_compreface(app, settings)
     app.add_middleware(Deadlines, settings=settings)
@@ -194,6 +207,7 @@ class _ContextBuilder:
             keys=self.keys,
             key_uses=self.key_uses,
             fetcher=self.fetcher,
+            webhooks=self.webhooks,
             metrics=self.metrics,
             readiness=self.readiness,
             samples=self.samples,
@@ -292,12 +306,22 @@ class _ContextBuilder:
         if hosts.are_all:
             log.warning("photos may be fetched from every public host; list the allowed hosts in KITH_URL_HOSTS")
         self.fetcher = await stack.enter_async_context(UrlFetcher(hosts, settings.max_image_bytes, settings.url_http))
+        await self.open_webhooks()
         self.spool = Spool(settings.data_dir / "spool")
         self.clock, self.retention = Clock(), Retention(database, settings.retention_max_share)
         days, follow = settings.retention_answers_days, self.risks.follow
         self.housekeeping = await stack.enter_async_context(
             Housekeeping(database, self.store, self.retention, days, follow, self.clock)
         )
+
+    async def open_webhooks(self) -> None:
+        public, origins = self.settings.webhook_targets
+        http = await self.stack.enter_async_context(OutboundHttp(public, origins=origins))
+        deliveries, sender = DeliveryStore(self.database), WebhookSender(http)
+        delivery = WebhookDelivery(deliveries, Lease(self.database, "webhooks"), sender)
+        await self.stack.enter_async_context(delivery)
+        await self.stack.enter_async_context(DriftReports(self.store, self.watches))
+        self.webhooks = Webhooks(WebhookStore(self.database), deliveries, sender, delivery)
 
     def build_observability(self) -> None:
         settings, devices = self.settings, self.devices

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from contextlib import closing
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from service.core.errors import StorageError
@@ -29,11 +30,22 @@ def open_own_database(settings: Settings) -> Database:
     return open_database(settings.sql_url, master_keys(settings))
 
 
+def keep_nothing(settings: Settings, folder: Path) -> Settings:
+    """Return the settings of a stateless service: database, keys and uploads are in a temporary ``folder``.
+
+    The folder gets no photos, embeddings or names, since the routes that store any are missing.
+    """
+    master = {"master_key": None, "master_key_file": None, "master_key_command": None}
+    return settings.model_copy(update={"data_dir": folder, "models_dir": settings.models_path, **master})
+
+
 def check_database(settings: Settings) -> None:
     """Check that the database can be opened or created. Creates nothing, as a later step of the start may fail.
 
     Raises MasterKeyError, StorageError, SettingsError.
     """
+    if settings.stateless:
+        return
     if _is_missing(settings):
         _check_creation(settings)
     else:
@@ -63,7 +75,7 @@ def _check_creation(settings: Settings) -> None:
 
 def has_keys(settings: Settings) -> bool:
     """Return True if any API key was ever created. Raises MasterKeyError, StorageError."""
-    if _is_missing(settings):
+    if settings.stateless or _is_missing(settings):
         return False
     with closing(open_own_database(settings)) as database:
         return len(KeyStore(database).ring()) > 0

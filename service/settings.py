@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from models.engines.gpus import GpuPreference
@@ -64,6 +64,11 @@ class Settings(BaseSettings):
         None, ge=1, description="Requests that a key may send at once; default: the requests of one second."
     )
     data_dir: Path = Field(Path("data"), description="Data directory, relative to the working directory.")
+    stateless: bool = Field(
+        False,
+        description="Only detect, embed and verify photos and embeddings: nothing is kept, KITH_API_KEY is the only "
+        "key, and there is no console.",
+    )
     database_url: str | None = Field(
         None,
         description="postgresql://USER:PASSWORD@HOST/NAME or sqlite:///FILE; default: SQLite in the data directory.",
@@ -158,6 +163,11 @@ class Settings(BaseSettings):
         "default: none.",
     )
     url_http: bool = Field(False, description="Allow photo URLs over unencrypted http.")
+    webhook_hosts: str | None = Field(
+        None,
+        description="Hosts that webhooks may go to, comma-separated: public ones by https as in KITH_URL_HOSTS, or "
+        "origins such as http://10.0.0.5:8123, private or not; default: none.",
+    )
     max_faces: int = Field(
         100, ge=1, le=10_000, description="Maximum number of faces reported per photo, highest score first."
     )
@@ -306,6 +316,16 @@ class Settings(BaseSettings):
         return Hosts.of_text(self.url_hosts or "")
 
     @property
+    def webhook_targets(self) -> tuple[Hosts, list[str]]:
+        """Public hosts, and origins allowed as they are."""
+        entries = _split(self.webhook_hosts)
+        # URLs omit the default port.
+        origins = [
+            re.sub(r"^(http://.*):80$|^(https://.*):443$", r"\1\2", entry) for entry in entries if "://" in entry
+        ]
+        return Hosts.of_text(",".join(entry for entry in entries if "://" not in entry)), origins
+
+    @property
     def pack_path(self) -> Path:
         return find_pack(self.pack, self.models_path)
 
@@ -342,10 +362,14 @@ class Settings(BaseSettings):
         Hosts.of_text(value or "")
         return value
 
-    @field_validator("cors_origins")
+    @field_validator("cors_origins", "webhook_hosts")
     @classmethod
-    def _check_origins(cls, value: str | None) -> str | None:
-        for origin in _split(value):
+    def _check_origins(cls, value: str | None, info: ValidationInfo) -> str | None:
+        origins = _split(value)
+        if info.field_name == "webhook_hosts":
+            Hosts.of_text(",".join(entry for entry in origins if "://" not in entry))
+            origins = [entry for entry in origins if "://" in entry]
+        for origin in origins:
             if re.fullmatch(r"https?://[a-z0-9.-]+(:\d{1,5})?", origin) is None:
                 raise ValueError("give each origin as scheme and host in lower case, such as https://desk.example.org")
         return value
@@ -371,7 +395,11 @@ class Settings(BaseSettings):
             )
 
     def check_extras(self) -> None:
-        """Raises SettingsError: an optional package is missing, or encrypted Milvus volumes are not confirmed."""
+        """Raises SettingsError: an optional package is missing, encrypted Milvus volumes are not confirmed, or a
+        stateless service has a place to store data."""
+        for name in ("database_url", "milvus_uri", "compat"):
+            if self.stateless and getattr(self, name) is not None:
+                raise SettingsError(f"KITH_STATELESS keeps nothing: unset KITH_{name.upper()}, or KITH_STATELESS")
         if self.milvus_uri is not None and find_spec("pymilvus") is None:
             raise SettingsError("KITH_MILVUS_URI needs pymilvus: pip install 'kith-face[milvus]'")
         if self.traces_url is not None and not _is_installed("opentelemetry.exporter.otlp.proto.http"):

@@ -6,9 +6,11 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+DeliveryState = Literal["pending", "delivered", "dead"]
 DriftState = Literal["too_few", "ok", "watch", "drifted"]
 Engine = Literal["onnxruntime", "openvino"]
 ErasedKind = Literal["subject", "template", "gallery"]
+EventType = Literal["decision", "enrollment", "threshold_moved", "drift", "job_finished"]
 FaceChoice = Literal["only", "largest"]
 Fusion = Literal["max", "mean_top_k", "centroid", "quality_weighted"]
 HygieneKind = Literal["duplicate_subjects", "mislabeled_template", "inconsistent_subject", "lookalikes"]

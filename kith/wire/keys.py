@@ -25,7 +25,7 @@ class KeyOut(BaseModel):
     used_at: datetime | None = Field(description="Last use, with a resolution of some minutes.")
 
 
-class NewKeyOut(KeyOut):
+class CreatedKeyOut(KeyOut):
     token: str = Field(description="Shown only once, in this response.")
 
 

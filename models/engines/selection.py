@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -14,14 +15,13 @@ from models.engines.gpus import GpuPreference, open_on_gpus
 from models.errors import PackError, RuntimeUnavailableError
 from models.runtime import onnx_runtime, openvino_network
 from models.runtime.cuda import CUDA, TENSORRT
+from models.runtime.dynamic_shapes import agrees, make_dynamic
 from models.runtime.network import Engine, Network, Precision
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.runtime.openvino_network import OpenVinoNetwork
 from models.vision.detection import CANVAS_BUCKETS_PX
-from models.vision.specs import DetectionSpec, NetworkSpec, RecognitionSpec
+from models.vision.specs import MAX_POINTS_LOST, DetectionSpec, NetworkSpec, RecognitionSpec
 
-MAX_POINTS_LOST: Final = 0.1
-"""Largest loss of accuracy or recall, in percentage points, of an automatically chosen precision."""
 WARMUP_BATCH: Final = 5
 """Batch that small networks split into every batch size."""
 CPU: Final = "CPUExecutionProvider"
@@ -135,16 +135,45 @@ def warmup_shape(spec: NetworkSpec, network: Network) -> tuple[int, int, int]:
 
 
 def open_with_engine(spec: NetworkSpec, choice: EngineChoice, preference: EnginePreference) -> Network:
-    """Open the network with the chosen engine and precision. Raises RuntimeUnavailableError."""
+    """Open the network with the chosen engine and precision. Detectors of fixed shape are made dynamic if possible.
+
+    Raises:
+        RuntimeUnavailableError: the engine cannot open the file.
+    """
     variant = next((v for v in spec.variants if v.precision == choice.precision), None)
     path = spec.path if variant is None or variant.path is None else variant.path
-    network: Network
-    if choice.engine == "openvino":
-        network = OpenVinoNetwork(path, choice.precision, preference.threads)
-    else:
-        network = OnnxNetwork(path, preference.provider or CPU, preference.threads, choice.precision)
+    network = _open(path, choice, preference)
     network.reason = choice.reason
+    if isinstance(spec, DetectionSpec) and network.is_static:
+        return _open_dynamic(network, choice, preference)
     return network
+
+
+def _open(
+    path: Path, choice: EngineChoice, preference: EnginePreference, graph: bytes | None = None
+) -> OpenVinoNetwork | OnnxNetwork:
+    if choice.engine == "openvino":
+        return OpenVinoNetwork(path, choice.precision, preference.threads, graph)
+    return OnnxNetwork(path, preference.provider or CPU, preference.threads, choice.precision, graph)
+
+
+def _open_dynamic(
+    static: OpenVinoNetwork | OnnxNetwork, choice: EngineChoice, preference: EnginePreference
+) -> OpenVinoNetwork | OnnxNetwork:
+    """Return the network for batches and canvases of any size if it equals the original, else the original."""
+    try:
+        if (graph := make_dynamic(static.path)) is None:
+            return static
+        dynamic = _open(static.path, choice, preference, graph)
+        equal = agrees(static, dynamic)
+    except Exception as error:  # runtimes raise many unrelated types for shapes that do not fit
+        log.info("%s keeps its fixed shape: %s", static.path.name, error)
+        return static
+    if not equal:
+        log.info("%s keeps its fixed shape: its outputs would change", static.path.name)
+        return static
+    dynamic.reason = f"{static.reason}; its fixed shape was opened".lstrip("; ")
+    return dynamic
 
 
 def available_precisions(only: Engine | None = None) -> PrecisionsByEngine:
@@ -183,10 +212,9 @@ def choose_engine(spec: NetworkSpec, preference: EnginePreference, available: Pr
         return _choose_float(spec, engine, precisions, "this processor has no fast INT8")
     if int8 is None:
         return _choose_float(spec, engine, precisions, "the pack has no INT8")
-    lost = int8.points_lost(engine)
-    if lost is None or lost > MAX_POINTS_LOST:
-        return _choose_float(spec, engine, precisions, "the loss of the pack's INT8 is above 0.1 points or unknown")
-    reason = f"the pack has INT8 with a measured loss of {lost:g} points"
+    if not int8.is_accurate(engine):
+        return _choose_float(spec, engine, precisions, "the loss of the pack's INT8 is above the limit or unknown")
+    reason = f"the pack has INT8 with a measured loss of {int8.describe_loss(engine)}"
     if (impact := int8.gallery_impact(engine)) is not None:
         reason += f"; {impact}" + (" (KITH_PRECISION=bf16 loses less)" if "bf16" in precisions else "")
     return EngineChoice(engine, "int8", reason)

@@ -12,6 +12,7 @@ from models.pack.manifest import (
     MANIFEST_VERSION,
     ModelPack,
     attach_calibration,
+    attach_variants,
     parse_manifest,
     read_json,
 )
@@ -34,6 +35,11 @@ def find_pack(name: Path, models_dir: Path) -> Path:
     return name
 
 
+def is_bundled(pack: ModelPack) -> bool:
+    """Tell whether a pack is part of Kith, whose files commands do not change."""
+    return pack.directory.parent == BUNDLED_PACK.parent.resolve()
+
+
 def load_pack(directory: Path) -> ModelPack:
     """Load a pack from its manifest, or from an unversioned directory of ONNX files.
 
@@ -51,7 +57,7 @@ def load_pack(directory: Path) -> ModelPack:
         if document.get("manifest_version") == MANIFEST_VERSION:
             return parse_manifest(directory, document)
     calibration = CALIBRATION_FILE if (directory / CALIBRATION_FILE).is_file() else None
-    return attach_calibration(_load_unversioned(directory), calibration)
+    return attach_calibration(attach_variants(_load_unversioned(directory)), calibration)
 
 
 def _load_unversioned(directory: Path) -> ModelPack:

@@ -41,6 +41,8 @@ from models.vision.specs import (
 MANIFEST_FILE: Final = "manifest.json"
 MANIFEST_VERSION: Final = 2
 CALIBRATION_FILE: Final = "calibration.json"
+VARIANTS_FILE: Final = "variants.json"
+"""The manifest's ``variants``, in a directory without a manifest."""
 LICENSE_FILE: Final = "MODEL.LICENSE"
 MAX_JSON_BYTES: Final = 16_000_000
 MAX_CROP_PX: Final = 2048
@@ -68,6 +70,11 @@ class ModelPack:
     calibration: Mapping[str, Any] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_int8(self) -> bool:
+        """Tell whether a network has an INT8 file."""
+        return any(v.precision == "int8" for spec in (self.detection, self.recognition) for v in spec.variants)
 
     def name_of(self, path: Path) -> str:
         """Return a file's path relative to the pack, as in the manifest."""
@@ -134,6 +141,19 @@ def attach_calibration(pack: ModelPack, file: Any) -> ModelPack:
     if file is None:
         return pack
     return replace(pack, calibration=read_json(read_file(pack.directory, file, "calibration", ".json")))
+
+
+def attach_variants(pack: ModelPack) -> ModelPack:
+    """Return a pack without a manifest with the variants of its VARIANTS_FILE, if there is one."""
+    path = pack.directory / VARIANTS_FILE
+    if not path.is_file():
+        return pack
+    document = {"variants": read_json(path)}
+    return replace(
+        pack,
+        detection=replace(pack.detection, variants=_parse_variants(pack.directory, document, "detection")),
+        recognition=replace(pack.recognition, variants=_parse_variants(pack.directory, document, "recognition")),
+    )
 
 
 def parse_manifest(directory: Path, document: Mapping[str, Any]) -> ModelPack:

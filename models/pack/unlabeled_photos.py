@@ -81,7 +81,8 @@ def _embed_folder(pack: ModelPack, folder: Path) -> tuple[Float, NDArray[np.int6
     numbers: list[int] = []
     thumbnails = np.zeros((0, THUMBNAIL_PX**2), np.float32)
     skipped = 0
-    for number, photo in enumerate(_photos(folder)):
+    photos = (photo for path in find_photos(folder) if (photo := read_photo(path)) is not None)
+    for number, photo in enumerate(photos):
         pair = _thumbnails(photo)
         if len(thumbnails) and (thumbnails @ pair.T).max() > MIN_COPY_CORRELATION:
             skipped += 1
@@ -99,15 +100,19 @@ def _embed_folder(pack: ModelPack, folder: Path) -> tuple[Float, NDArray[np.int6
     return found[:MAX_FACES], np.array(numbers[:MAX_FACES], np.int64), skipped
 
 
-def _photos(folder: Path) -> Iterator[NDArray[np.uint8]]:
-    """Yield the readable photos below a folder as (H, W, 3) RGB, turned upright by their EXIF data."""
+def find_photos(folder: Path) -> Iterator[Path]:
+    """Yield the photos below a folder in the order of their names, without hidden folders."""
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for path in sorted(Path(parent, name) for name in files):
             if path.suffix.lower() in SUFFIXES and path.is_file():
-                image = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_COLOR) if path.stat().st_size else None
-                if image is not None:
-                    yield np.ascontiguousarray(image[:, :, ::-1], np.uint8)
+                yield path
+
+
+def read_photo(path: Path) -> NDArray[np.uint8] | None:
+    """Return a photo as (H, W, 3) RGB, turned upright by its EXIF data; None if it cannot be read."""
+    image = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_COLOR) if path.stat().st_size else None
+    return None if image is None else np.ascontiguousarray(image[:, :, ::-1], np.uint8)
 
 
 def _thumbnails(photo: NDArray[np.uint8]) -> Float:

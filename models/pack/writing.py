@@ -13,7 +13,15 @@ from typing import Any, Final
 from models.checksums import sha256_of
 from models.errors import PackError
 from models.pack.loading import load_pack
-from models.pack.manifest import CALIBRATION_FILE, LICENSE_FILE, MANIFEST_FILE, MANIFEST_VERSION, ModelPack, read_json
+from models.pack.manifest import (
+    CALIBRATION_FILE,
+    LICENSE_FILE,
+    MANIFEST_FILE,
+    MANIFEST_VERSION,
+    VARIANTS_FILE,
+    ModelPack,
+    read_json,
+)
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment
 from models.vision.specs import HeadKind
 
@@ -116,12 +124,17 @@ def update_manifest(directory: Path, provenance: Mapping[str, Any], metrics: Map
 
 
 def update_variants(directory: Path, variants: Mapping[str, Any]) -> ModelPack:
-    """Replace the manifest's ``variants``, whose files must already exist, and load the pack.
+    """Replace the ``variants`` of a pack, whose files must already exist, and load the pack.
+
+    They are in the manifest, or in VARIANTS_FILE if the pack has none.
 
     Raises:
-        PackError: the pack has no manifest of version 2, or the variants do not match it; the manifest is unchanged.
+        PackError: the variants do not match the pack; nothing is changed.
     """
-    return _update_verified(directory, {**_read_manifest(directory), "variants": variants})
+    manifest = directory / MANIFEST_FILE
+    if not _has_manifest(directory):
+        return _write_verified(directory / VARIANTS_FILE, variants)
+    return _write_verified(manifest, {**_read_manifest(directory), "variants": variants})
 
 
 def update_liveness(directory: Path, task: Mapping[str, Any], provenance: Mapping[str, Any]) -> ModelPack:
@@ -134,19 +147,21 @@ def update_liveness(directory: Path, task: Mapping[str, Any], provenance: Mappin
     document = _read_manifest(directory)
     tasks, known = document["tasks"], document.get("provenance", {})
     changes = {"tasks": {**tasks, "liveness": task}, "provenance": {**known, "liveness": provenance}}
-    return _update_verified(directory, {**document, **changes})
+    return _write_verified(directory / MANIFEST_FILE, {**document, **changes})
 
 
-def _update_verified(directory: Path, document: Mapping[str, Any]) -> ModelPack:
-    """Replace the manifest and load the pack. Raises PackError if it does not load; the manifest is unchanged."""
-    manifest = directory / MANIFEST_FILE
-    before = manifest.read_text(encoding="utf-8")
-    _replace_file(manifest, json.dumps(document, indent=2))
+def _write_verified(file: Path, document: Mapping[str, Any]) -> ModelPack:
+    """Replace a file of a pack and load the pack. Raises PackError if it does not load; the file is unchanged."""
+    before = file.read_text(encoding="utf-8") if file.is_file() else None
+    _replace_file(file, json.dumps(document, indent=2))
     try:
-        pack = load_pack(directory)
+        pack = load_pack(file.parent)
         pack.verify()
     except PackError:
-        _replace_file(manifest, before.rstrip("\n"))
+        if before is None:
+            file.unlink()
+        else:
+            _replace_file(file, before.rstrip("\n"))
         raise
     return pack
 
@@ -160,14 +175,20 @@ def replace_calibration(pack: ModelPack, calibration: Mapping[str, Any]) -> Mode
     if calibration.get("recognizer") != pack.recognition.fingerprint():
         raise PackError("calibration", "was measured with another recognizer")
     manifest = pack.directory / MANIFEST_FILE
-    document = read_json(manifest) if manifest.is_file() else {}
+    document = read_json(manifest) if _has_manifest(pack.directory) else {}
     try:
         _replace_file(pack.directory / CALIBRATION_FILE, json.dumps(calibration))
-        if document.get("manifest_version") == MANIFEST_VERSION and document.get("calibration") != CALIBRATION_FILE:
+        if document and document.get("calibration") != CALIBRATION_FILE:
             _replace_file(manifest, json.dumps({**document, "calibration": CALIBRATION_FILE}, indent=2))
     except OSError as error:
         raise PackError("calibration", f"cannot be written into {pack.directory} ({error.strerror})") from error
     return load_pack(pack.directory)
+
+
+def _has_manifest(directory: Path) -> bool:
+    """Tell whether a pack has a manifest of the version that Kith reads."""
+    manifest = directory / MANIFEST_FILE
+    return manifest.is_file() and read_json(manifest).get("manifest_version") == MANIFEST_VERSION
 
 
 def _read_manifest(directory: Path) -> Mapping[str, Any]:

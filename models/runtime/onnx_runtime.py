@@ -117,6 +117,10 @@ class OnnxNetwork:
     Args:
         provider: required execution provider; None selects CUDA if available, else the CPU.
         threads: intra-op threads; None uses all available cores.
+        graph: network to run instead of the file's, made from it.
+
+    Attributes:
+        is_static: the batch or the sides of the input are fixed.
 
     Raises:
         PackError: the file fails :func:`check_network`.
@@ -126,9 +130,15 @@ class OnnxNetwork:
     engine: Engine = "onnxruntime"
 
     def __init__(
-        self, path: Path, provider: str | None = None, threads: int | None = None, precision: Precision = "fp32"
+        self,
+        path: Path,
+        provider: str | None = None,
+        threads: int | None = None,
+        precision: Precision = "fp32",
+        graph: bytes | None = None,
     ) -> None:
         self.path = path
+        self._graph = graph
         self.precision = precision
         self.reason = ""
         self._threads = threads or available_cores()
@@ -150,6 +160,7 @@ class OnnxNetwork:
         fixed = 1 if flat else self.input_shape[0]
         self._is_fixed = isinstance(fixed, int)
         self._sizes: tuple[int, ...] = (fixed,) if isinstance(fixed, int) else BATCH_BUCKETS
+        self.is_static = self._is_fixed or any(isinstance(side, int) for side in self.input_shape[2:])
 
     def session_options(self) -> Any:
         """Return new session options for this network."""
@@ -164,7 +175,7 @@ class OnnxNetwork:
     def open_session(self, providers: list[str], options: Any) -> Any:
         """Open a session of this network. Raises RuntimeUnavailableError."""
         try:
-            return import_onnxruntime().InferenceSession(str(self.path), options, providers=providers)
+            return import_onnxruntime().InferenceSession(self._graph or str(self.path), options, providers=providers)
         except Exception as error:  # onnxruntime raises a dozen unrelated types here
             raise RuntimeUnavailableError(f"{self.path.name} cannot be opened: {error}") from error
 

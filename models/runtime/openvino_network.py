@@ -73,6 +73,10 @@ class OpenVinoNetwork:
         path: an INT8 network must contain its own quantization (QDQ).
         precision: requested precision. Non-quantized layers of INT8 networks use bf16 if it is fast, else fp32.
         threads: inference threads; None uses all available cores.
+        graph: network to run instead of the file's, made from it.
+
+    Attributes:
+        is_static: the batch or the sides of the input are fixed.
 
     Raises:
         PackError: the file fails :func:`check_network`.
@@ -81,7 +85,9 @@ class OpenVinoNetwork:
 
     engine: Engine = "openvino"
 
-    def __init__(self, path: Path, precision: Precision = "fp32", threads: int | None = None) -> None:
+    def __init__(
+        self, path: Path, precision: Precision = "fp32", threads: int | None = None, graph: bytes | None = None
+    ) -> None:
         self.path = path
         self.precision = precision
         self.reason = ""
@@ -96,7 +102,7 @@ class OpenVinoNetwork:
         }
         check_network(path)
         try:
-            self._model = self._core.read_model(path)
+            self._model = self._core.read_model(graph or path)
         except Exception as error:  # OpenVINO raises RuntimeError and own exception types
             raise RuntimeUnavailableError(f"{path.name} cannot be opened by OpenVINO: {error}") from error
         self.input_shape: tuple[int | str | None, ...] = tuple(
@@ -107,6 +113,7 @@ class OpenVinoNetwork:
         ranks = [output.partial_shape.rank.get_length() for output in self._model.outputs]
         fixed = 1 if len(ranks) > 1 and min(ranks) < 3 else self.input_shape[0]
         self._fixed = fixed if isinstance(fixed, int) else None
+        self.is_static = self._fixed is not None or any(isinstance(side, int) for side in self.input_shape[2:])
         self._is_large = path.stat().st_size >= LARGE_FILE_BYTES
         self._requests: OrderedDict[tuple[int, ...], Any] = OrderedDict()
 

@@ -7,13 +7,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from models.runtime.network import Engine, Precision
 from models.vision.alignment import Alignment
 
 ColorOrder = Literal["RGB", "BGR"]
 HeadKind = Literal["scrfd", "yunet"]
+MAX_POINTS_LOST: Final = 0.1
+"""Largest loss of accuracy or recall, in percentage points, of an automatically chosen precision."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,37 @@ class Variant:
         except (KeyError, TypeError, ValueError):
             return self.measured.get("points_lost")
 
+    def is_accurate(self, engine: Engine) -> bool:
+        """Tell whether the measured loss on an engine permits to choose the variant automatically."""
+        lost = self.points_lost(engine)
+        return lost <= MAX_POINTS_LOST if lost is not None else self._measured(engine).get("accepted") is True
+
+    def describe_loss(self, engine: Engine) -> str:
+        """Describe the measured loss on an engine: points of accuracy, or the effect on embeddings or landmarks."""
+        if (lost := self.points_lost(engine)) is not None:
+            return f"{lost:g} points"
+        found = self._measured(engine)
+        try:
+            if "cosine" in found:
+                return f"{1 - found['cosine']['mean']:.4f} of the cosine"
+            return f"{found['landmark_shift']['eye_distances']['p95']:.1%} of the eye distance"
+        except (KeyError, TypeError, ValueError):
+            return "not measured"  # the manifest does not validate these figures
+
+    def _measured(self, engine: Engine) -> Mapping[str, Any]:
+        try:
+            found = self.measured["engines"][engine]
+        except (KeyError, TypeError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
     def gallery_impact(self, engine: Engine) -> str | None:
         """Describe the change of gallery error rates against fp32 at equal thresholds; None if not measured."""
         try:
             rates = self.measured["engines"][engine]["galleries"]
             before, after = rates["fp32, probes fp32"], rates[f"{self.precision}, probes {self.precision}"]
             return (
-                f"in LFW's galleries TAR {before['tar']:.1%} -> {after['tar']:.1%} at FMR {before['fmr_asked']:.1%}, "
+                f"in galleries TAR {before['tar']:.1%} -> {after['tar']:.1%} at FMR {before['fmr_asked']:.1%}, "
                 f"FNIR {before['fnir']:.1%} -> {after['fnir']:.1%} at FPIR {before['fpir_asked']:.0%}"
             )
         except (KeyError, TypeError, ValueError):

@@ -32,6 +32,8 @@ export const EVENTS = {
   key_created: "Key created",
   key_rotated: "Key replaced",
   key_revoked: "Key revoked",
+  webhook_created: "Webhook created",
+  webhook_deleted: "Webhook deleted",
   master_key_rotated: "Master key replaced",
   access_refused: "Refused requests",
   probed: "Suspected probing with embeddings",

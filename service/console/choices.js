@@ -22,7 +22,8 @@ export async function galleries(signal) {
   }
 }
 
-/** A gallery field: a list, or a text field if the key may not list galleries (`known` null). The element has `value`. */
+/** A gallery field: a list, or a text field if the key may not list galleries (`known` null). The element has `value`, and a
+ * list has `recount()`, which renews the numbers of people. */
 export function galleryField(known, onChange, { label = "Gallery", chosen } = {}) {
   const wanted = chosen ?? rememberedGallery();
   const change = (name) => {
@@ -36,11 +37,16 @@ export function galleryField(known, onChange, { label = "Gallery", chosen } = {}
     Object.defineProperty(element, "value", { get: () => input.value.trim() });
     return element;
   }
-  const select = h("select", {}, known.map((one) => h("option", { value: one.name }, `${one.name} (${counted(one.subjects, "person", "people")})`)));
+  const told = (one) => `${one.name} (${counted(one.subjects, "person", "people")})`;
+  const select = h("select", {}, known.map((one) => h("option", { value: one.name }, told(one))));
   select.value = known.some((one) => one.name === wanted) ? wanted : ((known.find((one) => one.subjects > 0) ?? known[0])?.name ?? "");
   select.addEventListener("change", () => change(select.value));
   const element = field(label, select);
   Object.defineProperty(element, "value", { get: () => select.value });
+  element.recount = async () => {
+    const now = new Map((await galleries()).map((one) => [one.name, told(one)]));
+    for (const option of select.options) option.textContent = now.get(option.value) ?? option.textContent;
+  };
   return element;
 }
 

@@ -16,9 +16,11 @@ import * as jobs from "./pages/jobs.js";
 import * as keys from "./pages/keys.js";
 import * as migration from "./pages/migration.js";
 import * as enroll from "./pages/enroll.js";
+import * as recognizers from "./pages/recognizers.js";
 import * as risk from "./pages/risk.js";
 import * as settings from "./pages/settings.js";
 import * as subject from "./pages/subject.js";
+import * as webhooks from "./pages/webhooks.js";
 
 // A page is a module with `title(params)` and `render(params, signal)`, which returns an element. `signal` is aborted when
 // another page opens. Path segments that start with ":" are params.
@@ -35,8 +37,10 @@ const PAGES = [
   ["/galleries/:gallery/subjects/:subject", subject],
   ["/jobs", jobs],
   ["/health", health],
-  ["/keys", keys],
-  ["/audit", audit],
+  ["/settings/keys", keys],
+  ["/settings/audit", audit],
+  ["/settings/recognizers", recognizers],
+  ["/settings/webhooks", webhooks],
 ];
 const PLACES = [
   ["/identify", "Identify", "search"],
@@ -110,7 +114,7 @@ function rekeyed() {
 }
 
 function markPlace(path) {
-  for (const link of document.querySelectorAll(".places a")) {
+  for (const link of document.querySelectorAll("[data-path]")) {
     const here = path === link.dataset.path || path.startsWith(`${link.dataset.path}/`);
     if (here) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -178,6 +182,7 @@ fill(
 );
 fill(
   document.querySelector(".rail-foot"),
+  h("a", { class: "button quiet", href: "#/settings/keys", dataset: { path: "/settings" } }, icon("settings"), h("span", {}, "Settings")),
   h("button", { type: "button", class: "button quiet", onClick: () => askForKey() }, icon("key"), h("span", {}, "Your key")),
   h("button", { type: "button", class: "button quiet", onClick: toggleTheme }, icon("sun"), h("span", {}, "Light or dark")),
   h("a", { class: "button quiet", href: "/docs" }, icon("docs"), h("span", {}, "API reference")),

@@ -2,6 +2,7 @@
 
 import { EVENTS, call } from "./api.js";
 import { fill, h, icon } from "./dom.js";
+import { labelWidths } from "./layout.js";
 import { orientationOfWebp, upright } from "./orientation.js";
 import { button, dialog, tell } from "./ui.js";
 
@@ -108,7 +109,7 @@ export function thumbnail(photo, box, size = 72) {
   if (!photo.drawable) return h("span", { class: "thumb blank", "aria-hidden": "true" }, icon("enroll"));
   const density = Math.min(3, devicePixelRatio || 1);
   const canvas = h("canvas", { class: "thumb", width: size * density, height: size * density, "aria-hidden": "true" });
-  const side = Math.max(box[2] - box[0], box[3] - box[1]) * 1.35;
+  const side = Math.min(Math.max(box[2] - box[0], box[3] - box[1]) * 1.35, photo.width, photo.height);
   const within = (at, whole) => Math.max(0, Math.min(at, whole - side));
   const x = within((box[0] + box[2] - side) / 2, photo.width);
   const y = within((box[1] + box[3] - side) / 2, photo.height);
@@ -119,12 +120,14 @@ export function thumbnail(photo, box, size = 72) {
 }
 
 /**
- * The photo with its faces. `marks`: {face, outcome, label}. `onChoose(i)` makes each box a button. `onPoint(i, on)` reports
- * the box with pointer or focus; `point(i, on)` of the element highlights a box.
+ * The photo with its faces. `marks`: {face, outcome, label, name}; `name` is written below the box. `onChoose(i)` makes each
+ * box a button. `onPoint(i, on)` reports the box with pointer or focus; `point(i, on)` of the element highlights a box, and
+ * `zoom()` returns the buttons that enlarge the photo.
  */
 export function stage(photo, marks, { onChoose, onPoint, landmarks = false, alt = "The photo" } = {}) {
   const share = (value, whole) => `${(value / whole) * 100}%`;
-  const boxes = marks.map(({ face, outcome, label }, i) => {
+  const widths = labelWidths(marks.map(({ face }) => face.box), photo.width);
+  const boxes = marks.map(({ face, outcome, label, name }, i) => {
     const [x0, y0, x1, y1] = face.box;
     const box = h(
       onChoose ? "button" : "div",
@@ -139,6 +142,7 @@ export function stage(photo, marks, { onChoose, onPoint, landmarks = false, alt 
         ...(onChoose ? { type: "button", "aria-label": label, onClick: () => onChoose(i) } : { "aria-hidden": "true" }),
       },
       h("span", { class: "face-number", "aria-hidden": "true" }, String(i + 1)),
+      name && h("span", { class: "face-name", "aria-hidden": "true", style: { "--room": `${100 * widths[i]}%` } }, h("span", {}, name)),
     );
     for (const [name, on] of [["pointerenter", true], ["pointerleave", false], ["focus", true], ["blur", false]])
       box.addEventListener(name, () => onPoint?.(i, on));
@@ -150,15 +154,47 @@ export function stage(photo, marks, { onChoose, onPoint, landmarks = false, alt 
   const picture = photo.drawable
     ? h("img", { src: photo.url, alt, width: photo.width, height: photo.height })
     : h("div", { class: "undrawable", role: "img", "aria-label": alt, style: { "aspect-ratio": `${photo.width} / ${photo.height}` } });
+  const view = h("div", { class: "stage-view" }, h("div", { class: "stage-frame" }, picture, dots, boxes));
   const element = h(
     "figure",
     { class: `stage ${landmarks ? "with-landmarks" : ""}`, style: { "--ratio": photo.width / photo.height } },
-    h("div", { class: "stage-frame" }, picture, dots, boxes),
+    view,
     !photo.drawable && h("figcaption", { class: "hint" }, "This browser cannot show this format. Kith can read it: the boxes show the faces."),
   );
-  element.point = (i, on) => boxes[i]?.classList.toggle("pointed", on);
+  element.point = (i, on) => {
+    boxes[i]?.classList.toggle("pointed", on);
+    if (on && boxes[i]) center(view, boxes[i]);
+  };
+  element.zoom = () => zoomButtons(element, view);
   element.showLandmarks = (on) => element.classList.toggle("with-landmarks", on);
   return element;
+}
+
+const ZOOMS = [1, 1.5, 2, 3, 4];
+
+/** Buttons that enlarge the photo in its frame, which then scrolls. The middle of the view stays. */
+function zoomButtons(element, view) {
+  let at = 0;
+  const to = (step) => {
+    const middle = [(view.scrollLeft + view.clientWidth / 2) / view.scrollWidth, (view.scrollTop + view.clientHeight / 2) / view.scrollHeight];
+    at = Math.max(0, Math.min(ZOOMS.length - 1, at + step));
+    view.style.setProperty("--height", `${view.clientHeight}px`);
+    element.classList.toggle("zoomed", at > 0);
+    element.style.setProperty("--zoom", ZOOMS[at]);
+    view.scrollTo(middle[0] * view.scrollWidth - view.clientWidth / 2, middle[1] * view.scrollHeight - view.clientHeight / 2);
+    out.disabled = at === 0;
+    into.disabled = at === ZOOMS.length - 1;
+  };
+  const out = button("Zoom out", () => to(-1), { kind: "quiet", icon: "minus", disabled: true });
+  const into = button("Zoom in", () => to(1), { kind: "quiet", icon: "plus" });
+  return h("div", { class: "actions zoom" }, out, into);
+}
+
+/** Scroll an enlarged photo so that the face is in view. The page itself does not scroll. */
+function center(view, box) {
+  const [outer, inner] = [view.getBoundingClientRect(), box.getBoundingClientRect()];
+  if (inner.left < outer.left || inner.right > outer.right) view.scrollLeft += (inner.left + inner.right - outer.left - outer.right) / 2;
+  if (inner.top < outer.top || inner.bottom > outer.bottom) view.scrollTop += (inner.top + inner.bottom - outer.top - outer.bottom) / 2;
 }
 
 /**

@@ -1,21 +1,25 @@
-// Shared parts of gallery pages: heading with navigation, and periodic refresh.
+// Shared parts of pages: headings with navigation, periodic refresh, and lists of refused items.
 
 import { EVENTS } from "./api.js";
 import { fill, h, icon } from "./dom.js";
 import { button, heading } from "./ui.js";
-import { problem as inWords } from "./words.js";
+import { problem as inWords, refusal } from "./words.js";
 
-const PLACES = [
+const OF_GALLERY = [
   ["", "People", "people"],
   ["/risk", "Risk", "risk"],
   ["/hygiene", "Hygiene", "hygiene"],
-  ["/recognizer", "Recognizer", "move"],
   ["/settings", "Settings", "edit"],
 ];
+const OF_SERVICE = [
+  ["/keys", "API keys", "key"],
+  ["/audit", "Audit", "docs"],
+  ["/recognizers", "Recognizers", "move"],
+  ["/webhooks", "Webhooks", "upload"],
+];
 
-/** The heading of a gallery page with links to the others. `here`: the path of this page, without the slash. */
-export function galleryHeading(gallery, here, lead, ...actions) {
-  const base = `#/galleries/${encodeURIComponent(gallery)}`;
+/** Links to related pages. `here`: the path of this page, without the slash. */
+function tabsOf(places, base, here, label) {
   const link = ([path, name, picture]) =>
     h(
       "a",
@@ -23,19 +27,27 @@ export function galleryHeading(gallery, here, lead, ...actions) {
       icon(picture),
       name,
     );
-  const tabs = h("nav", { class: "tabs", "aria-label": `Pages of ${gallery}` }, PLACES.map(link));
+  const tabs = h("nav", { class: "tabs", "aria-label": label }, places.map(link));
   requestAnimationFrame(() => {
     const current = tabs.querySelector("[aria-current]"); // on a phone with large text it can be outside the view
     if (current) tabs.scrollLeft = current.offsetLeft - tabs.offsetLeft - (tabs.clientWidth - current.clientWidth) / 2;
   });
-  return h(
+  return tabs;
+}
+
+/** The heading of a gallery page with links to the others. `here`: the path of this page, without the slash. */
+export const galleryHeading = (gallery, here, lead, ...actions) =>
+  h(
     "div",
     { class: "stack" },
     h("a", { class: "back", href: "#/galleries" }, icon("back"), "Galleries"),
     heading(gallery, lead, ...actions),
-    tabs,
+    tabsOf(OF_GALLERY, `#/galleries/${encodeURIComponent(gallery)}`, here, `Pages of ${gallery}`),
   );
-}
+
+/** The heading of a page under Settings. */
+export const settingsHeading = (here, lead, ...actions) =>
+  h("div", { class: "stack" }, heading("Settings", lead, ...actions), tabsOf(OF_SERVICE, "#/settings", here, "Settings"));
 
 const MIN_PAUSE_MS = 1000;
 const MAX_PAUSE_MS = 20_000;
@@ -94,7 +106,7 @@ export const refusalList = (refusals) =>
         "li",
         {},
         h("code", {}, item),
-        h("span", {}, `${problem.title}. `, h("span", { class: "hint" }, problem.detail)),
+        h("span", {}, ...refusal(problem).map((text, i) => (i === 0 ? `${text} ` : h("span", { class: "hint" }, text)))),
       ),
     ),
   );

@@ -1,4 +1,4 @@
-// Stored face crops. They load when they become visible.
+// Stored face crops, and faces side by side. Crops load when they become visible; the audit log records each access.
 
 import { send, subjectPath, templatePath } from "./api.js";
 import { h, icon } from "./dom.js";
@@ -9,14 +9,18 @@ export const portrait = (gallery, subject, alt, signal) => picture(`${subjectPat
 /** The stored crop of a photo. */
 export const storedPhoto = (gallery, subject, template, alt, signal) => picture(`${templatePath(gallery, subject, template)}/crop`, alt, signal);
 
-/** A thumbnail that stays blank if no crop is stored, or if the key may not read it. */
+/** A thumbnail that stays blank, with the reason, if no crop is stored or the key may not read it. */
 function picture(path, alt, signal) {
-  const place = h("span", { class: "thumb-place" }, h("span", { class: "thumb blank", "aria-hidden": "true" }, icon("enroll")));
+  const blank = h("span", { class: "thumb blank", "aria-hidden": "true" }, icon("enroll"));
+  const place = h("span", { class: "thumb-place" }, blank);
   const watch = new IntersectionObserver(async (entries) => {
     if (!entries.some((entry) => entry.isIntersecting)) return;
     watch.disconnect();
-    const response = await send("GET", path, { signal }).catch(() => null);
-    if (response === null) return;
+    const response = await send("GET", path, { signal }).catch((error) => error);
+    if (response instanceof Error) {
+      blank.title = response.status === 403 ? "This key cannot read pictures." : "No stored picture.";
+      return;
+    }
     const url = URL.createObjectURL(await response.blob());
     place.replaceChildren(h("img", { class: "thumb", src: url, alt, onLoad: () => URL.revokeObjectURL(url) }));
   });
@@ -24,3 +28,21 @@ function picture(path, alt, signal) {
   signal?.addEventListener("abort", () => watch.disconnect(), { once: true });
   return place;
 }
+
+/** Faces side by side. `faces`: pairs of caption and picture. */
+export const sides = (faces) =>
+  h(
+    "div",
+    { class: "sides" },
+    faces.map(([caption, face]) => h("figure", {}, face, h("figcaption", { class: "hint" }, caption))),
+  );
+
+/** A hint how to store pictures in a gallery that stores none. */
+export const keepHint = (gallery) =>
+  h(
+    "p",
+    { class: "hint" },
+    `“${gallery}” stores no pictures to compare. For new photos, turn on “Keep a small picture of each enrolled face” in its `,
+    h("a", { href: `#/galleries/${encodeURIComponent(gallery)}/settings` }, "settings"),
+    ".",
+  );

@@ -115,8 +115,9 @@ export function tell(error) {
   toast([text, remedy].filter(Boolean).join(" "), "error");
 }
 
-/** Ask for confirmation; resolves to true or false. `typed`: text that the user must type. */
-export function confirmed({ title, text, yes, danger = true, typed }) {
+/** Ask for confirmation; resolves to true or false. `typed`: text that the user must type. `shown`: an element below the
+ * text. */
+export function confirmed({ title, text, yes, danger = true, typed, shown }) {
   return new Promise((resolve) => {
     const input = typed && h("input", { type: "text", autocomplete: "off", spellcheck: false });
     const go = h("button", { type: "submit", class: `button ${danger ? "danger" : "primary"}`, disabled: Boolean(typed) }, yes);
@@ -127,6 +128,7 @@ export function confirmed({ title, text, yes, danger = true, typed }) {
         "form",
         { method: "dialog", onSubmit: () => (box.returnValue = "yes") },
         h("p", {}, text),
+        shown,
         input && field(`Type “${typed}” to continue`, input),
         h(
           "div",
@@ -177,6 +179,30 @@ export function table(caption, columns, rows) {
       h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map((cell) => h("td", {}, cell))))),
     ),
   );
+}
+
+/** Show a secret once, in a dialog that stays open when the page reloads for a new key. */
+export function secretDialog(title, label, secret, text) {
+  const input = h("input", { type: "text", readOnly: true, value: secret, onFocus: () => input.select() });
+  const copy = async () => {
+    await navigator.clipboard.writeText(secret);
+    toast("Copied.");
+  };
+  const box = dialog(
+    title,
+    h("p", {}, `Copy it now: it is shown only once. ${text}`),
+    h("div", { class: "token" }, field(label, input)),
+    h(
+      "div",
+      { class: "actions end" },
+      button("Copy", copy, { icon: "paste" }),
+      button("Done", () => box.close(), { kind: "primary" }),
+    ),
+  );
+  // An accidental click or another page must not lose the secret.
+  box.classList.add("stays");
+  box.addEventListener("click", (event) => event.target === box && event.stopImmediatePropagation(), true);
+  input.focus();
 }
 
 /** A number with its label. */

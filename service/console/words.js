@@ -72,6 +72,18 @@ export const OUTCOMES = {
 
 export const called = (one) => one.name || one.subject || one.id;
 
+/** The text on the box of a face: the name, a question for uncertain faces, otherwise nothing. */
+export function boxLabel({ outcome, candidates, ...result }) {
+  if (outcome === "identified") return called(result);
+  return outcome === "uncertain" && candidates?.length ? `${called(candidates[0])}?` : null;
+}
+
+/** The enrolled people that a user compares with a face: the identified one, or those that an uncertain result names. */
+export function peopleToCompare({ outcome, candidates = [], similarity, threshold }) {
+  if (outcome === "identified") return candidates.slice(0, 1);
+  return outcome === "uncertain" ? candidates.slice(0, similarity >= threshold ? 2 : 1) : [];
+}
+
 /** Title and sentence for one of the `results` of an identification. `subjects`: number of people in the gallery, if known. */
 export function identity(result, gallery, subjects) {
   const [first, second] = result.candidates ?? [];
@@ -225,7 +237,21 @@ export const mayPass = (error) => [0, 401, 403, 429].includes(error.status) || e
 
 /** An API problem in words for console users. */
 export function problem(error) {
-  return PROBLEMS[error.code]?.(error.document ?? {}) ?? { title: error.title, text: error.message, remedy: error.remedy };
+  return PROBLEMS[error.code]?.(error.document ?? {}) ?? { title: error.title, text: sentence(error.message), remedy: error.remedy };
+}
+
+/** A refused item of a job or an import, in whole sentences: what happened, and what to do. */
+export function refusal(problem) {
+  const remedy = REMEDIES[problem.code] ?? PROBLEMS[problem.code]?.(problem).remedy ?? problem.remedy;
+  return [sentence(problem.detail || problem.title), sentence(remedy)];
+}
+
+const REMEDIES = { several_faces: "Retry it with the largest face, or use a photo of one person." };
+
+/** A text with an upper-case first letter and a full stop. Quoted and typed text at the start stays as it is. */
+function sentence(text = "") {
+  const begun = /^\p{Ll}(?!\S*[_=.(])/u.test(text) ? text[0].toUpperCase() + text.slice(1) : text;
+  return /[\p{L}\p{N})”"']$/u.test(begun) ? `${begun}.` : begun;
 }
 
 const say = (title, text, remedy) => ({ title, text, remedy });
@@ -256,7 +282,7 @@ const PROBLEMS = {
     d.scope
       ? say("This key lacks a permission", `The request needs a key with the scope “${d.scope}”.`, "Use another key, or ask the operator of the service for one.")
       : say("This key lacks a permission", "The request needs a key for all galleries.", "Use another key, or ask the operator of the service for one."),
-  unauthorized: () => say("A key is needed", "This service needs an API key.", "Enter one under “API key”."),
+  unauthorized: () => say("A key is needed", "This service needs an API key.", "Enter it under “Your key”."),
   gallery_not_found: () => say("No such gallery", "No gallery has this name, or the key is not valid for it.", "Choose another gallery."),
   subject_not_found: () => say("No such person", "No enrolled person has this id.", "The person may have been deleted. See the list of people."),
   subject_exists: () => say("This id is taken", "Another person has this id. Nothing was changed.", "Choose another id, or add the photo there."),

@@ -104,6 +104,21 @@ class KeyEndedError(KithError):
     remedy = "Create a new key."
 
 
+class WebhookNotFoundError(KithError):
+    status, code, title = 404, "webhook_not_found", "The webhook does not exist"
+    remedy = "List the webhooks with GET /v1/webhooks."
+
+
+class WebhookRefusedError(KithError):
+    status, code, title = 422, "webhook_refused", "Webhooks to this address are not allowed"
+    remedy = "Use an address that KITH_WEBHOOK_HOSTS allows (docs/events.md)."
+
+
+class TooManyWebhooksError(KithError):
+    status, code, title = 409, "too_many_webhooks", "The limit of webhooks is reached"
+    remedy = "Delete a webhook that is no longer used."
+
+
 class RequestTooLargeError(KithError):
     status, code, title = 413, "request_too_large", "The request is too large"
     remedy = "Send fewer or smaller photos. docs/settings.md lists the limits."

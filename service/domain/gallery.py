@@ -15,6 +15,7 @@ from models.runtime.network import Float
 from models.vision.quality_gate import QualityGate
 from service.core.errors import GalleryMovedError
 from service.domain.decision import REVIEW_FACTOR, RiskTarget
+from service.domain.events import EventFilter
 from service.domain.fusion import DEFAULT_FUSION, Fusion
 
 if TYPE_CHECKING:
@@ -117,6 +118,11 @@ class Gallery:
     """Version tag that changes with every change of the gallery or its content. Versions have no order."""
     erased: int = 0
     """Number of the latest erasure. Work begun before an erasure must not store data of the erased subject."""
+    webhooks: int = 0
+    """State of all webhooks when the gallery was read: a number that is different after each change; 0: there are none.
+    """
+    listeners: tuple[EventFilter, ...] = ()
+    """Filters of the webhooks that want decisions of this gallery."""
 
     def at_generation(self, generation: int) -> Gallery:
         """Return the gallery with the vectors of another generation.

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, AwareDatetime, Field, model_validator
 
-from kith.wire.keys import KeyOut, NewKeyOut
+from kith.wire.keys import CreatedKeyOut, KeyOut
 from service.schemas.fields import SINGLE_LINE, GalleryName, RequestModel, to_utc
 from service.security.api_keys import ApiKey, Rights, Scope
 
@@ -50,9 +50,9 @@ def to_key_out(key: ApiKey) -> KeyOut:
     return KeyOut.model_validate(_fields(key))
 
 
-def to_new_key_out(key: ApiKey, token: str) -> NewKeyOut:
+def to_created_key_out(key: ApiKey, token: str) -> CreatedKeyOut:
     """Convert a key with its token."""
-    return NewKeyOut.model_validate({**_fields(key), "token": token})
+    return CreatedKeyOut.model_validate({**_fields(key), "token": token})
 
 
 def _fields(key: ApiKey) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Housekeeping:
         if self._took_turn:
             with suppress(KithError):  # otherwise the turn expires
                 await asyncio.get_running_loop().run_in_executor(
-                    self._thread, self._retention.release_lease, self._name
+                    self._thread, self._retention.lease.release, self._name
                 )
         self._thread.shutdown()
 
@@ -119,7 +119,7 @@ class Housekeeping:
     def _sweep(self, now: datetime) -> None:
         began_s = self._clock.boot_s()
         # Longer than the interval, so that the same process continues; a successor is at most one sweep late.
-        if not self._retention.acquire_lease(self._name, now, 1.5 * SWEEP_INTERVAL):
+        if not self._retention.lease.acquire(self._name, now, 1.5 * SWEEP_INTERVAL):
             return
         self._took_turn = True
         swept = self._retention.sweep(now, self._answers_days, self._stop.is_set)

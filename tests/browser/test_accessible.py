@@ -27,8 +27,10 @@ PLACES = {
     "no such person": "/galleries/family/subjects/nobody",
     "jobs": "/jobs",
     "health": "/health",
-    "keys": "/keys",
-    "audit": "/audit",
+    "keys": "/settings/keys",
+    "audit": "/settings/audit",
+    "recognizers": "/settings/recognizers",
+    "webhooks": "/settings/webhooks",
     "no such page": "/elsewhere",
 }
 DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}

@@ -223,7 +223,7 @@ def test_all_photos_of_somebody_are_listed(visit: Opener, populated: str) -> Non
 
 def test_the_audit_speaks_in_words_and_of_seconds(visit: Opener, populated: str) -> None:
     page = visit(populated)
-    page.goto(f"{populated}/console#/audit")
+    page.goto(f"{populated}/console#/settings/audit")
     made = page.get_by_role("row").filter(has_text="Gallery created").first
     expect(made.get_by_title("gallery_created")).to_be_visible()
     expect(made.get_by_role("cell").first).to_contain_text(re.compile(r"\d{4}.*\d:\d\d:\d\d.*[A-Z]"))

@@ -104,7 +104,7 @@ def test_a_dialog_goes_with_the_key_by_which_it_was_opened(visit: Opener, popula
             else route.fallback()
         ),
     )
-    page.goto(f"{populated}/console#/keys")
+    page.goto(f"{populated}/console#/settings/keys")
     another_tab(page, "one")
     dialog = page.get_by_role("dialog")
     page.get_by_role("button", name="Create a key").click()
@@ -149,7 +149,7 @@ def test_two_presses_make_one_key_whose_token_stays(visit: Opener, populated: st
         return None
 
     page.route(re.compile("/v1/keys"), make)
-    page.goto(f"{populated}/console#/keys")
+    page.goto(f"{populated}/console#/settings/keys")
     page.get_by_role("button", name="Create a key").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Owner").fill("door")

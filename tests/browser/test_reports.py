@@ -13,6 +13,7 @@ from playwright.sync_api import Page, expect
 from kith import Kith
 from service.server import embedded
 from service.settings import load_settings
+from tests.browser.chromium import faults
 from tests.browser.conftest import Opener, populate
 from tests.packs import PROJECTED, projected_pack
 
@@ -118,11 +119,11 @@ def test_someone_enrolled_twice_is_made_one_and_taken_apart_again(
     page = visit(service)
     page.goto(f"{service}/console#/galleries/family/hygiene")
     finding = page.get_by_role("article").filter(has_text="Ada Lovelace and The countess")
-    finding.get_by_role("button", name="Show the faces").click()
     expect(finding.get_by_role("img")).to_have_count(2)
     expect(finding.get_by_text("Odds that both are one person")).to_contain_text("to 1")
     finding.get_by_role("button", name="Keep Ada Lovelace").click()
     expect(page.get_by_role("dialog")).to_contain_text("with a new creation time")
+    expect(page.get_by_role("dialog").get_by_role("img")).to_have_count(2)
     page.get_by_role("dialog").get_by_role("button", name="Keep Ada Lovelace").click()
     undo = page.get_by_role("article").get_by_role("button", name="Undo")
     expect(undo).to_be_visible()
@@ -136,6 +137,9 @@ def test_someone_enrolled_twice_is_made_one_and_taken_apart_again(
     page.reload()
     expect(page.get_by_text("dismissed.")).to_be_visible()
     expect(finding).to_have_count(0)
+    kith.update_gallery("family", keep_crops=False)
+    page.reload()
+    expect(page.get_by_role("link", name="settings", exact=True)).to_be_visible()
 
 
 def test_many_are_enrolled_from_an_archive_and_what_was_refused_is_told(
@@ -144,7 +148,7 @@ def test_many_are_enrolled_from_an_archive_and_what_was_refused_is_told(
     kith.create_gallery("staff")
     archive = tmp_path / "people.zip"
     with zipfile.ZipFile(archive, "w") as file:
-        for name in ("ada", "tom", "coffee"):
+        for name in ("ada", "tom", "coffee", "party"):
             file.write(photos[name], f"{name}/1.jpg")
     page = visit(service)
     page.goto(f"{service}/console#/jobs")
@@ -153,10 +157,20 @@ def test_many_are_enrolled_from_an_archive_and_what_was_refused_is_told(
     page.get_by_role("button", name="Start").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(page.get_by_text("done", exact=True)).to_be_visible()
-    page.get_by_text("Refused items (1)").click()
+    expect(page.get_by_text("Enrolled: 2 · No face: 1 · Several faces: 1")).to_be_visible()
+    page.get_by_text("Refused items (2)").click()
     expect(page.get_by_text("coffee/1.jpg")).to_be_visible()
-    expect(page.get_by_text("No face was found.")).to_be_visible()
+    expect(page.get_by_text("No face was found in the photo.")).to_be_visible()
+    expect(page.get_by_text("The photo shows 6 faces. Retry it with the largest face")).to_be_visible()
     assert {one.id for one in kith.subjects("staff")} == {"ada", "tom"}
+
+    page.get_by_role("button", name="Retry these with the largest face").click()
+    dialog = page.get_by_role("dialog", name="Retry with the largest face")
+    expect(dialog).to_contain_text("1 photo with several people")
+    assert faults(page) == []
+    dialog.get_by_role("button", name="Start").click()  # this tab still has the archive
+    expect(page.get_by_text("Already enrolled: 2")).to_be_visible()
+    assert {one.id for one in kith.subjects("staff")} == {"ada", "tom", "party"}
 
 
 def test_what_is_no_archive_is_told_where_it_was_chosen(
@@ -175,15 +189,51 @@ def test_health_says_what_runs_and_on_what(visit: Opener, populated: str) -> Non
     page = visit(populated)
     page.goto(f"{populated}/console#/health")
     expect(page.get_by_role("heading", name="The service is ready")).to_be_visible()
+    expect(page.get_by_text("GPU")).to_have_count(0)
+    row = page.get_by_role("row").filter(has_text="family")
+    row.scroll_into_view_if_needed()
+    expect(row).to_contain_text("exact")
+
+
+def test_keys_audit_and_recognizers_are_settings(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+    page.get_by_role("link", name="Settings").click()
+    tabs = page.get_by_role("navigation", name="Settings")
+    expect(tabs.get_by_role("link", name="API keys")).to_have_attribute("aria-current", "page")
+    tabs.get_by_role("link", name="Audit").click()
+    expect(page.get_by_role("table", name="Audit lines")).to_be_visible()
+    expect(page.get_by_role("banner").get_by_role("link", name="Settings")).to_have_attribute("aria-current", "page")
+    tabs.get_by_role("link", name="Recognizers").click()
     expect(page.locator(".network").get_by_text("Recognition", exact=True)).to_be_visible()
     reason = page.locator(".models dd").first
     expect(reason).to_be_hidden()  # hidden until the user opens the details
     page.get_by_text("Details", exact=True).first.click()
     expect(reason).to_be_visible()
     expect(page.locator(".models .network .hint")).to_have_count(0)
-    row = page.get_by_role("row").filter(has_text="family")
-    row.scroll_into_view_if_needed()
-    expect(row).to_contain_text("exact")
+    page.get_by_role("row").filter(has_text="family").get_by_role("link", name="Migrate").click()
+    expect(page.get_by_role("heading", name="family", level=1)).to_be_visible()
+    expect(page.get_by_text("No migration is active")).to_be_visible()
+
+
+def test_counts_follow_the_galleries(visit: Opener, service: str, kith: Kith, photos: dict[str, Path]) -> None:
+    kith.create_gallery("family")
+    page = visit(service)
+    page.goto(f"{service}/console#/galleries")
+    expect(page.get_by_text("0 people, 0 photos")).to_be_visible()
+    populate(kith, "family", photos)
+    expect(page.get_by_text("3 people, 3 photos")).to_be_visible()
+    page.goto(f"{service}/console#/enroll?gallery=family")
+    page.locator("input[type=file]").set_input_files(photos["ada"])
+    kith.delete_subject("family", "ada")
+    kith.delete_subject("family", "countess")
+    page.get_by_label("Name", exact=True).fill("Ada")
+    page.get_by_role("button", name="Enroll", exact=True).click()
+    expect(page.get_by_label("Gallery")).to_contain_text("family (2 people)")
+    page.goto(f"{service}/console#/galleries/family")
+    people = page.locator(".stat").filter(has_text="People").locator("dd")
+    expect(people).to_have_text("2")
+    kith.delete_subject("family", "ada")
+    expect(people).to_have_text("1")
 
 
 def test_a_gallery_moves_to_another_recognizer_and_back(visit: Opener, photos: dict[str, Path], tmp_path: Path) -> None:
@@ -211,7 +261,7 @@ def test_a_gallery_moves_to_another_recognizer_and_back(visit: Opener, photos: d
 
 def test_the_first_key_closes_the_service_and_the_tab_that_made_it_goes_on(visit: Opener, service: str) -> None:
     page = visit(service)
-    page.goto(f"{service}/console#/keys")
+    page.goto(f"{service}/console#/settings/keys")
     page.get_by_role("button", name="Create a key").click()
     page.get_by_label("Owner").fill("operator")
     page.get_by_role("button", name="Create", exact=True).click()
@@ -229,7 +279,7 @@ def test_the_first_key_closes_the_service_and_the_tab_that_made_it_goes_on(visit
     page.get_by_role("listitem").filter(has_text="door 3").get_by_role("button", name="Revoke", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Revoke", exact=True).click()
     expect(page.get_by_role("heading", name="door 3")).to_have_count(0)
-    page.goto(f"{service}/console#/audit")
+    page.goto(f"{service}/console#/settings/audit")
     expect(page.get_by_role("row").filter(has_text="Key revoked")).to_be_visible()
 
 

@@ -65,6 +65,19 @@ test("uncertain means low similarity or two similar people", () => {
   assert.equal(two.title, "Ada Lovelace or grace");
 });
 
+test("a box has a name, and a question if the result is uncertain", () => {
+  const said = ["identified", "uncertain", "unknown"].map((outcome) => words.boxLabel(found({ outcome })));
+  assert.deepEqual(said, ["Ada Lovelace", "Ada Lovelace?", null]);
+});
+
+test("a face is compared with the people that the result names", () => {
+  const compared = (changes) => words.peopleToCompare(found(changes)).map((one) => one.subject);
+  assert.deepEqual(compared({}), ["ada"]);
+  assert.deepEqual(compared({ outcome: "uncertain", similarity: 0.75 }), ["ada"]);
+  assert.deepEqual(compared({ outcome: "uncertain" }), ["ada", "grace"]);
+  assert.deepEqual(compared({ outcome: "unknown" }), []);
+});
+
 test("unknown has a reason", () => {
   assert.match(words.identity(found({ outcome: "unknown" }), "staff").text, /similar enough to/);
   assert.match(words.identity(found({ outcome: "unknown", candidates: [] }), "staff", 0).text, /no enrolled people yet/);
@@ -127,7 +140,15 @@ test("an id is derived from a name in any script", () => {
 test("problems have texts for users; unknown ones keep the text of the service", () => {
   assert.match(words.problem({ code: "duplicate_subject", document: { subject: "grace" } }).text, /grace/);
   assert.match(words.problem({ code: "forbidden", document: { scope: "enroll" } }).text, /“enroll”/);
-  assert.equal(words.problem({ code: "new", title: "T", message: "M", remedy: "R" }).text, "M");
+  assert.equal(words.problem({ code: "new", title: "T", message: "no space is left", remedy: "R" }).text, "No space is left.");
+});
+
+test("a refused item gets whole sentences", () => {
+  const several = { code: "several_faces", title: "Several", detail: "the photo shows 6 faces", remedy: "Set 'face' to 'largest'." };
+  assert.deepEqual(words.refusal(several), ["The photo shows 6 faces.", "Retry it with the largest face, or use a photo of one person."]);
+  const field = { code: "new", title: "T", detail: "subject: not a text", remedy: "" };
+  assert.deepEqual(words.refusal(field), ["Subject: not a text.", ""]);
+  assert.deepEqual(words.refusal({ ...field, detail: "risk.fpir is above 1" })[0], "risk.fpir is above 1.");
 });
 
 test("tags with commas and outer spaces are quoted", () => {

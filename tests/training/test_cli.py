@@ -41,6 +41,7 @@ def call(*words: object) -> None:
         (("evaluate", ".", "--data", ".", "--note", "a note"), "need --refresh"),
         (("export", ".", "--output", "a.onnx", "--precision", "int4"), "not one of fp32, fp16, int8"),
         (("pack", "--recognizer", ".", "--data", ".", "--output", "p"), "either --detector"),
+        (("pack", "--detector", ".", "--data", ".", "--output", "p"), "either --recognizer"),
         (("compare", "softmaxx", "--data", ".", "--output", "runs"), "unknown loss softmaxx"),
         (("plot", "scale", "--output", "figures"), "unknown figure 'scale'"),
         (("bounds", "--classes", "10", "--probability", "1"), "between 0 and 1"),

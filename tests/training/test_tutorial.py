@@ -20,11 +20,13 @@ import pytest
 import torch
 
 from bench.simulated_attacks import write_simulation
-from models.pack.loading import load_pack
+from models.pack.loading import BUNDLED_PACK, load_pack
 from tests.conftest import ROOT
 from tests.faults.servers import serving
 from training.cli.commands import app
+from training.config import ConfigError
 from training.data.identities import read_rgb
+from training.export.packing import make_pack
 from training.run.compare import COLUMNS
 
 pytestmark = pytest.mark.long
@@ -175,6 +177,22 @@ def test_the_tutorial_from_photos_to_a_served_pack(
     assert "BPCER" in outputs["kith-train evaluate-liveness runs/pack"]
     assert outputs["kith-train compare"].startswith(f"| {' | '.join(COLUMNS)} |")
     assert len((runs / "comparison" / "comparison.md").read_text().splitlines()) == 4
+
+
+def test_networks_of_packs_become_a_pack(workplace: Path) -> None:
+    """Both networks stay as they are; the calibration and the figures are measured again, here on few photos."""
+    source = load_pack(BUNDLED_PACK)
+    made = make_pack(source, source, workplace / "DATA", workplace / "runs" / "both", "both", "Both")
+    made.verify()
+    assert made.recognition.fingerprint() == source.recognition.fingerprint()
+    assert made.detection.path.read_bytes() == source.detection.path.read_bytes()
+    assert made.provenance == {**source.provenance, "note": "", "log": None}
+    assert made.calibration is not None
+    assert source.calibration is not None
+    assert made.calibration["images"] < source.calibration["images"]
+    with pytest.raises(ConfigError, match="another output folder"):
+        make_pack(made, source, workplace / "DATA", made.directory, "both", "Both")
+    made.verify()
 
 
 def _run_outside(command: str) -> None:

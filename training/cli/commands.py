@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.manifest import ModelPack
 from models.runtime.onnx_runtime import OnnxNetwork, available_cores
 from models.vision.detection import Detector
 from training import distributed
@@ -20,7 +21,9 @@ from training.cli.light import app as light
 from training.cli.light import print_figures
 from training.config import ConfigError, DataConfig, RunConfig
 from training.data.preflight import contact_sheet, preflight
+from training.detection.annotate import annotate_photos
 from training.detection.fit import LANDMARK_REFINEMENT, DetectorLoopConfig
+from training.detection.photos import ANNOTATIONS, load_training_photos
 from training.evaluation import figures
 from training.evaluation.benchmarks import evaluate_other_benchmarks
 from training.evaluation.embedding import load_embedder
@@ -212,8 +215,27 @@ def plot(
 
 
 @app.command()
+def annotate(
+    folder: Annotated[Path, typer.Argument(help="Folder of photos.", exists=True, file_okay=False)],
+    pack: Annotated[Path, typer.Option(help="Pack whose detector finds the faces.", exists=True)],
+    exclude: Annotated[
+        Path | None,
+        typer.Option(help="File with the names of photos to leave out, relative to FOLDER.", exists=True),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of photos.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an existing annotations.jsonl.")] = False,
+) -> None:
+    """Write annotations.jsonl for photos without annotations, to train a detector on them."""
+    excluded = frozenset() if exclude is None else frozenset(exclude.read_text(encoding="utf-8").splitlines())
+    count = annotate_photos(folder, load_pack(pack).detection, excluded, limit, replace)
+    print(f"{folder / ANNOTATIONS}: {count} faces")
+
+
+@app.command()
 def detector(
-    data: Data,
+    photos: Annotated[
+        list[Path], typer.Option(help="Folder of photos with annotations.jsonl. Repeatable.", exists=True)
+    ],
     output: Output,
     steps: Annotated[int | None, typer.Option(min=1, help="Number of steps instead of the default.")] = None,
     polish: Annotated[Path | None, typer.Option(help="Refine the landmarks of this finished detector run.")] = None,
@@ -222,7 +244,7 @@ def detector(
     """Train the detector; run again to resume."""
     torch.set_num_threads(threads or available_cores())
     loop = LANDMARK_REFINEMENT if polish else DetectorLoopConfig()
-    train_detector(data, output, replace(loop, steps=steps or loop.steps), polish)
+    train_detector(load_training_photos(photos), output, replace(loop, steps=steps or loop.steps), polish)
 
 
 Live = Annotated[Path, typer.Option(help="Folder of photos of live people.", exists=True, file_okay=False)]
@@ -287,27 +309,40 @@ def _precision(name: str) -> ExportPrecision:
 
 @app.command()
 def pack(
-    recognizer: Annotated[Path, typer.Option(help="Finished recognizer run.")],
     data: Data,
     output: Output,
+    recognizer: Annotated[Path | None, typer.Option(help="Finished recognizer run.")] = None,
+    recognizer_of: Annotated[Path | None, typer.Option(help="Pack whose recognizer is reused.")] = None,
     detector: Annotated[Path | None, typer.Option(help="Finished detector run.")] = None,
     detector_of: Annotated[Path | None, typer.Option(help="Pack whose detector is reused.")] = None,
     name: Annotated[str, typer.Option()] = "kith-compact",
     display_name: Annotated[str, typer.Option()] = "Kith compact",
     note: Annotated[str, typer.Option(help="Note for the model card.")] = "",
     precision: Annotated[str, typer.Option(help="Precision of the recognizer: fp32, fp16 or int8.")] = "fp16",
-    data_terms: Annotated[str | None, typer.Option(help="Terms of the training photos, for the model card.")] = None,
+    data_terms: Annotated[
+        str | None, typer.Option(help="Terms of the recognizer's training photos, for the model card.")
+    ] = None,
+    detector_terms: Annotated[
+        str | None, typer.Option(help="Training photos of the detector and their terms, for the model card.")
+    ] = None,
     log: Annotated[str | None, typer.Option(help="Reference to the experiment log, for the model card.")] = None,
     center: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the mean embedding to subtract from embeddings.")
     ] = 0.0,
 ) -> None:
     """Export two runs, calibrate, measure, and write a pack with its model card."""
-    if (detector is None) == (detector_of is None):
-        raise ConfigError("Pass either --detector (a run) or --detector-of (a pack)")
-    source = detector or load_pack(detector_of or BUNDLED_PACK)
-    options = PackOptions(note, data_terms, _precision(precision), log, center)
-    print_figures(pack_rows(make_pack(recognizer, source, data, output, name, display_name, options)))
+    networks = _source("recognizer", recognizer, recognizer_of), _source("detector", detector, detector_of)
+    options = PackOptions(note, data_terms, detector_terms, _precision(precision), log, center)
+    print_figures(pack_rows(make_pack(*networks, data, output, name, display_name, options)))
+
+
+def _source(network: str, run: Path | None, pack: Path | None) -> Path | ModelPack:
+    """Return the run, or the loaded pack, that a network comes from. Raises ConfigError unless exactly one is given."""
+    if run is not None and pack is None:
+        return run
+    if pack is not None and run is None:
+        return load_pack(pack)
+    raise ConfigError(f"Pass either --{network} (a run) or --{network}-of (a pack)")
 
 
 @app.command()
@@ -328,11 +363,16 @@ def measure(
 
 @app.command()
 def quantize(
-    pack: Annotated[Path, typer.Argument(help="Pack with a manifest.", exists=True, file_okay=False)], data: Data
+    pack: Annotated[Path, typer.Argument(help="Pack with a manifest.", exists=True, file_okay=False)],
+    data: Data,
+    photos: Annotated[
+        list[Path] | None,
+        typer.Option(help="Annotated photos for the detector's ranges, instead of wider and scenes. Repeatable."),
+    ] = None,
 ) -> None:
     """Write INT8 variants of a pack's networks, with the measured loss of INT8 and bf16."""
     torch.set_num_threads(available_cores())
-    print_figures(variant_rows(write_variants(pack, data, Path("runs") / "cache")))
+    print_figures(variant_rows(write_variants(pack, data, Path("runs") / "cache", photos or ())))
 
 
 @app.command()

@@ -2,129 +2,77 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Final
 
 import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from training.config import ConfigError
-from training.data.identities import read_rgb
+from training.detection.pages import MIN_LEARNED_FACE_PX, MIRRORED_LANDMARKS, background_crop, compose_page
+from training.detection.photos import AnnotatedPhoto, TrainingPhotos
 from training.detection.targets import FaceTargets
 
-MIN_LEARNED_FACE_PX = 8.0
-"""Smaller faces count neither as face nor as background."""
+KIND_WEIGHTS: Final = {"scene": 0.55, "portrait": 0.12, "page": 0.25, "background": 0.08}
+"""Shares of the kinds of crops, where the photos allow all of them."""
+MAX_PAGE_FACE_SHARE: Final = 0.6
+"""Size of the largest faces of a composed page, as a share of its side."""
 NO_FACE_SHARE = 0.08
 TEXTURE_SHARE = 0.06
 """Share of crops replaced by face-free textures with the colors of a photo."""
+JPEG_SHARE = 0.3
 TILE_SIZES_PX = (12, 24)
 MIN_COVERED_SHARE = 0.6
 """Share of the crop below which four photos form a mosaic instead of one photo with black borders."""
 MIN_FACE_TILES = 2.5
 """Minimum face size, in tiles, for shuffling a photo: no tile may contain a face."""
-MIRRORED_LANDMARKS = [1, 0, 2, 4, 3]
-
 
 NO_FACES = FaceTargets(
     torch.zeros(0, 4), torch.zeros(0, 5, 2), torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.bool)
 )
 
 
-@dataclass(frozen=True)
-class AnnotatedPhoto:
-    """One photo with its faces.
-
-    Attributes:
-        image: (H, W, 3) uint8 RGB.
-        boxes: (n, 4) x0, y0, x1, y1 in pixels.
-        points: (n, 5, 2) landmarks in pixels, NaN where unknown.
-        doubtful: (n,) faces found by the reference detector but not annotated.
-    """
-
-    file: Path
-    image: NDArray[np.uint8]
-    boxes: NDArray[np.float32]
-    points: NDArray[np.float32]
-    doubtful: NDArray[np.bool_]
-
-
-def load_annotated(root: Path, split: str | None = None) -> list[AnnotatedPhoto]:
-    """Read ``root/annotations.jsonl`` and its photos.
-
-    Boxes are manual annotations (``boxes_xyxy``) where present, else those of the reference detector (``yunet``).
-    Landmarks come from overlapping faces of the reference detector. Raises ConfigError if the annotations are missing
-    or a photo cannot be decoded.
-    """
-    annotations = root / "annotations.jsonl"
-    if not annotations.is_file():
-        raise ConfigError(f"{annotations} does not exist")
-    rows = [json.loads(line) for line in annotations.read_text(encoding="utf-8").splitlines() if line]
-    rows = [row for row in rows if split is None or row.get("split", "train") == split]
-    with ThreadPoolExecutor() as pool:
-        images = pool.map(lambda row: read_rgb(root / row["file"]), rows)
-        return [_annotated(root / row["file"], image, row) for row, image in zip(rows, images, strict=True)]
-
-
-def _annotated(file: Path, image: NDArray[np.uint8], row: dict[str, Any]) -> AnnotatedPhoto:
-    seen = np.array([f["box_xyxy"] for f in row["yunet"]], np.float32).reshape(-1, 4)
-    seen_points = np.array([f["landmarks"] for f in row["yunet"]], np.float32).reshape(-1, 5, 2)
-    if "boxes_xyxy" not in row:
-        return AnnotatedPhoto(file, image, seen, seen_points, np.zeros(len(seen), bool))
-    boxes = np.array(row["boxes_xyxy"], np.float32).reshape(-1, 4)
-    points = np.full((len(boxes), 5, 2), np.nan, np.float32)
-    overlap = iou_matrix(boxes, seen)
-    if overlap.size:
-        best = overlap.argmax(1)
-        matched = overlap[np.arange(len(boxes)), best] >= 0.4
-        points[matched] = seen_points[best[matched]]
-    extra = (overlap.max(0) < 0.3) if len(boxes) else np.ones(len(seen), bool)
-    return AnnotatedPhoto(
-        file,
-        image,
-        np.concatenate([boxes, seen[extra]]),
-        np.concatenate([points, seen_points[extra]]),
-        np.concatenate([np.zeros(len(boxes), bool), np.ones(int(extra.sum()), bool)]),
-    )
-
-
-def iou_matrix(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return (n, m) intersection over union of (n, 4) and (m, 4) boxes."""
-    lower = np.maximum(a[:, None, :2], b[None, :, :2])
-    upper = np.minimum(a[:, None, 2:], b[None, :, 2:])
-    shared = np.clip(upper - lower, 0, None).prod(2)
-    area_a, area_b = (a[:, 2:] - a[:, :2]).prod(1), (b[:, 2:] - b[:, :2]).prod(1)
-    result: NDArray[np.float32] = (shared / np.maximum(area_a[:, None] + area_b[None] - shared, 1e-6)).astype(
-        np.float32
-    )
-    return result
-
-
 def training_crop(
-    photos: Sequence[AnnotatedPhoto], size_px: int, face_sizes_px: tuple[float, float], rng: np.random.Generator
+    photos: TrainingPhotos, size_px: int, face_sizes_px: tuple[float, float], rng: np.random.Generator
 ) -> tuple[NDArray[np.uint8], FaceTargets]:
     """Cut one augmented (size_px, size_px, 3) crop with its faces: scaled, shifted, flipped, recolored.
 
     One random face gets a size drawn log-uniformly from ``face_sizes_px``. If its photo would cover little of the crop,
-    four photos share it.
+    four photos share it. Some crops are pages composed of portraits on a background, some only backgrounds.
     """
     low, high = face_sizes_px
     face_px = math.exp(rng.uniform(math.log(low), math.log(min(high, size_px * 0.9))))
-    image, faces, covered = _cut_square(_random_photo(photos, rng), size_px, face_px, rng)
+    kind = _choose_kind(photos, rng)
+    if kind == "background":
+        return _recolor(background_crop(photos.backgrounds, size_px, rng), rng), NO_FACES
+    if kind == "page":
+        paper = background_crop(photos.backgrounds, size_px, rng)
+        image, faces = compose_page(photos.portraits, paper, min(face_px, MAX_PAGE_FACE_SHARE * size_px), rng)
+        return _recolor(image, rng), faces
+    chosen = photos.scenes if kind == "scene" else photos.portraits
+    image, faces, covered = _cut_square(_random_photo(chosen, rng), size_px, face_px, rng)
     if covered < MIN_COVERED_SHARE:
         half = size_px // 2
-        quarters = [_cut_square(_random_photo(photos, rng), half, min(face_px, half * 0.7), rng)[:2] for _ in range(4)]
+        quarters = [_cut_square(_random_photo(chosen, rng), half, min(face_px, half * 0.7), rng)[:2] for _ in range(4)]
         image, faces = _mosaic(quarters)
     if rng.random() < TEXTURE_SHARE:
         smallest_px = float((faces.boxes[:, 2:] - faces.boxes[:, :2]).numpy().min(initial=np.inf))
         return _recolor(texture(image, smallest_px, rng), rng), NO_FACES
     return _recolor(image, rng), faces
+
+
+def _choose_kind(photos: TrainingPhotos, rng: np.random.Generator) -> str:
+    """Choose a kind of crop by KIND_WEIGHTS, among those that the photos allow."""
+    possible = {
+        "scene": len(photos.scenes) > 0,
+        "portrait": len(photos.portraits) > 0,
+        "page": len(photos.portraits) > 0 and len(photos.backgrounds) > 0,
+        "background": len(photos.backgrounds) > 0,
+    }
+    weights = np.array([KIND_WEIGHTS[kind] * possible[kind] for kind in KIND_WEIGHTS])
+    return list(KIND_WEIGHTS)[int(rng.choice(len(weights), p=weights / weights.sum()))]
 
 
 def _random_photo(photos: Sequence[AnnotatedPhoto], rng: np.random.Generator) -> AnnotatedPhoto:
@@ -235,4 +183,8 @@ def _recolor(image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.u
         out = np.asarray(cv2.GaussianBlur(out, (0, 0), rng.uniform(0.4, 1.5)), np.float32)
     if rng.random() < 0.15:
         out = out + rng.normal(0, rng.uniform(1, 12), out.shape).astype(np.float32)
-    return np.clip(out, 0, 255).astype(np.uint8)
+    stored = np.clip(out, 0, 255).astype(np.uint8)
+    if rng.random() < JPEG_SHARE:
+        _, encoded = cv2.imencode(".jpg", stored, [cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(25, 95))])
+        stored = np.asarray(cv2.imdecode(encoded, cv2.IMREAD_COLOR), np.uint8)
+    return stored

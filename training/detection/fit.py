@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from training.detection.data import AnnotatedPhoto, training_crop
+from training.detection.data import training_crop
 from training.detection.network import FaceDetector
+from training.detection.photos import TrainingPhotos
 from training.detection.targets import FaceTargets, detection_loss
 from training.errors import NonFiniteLossError
 from training.optimization.logs import LossLog
@@ -56,9 +57,7 @@ LANDMARK_REFINEMENT = DetectorLoopConfig(
 """Second run, from the weights of the first, that refines the landmarks."""
 
 
-def fit_detector(
-    model: FaceDetector, photos: list[AnnotatedPhoto], config: DetectorLoopConfig, output: Path
-) -> FaceDetector:
+def fit_detector(model: FaceDetector, photos: TrainingPhotos, config: DetectorLoopConfig, output: Path) -> FaceDetector:
     """Train, resuming from ``output/detector.pt``; return the EMA network in evaluation mode.
 
     The crops of a step depend only on (seed, step), so resumed and uninterrupted runs see the same data. Raises
@@ -116,7 +115,7 @@ def _learning_rate(step: int, config: DetectorLoopConfig) -> float:
 
 
 def load_batches(
-    photos: list[AnnotatedPhoto], config: DetectorLoopConfig, first: int
+    photos: TrainingPhotos, config: DetectorLoopConfig, first: int
 ) -> Iterator[tuple[Tensor, list[FaceTargets]]]:
     """Yield normalized (B, 3, s, s) batches with their faces, prepared in threads ahead of use."""
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from models.vision.detection import Detector, Faces
 from training.data.identities import read_rgb
 from training.data.subsampling import evenly_spaced_rows
-from training.detection.data import AnnotatedPhoto, iou_matrix, load_annotated
+from training.detection.photos import AnnotatedPhoto, iou_matrix, load_annotated
 from training.evaluation.metrics import Bools, Floats, Ints, bootstrap
 
 Interval = tuple[float, float]

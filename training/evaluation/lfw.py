@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.checksums import sha256_of
+from models.risk.search_rates import search_gallery
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment
 from models.vision.detection import Detector
@@ -35,7 +36,6 @@ from training.evaluation.metrics import (
     fold_accuracy,
     measure_open_set,
     roc,
-    search_gallery,
     tar_at_far,
 )
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from models.risk.search_rates import search_gallery, threshold_at_fpir
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -136,23 +138,6 @@ def measure_open_set(
     thresholds = {rate: threshold_at_fpir(alarms, rate) for rate in rates}
     fnir = {rate: float(1 - (hits >= threshold).mean()) for rate, threshold in thresholds.items()}
     return OpenSetRates(float((hits > -np.inf).mean()), fnir, thresholds)
-
-
-def search_gallery(gallery: Floats, mated: Floats, mates: Ints, strangers: Floats) -> tuple[Floats, Floats]:
-    """Search a gallery, with the arguments of `measure_open_set`.
-
-    Returns:
-        ``hits`` (m,): similarity of each mated probe to its mate if the mate is the first candidate, else -inf.
-        ``alarms`` (s,): similarity of the first candidate of each stranger.
-    """
-    scores = mated @ gallery.T
-    hits = np.where(scores.argmax(1) == mates, scores.max(1), -np.inf)
-    return hits, (strangers @ gallery.T).max(1)
-
-
-def threshold_at_fpir(alarms: Floats, fpir: float) -> float:
-    """Return the lowest threshold reached by at most ``fpir`` (in [0, 1)) of the strangers' searches."""
-    return float(np.nextafter(np.sort(alarms)[::-1][int(fpir * len(alarms))], 2.0))
 
 
 def fnir_at_fpir(hits: Floats, alarms: Floats, fpir: float) -> float:

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.risk.miss_rate import wilson
-from training.evaluation.metrics import Bools, Floats, threshold_at_fpir
+from models.risk.search_rates import threshold_at_fpir
+from training.evaluation.metrics import Bools, Floats
 from training.liveness.data import LIVE
 
 APCER_POINTS: Final = (0.05, 0.1)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from models.risk.search_rates import search_gallery, threshold_at_fpir
 from training.config import ConfigError
 from training.evaluation.metrics import (
     Bools,
@@ -18,9 +19,7 @@ from training.evaluation.metrics import (
     build_templates,
     cmc,
     distractor_verification,
-    search_gallery,
     template_similarities,
-    threshold_at_fpir,
 )
 
 MAX_RETRIEVED = 100

@@ -21,12 +21,11 @@ and `kith-train evaluate --refresh` generate this card from measurements.
 
 - Recognizer: {images:,} aligned 112x112 crops {people} ({data}), {teacher}.
   {terms}
-- Detector: 649 training photos of WIDER FACE (manual boxes, landmarks by YuNet) and 450 whole CelebA photos (boxes
-  and landmarks by YuNet). Both sets are for non-commercial research.
+{detector}
 - Calibration: {calibrated_on}, {impostor_pairs:,} impostor
   and {genuine_pairs:,} genuine pairs). No network was trained on photos of LFW.
 
-**Terms: at most non-commercial research**, because of the detector's training data.
+**Terms.** A pack is as free as its least free part: `kith models list` states the license of each.
 
 **Overlap of people.** The figures below are measured on LFW, whose 5,749 people are named public figures. Training
 photos, or those of a teacher, may show some of them under no name or another one. Such people cannot be removed, and
@@ -35,11 +34,12 @@ the figures may be too good, by an unknown amount.
 ## Commands
 
 ```
-kith-train detector --data DATA --output runs/detector
-kith-train detector --data DATA --output runs/detector-polished --polish runs/detector
+kith-train annotate PHOTOS --pack PACK
+kith-train detector --photos PHOTOS --output runs/detector
+kith-train detector --photos PHOTOS --output runs/detector-polished --polish runs/detector
 kith-train run {recipe} --data DATA/{data}{teacher_option}{align_option} --output runs/{recipe}{settings}
 kith-train pack --recognizer runs/{recipe} --detector runs/detector-polished --data DATA \\
-    --output models/packs/{name}{packing}
+    --output models/packs/{name} --name {name} --data-terms TERMS --detector-terms TERMS{packing}
 ```
 
 {note}## Figures
@@ -74,9 +74,9 @@ of five points to YuNet's, in eye distances. Detections upside down, in noise an
 - Surveillance of public places, or search for people without their consent.
 - Estimation of age, sex, origin, health or emotions: it was not trained for these.
 - Proof of identity: it cannot tell a person from a picture of that person.
-- Emergencies and commercial use: the terms of the data exclude the latter.
+- Emergencies, where no person checks its decisions.
 
-Use this pack to evaluate Kith, then serve a pack whose data and terms fit your purpose.
+Use this pack to evaluate Kith, then serve a pack whose accuracy, data and terms fit your purpose.
 """
 SPLITS = """View 2 by photo properties, at the thresholds of its folds. The worse photo of a pair selects its
 third. FNMR is the share of missed same-person pairs, FMR the share of accepted different-person pairs.
@@ -108,10 +108,10 @@ aligned crops. Intervals are 95 %, over people.
 """
 VARIANTS = """## Precision variants
 
-`kith-train quantize models/packs/{name} --data DATA` writes the INT8 files of `int8/`
-({files}), with ranges from photos of FairFace, and of
-WIDER FACE and scenes. It measures the loss of INT8 and bf16 against fp32 on LFW and WIDER FACE; a negative loss is a
-chance gain. The last rows enroll and search the open-set people of LFW at the fp32 thresholds of the pack.
+`kith-train quantize models/packs/{name} --data DATA --photos PHOTOS` writes the INT8 files of `int8/`
+({files}), with ranges from photos of FairFace and from
+training photos of the detector. It measures the loss of INT8 and bf16 against fp32 on LFW and WIDER FACE; a negative
+loss is a chance gain. The last rows enroll and search the open-set people of LFW at the fp32 thresholds of the pack.
 
 | Variant | Loss |
 |---|---|
@@ -167,6 +167,7 @@ def write_model_card(pack: ModelPack, settings: Sequence[str] = ()) -> None:
             packing=f" --center {center:g}" if (center := pack.provenance["recognizer"].get("center", 0.0)) else "",
             teacher_option=f" --teacher {teacher}" if teacher else "",
             align_option="" if run["data"]["aligned"] else " --align-with PACK",
+            detector=textwrap.fill(f"- Detector: {_detector_data(pack)}", 118, subsequent_indent="  "),
             terms=textwrap.fill(data["terms"] or describe_terms(run["data"]["root"]), 118, subsequent_indent="  "),
             calibrated_on=f"{calibration['data'].partition(',')[0]} ({calibration['images']:,} photos of "
             f"{calibration['people']:,} people",
@@ -309,6 +310,15 @@ def _missed_sizes(metrics: Mapping[str, Any]) -> str:
         )
         + "\n"
     )
+
+
+def _detector_data(pack: ModelPack) -> str:
+    """Return the numbers of training photos of the detector and their terms."""
+    provenance: dict[str, Any] = pack.provenance.get("detector", {})
+    counts = provenance.get("run", {}).get("photos", {})
+    numbers = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+    unknown = "The terms of its training photos are unknown (`--detector-terms`)."
+    return " ".join(text for text in (f"{numbers}." if numbers else "", provenance.get("terms") or unknown) if text)
 
 
 def describe_terms(data: str) -> str:

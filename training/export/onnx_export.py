@@ -9,28 +9,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import onnx
 import torch
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.export import Dim
 
 from models.runtime.network import Float
+from models.runtime.onnx_files import finalize_onnx
 from models.runtime.onnx_runtime import OnnxNetwork
+from models.runtime.quantization import quantize
 from models.vision.recognition import l2_normalize
 from training.detection.network import STRIDES, FaceDetector
 from training.errors import ParityError
 from training.evaluation.embedding import Embed
-from training.export.quantization import quantize
 
 OPSET = 18
 MIN_COSINE_FP32 = 0.9999
 MIN_COSINE_FP16 = 0.999
 MAX_BOX_SHIFT_STRIDES = 0.05
 MAX_SCORE_SHIFT = 0.001
-MIN_FP16_ELEMENTS = 256
-"""Smaller tensors stay fp32, since they save nothing."""
 MAX_INT8_LOSS = 0.005
 CALIBRATION_BATCH = 32
 ExportPrecision = Literal["fp32", "fp16", "int8"]
@@ -109,6 +106,7 @@ def export_int8(
             exact,
             small,
             np.split(calibration_BCHW.numpy(), range(CALIBRATION_BATCH, len(calibration_BCHW), CALIBRATION_BATCH)),
+            everywhere=True,
         )
         finalize_onnx(small, small, metadata, fp16_weights=False)
         before, after = (accuracy(_embed(OnnxNetwork(file))) for file in (exact, small))
@@ -196,57 +194,6 @@ def _export(model: nn.Module, example: Tensor, path: Path, outputs: Sequence[str
             external_data=False,
             verbose=False,
         )
-
-
-def finalize_onnx(source: Path, target: Path, metadata: dict[str, str], fp16_weights: bool = True) -> None:
-    """Write a network without the exporter's metadata, optionally with weights in fp16 and casts to fp32.
-
-    Runtimes fold the casts when they load the file: computation, inputs and outputs stay fp32, as readers of
-    InsightFace packs expect.
-    """
-    model = onnx.load(str(source))
-    graph = model.graph
-    casts: list[onnx.NodeProto] = []
-    for tensor in list(graph.initializer):
-        values = numpy_helper.to_array(tensor)
-        # Vectors stay fp32: INT8 scales must be initializers of the nodes that use them.
-        small = values.ndim < 2 or values.size < MIN_FP16_ELEMENTS
-        if not fp16_weights or tensor.data_type != TensorProto.FLOAT or small:
-            continue
-        name = f"{tensor.name}.fp16"
-        graph.initializer.remove(tensor)
-        graph.initializer.append(numpy_helper.from_array(values.astype(np.float16), name))
-        # The name must not start with "Sub" or "Mul": readers take such first nodes for a built-in normalization.
-        casts.append(helper.make_node("Cast", [name], [tensor.name], name=f"widen_{len(casts)}", to=TensorProto.FLOAT))
-    nodes = [*casts, *graph.node]
-    del graph.node[:]
-    graph.node.extend(nodes)
-    # The exporter's metadata contains local paths.
-    for node in graph.node:
-        del node.metadata_props[:]
-        node.doc_string = ""
-    del graph.metadata_props[:], graph.value_info[:], model.metadata_props[:]
-    helper.set_model_props(model, metadata)
-    model.producer_name = "kith-train"
-    onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, str(target))
-
-
-def restore_fp32_weights(source: Path, target: Path) -> None:
-    """Write a network of `finalize_onnx` with fp32 weights again, as a runtime does on loading."""
-    model = onnx.load(str(source))
-    graph = model.graph
-    fp16_weights = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT16}
-    casts = [node for node in graph.node if node.op_type == "Cast" and node.input[0] in fp16_weights]
-    for node in casts:
-        tensor = fp16_weights[node.input[0]]
-        graph.initializer.append(
-            numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), node.output[0])
-        )
-        graph.initializer.remove(tensor)
-        graph.node.remove(node)
-    onnx.checker.check_model(model, full_check=True)
-    onnx.save(model, str(target))
 
 
 def _check_cosine(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any], minimum: float, name: str) -> float:

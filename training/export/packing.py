@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from models.vision.specs import DetectionSpec, Normalization
 from training.config import ConfigError, DataConfig, RunConfig
 from training.data.identities import list_identities, load_identities, read_rgb
 from training.data.subsampling import evenly_spaced_rows, limit_per_label
-from training.detection.data import load_annotated
 from training.detection.fit import DETECTOR_CHECKPOINT
 from training.detection.network import FaceDetector
+from training.detection.photos import load_annotated
 from training.evaluation.embedding import Crops, Embed, Embedder, load_run
 from training.evaluation.lfw import VIEW1, LfwCrops, evaluate_lfw, load_lfw_crops, read_pairs
 from training.evaluation.pack_evaluation import evaluate_pack
@@ -72,6 +72,7 @@ class PackOptions:
     Attributes:
         note: text for the model card.
         terms: terms of the recognizer's training data, for the model card.
+        detector_terms: training data of the detector and its terms, for the model card.
         precision: precision of the recognizer.
         log: reference to the experiment log, for the model card.
         center: share of the mean embedding to subtract from every embedding, in [0, 1].
@@ -79,13 +80,14 @@ class PackOptions:
 
     note: str = ""
     terms: str | None = None
+    detector_terms: str | None = None
     precision: ExportPrecision = "fp16"
     log: str | None = None
     center: float = 0.0
 
 
 def make_pack(
-    recognizer: Path,
+    recognizer: Path | ModelPack,
     detector: Path | ModelPack,
     data: Path,
     output: Path,
@@ -96,51 +98,63 @@ def make_pack(
     """Export finished runs, calibrate on LFW View 1, measure, and write the pack with its model card.
 
     Args:
-        recognizer: a finished recognizer run.
+        recognizer: a finished recognizer run, or a pack whose recognizer is reused as it is.
         detector: a finished detector run, or a pack whose detector is reused.
 
     Raises:
-        ConfigError: a run is missing or unfinished.
+        ConfigError: a run is missing or unfinished, or a reused recognizer has no provenance.
         ParityError: onnxruntime disagrees with torch; the pack is not written.
     """
     options = options or PackOptions()
-    precision = options.precision
+    if output.resolve() in {pack.directory for pack in (recognizer, detector) if isinstance(pack, ModelPack)}:
+        raise ConfigError(f"{output} is a pack whose network is reused. Name another output folder")
     output.mkdir(parents=True, exist_ok=True)
-    config, backbone = load_run(recognizer)
-    backbone = backbone.cpu()  # onnxruntime and the crops are there
-    if options.center:
-        backbone = Centered(backbone, options.center * _mean_embedding(config, backbone)).eval()
+    runs = [network for network in (recognizer, detector) if isinstance(network, Path)]
+    cache = (runs or [output])[0].parent / "cache"
     detector_file, recognizer_file = output / "detector.onnx", output / "recognizer.onnx"
     normalization = Normalization(127.5, 128.0)
-    detector_provenance = _write_detector(detector, data, detector_file, name, normalization)
+    detector_provenance = _write_detector(detector, data, detector_file, name, normalization, options.detector_terms)
     spec = DetectionSpec(detector_file, None, normalization, "scrfd")
-    face_detector = Detector(OnnxNetwork(detector_file), spec)
-    view1 = load_lfw_crops(data / "lfw", spec, recognizer.parent / "cache", VIEW1) if precision == "int8" else None
-    cosine = _write_recognizer(
-        config, backbone, _lfw_crops(face_detector, data / "lfw"), recognizer_file, precision, view1
-    )
-
+    if isinstance(recognizer, ModelPack):
+        check_provenance(recognizer)
+        shutil.copyfile(recognizer.recognition.path, recognizer_file)
+        recognizer_provenance, dimension = recognizer.provenance["recognizer"], recognizer.recognition.dimension
+    else:
+        recognizer_provenance, dimension = _export_run(recognizer, spec, data, recognizer_file, cache, options)
     provenance: dict[str, Any] = {
-        "recognizer": {
-            "run": config.shareable(),
-            "data": _describe_data(config, options.terms),
-            "precision": precision,
-            "center": options.center,
-            "parity_worst_cosine": cosine,
-        },
+        "recognizer": recognizer_provenance,
         "detector": detector_provenance,
         "note": options.note,
         "log": options.log,
     }
-    dimension = config.backbone.embedding_dim
     draft = PackDraft(name, display_name, detector_file, recognizer_file, dimension)
     uncalibrated = write_pack(output, draft, {}, provenance, {})
-    cache = recognizer.parent / "cache"
     evidence = _calibration(uncalibrated, data / "lfw", cache)
     metrics = evaluate_pack(uncalibrated, data, cache_dir=cache)
     pack = write_pack(output, draft, evidence, provenance, metrics)
     write_model_card(pack, recipe_overrides(provenance["recognizer"]["run"]))
     return pack
+
+
+def _export_run(
+    run: Path, spec: DetectionSpec, data: Path, path: Path, cache: Path, options: PackOptions
+) -> tuple[dict[str, Any], int]:
+    """Write the recognizer of a run; return its provenance and its dimension."""
+    config, backbone = load_run(run)
+    backbone = backbone.cpu()  # onnxruntime and the crops are there
+    if options.center:
+        backbone = Centered(backbone, options.center * _mean_embedding(config, backbone)).eval()
+    detector = Detector(OnnxNetwork(spec.path), spec)
+    view1 = load_lfw_crops(data / "lfw", spec, cache, VIEW1) if options.precision == "int8" else None
+    cosine = _write_recognizer(config, backbone, _lfw_crops(detector, data / "lfw"), path, options.precision, view1)
+    provenance = {
+        "run": config.shareable(),
+        "data": _describe_data(config, options.terms),
+        "precision": options.precision,
+        "center": options.center,
+        "parity_worst_cosine": cosine,
+    }
+    return provenance, config.backbone.embedding_dim
 
 
 def refresh_pack(
@@ -170,9 +184,9 @@ def store_group_figures(directory: Path, figures: Mapping[str, Any]) -> ModelPac
     return measured
 
 
-def write_variants(directory: Path, data: Path, cache_dir: Path) -> ModelPack:
+def write_variants(directory: Path, data: Path, cache_dir: Path, photos: Sequence[Path] = ()) -> ModelPack:
     """Run `quantize_pack`, and update the model card if the pack has one."""
-    pack = quantize_pack(directory, data, cache_dir)
+    pack = quantize_pack(directory, data, cache_dir, photos)
     if (pack.directory / "MODEL_CARD.md").is_file():
         check_provenance(pack)
         write_model_card(pack, recipe_overrides(pack.provenance["recognizer"]["run"]))
@@ -260,16 +274,16 @@ def _mean_embedding(config: RunConfig, backbone: nn.Module) -> Tensor:
 
 
 def _write_detector(
-    detector: Path | ModelPack, data: Path, output: Path, name: str, normalization: Normalization
+    detector: Path | ModelPack, data: Path, output: Path, name: str, normalization: Normalization, terms: str | None
 ) -> dict[str, Any]:
     """Copy the detector of a pack, or export that of a run. Return its provenance."""
     if not isinstance(detector, ModelPack):
-        return _export_detector(detector, data, output, name, normalization)
+        return {**_export_detector(detector, data, output, name, normalization), "terms": terms}
     if (detector.detection.head, detector.detection.normalization) != ("scrfd", normalization):
         raise ConfigError(f"the detector of {detector.model_id} has another architecture. Name a detector run")
     shutil.copyfile(detector.detection.path, output)
     provenance: dict[str, Any] = detector.provenance.get("detector", {"pack": detector.model_id})
-    return provenance
+    return provenance if terms is None else {**provenance, "terms": terms}
 
 
 def _export_detector(run: Path, data: Path, path: Path, name: str, normalization: Normalization) -> dict[str, Any]:

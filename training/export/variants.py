@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import tarfile
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,17 +19,20 @@ from models.engines.selection import (
 )
 from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
+from models.pack.variants import int8_entry, int8_path, networks_of, quantizing, write_int8
 from models.pack.writing import update_variants
 from models.risk.calibration import Calibration, fmr_for_fpir
+from models.risk.search_rates import rates_at
 from models.runtime.network import Engine, Float, Precision
 from models.vision.alignment import realign_crops
 from models.vision.detection import Detector, Faces, choose_canvas, fill_canvas
 from models.vision.pixels import to_planes
+from models.vision.precision_loss import cosine_loss, detection_shift
 from models.vision.recognition import Recognizer
 from models.vision.specs import DetectionSpec, NetworkSpec, RecognitionSpec
 from training.config import ConfigError
 from training.data.identities import decode_rgb, read_rgb
-from training.detection.data import load_annotated
+from training.detection.photos import load_annotated
 from training.evaluation.detection import evaluate_detector
 from training.evaluation.embedding import DETECT_BATCH_SIZE, Embeddings, central_crops, embed_crops
 from training.evaluation.lfw import (
@@ -43,30 +44,26 @@ from training.evaluation.lfw import (
     read_open_set,
     read_pairs,
 )
-from training.evaluation.metrics import best_threshold, bootstrap, fold_decisions, search_gallery, threshold_at_fpir
-from training.export.onnx_export import finalize_onnx, restore_fp32_weights
-from training.export.quantization import quantize, sensitive_layers
+from training.evaluation.metrics import best_threshold, bootstrap, fold_decisions
 
-FOLDER: Final = "int8"
-"""Subfolder of a pack: InsightFace opens every ONNX file beside the manifest."""
 CALIBRATION_CROPS: Final = 512
 FAIRFACE: Final = Path("faces") / "fairface.tar"
 """112x112 crops on the standard template, in the research data."""
 CALIBRATION_PHOTOS: Final = 96
 SHIFT_PHOTOS: Final = 500
-MIN_CONFIDENT_SCORE: Final = 0.6
 FMR: Final = 1e-3
 FPIR: Final = 0.01
 REFERENCE: Final = EngineChoice("onnxruntime", "fp32", "the reference")
 Metrics = dict[str, Any]
 
 
-def quantize_pack(directory: Path, data: Path, cache_dir: Path) -> ModelPack:
+def quantize_pack(directory: Path, data: Path, cache_dir: Path, photos: Sequence[Path] = ()) -> ModelPack:
     """Write INT8 variants of both networks into a pack, with the measured loss of INT8 and bf16.
 
     Args:
-        data: folder with faces/, wider/ and scenes/, whose training photos set the ranges, and lfw/ and wider/ for
-            measuring.
+        data: folder with faces/, whose crops set the recognizer's ranges, and lfw/ and wider/ for measuring.
+        photos: annotated folders whose training photos set the detector's ranges, instead of those of data/wider and
+            data/scenes.
 
     Raises:
         PackError: the pack has no manifest version 2.
@@ -75,9 +72,12 @@ def quantize_pack(directory: Path, data: Path, cache_dir: Path) -> ModelPack:
     pack = load_pack(directory)
     if pack.calibration is None:
         raise ConfigError(f"{pack.model_id} has no calibration, whose thresholds the measurement needs")
-    if missing := [name for name in ("faces", "wider", "scenes", "lfw") if not (data / name).is_dir()]:
-        raise ConfigError(f"{data} has no {', '.join(missing)}")
-    files = _write_files(pack, data)
+    photos = photos or (data / "wider", data / "scenes")
+    if missing := [folder for folder in (data / "faces", data / "wider", data / "lfw", *photos) if not folder.is_dir()]:
+        raise ConfigError(f"{', '.join(str(folder) for folder in missing)}: no such folder")
+    if not (data / FAIRFACE).is_file():
+        raise ConfigError(f"{data / FAIRFACE} does not exist")
+    files = _write_files(pack, data, photos)
     pack = update_variants(pack.directory, _manifest_entries(pack, files, {}, {}))
     available = available_precisions()
     crops = load_lfw_crops(data / "lfw", pack.detection, cache_dir, alignment=pack.recognition.alignment)
@@ -87,23 +87,19 @@ def quantize_pack(directory: Path, data: Path, cache_dir: Path) -> ModelPack:
     return update_variants(pack.directory, _manifest_entries(pack, files, recognition, detection))
 
 
-def _write_files(pack: ModelPack, data: Path) -> dict[str, Path]:
+def _write_files(pack: ModelPack, data: Path, photos: Sequence[Path]) -> dict[str, Path]:
     """Return the INT8 files by task."""
-    folder = pack.directory / FOLDER
-    folder.mkdir(exist_ok=True)
     files = {}
     tasks: list[tuple[str, NetworkSpec, Iterator[Float]]] = [
-        ("detection", pack.detection, _photos(pack.detection, data)),
+        ("detection", pack.detection, _photos(pack.detection, photos)),
         ("recognition", pack.recognition, _crops(pack.recognition, data)),
     ]
     for task, spec, batches in tasks:
-        files[task] = folder / spec.path.name
-        with tempfile.TemporaryDirectory(dir=pack.directory) as work:
-            wide, int8 = Path(work) / "wide.onnx", Path(work) / "int8.onnx"
-            restore_fp32_weights(spec.path, wide)
-            quantize(wide, int8, batches, sensitive_layers(wide))
-            finalize_onnx(int8, int8, {"kith.int8_of": sha256_of(spec.path)})
-            shutil.move(int8, files[task])
+        with quantizing(spec, batches) as quantizer:
+            files[task] = int8_path(spec)
+            write_int8(quantizer, spec, files[task].with_suffix(".partial"), quantizer.sensitive)
+    for file in files.values():
+        file.with_suffix(".partial").replace(file)
     return files
 
 
@@ -124,11 +120,11 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return b"" if stream is None else stream.read()
 
 
-def _photos(spec: DetectionSpec, data: Path) -> Iterator[Float]:
-    """Yield training photos of both sets, each on its own canvas as in serving."""
-    for photos in (load_annotated(data / "wider", "train"), load_annotated(data / "scenes")):
-        for row in np.linspace(0, len(photos) - 1, CALIBRATION_PHOTOS // 2).astype(int):
-            image = photos[row].image
+def _photos(spec: DetectionSpec, folders: Sequence[Path]) -> Iterator[Float]:
+    """Yield training photos, as many of each folder, each on its own canvas as in serving."""
+    for folder in folders:
+        photos = load_annotated(folder, "train", CALIBRATION_PHOTOS // len(folders))
+        for image in (photo.image for photo in photos):
             yield fill_canvas(image, choose_canvas(*image.shape[:2]), spec.normalization)[None]
 
 
@@ -137,15 +133,11 @@ def _manifest_entries(
 ) -> dict[str, Any]:
     """Return the ``variants`` of the manifest."""
     listed: dict[str, Any] = {}
-    for task, spec, measured in (
-        ("detection", pack.detection, detection),
-        ("recognition", pack.recognition, recognition),
-    ):
-        of = sha256_of(spec.path)
-        int8 = {"file": f"{FOLDER}/{files[task].name}", "sha256": sha256_of(files[task]), "of": of}
-        listed[task] = {"int8": {**int8, "measured": measured.get("int8", {})}}
+    for task, measured in (("detection", detection), ("recognition", recognition)):
+        spec = networks_of(pack)[task]
+        listed[task] = {"int8": int8_entry(pack, spec, files[task], measured.get("int8", {}))}
         if "bf16" in measured:
-            listed[task]["bf16"] = {"of": of, "measured": measured["bf16"]}
+            listed[task]["bf16"] = {"of": sha256_of(spec.path), "measured": measured["bf16"]}
     return listed
 
 
@@ -183,13 +175,12 @@ def measure_recognizer(
     found = {}
     for engine, precision in _measured_variants(available):
         other = embeddings(pack, crops, EngineChoice(engine, precision, "measured"))
-        cosines = np.einsum("nd,nd->n", exact.vectors, other.vectors, dtype=np.float64)[crops.found]
         view2 = _view2(exact, other, lfw)
         found[engine, precision] = {
             "points_lost": view2["points_lost"],
             "lfw_view1": _view1(exact, other, lfw),
             "lfw_view2": view2,
-            "cosine": {"mean": float(cosines.mean()), "worst": float(cosines.min()), "crops": len(cosines)},
+            "cosine": cosine_loss(exact.vectors[crops.found], other.vectors[crops.found]),
             "galleries": {
                 "fp32, probes fp32": galleries.evaluate(exact, exact),
                 f"fp32, probes {precision}": galleries.evaluate(exact, other),
@@ -244,21 +235,16 @@ class _GallerySearch:
             probes.vectors[probes.rows(files)].astype(np.float64)
             for files in (self._protocol.mated, self._protocol.strangers)
         )
-        mates = self._protocol.mates()
-        similarity = mated @ gallery.T
-        own = np.zeros(similarity.shape, bool)
-        own[np.arange(len(mates)), mates] = True
-        impostors = np.concatenate([similarity[~own], (strangers @ gallery.T).ravel()])
-        hits, alarms = search_gallery(gallery, mated, mates, strangers)
-        return {
-            "tar": float((similarity[own] >= self._pair).mean()),
-            "fmr": float((impostors >= self._pair).mean()),
-            "fmr_asked": FMR,
-            "fnir": float(1 - (hits >= self._search).mean()),
-            "fpir": float((alarms >= self._search).mean()),
-            "fpir_asked": FPIR,
-            "fnir_by_hindsight": float(1 - (hits >= threshold_at_fpir(alarms, FPIR)).mean()),
-        }
+        rates = rates_at(
+            gallery,
+            mated,
+            self._protocol.mates(),
+            strangers,
+            pair_threshold=self._pair,
+            search_threshold=self._search,
+            fpir=FPIR,
+        )
+        return {**rates, "fmr_asked": FMR}
 
 
 def measure_detector(
@@ -292,30 +278,6 @@ def measure_detector(
             "points_lost": max(lost, view2["points_lost"]),
             "wider_val_recall": {"fp32": recall, "variant": other_recall, "points_lost": lost},
             "lfw_view2": view2,
-            "landmark_shift": _landmark_shift(faces, other_faces),
+            "landmark_shift": detection_shift(faces, other_faces),
         }
     return _by_precision(found)
-
-
-def _landmark_shift(exact: list[Faces], other: list[Faces]) -> Metrics:
-    """Return the mean landmark distance of confident faces to the same face in the other precision."""
-    moved, in_eye_distances, lost = [], [], 0
-    for before, after in zip(exact, other, strict=True):
-        for row in np.flatnonzero(before.scores >= MIN_CONFIDENT_SCORE):
-            points = before.landmarks_xy[row]
-            eyes = float(np.linalg.norm(points[0] - points[1]))
-            off = np.linalg.norm(after.landmarks_xy - points, axis=2).mean(1)
-            if not len(off) or off.min() > eyes:
-                lost += 1
-                continue
-            moved.append(off.min())
-            in_eye_distances.append(off.min() / eyes)
-    return {
-        "faces": len(moved) + lost,
-        "lost": lost,
-        "pixels": {"median": float(np.median(moved)), "p95": float(np.quantile(moved, 0.95))},
-        "eye_distances": {
-            "median": float(np.median(in_eye_distances)),
-            "p95": float(np.quantile(in_eye_distances, 0.95)),
-        },
-    }

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.pack.manifest import ModelPack
+from models.risk.search_rates import search_gallery
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.detection import DEFAULT_MIN_SCORE
 from models.vision.recognition import Recognizer
@@ -29,7 +30,7 @@ from training.evaluation.lfw import (
     read_open_set,
     read_pairs,
 )
-from training.evaluation.metrics import best_threshold, cmc, fnir_curve, roc, search_gallery
+from training.evaluation.metrics import best_threshold, cmc, fnir_curve, roc
 
 WORST_PAIRS: Final = 8
 SAMPLE_CROPS: Final = 32

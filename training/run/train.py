@@ -19,9 +19,9 @@ from training.backbones import build_backbone
 from training.config import RunConfig
 from training.data.identities import hold_out, load_identities
 from training.data.verification import read_bin
-from training.detection.data import load_annotated
 from training.detection.fit import DETECTOR_CHECKPOINT, DetectorLoopConfig, fit_detector
 from training.detection.network import FaceDetector
+from training.detection.photos import TrainingPhotos
 from training.evaluation import plots
 from training.evaluation.benchmarks import evaluate_bin
 from training.evaluation.embedding import cached_embedder, load_run, torch_embedder
@@ -121,18 +121,20 @@ def compare(losses: Sequence[str], data: Path, output: Path, detection: Detectio
     return markdown(rows)
 
 
-def train_detector(data: Path, output: Path, loop: DetectorLoopConfig, start_from: Path | None = None) -> FaceDetector:
-    """Train or resume the detector on the training photos of ``data``/wider and on ``data``/scenes.
+def train_detector(
+    photos: TrainingPhotos, output: Path, loop: DetectorLoopConfig, start_from: Path | None = None
+) -> FaceDetector:
+    """Train or resume the detector. Raises ConfigError if the run was started with other photos or settings.
 
     Args:
         start_from: an earlier run whose EMA weights initialize the network.
     """
     torch.manual_seed(loop.seed)
-    write_run_config(output, asdict(loop), output / DETECTOR_CHECKPOINT, mutable=("steps",))
+    settings = {**asdict(loop), "photos": photos.counts()}
+    write_run_config(output, settings, output / DETECTOR_CHECKPOINT, mutable=("steps",))
     model = FaceDetector()
     if start_from is not None:
         model.load_state_dict(load_ema_weights(start_from / DETECTOR_CHECKPOINT))
-    photos = load_annotated(data / "wider", "train") + load_annotated(data / "scenes")
     return fit_detector(model, photos, loop, output)
 
 

@@ -28,6 +28,7 @@ from service.services.shadow import Shadow
 from service.services.spool import Spool
 from service.services.status import Samples
 from service.services.transfers import Transfers
+from service.services.webhook_delivery import Webhooks
 from service.settings import Settings
 from service.storage.audit.writer import AuditWriter
 from service.storage.privacy.retention import Retention
@@ -65,6 +66,7 @@ class Context:
     keys: KeyStore
     key_uses: KeyUses
     fetcher: UrlFetcher
+    webhooks: Webhooks
     metrics: Metrics
     readiness: Readiness
     samples: Samples

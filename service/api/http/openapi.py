@@ -42,12 +42,14 @@ BODIES: dict[str, Any] = {
     "finishMigration": {"force": False},
     "createKey": {"name": "door", "scopes": ["identify"], "galleries": ["staff"]},
     "rotateKey": {"overlap_s": 86_400},
+    "createWebhook": {"url": "https://door.example.org/events", "types": ["decision"], "outcomes": ["unknown"]},
 }
 """Examples of other JSON bodies, by operation id."""
 PATH_EXAMPLES = {
     "gallery": "staff",
     "subject": "ada",
     "template": "49a823bbf76b622b1ddbef8c1f735e93",
+    "webhook": "6b1f2d0c5e7a4f0d9c3b8a7e6d5c4b3a",
     "job": "72c098051f698623421f8da33dba3ec0",
     "receipt": "5a8c0d7be1a94e0c9a4f5a7be03c6d21",
     "key": "0f3b2a9c41de",
@@ -64,6 +66,7 @@ TAGS: list[dict[str, Any]] = [
     {"name": "erasures", "description": "Receipts of erasures, and all data about a subject."},
     {"name": "audit", "description": "Entries of the chained audit log."},
     {"name": "keys", "description": "API keys."},
+    {"name": "webhooks", "description": "Receivers of events, and what was delivered to them."},
     {"name": "system", "description": "Health, status, models and metrics of one process."},
 ]
 

@@ -107,6 +107,12 @@ PERMISSIONS: Final[dict[str, Need]] = {
     "GET /v1/keys/{key}": ADMIN_ALL,
     "DELETE /v1/keys/{key}": ADMIN_ALL,
     "POST /v1/keys/{key}/rotate": ADMIN_ALL,
+    "GET /v1/webhooks": ADMIN_ALL,
+    "POST /v1/webhooks": ADMIN_ALL,
+    "GET /v1/webhooks/{webhook}": ADMIN_ALL,
+    "DELETE /v1/webhooks/{webhook}": ADMIN_ALL,
+    "POST /v1/webhooks/{webhook}/test": ADMIN_ALL,
+    "GET /v1/webhooks/{webhook}/deliveries": ADMIN_ALL,
 }
 
 

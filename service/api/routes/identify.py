@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -35,6 +35,7 @@ from service.core.errors import GalleryNotFoundError, KithError, StorageDamagedE
 from service.core.photo_errors import ImageError
 from service.domain.decision import SIMILARITY_STEP, Candidate, RiskTarget
 from service.domain.decision import check_presentation as decide_gate
+from service.domain.events import Event
 from service.domain.gallery import Gallery, Keys, SubjectFilter, SubjectLabel
 from service.inference.photo_pipeline import Face, Photo, verdict_of
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
@@ -43,6 +44,11 @@ from service.schemas.identification import IdentifyIn
 from service.services.pipeline import Identification
 from service.services.shadow import AnsweredFace
 
+EVENT_FIELDS: Final = (
+    *("outcome", "subject", "name", "similarity", "threshold", "review_threshold", "false_alarm_probability"),
+    *("risk", "reasons"),
+)
+"""Fields of a result that its event has."""
 router = APIRouter(route_class=PermittedRoute, tags=["identify"], responses=PROBLEMS)
 
 
@@ -146,9 +152,26 @@ async def _identify(
         if _chooses_risk(body, found, caller):
             near_misses = sum(item.found.near_miss for item in searched if item.face is not None and item.found)
             await context.probes.charge_near_misses(caller, found, near_misses, PHOTO_NEAR_MISS_COST)
-    await context.audit.searched(found, [item.document for item in items])
+    events = _events(found, items)
+    await context.audit.searched(found, [item.document for item in items], events)
+    if events:
+        context.webhooks.delivery.wake()
     context.watches.of(found.pk, found.name, found.fingerprint).add(_decisions(items, caller))
     return items
+
+
+def _events(gallery: Gallery, items: Iterable[ProbeResult]) -> list[Event]:
+    """Return the decisions that a webhook wants, as the response states them."""
+    if not gallery.listeners:
+        return []
+    events = [
+        Event(
+            "decision", {k: item.document[k] for k in EVENT_FIELDS if k in item.document}, item.document.get("subject")
+        )
+        for item in items
+        if item.document["outcome"] != "error"
+    ]
+    return [event for event in events if any(chosen.wants(gallery.name, event) for chosen in gallery.listeners)]
 
 
 def _observe_similarities(context: Context, served: ServedRecognizer, items: Iterable[ProbeResult]) -> None:

@@ -7,21 +7,21 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from kith.wire.keys import KeyOut, KeysOut, NewKeyOut
+from kith.wire.keys import CreatedKeyOut, KeyOut, KeysOut
 from service.api.http.context import ContextDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
 from service.api.http.permissions import ANONYMOUS
 from service.api.http.routing import CallerDep, PermittedRoute
 from service.core.errors import InvalidRequestError
-from service.schemas.keys import KeyIn, RotateIn, to_key_out, to_new_key_out
+from service.schemas.keys import KeyIn, RotateIn, to_created_key_out, to_key_out
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/keys", tags=["keys"], responses=PROBLEMS)
 KeyPath = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
 
 
 @router.post("", status_code=201)
-async def create_key(body: KeyIn, context: ContextDep, caller: CallerDep) -> NewKeyOut:
+async def create_key(body: KeyIn, context: ContextDep, caller: CallerDep) -> CreatedKeyOut:
     """Create a key. Only this response contains its token.
 
     The first key needs the scope `admin` for all galleries: it ends anonymous access, and no caller without that scope
@@ -34,7 +34,7 @@ async def create_key(body: KeyIn, context: ContextDep, caller: CallerDep) -> New
             "(docs/keys.md).",
         )
     made = await context.run(context.keys.create, body.name, body.rights, body.expires_at, body.rate, body.burst)
-    return to_new_key_out(*made)
+    return to_created_key_out(*made)
 
 
 @router.get("")
@@ -64,6 +64,6 @@ async def revoke_key(key: KeyPath, context: ContextDep) -> KeyOut:
 
 
 @router.post("/{key}/rotate", status_code=201)
-async def rotate_key(key: KeyPath, body: RotateIn, context: ContextDep) -> NewKeyOut:
+async def rotate_key(key: KeyPath, body: RotateIn, context: ContextDep) -> CreatedKeyOut:
     """Create a key with the same rights. The old key stays valid for `overlap_s`."""
-    return to_new_key_out(*await context.run(context.keys.rotate, key, timedelta(seconds=body.overlap_s)))
+    return to_created_key_out(*await context.run(context.keys.rotate, key, timedelta(seconds=body.overlap_s)))

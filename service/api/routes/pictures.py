@@ -16,7 +16,10 @@ from service.domain.gallery import Gallery
 
 MEDIA_TYPE: Final = "image/webp"
 PICTURE: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"content": {MEDIA_TYPE: {}}, "description": "The crop, as WebP."}
+    200: {
+        "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+        "description": "The crop, as WebP.",
+    }
 }
 
 router = APIRouter(

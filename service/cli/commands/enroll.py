@@ -24,6 +24,7 @@ from service.cli.remedies import remedy_for, remedy_lines
 from service.cli.terminal import (
     EXIT_INTERRUPTED,
     EXIT_NO,
+    count_of,
     print_json,
     print_line,
     print_note,
@@ -260,8 +261,12 @@ def _print_report(report: EnrollmentReport, as_json: bool) -> None:
         print_json({**counts, "jobs": report.jobs, "refused": refused})
         return
     already = f", {report.already_enrolled} already enrolled" if report.already_enrolled else ""
-    ignored = f"; {report.ignored} files ignored (not a photo, or not in a person's folder)" if report.ignored else ""
-    print_line(f"{report.enrolled} photos enrolled{already}, {len(report.refused)} refused{ignored}")
+    ignored = (
+        f"; {count_of(report.ignored, 'file')} ignored (not a photo, or not in a person's folder)"
+        if report.ignored
+        else ""
+    )
+    print_line(f"{count_of(report.enrolled, 'photo')} enrolled{already}, {len(report.refused)} refused{ignored}")
     if report.interrupted:
         print_line("Cancelled. Enrolled photos stay enrolled. Run the command again to resume.")
     if report.refused:

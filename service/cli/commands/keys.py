@@ -20,7 +20,7 @@ from service.cli.terminal import print_json, print_line, print_note, print_table
 
 if TYPE_CHECKING:
     from kith.options import KeyOptions
-    from kith.wire.keys import KeyOut, NewKeyOut
+    from kith.wire.keys import CreatedKeyOut, KeyOut
     from service.security.api_keys import Scope
     from service.storage.repositories.api_keys import KeyStore
 
@@ -127,13 +127,13 @@ def rotate(
 class _Keys(Protocol):
     """Operations on API keys that the client and the local database share."""
 
-    def create_key(self, name: str, scopes: list[Scope], **options: Unpack[KeyOptions]) -> NewKeyOut: ...
+    def create_key(self, name: str, scopes: list[Scope], **options: Unpack[KeyOptions]) -> CreatedKeyOut: ...
 
     def api_keys(self, ended: bool = False) -> Iterable[KeyOut]: ...
 
     def revoke_key(self, key: str) -> KeyOut: ...
 
-    def rotate_key(self, key: str, overlap_s: int) -> NewKeyOut: ...
+    def rotate_key(self, key: str, overlap_s: int) -> CreatedKeyOut: ...
 
     def gallery_names(self) -> set[str]: ...
 
@@ -144,7 +144,7 @@ class _LocalKeys:
     def __init__(self, store: KeyStore) -> None:
         self._store = store
 
-    def create_key(self, name: str, scopes: list[Scope], **options: Unpack[KeyOptions]) -> NewKeyOut:
+    def create_key(self, name: str, scopes: list[Scope], **options: Unpack[KeyOptions]) -> CreatedKeyOut:
         from pydantic import ValidationError
 
         from service.api.http.problems import validation_error
@@ -154,9 +154,9 @@ class _LocalKeys:
             key = KeyIn.model_validate({"name": name, "scopes": scopes, **options})
         except ValidationError as error:
             raise validation_error(error.errors()) from error
-        from service.schemas.keys import to_new_key_out
+        from service.schemas.keys import to_created_key_out
 
-        return to_new_key_out(*self._store.create(key.name, key.rights, key.expires_at, key.rate, key.burst))
+        return to_created_key_out(*self._store.create(key.name, key.rights, key.expires_at, key.rate, key.burst))
 
     def api_keys(self, ended: bool = False) -> list[KeyOut]:
         from service.schemas.keys import to_key_out
@@ -168,10 +168,10 @@ class _LocalKeys:
 
         return to_key_out(self._store.revoke(key))
 
-    def rotate_key(self, key: str, overlap_s: int) -> NewKeyOut:
-        from service.schemas.keys import to_new_key_out
+    def rotate_key(self, key: str, overlap_s: int) -> CreatedKeyOut:
+        from service.schemas.keys import to_created_key_out
 
-        return to_new_key_out(*self._store.rotate(key, timedelta(seconds=overlap_s)))
+        return to_created_key_out(*self._store.rotate(key, timedelta(seconds=overlap_s)))
 
     def gallery_names(self) -> set[str]:
         return self._store.gallery_names()
@@ -198,7 +198,7 @@ def _reject_nan(option: str, value: float | None) -> None:
         raise typer.BadParameter("nan is not a number.", param_hint=option)
 
 
-def _print_key(key: NewKeyOut, as_json: bool) -> None:
+def _print_key(key: CreatedKeyOut, as_json: bool) -> None:
     if as_json:
         print_json(key)
         return

@@ -141,10 +141,9 @@ def _print_benchmark(benchmark: EngineBenchmark) -> None:
     from service.cli.tools.engine_benchmark import BATCH_SIZES
 
     times = (f"ms per item, batch {size}" for size in BATCH_SIZES)
-    table = Table("Network", "Engine", "Precision", *times, "Accuracy loss (points)", "Default")
+    table = Table("Network", "Engine", "Precision", *times, "Accuracy loss", "Default")
     for rate in benchmark.rates:
-        loss = "not measured" if rate.points_lost is None else f"{rate.points_lost:g}"
         milliseconds = (f"{each:.2f}" for each in rate.milliseconds)
-        table.add_row(rate.network, rate.engine, rate.precision, *milliseconds, loss, "yes" if rate.chosen else "")
+        table.add_row(rate.network, rate.engine, rate.precision, *milliseconds, rate.loss, "yes" if rate.chosen else "")
     print_table(table)
     print_line(benchmark.advice)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +30,7 @@ from service.cli.terminal import (
 if TYPE_CHECKING:
     from models.pack.catalog import CatalogEntry
     from models.pack.download import Progress
+    from models.pack.quantization import Int8Result
     from service.settings import Settings
 
 COMMERCIAL_LABELS: Final = {True: "yes", False: "no", None: "unknown"}
@@ -110,6 +111,7 @@ def pull(
     from models.pack.loading import load_pack
     from models.pack.pull import pull as pull_pack
     from models.pack.verification import is_present, read_pull_record
+    from models.runtime.onnx_runtime import has_fast_int8
     from service.settings import load_settings
 
     settings = load_settings()
@@ -123,11 +125,14 @@ def pull(
         print_json({"name": entry.name, "directory": str(directory), "pulled": record or None})
         return
     print_line(f"Installed {entry.name} in {directory}. Serve it with KITH_PACK={entry.name}.")
-    if load_pack(directory).calibration is None:
+    pack = load_pack(directory)
+    if pack.calibration is None:
         print_note(
             f"{entry.name} has no calibration. Calibrate it on photos without names: 'kith models calibrate "
             f"{entry.name} --photos FOLDER'."
         )
+    if has_fast_int8() and not pack.has_int8:
+        print_note(f"INT8 may be faster on this processor: 'kith models quantize {entry.name} --photos FOLDER'.")
     for file in _without_checksum(entry, record):
         print_note(
             f"The catalog has no checksum for {file['file']}. Saved the sha256 of the download, {file['sha256']}, for "
@@ -176,15 +181,15 @@ def calibrate(
 ) -> None:
     """Calibrate an installed pack on photos without names."""
     from models.errors import PackError
-    from models.pack.loading import BUNDLED_PACK, find_pack, load_pack
+    from models.pack.loading import find_pack, is_bundled, load_pack
     from models.pack.unlabeled_photos import calibrate_without_names
     from models.pack.writing import replace_calibration
     from models.risk.calibration import Calibration
     from service.settings import load_settings
 
     pack = load_pack(find_pack(Path(name), load_settings().models_path))
-    if pack.directory == BUNDLED_PACK.resolve():
-        raise PackError("calibration", "the bundled pack keeps its calibration. Copy the pack to calibrate it")
+    if is_bundled(pack):
+        raise PackError("calibration", "bundled packs keep their calibration. Copy the pack to calibrate it")
     if pack.calibration is not None and not replace:
         raise PackError("calibration", f"{name} has one. Replace it with --replace")
     document = calibrate_without_names(pack, photos)
@@ -198,6 +203,65 @@ def calibrate(
     for rate in CALIBRATED_RATES:
         table.add_row(f"{rate:.1%}", f"{calibration.threshold_at_fmr(rate).similarity:.3f}")
     print_table(table)
+
+
+@app.command()
+def quantize(
+    name: PackName,
+    photos: Annotated[
+        Path | None,
+        typer.Option(help="Folder of typical photos. Default: the demo's photos.", exists=True, file_okay=False),
+    ] = None,
+    people: Annotated[
+        Path | None,
+        typer.Option(help="Folder of photos per person: also measure FNIR.", exists=True, file_okay=False),
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the pack's INT8 files.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write INT8 files of an installed pack for fast inference on this machine, and measure their loss.
+
+    Exit status 1 if a network loses too much or is no faster: it gets no INT8 file."""
+    from models.errors import PackError
+    from models.pack.int8_samples import spread
+    from models.pack.loading import find_pack, is_bundled, load_pack
+    from models.pack.quantization import quantize_pack
+    from service.cli.tools.demo import varied_samples
+    from service.settings import load_settings
+
+    settings = load_settings()
+    pack = load_pack(find_pack(Path(name), settings.models_path))
+    if is_bundled(pack):
+        raise PackError("variants", "bundled packs have INT8 files already")
+    if pack.has_int8 and not replace:
+        raise PackError("variants", f"{name} has INT8 files. Replace them with --replace")
+    sample = varied_samples() if photos is None else spread(photos)
+    note = "the demo's photos" if photos is None else photos.resolve().name
+    results = quantize_pack(pack, sample, people, settings.wish, note)
+    if as_json:
+        print_json([asdict(result) | {"accepted": result.accepted} for result in results])
+    else:
+        _print_quantization(results)
+    if not all(result.accepted for result in results):
+        raise typer.Exit(EXIT_NO)
+
+
+def _print_quantization(results: Sequence[Int8Result]) -> None:
+    from models.pack.int8_loss import describe_loss
+
+    table = Table("Network", "Layers in fp32", "Engine", "Loss", "Speed", "")
+    for result in results:
+        layers = f"{result.fp32_layers} of {result.layers}"
+        for engine, measured in result.engines.items():
+            mark = "[green]ok[/]" if measured["accepted"] else "[red]too much[/]"
+            speed = f"{result.speedup:.1f} x" if engine == result.engine else ""
+            table.add_row(result.task, layers, engine, describe_loss(measured), speed, mark)
+    print_table(table)
+    for result in results:
+        if not result.accepted:
+            too_lossy = not result.engines[result.engine]["accepted"]
+            why = "loses too much: try --photos with more photos" if too_lossy else "is no faster on this machine"
+            print_note(f"{result.task}: no INT8 file was written. INT8 {why}.")
 
 
 def _catalog(settings: Settings) -> dict[str, CatalogEntry]:
@@ -255,7 +319,8 @@ def _accuracy(entry: CatalogEntry) -> list[tuple[str, str]]:
     from models.pack.loading import BUNDLED_PACK, load_pack
 
     bundled = entry.kind == "bundled"
-    return accuracy_rows(load_pack(BUNDLED_PACK).metrics if bundled else read_measurements(entry.name)["metrics"])
+    own = BUNDLED_PACK.parent / entry.name
+    return accuracy_rows(load_pack(own).metrics if bundled else read_measurements(entry.name)["metrics"])
 
 
 def _ask_license(entry: CatalogEntry) -> bool:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 from rich.console import Console
 from rich.markup import escape
@@ -97,6 +100,14 @@ def encode_jpeg(image: Image.Image, quality: int = 92) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()
+
+
+def varied_samples() -> Iterator[NDArray[np.uint8]]:
+    """Yield altered copies of the sample photos as (H, W, 3) RGB. Raises PhotosMissingError."""
+    for photo in sample_photos():
+        for mirror, (turn_deg, scale), light in product((False, True), ((0, 1.0), (-8, 0.7), (8, 0.5)), (0.7, 1.2)):
+            content = alter(photo, mirror, turn_deg, scale, light, jpeg=80)
+            yield np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
 
 
 def run_demo(kith: Kith, output: Path, console: Console) -> bool:

@@ -6,12 +6,11 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, get_args
+from typing import Final
 
 import numpy as np
 
 from models.engines.selection import (
-    MAX_POINTS_LOST,
     EngineChoice,
     EnginePreference,
     available_precisions,
@@ -22,7 +21,8 @@ from models.engines.selection import (
 from models.errors import RuntimeUnavailableError
 from models.pack.manifest import ModelPack
 from models.runtime.network import Engine, Network, Precision
-from models.vision.specs import NetworkSpec
+from models.runtime.onnx_runtime import has_fast_int8
+from models.vision.specs import NetworkSpec, Variant
 from service.settings import Settings
 
 BATCH_SIZES: Final = (1, 8)
@@ -38,7 +38,8 @@ class EngineRate:
 
     Attributes:
         milliseconds: median per item, for each of BATCH_SIZES.
-        points_lost: loss of accuracy in percentage points, or None if it was not measured.
+        loss: loss against fp32.
+        accurate: the loss permits to choose this precision automatically.
         chosen: the settings select this engine and precision.
     """
 
@@ -46,7 +47,8 @@ class EngineRate:
     engine: Engine
     precision: Precision
     milliseconds: tuple[float, float]
-    points_lost: float | None
+    loss: str
+    accurate: bool
     chosen: bool
 
 
@@ -69,7 +71,10 @@ def measure(pack: ModelPack, settings: Settings) -> EngineBenchmark:
         return EngineBenchmark(
             rates, "These are CPU rates, but KITH_DEVICE requests a GPU. Run `make bench-gpu` to measure the GPU."
         )
-    return EngineBenchmark(rates, advise(rates))
+    advice = advise(rates)
+    if has_fast_int8() and not pack.has_int8:
+        advice += f" INT8 may be faster on this processor: `kith models quantize {pack.directory} --photos FOLDER`."
+    return EngineBenchmark(rates, advice)
 
 
 def advise(rates: Sequence[EngineRate]) -> str:
@@ -79,8 +84,7 @@ def advise(rates: Sequence[EngineRate]) -> str:
     totals: dict[tuple[Engine, Precision], float] = {}
     for setting in {(rate.engine, rate.precision) for rate in rates}:
         rows = [rate for rate in rates if (rate.engine, rate.precision) == setting]
-        accurate = all(rate.precision != "int8" or _is_accurate(rate.points_lost) for rate in rows)
-        if {rate.network for rate in rows} == networks and accurate:
+        if {rate.network for rate in rows} == networks and all(rate.accurate for rate in rows):
             totals[setting] = sum(rate.milliseconds[0] for rate in rows)
     if totals and totals[best := min(totals, key=lambda setting: totals[setting])] < MAX_RELATIVE_TIME * chosen:
         return (
@@ -88,10 +92,6 @@ def advise(rates: Sequence[EngineRate]) -> str:
             "default."
         )
     return "The default is as fast as any other setting."
-
-
-def _is_accurate(points_lost: float | None) -> bool:
-    return points_lost is not None and points_lost <= MAX_POINTS_LOST
 
 
 def _measure(spec: NetworkSpec, wish: EnginePreference) -> list[EngineRate]:
@@ -112,18 +112,25 @@ def _measure(spec: NetworkSpec, wish: EnginePreference) -> list[EngineRate]:
         for row, (_, network) in enumerate(opened):
             for batch in BATCH_SIZES:
                 times.setdefault((row, batch), []).append(_time(network, (batch, *warmup_shape(spec, network))))
-    lost = {(v.precision, e): v.points_lost(e) for v in spec.variants for e in get_args(Engine)}
+    variants = {variant.precision: variant for variant in spec.variants}
     return [
         EngineRate(
             spec.path.name,
             choice.engine,
             choice.precision,
             (statistics.median(times[row, BATCH_SIZES[0]]), statistics.median(times[row, BATCH_SIZES[1]])),
-            0.0 if choice.precision == "fp32" else lost.get((choice.precision, choice.engine)),
+            _describe_loss(variants.get(choice.precision), choice),
+            choice.precision != "int8" or variants["int8"].is_accurate(choice.engine),
             chosen is not None and (choice.engine, choice.precision) == (chosen.engine, chosen.precision),
         )
         for row, (choice, _) in enumerate(opened)
     ]
+
+
+def _describe_loss(variant: Variant | None, choice: EngineChoice) -> str:
+    if variant is None:
+        return "none" if choice.precision == "fp32" else "not measured"
+    return variant.describe_loss(choice.engine)
 
 
 def _time(network: Network, shape: tuple[int, ...]) -> float:

@@ -4,7 +4,8 @@ import { call, galleryPath } from "../api.js";
 import { EVENTS, OUTCOMES } from "../audit_words.js";
 import { fill, h } from "../dom.js";
 import { toTheSecond } from "../numbers.js";
-import { button, empty, field, heading, linkButton, loading, table } from "../ui.js";
+import { settingsHeading } from "../reports.js";
+import { button, empty, field, loading, table } from "../ui.js";
 
 const PAGE = 50;
 const SHORT = 32;
@@ -46,10 +47,9 @@ export function render(params, signal) {
   return h(
     "div",
     { class: "page" },
-    heading(
-      "Audit",
+    settingsHeading(
+      "audit",
       "Who did what, and when. The log is append-only, and each line has the hash of the previous line. People appear as codes that only their gallery can resolve.",
-      linkButton("Back to health", "#/health"),
     ),
     form,
     body,

@@ -1,9 +1,11 @@
 import { attemptKey, call, patiently, subjectPath } from "../api.js";
 import { galleries, galleryField, personField } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
+import { leftToRight } from "../layout.js";
 import { counted } from "../numbers.js";
 import { personForm } from "../person_form.js";
 import { DESK, bodyOf, cropped, measured, open, picker, stage, thumbnail } from "../photo.js";
+import { keepHint, portrait, sides } from "../stored.js";
 import { button, confirmed, empty, field, heading, linkButton, loading, tell, toast, unique } from "../ui.js";
 import * as words from "../words.js";
 
@@ -61,7 +63,7 @@ function desk(known, params, signal) {
       const request = { ...bodyOf(item.photo.file), signal };
       const answer = await patiently(() => call("POST", "/v1/detect", request), signal);
       const [found] = answer.images;
-      item.faces = found.faces;
+      item.faces = leftToRight(found.faces, (face) => face);
       measured(item.photo, found);
       item.chosen = choose(item);
       item.state = "ready";
@@ -143,8 +145,10 @@ function desk(known, params, signal) {
     const [allow, label, question, meaning] = ANYWAY[problem.code] ?? [];
     const other = problem.code === "duplicate_subject" && problem.document.subject;
     const small = (element) => (element.classList.add("small"), element);
+    const compared = () => other && beside(item, other);
     return [
       h("p", { class: "refused", role: "alert" }, icon("warning"), h("span", {}, h("strong", {}, `${said.title}. `), said.text, " ", said.remedy)),
+      compared(),
       h(
         "div",
         { class: "actions" },
@@ -154,7 +158,7 @@ function desk(known, params, signal) {
         allow &&
           small(
             button(label, async () => {
-              if (!(await confirmed({ title: question, text: meaning, yes: "Enroll", danger: false }))) return;
+              if (!(await confirmed({ title: question, text: meaning, shown: compared(), yes: "Enroll", danger: false }))) return;
               item.allowed[allow] = true;
               again(item);
             }),
@@ -163,6 +167,16 @@ function desk(known, params, signal) {
         drop,
       ),
     ];
+  }
+
+  /** The face of a photo beside the stored picture of an enrolled person; a hint where the gallery stores none. */
+  function beside(item, subject) {
+    const keeps = known?.find((one) => one.name === item.gallery)?.keep_crops;
+    if (keeps === undefined) return null;
+    if (!keeps) return keepHint(item.gallery);
+    const { photo, faces, chosen } = item;
+    const face = faces?.[chosen] ? thumbnail(photo, faces[chosen].box, 96) : preview(photo);
+    return sides([["This photo", face], [subject, portrait(item.gallery, subject, `Stored picture of ${subject}`, signal)]]);
   }
 
   const again = (item) => enrollOne(item, item.person);
@@ -213,7 +227,9 @@ function desk(known, params, signal) {
 
   /** Mark the person as existing for all photos on this page, also for refused ones. */
   function made(person) {
-    if (person.fresh) for (const one of [person, ...same(person)]) one.fresh = false;
+    if (!person.fresh) return;
+    for (const one of [person, ...same(person)]) one.fresh = false;
+    who.recount();
   }
 
   /** The person objects of all photos with the same person. Each click on “Enroll” reads the form again. */
@@ -369,6 +385,8 @@ function whoForm(known, params, signal) {
       return (await holder(wanted)) ? taken(wanted) : wanted;
     },
     taken,
+    /** Renew the numbers of people in the list of galleries. */
+    recount: () => gallery.recount?.().catch(() => {}), // the next page load renews them
     /** Show an error beside the form: a toast would cover the button. */
     failed(error) {
       if (error.name === "AbortError") return;

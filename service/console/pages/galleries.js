@@ -1,33 +1,62 @@
 import { all, call } from "../api.js";
 import { rememberGallery } from "../choices.js";
-import { h } from "../dom.js";
+import { fill, h } from "../dom.js";
 import { galleryForm } from "../gallery_form.js";
 import { counted } from "../numbers.js";
-import { button, dialog, empty, field, heading, linkButton, loading, problemBox, toast } from "../ui.js";
+import { watch } from "../reports.js";
+import { button, dialog, empty, field, heading, linkButton, problemBox, toast, waiting } from "../ui.js";
 import { risk } from "../words.js";
 
 export const title = () => "Galleries";
 
 export function render(params, signal) {
+  const body = h("div", {}, waiting("Loading galleries…"));
   const make = () => button("New gallery", createGallery, { kind: "primary", icon: "plus" });
+  const cards = new Map();
+  let names = null;
+  const show = (found) => {
+    for (const one of found) {
+      if (!cards.has(one.name)) cards.set(one.name, card(one));
+      fill(cards.get(one.name).querySelector(".figures"), counts(one));
+    }
+    const now = JSON.stringify(found.map((one) => one.name));
+    if (now === names) return; // unchanged elements keep the focus
+    names = now;
+    fill(body, found.length === 0 ? nothing(make) : h("ul", { class: "cards" }, found.map((one) => cards.get(one.name))));
+  };
+  const look = watch(async () => {
+    try {
+      show(await all("/v1/galleries", "galleries", { signal }));
+      return false;
+    } catch (error) {
+      if (error.name !== "AbortError" && names === null) {
+        const focused = body.contains(document.activeElement); // the button that is replaced
+        fill(body, problemBox(error, () => look()));
+        if (focused) body.querySelector("button").focus();
+      }
+      throw error;
+    }
+  }, signal);
   if (params.new) queueMicrotask(() => signal.aborted || createGallery());
   return h(
     "div",
     { class: "page" },
     heading("Galleries", "A gallery is a group of people who are searched together, with its own accepted risk.", make()),
-    loading(async () => {
-      const found = await all("/v1/galleries", "galleries", { signal });
-      if (found.length === 0)
-        return empty(
-          "gallery",
-          "No gallery yet",
-          "A gallery holds people to recognize, such as a staff, a club or a family. Each search uses one gallery. Galleries are independent.",
-          make(),
-        );
-      return h("ul", { class: "cards" }, found.map(card));
-    }),
+    look.note,
+    body,
   );
 }
+
+const nothing = (make) =>
+  empty(
+    "gallery",
+    "No gallery yet",
+    "A gallery holds people to recognize, such as a staff, a club or a family. Each search uses one gallery. Galleries are independent.",
+    make(),
+  );
+
+/** The number of people and photos, which the page renews. */
+const counts = ({ subjects, templates }) => [h("strong", {}, counted(subjects, "person", "people")), `, ${counted(templates, "photo")}`];
 
 function card(gallery) {
   const at = `#/galleries/${encodeURIComponent(gallery.name)}`;
@@ -36,7 +65,7 @@ function card(gallery) {
     "li",
     { class: "card gallery-card" },
     h("h2", { class: "name" }, h("a", { href: at }, gallery.name)),
-    h("p", { class: "figures" }, h("strong", {}, counted(gallery.subjects, "person", "people")), `, ${counted(gallery.templates, "photo")}`),
+    h("p", { class: "figures" }, counts(gallery)),
     h("p", { class: "hint" }, `It ${risk(gallery.risk)}.`),
     h("div", { class: "actions" }, small(linkButton("Enroll", `#/enroll?gallery=${encodeURIComponent(gallery.name)}`, { icon: "enroll" })), small(linkButton("Settings", `${at}/settings`, { kind: "quiet", icon: "edit" }))),
   );

@@ -1,7 +1,7 @@
 import { call, galleryPath } from "../api.js";
 import { fill, h, icon } from "../dom.js";
 import { counted, when, whole } from "../numbers.js";
-import { galleryHeading } from "../reports.js";
+import { galleryHeading, watch } from "../reports.js";
 import { portrait } from "../stored.js";
 import { button, empty, field, linkButton, loading, problemBox, stat, table } from "../ui.js";
 import * as words from "../words.js";
@@ -26,7 +26,7 @@ export function render({ gallery, tag }, signal) {
     ),
     loading(async () => {
       const found = await call("GET", galleryPath(gallery), { signal });
-      return [figures(found), await heldNotice(found, signal), found.subjects === 0 ? noPeople(enroll) : people(gallery, found, tag, signal)];
+      return [renewed(found, signal), await heldNotice(found, signal), found.subjects === 0 ? noPeople(enroll) : people(gallery, found, tag, signal)];
     }),
   );
 }
@@ -59,15 +59,25 @@ const DRIFT = {
   too_few: ["unknown", "too few searches"],
 };
 
+/** The figures of a gallery, which the page renews. */
+function renewed(found, signal) {
+  const place = fill(h("dl", { class: "stats card" }), figures(found));
+  let first = true;
+  watch(async () => {
+    if (!first) fill(place, figures(await call("GET", galleryPath(found.name), { signal })));
+    first = false;
+    return false;
+  }, signal);
+  return place;
+}
+
 function figures(gallery) {
-  return h(
-    "dl",
-    { class: "stats card" },
+  return [
     stat("People", whole(gallery.subjects)),
     stat("Photos", whole(gallery.templates)),
     stat("Accepts", gallery.risk.fpir ? `1 in ${words.many(1 / gallery.risk.fpir)}` : words.riskBriefly(gallery.risk), "wrong matches of strangers"),
     gallery.drift && stat("Recent results", ...DRIFT[gallery.drift.state]),
-  );
+  ];
 }
 
 const noPeople = (enroll) =>

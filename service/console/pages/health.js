@@ -1,10 +1,10 @@
-// Status of the service, its models, devices and galleries. The page refreshes itself.
+// Status of the service and its galleries. The page refreshes itself.
 
 import { all, call, galleryPath } from "../api.js";
 import { fill, h, icon } from "../dom.js";
 import { bytes, counted, duration, whole } from "../numbers.js";
 import { watch } from "../reports.js";
-import { button, heading, linkButton, loading, problemBox, stat, table } from "../ui.js";
+import { button, heading, loading, problemBox, stat, table } from "../ui.js";
 
 const MAX_GALLERIES = 200;
 const CHECKS = {
@@ -54,7 +54,6 @@ export function render(params, signal) {
       fill(
         body,
         now,
-        loading(() => models(signal), "Loading models…"),
         loading(() => stores(signal), "Loading galleries…"),
       );
     }
@@ -65,9 +64,7 @@ export function render(params, signal) {
     { class: "page" },
     heading(
       "Health",
-      "Status, devices and capacity of the service. This page refreshes itself.",
-      linkButton("API keys", "#/keys", { icon: "key" }),
-      linkButton("Audit", "#/audit", { icon: "docs" }),
+      "Status and capacity of the service. This page refreshes itself.",
       button("Refresh", look),
     ),
     body,
@@ -228,76 +225,6 @@ function sayNetwork(name) {
   ];
   return does ? `${does} (${pack})` : name;
 }
-
-async function models(signal) {
-  const served = await call("GET", "/v1/models", { signal });
-  return h(
-    "section",
-    { class: "stack" },
-    h("h2", {}, "Models and devices"),
-    h(
-      "ul",
-      { class: "cards models" },
-      served.models.map((model) =>
-        h(
-          "li",
-          { class: "card" },
-          h("h3", {}, model.display_name),
-          h(
-            "p",
-            { class: "row" },
-            h("span", { class: "tag" }, model.model),
-            h(
-              "span",
-              { class: `outcome ${model.calibrated ? "identified" : "uncertain"}` },
-              icon(model.calibrated ? "check" : "question"),
-              model.calibrated ? "calibrated" : "not calibrated",
-            ),
-          ),
-          !model.calibrated &&
-            h(
-              "p",
-              { class: "hint" },
-              "This model has no calibration, so you can choose similarities but no risks. Run “kith-train calibrate”.",
-            ),
-          network("Detection", model.detection),
-          network("Recognition", model.recognition),
-          model.liveness && network("Liveness", model.liveness),
-          h(
-            "details",
-            {},
-            h("summary", {}, "Details"),
-            h(
-              "dl",
-              { class: "pairs" },
-              [
-                ["Detection", model.detection],
-                ["Recognition", model.recognition],
-                ["Liveness", model.liveness],
-              ].map(([does, role]) => role && [h("dt", {}, does), h("dd", {}, role.why)]),
-              h("dt", {}, "Fingerprint"),
-              h("dd", {}, h("code", {}, model.recognizer)),
-              h("dt", {}, "Dimensions"),
-              h("dd", {}, whole(model.dimension)),
-            ),
-          ),
-        ),
-      ),
-    ),
-  );
-}
-
-const network = (does, { engine, precision, providers }) =>
-  h(
-    "div",
-    { class: "network" },
-    h("strong", {}, does),
-    h(
-      "p",
-      {},
-      `${engine}, ${precision}, on ${providers.map((provider) => provider.replace("ExecutionProvider", "")).join(", ")}`,
-    ),
-  );
 
 async function stores(signal) {
   const found = await allowed(() => all("/v1/galleries", "galleries", { signal, most: MAX_GALLERIES }));

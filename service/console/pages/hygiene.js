@@ -1,15 +1,17 @@
 // Findings of the hygiene check, with actions.
 
-import { call, galleryPath, subjectPath, templatePath } from "../api.js";
+import { call, galleryPath, templatePath } from "../api.js";
 import { Aside } from "../aside.js";
 import { fill, h, icon } from "../dom.js";
 import { merge, move } from "../merging.js";
 import { counted, inHundred, ratio, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
+import { keepHint, portrait, sides, storedPhoto } from "../stored.js";
 import { button, confirmed, empty, linkButton, loading, problemBox, waiting } from "../ui.js";
 
 const FIRST = 100;
 const MORE = 1000; // limit of the service
+const MAX_FACES = 12;
 const KINDS = {
   duplicate_subjects: [
     "Possible duplicates",
@@ -102,15 +104,7 @@ async function report(gallery, limit, signal, again) {
         h("strong", {}, inHundred(found.expected_recall)),
         ` duplicates in this gallery (95 % interval: ${inHundred(found.expected_recall_low)} to ${inHundred(found.expected_recall_high)}).`,
       ),
-    (open.length > 0 || nearest.length > 0) &&
-      !settings.keep_crops &&
-      h(
-        "p",
-        { class: "hint" },
-        "This gallery stores no pictures. Turn on “Keep a small picture of each enrolled face” in the ",
-        h("a", { href: `#/galleries/${encodeURIComponent(gallery)}/settings` }, "settings"),
-        " to store them for new photos.",
-      ),
+    (open.length > 0 || nearest.length > 0) && !settings.keep_crops && keepHint(gallery),
     kinds.map((kind) =>
       section(
         gallery,
@@ -175,8 +169,8 @@ function section(gallery, kind, findings, total, settings, aside) {
 
 function card(gallery, finding, settings, aside) {
   const place = h("article", { class: "card finding", tabindex: "-1" });
-  const photos = h("div", {});
-  const acting = actions(gallery, finding, async (act, done) => {
+  const shown = () => settings.keep_crops && faces(gallery, finding);
+  const acting = actions(gallery, finding, shown, async (act, done) => {
     const before = [...place.children].filter((part) => !part.classList.contains("error"));
     fill(place, waiting("One moment…"));
     try {
@@ -200,18 +194,9 @@ function card(gallery, finding, settings, aside) {
   });
   return fill(
     place,
-    h(
-      "div",
-      { class: "row between" },
-      h("h3", {}, headline(gallery, finding)),
-      settings.keep_crops &&
-        button("Show the faces", async () => fill(photos, await faces(gallery, finding)), {
-          kind: "quiet",
-          icon: "photo",
-        }),
-    ),
+    h("h3", {}, headline(gallery, finding)),
     h("p", {}, told(finding)),
-    photos,
+    shown(),
     h(
       "div",
       { class: "actions" },
@@ -272,7 +257,7 @@ function told({ kind, subjects, odds, similarity, own_similarity: own, belongs_t
   return [text, exact && h("span", { class: "hint" }, `(${exact})`)];
 }
 
-function actions(gallery, finding, run) {
+function actions(gallery, finding, shown, run) {
   const [first, second] = finding.subjects;
   if (finding.kind === "duplicate_subjects" || finding.kind === "lookalikes") {
     const into = (to, from) =>
@@ -280,6 +265,7 @@ function actions(gallery, finding, run) {
         const yes = await confirmed({
           title: "Merge both people?",
           text: `All photos, tags and fields of ${called(from)} move to ${called(to)}, and ${called(from)} is deleted. If both have a name or the same field, that of ${called(to)} stays. You can undo the merge while this page is open. Undo creates ${called(from)} again, with a new creation time.`,
+          shown: shown(),
           yes: `Keep ${called(to)}`,
           danger: false,
         });
@@ -291,13 +277,14 @@ function actions(gallery, finding, run) {
       });
     return [h("span", {}, "One person:"), into(first, second), into(second, first)];
   }
-  const remove = ({ template, subject }, label) =>
+  const remove = ({ template, subject }, label, alt) =>
     button(
       label,
       async () => {
         const yes = await confirmed({
           title: "Delete this photo?",
           text: "This cannot be undone. To restore it, enroll the same photo again.",
+          shown: shown() && sides([["", storedPhoto(gallery, subject, template, alt)]]),
           yes: "Delete it",
         });
         if (yes)
@@ -317,44 +304,20 @@ function actions(gallery, finding, run) {
           run(() => move(gallery, one.template, one.subject, belongs.subject), `Moved to ${called(belongs)}.`),
         { icon: "move" },
       ),
-    remove(one, finding.templates.length > 1 ? `Delete photo ${i + 1}` : "Delete the photo"),
+    remove(one, finding.templates.length > 1 ? `Delete photo ${i + 1}` : "Delete the photo", `Photo ${i + 1}`),
   ]);
 }
 
-/** The stored faces of a finding's people, with marks on the photos in question. The audit log records the access. */
-async function faces(gallery, { subjects, templates }) {
-  const held = await Promise.all(subjects.map(({ subject }) => call("GET", `${subjectPath(gallery, subject)}/export`)));
-  const number = new Map(templates.map(({ template }, i) => [template, i + 1]));
-  return h(
-    "div",
-    { class: "sides" },
-    held.map((document, i) => {
-      const kept = document.templates.filter((template) => template.crop);
-      return h(
-        "figure",
-        {},
-        h("figcaption", { class: "hint" }, called(subjects[i])),
-        kept.length === 0
-          ? h("p", { class: "hint" }, "No stored pictures.")
-          : h(
-              "div",
-              { class: "faces" },
-              kept.slice(0, 12).map(({ id, crop }) =>
-                h(
-                  "div",
-                  { class: number.has(id) ? "face asked" : "face" },
-                  h("img", {
-                    src: `data:image/webp;base64,${crop.image}`,
-                    width: 96,
-                    height: 96,
-                    alt: `${number.has(id) ? `Photo ${number.get(id)} in question` : "A photo"} of ${called(subjects[i])}`,
-                  }),
-                  number.has(id) &&
-                    h("span", { class: "tag" }, templates.length > 1 ? `photo ${number.get(id)}` : "in question"),
-                ),
-              ),
-            ),
-      );
-    }),
-  );
+/** The stored pictures of a finding, side by side: for two people their most similar photos, otherwise the photos in question
+ * and the best photos of the people that they are compared with. */
+function faces(gallery, { kind, subjects, templates }) {
+  const pair = kind === "duplicate_subjects" || kind === "lookalikes";
+  const one = (subject) => called(subjects.find((other) => other.subject === subject) ?? { subject });
+  const photos = templates.slice(0, MAX_FACES).map(({ subject, template }, i) => {
+    const caption = pair ? one(subject) : templates.length > 1 ? `photo ${i + 1}` : "in question";
+    const alt = pair ? `A photo of ${one(subject)}` : `Photo ${i + 1} in question`;
+    return [caption, storedPhoto(gallery, subject, template, alt)];
+  });
+  const best = pair || kind === "inconsistent_subject" ? [] : subjects;
+  return sides([...photos, ...best.map((other) => [called(other), portrait(gallery, other.subject, `A photo of ${called(other)}`)])]);
 }

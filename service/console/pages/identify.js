@@ -1,9 +1,10 @@
 import { call, galleryPath, patiently } from "../api.js";
 import { galleries, galleryField, ownRisk, riskField } from "../choices.js";
 import { fill, h, icon, svg } from "../dom.js";
+import { leftToRight } from "../layout.js";
 import { DESK, bodyOf, clearDesk, measure, open, picker, smaller, stage, thumbnail } from "../photo.js";
 import { read, write } from "../store.js";
-import { portrait } from "../stored.js";
+import { keepHint, portrait, sides } from "../stored.js";
 import { button, empty, heading, linkButton, loading, problemBox, table, waiting } from "../ui.js";
 import * as words from "../words.js";
 
@@ -88,7 +89,7 @@ function desk(known, params, signal) {
           refresh(shot);
         },
       );
-      shot.results = answer.results;
+      shot.results = leftToRight(answer.results);
       shot.gallery = asked.gallery;
       await measure(shot.photo, answer.results.filter((one) => one.face).map((one) => one.face), until);
       if (shot.state === "asking") shot.state = "done";
@@ -183,6 +184,7 @@ function answered(shot, gallery) {
     face: result.face,
     outcome: result.outcome,
     label: `Face ${i + 1}: ${words.OUTCOMES[result.outcome].label}, ${words.identity(result, shot.gallery, gallery?.subjects).title}`,
+    name: words.boxLabel(result),
   }));
   const picture = stage(photo, marks, {
     landmarks: dots.checked,
@@ -204,7 +206,7 @@ function answered(shot, gallery) {
   return h(
     "div",
     { class: "columns" },
-    h("div", { class: "beside" }, picture, h("label", { class: "check" }, dots, "Show detected landmarks")),
+    h("div", { class: "beside" }, picture, h("div", { class: "row between" }, picture.zoom(), h("label", { class: "check" }, dots, "Landmarks"))),
     h("div", { class: "stack" }, h("h2", {}, words.summary(results)), cards),
   );
 }
@@ -224,7 +226,7 @@ function card(result, i, shot, gallery) {
     link.addEventListener("click", keep);
     return link;
   };
-  const nearest = result.candidates[0];
+  const people = words.peopleToCompare(result);
   const refused = result.outcome.startsWith("rejected");
   return h(
     "article",
@@ -232,10 +234,14 @@ function card(result, i, shot, gallery) {
     h(
       "div",
       { class: "face-head" },
-      h("div", { class: "thumb-holder" }, thumbnail(shot.photo, result.face.box), h("span", { class: "face-number" }, String(i + 1))),
-      gallery?.keep_crops && nearest && ["identified", "uncertain"].includes(result.outcome) && portrait(shot.gallery, nearest.subject, `Stored picture of ${words.called(nearest)}`),
-      h("div", {}, badge(result.outcome), h("h3", { class: "name" }, result.outcome === "identified" ? person(result) : said.title)),
+      h("span", { class: "face-number" }, String(i + 1)),
+      h("h3", { class: "name" }, result.outcome === "identified" ? person(result) : said.title),
+      badge(result.outcome),
     ),
+    sides([
+      ["This photo", thumbnail(shot.photo, result.face.box, 96)],
+      ...(gallery?.keep_crops ? people : []).map((one) => [words.called(one), portrait(shot.gallery, one.subject, `Stored picture of ${words.called(one)}`)]),
+    ]),
     h("p", {}, said.text),
     result.similarity !== undefined && meter(result),
     result.reasons.length > 0 && h("ul", { class: "bullets" }, result.reasons.map((name) => h("li", {}, words.reason(name, result.face, gallery?.quality_gate)))),
@@ -244,10 +250,11 @@ function card(result, i, shot, gallery) {
       "div",
       { class: "actions" },
       result.outcome === "unknown" && enroll("Enroll this face", "primary"),
-      result.outcome === "identified" && enroll("Correct: add this photo", "plain", result.subject),
-      result.outcome === "uncertain" && nearest && enroll(`It is ${words.called(nearest)}: add this photo`, "plain", nearest.subject),
+      result.outcome === "identified" && enroll("Add this photo", "plain", result.subject),
+      result.outcome === "uncertain" && people.map((one) => enroll(`It is ${words.called(one)}: add this photo`, "plain", one.subject)),
       ["identified", "uncertain"].includes(result.outcome) && enroll("Another person", "quiet"),
     ),
+    result.outcome === "uncertain" && gallery && !gallery.keep_crops && keepHint(shot.gallery),
     details(result, person, refused),
   );
 }

@@ -36,16 +36,18 @@ const STATES = {
   cancelled: ["canceled", "", "close"],
 };
 const REASONS = {
-  enrolled: "enrolled",
-  already_enrolled: "already enrolled",
-  no_face: "without a face",
-  several_faces: "with several faces",
-  image_format: "not photos",
-  image_damaged: "damaged",
-  low_quality: "of low quality",
-  duplicate_subject: "enrolled under another name",
-  inconsistent_template: "unlike the person's other photos",
+  enrolled: "Enrolled",
+  already_enrolled: "Already enrolled",
+  no_face: "No face",
+  several_faces: "Several faces",
+  image_format: "Not a photo",
+  image_damaged: "Damaged",
+  low_quality: "Low quality",
+  duplicate_subject: "Enrolled under another name",
+  inconsistent_template: "Unlike the person’s other photos",
 };
+/** Archives that this tab has sent, by job, for a retry without another choice of the file. */
+const SENT = new Map();
 const TYPES = {
   zip: "application/zip",
   tar: "application/x-tar",
@@ -147,6 +149,7 @@ class JobCard {
     this.became = h("p", { class: "hint" });
     this.problem = h("div", {});
     this.refused = h("div", {});
+    this.retry = button("Retry these with the largest face", () => begin(signal, look, this.job.gallery, this.job), { icon: "upload" });
     this.cancel = button("Cancel the job", () => this.callOff(), { kind: "danger" });
     this.items = h(
       "details",
@@ -163,7 +166,7 @@ class JobCard {
       this.became,
       this.problem,
       this.items,
-      h("div", { class: "actions" }, this.cancel),
+      h("div", { class: "actions" }, this.retry, this.cancel),
     );
   }
 
@@ -200,6 +203,7 @@ class JobCard {
     this.items.hidden = job.failed === 0;
     this.items.querySelector("summary").textContent = `Refused items (${whole(job.failed)})`;
     this.cancel.hidden = !active(job) || job.cancelling;
+    this.retry.hidden = active(job) || !job.counts.several_faces;
     if (this.items.open && this.listed !== null) this.offer();
   }
 
@@ -258,13 +262,14 @@ function far(job) {
 function became(job) {
   const parts = Object.entries(job.counts).sort(([, a], [, b]) => b - a);
   return parts
-    .map(([reason, count]) => `${whole(count)} ${REASONS[reason] ?? reason.replaceAll("_", " ")}`)
+    .map(([reason, count]) => `${REASONS[reason] ?? reason.replaceAll("_", " ")}: ${whole(count)}`)
     .join(" · ");
 }
 
 // Enrolling many
 
-async function begin(signal, look, chosen) {
+/** Ask for an archive and enroll it. `again`: a job whose photos of several people are retried with the largest face. */
+async function begin(signal, look, chosen, again = null) {
   const known = await galleries(signal);
   if (known !== null && known.length === 0) {
     toast("Create a gallery first.", "error");
@@ -273,15 +278,16 @@ async function begin(signal, look, chosen) {
   }
   const leaving = new AbortController();
   const where = galleryField(known, null, { chosen });
-  const file = h("input", { type: "file", accept: ".zip,.tar,.gz,.tgz,.zst", required: true });
-  const largest = h("input", { type: "checkbox" });
+  const sent = SENT.get(again?.id);
+  const file = h("input", { type: "file", accept: ".zip,.tar,.gz,.tgz,.zst", required: sent === undefined });
+  const largest = h("input", { type: "checkbox", checked: again !== null });
   const poor = h("input", { type: "checkbox" });
   const told = h("div", { role: "status" });
   const bar = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "Upload" });
   const submit = h("button", { type: "submit", class: "button primary" }, "Start");
   const send = async (event) => {
     event.preventDefault();
-    const [archive] = file.files;
+    const archive = file.files[0] ?? sent;
     submit.disabled = true;
     bar.hidden = false;
     try {
@@ -300,12 +306,13 @@ async function begin(signal, look, chosen) {
           ),
         );
       };
-      await upload(`${galleryPath(where.value)}/enrollments`, archive, {
+      const job = await upload(`${galleryPath(where.value)}/enrollments`, archive, {
         query,
         type,
         onProgress,
         signal: leaving.signal,
       });
+      SENT.set(job.id, archive);
       box.close();
       toast("The job is queued. You can close this page.");
       look();
@@ -317,22 +324,22 @@ async function begin(signal, look, chosen) {
     }
   };
   const box = dialog(
-    "Enroll many people",
+    again ? "Retry with the largest face" : "Enroll many people",
     h(
       "form",
       { onSubmit: send },
-      h(
-        "p",
-        {},
-        "Choose an archive with one folder per person. The folder name is the name of the person.",
-      ),
-      h(
-        "pre",
-        { class: "tree" },
-        "people.zip\n├─ Ada Lovelace\n│  ├─ 1.jpg\n│  └─ at work.heic\n└─ Grace Hopper\n   └─ portrait.png",
-      ),
+      again
+        ? h("p", {}, `Kith enrolls the largest face of ${counted(again.counts.several_faces, "photo")} with several people. It skips enrolled photos.`)
+        : [
+            h("p", {}, "Choose an archive with one folder per person. The folder name is the name of the person."),
+            h(
+              "pre",
+              { class: "tree" },
+              "people.zip\n├─ Ada Lovelace\n│  ├─ 1.jpg\n│  └─ at work.heic\n└─ Grace Hopper\n   └─ portrait.png",
+            ),
+          ],
       where,
-      field("Archive", file, "zip, tar, tar.gz or tar.zst"),
+      field("Archive", file, sent ? `Without a choice: “${sent.name}” again.` : again ? "Choose the same archive again." : "zip, tar, tar.gz or tar.zst"),
       h("label", { class: "check" }, largest, " Use the largest face of photos with several people"),
       h("label", { class: "check" }, poor, " Accept photos of low quality"),
       bar,

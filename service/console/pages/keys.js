@@ -4,7 +4,8 @@ import { all, call, key as ownKey, part, setKey } from "../api.js";
 import { galleries } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
 import { counted, when } from "../numbers.js";
-import { button, confirmed, dialog, empty, field, heading, linkButton, loading, problemBox, toast } from "../ui.js";
+import { settingsHeading } from "../reports.js";
+import { button, confirmed, dialog, empty, field, loading, problemBox, secretDialog, toast } from "../ui.js";
 
 const DAY_MS = 86_400_000;
 const SCOPES = {
@@ -36,10 +37,9 @@ export function render(params, signal) {
   return h(
     "div",
     { class: "page" },
-    heading(
-      "API keys",
-      "Keys control access to the service. Create one key per program or person, with only the scopes it needs.",
-      linkButton("Back to health", "#/health"),
+    settingsHeading(
+      "keys",
+      "API keys control access to the service. Create one key per program or person, with only the scopes it needs.",
       button("Create a key", begin, { kind: "primary", icon: "plus" }),
     ),
     body,
@@ -130,29 +130,7 @@ function card(one, again, tell) {
   );
 }
 
-/** Show the token in a dialog that stays open when the page reloads for the new key. */
-function showToken(made, text) {
-  const input = h("input", { type: "text", readOnly: true, value: made.token, onFocus: () => input.select() });
-  const copy = async () => {
-    await navigator.clipboard.writeText(made.token);
-    toast("Copied.");
-  };
-  const box = dialog(
-    `The token of “${made.name}”`,
-    h("p", {}, `Copy it now: it is shown only once. ${text}`),
-    h("div", { class: "token" }, field("Token", input)),
-    h(
-      "div",
-      { class: "actions end" },
-      button("Copy", copy, { icon: "paste" }),
-      button("Done", () => box.close(), { kind: "primary" }),
-    ),
-  );
-  // An accidental click or another page must not lose the token.
-  box.classList.add("stays");
-  box.addEventListener("click", (event) => event.target === box && event.stopImmediatePropagation(), true);
-  input.focus();
-}
+const showToken = (made, text) => secretDialog(`The token of “${made.name}”`, "Token", made.token, text);
 
 async function create(signal, tell) {
   const known = (await galleries(signal)) ?? [];

@@ -51,7 +51,7 @@ export function render({ gallery }, signal) {
     { class: "page" },
     galleryHeading(
       gallery,
-      "recognizer",
+      "settings",
       "The recognizer of this gallery, and migration to another one during operation.",
     ),
     look.note,

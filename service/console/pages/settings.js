@@ -44,11 +44,11 @@ function parts(gallery, found, place, signal) {
   };
   return [
     h("form", { class: "card stack", onSubmit: save }, form.elements, wrong, h("div", { class: "actions" }, go)),
-    h("div", { class: "stack" }, about(found), files(gallery, found, signal), removal(gallery, found, place, signal)),
+    h("div", { class: "stack" }, about(gallery, found), files(gallery, found, signal), removal(gallery, found, place, signal)),
   ];
 }
 
-const about = (found) =>
+const about = (gallery, found) =>
   h(
     "section",
     { class: "card" },
@@ -63,6 +63,11 @@ const about = (found) =>
         ["Recognizer", found.recognizer.slice(0, 12)],
         ["Embedding dimensions", whole(found.dimension)],
       ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+    ),
+    h(
+      "div",
+      { class: "actions" },
+      linkButton("Change the recognizer", `#/galleries/${encodeURIComponent(gallery)}/recognizer`, { icon: "move" }),
     ),
   );
 

@@ -19,12 +19,14 @@ from sqlalchemy.engine import Connection
 
 from service.core.actor import Actor, current_actor
 from service.core.errors import StorageError
+from service.domain.events import Event
 from service.domain.gallery import Gallery
 from service.storage.audit.chain import BEFORE_ALL, Line, mac
 from service.storage.audit.verifier import BEGINS, ENDS, OF_SERVICE
 from service.storage.db.engine import Database
 from service.storage.db.key_vault import Vault
 from service.storage.db.tables import audit, audit_heads, galleries
+from service.storage.events.outbox import publish
 
 PURPOSE: Final = "audit"
 """Name of the service's secret that signs the heads."""
@@ -80,8 +82,11 @@ def record(
     return end
 
 
-def record_entries(database: Database, entries: Iterable[Entry]) -> None:
-    """Append lines that belong to no other write, in one transaction. They are on disk on return.
+def record_entries(
+    database: Database, entries: Iterable[Entry], reported: Iterable[tuple[Gallery, Sequence[Event]]] = ()
+) -> None:
+    """Append lines that belong to no other write, and events to the outbox, in one transaction. They are on disk on
+    return.
 
     Lines of galleries that no longer exist go to the service's chain.
 
@@ -93,8 +98,15 @@ def record_entries(database: Database, entries: Iterable[Entry]) -> None:
     for entry in entries:
         by_chain.setdefault(OF_SERVICE if entry.gallery is None else entry.gallery[0], []).append(entry)
     own = by_chain.pop(OF_SERVICE, [])
+    events: dict[int, tuple[Gallery, list[Event]]] = {}
+    for gallery, new in reported:
+        events.setdefault(gallery.pk, (gallery, []))[1].extend(new)
     with database.write(CONFLICT) as connection:
-        for chain in sorted(by_chain):
+        for chain in sorted(by_chain.keys() | events.keys()):
+            if chain in events:
+                publish(database.vault, connection, *events[chain])
+            if chain not in by_chain:
+                continue
             # Lock the head first: the gallery then cannot be deleted before these lines are written.
             head = connection.execute(HEAD, {"chain": chain}).first()
             if head is None or connection.execute(THERE, {"chain": chain}).first() is None:

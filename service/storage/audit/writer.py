@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 from service.core.actor import Actor
 from service.core.errors import AuditWriteError, KithError
+from service.domain.events import Event
 from service.domain.gallery import Gallery
 from service.storage.audit.log import Entry, pseudonym, record_entries
 from service.storage.audit.reader import AuditReader
@@ -37,10 +38,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Waiting:
-    """Caller that waits until its line is on disk. ``entry`` None: it waits for all earlier lines."""
+    """Caller that waits until its line and events are on disk. ``entry`` None: it waits for all earlier lines."""
 
     entry: Entry | None
     future: asyncio.Future[None]
+    reported: tuple[Gallery, Sequence[Event]] | None = None
 
 
 class AuditWriter:
@@ -61,12 +63,18 @@ class AuditWriter:
         self._thread = threading.Thread(target=self._work, name="audit")
         self._thread.start()
 
-    async def searched(self, gallery: Gallery, results: Sequence[Mapping[str, Any]]) -> None:
+    async def searched(
+        self, gallery: Gallery, results: Sequence[Mapping[str, Any]], events: Sequence[Event] = ()
+    ) -> None:
         """Record a search: its outcomes and the subjects found. ``results``: in the form of IdentifyOut.
 
-        Raises AuditWriteError if searches must be recorded before the response and cannot be.
+        ``events`` are in the outbox on return, in the same transaction as the line.
+
+        Raises AuditWriteError if the search must be recorded, or reported, before the response and cannot be.
         """
         if self._when == "off":
+            if events:
+                await self._wait_for(None, (gallery, events))
             return
         outcomes = Counter(result["outcome"] for result in results)
         found = {result["subject"]: None for result in results if result["outcome"] == "identified"}
@@ -75,7 +83,8 @@ class AuditWriter:
         if len(people) > 1:
             details["subjects"] = people
         only = people[0] if len(people) == 1 else None
-        await self._take(Entry("searched", (gallery.pk, gallery.name), only, details=details))
+        entry = Entry("searched", (gallery.pk, gallery.name), only, details=details)
+        await (self._wait_for(entry, (gallery, events)) if events else self._take(entry))
 
     async def verified(self, gallery: Gallery, subject: str, outcome: str) -> None:
         """Record a verification against this subject. Raises as :meth:`searched`."""
@@ -148,8 +157,8 @@ class AuditWriter:
             else:
                 self._lost += 1
 
-    async def _wait_for(self, entry: Entry | None) -> None:
-        waiting = _Waiting(entry, self._loop.create_future())
+    async def _wait_for(self, entry: Entry | None, reported: tuple[Gallery, Sequence[Event]] | None = None) -> None:
+        waiting = _Waiting(entry, self._loop.create_future(), reported)
         with self._changed:
             self._waiting.append(waiting)
             self._changed.notify()
@@ -194,8 +203,9 @@ class AuditWriter:
         if lost:
             entries.append(Entry("audit_lines_lost", None, None, "failed", {"lines": lost}, Actor("service")))
         try:
-            if entries:
-                record_entries(self._database, entries)
+            reported = [one.reported for one in waiting if one.reported is not None]
+            if entries or reported:
+                record_entries(self._database, entries, reported)
         except Exception as error:
             if well:
                 log.warning("cannot write the audit: %s", error)

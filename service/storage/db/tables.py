@@ -323,6 +323,55 @@ retention_holds = Table(
     Column("at", Utc, nullable=False),
 )
 
+# sealed: address, secret, name and filter, so that write access to the database redirects no events.
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("pk", Key, primary_key=True, autoincrement=True),
+    Column("id", String(32), nullable=False, unique=True),
+    Column("sealed", LargeBinary, nullable=False),
+    Column("created_at", Utc, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+# Outbox: events that at least one webhook wants. subject: keyed hash of the subject's id, as in ``subjects.lookup``.
+# sealed: the body.
+events = Table(
+    "events",
+    metadata,
+    Column("pk", Key, primary_key=True, autoincrement=True),
+    Column("id", String(32), nullable=False, unique=True),
+    Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
+    Column("type", String(32), nullable=False),
+    Column("subject", String(32)),
+    Column("sealed", LargeBinary, nullable=False),
+    Column("at", Utc, nullable=False),
+    Index("events_by_subject", "gallery_pk", "subject"),
+    Index("events_by_age", "at"),
+    sqlite_autoincrement=True,
+)
+
+# One row for each webhook that wants an event, with the result of the last attempt.
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("pk", Key, primary_key=True, autoincrement=True),
+    Column("webhook_pk", ForeignKey("webhooks.pk", ondelete="CASCADE"), nullable=False),
+    Column("gallery_pk", ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
+    Column("event_pk", ForeignKey("events.pk", ondelete="CASCADE"), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("next_at", Utc, nullable=False),
+    Column("status", Integer),
+    Column("error", String(200)),
+    Column("updated_at", Utc, nullable=False),
+    Index("deliveries_by_stream", "state", "webhook_pk", "gallery_pk", "pk"),
+    Index("deliveries_by_webhook", "webhook_pk", "pk"),
+    Index("deliveries_by_gallery", "gallery_pk"),
+    Index("deliveries_by_event", "event_pk"),
+    sqlite_autoincrement=True,
+)
+
 # Audit lines. No foreign key to galleries: lines outlive them. chain: the gallery's key, 0 for the service. number:
 # from 1 in each chain. hash: covers the line and the previous hash. subject: keyed hash of the id.
 audit = Table(

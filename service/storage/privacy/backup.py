@@ -1,7 +1,8 @@
 """Backup of a whole database in one file, and restore into an empty SQLite or PostgreSQL database.
 
 The file is a zip with one Arrow stream per table and a manifest of checksums. It omits three kinds of state, which the
-restored database creates again: progress of external indexes, leases and retention holds, and versions of API keys.
+restored database creates again: progress of external indexes, leases and retention holds, and versions of API keys. It
+also omits the outbox of events: a restored database must not report them again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from service.storage.db.tables import (
     audit,
     audit_heads,
     changes,
+    deliveries,
     erasures,
+    events,
     evidence,
     galleries,
     generations,
@@ -56,7 +59,7 @@ from service.storage.repositories.api_keys import all_keys, keep_restrictions
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 BATCH_ROWS: Final = 2048
-OMITTED_TABLES: Final = (api_key_versions, index_states, leases, retention_holds)
+OMITTED_TABLES: Final = (api_key_versions, index_states, leases, retention_holds, events, deliveries)
 TABLES: Final = [table for table in metadata.sorted_tables if table not in OMITTED_TABLES]
 AUTOINCREMENT_TABLES: Final = [table for table in TABLES if table.dialect_options["sqlite"]["autoincrement"]]
 """Tables whose keys are never reused."""

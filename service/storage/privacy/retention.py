@@ -14,17 +14,18 @@ from service.core.errors import GalleryMovedError, GalleryNotFoundError, KithErr
 from service.domain.gallery import Gallery
 from service.storage.audit.log import record
 from service.storage.db.engine import Database
-from service.storage.db.tables import galleries, idempotency, leases, retention_holds, subjects, templates
+from service.storage.db.leases import Lease
+from service.storage.db.tables import galleries, idempotency, retention_holds, subjects, templates
 from service.storage.repositories.erasures import delete_subjects, delete_templates
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
 
 BATCH_ROWS: Final = 500
 """Templates or subjects erased per transaction; the gallery's writers wait for it."""
 LEASE: Final = "retention"
+_CONFLICT: Final = StorageError("a constraint of the retention was violated")
 DEFAULT_MAX_SHARE: Final = 0.2
 MIN_HELD_COUNT: Final = 6
 """Smaller counts are erased without a confirmation, whatever their share of the gallery."""
-_LEASE_CONFLICT: Final = StorageError("a constraint of the leases was violated")
 
 
 @dataclass(frozen=True)
@@ -65,36 +66,8 @@ class Retention:
     def __init__(self, database: Database, max_share: float = DEFAULT_MAX_SHARE) -> None:
         self._database = database
         self._max_share = max_share
-
-    def acquire_lease(self, owner: str, now: datetime, lasting: timedelta) -> bool:
-        """Acquire or renew the sweeping lease for ``lasting``; return whether ``owner`` holds it.
-
-        Only one process holds it at a time. A lease that ends later than possible was written with a wrong clock and is
-        ignored.
-        """
-        furthest = now + 2 * lasting  # allows for small clock differences between servers
-        free = (leases.c.until < now) | (leases.c.until > furthest)
-        mine = (leases.c.name == LEASE) & ((leases.c.owner == owner) | free)
-        taken = {"owner": owner, "until": now + lasting}
-        with self._database.read() as connection:
-            row = connection.execute(sa.select(leases).where(leases.c.name == LEASE)).first()
-        if row is not None and row.owner != owner and now <= row.until <= furthest:
-            return False
-        try:
-            with self._database.write(_LEASE_CONFLICT, erasing=True) as connection:
-                if row is None:
-                    connection.execute(leases.insert().values(name=LEASE, **taken))
-                    return True
-                return connection.execute(leases.update().where(mine).values(**taken)).rowcount == 1
-        except StorageError as error:
-            if error is _LEASE_CONFLICT:  # another process inserted the first lease
-                return False
-            raise
-
-    def release_lease(self, owner: str) -> None:
-        """Release the lease. Raises StorageError."""
-        with self._database.write(_LEASE_CONFLICT, erasing=True) as connection:
-            connection.execute(leases.delete().where(leases.c.name == LEASE, leases.c.owner == owner))
+        self.lease = Lease(database, LEASE, erasing=True)
+        """Lease of the process that sweeps."""
 
     def sweep(self, now: datetime, answers_days: float, stopped: Callable[[], bool] = lambda: False) -> SweepResult:
         """Erase everything past its retention period at ``now``, in batches, until ``stopped`` returns True.
@@ -203,7 +176,7 @@ class Retention:
         with self._database.read() as connection:
             if connection.execute(sa.select(retention_holds.c.at).where(own)).first() is None:
                 return
-        with self._database.write(_LEASE_CONFLICT, erasing=True) as connection:
+        with self._database.write(_CONFLICT, erasing=True) as connection:
             connection.execute(retention_holds.delete().where(own))
 
     def _limited(self) -> list[int]:
@@ -279,7 +252,7 @@ class Retention:
             with self._database.read() as connection:
                 if connection.execute(old.limit(1)).first() is None:
                     break
-            with self._database.write(_LEASE_CONFLICT, erasing=True) as connection:
+            with self._database.write(_CONFLICT, erasing=True) as connection:
                 forgotten += connection.execute(idempotency.delete().where(key.in_(old))).rowcount
         return forgotten
 

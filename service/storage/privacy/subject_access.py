@@ -13,11 +13,20 @@ from service.core.errors import SubjectNotFoundError
 from service.domain.gallery import Gallery
 from service.storage.audit.log import record
 from service.storage.db.engine import Database
-from service.storage.db.row_sealing import ANSWER, ITEM, open_crop, open_disagreement, open_subject, subject_lookup
+from service.storage.db.row_sealing import (
+    ANSWER,
+    EVENT,
+    ITEM,
+    open_crop,
+    open_disagreement,
+    open_subject,
+    subject_lookup,
+)
 from service.storage.db.tables import (
     audit,
     changes,
     crops,
+    events,
     generations,
     idempotency,
     job_items,
@@ -91,6 +100,7 @@ class _Search:
             "disagreements": [] if row is None else self._disagreements(),
             "changes": [] if row is None else self._changes(row.pk),
             "job_items": self._job_items(),
+            "events": self._events(),
             "receipts": [each.document() for each in receipts(self._connection, self._gallery, self._lookup)],
             "audit": self._audit(),
             "elsewhere": ELSEWHERE,
@@ -188,6 +198,12 @@ class _Search:
             {"number": number, "template": self._number(row.template_pk)}
             for number, row in enumerate(self._connection.execute(query), 1)
         ]
+
+    def _events(self) -> list[dict[str, Any]]:
+        """Return the stored events about this subject that webhooks receive, or received recently."""
+        own = (events.c.gallery_pk == self._gallery.pk) & (events.c.subject == self._lookup)
+        query = sa.select(events.c.sealed).where(own).order_by(events.c.pk)
+        return [self._gallery.seal.open_json(sealed, EVENT) for sealed in self._connection.execute(query).scalars()]
 
     def _job_items(self) -> list[dict[str, Any]]:
         query = (

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.core.errors import GalleryNotFoundError, KithError, TemplateConflictError
+from service.domain.events import Event
 from service.domain.gallery import Crop, Gallery, Keys
 from service.domain.gallery_items import (
     MAX_BLOCK_ITEMS,
@@ -38,6 +39,7 @@ from service.storage.db.row_sealing import (
     subject_lookup,
 )
 from service.storage.db.tables import changes, crops, galleries, labels, subjects, templates, vectors
+from service.storage.events.outbox import publish
 from service.storage.repositories.erasures import erased_error, erased_since, erased_templates_since
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
 
@@ -111,6 +113,9 @@ class BulkStore:
             )
             counts: dict[str, Any] = {"subjects": len(unknown), "templates": len(new), "refused": len(refusals)}
             record(self._database.vault, connection, "gallery_imported", gallery, **counts)
+            if new:
+                imported = Event("enrollment", {"subjects": len(unknown), "templates": len(new)})
+                publish(self._database.vault, connection, gallery, [imported])
         present = int(items.given.sum()) - len(new) - sum(bool(items.given[row]) for row in refused)
         return BlockResult(len(unknown), len(new), present, refusals)
 

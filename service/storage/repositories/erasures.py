@@ -27,10 +27,12 @@ from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import ITEM, subject_lookup
 from service.storage.db.tables import (
     audit,
+    audit_heads,
     changes,
     crops,
     data_keys,
     erasures,
+    events,
     evidence,
     galleries,
     generations,
@@ -214,9 +216,13 @@ def delete_templates(connection: Connection, gallery: Gallery, chosen: sa.Column
 
 
 def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Sequence[int]) -> Counter[str]:
-    """Delete subjects without templates, with their labels, answers and names in jobs; return deleted rows by kind."""
+    """Delete subjects without templates, with their labels, answers, events and names in jobs; return deleted rows by
+    kind."""
     if not subject_pks:
         return Counter()
+    # Events are stored under this lock: none is stored for these subjects from here on.
+    head = sa.select(audit_heads.c.chain).where(audit_heads.c.chain == gallery.pk)
+    connection.execute(head.with_for_update())
     lookups = connection.execute(sa.select(subjects.c.lookup).where(subjects.c.pk.in_(subject_pks))).scalars().all()
     own = job_items.c.job_pk.in_(sa.select(jobs.c.pk).where(jobs.c.gallery_pk == gallery.pk))
     blank = {"sealed": blank_item(gallery.seal), "subject": None}
@@ -225,6 +231,9 @@ def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
         job_items=connection.execute(blanked).rowcount,
         labels=connection.execute(labels.delete().where(labels.c.subject_pk.in_(subject_pks))).rowcount,
         answers=connection.execute(idempotency.delete().where(idempotency.c.subject_pk.in_(subject_pks))).rowcount,
+        events=connection.execute(
+            events.delete().where(events.c.gallery_pk == gallery.pk, events.c.subject.in_(lookups))
+        ).rowcount,
         disagreements=_delete_disagreements(connection, gallery, frozenset(lookups)),
         subjects=connection.execute(subjects.delete().where(subjects.c.pk.in_(subject_pks))).rowcount,
     )
@@ -236,7 +245,7 @@ def delete_gallery(connection: Connection, gallery: Gallery) -> None:
     """Delete all rows of a gallery except receipts and audit lines, its data key first: copies elsewhere become
     unreadable."""
     # Foreign keys cascade to vectors, crops and job items.
-    for table in (data_keys, evidence, idempotency, jobs, changes, labels, templates, subjects):
+    for table in (data_keys, evidence, idempotency, jobs, changes, labels, events, templates, subjects):
         connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
     connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
 

@@ -6,7 +6,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -14,20 +14,25 @@ import sqlalchemy as sa
 
 from models.risk.impostor_evidence import ImpostorEvidence
 from service.core.errors import GalleryExistsError, GalleryNotFoundError, MasterKeyError, MasterKeyUnavailableError
+from service.domain.events import Event, EventFilter
 from service.domain.gallery import Gallery, GalleryCounts, GallerySettings, StoredEvidence
 from service.storage.audit.log import record
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import generate_key
 from service.storage.db.tables import audit, evidence, galleries, generations
+from service.storage.events.outbox import publish
+from service.storage.events.webhook_rows import read_webhooks
 from service.storage.repositories import erasures
 from service.storage.repositories.erasures import Receipt
-from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
+from service.storage.repositories.gallery_rows import gallery_of, gallery_rows, webhooks_state
 from service.storage.repositories.read_cache import ReadCache
 
 log = logging.getLogger(__name__)
 # Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
 GALLERY: Final = gallery_rows().where(galleries.c.name == sa.bindparam("gallery"))
-VERSION: Final = sa.select(galleries.c.pk, galleries.c.version).where(galleries.c.name == sa.bindparam("gallery"))
+VERSION: Final = sa.select(galleries.c.pk, galleries.c.version, webhooks_state().label("webhooks")).where(
+    galleries.c.name == sa.bindparam("gallery")
+)
 
 
 class GalleryStore:
@@ -98,7 +103,8 @@ class GalleryStore:
         page = self._cache.page(name)
         if page is not None:
             now = self._database.first(VERSION, {"gallery": name})
-            if now is not None and tuple(now) == (page.gallery.pk, page.gallery.version):
+            known = (page.gallery.pk, page.gallery.version, page.gallery.webhooks)
+            if now is not None and tuple(now) == known:
                 self._cache.put(page.gallery, file_version)
                 return page.gallery
         row = self._database.first(GALLERY, {"gallery": name})
@@ -114,8 +120,16 @@ class GalleryStore:
             raise
         except MasterKeyError as error:
             log.warning("gallery %s: %s. Run 'kith gallery check'.", gallery.pk, error.detail)
+        if gallery.webhooks:
+            gallery = replace(gallery, listeners=self._listeners(name))
         self._cache.put(gallery, file_version)
         return gallery
+
+    def _listeners(self, name: str) -> tuple[EventFilter, ...]:
+        """Return the filters of the webhooks that want decisions of a gallery. Raises MasterKeyError."""
+        with self._database.read() as connection:
+            found = read_webhooks(connection, self._database.vault)
+        return tuple(webhook.filter for webhook in found if webhook.filter.wants_decisions_of(name))
 
     def get_cached(self, name: str) -> Gallery | None:
         """Return the cached gallery, in microseconds, if the database file did not change since it was read."""
@@ -222,6 +236,7 @@ class EvidenceStore:
                 connection.execute(evidence.update().where(_evidence_of(gallery)).values(**values))
             if event is not None:
                 record(self._database.vault, connection, event, gallery, **details)
+                publish(self._database.vault, connection, gallery, [Event("threshold_moved", details)])
 
     def last_event(self, gallery: Gallery, event: str) -> dict[str, Any]:
         """Return the details of the gallery's latest audit line of this event, empty without one."""

@@ -10,7 +10,7 @@ from models.vision.quality_gate import QualityGate
 from service.domain.decision import RiskTarget
 from service.domain.gallery import Gallery, GallerySettings, Generation
 from service.storage.db.key_vault import Vault
-from service.storage.db.tables import data_keys, evidence, galleries, generations
+from service.storage.db.tables import data_keys, evidence, galleries, generations, webhooks
 
 OTHER_COLUMNS: Final = ("generation", "fingerprint", "dimension", "model", "state", "details")
 """Columns of the second generation, labeled ``other_...``."""
@@ -25,6 +25,7 @@ def gallery_rows() -> sa.Select[Any]:
         *(generations.c[name].label(f"other_{name}") for name in OTHER_COLUMNS),
         _evidence_sequence(generations.c.generation).label("other_evidence_sequence"),
         _moved().label("moved"),
+        webhooks_state().label("webhooks"),
         data_keys.c.wrapped,
         data_keys.c.master_key,
     ).select_from(
@@ -54,12 +55,22 @@ def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
         moved=bool(row.moved),
         version=row.version,
         erased=row.erased,
+        webhooks=row.webhooks,
     )
 
 
 def _moved() -> sa.ColumnElement[bool]:
     every = generations.alias()  # including dropped generations, whose rows stay
     return sa.exists().where(every.c.gallery_pk == galleries.c.pk, every.c.generation > 0).correlate(galleries)
+
+
+def webhooks_state() -> sa.ScalarSelect[int]:
+    """Select a number that differs after each creation or deletion of a webhook; 0: there are none.
+
+    Count and highest key are enough: only a creation raises the count again, and it brings a key never used before.
+    """
+    count = sa.cast(sa.func.count(), sa.BigInteger) * sa.literal(2**32, sa.BigInteger)
+    return sa.select(count + sa.func.coalesce(sa.func.max(webhooks.c.pk), 0)).select_from(webhooks).scalar_subquery()
 
 
 def _evidence_sequence(generation: sa.ColumnElement[int]) -> sa.ScalarSelect[int]:

@@ -24,12 +24,14 @@ from service.core.errors import (
     MasterKeyUnavailableError,
     StorageError,
 )
+from service.domain.events import Event
 from service.domain.gallery import Gallery, JobState, NewTemplate
 from service.security.sealing import Seal
 from service.storage.audit.log import Entry, append, record
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import ITEM, PROBLEM
 from service.storage.db.tables import data_keys, galleries, job_items, jobs
+from service.storage.events.outbox import Origin, publish
 from service.storage.repositories.erasures import erased_error, erased_since, erased_templates_since
 from service.storage.repositories.job_records import (
     ItemOutcome,
@@ -255,6 +257,8 @@ class JobStore:
             if new:
                 counts: dict[str, Any] = {"templates": len(new), "job": job.id}
                 record(self._database.vault, connection, "templates_enrolled", gallery, subject_id, **counts)
+                enrolled = Event("enrollment", {"subject": subject_id, **counts}, subject_id)
+                publish(self._database.vault, connection, gallery, [enrolled])
             return cancelled
 
     def finish(self, job: Job, state: JobState, problem: dict[str, Any] | None = None) -> None:
@@ -263,6 +267,7 @@ class JobStore:
         with self._database.write(_CONFLICT) as connection:
             own_row(connection, job)
             _end(connection, job.pk, state, sealed)
+            self._report(connection, job.id)
 
     def release(self, job: Job) -> None:
         """Return the job to the queue. Raises LeaseLostError."""
@@ -283,6 +288,7 @@ class JobStore:
                 raise missing(job_id)
             if row.state not in FINISHED and _is_free(row, self._database.now(connection)):
                 _end(connection, row.pk, "cancelled", None)
+                self._report(connection, job_id)
             elif row.state == "running":
                 connection.execute(jobs.update().where(jobs.c.pk == row.pk).values(cancel=True))
             if row.state not in FINISHED:
@@ -300,13 +306,17 @@ class JobStore:
             now = self._database.now(connection)
             free = (jobs.c.state == "queued") | ((jobs.c.state == "running") & _expired(now))
             stale = free & (jobs.c.updated_at < now - timedelta(days=days) / 2)
-            found = [self._job(row) for row in connection.execute(_rows().where(stale))]
+            found = [
+                self._job(row)
+                for row in connection.execute(_rows().where(stale).order_by(jobs.c.gallery_pk, jobs.c.pk))
+            ]
         if not found:
             return 0
         could = {job.pk for job in found if ready(job)}
         problem = JobUnrunnableError(f"no server could run this job for {days:g} days").document()
         sealed = {job.pk: _sealed_problem(job, problem) for job in found}
         with self._database.write(_CONFLICT) as connection:
+            # Galleries in ascending order, in which every transaction locks their audit chains.
             connection.execute(jobs.update().where(stale, jobs.c.pk.in_(could)).values(updated_at=now))
             expired, failed = stale & (jobs.c.updated_at < now - timedelta(days=days)), 0
             for job in found:
@@ -317,7 +327,9 @@ class JobStore:
                     "lease_until": None,
                     "updated_at": now,
                 }
-                failed += connection.execute(jobs.update().where(expired, jobs.c.pk == job.pk).values(**ended)).rowcount
+                if connection.execute(jobs.update().where(expired, jobs.c.pk == job.pk).values(**ended)).rowcount:
+                    self._report(connection, job.id)
+                    failed += 1
             return failed
 
     def delete_finished(self, days: float) -> int:
@@ -329,6 +341,14 @@ class JobStore:
                 return 0
         with self._database.write(_CONFLICT) as connection:
             return int(connection.execute(jobs.delete().where(old)).rowcount)
+
+    def _report(self, connection: Connection, job_id: str) -> None:
+        """Report a finished job to webhooks, in the transaction that ends it."""
+        row = connection.execute(_rows().where(jobs.c.id == job_id)).one()
+        progress = {name: row.progress[name] for name in ("total", "done", "failed")}
+        event = Event("job_finished", {"job": row.id, "kind": row.kind, "state": row.state, **progress})
+        seal = self._database.vault.seal(row.gallery_pk, row.wrapped, row.master_key)
+        publish(self._database.vault, connection, Origin(row.gallery_pk, row.gallery, seal), [event])
 
     def _found(self, connection: Connection, job_id: str) -> Job:
         row = connection.execute(_rows().where(jobs.c.id == job_id)).first()

@@ -130,4 +130,4 @@ class ReadCache:
 
 
 def _is_same(one: Gallery, other: Gallery) -> bool:
-    return (one.pk, one.version) == (other.pk, other.version)
+    return (one.pk, one.version, one.webhooks) == (other.pk, other.version, other.webhooks)

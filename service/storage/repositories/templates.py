@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection
 
 from models.runtime.network import Float
 from service.core.errors import CropNotFoundError, IdempotencyConflictError, TemplateNotFoundError
+from service.domain.events import Event
 from service.domain.gallery import Crop, Gallery, IdempotentResponse, NewTemplate, Subject, Template
 from service.storage.audit.log import pseudonym, record
 from service.storage.db.engine import Database
@@ -24,6 +25,7 @@ from service.storage.db.row_sealing import (
     seal_crop,
 )
 from service.storage.db.tables import crops, galleries, generations, idempotency, subjects, templates, vectors
+from service.storage.events.outbox import publish
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import append_changes, read_snapshot
 from service.storage.repositories.erasures import Receipt
@@ -77,6 +79,8 @@ class TemplateStore:
                     )
                 )
             record(self._database.vault, connection, "templates_enrolled", gallery, subject_id, templates=len(new))
+            enrolled = Event("enrollment", {"subject": subject_id, "templates": len(new)}, subject_id)
+            publish(self._database.vault, connection, gallery, [enrolled])
         return None
 
     def existing_ids(self, gallery: Gallery, ids: Collection[str]) -> set[str]:

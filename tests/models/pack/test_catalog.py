@@ -10,10 +10,10 @@ import pytest
 
 from models.errors import PackError, PackUnknownError
 from models.pack.catalog import CATALOG_PATH, find_entry, read_catalog
-from models.pack.loading import BUNDLED_PACK
+from models.pack.loading import BUNDLED_PACK, load_pack
 
 NAMES = [
-    "kith-compact", "dlib-resnet", "dlib-yunet", "opencv-zoo",
+    "kith-compact", "kith-open", "dlib-resnet", "dlib-yunet", "opencv-zoo",
     "buffalo_l", "buffalo_m", "buffalo_s", "buffalo_sc", "antelopev2",
 ]  # fmt: skip
 
@@ -35,14 +35,19 @@ def test_every_pack_has_checked_sources_and_terms() -> None:
                 assert member.sha256 is not None
         if entry.kind == "zip":
             assert len(entry.downloads[0].members) == 2
-    assert (BUNDLED_PACK.parent / "kith-compact").is_dir()
+        if entry.kind == "bundled":
+            assert load_pack(BUNDLED_PACK.parent / entry.name).model_id == entry.name
     checksum_of = {(download.file, download.sha256) for entry in catalog.values() for download in entry.downloads}
     assert len({file for file, _ in checksum_of}) == len({checksum for _, checksum in checksum_of}) == len(checksum_of)
 
 
 def test_a_pack_permits_what_its_least_free_part_permits() -> None:
     catalog = read_catalog()
-    assert [name for name, entry in catalog.items() if entry.commercial_use] == ["dlib-yunet", "opencv-zoo"]
+    assert [name for name, entry in catalog.items() if entry.commercial_use] == [
+        "kith-open",
+        "dlib-yunet",
+        "opencv-zoo",
+    ]
     for entry in catalog.values():
         assert [part.part for part in entry.parts] == ["recognizer", "detector"]
     mixed = catalog["dlib-resnet"]

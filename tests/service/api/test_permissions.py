@@ -127,6 +127,12 @@ ROWS: dict[str, Row] = {
     "GET /v1/keys/{key}": Row("a", 200, bound=False, all_galleries=True),
     "DELETE /v1/keys/{key}": Row("a", 200, bound=False, all_galleries=True),
     "POST /v1/keys/{key}/rotate": Row("a", 409, bound=False, all_galleries=True, body={}),
+    "GET /v1/webhooks": Row("a", 200, bound=False, all_galleries=True),
+    "POST /v1/webhooks": Row("a", 422, bound=False, all_galleries=True, body={"url": "https://receiver.example/"}),
+    "GET /v1/webhooks/{webhook}": Row("a", 404, bound=False, all_galleries=True),
+    "DELETE /v1/webhooks/{webhook}": Row("a", 404, bound=False, all_galleries=True),
+    "POST /v1/webhooks/{webhook}/test": Row("a", 404, bound=False, all_galleries=True),
+    "GET /v1/webhooks/{webhook}/deliveries": Row("a", 404, bound=False, all_galleries=True),
 }
 
 
@@ -147,7 +153,8 @@ class House:
         method, _, path = route.partition(" ")
         job = self.jobs.get(gallery, NOTHING)
         path = path.replace("{file:path}", "main.js")
-        path = path.format(gallery=gallery, subject="ada", template=NOTHING, job=job, key=self.revoked, receipt=NOTHING)
+        nothing = dict.fromkeys(("template", "receipt", "webhook"), NOTHING)
+        path = path.format(gallery=gallery, subject="ada", job=job, key=self.revoked, **nothing)
         headers = {name.encode(): value.encode() for name, value in options.pop("headers", {}).items()}
         if token is not None:
             headers[b"Authorization"] = f"Bearer {token}".encode()

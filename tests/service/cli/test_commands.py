@@ -70,6 +70,10 @@ def test_embedded_enroll_resume_identify_verify(people: Path, tmp_path: Path, as
 
     probe = tmp_path / "probe.jpg"
     probe.write_bytes(jpeg(astronaut[:, ::-1], 60))
+    (tmp_path / "one" / "eileen").mkdir(parents=True)
+    (tmp_path / "one" / "eileen" / "1.jpg").write_bytes(probe.read_bytes())
+    one = kith_command("enroll", str(tmp_path / "one"), "--gallery", "one", cwd=tmp_path)
+    assert one.stdout.startswith("1 photo enrolled, 0 refused")
     found = kith_command("identify", str(probe), "-g", "g", "--draw", "out.png", cwd=tmp_path)
     assert "eileen" in found.stdout, found.stderr
     with Image.open(tmp_path / "out.png") as drawn:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tomllib
 from importlib.metadata import requires
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -98,6 +100,15 @@ def test_every_engine_is_measured_and_the_default_marked() -> None:
     assert all(min(rate.milliseconds) > 0 for rate in found.rates)
 
 
+def test_int8_is_offered_for_packs_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.cli.tools.engine_benchmark.ROUNDS", 1)
+    monkeypatch.setattr("service.cli.tools.engine_benchmark.has_fast_int8", lambda: True)
+    for name in ("detector.onnx", "recognizer.onnx"):
+        shutil.copy(BUNDLED_PACK / name, tmp_path / name)
+    assert f"`kith models quantize {tmp_path} --photos FOLDER`" in measure(load_pack(tmp_path), load_settings()).advice
+    assert "quantize" not in measure(load_pack(BUNDLED_PACK), load_settings()).advice
+
+
 def test_the_gpu_benchmark_is_named_if_a_gpu_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.cli.tools.engine_benchmark.ROUNDS", 1)
     found = measure(load_pack(BUNDLED_PACK), load_settings(device="gpu", precision="fp16"))
@@ -105,18 +116,15 @@ def test_the_gpu_benchmark_is_named_if_a_gpu_is_requested(monkeypatch: pytest.Mo
     assert not any(rate.chosen for rate in found.rates)
 
 
-def rate(
-    engine: Engine, precision: Precision, ms: float, lost: float | None = None, chosen: bool = False
-) -> EngineRate:
-    return EngineRate("recognizer.onnx", engine, precision, (ms, ms), lost, chosen)
+def rate(engine: Engine, precision: Precision, ms: float, accurate: bool = True, chosen: bool = False) -> EngineRate:
+    return EngineRate("recognizer.onnx", engine, precision, (ms, ms), "0.1 points", accurate, chosen)
 
 
 def test_only_clearly_faster_and_accurate_settings_are_recommended() -> None:
     chosen = rate("openvino", "bf16", 1.0, chosen=True)
     assert "as fast as any" in advise([chosen, rate("openvino", "fp32", 0.98)])
-    assert "as fast as any" in advise([chosen, rate("openvino", "int8", 0.5, lost=0.2)])
-    assert "as fast as any" in advise([chosen, rate("openvino", "int8", 0.5)])
-    assert "KITH_ENGINE=openvino KITH_PRECISION=int8 needs 50%" in advise([chosen, rate("openvino", "int8", 0.5, 0.1)])
+    assert "as fast as any" in advise([chosen, rate("openvino", "int8", 0.5, accurate=False)])
+    assert "KITH_ENGINE=openvino KITH_PRECISION=int8 needs 50%" in advise([chosen, rate("openvino", "int8", 0.5)])
 
 
 def test_doctor_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from kith import Kith
 from models.checksums import sha256_of
+from models.engines.selection import available_precisions
 from models.pack.loading import BUNDLED_PACK, load_pack
 from service.cli.main import main
 from service.server import embedded
@@ -142,7 +143,22 @@ def test_calibration_refuses_the_bundled_pack_and_too_few_faces(
     models("pull", "mirrored", "--accept-license")
     refused = models("calibrate", "mirrored", "--photos", "album", code=3).replace("\n", " ")
     assert "album has 1 usable faces (1 copies of photos skipped)" in refused
-    assert "keeps its calibration" in models("calibrate", "kith-compact", "--photos", "album", code=3)
+    assert "keep their calibration" in models("calibrate", "kith-compact", "--photos", "album", code=3)
+
+
+@pytest.mark.usefixtures("catalog")
+def test_a_pulled_pack_is_quantized_once(models: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.pack.quantization.MIN_SPEEDUP", 0.0)
+    if not any("int8" in precisions for precisions in available_precisions().values()):
+        pytest.skip("this processor has no fast INT8")
+    advice = "'kith models quantize mirrored --photos FOLDER'"
+    assert advice in models("pull", "mirrored", "--accept-license")
+    printed = models("quantize", "mirrored")
+    assert re.search(r"recognition +2 of \d+ +\w+ +cosine to fp32 0\.99", printed)
+    assert "ok" in models("verify", "mirrored")
+    assert advice not in models("pull", "mirrored")
+    assert "Replace them with --replace" in models("quantize", "mirrored", code=3).replace("\n", " ")
+    assert "have INT8 files already" in models("quantize", "kith-compact", code=3).replace("\n", " ")
 
 
 def test_errors_name_their_code(
@@ -182,7 +198,7 @@ def test_the_default_catalog_lists_all_packs(models: Command) -> None:
     assert listed["kith-compact"]["served"]
     assert {"dlib-resnet", "opencv-zoo", "buffalo_l"} <= set(listed)
     assert not listed["dlib-resnet"]["here"]
-    assert (listed["dlib-resnet"]["commercial_use"], listed["dlib-yunet"]["commercial_use"]) == (False, True)
+    assert (listed["kith-compact"]["commercial_use"], listed["kith-open"]["commercial_use"]) == (False, True)
     assert "detector: MIT (WIDER FACE)" in models("list")
     assert "MIT; trained on WIDER FACE" in models("show", "dlib-yunet")
     shown = models("show", "dlib-resnet")

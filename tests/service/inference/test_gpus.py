@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kith import Kith
 from models.engines.gpus import GpuPreference, input_shapes, make_probe, open_on_device, open_on_gpus
-from models.engines.selection import MAX_POINTS_LOST, EnginePreference, available_precisions, open_networks
+from models.engines.selection import EnginePreference, available_precisions, open_networks
 from models.errors import RuntimeUnavailableError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
@@ -21,6 +21,7 @@ from models.runtime.cuda import CUDA, visible_gpus
 from models.runtime.cuda_network import Device
 from models.runtime.onnx_runtime import available_providers
 from models.vision.recognition import Recognizer
+from models.vision.specs import MAX_POINTS_LOST
 from service.api.http.context import Context
 from service.api.routes.system import get_readiness
 from service.app import create_app

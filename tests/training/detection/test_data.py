@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from models.vision.detection import Detector
-from training.detection.data import AnnotatedPhoto, texture, training_crop
+from training.detection.data import texture, training_crop
 from training.detection.fit import DetectorLoopConfig, load_batches
+from training.detection.photos import AnnotatedPhoto, TrainingPhotos
 
 
 @pytest.fixture
 def photo(astronaut: NDArray[np.uint8], detector: Detector) -> AnnotatedPhoto:
     (found,) = detector.detect([astronaut])
-    return AnnotatedPhoto(Path("a"), astronaut, found.boxes_xyxy[:1], found.landmarks_xy[:1], np.zeros(1, bool))
+    return AnnotatedPhoto(astronaut, found.boxes_xyxy[:1], found.landmarks_xy[:1], np.zeros(1, bool))
 
 
-def test_crops_carry_their_faces(photo: AnnotatedPhoto, detector: Detector) -> None:
+@pytest.fixture
+def scenes(photo: AnnotatedPhoto) -> TrainingPhotos:
+    return TrainingPhotos([photo], [], [])
+
+
+def test_crops_carry_their_faces(scenes: TrainingPhotos, detector: Detector) -> None:
     rng = np.random.default_rng(4)
     checked, mosaics = 0, 0
     for _ in range(30):
-        image, faces = training_crop([photo], 256, (24.0, 200.0), rng)
+        image, faces = training_crop(scenes, 256, (24.0, 200.0), rng)
         assert image.shape == (256, 256, 3)
         assert len(faces.boxes) == len(faces.points) == len(faces.has_points) == len(faces.ignore)
         mosaics += len(faces.boxes) > 1
@@ -40,10 +44,10 @@ def test_crops_carry_their_faces(photo: AnnotatedPhoto, detector: Detector) -> N
     assert mosaics >= 3
 
 
-def test_a_mosaics_faces_stay_in_their_piece(photo: AnnotatedPhoto) -> None:
+def test_a_mosaics_faces_stay_in_their_piece(scenes: TrainingPhotos) -> None:
     rng = np.random.default_rng(5)
     for _ in range(20):
-        _, faces = training_crop([photo], 256, (16.0, 20.0), rng)
+        _, faces = training_crop(scenes, 256, (16.0, 20.0), rng)
         for box in faces.boxes.numpy() if len(faces.boxes) > 1 else ():
             assert box.min() >= 0
             assert box.max() <= 256
@@ -77,8 +81,19 @@ def test_photos_with_faces_smaller_than_tiles_are_not_shuffled() -> None:
     assert not any(kept(seed, 20.0) for seed in range(12))
 
 
-def test_batches_of_all_sizes_have_equal_pixels(photo: AnnotatedPhoto) -> None:
+def test_batches_of_all_sizes_have_equal_pixels(scenes: TrainingPhotos) -> None:
     config = DetectorLoopConfig(steps=6, batch_size=8)
-    shapes = [tuple(images.shape) for images, _ in load_batches([photo], config, 0)]
+    shapes = [tuple(images.shape) for images, _ in load_batches(scenes, config, 0)]
     assert [shape[0] for shape in shapes] == [8, 8, 4, 8, 8, 2]
     assert [shape[2] for shape in shapes] == list(config.crop_sizes_px)
+
+
+def test_crops_without_faces_come_from_backgrounds(scenes: TrainingPhotos, nobody: NDArray[np.uint8]) -> None:
+    empty = AnnotatedPhoto(nobody, np.zeros((0, 4), np.float32), np.zeros((0, 5, 2), np.float32), np.zeros(0, bool))
+    only = TrainingPhotos([], [], [empty])
+    rng = np.random.default_rng(2)
+    assert all(len(training_crop(only, 128, (10.0, 100.0), rng)[1].boxes) == 0 for _ in range(5))
+    every_kind = TrainingPhotos(scenes.scenes, scenes.scenes, [empty])
+    counts = [len(training_crop(every_kind, 256, (10.0, 60.0), rng)[1].boxes) for _ in range(60)]
+    assert 0 in counts  # a background
+    assert max(counts) > 4  # a page: mosaics have four faces at most

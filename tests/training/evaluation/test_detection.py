@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from models.pack.manifest import ModelPack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.detection import Detector, Faces
-from training.detection.data import AnnotatedPhoto
+from training.detection.photos import AnnotatedPhoto
 from training.evaluation.detection import (
     FACE_SIZES_PX,
     SCALED_CANVAS_PX,
@@ -30,7 +30,7 @@ from training.evaluation.detection import (
 def annotated(image: NDArray[np.uint8], boxes: NDArray[np.float32], doubtful: int = 0) -> AnnotatedPhoto:
     """The last ``doubtful`` boxes are those a second detector sees."""
     points = np.full((len(boxes), 5, 2), np.nan, np.float32)
-    return AnnotatedPhoto(Path("photo"), image, boxes, points, np.arange(len(boxes)) >= len(boxes) - doubtful)
+    return AnnotatedPhoto(image, boxes, points, np.arange(len(boxes)) >= len(boxes) - doubtful)
 
 
 def faces(boxes: list[list[float]], scores: list[float]) -> Faces:

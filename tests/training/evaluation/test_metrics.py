@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from models.risk.search_rates import search_gallery
 from training.evaluation import metrics
 from training.evaluation.metrics import (
     angle_statistics,
@@ -28,7 +29,6 @@ from training.evaluation.metrics import (
     mate_ranks,
     measure_open_set,
     roc,
-    search_gallery,
     tar_at_far,
     template_similarities,
 )

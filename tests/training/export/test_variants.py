@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from numpy.typing import NDArray
 
@@ -21,34 +20,6 @@ from models.vision.alignment import align
 from models.vision.detection import Detector, Faces
 from models.vision.recognition import Recognizer
 from training.export.model_card import variant_rows
-from training.export.onnx_export import restore_fp32_weights
-from training.export.quantization import quantize, sensitive_layers
-
-
-def layers(path: Path) -> dict[str, bool]:
-    """Return for every layer with weights whether its input is INT8."""
-    graph = onnx.load(str(path)).graph
-    made_by = {output: node.op_type for node in graph.node for output in node.output}
-    return {
-        node.name: made_by.get(node.input[1]) == "DequantizeLinear"
-        for node in graph.node
-        if node.op_type in ("Conv", "Gemm")
-    }
-
-
-@pytest.mark.parametrize("task", ["detection", "recognition"])
-def test_only_sensitive_layers_stay_fp32(task: str, pack: ModelPack, tmp_path: Path) -> None:
-    spec = getattr(pack, task)
-    restore_fp32_weights(spec.path, tmp_path / "wide.onnx")
-    kept = sensitive_layers(tmp_path / "wide.onnx")
-    batches = [np.random.default_rng(0).uniform(-1, 1, (2, 3, 112, 112)).astype(np.float32)] * 2
-    if task == "detection":
-        batches = [np.random.default_rng(0).uniform(-1, 1, (1, 3, 64, 96)).astype(np.float32)]
-    quantize(tmp_path / "wide.onnx", tmp_path / "small.onnx", batches, kept)
-    made = layers(tmp_path / "small.onnx")
-    assert {name for name, small in made.items() if not small} == kept
-    assert layers(next(v.path for v in spec.variants if v.path is not None)) == made
-    assert 2 <= len(kept) < len(made) / 2
 
 
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])

@@ -36,7 +36,9 @@ def test_body_limits_follow_the_route_whatever_the_names_in_the_path() -> None:
     for route in PERMISSIONS:
         method, _, path = route.replace("{file:path}", "main.js").partition(" ")
         for name in ("ada", "import", "enrollments", "identify", "templates"):
-            filled = path.format(gallery=name, subject=name, template=name, job=name, key=name, receipt=name)
+            filled = path.format(
+                gallery=name, subject=name, template=name, job=name, key=name, receipt=name, webhook=name
+            )
             assert gate._body_limit(method, filled) == expected.get(route, DEFAULT_BODY_BYTES), (method, filled)
             assert gate._body_limit("PUT", filled) == DEFAULT_BODY_BYTES
 

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from models.vision.recognition import l2_normalize
 from service.core.actor import Actor, acting_as
 from service.core.errors import AuditWriteError
+from service.domain.events import Event, EventFilter
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.index.follower import Followers
 from service.index.replicas import in_process
@@ -21,7 +22,9 @@ from service.storage.audit.log import Entry
 from service.storage.audit.reader import AuditFilter, AuditReader
 from service.storage.audit.writer import MAX_REFUSAL_LINES, AuditWriter, When
 from service.storage.db.engine import Database
+from service.storage.events.deliveries import DeliveryStore
 from service.storage.repositories.store import Store
+from service.storage.repositories.webhooks import WebhookStore
 from tests.databases import engine_of, open_database
 from tests.service.storage.audit.test_audit_log import report_of, secret_of
 
@@ -62,6 +65,39 @@ def refuse_lines(url: str, refuse: bool) -> None:
             full = "ALTER TABLE audit ADD CONSTRAINT audit_full CHECK (number < 0) NOT VALID"
             connection.exec_driver_sql(full if refuse else "ALTER TABLE audit DROP CONSTRAINT audit_full")
     engine.dispose()
+
+
+@pytest.mark.parametrize("when", ["soon", "before", "off"])
+def test_events_of_a_search_are_stored_on_return(database: Database, when: When) -> None:
+    gallery = gallery_of(database)
+    WebhookStore(database).create("https://receiver.example/", None, EventFilter())
+    stranger = Event("decision", {"outcome": "unknown"})
+
+    def stored() -> int:
+        return sum(len(due) for _, _, due in DeliveryStore(database).due(set(), 9, 9))
+
+    async def work(writer: AuditWriter) -> None:
+        for count in (2, 4):
+            await writer.searched(gallery, SEVERAL, [stranger, stranger])
+            assert stored() == count
+
+    with_writer(database, when, work)
+    assert len(lines(database, event="searched")) == (0 if when == "off" else 2)
+
+
+def test_a_search_fails_if_its_events_cannot_be_stored(database: Database, url: str) -> None:
+    gallery = gallery_of(database)
+    WebhookStore(database).create("https://receiver.example/", None, EventFilter())
+    stranger = Event("decision", {"outcome": "unknown"})
+
+    async def work(writer: AuditWriter) -> None:
+        refuse_lines(url, True)
+        with pytest.raises(AuditWriteError):
+            await writer.searched(gallery, SEVERAL, [stranger])
+        refuse_lines(url, False)
+        assert DeliveryStore(database).due(set(), 9, 9) == []  # neither line nor event
+
+    with_writer(database, "soon", work)
 
 
 def test_a_search_is_recorded_with_its_outcomes_and_subjects(database: Database, url: str) -> None:

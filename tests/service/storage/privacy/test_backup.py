@@ -20,6 +20,7 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.cli.main import app
 from service.core.errors import BackupError
+from service.domain.events import EventFilter
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
 from service.index.follower import Followers
 from service.index.replicas import in_process
@@ -35,6 +36,7 @@ from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.generation_rows import Disagreement
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.store import Store
+from service.storage.repositories.webhooks import WebhookStore
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 
@@ -98,6 +100,7 @@ def filled(database: Database) -> Store:
         state = {"gallery_pk": one.pk, "generation": 0, "engine": "milvus", "sequence": 3, "updated_at": now}
         connection.execute(index_states.insert().values(**state))
     KeyStore(database).create("n", Rights(frozenset({"read"}), frozenset({"one"})))
+    WebhookStore(database).create("https://receiver.example/", None, EventFilter())
     return store
 
 

@@ -189,14 +189,14 @@ def test_one_process_holds_the_sweeping_lease(database_url: DatabaseUrl) -> None
     url = database_url()
     database, another = open_database(url), open_database(url)
     one, two, hour = Retention(database), Retention(another), timedelta(hours=1)
-    assert one.acquire_lease("one", NOW, hour)
-    assert not two.acquire_lease("two", NOW, hour)
-    assert one.acquire_lease("one", NOW + 0.9 * hour, hour)
-    assert not two.acquire_lease("two", NOW + 1.5 * hour, hour)
-    assert two.acquire_lease("two", NOW + 2 * hour, hour)  # the other process died
-    assert not one.acquire_lease("one", NOW + 2 * hour, hour)
-    two.release_lease("two")
-    assert one.acquire_lease("one", NOW + 2 * hour, hour)
+    assert one.lease.acquire("one", NOW, hour)
+    assert not two.lease.acquire("two", NOW, hour)
+    assert one.lease.acquire("one", NOW + 0.9 * hour, hour)
+    assert not two.lease.acquire("two", NOW + 1.5 * hour, hour)
+    assert two.lease.acquire("two", NOW + 2 * hour, hour)  # the other process died
+    assert not one.lease.acquire("one", NOW + 2 * hour, hour)
+    two.lease.release("two")
+    assert one.lease.acquire("one", NOW + 2 * hour, hour)
     for each in (database, another):
         each.close()
 
@@ -426,9 +426,9 @@ def test_a_lease_from_a_wrong_clock_is_ignored(database_url: DatabaseUrl) -> Non
     """A server swept with a clock one year ahead, and was killed."""
     database = open_database(database_url())
     retention, hour = Retention(database), timedelta(hours=1)
-    assert retention.acquire_lease("killed", NOW + timedelta(days=400), 1.5 * hour)
-    assert retention.acquire_lease("next", NOW, 1.5 * hour)
-    assert not retention.acquire_lease("killed", NOW - timedelta(minutes=1), 1.5 * hour)  # a clock slightly behind
+    assert retention.lease.acquire("killed", NOW + timedelta(days=400), 1.5 * hour)
+    assert retention.lease.acquire("next", NOW, 1.5 * hour)
+    assert not retention.lease.acquire("killed", NOW - timedelta(minutes=1), 1.5 * hour)  # a clock slightly behind
     database.close()
 
 

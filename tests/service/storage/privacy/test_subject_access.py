@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from kith import Kith, KithClientError
 from service.cli.main import app
 from service.core.errors import SubjectNotFoundError
+from service.domain.events import EventFilter
 from service.domain.gallery import Gallery, IdempotentResponse, NewTemplate
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import subject_lookup
@@ -28,6 +29,7 @@ from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.job_records import ItemOutcome
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
+from service.storage.repositories.webhooks import WebhookStore
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 from tests.service.storage.privacy.test_erasure import DIMENSION, made, some
@@ -71,6 +73,7 @@ PLACES: Final[dict[str, dict[str, str]]] = {
         "details": "disagreements.outcomes",
     },
     "jobs": {"id": "job_items.job", "kind": "job_items.kind"},
+    "events": {"type": "events.type", "subject": "pseudonym", "sealed": "events.data", "at": "events.timestamp"},
     "job_items": {"sealed": "job_items.item", "subject": "pseudonym", "at": "job_items.at"},
     "erasures": {
         "id": "receipts.id",
@@ -104,6 +107,12 @@ OTHERS: Final[dict[str, set[str]]] = {
     "idempotency": {"gallery_pk"},
     "generations": {"gallery_pk", "dimension", "state", "created_at", "updated_at"},
     "job_items": {"pk", "job_pk", "lookup", "failed"},
+    "events": {"pk", "id", "gallery_pk"},
+    "deliveries": {
+        *("pk", "webhook_pk", "gallery_pk", "event_pk", "state", "attempts", "next_at", "status", "error"),
+        "updated_at",
+    },
+    "webhooks": {"pk", "id", "sealed", "created_at"},
     "erasures": {"pk", "gallery_pk", "key"},
     "audit": {"pk", "chain", "gallery_pk", "gallery"},
     "jobs": {
@@ -134,6 +143,7 @@ def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[
     """Store data about ada in every place that can hold it; about bob, too."""
     store, jobs, generations = Store(database), JobStore(database), GenerationStore(database)
     gallery = made(database)
+    WebhookStore(database).create("https://receiver.example", None, EventFilter())
     generations.start(gallery, "e" * 32, DIMENSION, "other", on_sight=False)
     gallery = store.galleries.get("g")
     enrolled = dict[str, list[NewTemplate]]()
@@ -221,6 +231,7 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
         "labels": 2,
         "answers": 1,
         "job_items": 2,
+        "events": 3,
         "disagreements": 1,
     }
     # Allowed: keyed hashes that record the erasure and make indexes remove the keys.

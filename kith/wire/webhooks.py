@@ -1,0 +1,56 @@
+"""Webhooks and their deliveries."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import BaseModel, Field
+
+from kith.wire.common import NEXT_PAGE, DeliveryState, EventType, IdentifyOutcome
+
+
+class WebhookOut(BaseModel):
+    id: str
+    name: str | None
+    url: str
+    types: list[EventType] | None = Field(description="Null: all.")
+    galleries: list[str] | None = Field(description="Null: all.")
+    outcomes: list[IdentifyOutcome] | None = Field(description="Outcomes of decisions; null: all.")
+    min_risk: float | None = Field(description="Minimum false alarm probability of decisions.")
+    created_at: datetime
+
+
+class CreatedWebhookOut(WebhookOut):
+    secret: str = Field(description="Key of the signatures. Shown only once, in this response.")
+
+
+class WebhooksOut(BaseModel):
+    webhooks: list[WebhookOut]
+
+
+class DeletedWebhookOut(BaseModel):
+    id: str
+
+
+class WebhookTestOut(BaseModel):
+    delivered: bool
+    status: int | None = Field(description="HTTP status of the receiver; null without a response.")
+    error: str | None
+
+
+class DeliveryOut(BaseModel):
+    event: str = Field(description="ID of the event, as in the header webhook-id.")
+    type: EventType
+    gallery: str
+    state: DeliveryState = Field(description="dead: given up; the receiver will not get the event.")
+    attempts: int
+    status: int | None = Field(description="HTTP status of the last attempt; null without a response.")
+    error: str | None = Field(description="Problem of the last attempt.")
+    at: datetime = Field(description="Time of the event.")
+    updated_at: datetime = Field(description="Time of the last attempt.")
+    next_at: datetime | None = Field(description="Time of the next attempt; null once the delivery has ended.")
+
+
+class DeliveriesOut(BaseModel):
+    deliveries: list[DeliveryOut]
+    next: str | None = Field(None, description=NEXT_PAGE)

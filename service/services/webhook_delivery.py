@@ -1,0 +1,236 @@
+"""Delivery of events to webhooks: one process at a time sends for all, in order per webhook and gallery.
+
+A process that dies is replaced when its lease ends. What it sent but did not record is sent again with the same ID.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from types import TracebackType
+from typing import Final, Self, TypeVar, TypeVarTuple
+
+from service.core.actor import run_in_thread
+from service.core.errors import KithError, WebhookRefusedError
+from service.domain.events import is_refusal, next_attempt
+from service.security.outbound_http import TRANSPORT_ERRORS, NotConnectedError, OutboundHttp, TargetRefusedError
+from service.security.sealing import ENCODER
+from service.security.webhook_signature import signature
+from service.storage.db.leases import Lease
+from service.storage.events.deliveries import Attempt, DeliveryStore, DueDelivery, Stream
+from service.storage.events.webhook_rows import Webhook
+from service.storage.repositories.webhooks import WebhookStore
+
+POLL_S: Final = 1.0
+LEASE_S: Final = 20.0
+"""Time until another process takes over the deliveries of a dead one."""
+TIMEOUT_S: Final = 15.0
+"""Timeout of one attempt: name resolution, connection and response."""
+MAX_STREAMS: Final = 16
+"""Streams that are sent at the same time."""
+MAX_STREAMS_PER_WEBHOOK: Final = 4
+"""A slow receiver leaves room for the others."""
+SWEEP_S: Final = 60.0
+HEADERS: Final = {"User-Agent": "kith", "Content-Type": "application/json", "Connection": "close"}
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer to one attempt. ``status``: None without a response. ``error``: None after success."""
+
+    status: int | None
+    error: str | None
+
+
+class WebhookSender:
+    """Sender of signed requests. Safe to share within one event loop."""
+
+    def __init__(self, http: OutboundHttp, timeout_s: float = TIMEOUT_S) -> None:
+        self._http = http
+        self._timeout_s = timeout_s
+
+    def check(self, url: str) -> None:
+        """Raises WebhookRefusedError if webhooks to this URL are not allowed. No connection is made."""
+        if self._http.is_disabled:
+            raise WebhookRefusedError("webhooks are disabled")
+        try:
+            self._http.target(url)
+        except TargetRefusedError as error:
+            raise WebhookRefusedError("webhooks to this URL are not allowed") from error
+
+    async def send(self, webhook: Webhook, message_id: str, body: bytes) -> Answer:
+        """Send a body once. Redirects are not followed, and the response's body is not read. Never raises."""
+        timestamp = int(time.time())
+        headers = {
+            **HEADERS,
+            "webhook-id": message_id,
+            "webhook-timestamp": str(timestamp),
+            "webhook-signature": signature(webhook.secret, message_id, timestamp, body),
+        }
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                target = self._http.target(webhook.url)
+                async with self._http.request("POST", target, headers, self._timeout_s, body) as response:
+                    status = response.status_code
+        except TargetRefusedError:
+            return Answer(None, "the address is not allowed, or its host does not exist")
+        except NotConnectedError:
+            return Answer(None, "no connection could be made")
+        except TimeoutError:
+            return Answer(None, f"no response within {self._timeout_s:g} s")
+        except TRANSPORT_ERRORS:
+            return Answer(None, "the connection broke")
+        return Answer(status, None if 200 <= status < 300 else f"the receiver returned status {status}")
+
+    async def test(self, webhook: Webhook) -> Answer:
+        """Send an event of the type ``test``, which is not stored."""
+        event = {"type": "test", "timestamp": datetime.now(UTC).isoformat(), "data": {}}
+        return await self.send(webhook, uuid.uuid4().hex, ENCODER.encode(event).encode())
+
+
+class WebhookDelivery:
+    """Background delivery; use as an async context manager."""
+
+    def __init__(
+        self,
+        store: DeliveryStore,
+        lease: Lease,
+        sender: WebhookSender,
+        poll_s: float = POLL_S,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self._store = store
+        self._lease = lease
+        self._sender = sender
+        self._poll_s = poll_s
+        self._lease_s = lease_s
+        self._owner = uuid.uuid4().hex
+        self._leased_until_s = 0.0
+        """End of this process's lease on the monotonic clock."""
+        self._swept_s = time.monotonic()
+        self._streams: dict[Stream, asyncio.Task[None]] = {}
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="webhooks")
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._worker: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._worker = asyncio.create_task(self._work())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping = True
+        self._wake.set()
+        if self._worker is not None:
+            await self._worker
+        for task in self._streams.values():
+            task.cancel()  # an interrupted attempt is repeated, by any process
+        await asyncio.gather(*self._streams.values(), return_exceptions=True)
+        if self._leased_until_s:
+            with suppress(KithError):  # otherwise the lease expires
+                await self._in_thread(self._lease.release, self._owner)
+        self._threads.shutdown()
+
+    def wake(self) -> None:
+        """Look for due deliveries now."""
+        self._wake.set()
+
+    async def _work(self) -> None:
+        while not self._stopping:
+            self._wake.clear()
+            try:
+                await self._look()
+            except KithError as error:
+                log.warning("webhooks wait: %s", error.detail)
+            except Exception:
+                log.exception("webhooks wait")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._poll_s)
+
+    async def _look(self) -> None:
+        # Reads first: without events, nothing is written, not even a lease.
+        due = await self._in_thread(self._store.due, set(self._streams), MAX_STREAMS, MAX_STREAMS_PER_WEBHOOK)
+        if (due or self._streams) and not await self._hold_lease():
+            return
+        for webhook, gallery_pk, deliveries in due:
+            stream = webhook.pk, gallery_pk
+            self._streams[stream] = task = asyncio.create_task(self._send_all(webhook, deliveries))
+            task.add_done_callback(partial(self._ended, stream))
+        if time.monotonic() - self._swept_s > SWEEP_S:
+            self._swept_s = time.monotonic()
+            await self._in_thread(self._store.sweep)
+
+    def _ended(self, stream: Stream, _task: asyncio.Task[None]) -> None:
+        del self._streams[stream]
+        self._wake.set()  # the stream may have further deliveries
+
+    async def _hold_lease(self) -> bool:
+        """Acquire the lease, or renew it in its second half; return whether this process holds it."""
+        now = time.monotonic()
+        if now < self._leased_until_s - self._lease_s / 2:
+            return True
+        held = await self._in_thread(self._acquire)
+        self._leased_until_s = now + self._lease_s if held else 0.0
+        return held
+
+    def _acquire(self) -> bool:
+        return self._lease.acquire(self._owner, self._store.now(), timedelta(seconds=self._lease_s))
+
+    async def _send_all(self, webhook: Webhook, deliveries: Sequence[DueDelivery]) -> None:
+        """Send deliveries of a stream in order, up to the first that fails, and record the results."""
+        attempts: list[Attempt] = []
+        try:
+            for delivery in deliveries:
+                if time.monotonic() >= self._leased_until_s:
+                    break
+                if not await self._in_thread(self._store.is_pending, delivery.pk):
+                    continue
+                attempts.append(await self._attempt(webhook, delivery))
+                if attempts[-1].state != "delivered":
+                    break
+        finally:
+            try:
+                await self._in_thread(self._store.record, attempts)
+            except KithError as error:
+                log.warning("results of webhook %s are not recorded: %s", webhook.id, error.detail)
+                await asyncio.sleep(0 if self._stopping else self._poll_s)
+
+    async def _attempt(self, webhook: Webhook, delivery: DueDelivery) -> Attempt:
+        count = delivery.attempts + 1
+        if delivery.body is None:
+            return Attempt(delivery.pk, "dead", delivery.attempts, None, "the event cannot be decrypted", None)
+        answer = await self._sender.send(webhook, delivery.event, delivery.body)
+        if answer.error is None:
+            return Attempt(delivery.pk, "delivered", count, answer.status, None, None)
+        again = next_attempt(count, delivery.at, datetime.now(UTC), answer.status)
+        if again is None:
+            log.warning("webhook %s: an event is given up after %d attempts: %s", webhook.id, count, answer.error)
+        elif count == 1 or is_refusal(answer.status):
+            log.info("webhook %s: %s", webhook.id, answer.error)
+        return Attempt(delivery.pk, "dead" if again is None else "pending", count, answer.status, answer.error, again)
+
+    async def _in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        return await run_in_thread(self._threads, function, *arguments)
+
+
+@dataclass(frozen=True)
+class Webhooks:
+    """Webhooks of a server: their rows, deliveries, and the task that sends."""
+
+    store: WebhookStore
+    deliveries: DeliveryStore
+    sender: WebhookSender
+    delivery: WebhookDelivery

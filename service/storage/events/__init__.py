@@ -1,0 +1,1 @@
+"""Outbox of events, webhooks and deliveries."""

@@ -1,0 +1,226 @@
+"""Deliveries of events to webhooks: those that are due, their results, and which ended ones stay listed.
+
+The deliveries to one webhook about one gallery are a stream. Only its first pending delivery is due; the others wait
+for it, so that a receiver gets the events of a gallery in order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from service.core.errors import MasterKeyError, MasterKeyUnavailableError, StorageError
+from service.domain.events import DeliveryState
+from service.security.sealing import ENCODER, SealBrokenError
+from service.storage.db.engine import Database
+from service.storage.db.row_sealing import EVENT
+from service.storage.db.tables import data_keys, deliveries, events, galleries, webhooks
+from service.storage.events.webhook_rows import Webhook, read_webhooks
+
+BURST: Final = 20
+"""Deliveries of a stream that are read, sent and recorded together."""
+KEPT: Final[dict[DeliveryState, int]] = {"delivered": 100, "dead": 1000}
+"""Ended deliveries of each webhook that stay listed."""
+MAX_PENDING: Final = 100_000
+"""Pending deliveries of each webhook. The oldest beyond them are dead."""
+MAX_AGE: Final = timedelta(days=7)
+"""Age at which an event is deleted with its deliveries."""
+Stream = tuple[int, int]
+"""Keys of a webhook and a gallery."""
+_CONFLICT: Final = StorageError("a constraint of the deliveries was violated")
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Delivery as it is listed, with the result of its last attempt."""
+
+    pk: int
+    event: str
+    type: str
+    gallery: str
+    state: DeliveryState
+    attempts: int
+    status: int | None
+    error: str | None
+    at: datetime
+    updated_at: datetime
+    next_at: datetime
+
+
+@dataclass(frozen=True)
+class DueDelivery:
+    """Delivery to attempt now. ``body``: None if the gallery's key is lost."""
+
+    pk: int
+    event: str
+    body: bytes | None = field(repr=False)
+    attempts: int
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Result of an attempt. ``next_at``: None once the delivery has ended."""
+
+    pk: int
+    state: DeliveryState
+    attempts: int
+    status: int | None
+    error: str | None
+    next_at: datetime | None
+
+
+class DeliveryStore:
+    """Deliveries in SQL. Every method is one transaction and blocks."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def now(self) -> datetime:
+        """Return the time that ``next_at`` is compared with."""
+        with self._database.read() as connection:
+            return self._database.now(connection)
+
+    def due(self, busy: Collection[Stream], most: int, most_each: int) -> list[tuple[Webhook, int, list[DueDelivery]]]:
+        """Return streams that are due and not ``busy``: webhook, gallery key, and deliveries in order.
+
+        With the busy ones, they are at most ``most``, and at most ``most_each`` of one webhook.
+        """
+        with self._database.read() as connection:
+            heads = connection.execute(HEADS, {"now": self._database.now(connection)}).all()
+            if not heads:
+                return []
+            receivers = {webhook.pk: webhook for webhook in read_webhooks(connection, self._database.vault)}
+            taken, chosen = Counter(webhook_pk for webhook_pk, _ in busy), list[Stream]()
+            for stream in ((row.webhook_pk, row.gallery_pk) for row in heads):
+                free = taken.total() < most and taken[stream[0]] < most_each
+                if stream not in busy and stream[0] in receivers and free:
+                    chosen.append(stream)
+                    taken[stream[0]] += 1
+            rows = [connection.execute(BODIES, dict(zip(KEYS, stream, strict=True))).all() for stream in chosen]
+        return [
+            (receivers[webhook_pk], gallery_pk, [self._due(row) for row in found])
+            for (webhook_pk, gallery_pk), found in zip(chosen, rows, strict=True)
+        ]
+
+    def is_pending(self, pk: int) -> bool:
+        """Return whether a delivery is still to be sent: neither its webhook nor its event was deleted meanwhile."""
+        return self._database.first(STATE, {"delivery": pk}) == ("pending",)
+
+    def record(self, attempts: Iterable[Attempt]) -> None:
+        """Store results of attempts. Deliveries that were deleted meanwhile are skipped."""
+        with self._database.write(_CONFLICT) as connection:
+            now = self._database.now(connection)
+            for attempt in attempts:
+                values: dict[str, Any] = {**vars(attempt), "updated_at": now}
+                pk, next_at = values.pop("pk"), values.pop("next_at")
+                values["next_at"] = now if next_at is None else next_at
+                # A process that outlived its lease does not undo the result of its successor.
+                pending = (deliveries.c.pk == pk) & (deliveries.c.state == "pending")
+                connection.execute(deliveries.update().where(pending).values(**values))
+
+    def list_page(
+        self, webhook: Webhook, states: Collection[DeliveryState], before: int | None, limit: int
+    ) -> list[Delivery]:
+        """Return deliveries of a webhook, latest first: at most ``limit`` before the row key ``before``."""
+        query = LISTED.where(deliveries.c.webhook_pk == webhook.pk).order_by(deliveries.c.pk.desc()).limit(limit)
+        if states:
+            query = query.where(deliveries.c.state.in_(list(states)))
+        if before is not None:
+            query = query.where(deliveries.c.pk < before)
+        with self._database.read() as connection:
+            return [Delivery(*row) for row in connection.execute(query)]
+
+    def sweep(self) -> None:
+        """Delete what need not stay listed, and end the oldest deliveries of a webhook with too many pending ones."""
+        with self._database.read() as connection:
+            now = self._database.now(connection)
+            unused = ~sa.exists().where(deliveries.c.event_pk == events.c.pk)
+            doomed = unused | (events.c.at < now - MAX_AGE)
+            pks = connection.execute(sa.select(webhooks.c.pk)).scalars().all()
+            surplus = [
+                (pk, state, last)
+                for pk in pks
+                for state, kept in {**KEPT, "pending": MAX_PENDING}.items()
+                if (last := connection.execute(_surplus(pk, state, kept)).scalar()) is not None
+            ]
+            if not surplus and connection.execute(sa.select(events.c.pk).where(doomed).limit(1)).first() is None:
+                return
+        with self._database.write(_CONFLICT) as connection:
+            for pk, state, last in surplus:
+                of_webhook = (deliveries.c.webhook_pk == pk) & (deliveries.c.state == state) & (deliveries.c.pk <= last)
+                if state == "pending":
+                    ended = {"state": "dead", "error": "too many events were waiting", "updated_at": now}
+                    connection.execute(deliveries.update().where(of_webhook).values(**ended))
+                else:
+                    connection.execute(deliveries.delete().where(of_webhook))
+            connection.execute(events.delete().where(doomed))
+
+    def _due(self, row: sa.Row[*tuple[Any, ...]]) -> DueDelivery:
+        seal = self._database.vault.seal(row.gallery_pk, row.wrapped, row.master_key)
+        try:
+            body = ENCODER.encode(seal.open_json(row.sealed, EVENT)).encode()
+        except MasterKeyUnavailableError:
+            raise
+        except (MasterKeyError, SealBrokenError):
+            body = None
+        return DueDelivery(row.pk, row.id, body, row.attempts, row.at)
+
+
+def _surplus(webhook_pk: int, state: DeliveryState, kept: int) -> sa.Select[int]:
+    """Select the latest delivery that is not among the last ``kept``."""
+    own = (deliveries.c.webhook_pk == webhook_pk) & (deliveries.c.state == state)
+    return sa.select(deliveries.c.pk).where(own).order_by(deliveries.c.pk.desc()).offset(kept).limit(1)
+
+
+# Built once: building a statement takes longer in SQLAlchemy than SQLite takes to run it.
+STATE: Final = sa.select(deliveries.c.state).where(deliveries.c.pk == sa.bindparam("delivery"))
+KEYS: Final = ("webhook", "gallery")
+FIRST: Final = (
+    sa.select(sa.func.min(deliveries.c.pk))
+    .where(deliveries.c.state == "pending")
+    .group_by(deliveries.c.webhook_pk, deliveries.c.gallery_pk)
+)
+HEADS: Final = (
+    sa.select(deliveries.c.webhook_pk, deliveries.c.gallery_pk)
+    .where(deliveries.c.pk.in_(FIRST), deliveries.c.next_at <= sa.bindparam("now"))
+    .order_by(deliveries.c.next_at)
+)
+BODIES: Final = (
+    sa.select(
+        deliveries.c.pk,
+        deliveries.c.gallery_pk,
+        deliveries.c.attempts,
+        *(events.c.id, events.c.sealed, events.c.at),
+        *(data_keys.c.wrapped, data_keys.c.master_key),
+    )
+    .select_from(
+        deliveries.join(events, events.c.pk == deliveries.c.event_pk).outerjoin(
+            data_keys, data_keys.c.gallery_pk == deliveries.c.gallery_pk
+        )
+    )
+    .where(
+        deliveries.c.state == "pending",
+        deliveries.c.webhook_pk == sa.bindparam("webhook"),
+        deliveries.c.gallery_pk == sa.bindparam("gallery"),
+    )
+    .order_by(deliveries.c.pk)
+    .limit(BURST)
+)
+LISTED: Final = sa.select(
+    deliveries.c.pk,
+    events.c.id,
+    events.c.type,
+    galleries.c.name,
+    *(deliveries.c.state, deliveries.c.attempts, deliveries.c.status, deliveries.c.error),
+    *(events.c.at, deliveries.c.updated_at, deliveries.c.next_at),
+).select_from(
+    deliveries.join(events, events.c.pk == deliveries.c.event_pk).join(
+        galleries, galleries.c.pk == deliveries.c.gallery_pk
+    )
+)

@@ -1,0 +1,98 @@
+"""Outbox: events stored in the transaction of what they report, once for each webhook that wants them.
+
+Nothing is written if no webhook wants an event. The events of a gallery have ascending keys in the order of commits,
+because each transaction locks the gallery's audit chain, which ``service.storage.audit.log`` locks as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from service.core.errors import MasterKeyError, MasterKeyUnavailableError
+from service.domain.events import Event
+from service.domain.gallery import Gallery
+from service.security.sealing import Seal
+from service.storage.db.key_vault import Vault
+from service.storage.db.row_sealing import EVENT, subject_lookup
+from service.storage.db.tables import audit_heads, deliveries, events, galleries, subjects
+from service.storage.events.webhook_rows import read_webhooks
+
+log = logging.getLogger(__name__)
+
+
+class Origin(NamedTuple):
+    """Gallery of an event, where no whole :class:`Gallery` is at hand."""
+
+    pk: int
+    name: str
+    seal: Seal
+
+
+def publish(vault: Vault, connection: Connection, gallery: Gallery | Origin, new: Sequence[Event]) -> None:
+    """Store the events that a webhook wants, in the current writing transaction.
+
+    Left out are events of a deleted gallery, or one whose key is lost, and events about an erased subject.
+
+    Raises MasterKeyError: the webhooks cannot be opened, or the key service does not respond.
+    """
+    if not new:
+        return
+    webhooks = read_webhooks(connection, vault, lock=True)
+    wanted = [(event, [w.pk for w in webhooks if w.filter.wants(gallery.name, event)]) for event in new]
+    wanted = [(event, receivers) for event, receivers in wanted if receivers]
+    if not wanted or not _lock(connection, gallery.pk):
+        return
+    try:
+        gallery.seal.unlock()
+    except MasterKeyUnavailableError:
+        raise
+    except MasterKeyError as error:
+        log.warning("events of gallery %d are not reported: %s", gallery.pk, error.detail)
+        return
+    for event, receivers in wanted:
+        _insert(connection, gallery, event, receivers)
+
+
+def _lock(connection: Connection, gallery_pk: int) -> bool:
+    """Lock the gallery's row and its audit chain, in the order of a deletion; return whether the gallery exists."""
+    exists = connection.execute(LOCK_ROW, {"gallery": gallery_pk}).first() is not None
+    connection.execute(LOCK_CHAIN, {"gallery": gallery_pk})
+    return exists
+
+
+def _insert(connection: Connection, gallery: Gallery | Origin, event: Event, receivers: Sequence[int]) -> None:
+    lookup = None if event.subject is None else subject_lookup(gallery.seal, event.subject)
+    if lookup is not None and connection.execute(KNOWN, {"gallery": gallery.pk, "lookup": lookup}).first() is None:
+        return
+    inserted = events.insert().values(
+        id=uuid.uuid4().hex,
+        gallery_pk=gallery.pk,
+        type=event.type,
+        subject=lookup,
+        sealed=gallery.seal.close_json(event.document(gallery.name), EVENT),
+        at=event.at,
+    )
+    event_pk: int = connection.execute(inserted.returning(events.c.pk)).scalar_one()
+    row = {"gallery_pk": gallery.pk, "event_pk": event_pk, "state": "pending", "attempts": 0}
+    times = {"next_at": event.at, "updated_at": event.at}
+    connection.execute(deliveries.insert(), [{"webhook_pk": pk, **row, **times} for pk in receivers])
+
+
+# Built once: building a statement takes longer in SQLAlchemy than SQLite takes to run it.
+LOCK_ROW: Final = (
+    sa.select(galleries.c.pk)
+    .where(galleries.c.pk == sa.bindparam("gallery"))
+    .with_for_update(read=True, key_share=True)
+)
+LOCK_CHAIN: Final = (
+    sa.select(audit_heads.c.chain).where(audit_heads.c.chain == sa.bindparam("gallery")).with_for_update()
+)
+KNOWN: Final = sa.select(subjects.c.pk).where(
+    subjects.c.gallery_pk == sa.bindparam("gallery"), subjects.c.lookup == sa.bindparam("lookup")
+)

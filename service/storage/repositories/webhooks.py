@@ -1,0 +1,69 @@
+"""Webhooks: creation, listing and deletion. A webhook is never changed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from service.core.errors import StorageBusyError, TooManyWebhooksError, WebhookNotFoundError
+from service.domain.events import EventFilter
+from service.security.webhook_signature import new_secret
+from service.storage.audit.log import record
+from service.storage.db.engine import Database
+from service.storage.db.tables import webhooks
+from service.storage.events.webhook_rows import Webhook, read_webhooks, seal_webhook, webhook_seal
+
+MAX_WEBHOOKS: Final = 100
+"""Every write to a gallery opens all webhooks, in about 10 microseconds each."""
+_CONFLICT: Final = StorageBusyError("another webhook was written at the same time")
+
+
+class WebhookStore:
+    """Webhooks in SQL. Every method is one transaction and blocks.
+
+    Writes and decisions that begin after :meth:`create` returned are reported; galleries are read with the filters of
+    their decisions (``Gallery.listeners``).
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create(self, url: str, name: str | None, chosen: EventFilter) -> Webhook:
+        """Create a webhook with a new secret. Raises TooManyWebhooksError."""
+        with self._database.write(_CONFLICT) as connection:
+            count = connection.execute(sa.select(sa.func.count()).select_from(webhooks)).scalar_one()
+            if count >= MAX_WEBHOOKS:
+                raise TooManyWebhooksError(f"there are {count} webhooks, the limit")
+            webhook = Webhook(0, uuid.uuid4().hex, name, url, new_secret(), chosen, datetime.now(UTC))
+            sealed = seal_webhook(webhook_seal(connection, self._database.vault), webhook)
+            row = {"id": webhook.id, "sealed": sealed, "created_at": webhook.created_at}
+            connection.execute(webhooks.insert().values(**row))
+            galleries = None if chosen.galleries is None else sorted(chosen.galleries)
+            types = None if chosen.types is None else sorted(chosen.types)
+            about: dict[str, Any] = {"webhook": webhook.id, "types": types, "galleries": galleries}
+            record(self._database.vault, connection, "webhook_created", **about)
+        return webhook
+
+    def list_all(self) -> Sequence[Webhook]:
+        """Return all webhooks, oldest first."""
+        with self._database.read() as connection:
+            return read_webhooks(connection, self._database.vault)
+
+    def get(self, webhook_id: str) -> Webhook:
+        """Raises WebhookNotFoundError."""
+        with self._database.read() as connection:
+            found = read_webhooks(connection, self._database.vault, webhooks.c.id == webhook_id)
+        if not found:
+            raise WebhookNotFoundError(f"there is no webhook {webhook_id!r}")
+        return found[0]
+
+    def delete(self, webhook_id: str) -> None:
+        """Delete a webhook with its deliveries. Raises WebhookNotFoundError."""
+        with self._database.write(_CONFLICT) as connection:
+            if connection.execute(webhooks.delete().where(webhooks.c.id == webhook_id)).rowcount == 0:
+                raise WebhookNotFoundError(f"there is no webhook {webhook_id!r}")
+            record(self._database.vault, connection, "webhook_deleted", webhook=webhook_id)

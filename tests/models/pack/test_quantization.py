@@ -1,0 +1,137 @@
+"""Any pack gets INT8 files that lose little, or none."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from models.engines.selection import EnginePreference, available_precisions, choose_engine, open_network
+from models.errors import PackError
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.manifest import VARIANTS_FILE, ModelPack
+from models.pack.quantization import choose_fp32_layers, quantize_pack
+from models.vision.specs import NetworkSpec
+from service.cli.tools.demo import varied_samples
+
+LAYERS = tuple("abcdefgh")
+
+
+def additive(**losses: float) -> Callable[[frozenset[str]], float]:
+    """Loss of a network whose quantized layers each add their own."""
+    return lambda kept: sum(losses.get(name, 0.01) for name in LAYERS if name not in kept)
+
+
+@pytest.mark.parametrize(
+    ("losses", "limit_s", "kept"),
+    [
+        ({"a": 5.0}, 60, "a"),  # the sensitive layer is enough
+        ({"c": 0.4, "g": 3.0}, 60, "ag"),
+        ({"c": 0.5, "g": 3.0, "d": 0.3}, 60, "acg"),
+        (dict.fromkeys(LAYERS, 2.0), 60, "aefgh"),  # at most half, besides the sensitive one
+        ({"c": 3.0}, 0, "a"),  # no time to measure
+    ],
+)
+def test_the_fewest_layers_stay_fp32(losses: dict[str, float], limit_s: float, kept: str) -> None:
+    found = choose_fp32_layers(LAYERS, frozenset("a"), additive(**losses), limit_s)
+    if kept == "aefgh":
+        assert len(found) == len(kept)
+    else:
+        assert found == frozenset(kept)
+
+
+@pytest.fixture
+def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelPack:
+    """Pack without a manifest and without INT8. Its speed does not count."""
+    monkeypatch.setattr("models.pack.quantization.MIN_SPEEDUP", 0.0)
+    if not any("int8" in precisions for precisions in available_precisions().values()):
+        pytest.skip("this processor has no fast INT8")
+    (tmp_path / "plain").mkdir()
+    for name in ("detector.onnx", "recognizer.onnx"):
+        shutil.copy(BUNDLED_PACK / name, tmp_path / "plain" / name)
+    return load_pack(tmp_path / "plain")
+
+
+def test_a_pack_without_a_manifest_is_quantized_and_serves_int8(plain: ModelPack) -> None:
+    results = quantize_pack(plain, varied_samples(), note="altered photos")
+    assert [(result.task, result.accepted) for result in results] == [("detection", True), ("recognition", True)]
+    made = load_pack(plain.directory)
+    made.verify()
+    assert made.recognition.fingerprint() == plain.recognition.fingerprint()
+    specs: list[NetworkSpec] = [made.detection, made.recognition]
+    for spec, result in zip(specs, results, strict=True):
+        assert choose_engine(spec, EnginePreference(), available_precisions()).precision == "int8"
+        assert "with a measured loss of" in open_network(spec, EnginePreference()).reason
+        assert 2 <= result.fp32_layers < result.layers / 2
+    (cosine,) = {result.engines[result.engine]["cosine"]["mean"] for result in results[1:]}
+    assert 0.99 < cosine < 1
+
+
+def test_a_network_that_loses_too_much_stays_as_it_is(plain: ModelPack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.pack.int8_loss.MAX_LANDMARK_SHIFT", 1e-6)
+    monkeypatch.setattr("models.pack.quantization.SEARCH_S", 0.0)
+    detection, recognition = quantize_pack(plain, varied_samples())
+    assert (detection.accepted, recognition.accepted) == (False, True)
+    (file,) = (plain.directory / "int8").iterdir()
+    assert file.name.startswith("recognizer-")
+    assert load_pack(plain.directory).detection.variants == ()
+
+
+def test_a_network_that_is_no_faster_stays_as_it_is(plain: ModelPack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.pack.quantization.MIN_SPEEDUP", 1e6)
+    assert not any(result.accepted for result in quantize_pack(plain, varied_samples()))
+    assert not load_pack(plain.directory).has_int8
+
+
+def test_an_interrupted_quantization_leaves_the_pack_as_it_was(
+    plain: ModelPack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.pack.quantization.SEARCH_S", 0.0)
+    quantize_pack(plain, varied_samples())
+    before = load_pack(plain.directory)
+    monkeypatch.setattr("models.pack.quantization.update_variants", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        quantize_pack(before, list(varied_samples())[::2])
+    after = load_pack(plain.directory)
+    after.verify()
+    assert after.detection.variants == before.detection.variants
+    monkeypatch.undo()
+    monkeypatch.setattr("models.pack.quantization.SEARCH_S", 0.0)
+    monkeypatch.setattr("models.pack.quantization.MIN_SPEEDUP", 0.0)
+    quantize_pack(before, varied_samples())
+    names = {
+        variant.path.name
+        for spec in (before.detection, before.recognition)
+        for variant in spec.variants
+        if variant.path
+    }
+    assert {file.name for file in (plain.directory / "int8").iterdir()} == names  # leftovers are removed
+
+
+def test_a_folder_of_people_measures_fnir(plain: ModelPack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.pack.int8_samples.MIN_PROBES", 2)
+    photos = list(varied_samples())
+    per_person = len(photos) // 3
+    for row, photo in enumerate(photos):
+        file = tmp_path / "people" / "abc"[row // per_person] / f"{row}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(photo).save(file)
+    recognition = quantize_pack(plain, photos, tmp_path / "people")[1]
+    rates = recognition.engines[recognition.engine]["galleries"]
+    assert list(rates) == ["fp32, probes fp32", "fp32, probes int8", "int8, probes int8"]
+    assert all(found["fnir"] == 0 for found in rates.values())  # altered copies of one photo
+    reason = choose_engine(load_pack(plain.directory).recognition, EnginePreference(), available_precisions()).reason
+    assert "FNIR 0.0% -> 0.0% at FPIR 1%" in reason
+
+
+def test_too_few_faces_are_refused(plain: ModelPack) -> None:
+    def photos() -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
+        yield from (np.zeros((64, 64, 3), np.uint8) for _ in range(4))
+
+    with pytest.raises(PackError, match="0 usable faces"):
+        quantize_pack(plain, photos())
+    assert not (plain.directory / VARIANTS_FILE).exists()

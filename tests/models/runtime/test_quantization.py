@@ -1,0 +1,67 @@
+"""Quantized networks keep delicate layers in fp32, and equal the original network closely."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from models.pack.manifest import ModelPack
+from models.runtime.onnx_files import restore_fp32_weights
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.runtime.quantization import Quantizer, quantize
+
+
+def layers(path: Path) -> dict[str, bool]:
+    """Return for every layer with weights whether its input is INT8."""
+    graph = onnx.load(str(path)).graph
+    made_by = {output: node.op_type for node in graph.node for output in node.output}
+    return {
+        node.name: made_by.get(node.input[1]) == "DequantizeLinear"
+        for node in graph.node
+        if node.op_type in ("Conv", "Gemm")
+    }
+
+
+@pytest.mark.parametrize("task", ["detection", "recognition"])
+def test_only_sensitive_layers_stay_fp32(task: str, pack: ModelPack, tmp_path: Path) -> None:
+    spec = getattr(pack, task)
+    restore_fp32_weights(spec.path, tmp_path / "wide.onnx")
+    batches = [np.random.default_rng(0).uniform(-1, 1, (2, 3, 112, 112)).astype(np.float32)] * 2
+    if task == "detection":
+        batches = [np.random.default_rng(0).uniform(-1, 1, (1, 3, 64, 96)).astype(np.float32)]
+    quantizer = Quantizer(tmp_path / "wide.onnx", batches, tmp_path)
+    kept = quantizer.sensitive
+    quantizer.write(tmp_path / "small.onnx", kept)
+    made = layers(tmp_path / "small.onnx")
+    assert {name for name, small in made.items() if not small} == kept
+    assert layers(next(v.path for v in spec.variants if v.path is not None)) == made
+    assert 2 <= len(kept) < len(made) / 2
+
+
+def test_networks_of_old_opsets_and_unnamed_layers_are_quantized(tmp_path: Path, rng: np.random.Generator) -> None:
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("Conv", ["x", "first"], ["a"], kernel_shape=[3, 3]),
+            onnx.helper.make_node("Relu", ["a"], ["b"]),
+            onnx.helper.make_node("Conv", ["b", "second"], ["c"], kernel_shape=[3, 3]),
+            onnx.helper.make_node("Relu", ["c"], ["d"]),
+            onnx.helper.make_node("Conv", ["d", "third"], ["y"], kernel_shape=[1, 1]),
+        ],
+        "old",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 3, 16, 16])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 4, 12, 12])],
+        [
+            onnx.numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
+            for name, shape in (("first", (8, 3, 3, 3)), ("second", (8, 8, 3, 3)), ("third", (4, 8, 1, 1)))
+        ],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 11)], ir_version=6)
+    onnx.save(model, tmp_path / "old.onnx")
+    batch = rng.normal(size=(8, 3, 16, 16)).astype(np.float32)
+    quantize(tmp_path / "old.onnx", tmp_path / "int8.onnx", [batch])
+    assert sum(layers(tmp_path / "int8.onnx").values()) == 1  # first and last stay fp32
+    exact, small = (OnnxNetwork(tmp_path / name).run(batch)[0] for name in ("old.onnx", "int8.onnx"))
+    assert 0 < np.abs(small - exact).max() < 0.05 * np.abs(exact).max()

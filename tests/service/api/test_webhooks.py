@@ -1,0 +1,167 @@
+"""Webhooks through the API: what a receiver gets about real decisions, and nothing for anybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kith import Kith, KithClientError
+from kith.wire.webhooks import DeliveryOut
+from service.domain.events import Event
+from service.server import embedded
+from service.settings import load_settings
+from tests.conftest import jpeg
+from tests.receivers import Receiver, receiving
+
+PHOTO_OR_VECTOR = ("image", "crop", "embedding", "vector", "face", "box", "landmarks")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Receiver]]:
+    """A service, and the receiver that it may send to."""
+    with receiving() as receiver:
+        settings = load_settings(
+            data_dir=tmp_path_factory.mktemp("webhooks"), webhook_hosts=receiver.origin, log_level="ERROR"
+        )
+        with embedded(settings) as url:
+            yield url, receiver
+
+
+@pytest.fixture
+def client(place: tuple[str, Receiver]) -> Iterator[Kith]:
+    with Kith(place[0]) as kith:
+        yield kith
+        for webhook in kith.webhooks().webhooks:
+            kith.delete_webhook(webhook.id)
+        for gallery in list(kith.galleries()):
+            kith.delete_gallery(gallery.name)
+
+
+@pytest.fixture
+def receiver(place: tuple[str, Receiver]) -> Receiver:
+    place[1].messages.clear()
+    return place[1]
+
+
+def test_decisions_arrive_as_they_were_answered(
+    client: Kith, receiver: Receiver, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8]
+) -> None:
+    made = client.create_webhook(f"{receiver.origin}/door", types=["decision", "enrollment"], galleries=["door"])
+    for name in ("door", "other"):
+        client.create_gallery(name)
+        client.enroll(name, "ada", jpeg(astronaut), face="largest")
+        client.put_subject(name, "ada", name="Ada")
+        answers = client.identify(name, jpeg(astronaut)).results + client.identify(name, jpeg(actor)).results
+        if name == "door":
+            expected = answers
+    enrolled, *decisions = receiver.wait_for(1 + len(expected))
+    assert enrolled.document["data"] == {"gallery": "door", "subject": "ada", "templates": 1}
+    assert {d.document["type"] for d in decisions} == {"decision"}
+    for message, answer in zip(decisions, expected, strict=True):
+        data, shown = message.document["data"], answer.model_dump(mode="json", exclude_none=True)
+        assert message.is_signed_by(made.secret)
+        assert data == {"gallery": "door"} | {name: shown[name] for name in data if name != "gallery"}
+        assert {"outcome", "similarity", "threshold", "false_alarm_probability", "risk"} <= set(data)
+        assert not any(word in message.body.decode() for word in PHOTO_OR_VECTOR)
+    assert [d.document["data"]["outcome"] for d in decisions] == ["identified", "unknown"]
+    assert (decisions[0].document["data"]["subject"], decisions[0].document["data"]["name"]) == ("ada", "Ada")
+
+
+def test_a_filter_keeps_other_decisions_back(
+    client: Kith, receiver: Receiver, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8]
+) -> None:
+    client.create_gallery("door")
+    client.enroll("door", "ada", jpeg(astronaut), face="largest")
+    client.create_webhook(f"{receiver.origin}/strangers", outcomes=["unknown"], types=["decision"])
+    client.create_webhook(f"{receiver.origin}/risky", min_risk=0.0001, types=["decision"])
+    client.identify("door", jpeg(astronaut))
+    client.identify("door", jpeg(actor))
+    messages = receiver.wait_for(2)
+    assert sorted((m.path, m.document["data"]["outcome"]) for m in messages) == [
+        ("/risky", "unknown"),
+        ("/strangers", "unknown"),
+    ]
+
+
+def test_deliveries_are_listed_until_the_webhook_is_deleted(client: Kith, receiver: Receiver) -> None:
+    client.create_gallery("door", risk={"threshold": 0.9})
+    made = client.create_webhook(f"{receiver.origin}/listed", types=["decision"])
+    dimension = client.model().dimension
+    for row in np.eye(3, dimension):
+        client.identify("door", embeddings=[row])
+    messages = receiver.wait_for(3)
+
+    def listed() -> list[DeliveryOut]:
+        return list(client.deliveries(made.id, states=["delivered"]))
+
+    found = waited(listed, 3)
+    assert [d.event for d in found] == [m.id for m in messages][::-1]
+    assert {(d.type, d.gallery, d.attempts, d.status, d.next_at) for d in found} == {("decision", "door", 1, 204, None)}
+    assert list(client.deliveries(made.id, states=["dead"])) == []
+    assert client.webhook(made.id).model_dump() == made.model_dump(exclude={"secret"})
+    assert client.test_webhook(made.id).delivered
+    assert receiver.wait_for(4)[-1].document["type"] == "test"
+    client.delete_webhook(made.id)
+    with pytest.raises(KithClientError, match="webhook_not_found"):
+        list(client.deliveries(made.id))
+    client.identify("door", embeddings=[np.eye(1, dimension)[0]])
+    assert client.webhooks().webhooks == []
+
+
+def waited(read: Callable[[], list[DeliveryOut]], count: int) -> list[DeliveryOut]:
+    """Read until there are ``count``: a result is recorded after the receiver has answered."""
+    for _ in range(10_000):
+        if len(found := read()) >= count:
+            return found
+    raise AssertionError(f"{len(found)} deliveries instead of {count}")
+
+
+def test_addresses_that_the_operator_did_not_allow_are_refused(client: Kith, tmp_path: Path) -> None:
+    for url in ("http://127.0.0.1:1/", "https://receiver.example/", "http://localhost:8000/v1/galleries"):
+        with pytest.raises(KithClientError, match="webhook_refused"):
+            client.create_webhook(url)
+    settings = load_settings(data_dir=tmp_path, log_level="ERROR")
+    with embedded(settings) as url, Kith(url) as kith, pytest.raises(KithClientError, match="are disabled"):
+        kith.create_webhook("https://receiver.example/")
+
+
+def test_webhooks_need_a_key_for_all_galleries(tmp_path: Path) -> None:
+    with receiving() as receiver:
+        settings = load_settings(data_dir=tmp_path, webhook_hosts=receiver.origin, log_level="ERROR")
+        with embedded(settings) as url, Kith(url) as anonymous:
+            admin = anonymous.create_key("admin", ["admin"]).token
+            with Kith(url, admin) as kith:
+                some = kith.create_key("some", ["admin"], galleries=["door"]).token
+                reader = kith.create_key("reader", ["read"]).token
+                kith.create_webhook(receiver.origin)
+            for token in (some, reader):
+                with Kith(url, token) as kith, pytest.raises(KithClientError, match="forbidden"):
+                    kith.webhooks()
+            shown = httpx.get(f"{url}/v1/webhooks", headers={"X-API-Key": admin}).text
+            assert "whsec_" not in shown
+            with Kith(url, admin) as kith:
+                assert "webhook_created" in [line.event for line in kith.audit()]
+
+
+def test_decisions_are_refused_if_they_cannot_be_reported(
+    place: tuple[str, Receiver], client: Kith, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decision whose event is not stored is not acknowledged either."""
+    client.create_gallery("door", risk={"threshold": 0.9})
+    client.create_webhook(receiver.origin, types=["decision"])
+    probe = np.eye(1, client.model().dimension)[0]
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Event, "document", fail)
+        with Kith(place[0], attempts=1) as once, pytest.raises(KithClientError, match="audit_unwritten"):
+            once.identify("door", embeddings=[probe])
+    client.identify("door", embeddings=[probe])
+    assert receiver.wait_for(1)[0].document["data"]["outcome"] == "unknown"

@@ -1,0 +1,39 @@
+"""Drift is reported once when it appears, and once when it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from service.domain.events import EventFilter
+from service.domain.gallery import GallerySettings
+from service.observability.drift import WINDOW, Decided, Watches
+from service.services.drift_reports import DriftReports
+from service.storage.events.deliveries import DeliveryStore
+from service.storage.repositories.store import Store
+from service.storage.repositories.webhooks import WebhookStore
+from tests.databases import open_database
+
+
+def test_drift_is_reported_when_it_changes(tmp_path: Path) -> None:
+    database = open_database(f"sqlite:///{tmp_path / 'kith.db'}")
+    store, watches = Store(database), Watches({})
+    gallery = store.galleries.create("g", "f" * 32, 8, GallerySettings())
+    WebhookStore(database).create("https://receiver.example/", None, EventFilter())
+    reports, watch = DriftReports(store, watches), watches.of(gallery.pk, "g", gallery.fingerprint)
+
+    def told() -> list[str]:
+        reports.look()
+        due = DeliveryStore(database).due(set(), 9, 9)
+        return [json.loads(d.body)["data"]["state"] for _, _, stream in due for d in stream if d.body is not None]
+
+    watch.add([Decided("identified")] * WINDOW)
+    assert told() == []
+    watch.add([Decided("unknown")] * WINDOW)
+    assert [told(), told()] == [["drifted"], ["drifted"]]
+    watch.add([Decided("unknown")] * 2 * WINDOW)
+    assert [told(), told()] == [["drifted", "ok"]] * 2
+    store.galleries.delete("g")
+    watch.add([Decided("identified")] * WINDOW)
+    assert told() == []
+    store.close()

@@ -1,0 +1,82 @@
+"""Annotated photos: which faces count, and which kind a photo is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from training.config import ConfigError
+from training.detection.photos import MAX_PHOTO_SIDE_PX, load_annotated, load_training_photos
+
+FACE = {"landmarks": [[1.0, 1.0]] * 5, "score": 0.9}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, astronaut: NDArray[np.uint8]) -> Path:
+    cv2.imwrite(str(tmp_path / "a.png"), cv2.resize(astronaut, (1000, 500)))
+    return tmp_path
+
+
+def annotate(folder: Path, *rows: dict[str, object]) -> None:
+    text = "".join(json.dumps({"file": "a.png", **row}) + "\n" for row in rows)
+    (folder / "annotations.jsonl").write_text(text)
+
+
+def test_photos_are_sorted_by_their_largest_certain_face(folder: Path) -> None:
+    large, small = [100, 50, 600, 450], [100, 50, 160, 110]
+    annotate(
+        folder,
+        {"faces": [{**FACE, "box_xyxy": large}]},
+        {"faces": [{**FACE, "box_xyxy": small}]},
+        {"faces": [{**FACE, "box_xyxy": large, "score": 0.4}]},
+        {},
+    )
+    photos = load_training_photos([folder])
+    assert photos.counts() == {"scenes": 2, "portraits": 1, "backgrounds": 1}
+    assert [photo.doubtful.tolist() for photo in photos.scenes] == [[False], [True]]
+
+
+def test_large_photos_are_scaled_with_their_faces(folder: Path) -> None:
+    annotate(folder, {"faces": [{**FACE, "box_xyxy": [100, 50, 600, 450]}]})
+    (photo,) = load_annotated(folder)
+    scale = MAX_PHOTO_SIDE_PX / 1000
+    assert photo.image.shape[:2] == (round(500 * scale), MAX_PHOTO_SIDE_PX)
+    assert photo.boxes[0] == pytest.approx(np.array([100, 50, 600, 450]) * scale)
+    assert photo.points[0, 0] == pytest.approx([scale, scale])
+
+
+def test_annotated_boxes_win_and_other_detections_are_doubtful(folder: Path) -> None:
+    seen = [{**FACE, "box_xyxy": [0, 0, 48, 52]}, {**FACE, "box_xyxy": [300, 300, 350, 350]}]
+    annotate(folder, {"boxes_xyxy": [[0, 0, 50, 50]], "yunet": seen, "split": "val"})
+    assert load_annotated(folder, "train") == []
+    (photo,) = load_annotated(folder, "val")
+    assert photo.doubtful.tolist() == [False, True]
+    assert np.isfinite(photo.points).all()
+
+
+def test_boxes_need_no_detector(folder: Path) -> None:
+    annotate(folder, {"boxes_xyxy": [[0, 0, 50, 50]]})
+    (photo,) = load_annotated(folder)
+    assert photo.boxes.shape == (1, 4)
+    assert np.isnan(photo.points).all()
+    (folder / "annotations.jsonl").write_text("{")
+    with pytest.raises(ConfigError, match="not JSON lines"):
+        load_annotated(folder)
+
+
+def test_at_most_limit_photos_are_read(folder: Path) -> None:
+    annotate(folder, {}, {}, {}, {}, {})
+    assert len(load_annotated(folder, limit=2)) == 2
+
+
+def test_folders_without_annotations_or_faces_are_rejected(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="kith-train annotate"):
+        load_annotated(folder)
+    annotate(folder, {})
+    with pytest.raises(ConfigError, match="no photo has a face"):
+        load_training_photos([folder])

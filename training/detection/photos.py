@@ -1,0 +1,156 @@
+"""Photos with annotated faces, and what each teaches the detector."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.vision.detection import downscale
+from training.config import ConfigError
+from training.data.identities import map_in_threads, read_rgb
+
+ANNOTATIONS: Final = "annotations.jsonl"
+MAX_PHOTO_SIDE_PX: Final = 768
+"""Photos are kept in memory; crops are at most this large."""
+MIN_FACE_SCORE: Final = 0.7
+"""Faces found with a lower score are neither learned nor background."""
+PORTRAIT_SHARE: Final = 0.4
+"""Size of a portrait's face, as a share of the photo's longer side."""
+
+
+@dataclass(frozen=True)
+class AnnotatedPhoto:
+    """One photo with its faces.
+
+    Attributes:
+        image: (H, W, 3) uint8 RGB.
+        boxes: (n, 4) x0, y0, x1, y1 in pixels.
+        points: (n, 5, 2) landmarks in pixels, NaN where unknown.
+        doubtful: (n,) faces that a detector found, but nobody annotated or its score is low.
+    """
+
+    image: NDArray[np.uint8]
+    boxes: NDArray[np.float32]
+    points: NDArray[np.float32]
+    doubtful: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class TrainingPhotos:
+    """Photos of one training run, by what their crops teach.
+
+    Attributes:
+        scenes: faces in their surroundings.
+        portraits: one face fills the photo. They also become the faces of composed pages.
+        backgrounds: no faces.
+    """
+
+    scenes: list[AnnotatedPhoto]
+    portraits: list[AnnotatedPhoto]
+    backgrounds: list[AnnotatedPhoto]
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of photos of each kind."""
+        return {
+            "scenes": len(self.scenes),
+            "portraits": len(self.portraits),
+            "backgrounds": len(self.backgrounds),
+        }
+
+
+def load_training_photos(folders: Sequence[Path]) -> TrainingPhotos:
+    """Read the training photos of annotated folders. Raises ConfigError as `load_annotated`, or if no photo has a
+    face."""
+    photos = [photo for folder in folders for photo in load_annotated(folder, "train")]
+    sorted_photos = sort_photos(photos)
+    if not sorted_photos.scenes and not sorted_photos.portraits:
+        raise ConfigError("no photo has a face. Run kith-train annotate on a folder of photos of people")
+    return sorted_photos
+
+
+def sort_photos(photos: Iterable[AnnotatedPhoto]) -> TrainingPhotos:
+    """Sort photos by the size of their largest face."""
+    kinds = TrainingPhotos([], [], [])
+    for photo in photos:
+        sizes = np.sqrt((photo.boxes[:, 2:] - photo.boxes[:, :2]).prod(1))[~photo.doubtful]
+        if not len(photo.boxes):
+            kinds.backgrounds.append(photo)
+        elif len(sizes) and sizes.max() >= PORTRAIT_SHARE * max(photo.image.shape[:2]):
+            kinds.portraits.append(photo)
+        else:
+            kinds.scenes.append(photo)
+    return kinds
+
+
+def load_annotated(root: Path, split: str | None = None, limit: int | None = None) -> list[AnnotatedPhoto]:
+    """Read ``root/annotations.jsonl`` and its photos, scaled to at most MAX_PHOTO_SIDE_PX.
+
+    Args:
+        split: only photos of this split; photos without one count as ``train``.
+        limit: maximum number of photos, evenly spaced.
+
+    Boxes are manual annotations (``boxes_xyxy``) where present, else those of a detector (``faces``, or ``yunet``);
+    its faces below MIN_FACE_SCORE are doubtful. Landmarks come from overlapping faces of the detector. Raises
+    ConfigError if the annotations are missing or a photo cannot be decoded.
+    """
+    annotations = root / ANNOTATIONS
+    if not annotations.is_file():
+        raise ConfigError(f"{annotations} does not exist. Write it with kith-train annotate {root}")
+    try:
+        rows = [json.loads(line) for line in annotations.read_text(encoding="utf-8").splitlines() if line]
+    except ValueError as error:
+        raise ConfigError(f"{annotations} is not JSON lines: {error}") from error
+    rows = [row for row in rows if split is None or row.get("split", "train") == split]
+    if limit is not None and limit < len(rows):
+        rows = [rows[i] for i in np.linspace(0, len(rows) - 1, limit).astype(int)]
+    return list(map_in_threads(lambda row: _annotated(read_rgb(root / row["file"]), row), rows))
+
+
+def _annotated(image: NDArray[np.uint8], row: dict[str, Any]) -> AnnotatedPhoto:
+    found = row.get("yunet", row.get("faces", []))
+    seen = np.array([f["box_xyxy"] for f in found], np.float32).reshape(-1, 4)
+    seen_points = np.array([f["landmarks"] for f in found], np.float32).reshape(-1, 5, 2)
+    if "boxes_xyxy" not in row:
+        doubtful = np.array([f["score"] < MIN_FACE_SCORE for f in found], bool)
+        return _shrunk(AnnotatedPhoto(image, seen, seen_points, doubtful))
+    boxes = np.array(row["boxes_xyxy"], np.float32).reshape(-1, 4)
+    points = np.full((len(boxes), 5, 2), np.nan, np.float32)
+    overlap = iou_matrix(boxes, seen)
+    if overlap.size:
+        best = overlap.argmax(1)
+        matched = overlap[np.arange(len(boxes)), best] >= 0.4
+        points[matched] = seen_points[best[matched]]
+    extra = (overlap.max(0) < 0.3) if len(boxes) else np.ones(len(seen), bool)
+    return _shrunk(
+        AnnotatedPhoto(
+            image,
+            np.concatenate([boxes, seen[extra]]),
+            np.concatenate([points, seen_points[extra]]),
+            np.concatenate([np.zeros(len(boxes), bool), np.ones(int(extra.sum()), bool)]),
+        )
+    )
+
+
+def _shrunk(photo: AnnotatedPhoto) -> AnnotatedPhoto:
+    scale = MAX_PHOTO_SIDE_PX / max(photo.image.shape[:2])
+    if scale >= 1:
+        return photo
+    return replace(photo, image=downscale(photo.image, scale), boxes=photo.boxes * scale, points=photo.points * scale)
+
+
+def iou_matrix(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return (n, m) intersection over union of (n, 4) and (m, 4) boxes."""
+    lower = np.maximum(a[:, None, :2], b[None, :, :2])
+    upper = np.minimum(a[:, None, 2:], b[None, :, 2:])
+    shared = np.clip(upper - lower, 0, None).prod(2)
+    area_a, area_b = (a[:, 2:] - a[:, :2]).prod(1), (b[:, 2:] - b[:, :2]).prod(1)
+    result: NDArray[np.float32] = (shared / np.maximum(area_a[:, None] + area_b[None] - shared, 1e-6)).astype(
+        np.float32
+    )
+    return result
