@@ -67,6 +67,8 @@ was answered with 200; a system whose latency is beyond the warm-up is shown fas
 come from a queue that fills."""
 MANY_PHOTOS: Final = ("photos_per_s", lambda ratio: ratio >= 4)
 MORE_PHOTOS: Final = ("photos_per_s", lambda ratio: ratio >= 1.5)
+MAX_WAITING: Final = 2.0
+"""Ratio of one client's p50 to the processor time of a photo above which the server waits for something."""
 Document = dict[str, Any]
 
 
@@ -279,7 +281,7 @@ def rows(measured: Document) -> list[str]:
 
 def quoted(document: Document) -> str:
     """Return the part that docs/performance.md quotes."""
-    return "\n".join([BEGIN, "", *summary(document), "", *taken(document), "", END])
+    return "\n".join([BEGIN, "", *summary(document), "", *one_client(document), "", *taken(document), "", END])
 
 
 def taken(document: Document) -> list[str]:
@@ -324,6 +326,26 @@ def summary(document: Document) -> list[str]:
     return lines
 
 
+def one_client(document: Document) -> list[str]:
+    """Format the times of one kept-alive client: median, minimum and maximum of the rounds.
+
+    The processor works on such a client's photo all the time. A p50 above twice its processor time is spent waiting,
+    as for a client's delayed acknowledgment.
+    """
+    lines = [
+        "| Photos, one kept-alive client | p50 ms | p99 ms | p50 / processor time a photo |",
+        "|---|---|---|---|",
+    ]
+    for name, stored in document["sets"].items():
+        for system, figures in stored["clients"].get("1", {"systems": {}})["systems"].items():
+            if system in OWN:
+                share = figures["p50_ms"]["median"] / figures["cpu_ms_per_photo"]["median"]
+                waits = " **waits**" if share > MAX_WAITING else ""
+                times = " | ".join(in_words(figures[key]) for key in ("p50_ms", "p99_ms"))
+                lines.append(f"| {name}, {system} | {times} | {share:.2f}{waits} |")
+    return lines
+
+
 def in_words(ratio: Mapping[str, float]) -> str:
     return f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
 
@@ -357,7 +379,7 @@ def report(document: Document) -> str:
         "Each section below is from one run, by turns; which from which code, and in which numbers:",
         "",
     ]
-    lines += [*taken(document), "", *goals(document), "", *summary(document), ""]
+    lines += [*taken(document), "", *goals(document), "", *summary(document), "", *one_client(document), ""]
     for name, stored in document["sets"].items():
         for clients, measured in stored["clients"].items():
             title = f"{name}, {clients} client{'s' * (clients != '1')}: {stored['title']}"

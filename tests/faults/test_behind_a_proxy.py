@@ -36,6 +36,7 @@ from tests.faults import LONG
 from tests.faults.servers import Server, free_port, serving
 from tests.milvus_lite import MilvusLite
 from tests.postgres import Postgres
+from tests.service.api.http.test_kept_alive import DELAYED_ACK_S, usual_time_s
 
 pytestmark = pytest.mark.long
 
@@ -194,6 +195,12 @@ def test_one_node_of_two_is_enough(node: str, astronaut: NDArray[np.uint8]) -> N
         with Kith(url, KEY, attempts=1) as kith:
             for _ in range(4):
                 assert kith.detect(jpeg(astronaut)).images
+
+
+def test_answers_through_the_proxy_leave_at_once(node: str) -> None:
+    with proxy(node, node) as url:
+        until(lambda: status(f"{url}/readyz") == 200)
+        assert usual_time_s(url.removeprefix("http://")) < DELAYED_ACK_S / 2
 
 
 def test_an_address_that_is_made_up_is_not_passed_on(node: str) -> None:
