@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from service.api.http.permissions import Caller
+from service.core.deadlines import current_deadline
 from service.core.errors import ProbeBudgetError
 from service.domain.gallery import Gallery
 from service.observability.metrics import Metrics
@@ -65,25 +66,31 @@ class ProbeBudget:
 
     @asynccontextmanager
     async def taken(
-        self, caller: Caller, gallery: Gallery | None, probes: int, near_miss_cost: int = NEAR_MISS_COST
+        self, caller: Caller, gallery: Gallery | None, embeddings: int = 0, photos: int = 0
     ) -> AsyncIterator[None]:
-        """Take one token per probe, before it is compared. ``gallery``: None if there are no probes.
+        """Take one token per probe, before it is compared. Not charged: a caller who may export templates anyway.
 
-        Until the block ends, each probe may become a near miss: a request waits while the pending ones could use up the
-        caller's tokens. Otherwise concurrent requests would all pass before the first of them is charged.
+        Until the block ends, each probe may become a near miss: a request waits while those of other requests could use
+        up the caller's tokens. Otherwise concurrent requests would all pass before the first of them is charged. A
+        request takes all its tokens in one block, since a second one would wait for the first.
+
+        Args:
+            gallery: None if there are no probes.
+            photos: number of photos that are compared at a risk chosen in the request.
 
         Raises:
             ProbeBudgetError: the caller has too few tokens.
+            DeadlineExceededError, ClientGoneError: the request ended while it waited.
             AuditWriteError: as AuditWriter.probed.
         """
-        if gallery is None or not probes:
+        probes = embeddings + photos
+        if gallery is None or not probes or caller.may_export:
             yield
             return
         tally = self._tallies.setdefault(caller.name, _Tally())
-        possible = probes * near_miss_cost
+        possible = embeddings * NEAR_MISS_COST + photos * PHOTO_NEAR_MISS_COST
         while tally.pending and tally.pending + possible > self._left(caller):
-            tally.waiting.append(asyncio.get_running_loop().create_future())
-            await tally.waiting[-1]
+            await self._wait(tally)
         await self._take(caller, gallery, probes, tally)
         tally.pending += possible
         try:
@@ -94,6 +101,15 @@ class ProbeBudget:
             for each in waiting:
                 if not each.done():
                     each.set_result(None)
+
+    @staticmethod
+    async def _wait(tally: _Tally) -> None:
+        """Wait until a request with pending probes ends, or the current request's deadline."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if (deadline := current_deadline()) is not None:
+            deadline.bind(turn)
+        tally.waiting.append(turn)
+        await turn
 
     def _left(self, caller: Caller) -> float:
         return self._buckets.left(caller.name, self._limit, time.monotonic())
@@ -116,8 +132,11 @@ class ProbeBudget:
     async def charge_near_misses(
         self, caller: Caller, gallery: Gallery, near_misses: int, near_miss_cost: int = NEAR_MISS_COST
     ) -> None:
-        """Charge the extra cost of near misses. Raises AuditWriteError as AuditWriter.probed."""
-        if not near_misses:
+        """Charge the extra cost of near misses, unless the caller may export templates.
+
+        Raises AuditWriteError as AuditWriter.probed.
+        """
+        if not near_misses or caller.may_export:
             return
         self._buckets.charge(caller.name, self._limit, time.monotonic(), near_misses * (near_miss_cost - 1))
         tally = self._tallies.setdefault(caller.name, _Tally())

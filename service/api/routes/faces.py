@@ -131,7 +131,7 @@ async def verify(request: Request, context: ContextDep, caller: CallerDep) -> Re
     cost = PHOTO_NEAR_MISS_COST if photo else NEAR_MISS_COST
     chosen_risk = body.risk is not None and not caller.may_export
     probed = galleries[names[0]] if names and (chosen_risk or not photo) else None
-    async with context.probes.taken(caller, probed, 1, cost):
+    async with context.probes.taken(caller, probed, int(not photo), int(photo)):
         return await _verify(context, body, caller, galleries, probed, cost)
 
 

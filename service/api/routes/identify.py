@@ -98,10 +98,7 @@ async def identify_in(
     if body.recognizer is not None or body.embeddings:
         check_recognizer(found, body.recognizer)
     photos = len(body.photos) if _chooses_risk(body, found, caller) else 0
-    async with (
-        context.probes.taken(caller, found, len(body.embeddings)),
-        context.probes.taken(caller, found, photos, PHOTO_NEAR_MISS_COST),
-    ):
+    async with context.probes.taken(caller, found, len(body.embeddings), photos):
         return served, await _identify(context, found, served, body, caller)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2 as httpx
 import numpy as np
@@ -17,13 +19,19 @@ from numpy.typing import NDArray
 from kith import Kith, KithClientError, Risk
 from kith.wire.verification import SideOut, VerifyOut
 from models.runtime.network import Float
-from service.api.http.probe_budget import MIN_AUDITED_NEAR_MISSES, NEAR_MISS_COST
+from service.api.http.permissions import Caller
+from service.api.http.probe_budget import MIN_AUDITED_NEAR_MISSES, NEAR_MISS_COST, ProbeBudget
 from service.cli.commands import faces
+from service.core.deadlines import Deadline
+from service.core.errors import DeadlineExceededError
 from service.domain.decision import SIMILARITY_STEP, Thresholds
+from service.domain.gallery import Gallery
+from service.observability.metrics import Metrics
 from service.security.api_keys import Rights, Scope
 from service.security.rate_limits import Buckets, Limit
 from service.server import embedded
 from service.settings import Settings, load_settings
+from service.storage.audit.writer import AuditWriter
 from service.storage.repositories.api_keys import KeyStore
 from tests.conftest import jpeg
 from tests.databases import open_database
@@ -262,10 +270,9 @@ def test_a_request_takes_few_embeddings_by_default(tmp_path: Path, monkeypatch: 
     assert load_settings(data_dir=tmp_path).max_embeddings == 16
 
 
-@pytest.mark.parametrize("guarded_caller", ["key", "operator"])
-def test_an_exhausted_budget_rejects_probes_and_is_audited(guarded: House, guarded_caller: str) -> None:
+def test_an_exhausted_budget_rejects_probes_and_is_audited(guarded: House) -> None:
     """The burst is two tokens; a near miss costs many times as much."""
-    token = guarded.token("identify") if guarded_caller == "key" else OPERATOR
+    token = guarded.token("identify")
     with guarded.key("admin") as another:
         (own,) = another.identify(STAFF, embeddings=[guarded.near(0.0)]).results
     assert own.threshold is not None and own.review_threshold is not None
@@ -316,6 +323,54 @@ def test_concurrent_requests_do_not_pass_the_budget_together(guarded: House, rou
         told = Counter(threads.map(ask, range(32)))
     near_miss = "inconsistent_template" if route == "enroll" else "uncertain"
     assert told == {near_miss: 1, "probe_budget": 31}
+
+
+def test_a_caller_that_may_export_is_not_charged(guarded: House) -> None:
+    """It could read the templates themselves."""
+    (own,) = guarded.admin.identify(STAFF, embeddings=[guarded.near(0.0)]).results
+    assert own.threshold is not None and own.review_threshold is not None
+    border = guarded.near((own.threshold + own.review_threshold) / 2)
+    with guarded.key("admin") as key:
+        for caller in (guarded.admin, key):
+            for _ in range(3):
+                assert caller.identify(STAFF, embeddings=[border]).results[0].outcome == "uncertain"
+                caller.verify(border, (STAFF, "ada"))
+            with pytest.raises(KithClientError) as refused:
+                caller.enroll(STAFF, "ada", embeddings=[guarded.near(0.0)])
+            assert code(refused) == "inconsistent_template"
+    assert not guarded.audit("probed")
+
+
+def test_embeddings_and_photos_of_one_request_do_not_wait_for_each_other(
+    tmp_path: Path, actor: NDArray[np.uint8]
+) -> None:
+    """After some near misses, the tokens left do not cover what the whole request might cost."""
+    settings = load_settings(data_dir=tmp_path, api_key=OPERATOR, log_level="WARNING", deadline_s=20)
+    with contextmanager(opened)(settings) as house, house.key("identify") as key:
+        (own,) = house.admin.identify(STAFF, embeddings=[house.near(0.0)]).results
+        assert own.threshold is not None and own.review_threshold is not None
+        border = house.near((own.threshold + own.review_threshold) / 2)
+        for _ in range(9):
+            assert key.identify(STAFF, embeddings=[border]).results[0].outcome == "uncertain"
+        far = [house.near(0.0, seed) for seed in range(16)]
+        for _ in range(2):
+            results = key.identify(STAFF, jpeg(actor), embeddings=far, risk={"fpir": 0.02}).results
+            assert len(results) == 17
+
+
+def test_a_request_that_waits_for_tokens_ends_at_its_deadline() -> None:
+    async def wait() -> None:
+        budget = ProbeBudget(1.0, cast(AuditWriter, None), Metrics((), ()))
+        caller, gallery = Caller("key", Rights(frozenset({"identify"}), None)), cast(Gallery, object())
+        async with budget.taken(caller, gallery, embeddings=12):
+            with Deadline(0.1) as deadline, pytest.raises(DeadlineExceededError):
+                deadline.begin()
+                async with budget.taken(caller, gallery, embeddings=12):
+                    pytest.fail("the tokens do not cover both")
+        async with budget.taken(caller, gallery, embeddings=12):
+            pass
+
+    asyncio.run(wait())
 
 
 def test_photos_do_not_use_the_budget(guarded: House, actor: NDArray[np.uint8]) -> None:
