@@ -75,6 +75,7 @@ from service.security.outbound_http import OutboundHttp
 from service.services.bulk_enrollment import KIND, BulkEnrollment
 from service.services.drift_reports import DriftReports
 from service.services.gallery_risks import GalleryRisks
+from service.services.heavy_work import HeavyWork
 from service.services.housekeeping import Housekeeping
 from service.services.job_runner import Runner
 from service.services.key_usage import KeyUses
@@ -199,6 +200,7 @@ class _ContextBuilder:
             pipeline=self.pipeline,
             watches=self.watches,
             telemetry=self.telemetry,
+            heavy=HeavyWork(),
             jobs=self.runner,
             spool=self.spool,
             transfers=self.transfers,

@@ -134,10 +134,12 @@ class GalleryRisks:
             for key in [key for key in self._known if key[0] == gallery.pk]:
                 del self._known[key]
 
-    def refresh(self, name: str, always: bool = False, generation: int | None = None) -> StoredEvidence:
-        """Derive a gallery's evidence if it is stale, or ``always``; return the stored evidence.
+    def refresh(self, name: str, exact: bool = False, generation: int | None = None) -> StoredEvidence:
+        """Derive a gallery's evidence if it is stale; return the stored evidence.
 
-        ``generation``: generation of vectors to use; default: the current one.
+        Args:
+            exact: also derive it if any template changed.
+            generation: generation of vectors to use; default: the current one.
 
         Raises:
             GalleryNotFoundError: there is no such gallery.
@@ -149,7 +151,7 @@ class GalleryRisks:
             if generation is not None:
                 gallery = gallery.at_generation(generation)
             stored = self._store.evidence.get(gallery)
-            if stored is not None and not always and not self.is_stale(gallery, stored):
+            if stored is not None and not self.is_stale(gallery, stored, 0.0 if exact else STALE_SHARE):
                 return stored
             snapshot = self._store.changes.snapshot(gallery)
             scores = impostor_evidence(snapshot, gallery.settings.fusion)
@@ -170,11 +172,15 @@ class GalleryRisks:
             self._store.evidence.put(gallery, new, event, details)
             return new
 
-    def is_stale(self, gallery: Gallery, stored: StoredEvidence) -> bool:
-        """Return whether an earlier release derived it, too many templates changed, or the trimmed log cannot tell."""
+    def is_stale(self, gallery: Gallery, stored: StoredEvidence, share: float = STALE_SHARE) -> bool:
+        """Return whether the evidence must be derived again.
+
+        That is so if more than this share of templates changed, or the trimmed log cannot tell, or an earlier release
+        derived it.
+        """
         if stored.fusion != gallery.settings.fusion or stored.sequence < gallery.log_floor or is_outdated(stored):
             return True
-        return self._store.changes.count_after(gallery, stored.sequence) > STALE_SHARE * stored.templates
+        return self._store.changes.count_after(gallery, stored.sequence) > share * stored.templates
 
     def _follow(self, name: str, generation: int) -> None:
         with self._lock:

@@ -19,6 +19,7 @@ from service.inference.recognizers import Recognizers
 from service.inference.url_fetching import UrlFetcher
 from service.observability.drift import Watches
 from service.observability.metrics import Metrics
+from service.services.heavy_work import HeavyWork
 from service.services.job_runner import Runner
 from service.services.key_usage import KeyUses
 from service.services.metrics_export import MetricsExport
@@ -58,6 +59,7 @@ class Context:
     pipeline: Pipeline
     watches: Watches
     telemetry: MetricsExport
+    heavy: HeavyWork
     jobs: Runner
     spool: Spool
     transfers: Transfers

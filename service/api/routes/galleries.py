@@ -139,7 +139,8 @@ async def check_hygiene(
 ) -> HygieneOut:
     """Find duplicate subjects, mislabeled templates and lookalikes, with the odds of each. Changes nothing.
 
-    The first request after a change of the gallery takes seconds for 10,000 templates.
+    The first request after a change of the gallery takes seconds for 10,000 templates. Concurrent requests share it,
+    and other requests are served meanwhile.
     """
     found = await context.run(context.store.galleries.get, gallery)
     after = open_cursor_numbers(found.seal, cursor, 4)
@@ -148,13 +149,15 @@ async def check_hygiene(
     if calibration is None:
         raise RiskUncalibratedError("hygiene needs a calibrated recognizer")
 
-    def page() -> HygieneOut:
-        report = context.store.cache.findings(
-            found, lambda: find_problems(context.store.changes.snapshot(found), calibration)
-        )
-        return _hygiene_page(context.store, found, report, after, limit)
+    def inspect() -> HygieneReport:
+        findings = find_problems(context.store.changes.snapshot(found), calibration)
+        context.store.cache.add_findings(found, findings)
+        return findings
 
-    return await context.run(page)
+    report = context.store.cache.findings(found)
+    if report is None:
+        report = await context.heavy.run(("hygiene", found.pk, found.version), inspect)
+    return await context.run(_hygiene_page, context.store, found, report, after, limit)
 
 
 def _hygiene_page(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -11,7 +13,7 @@ from service.api.http.context import Context, ContextDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath
 from service.api.http.routing import PermittedRoute
-from service.core.errors import RiskUncalibratedError
+from service.core.errors import GalleryMovedError, RiskUncalibratedError
 from service.domain import risk_report
 from service.domain.decision import thresholds_for
 from service.domain.gallery import Gallery
@@ -43,9 +45,12 @@ async def calibrate(
     context: ContextDep,
     fpir: Targets = list(risk_report.TARGETS),  # noqa: B006
 ) -> GalleryRiskOut:
-    """Recompute the gallery's evidence from all its templates. The response is that of GET risk."""
-    context.recognizers.for_gallery(await context.find_gallery(gallery))
-    await context.run_on_gallery(gallery, lambda found: context.pipeline.risks.refresh(found.name, True))
+    """Bring the gallery's evidence up to date with all its templates. The response is that of GET risk."""
+    found = await context.find_gallery(gallery)
+    context.recognizers.for_gallery(found)
+    refresh = partial(context.pipeline.risks.refresh, gallery, exact=True)
+    with suppress(GalleryMovedError):  # the move derives the evidence of the new recognizer
+        await context.heavy.run(("evidence", found.pk, found.version), refresh)
     return await context.run(_report, context, await context.find_gallery(gallery), fpir)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -100,14 +100,10 @@ class ReadCache:
                 self._names -= len(other.names)
                 other.names = {}
 
-    def findings(self, gallery: Gallery, inspect: Callable[[], HygieneReport]) -> HygieneReport:
-        """Return the hygiene findings of this gallery version; call ``inspect`` if they are not cached."""
+    def findings(self, gallery: Gallery) -> HygieneReport | None:
+        """Return the cached hygiene findings of this gallery version."""
         page = self.page_of(gallery)
-        if page is not None and page.findings is not None:
-            return page.findings
-        found = inspect()
-        self.add_findings(gallery, found)
-        return found
+        return None if page is None else page.findings
 
     def add_findings(self, gallery: Gallery, findings: HygieneReport) -> None:
         """Cache findings unless the gallery changed or they exceed the limit; evict the oldest of other galleries."""
