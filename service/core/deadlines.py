@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import Hashable
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Final, Self
+from weakref import WeakValueDictionary
 
 from service.core.errors import ClientGoneError, DeadlineExceededError, KithError
 
@@ -118,6 +120,20 @@ class FairSemaphore:
                 turn.set_result(None)
                 return
         self._free += 1
+
+
+class Turns:
+    """FIFO turns, one at a time for each key. For one event loop."""
+
+    def __init__(self) -> None:
+        self._turns: WeakValueDictionary[Hashable, FairSemaphore] = WeakValueDictionary()
+
+    def of(self, key: Hashable) -> FairSemaphore:
+        """Return the context manager of a turn."""
+        turn = self._turns.get(key)
+        if turn is None:
+            turn = self._turns[key] = FairSemaphore(1)
+        return turn
 
 
 def current_deadline() -> Deadline | None:

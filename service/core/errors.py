@@ -213,6 +213,10 @@ class GalleryMovedError(RecognizerMismatchError):
     """Migration to another recognizer during a request; the request is retried."""
 
 
+class GalleryChangedError(KithError):
+    """Write to a gallery since it was read; the checks before the own write are repeated."""
+
+
 class MigrationStateError(KithError):
     status, code, title = 409, "migration_state", "The migration is in another state"
     remedy = "Read the state with GET .../migrate. Finish or roll back a migration before you start another."

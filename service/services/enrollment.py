@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from models.runtime.network import Float
-from service.core.errors import DuplicateSubjectError, InconsistentTemplateError, SubjectNotFoundError
+from service.core.errors import DuplicateSubjectError, InconsistentTemplateError, KithError, SubjectNotFoundError
 from service.core.photo_errors import LowQualityError, NoFaceError, NotLiveError, SeveralFacesError
 from service.domain.decision import FaceChoice, RiskTarget, score_candidates, thresholds_for
 from service.domain.fusion import fuse_similarities
@@ -103,6 +104,35 @@ def new_template(vector: Float, gallery: Gallery, overrides: Overrides) -> NewTe
     if not overrides.allow_not_live and verdict_of(gallery, None) is not None:
         raise NotLiveError("liveness cannot be checked for an embedding")
     return NewTemplate(uuid.uuid4().hex, vector, "embedding")
+
+
+def needs_identity_check(gallery: Gallery, pipeline: Pipeline, overrides: Overrides) -> bool:
+    """Return whether templates are compared with the gallery before they are stored."""
+    skipped = overrides.allow_duplicate and overrides.allow_inconsistent
+    return not skipped and pipeline.risks.calibration(gallery) is not None
+
+
+def check_identities(
+    templates: Sequence[NewTemplate],
+    gallery: Gallery,
+    subject_id: str,
+    store: Store,
+    followers: Followers,
+    pipeline: Pipeline,
+    overrides: Overrides,
+) -> list[KithError | None]:
+    """Return the rejection of each template, or None. Each is also compared with those accepted before it."""
+    rejections: list[KithError | None] = []
+    accepted: list[NewTemplate] = []
+    for template in templates:
+        try:
+            check_identity(template, accepted, gallery, subject_id, store, followers, pipeline, overrides)
+        except (DuplicateSubjectError, InconsistentTemplateError) as rejection:
+            rejections.append(rejection)
+        else:
+            rejections.append(None)
+            accepted.append(template)
+    return rejections
 
 
 def check_identity(

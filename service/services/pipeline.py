@@ -11,6 +11,7 @@ import numpy as np
 from models.risk.panel import MIN_PANEL_SUBJECTS, Panel, row_levels
 from models.runtime.network import Float
 from service.core.actor import current_actor
+from service.core.deadlines import Turns
 from service.domain.decision import (
     Candidate,
     Decision,
@@ -99,6 +100,9 @@ class Pipeline:
         self.metrics = photos.metrics
         self.risks = risks
         self.windows = ProbeWindows()
+        self.enrolling = Turns()
+        """Turns by gallery key, to check the identity of templates and store them. Without turns, concurrent requests
+        would each be checked before the others are stored. Writes of other processes are detected when storing."""
         self._followers = followers
         self._catch_up = catch_up
 

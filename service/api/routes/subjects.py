@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
@@ -22,8 +23,10 @@ from service.api.http.permissions import Caller
 from service.api.http.photos import process_photos
 from service.api.http.responses import Document, encode_json, face_document, problem_document, stored_problem_document
 from service.api.http.routing import CallerDep, GallerySnapshot, GallerySnapshotRoute
+from service.core import deadlines
 from service.core.errors import (
     DuplicateSubjectError,
+    GalleryChangedError,
     GalleryMovedError,
     InconsistentTemplateError,
     InvalidRequestError,
@@ -46,9 +49,10 @@ from service.schemas.subjects import (
 )
 from service.services.enrollment import (
     Overrides,
-    check_identity,
+    check_identities,
     choose_face,
     embed_for,
+    needs_identity_check,
     new_template,
     template_from_face,
 )
@@ -265,6 +269,82 @@ class _Enrollment:
 
         async with context.probes.taken(self.caller, gallery, len(body.embeddings)):
             results, templates = await self._examine(gallery, served)
+            if not needs_identity_check(gallery, context.pipeline, self._overrides):
+                await self._report_rejections(gallery, results, results)
+                return await self._store(gallery, results, templates, checked=False)
+            async with context.pipeline.enrolling.of(gallery.pk):
+                return await self._check_and_store(gallery, results, templates)
+
+    @property
+    def _overrides(self) -> Overrides:
+        body = self.body
+        return Overrides(body.allow_duplicate, body.allow_inconsistent, body.allow_low_quality, body.allow_not_live)
+
+    async def _examine(
+        self, gallery: Gallery, served: ServedRecognizer
+    ) -> tuple[list[Document], dict[int, NewTemplate]]:
+        """Return a result per photo and embedding, whose ``error`` is its rejection, and templates by result."""
+        context, body = self.context, self.body
+
+        async def embed(payload: bytes) -> Photo:
+            return await embed_for(gallery, payload, context.pipeline, context.recognizers)
+
+        vectors = check_vectors(body.embeddings, served.dimension)
+        photos = await process_photos(context, body.photos, embed) if body.photos else []
+        results: list[Document] = [{"image": i} for i in range(len(photos))]
+        results += [{"embedding": i} for i in range(len(vectors))]
+        items: list[Photo | KithError | Float] = [*photos, *vectors]
+        templates: dict[int, NewTemplate] = {}
+        for i, item in enumerate(items):
+            try:
+                templates[i] = self._new_template(gallery, item, results[i])
+            except KithError as rejection:
+                results[i]["error"] = rejection
+        return results, templates
+
+    async def _check_and_store(
+        self, gallery: Gallery, results: list[Document], templates: dict[int, NewTemplate]
+    ) -> Response:
+        """Compare the templates with the gallery and store them; again if the gallery was written to in between.
+
+        The writes of other processes are found only then, since a turn is among the requests of this process.
+
+        Raises the rejection of a single photo or embedding.
+        """
+        context, reported = self.context, [result for result in results if "error" in result]
+        while True:
+            current = await context.reload_gallery(gallery)
+            if current.generation != gallery.generation:
+                raise GalleryMovedError(f"gallery {gallery.name!r} moved to another recognizer meanwhile")
+            if not self.body.allow_duplicate:
+                await context.pipeline.caught_up(current)  # the duplicate check searches the index
+            with context.metrics.stage("check"):
+                stores = (context.store, context.followers, context.pipeline)
+                new = list(templates.values())
+                rejections = await context.run(
+                    partial(check_identities, new, current, self.subject, *stores, self._overrides)
+                )
+            for i, rejection in zip(list(templates), rejections, strict=True):
+                if rejection is not None:
+                    del templates[i]
+                    results[i].pop("template", None)
+                    results[i]["error"] = rejection
+                    reported.append(results[i])
+            await self._report_rejections(gallery, results, reported)
+            try:
+                return await self._store(current, results, templates, checked=True)
+            except GalleryChangedError:
+                reported = []
+                if (deadline := deadlines.current_deadline()) is not None:
+                    deadline.check()
+
+    async def _store(
+        self, gallery: Gallery, results: list[Document], templates: dict[int, NewTemplate], checked: bool
+    ) -> Response:
+        """Store the templates. Raises GalleryChangedError: ``checked``, and the checks must be repeated."""
+        context, key = self.context, self.key
+        for i, template in templates.items():
+            results[i]["template"] = template.id
 
         def encode(describe_error: Callable[[KithError], Document]) -> str:
             documents = [r | {"error": describe_error(r["error"])} if "error" in r else r for r in results]
@@ -272,85 +352,43 @@ class _Enrollment:
 
         if not templates:
             return _json(encode(problem_document), 200)
+        digest = _request_digest(self.subject, self.body)
         idempotent = IdempotentResponse(key, digest, encode(stored_problem_document)) if key else None
+        new = list(templates.values())
         with context.metrics.stage("write"):
             earlier = await context.run(
-                context.store.templates.enroll, gallery, self.subject, templates, idempotent, self.only_new
+                context.store.templates.enroll, gallery, self.subject, new, idempotent, self.only_new, checked
             )
-        context.metrics.count_enrollment("enrolled", len(templates))
+        context.metrics.count_enrollment("enrolled", len(new))
         context.pipeline.risks.follow(gallery)
         return _json(earlier or encode(problem_document), 201)
 
-    async def _examine(self, gallery: Gallery, served: ServedRecognizer) -> tuple[list[Document], list[NewTemplate]]:
-        """Return a result per photo and embedding, whose ``error`` is its rejection, and the accepted templates.
-
-        Raises the rejection of a single photo or embedding.
-        """
-        context, body = self.context, self.body
-        overrides = Overrides(
-            body.allow_duplicate, body.allow_inconsistent, body.allow_low_quality, body.allow_not_live
-        )
-
-        async def embed(payload: bytes) -> Photo:
-            return await embed_for(gallery, payload, context.pipeline, context.recognizers)
-
-        vectors = check_vectors(body.embeddings, served.dimension)
-        photos = await process_photos(context, body.photos, embed) if body.photos else []
-        if not overrides.allow_duplicate and context.pipeline.risks.calibration(gallery) is not None:
-            await context.pipeline.caught_up(gallery)  # the duplicate check searches the index
-        results: list[Document] = []
-        templates: list[NewTemplate] = []
-        items: list[tuple[Document, Photo | KithError | Float]] = [
-            *(({"image": i}, photo) for i, photo in enumerate(photos)),
-            *(({"embedding": i}, vector) for i, vector in enumerate(vectors)),
-        ]
-        for result, item in items:
-            try:
-                template = self._new_template(gallery, item, result, overrides)
-                with context.metrics.stage("check"):
-                    await context.run(
-                        check_identity,
-                        *(template, templates, gallery, self.subject),
-                        *(context.store, context.followers, context.pipeline, overrides),
-                    )
-                templates.append(template)
-                result["template"] = template.id
-            except KithError as rejection:
-                context.metrics.count_enrollment(rejection.code)
-                result["error"] = rejection
-            results.append(result)
-        await self._report_rejections(gallery, results)
-        return results, templates
-
-    def _new_template(
-        self, gallery: Gallery, item: Photo | KithError | Float, result: Document, overrides: Overrides
-    ) -> NewTemplate:
+    def _new_template(self, gallery: Gallery, item: Photo | KithError | Float, result: Document) -> NewTemplate:
         """Create a template and add the face to ``result``. Raises the photo's own error, or why it is rejected."""
         if isinstance(item, KithError):
             raise item
         if not isinstance(item, Photo):
-            return new_template(item, gallery, overrides)
+            return new_template(item, gallery, self._overrides)
         face, settings = choose_face(item, self.body.face), gallery.settings
         result["face"] = face_document(face, settings.quality_gate, settings.liveness_threshold)
-        return template_from_face(face, gallery, overrides)
+        return template_from_face(face, gallery, self._overrides)
 
-    async def _report_rejections(self, gallery: Gallery, results: list[Document]) -> None:
-        """Write audit entries, charge near misses, and hide from each rejection what the caller may not know.
+    async def _report_rejections(self, gallery: Gallery, results: list[Document], new: list[Document]) -> None:
+        """Count and audit new rejections, charge near misses, and hide what the caller may not know.
 
         Raises the rejection of a single photo or embedding.
         """
-        identity_errors = [
-            result
-            for result in results
-            if isinstance(result.get("error"), InconsistentTemplateError | DuplicateSubjectError)
-        ]
+        refused = [result for result in new if "error" in result]
+        for result in refused:
+            self.context.metrics.count_enrollment(result["error"].code)
+        of_identity = (InconsistentTemplateError, DuplicateSubjectError)
+        identity_errors = [result for result in refused if isinstance(result["error"], of_identity)]
         for code, count in Counter(result["error"].code for result in identity_errors).items():
             await self.context.audit.enrollment_refused(gallery, self.subject, code, count)
         near_misses = sum("embedding" in result for result in identity_errors)
         await self.context.probes.charge_near_misses(self.caller, gallery, near_misses)
-        for result in results:
-            if "error" in result:
-                result["error"] = await self._redact(gallery, result["error"])
+        for result in refused:
+            result["error"] = await self._redact(gallery, result["error"])
         if len(results) == 1 and (error := results[0].get("error")) is not None:
             raise error
 

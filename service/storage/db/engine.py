@@ -26,6 +26,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError, IntegrityError, PendingRollbackError, SQLAlchemyError
 
 from service.core.errors import (
+    GalleryChangedError,
     GalleryMovedError,
     GalleryNotFoundError,
     KithError,
@@ -360,7 +361,9 @@ class Database:
             raise StorageDamagedError(str(error)) from error
 
     @contextmanager
-    def change(self, gallery: Gallery, sealed: bool = True, erasing: bool = False) -> Iterator[Connection]:
+    def change(
+        self, gallery: Gallery, sealed: bool = True, erasing: bool = False, as_read: bool = False
+    ) -> Iterator[Connection]:
         """Open a writing transaction on a gallery.
 
         The transaction first gives the gallery's row a new version, which invalidates caches and locks the row. Writers
@@ -371,10 +374,12 @@ class Database:
             gallery: the gallery as the caller read it.
             sealed: unlock the gallery's key before the transaction begins; False if the key may be lost.
             erasing: allow the transaction to use the disk reserve.
+            as_read: require that nothing was written since ``gallery`` was read, by any process.
 
         Raises:
             MasterKeyError: the gallery's key cannot be unwrapped.
             GalleryNotFoundError: the gallery was deleted.
+            GalleryChangedError: something was written, and ``as_read``.
             GalleryMovedError: the gallery moved to another recognizer since ``gallery`` was read.
             StorageError: the database cannot be written.
         """
@@ -382,10 +387,14 @@ class Database:
         if sealed:
             gallery.seal.unlock()
         with self.write(deleted, erasing) as connection:
-            changed = galleries.update().where(galleries.c.pk == gallery.pk).values(version=new_version())
-            generation = connection.execute(changed.returning(galleries.c.current_generation)).scalar_one_or_none()
+            own = galleries.c.pk == gallery.pk
+            changed = galleries.update().where(own, galleries.c.version == gallery.version if as_read else sa.true())
+            changing = changed.values(version=new_version()).returning(galleries.c.current_generation)
+            generation = connection.execute(changing).scalar_one_or_none()
             if generation is None:
-                raise deleted
+                if connection.execute(sa.select(galleries.c.pk).where(own)).first() is None:
+                    raise deleted
+                raise GalleryChangedError(f"gallery {gallery.name!r} was written to meanwhile")
             if generation != gallery.current_generation:
                 raise GalleryMovedError(f"gallery {gallery.name!r} moved to another recognizer meanwhile")
             yield connection

@@ -33,6 +33,14 @@ from service.storage.repositories.read_cache import ReadCache
 from service.storage.repositories.subjects import find_subject_pk, insert_subject, read_subject, refuse_existing
 
 
+class _AnsweredError(Exception):
+    """Stored response to the same request. Rolls the transaction back, so that the gallery keeps its version."""
+
+    def __init__(self, response: str) -> None:
+        super().__init__()
+        self.response = response
+
+
 class TemplateStore:
     """Templates in SQL. Every method is one transaction and blocks."""
 
@@ -47,8 +55,11 @@ class TemplateStore:
         new: list[NewTemplate],
         keyed: IdempotentResponse | None,
         only_new: bool = False,
+        as_read: bool = False,
     ) -> str | None:
         """Store templates, a missing subject and change log lines, all or nothing.
+
+        ``as_read``: require that nothing was written since ``gallery`` was read, so that checks of ``new`` still hold.
 
         Returns:
             The stored response if ``keyed`` was answered before; nothing is stored then. Otherwise None.
@@ -57,31 +68,46 @@ class TemplateStore:
             IdempotencyConflictError: the idempotency key belongs to another request.
             SubjectErasedError: the subject was erased since ``gallery`` was read.
             SubjectExistsError: the subject exists, and ``only_new``.
+            GalleryChangedError: something was written, and ``as_read``.
             GalleryNotFoundError, GalleryMovedError: the gallery was deleted, or moved to another recognizer.
         """
-        now = datetime.now(UTC)
-        with self._database.change(gallery) as connection:
-            if keyed and (earlier := _read_answer(connection, gallery, keyed.key, keyed.digest)):
-                return earlier
-            erasures.refuse_erased(connection, gallery, subject_id)
-            if only_new:
-                refuse_existing(connection, gallery, subject_id)
-            subject_pk = add_templates(connection, gallery, subject_id, new, now)
-            if keyed:
-                connection.execute(
-                    idempotency.insert().values(
-                        gallery_pk=gallery.pk,
-                        lookup=gallery.seal.pseudonym(REQUEST, keyed.key),
-                        subject_pk=subject_pk,
-                        digest=gallery.seal.pseudonym(DIGEST, keyed.digest),
-                        sealed=gallery.seal.close(keyed.response.encode(), ANSWER),
-                        created_at=now,
-                    )
-                )
-            record(self._database.vault, connection, "templates_enrolled", gallery, subject_id, templates=len(new))
-            enrolled = Event("enrollment", {"subject": subject_id, "templates": len(new)}, subject_id)
-            publish(self._database.vault, connection, gallery, [enrolled])
+        try:
+            with self._database.change(gallery, as_read=as_read) as connection:
+                self._enroll(connection, gallery, subject_id, new, keyed, only_new)
+        except _AnsweredError as answered:
+            return answered.response
         return None
+
+    def _enroll(
+        self,
+        connection: Connection,
+        gallery: Gallery,
+        subject_id: str,
+        new: list[NewTemplate],
+        keyed: IdempotentResponse | None,
+        only_new: bool,
+    ) -> None:
+        now = datetime.now(UTC)
+        if keyed and (earlier := _read_answer(connection, gallery, keyed.key, keyed.digest)):
+            raise _AnsweredError(earlier)
+        erasures.refuse_erased(connection, gallery, subject_id)
+        if only_new:
+            refuse_existing(connection, gallery, subject_id)
+        subject_pk = add_templates(connection, gallery, subject_id, new, now)
+        if keyed:
+            connection.execute(
+                idempotency.insert().values(
+                    gallery_pk=gallery.pk,
+                    lookup=gallery.seal.pseudonym(REQUEST, keyed.key),
+                    subject_pk=subject_pk,
+                    digest=gallery.seal.pseudonym(DIGEST, keyed.digest),
+                    sealed=gallery.seal.close(keyed.response.encode(), ANSWER),
+                    created_at=now,
+                )
+            )
+        record(self._database.vault, connection, "templates_enrolled", gallery, subject_id, templates=len(new))
+        enrolled = Event("enrollment", {"subject": subject_id, "templates": len(new)}, subject_id)
+        publish(self._database.vault, connection, gallery, [enrolled])
 
     def existing_ids(self, gallery: Gallery, ids: Collection[str]) -> set[str]:
         """Return the template ids that the gallery has, of any subject."""
