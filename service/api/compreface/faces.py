@@ -11,13 +11,13 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 
 from service.api.compreface.access import RECOGNITION, BoundGallery, CompreFaceRoute
-from service.api.compreface.requests import ImageId, OptionsDep, read_file
+from service.api.compreface.requests import MAX_ERASED, ImageId, OptionsDep, read_file
 from service.api.compreface.responses import example
 from service.api.http.context import Context, ContextDep
 from service.api.http.routing import CallerDep
 from service.api.routes.pictures import picture_response
 from service.api.routes.subjects import IdempotencyKey, enroll_in
-from service.core.errors import SubjectNotFoundError, TemplateNotFoundError
+from service.core.errors import SubjectNotFoundError
 from service.domain.gallery import Gallery, Template
 from service.schemas.fields import SubjectId
 from service.schemas.subjects import EnrollIn
@@ -73,25 +73,21 @@ async def delete_faces(gallery: BoundGallery, context: ContextDep, subject: str 
         found = await context.run(context.store.templates.list_by_offset, gallery, subject or None, 0, None)
     except SubjectNotFoundError:  # clients delete before they enroll
         return {"deleted": 0}
-    return {"deleted": len(await _delete(context, gallery, found))}
+    return {"deleted": len(await _delete(context, gallery, [template.id for template in found]))}
 
 
 @router.delete("/{image_id}")
 async def delete_face(gallery: BoundGallery, image_id: ImageId, context: ContextDep) -> dict[str, Any]:
     """Erase a template."""
     template = await context.run(context.store.templates.find, gallery, image_id.hex)
-    await _delete(context, gallery, [template])
+    await _delete(context, gallery, [template.id])
     return example(template)
 
 
 @router.post("/delete")
 async def delete_many(gallery: BoundGallery, image_ids: list[UUID], context: ContextDep) -> list[dict[str, Any]]:
     """Erase the templates with these ids. Ids that do not exist are left out of the response."""
-    found = []
-    for image_id in image_ids:
-        with suppress(TemplateNotFoundError):
-            found.append(await context.run(context.store.templates.find, gallery, image_id.hex))
-    return [example(template) for template in await _delete(context, gallery, found)]
+    return [example(template) for template in await _delete(context, gallery, [each.hex for each in image_ids])]
 
 
 @router.get("/{image_id}/img")
@@ -101,12 +97,11 @@ async def download(gallery: BoundGallery, image_id: ImageId, request: Request, c
     return await picture_response(request, context, gallery, template.subject, template.id)
 
 
-async def _delete(context: Context, gallery: Gallery, found: list[Template]) -> list[Template]:
-    """Erase templates, each with its receipt. Return those that existed until now."""
+async def _delete(context: Context, gallery: Gallery, ids: list[str]) -> list[Template]:
+    """Erase templates, each with its receipt, in transactions of MAX_ERASED. Return those that existed until now."""
     deleted = []
-    for template in found:
-        with suppress(TemplateNotFoundError, SubjectNotFoundError):
-            await context.run_on_gallery(gallery, context.store.templates.delete, template.subject, template.id)
-            deleted.append(template)
+    for start in range(0, len(ids), MAX_ERASED):
+        some = ids[start : start + MAX_ERASED]
+        deleted += await context.run_on_gallery(gallery, context.store.templates.delete_many, some)
     context.pipeline.risks.follow(await context.find_gallery(gallery.name))
     return deleted

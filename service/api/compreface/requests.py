@@ -21,6 +21,8 @@ from service.schemas.fields import Embedding, SubjectId
 from service.schemas.photos import PhotoBytes
 
 MAX_PREDICTIONS: Final = 100
+MAX_ERASED: Final = 200
+"""Maximum number of subjects or templates to erase in one transaction, which holds the gallery's lock for a second."""
 Body = TypeVar("Body", bound=BaseModel)
 ImageId = Annotated[UUID, Path(description="Id of a template.")]
 SubjectPath = Annotated[SubjectId, Path()]

@@ -164,6 +164,19 @@ class SubjectStore:
         self._cache.evict(gallery.name)
         return erasures.with_log_emptied(self._database, receipt)
 
+    def delete_many(self, gallery: Gallery, subject_ids: Sequence[str]) -> int:
+        """Erase subjects, all or nothing, each with its receipt; return how many existed."""
+        erased = 0
+        with self._database.change(gallery, erasing=True) as connection:
+            for subject_id in subject_ids:
+                subject_pk = find_subject_pk(connection, gallery, subject_id)
+                if subject_pk is not None:
+                    erasures.erase_subject(self._database.vault, connection, gallery, subject_pk, subject_id)
+                    erased += 1
+        self._cache.evict(gallery.name)
+        self._database.truncate_wal()
+        return erased
+
     def refuse_existing(self, gallery: Gallery, subject_id: str) -> None:
         """Raises SubjectExistsError."""
         with self._database.read() as connection:

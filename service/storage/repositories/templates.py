@@ -168,17 +168,8 @@ class TemplateStore:
     def _with_subjects(
         self, gallery: Gallery, chosen: sa.ColumnElement[bool], offset: int | None = None, limit: int | None = None
     ) -> list[Template]:
-        query = (
-            sa.select(templates, subjects.c.sealed)
-            .join(subjects, subjects.c.pk == templates.c.subject_pk)
-            .where(templates.c.gallery_pk == gallery.pk, chosen)
-            .order_by(templates.c.pk)
-            .offset(offset)
-            .limit(limit)
-        )
         with self._database.read() as connection:
-            rows = connection.execute(query).all()
-        return [_template_of(row, open_subject(gallery.seal, row.sealed).id) for row in rows]
+            return _read_with_subjects(connection, gallery, chosen, offset, limit)
 
     def by_pk(self, gallery: Gallery, pks: Sequence[int]) -> dict[int, Template]:
         """Return existing templates by row key."""
@@ -232,6 +223,16 @@ class TemplateStore:
             receipt = erasures.erase_template(self._database.vault, connection, gallery, subject_id, template_id)
         self._cache.evict(gallery.name)
         return erasures.with_log_emptied(self._database, receipt)
+
+    def delete_many(self, gallery: Gallery, template_ids: Sequence[str]) -> list[Template]:
+        """Erase templates of any subjects, all or nothing, each with its receipt; return those that existed."""
+        with self._database.change(gallery, erasing=True) as connection:
+            found = _read_with_subjects(connection, gallery, templates.c.id.in_(template_ids))
+            for template in found:
+                erasures.erase_template(self._database.vault, connection, gallery, template.subject, template.id)
+        self._cache.evict(gallery.name)
+        self._database.truncate_wal()
+        return found
 
     def move(self, gallery: Gallery, subject_id: str, template_id: str, to: str) -> None:
         """Move a template to another subject. Raises SubjectNotFoundError (of either), TemplateNotFoundError."""
@@ -290,6 +291,25 @@ def existing_ids(connection: Connection, gallery: Gallery, ids: Collection[str])
     """Return the template ids that the gallery has."""
     query = sa.select(templates.c.id).where(templates.c.gallery_pk == gallery.pk, templates.c.id.in_(list(ids)))
     return set(connection.execute(query).scalars())
+
+
+def _read_with_subjects(
+    connection: Connection,
+    gallery: Gallery,
+    chosen: sa.ColumnElement[bool],
+    offset: int | None = None,
+    limit: int | None = None,
+) -> list[Template]:
+    query = (
+        sa.select(templates, subjects.c.sealed)
+        .join(subjects, subjects.c.pk == templates.c.subject_pk)
+        .where(templates.c.gallery_pk == gallery.pk, chosen)
+        .order_by(templates.c.pk)
+        .offset(offset)
+        .limit(limit)
+    )
+    rows = connection.execute(query).all()
+    return [_template_of(row, open_subject(gallery.seal, row.sealed).id) for row in rows]
 
 
 def _read_answer(connection: Connection, gallery: Gallery, key: str, digest: str) -> str | None:

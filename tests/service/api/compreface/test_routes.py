@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+import numpy as np
 import pytest
+import sqlalchemy as sa
 
 from kith import Kith
 from service.api.compreface.access import COMPREFACE_PERMISSIONS
@@ -98,6 +100,26 @@ def test_faces(http: httpx.Client, photos: Path) -> None:
     assert http.get("/recognition/subjects").json() == {"subjects": ["Ada", "Tom"]}
     _add(http, "Tom", photos / "actor.jpg")
     assert http.delete("/recognition/faces").json() == {"deleted": 1}
+
+
+def test_many_erasures_are_few_transactions(http: httpx.Client, compat: CompatServer, collection: str) -> None:
+    """Each has its receipt. One transaction for each would keep other writers away for minutes."""
+    many = 40
+    with Kith(compat.url, OPERATOR) as kith:
+        vectors = np.random.default_rng(2).normal(size=(many, kith.model().dimension)).astype(np.float32)
+        for start in range(0, many, 10):
+            kith.enroll(collection, "s0", embeddings=vectors[start : start + 10], allow_inconsistent=True)
+        for number in range(many):
+            kith.put_subject(collection, f"s{number}")
+        for path in ("faces", "subjects"):
+            before = len(list(kith.erasures(collection)))
+            commits: list[object] = []
+            count = commits.append  # one object, by which the listener is removed
+            sa.event.listen(sa.Engine, "commit", count)
+            assert http.delete(f"/recognition/{path}").json() == {"deleted": many}
+            sa.event.remove(sa.Engine, "commit", count)
+            assert len(commits) < many / 2, "background work may commit as well"
+            assert len(list(kith.erasures(collection))) == before + many
 
 
 def test_a_repeated_request_gets_the_first_answer(http: httpx.Client, photos: Path) -> None:
