@@ -32,7 +32,7 @@ def urls(request: pytest.FixtureRequest, database_url: DatabaseUrl, tmp_path: Pa
         yield [stack.enter_context(embedded(settings)) for _ in range(request.param)]
 
 
-def at_once(enroll: Callable[[int], None]) -> Counter[str]:
+def at_once(enroll: Callable[[int], object]) -> Counter[str]:
     """Enroll AT_ONCE times at once, and count the outcomes."""
 
     def outcome(number: int) -> str:
@@ -60,8 +60,11 @@ def test_one_face_under_many_names_at_once_is_enrolled_once(urls: list[str], rng
         kiths[0].create_gallery("g")
         for _ in range(3):
             face = person(rng, kiths[0].model().dimension)
-            name = str(face[0])
-            seen = at_once(lambda n, f=face, s=name: kiths[n].enroll("g", f"{s}-{n}", embeddings=[f]))  # type: ignore[misc]
+
+            def enroll(n: int, face: Float = face) -> object:
+                return kiths[n].enroll("g", f"{face[0]}-{n}", embeddings=[face])
+
+            seen = at_once(enroll)
             assert seen == {"enrolled": 1, "duplicate_subject": AT_ONCE - 1}
 
 
@@ -71,7 +74,11 @@ def test_different_people_under_one_name_at_once_are_not_mixed(urls: list[str], 
         kiths[0].create_gallery("g")
         faces = np.eye(kiths[0].model().dimension, dtype=np.float32)
         for subject in ("ada", "bob"):
-            seen = at_once(lambda n, s=subject: kiths[n].enroll("g", s, embeddings=[faces[n]], allow_duplicate=True))  # type: ignore[misc]
+
+            def enroll(n: int, subject: str = subject) -> object:
+                return kiths[n].enroll("g", subject, embeddings=[faces[n]], allow_duplicate=True)
+
+            seen = at_once(enroll)
             assert seen == {"enrolled": 1, "inconsistent_template": AT_ONCE - 1}
 
 
