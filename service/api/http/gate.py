@@ -104,6 +104,17 @@ class _Exchange:
     """Bytes of the body that count towards the total of all requests."""
 
 
+@dataclass(frozen=True)
+class _BodyLimit:
+    """Maximum size of a body. ``streamed``: it goes to disk or the database in pieces, and is not held in memory."""
+
+    size: int
+    streamed: bool = False
+
+
+OTHER_BODIES: Final = _BodyLimit(DEFAULT_BODY_BYTES)
+
+
 class Gate:
     """ASGI middleware, so that it sees each chunk as it arrives and stops a body at its limit.
 
@@ -116,10 +127,10 @@ class Gate:
         on_loopback = is_loopback(settings.host)
         self._public_paths = paths_where(lambda need: need.keyless or (need.keyless_on_loopback and on_loopback))
         self._authenticator = Authenticator(settings)
-        self._photo_bytes = settings.max_request_bytes(settings.max_images)
-        self._verify_bytes = settings.max_request_bytes(VERIFY_SIDES)
-        self._archive_bytes = settings.max_archive_bytes
-        self._import_bytes = settings.max_import_bytes
+        self._photos = _BodyLimit(settings.max_request_bytes(settings.max_images))
+        self._verify = _BodyLimit(settings.max_request_bytes(VERIFY_SIDES))
+        self._archives = _BodyLimit(settings.max_archive_bytes, streamed=True)
+        self._imports = _BodyLimit(settings.max_import_bytes, streamed=True)
         self._max_held_bytes, self._held_bytes = settings.max_bodies_bytes, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,7 +158,7 @@ class Gate:
         self._metrics.in_progress += 1
         try:
             try:
-                caller = request.state.caller = await self._admit(scope, limit, added_headers)
+                caller = request.state.caller = await self._admit(scope, limit.size, added_headers)
             except KithError as refusal:
                 await problem_response(request, refusal)(scope, receive, send_with_headers)
             else:
@@ -158,18 +169,17 @@ class Gate:
             self._metrics.in_progress -= 1
             self._record(scope, getattr(routed.get("route"), "path", "-"), exchange)
 
-    def _limited(self, receive: Receive, limit: int, exchange: _Exchange) -> Receive:
+    def _limited(self, receive: Receive, limit: _BodyLimit, exchange: _Exchange) -> Receive:
         """Wrap ``receive`` so that it raises when a body, or all bodies together, exceed their limit."""
-        streamed = limit in (self._archive_bytes, self._import_bytes)
         received = 0
 
         async def receive_limited() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > limit:
-                raise RequestTooLargeError(f"more than {limit} bytes")
-            if not streamed:  # held in memory until the response
+            if received > limit.size:
+                raise RequestTooLargeError(f"more than {limit.size} bytes")
+            if not limit.streamed:  # held in memory until the response
                 self._held_bytes += received - exchange.counted_bytes
                 exchange.counted_bytes = received
                 if self._held_bytes > max(self._max_held_bytes, received):  # a single request has its own limit
@@ -208,15 +218,17 @@ class Gate:
             *("%s %s %s %d %.1f ms", exchange.request_id, method, route, status, elapsed_ms), extra={"fields": fields}
         )
 
-    def _body_limit(self, method: str, path: str) -> int:
-        """Return the maximum body size in bytes. Routing happens later, so that the path decides."""
-        if method == "POST" and ARCHIVES.fullmatch(path):
-            return self._archive_bytes
-        if method == "POST" and IMPORTS.fullmatch(path):
-            return self._import_bytes
+    def _body_limit(self, method: str, path: str) -> _BodyLimit:
+        """Return the limit of a body. Routing happens later, so that the path decides."""
+        if method != "POST":
+            return OTHER_BODIES
+        if ARCHIVES.fullmatch(path):
+            return self._archives
+        if IMPORTS.fullmatch(path):
+            return self._imports
         if path == VERIFY:
-            return self._verify_bytes if method == "POST" else DEFAULT_BODY_BYTES
-        return self._photo_bytes if takes_photos(method, path) else DEFAULT_BODY_BYTES
+            return self._verify
+        return self._photos if takes_photos(method, path) else OTHER_BODIES
 
     async def _admit(self, scope: Scope, limit: int, added_headers: list[tuple[bytes, bytes]]) -> Caller:
         """Return the caller, before any byte of the body is read. Appends rate limit headers to ``added_headers``.

@@ -39,12 +39,15 @@ def test_body_limits_follow_the_route_whatever_the_names_in_the_path() -> None:
             filled = path.format(
                 gallery=name, subject=name, template=name, job=name, key=name, receipt=name, webhook=name
             )
-            assert gate._body_limit(method, filled) == expected.get(route, DEFAULT_BODY_BYTES), (method, filled)
-            assert gate._body_limit("PUT", filled) == DEFAULT_BODY_BYTES
+            assert gate._body_limit(method, filled).size == expected.get(route, DEFAULT_BODY_BYTES), (method, filled)
+            assert gate._body_limit("PUT", filled).size == DEFAULT_BODY_BYTES
 
 
-def test_all_bodies_together_have_a_limit() -> None:
+@pytest.mark.parametrize("equal", [None, "max_archive_bytes", "max_import_bytes"])
+def test_all_bodies_together_have_a_limit(equal: str | None) -> None:
+    """Also if a limit of streamed bodies, which are not held in memory, has the same size."""
     most, ended = 1_500_000, asyncio.Event()
+    sizes: dict[str, Any] = {} if equal is None else {equal: DEFAULT_BODY_BYTES}
 
     async def slow(_scope: Scope, receive: Receive, _send: Send) -> None:
         while (await receive()).get("more_body"):
@@ -52,7 +55,7 @@ def test_all_bodies_together_have_a_limit() -> None:
         await ended.wait()
 
     async def run() -> None:
-        gate = Gate(slow, load_settings(max_bodies_bytes=most), Metrics())
+        gate = Gate(slow, load_settings(max_bodies_bytes=most, **sizes), Metrics())
 
         async def ask(size: int) -> None:
             sent = iter([b"x" * (size // 2), b"x" * (size - size // 2)])
