@@ -32,7 +32,8 @@ from bench.common import RESULTS, outside, say
 from kith import Kith, KithClientError
 from kith.wire.jobs import JobOut
 from models.runtime.onnx_runtime import available_cores
-from service.cli.tools.photo_folders import FolderPhoto, TarStream, find_photos
+from models.vision.photo_files import list_photos
+from service.cli.tools.photo_folders import FolderPhoto, TarStream, photos_of
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from tests.databases import ENVIRONMENT, open_database
@@ -258,7 +259,7 @@ def main() -> None:
     images = outside("KITH_DATA", "data") / "lfw" / "images"
     if not images.is_dir():
         sys.exit(f"The research data are not at {images}: set KITH_DATA (docs/training.md says what it must hold).")
-    photos, _ = find_photos(images)
+    photos = photos_of(images, list_photos(images))
     photos = photos if arguments.limit is None else whole_people(photos, arguments.limit)
     first = whole_people(photos, min(arguments.resumed, len(photos)))
     say(f"{len(photos)} photos")

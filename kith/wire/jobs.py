@@ -37,6 +37,10 @@ class JobsOut(BaseModel):
 
 class JobItemOut(BaseModel):
     item: str
+    outcome: str = Field(
+        description='Such as "enrolled", "already_enrolled", "ignored" (not a photo, or not in the manifest), or the '
+        "code of the problem; empty after an erasure."
+    )
     problem: Problem | None
     at: datetime
 

@@ -15,25 +15,24 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import PurePosixPath
 from typing import IO, Any, BinaryIO, Final, Literal, Protocol, cast
 
+from models.vision.photo_files import HEAD_BYTES, is_hidden, is_photo, printable_path
 from service.core.errors import ArchiveInvalidError, ArchiveTooLargeError, KithError
 from service.core.extras import require_package
 from service.core.gunzip import GunzipFile, max_unpacked_bytes
 from service.core.json_limits import JsonLimits, check_json
 from service.core.photo_errors import ImageTooLargeError
 
-PHOTO_SUFFIXES: Final = frozenset(
-    {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif", ".heic", ".heif", ".hif"}
-)
 MANIFESTS: Final = ("manifest.csv", "manifest.ndjson")
+ENTRY_SIGNATURE: Final = b"PK\1\2"
+"""Signature of each entry of a zip's directory."""
 SIGNATURE_BYTES: Final = 512
 """Length of an archive's beginning that identifies its format."""
 MAX_DIRECTORY_BYTES: Final = 64_000_000
 """Limit for the directory of a zip and for a manifest, which are read whole."""
-ENTRY_SIGNATURE: Final = b"PK\1\2"
-"""Signature of each entry of a zip's directory."""
 MAX_COLUMNS: Final = 16
 """Columns of a manifest, and values of each JSON entry."""
 MAX_GLOBAL_HEADER_BYTES: Final = 1000
@@ -45,7 +44,12 @@ EXTENDED_HEADERS: Final = frozenset(
 )
 ENTRY_LIMITS: Final = JsonLimits(4 * MAX_COLUMNS)
 MAX_NAME_LENGTH: Final = 512
-IGNORED_FOLDERS: Final = frozenset({"__MACOSX", "@eaDir"})
+
+
+class _Read(Protocol):
+    """Read a file of an archive; ``head_bytes``: its beginning only."""
+
+    def __call__(self, head_bytes: int | None = None) -> bytes: ...
 
 
 class ArchiveSource(Protocol):
@@ -67,26 +71,31 @@ class ArchiveLimits:
 class ArchivedFile:
     """File in an archive, with a unique ``name`` and the original ``path``.
 
-    Call ``read`` before advancing to the next file. Its ArchiveInvalidError or ImageTooLargeError concerns this file
-    only.
+    Call ``read``, or ``read_head`` for the first HEAD_BYTES, once and before advancing to the next file. Their
+    ArchiveInvalidError or ImageTooLargeError concerns this file only.
     """
 
     name: str
     path: str
     read: Callable[[], bytes]
+    read_head: Callable[[], bytes]
 
 
 @dataclass(frozen=True)
 class ArchiveContents:
-    """Subject of each photo by file name, None for a photo outside of subject folders.
+    """Photos and other files of an archive.
 
-    ``missing`` lists manifest entries without a file. ``ignored`` counts files that are not photos, or not in the
-    manifest.
+    Attributes:
+        subjects: subject of each photo by file name; None for a photo outside of subject folders.
+        missing: manifest entries without a file.
+        ignored: subject of each file, by name, that is not a photo, or not in the manifest.
+        hidden: number of hidden files and files of operating systems.
     """
 
     subjects: Mapping[str, str | None]
     missing: Sequence[str]
-    ignored: int
+    ignored: Mapping[str, str | None]
+    hidden: int
 
 
 def archive_kind(beginning: bytes) -> str:
@@ -115,29 +124,37 @@ def read_contents(
         ArchiveInvalidError: The archive cannot be read to its end.
         ArchiveTooLargeError: The archive exceeds a limit.
     """
-    files: dict[str, PurePosixPath] = {}
+    photos: dict[str, PurePosixPath] = {}
+    others: dict[str, PurePosixPath] = {}
     manifest: tuple[PurePosixPath, dict[str, str]] | None = None
-    ignored = 0
+    hidden = 0
     for member in iterate_members(archive, limits):
         check()
-        parts = _safe_path(member.path)
-        if manifest is None and parts.name in MANIFESTS and len(parts.parts) <= 2:
-            manifest = parts.parent, _read_manifest(parts.name, member.read(), limits.entries)
-        elif is_photo(parts):
-            files[member.name] = parts
+        path = _safe_path(member.path)
+        if manifest is None and path.name in MANIFESTS and len(path.parts) <= 2:
+            manifest = path.parent, _read_manifest(path.name, member.read(), limits.entries)
+        elif is_hidden(path):
+            hidden += 1
+        elif is_photo(path, lambda member=member: _head(member)):  # type: ignore[misc]
+            photos[member.name] = path
         else:
-            ignored += 1
+            others[member.name] = path
     if manifest is not None:
-        return _by_manifest(files, *manifest, ignored)
-    depth = _common_folders(list(files.values())) if strip is None else strip
-    subjects = {name: f.parts[depth] if len(f.parts) > depth + 1 else None for name, f in files.items()}
-    return ArchiveContents(subjects, [], ignored)
+        return _by_manifest(photos | others, *manifest, hidden)
+    depth = _common_folders(list(photos.values())) if strip is None else strip
+    subjects, ignored = (
+        {name: file.parts[depth] if len(file.parts) > depth + 1 else None for name, file in files.items()}
+        for files in (photos, others)
+    )
+    return ArchiveContents(subjects, [], ignored, hidden)
 
 
-def is_photo(path: PurePosixPath) -> bool:
-    """Return whether a path names a photo. Hidden files and system files are not photos."""
-    hidden = any(part.startswith(".") or part in IGNORED_FOLDERS for part in path.parts)
-    return path.suffix.lower() in PHOTO_SUFFIXES and not hidden
+def _head(member: ArchivedFile) -> bytes:
+    """Return the beginning of a file; empty if it cannot be read, so that its name decides."""
+    try:
+        return member.read_head()
+    except (ArchiveInvalidError, ImageTooLargeError):
+        return b""
 
 
 def iterate_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[ArchivedFile]:
@@ -150,16 +167,17 @@ def iterate_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[A
         names: dict[str, int] = {}
         entries = _zip_members(archive, limits) if kind == "zip" else _tar_members(archive, kind, limits)
         for found, read in entries:
-            name = _storable_name(found)
+            name = storable_name(found)
             names[name] = names.get(name, 0) + 1
-            yield ArchivedFile(name if names[name] == 1 else _storable_name(f"{found}#{names[name]}"), found, read)
+            unique = name if names[name] == 1 else storable_name(f"{found}#{names[name]}")
+            yield ArchivedFile(unique, found, read, partial(read, HEAD_BYTES))
     except KithError:
         raise
     except Exception as error:  # readers raise unrelated exceptions on damaged files
         raise ArchiveInvalidError(f"the archive cannot be read: {error}") from error
 
 
-def _zip_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def _zip_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[tuple[str, _Read]]:
     total = 0
     with (
         archive.open("rb") as file,
@@ -174,10 +192,12 @@ def _zip_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[tupl
             # _zip_entry never unpacks more than the declared size.
             total += info.file_size
             _check_total(total, limits)
-            yield info.filename, lambda info=info: _zip_entry(opened, info, limits)  # type: ignore[misc]
+            yield info.filename, partial(_zip_entry, opened, info, limits)
 
 
-def _zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limits: ArchiveLimits) -> bytes:
+def _zip_entry(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, limits: ArchiveLimits, head_bytes: int | None = None
+) -> bytes:
     _check_size(info.file_size, limits)
     if info.flag_bits & 1:
         raise ArchiveInvalidError("the file is encrypted")
@@ -186,22 +206,24 @@ def _zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limits: ArchiveL
         raise ArchiveInvalidError("the file is neither stored nor deflated")
     try:
         with archive.open(info) as stream:
-            payload = stream.read(info.file_size)
+            payload = stream.read(info.file_size if head_bytes is None else head_bytes)
     except KithError:
         raise
     except Exception as error:
         raise ArchiveInvalidError(f"the file cannot be unpacked: {error}") from error
-    if len(payload) != info.file_size:
+    if head_bytes is None and len(payload) != info.file_size:
         raise ArchiveInvalidError(f"the file has {len(payload)} bytes, its archive says {info.file_size}")
     return payload
 
 
-def _tar_members(archive: ArchiveSource, kind: str, limits: ArchiveLimits) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def _tar_members(archive: ArchiveSource, kind: str, limits: ArchiveLimits) -> Iterator[tuple[str, _Read]]:
     with (
         archive.open("rb") as file,
         _unpacked(file, kind) as unpacked,
         tarfile.open(
-            fileobj=cast(BinaryIO, _LimitedStream(unpacked, limits)), mode="r|", tarinfo=_LimitedTarInfo
+            fileobj=cast(BinaryIO, _LimitedStream(unpacked, limits)),
+            mode="r|",
+            tarinfo=_LimitedTarInfo,
         ) as opened,
     ):
         for count, info in enumerate(opened, start=1):
@@ -209,14 +231,16 @@ def _tar_members(archive: ArchiveSource, kind: str, limits: ArchiveLimits) -> It
             opened.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every entry
             opened.pax_headers.clear()  # type: ignore[attr-defined]  # every further entry gets a copy
             if info.isreg():
-                yield info.name, lambda info=info: _tar_entry(opened, info, limits)  # type: ignore[misc]
+                yield info.name, partial(_tar_entry, opened, info, limits)
 
 
-def _tar_entry(archive: tarfile.TarFile, info: tarfile.TarInfo, limits: ArchiveLimits) -> bytes:
+def _tar_entry(
+    archive: tarfile.TarFile, info: tarfile.TarInfo, limits: ArchiveLimits, head_bytes: int | None = None
+) -> bytes:
     _check_size(info.size, limits)
     try:
         stream = archive.extractfile(info)
-        return b"" if stream is None else stream.read()
+        return b"" if stream is None else stream.read(-1 if head_bytes is None else head_bytes)
     except KithError:
         raise
     except Exception as error:
@@ -309,9 +333,9 @@ def _safe_path(path: str) -> PurePosixPath:
     return PurePosixPath(*(part for part in path.replace("\\", "/").split("/") if part not in ("", ".", "..")))
 
 
-def _storable_name(path: str) -> str:
+def storable_name(path: str) -> str:
     """Return a name that any database can store: at most MAX_NAME_LENGTH characters, without NUL and surrogates."""
-    name = path.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+    name = printable_path(path).replace("\0", "\\0")
     if len(name) <= MAX_NAME_LENGTH:
         return name
     return f"{name[: MAX_NAME_LENGTH - 65]}~{hashlib.sha256(name.encode()).hexdigest()}"
@@ -365,14 +389,17 @@ def _is_row(row: Any) -> bool:
 
 
 def _by_manifest(
-    files: Mapping[str, PurePosixPath], folder: PurePosixPath, wanted: Mapping[str, str], ignored: int
+    files: Mapping[str, PurePosixPath], folder: PurePosixPath, wanted: Mapping[str, str], hidden: int
 ) -> ArchiveContents:
     subjects: dict[str, str | None] = {}
+    ignored: dict[str, str | None] = {}
     here = set()
     for name, file in files.items():
         path = str(file.relative_to(folder)) if file.is_relative_to(folder) else ""
         if path in wanted:
             subjects[name] = wanted[path]
             here.add(path)
-    missing = [_storable_name(path) for path in wanted if path not in here]
-    return ArchiveContents(subjects, missing, ignored + len(files) - len(subjects))
+        else:
+            ignored[name] = None
+    missing = [storable_name(path) for path in wanted if path not in here]
+    return ArchiveContents(subjects, missing, ignored, hidden)

@@ -6,30 +6,20 @@ again (ISO/IEC 23008-12). The built-in limits of libheif stay enabled; they reje
 
 from __future__ import annotations
 
-from typing import Final
-
 import pi_heif
 from PIL import Image
 
+from models.vision.photo_files import HEAD_BYTES, photo_format
 from service.core.photo_errors import ImageDamagedError, ImageFormatError
 
 # Requests already decode in parallel, so each decodes in its own thread. Auxiliary images are not needed.
 pi_heif.options.DECODE_THREADS = 1
 pi_heif.options.THUMBNAILS = pi_heif.options.DEPTH_IMAGES = pi_heif.options.AUX_IMAGES = False
 
-HEVC_BRANDS: Final = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"})
-CODEC_NEUTRAL_BRANDS: Final = frozenset({b"mif1", b"mif2", b"msf1"})
-AVIF_BRANDS: Final = frozenset({b"avif", b"avis"})
-MAX_BRANDS: Final = 64
-
 
 def is_heif(payload: bytes) -> bool:
     """Return whether the file's brands are HEIF. AVIF, which shares the container, is not."""
-    if payload[4:8] != b"ftyp":
-        return False
-    end = min(int.from_bytes(payload[:4]), 16 + 4 * MAX_BRANDS)
-    brands = {payload[8:12], *(payload[at : at + 4] for at in range(16, end, 4))}
-    return bool(brands & HEVC_BRANDS) or bool(brands & CODEC_NEUTRAL_BRANDS and not brands & AVIF_BRANDS)
+    return photo_format(payload[:HEAD_BYTES]) == "HEIC"
 
 
 class HeifPhoto:

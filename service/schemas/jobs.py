@@ -34,4 +34,5 @@ def to_job_out(job: Job) -> JobOut:
 
 def to_job_item_out(item: JobItem) -> JobItemOut:
     """Convert one item of a job."""
-    return JobItemOut(item=item.item, at=item.at, problem=None if item.problem is None else Problem(**item.problem))
+    problem = None if item.problem is None else Problem(**item.problem)
+    return JobItemOut(item=item.item, outcome=item.outcome, problem=problem, at=item.at)

@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 from service.core.errors import GalleryMovedError, InvalidRequestError, KithError
@@ -25,7 +25,7 @@ from service.services.job_runner import JobContext, JobKind, JobStoppedError
 from service.services.pipeline import Pipeline
 from service.services.spool import Spool
 from service.storage.repositories.job_records import ItemOutcome
-from service.storage.repositories.jobs import ALREADY_ENROLLED, DoneItems
+from service.storage.repositories.jobs import ALREADY_ENROLLED, IGNORED, DoneItems
 from service.storage.repositories.store import Store
 
 KIND: Final = "enrollment"
@@ -34,6 +34,7 @@ MAX_IN_FLIGHT: Final = 16
 MAX_AHEAD: Final = 64
 """Photos embedded or being embedded, and not decided yet."""
 MAX_PHOTOS_PER_TRANSACTION: Final = 32
+MAX_OTHER_FILES_PER_TRANSACTION: Final = 500
 log = logging.getLogger(__name__)
 
 
@@ -75,9 +76,7 @@ class BulkEnrollment:
         archive = self.spool.archive(context.job.id, gallery.seal)
         found = await context.run(read_contents, archive, self.limits, options.strip, context.check)
         done = await context.run(context.done)
-        missing = [_refusal(name, _NOT_THERE) for name in found.missing if name not in done]
-        total = len(found.subjects) + len(found.missing)
-        await context.run(lambda: context.record(missing, total, ignored=found.ignored))
+        await context.run(_record_other_files, context, found, done)
         run = _Run(self, context, options, await context.run(self.store.galleries.get, context.job.gallery))
         await run.derive_risk()  # an earlier process may have ended before it did
         waiting = _waiting(iterate_members(archive, self.limits), found, done)
@@ -111,6 +110,18 @@ _NO_SUBJECT: Final = InvalidRequestError("the photo has no subject: expected PER
 _NO_ID: Final = InvalidRequestError(
     "the folder name is not a valid subject id: at most 128 printable characters, no slashes, no outer spaces"
 )
+
+
+def _record_other_files(context: JobContext, found: ArchiveContents, done: DoneItems) -> None:
+    """Record the number of items, the files that are not photos, and the manifest entries without a file."""
+    total = len(found.subjects) + len(found.missing) + len(found.ignored)
+    context.record([], total, ignored=found.hidden + len(found.ignored))
+    ignored = (ItemOutcome(name, IGNORED, subject=_valid(subject)) for name, subject in found.ignored.items())
+    missing = (_refusal(name, _NOT_THERE) for name in found.missing)
+    others = (outcome for outcome in chain(ignored, missing) if outcome.item not in done)
+    while block := list(islice(others, MAX_OTHER_FILES_PER_TRANSACTION)):
+        context.check()
+        context.record(block)
 
 
 class _Run:
@@ -190,8 +201,6 @@ class _Run:
     async def _embed_item(self, item: _Item, known: bool) -> Photo | KithError:
         if known or isinstance(item.payload, KithError):
             return item.payload if isinstance(item.payload, KithError) else _KNOWN
-        if (unfit := _unfit(item.subject)) is not None:
-            return unfit
         try:
             return await embed_for(
                 self.gallery, item.payload, self._work.pipeline, self._work.recognizers, background=True
@@ -279,6 +288,9 @@ def _waiting(found: Iterator[ArchivedFile], known: ArchiveContents, done: DoneIt
         if member.name not in known.subjects or member.name in done:
             continue
         subject = known.subjects[member.name]
+        if (unfit := _unfit(subject)) is not None:
+            yield _Item(member.name, None, unfit, "")
+            continue
         try:
             payload = member.read()
         except KithError as error:
@@ -299,6 +311,11 @@ def _unfit(subject: str | None) -> KithError | None:
     except ValueError:
         return _NO_ID
     return None if re.match(SUBJECT_ID_PATTERN, subject) else _NO_ID
+
+
+def _valid(subject: str | None) -> str | None:
+    """Return the subject if its id is valid. Otherwise it cannot exist, and its id may not be storable."""
+    return None if _unfit(subject) else subject
 
 
 def _refusal(name: str, error: KithError, subject: str | None = None) -> ItemOutcome:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -17,6 +18,7 @@ from rich.progress import DownloadColumn, MofNCompleteColumn, Progress, Task, Ta
 from rich.table import Table
 from rich.text import Text
 
+from models.vision.photo_files import PhotoFolder, is_hidden, list_photos, printable_path
 from service.cli.completion import complete_galleries
 from service.cli.connection import connect
 from service.cli.options import EnrollmentOptions, ServerOptions
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 CANCEL_TIMEOUT_S: Final = 30.0
 REPORT_SUFFIXES: Final = (".csv", ".ndjson")
 REPORT_COLUMNS: Final = ("photo", "status", "code", "detail")
+UNREADABLE: Final = {"code": "unreadable"}
+MAX_IGNORED_SHOWN: Final = 10
 
 
 @dataclass
@@ -47,7 +51,8 @@ class EnrollmentReport:
     """Result of an enrollment.
 
     Attributes:
-        photos: one row of REPORT_COLUMNS per photo; ``status`` is "done" or "refused".
+        ignored: number of files that are not photos, hidden ones included.
+        photos: one row of REPORT_COLUMNS per file that is not hidden; ``status`` is "done", "refused" or "ignored".
         problems: first problem document of each error code.
     """
 
@@ -62,6 +67,17 @@ class EnrollmentReport:
     @property
     def refused(self) -> list[dict[str, str]]:
         return [photo for photo in self.photos if photo["status"] == "refused"]
+
+    @property
+    def ignored_files(self) -> list[str]:
+        return [photo["photo"] for photo in self.photos if photo["status"] == "ignored"]
+
+    def add(self, photo: str, status: str, detail: str = "", problem: dict[str, Any] | None = None) -> None:
+        """Add a row. ``problem``: problem document of a refusal."""
+        code = "" if problem is None else str(problem["code"])
+        self.photos.append({"photo": photo, "status": status, "code": code, "detail": detail})
+        if problem is not None:
+            self.problems.setdefault(code, problem)
 
 
 def enroll(
@@ -86,7 +102,9 @@ def enroll(
         raise typer.BadParameter(
             f"{report} must be a .csv or .ndjson file in an existing folder.", param_hint="--report"
         )
-    if source.is_dir() and not any(entry.is_dir() for entry in source.iterdir()):
+    if source.is_dir() and not any(
+        entry.is_dir() and not is_hidden(PurePath(entry.name)) for entry in source.iterdir()
+    ):
         raise typer.BadParameter(
             f"{source} has no folder per person. Expected {source}/PERSON/PHOTO.", param_hint="SOURCE"
         )
@@ -111,6 +129,7 @@ class _BulkEnrollment:
     def __init__(self, kith: Kith, gallery: str, options: dict[str, Any], report: EnrollmentReport) -> None:
         self._kith, self._gallery, self._options, self._report = kith, gallery, options, report
         self._progress = progress_bar(_PhotoOrByteColumn(), TextColumn("{task.fields[rate]}"))
+        self._done = 0
 
     def run(self, source: Path) -> None:
         """Send an archive as it is, or a folder in parts, and wait for each job. Ctrl-C cancels the running job.
@@ -118,35 +137,49 @@ class _BulkEnrollment:
         Raises:
             KithClientError: the server refused a part, or a job failed.
         """
-        from service.cli.tools.photo_folders import TarStream, find_photos, split
+        from service.cli.tools.photo_folders import TarStream, photos_of, split
 
         with self._progress, _advise_to_resume():
             task = self._progress.add_task("enrolling", total=None, rate="")
             if not source.is_dir():
-                self._enroll(source, self._options, task, str)
+                self._enroll(source, self._options, task)
                 return
-            photos, self._report.ignored = find_photos(source)
+            listed = list_photos(source)
+            self._add_other_files(listed)
+            photos = photos_of(source, listed)
             self._progress.update(task, total=len(photos))
             for part in split(photos):
                 stream = TarStream(part)
-                self._enroll(stream, self._options | {"strip": 0}, task, lambda item: str(source / item))
-                for row in self._report.photos:
-                    if row["photo"] in stream.unreadable:
-                        row |= {"code": "unreadable", "detail": stream.unreadable[row["photo"]]}
-                        self._report.problems.setdefault("unreadable", {"code": "unreadable"})
+                self._enroll(
+                    stream, self._options | {"strip": 0}, task, f"{printable_path(source)}/", stream.unreadable
+                )
                 if self._report.interrupted:
                     break
 
+    def _add_other_files(self, listed: PhotoFolder) -> None:
+        self._report.ignored = len(listed.ignored) + listed.hidden
+        for path, reason in listed.ignored.items():
+            self._report.add(printable_path(path), "ignored", reason)
+        for path, reason in listed.unreadable.items():
+            self._report.add(printable_path(path), "refused", reason, UNREADABLE)
+
     def _enroll(
-        self, archive: Path | Archive, options: dict[str, Any], task: TaskID, photo_name: Callable[[str], str]
+        self,
+        archive: Path | Archive,
+        options: dict[str, Any],
+        task: TaskID,
+        folder: str = "",
+        unreadable: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Send one archive, wait for its job, and add the result to the report.
 
-        ``photo_name`` turns the name of an archive member into the name that the report shows.
+        Args:
+            folder: prefix of the names of archive members in the report.
+            unreadable: reason by name of members that could not be read, filled while the archive is sent.
         """
         from kith import FileStream, KithClientError
 
-        report, done_before, job = self._report, len(self._report.photos), None
+        report, done_before, job = self._report, self._done, None
         stream = FileStream(archive) if isinstance(archive, Path) else archive
         sending = self._progress.add_task("sending", total=stream.size, rate="")
 
@@ -171,12 +204,12 @@ class _BulkEnrollment:
                 report.jobs.append(job.id)
                 print_note(f"Job {job.id} is still being cancelled. Wait for it with 'kith jobs watch {job.id}'.")
                 return
+        self._add_job(job, folder, unreadable)
         if job.state == "failed" and job.problem is not None:
             raise KithClientError(job.problem.status, job.problem.model_dump(exclude_none=True))
-        self._add_job(job, photo_name)
 
-    def _add_job(self, job: JobOut, photo_name: Callable[[str], str]) -> None:
-        from service.storage.repositories.jobs import ALREADY_ENROLLED, ENROLLED
+    def _add_job(self, job: JobOut, folder: str, unreadable: Mapping[str, str]) -> None:
+        from service.storage.repositories.jobs import ALREADY_ENROLLED, ENROLLED, IGNORED
 
         report = self._report
         report.interrupted = report.interrupted or job.state == "cancelled"
@@ -184,12 +217,17 @@ class _BulkEnrollment:
         report.enrolled += job.counts.get(ENROLLED, 0)
         report.already_enrolled += job.counts.get(ALREADY_ENROLLED, 0)
         report.ignored += int(job.details.get("ignored", 0))
+        self._done += job.done
         for item in self._kith.job_items(job.id):
-            row = {"photo": photo_name(item.item), "status": "done", "code": "", "detail": ""}
-            if item.problem is not None:
-                row |= {"status": "refused", "code": item.problem.code, "detail": item.problem.detail}
-                report.problems.setdefault(item.problem.code, item.problem.model_dump())
-            report.photos.append(row)
+            name = folder + item.item
+            if item.item in unreadable:
+                report.add(name, "refused", unreadable[item.item], UNREADABLE)
+            elif item.problem is not None:
+                report.add(name, "refused", item.problem.detail, item.problem.model_dump())
+            elif item.outcome == IGNORED:
+                report.add(name, "ignored", "not a photo, or not in the manifest")
+            else:
+                report.add(name, "done")
 
 
 class _ProgressStream:
@@ -258,15 +296,16 @@ def _print_report(report: EnrollmentReport, as_json: bool) -> None:
             for row in report.refused
         ]
         counts = {name: getattr(report, name) for name in ("enrolled", "already_enrolled", "ignored", "interrupted")}
-        print_json({**counts, "jobs": report.jobs, "refused": refused})
+        print_json({**counts, "jobs": report.jobs, "refused": refused, "ignored_files": report.ignored_files})
         return
     already = f", {report.already_enrolled} already enrolled" if report.already_enrolled else ""
-    ignored = (
-        f"; {count_of(report.ignored, 'file')} ignored (not a photo, or not in a person's folder)"
-        if report.ignored
-        else ""
-    )
+    ignored = f"; {count_of(report.ignored, 'file')} ignored (hidden, or not a photo)" if report.ignored else ""
     print_line(f"{count_of(report.enrolled, 'photo')} enrolled{already}, {len(report.refused)} refused{ignored}")
+    named = report.ignored_files
+    for name in named[:MAX_IGNORED_SHOWN]:
+        print_line(f"Ignored: {name}")
+    if len(named) > MAX_IGNORED_SHOWN:
+        print_line(f"Ignored: {len(named) - MAX_IGNORED_SHOWN:,} more. List all with --report FILE.")
     if report.interrupted:
         print_line("Cancelled. Enrolled photos stay enrolled. Run the command again to resume.")
     if report.refused:

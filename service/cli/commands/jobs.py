@@ -98,10 +98,10 @@ def _print_job(kith: Kith, job: JobOut, all_items: bool, as_json: bool) -> None:
     if job.problem is not None:
         print_line(f"{job.problem.code}: {job.problem.detail.rstrip('.')}. {remedy_for(job.problem.model_dump())}")
     if items:
-        table = Table("Item", "Code", "Detail")
+        table = Table("Item", "Outcome", "Detail")
         for item in items:
-            problem = ("", "") if item.problem is None else (item.problem.code, item.problem.detail)
-            table.add_row(*(escape(cell) for cell in (item.item, *problem)))
+            detail = "" if item.problem is None else item.problem.detail
+            table.add_row(*(escape(cell) for cell in (item.item, item.outcome, detail)))
         print_table(table)
         for line in remedy_lines(item.problem.model_dump() for item in items if item.problem is not None):
             print_line(line)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PureWindowsPath
 from typing import Any, Final, Self
 
+from models.vision.photo_files import is_hidden, is_photo, read_head
 from service.cli.converters.output import PersonPhoto, SubjectIds
 from service.core.errors import ForeignFileError
-from service.inference.archives import is_photo
 
 NUMPY_MODULES: Final = (
     "numpy",
@@ -116,10 +116,10 @@ def _photo_path(entry: Any, file: str) -> str:
 
 def _is_photo_below(root: Path, tail: Path) -> bool:
     """Tell whether a photo exists at ``root / tail``. Links that lead out of ``root`` do not count."""
-    if tail.is_absolute() or not is_photo(PurePosixPath(tail)):
+    if tail.is_absolute() or is_hidden(tail):
         return False
     try:
         path = (root / tail).resolve()
-        return path.is_relative_to(root) and path.is_file()
+        return path.is_relative_to(root) and path.is_file() and is_photo(tail, lambda: read_head(path))
     except (OSError, ValueError):
         return False

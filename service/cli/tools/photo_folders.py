@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
-from service.inference.archives import is_photo
+from models.vision.photo_files import PhotoFolder
+from service.inference.archives import storable_name
 
 MAX_ARCHIVE_BYTES: Final = 1_000_000_000
 """Default size of one upload. The server needs this much free disk space."""
@@ -23,27 +23,22 @@ class FolderPhoto:
     path: Path
     size: int
 
+    @property
+    def item(self) -> str:
+        """Name of the photo in the report of the server."""
+        return storable_name(self.name)
 
-def find_photos(folder: Path) -> tuple[list[FolderPhoto], int]:
-    """Return the photos below each person's folder, sorted by name, and the number of other files.
 
-    Links to files are followed. Links to folders are not, since they may form a cycle. Hidden folders are skipped.
-    """
-    found: list[FolderPhoto] = []
-    ignored = 0
-    for person in sorted(folder.iterdir()):
-        if not person.is_dir():
-            ignored += 1
-            continue
-        for parent, folders, files in os.walk(person):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            for path in sorted(Path(parent, name) for name in files):
-                name = path.relative_to(folder).as_posix()
-                if is_photo(PurePosixPath(name)) and path.is_file():
-                    found.append(FolderPhoto(name, path, path.stat().st_size))
-                else:
-                    ignored += 1
-    return found, ignored
+def photos_of(folder: Path, listed: PhotoFolder) -> list[FolderPhoto]:
+    """Return the photos of a folder with their sizes. A photo that disappeared has size 0 and is unreadable later."""
+    return [FolderPhoto(path.relative_to(folder).as_posix(), path, _size(path)) for path in listed.photos]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def split(photos: Sequence[FolderPhoto], max_bytes: int = MAX_ARCHIVE_BYTES) -> Iterator[list[FolderPhoto]]:
@@ -65,7 +60,7 @@ class TarStream:
 
     Attributes:
         size: bytes of the archive.
-        unreadable: reason by path for photos that could not be read. They are sent as zeros.
+        unreadable: reason by item for photos that could not be read. They are sent as zeros.
     """
 
     def __init__(self, photos: Sequence[FolderPhoto]) -> None:
@@ -78,7 +73,7 @@ class TarStream:
             try:
                 content = photo.path.read_bytes()[: photo.size]
             except OSError as error:
-                self.unreadable[str(photo.path)] = error.strerror or str(error)
+                self.unreadable[photo.item] = error.strerror or str(error)
                 content = b""
             yield _header(photo) + content.ljust(_padded(photo.size), b"\0")
         yield bytes(2 * tarfile.BLOCKSIZE)

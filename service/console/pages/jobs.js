@@ -38,6 +38,7 @@ const STATES = {
 const REASONS = {
   enrolled: "Enrolled",
   already_enrolled: "Already enrolled",
+  ignored: "Other files",
   no_face: "No face",
   several_faces: "Several faces",
   image_format: "Not a photo",

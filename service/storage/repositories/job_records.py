@@ -146,7 +146,7 @@ def record_in(
 
 
 def _item(job: Job, lookup: str, outcome: ItemOutcome, erased: bool) -> dict[str, Any]:
-    item = {"item": outcome.item, "problem": outcome.problem}
+    item = {"item": outcome.item, "outcome": outcome.outcome, "problem": outcome.problem}
     return {
         "job_pk": job.pk,
         "lookup": lookup,

@@ -47,6 +47,7 @@ FINISHED: Final[tuple[JobState, ...]] = ("succeeded", "failed", "cancelled")
 ENROLLED: Final = "enrolled"
 ALREADY_ENROLLED: Final = "already_enrolled"
 ERASED: Final = "subject_erased"
+IGNORED: Final = "ignored"
 MAX_CANDIDATES: Final = 16
 """Free jobs that a claim considers."""
 MAX_LEASE: Final = timedelta(hours=1)
@@ -57,6 +58,8 @@ MAX_LEASE: Final = timedelta(hours=1)
 class JobItem:
     pk: int
     item: str
+    outcome: str
+    """Empty after an erasure."""
     problem: dict[str, Any] | None
     at: datetime
 
@@ -134,7 +137,9 @@ class JobStore:
             query = query.where(job_items.c.failed)
         with self._database.read() as connection:
             opened = ((row, job.seal.open_json(row.sealed, ITEM)) for row in connection.execute(query))
-            return [JobItem(row.pk, item["item"], item["problem"], row.at) for row, item in opened]
+            return [
+                JobItem(row.pk, item["item"], item.get("outcome", ""), item["problem"], row.at) for row, item in opened
+            ]
 
     def done(self, job: Job) -> DoneItems:
         """Return the items that are finished."""

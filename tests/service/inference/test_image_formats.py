@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-from pathlib import PurePosixPath
 from typing import Any
 
 import cv2
@@ -16,7 +15,6 @@ from PIL import Image, ImageDraw
 
 from kith import Kith
 from service.core.photo_errors import ImageDamagedError, ImageFormatError, ImageTooLargeError
-from service.inference.archives import is_photo
 from service.inference.heif import is_heif
 from service.inference.images import ImageLimits, decode, open_photo
 from tests.service.inference.image_files import QUICK, encode, heic, heic_claiming, heic_grid
@@ -235,11 +233,6 @@ def test_an_avif_is_no_heic_and_no_video_is_a_photo(scene: Pixels) -> None:
     with pytest.raises(ImageFormatError) as raised:
         decode(b"\0\0\0\x18ftypisom\0\0\0\0mp42isom" + bytes(100), LIMITS)
     assert "HEIC" in raised.value.remedy
-
-
-@pytest.mark.parametrize("name", ["1.HEIC", "1.heif", "1.hif", "1.avif", "1.webp"])
-def test_folders_and_archives_know_them(name: str) -> None:
-    assert is_photo(PurePosixPath("ada", name))
 
 
 def test_a_phones_photo_is_enrolled_and_identified(kith: Kith, gallery: str, astronaut: Pixels) -> None:

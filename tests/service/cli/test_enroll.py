@@ -1,0 +1,65 @@
+"""``kith enroll`` accounts for every file of a folder, with a server and without one."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kith import Kith
+from tests.commands import run_kith
+from tests.conftest import jpeg
+
+
+@pytest.fixture
+def people(tmp_path: Path, astronaut: NDArray[np.uint8]) -> Path:
+    folder, photo = tmp_path / "people", jpeg(astronaut)
+    files = {
+        "eileen/1.jpe": photo,
+        "eileen/2019/IMG_2": photo + b"2",
+        "eileen/[b]notes.txt": b"no photo",
+        "eileen/._1.jpg": b"\0\5\x16\7",
+        "eileen/.ipynb_checkpoints/1.jpg": photo,
+        "__MACOSX/eileen/1.jpg": photo,
+        "group.jpg": photo,
+    }
+    for name, payload in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(payload)
+    (folder / "eileen" / "gone.jpg").symlink_to("nowhere")
+    return folder
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+def test_every_file_is_accounted_for(
+    kith: Kith, server: str, gallery: str, people: Path, tmp_path: Path, embedded: bool
+) -> None:
+    where = {} if embedded else {"KITH_URL": server}
+    environment = {"KITH_LOG_LEVEL": "WARNING", "HOME": str(tmp_path), **where}
+    words = ("enroll", "people", "-g", gallery, "--report", "report.csv")
+    done = run_kith(*words, cwd=tmp_path, environment=environment)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "2 photos enrolled, 2 refused; 4 files ignored (hidden, or not a photo)" in done.stdout
+    assert "Ignored: people/eileen/[b]notes.txt\n" in done.stdout
+    with (tmp_path / "report.csv").open(newline="", encoding="utf-8") as stream:
+        rows = {row["photo"]: (row["status"], row["code"]) for row in csv.DictReader(stream)}
+    assert rows == {
+        "people/eileen/[b]notes.txt": ("ignored", ""),
+        "people/eileen/gone.jpg": ("refused", "unreadable"),
+        "people/group.jpg": ("refused", "invalid_request"),
+        "people/eileen/1.jpe": ("done", ""),
+        "people/eileen/2019/IMG_2": ("done", ""),
+    }
+    again = json.loads(run_kith(*words, "--json", cwd=tmp_path, environment=environment).stdout)
+    assert (again["already_enrolled"], len(again["refused"]), again["ignored"]) == (2, 2, 4)
+
+
+def test_a_folder_with_a_hidden_folder_only_is_refused(tmp_path: Path, server: str) -> None:
+    (tmp_path / "flat" / ".git").mkdir(parents=True)
+    (tmp_path / "flat" / "1.jpg").write_bytes(b"photo")
+    done = run_kith("enroll", "flat", "-g", "none", cwd=tmp_path, environment={"KITH_URL": server})
+    assert (done.returncode, "has no folder per person" in done.stderr) == (2, True)
