@@ -107,6 +107,13 @@ class _Pending:
 
 _NOT_THERE: Final = InvalidRequestError("the manifest names this photo, and the archive does not contain it")
 _NO_SUBJECT: Final = InvalidRequestError("the photo has no subject: expected PERSON/PHOTO, or a manifest")
+_NAME_REMEDY: Final = (
+    "Rename the folder, name the subject in a manifest, or pack with a tool that writes UTF-8, such as tar."
+)
+_NOT_UTF8: Final = InvalidRequestError("the folder name is not UTF-8, and its encoding is unknown", _NAME_REMEDY)
+_LOST_NAME: Final = InvalidRequestError(
+    "the folder name is made of placeholders for lost characters, and may stand for several people", _NAME_REMEDY
+)
 _NO_ID: Final = InvalidRequestError(
     "the folder name is not a valid subject id: at most 128 printable characters, no slashes, no outer spaces"
 )
@@ -306,6 +313,10 @@ def _read(waiting: Iterator[_Item]) -> list[_Item]:
 def _unfit(subject: str | None) -> KithError | None:
     if subject is None:
         return _NO_SUBJECT
+    if any("\ud800" <= character <= "\udfff" for character in subject):
+        return _NOT_UTF8
+    if "\N{REPLACEMENT CHARACTER}" in subject or not subject.strip("_?"):
+        return _LOST_NAME
     try:
         check_subject_id(subject)
     except ValueError:

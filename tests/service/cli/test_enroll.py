@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from kith import Kith
 from tests.commands import run_kith
 from tests.conftest import jpeg
 
+LATIN1 = os.fsdecode(b"Ren\xe9")
+
 
 @pytest.fixture
 def people(tmp_path: Path, astronaut: NDArray[np.uint8]) -> Path:
@@ -21,6 +24,9 @@ def people(tmp_path: Path, astronaut: NDArray[np.uint8]) -> Path:
     files = {
         "eileen/1.jpe": photo,
         "eileen/2019/IMG_2": photo + b"2",
+        f"eileen/{LATIN1}.jpg": photo + b"3",
+        f"{LATIN1}/1.jpg": photo,
+        f"{LATIN1}/notes.txt": b"no photo",
         "eileen/[b]notes.txt": b"no photo",
         "eileen/._1.jpg": b"\0\5\x16\7",
         "eileen/.ipynb_checkpoints/1.jpg": photo,
@@ -43,19 +49,23 @@ def test_every_file_is_accounted_for(
     words = ("enroll", "people", "-g", gallery, "--report", "report.csv")
     done = run_kith(*words, cwd=tmp_path, environment=environment)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
-    assert "2 photos enrolled, 2 refused; 4 files ignored (hidden, or not a photo)" in done.stdout
+    assert "3 photos enrolled, 3 refused; 5 files ignored (hidden, or not a photo)" in done.stdout
     assert "Ignored: people/eileen/[b]notes.txt\n" in done.stdout
     with (tmp_path / "report.csv").open(newline="", encoding="utf-8") as stream:
         rows = {row["photo"]: (row["status"], row["code"]) for row in csv.DictReader(stream)}
     assert rows == {
+        "people/Ren\\xe9/notes.txt": ("ignored", ""),
         "people/eileen/[b]notes.txt": ("ignored", ""),
         "people/eileen/gone.jpg": ("refused", "unreadable"),
         "people/group.jpg": ("refused", "invalid_request"),
+        "people/Ren\\xe9/1.jpg": ("refused", "invalid_request"),
         "people/eileen/1.jpe": ("done", ""),
         "people/eileen/2019/IMG_2": ("done", ""),
+        "people/eileen/Ren\\xe9.jpg": ("done", ""),
     }
     again = json.loads(run_kith(*words, "--json", cwd=tmp_path, environment=environment).stdout)
-    assert (again["already_enrolled"], len(again["refused"]), again["ignored"]) == (2, 2, 4)
+    assert (again["already_enrolled"], len(again["refused"]), again["ignored"]) == (3, 3, 5)
+    assert again["ignored_files"] == ["people/Ren\\xe9/notes.txt", "people/eileen/[b]notes.txt"]
 
 
 def test_a_folder_with_a_hidden_folder_only_is_refused(tmp_path: Path, server: str) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
+import tarfile
 import zipfile
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from kith import Kith
@@ -13,10 +16,36 @@ from kith.wire.jobs import JobOut
 from tests.conftest import jpeg
 from tests.service.services.test_bulk_enrollment import Bytes, as_tar
 
+LATIN1 = os.fsdecode(b"Ren\xe9")
+
 
 def enrolled(kith: Kith, gallery: str, payload: bytes) -> tuple[JobOut, dict[str, str]]:
     job = kith.wait_for(kith.enroll_archive(gallery, Bytes(payload)).id, 60)
     return job, {item.item: item.outcome for item in kith.job_items(job.id)}
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_folder_of_a_tar_that_is_not_utf_8(kith: Kith, gallery: str, astronaut: NDArray[np.uint8], form: int) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=form, encoding="utf-8", errors="surrogateescape") as archive:
+        for name in (f"{LATIN1}/1.jpg", f"eileen/{LATIN1}.jpg", "eileen/1.jpg", f"{LATIN1}/notes.txt"):
+            payload = jpeg(astronaut) + name.encode("utf-8", "surrogateescape")
+            info = tarfile.TarInfo(name)
+            info.size = len(payload)
+            archive.addfile(info, io.BytesIO(payload))
+    job, outcomes = enrolled(kith, gallery, buffer.getvalue())
+    assert job.state == "succeeded"
+    # The name of a file is of no consequence, and photos are recognized by content.
+    assert outcomes == {
+        "Ren\\xe9/1.jpg": "invalid_request",
+        "Ren\\xe9/notes.txt": "invalid_request",
+        "eileen/Ren\\xe9.jpg": "enrolled",
+        "eileen/1.jpg": "enrolled",
+    }
+    (refused, _) = kith.job_items(job.id, failed=True)
+    assert refused.problem is not None
+    assert "not UTF-8" in refused.problem.detail
+    assert [(subject.id, subject.templates) for subject in kith.subjects(gallery)] == [("eileen", 2)]
 
 
 def test_other_files_are_named_and_photos_are_known_by_content(
