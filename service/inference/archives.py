@@ -25,10 +25,9 @@ from service.core.extras import require_package
 from service.core.gunzip import GunzipFile, max_unpacked_bytes
 from service.core.json_limits import JsonLimits, check_json
 from service.core.photo_errors import ImageTooLargeError
+from service.inference.zip_names import ENTRY_SIGNATURE, clear_false_flags, name_of
 
 MANIFESTS: Final = ("manifest.csv", "manifest.ndjson")
-ENTRY_SIGNATURE: Final = b"PK\1\2"
-"""Signature of each entry of a zip's directory."""
 SIGNATURE_BYTES: Final = 512
 """Length of an archive's beginning that identifies its format."""
 MAX_DIRECTORY_BYTES: Final = 64_000_000
@@ -192,7 +191,7 @@ def _zip_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[tupl
             # _zip_entry never unpacks more than the declared size.
             total += info.file_size
             _check_total(total, limits)
-            yield info.filename, partial(_zip_entry, opened, info, limits)
+            yield name_of(info), partial(_zip_entry, opened, info, limits)
 
 
 def _zip_entry(
@@ -224,6 +223,7 @@ def _tar_members(archive: ArchiveSource, kind: str, limits: ArchiveLimits) -> It
             fileobj=cast(BinaryIO, _LimitedStream(unpacked, limits)),
             mode="r|",
             tarinfo=_LimitedTarInfo,
+            encoding="utf-8",
         ) as opened,
     ):
         for count, info in enumerate(opened, start=1):
@@ -262,13 +262,15 @@ def _unpacked(file: IO[bytes], kind: str) -> AbstractContextManager[BinaryIO]:
 class _LimitedZipFile:
     """Zip file that rejects reads above ``max_bytes``, and directories with too many entries.
 
-    ``zipfile`` creates an object per directory entry before it reports their number.
+    ``zipfile`` creates an object per directory entry before it reports their number. The first block that begins like
+    a directory is the directory.
     """
 
     def __init__(self, file: IO[bytes], max_bytes: int, limits: ArchiveLimits) -> None:
         self._file = file
         self._max_bytes = max_bytes
         self._limits = limits
+        self._before_directory = True
         self._size = file.seek(0, os.SEEK_END)
         self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
 
@@ -279,6 +281,9 @@ class _LimitedZipFile:
         block = self._file.read(wanted)
         if len(block) > len(ENTRY_SIGNATURE) * self._limits.entries:
             _check_entries(block.count(ENTRY_SIGNATURE), self._limits)
+        if self._before_directory and block.startswith(ENTRY_SIGNATURE):
+            self._before_directory = False
+            return clear_false_flags(block)
         return block
 
 

@@ -6,6 +6,7 @@ import io
 import os
 import tarfile
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from kith import Kith
 from kith.wire.jobs import JobOut
 from tests.conftest import jpeg
+from tests.service.inference.test_zip_names import unicode_path, zip_of
 from tests.service.services.test_bulk_enrollment import Bytes, as_tar
 
 LATIN1 = os.fsdecode(b"Ren\xe9")
@@ -46,6 +48,31 @@ def test_a_folder_of_a_tar_that_is_not_utf_8(kith: Kith, gallery: str, astronaut
     assert refused.problem is not None
     assert "not UTF-8" in refused.problem.detail
     assert [(subject.id, subject.templates) for subject in kith.subjects(gallery)] == [("eileen", 2)]
+
+
+def test_names_of_a_zip(kith: Kith, gallery: str, astronaut: NDArray[np.uint8], tmp_path: Path) -> None:
+    lost, windows = b"__/1.jpg", "田中/1.jpg".encode("cp932")
+    names = zip_of(
+        (lost, False, unicode_path(lost, "田中/1.jpg")),
+        (b"__/2.jpg", False, b""),
+        (b"??/3.jpg", False, b""),
+        (windows, False, b""),
+        ("José/1.jpg".encode(), False, b""),
+        ("Ren\ufffd/1.jpg".encode(), True, b""),
+    )
+    (tmp_path / "people.zip").write_bytes(names)
+    job, outcomes = enrolled(kith, gallery, names)
+    assert job.state == "succeeded"
+    # The content is no photo: a name that is accepted is refused for that later.
+    assert outcomes == {
+        "田中/1.jpg": "image_format",
+        "__/2.jpg": "invalid_request",
+        "??/3.jpg": "invalid_request",
+        windows.decode("utf-8", "backslashreplace"): "invalid_request",
+        "José/1.jpg": "image_format",
+        "Ren\ufffd/1.jpg": "invalid_request",
+    }
+    assert list(kith.subjects(gallery)) == []
 
 
 def test_other_files_are_named_and_photos_are_known_by_content(
