@@ -6,6 +6,7 @@ Archives are untrusted. Declared sizes are verified, paths serve as names only, 
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -157,7 +158,10 @@ def _head(member: ArchivedFile) -> bytes:
 
 
 def iterate_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[ArchivedFile]:
-    """Yield the files of an archive in order, without folders and links. Raises as :func:`read_contents`."""
+    """Yield the files of an archive in order, without folders and links.
+
+    Raises as :func:`read_contents`; MemoryError and OSError if this machine, and not the archive, is at fault.
+    """
     try:
         with archive.open("rb") as file:
             kind = archive_kind(file.read(SIGNATURE_BYTES))
@@ -173,7 +177,21 @@ def iterate_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[A
     except KithError:
         raise
     except Exception as error:  # readers raise unrelated exceptions on damaged files
+        if (fault := _machine_fault(error)) is not None:
+            raise fault from None
         raise ArchiveInvalidError(f"the archive cannot be read: {error}") from error
+
+
+def _machine_fault(error: BaseException | None) -> Exception | None:
+    """Return the failure of memory or of the disk behind an error of a reader; None if the archive is at fault.
+
+    Readers raise an OSError without a number for a damaged archive.
+    """
+    while error is not None:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)):
+            return error
+        error = error.__context__
+    return None
 
 
 def _zip_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[tuple[str, _Read]]:
@@ -209,6 +227,8 @@ def _zip_entry(
     except KithError:
         raise
     except Exception as error:
+        if (fault := _machine_fault(error)) is not None:
+            raise fault from None
         raise ArchiveInvalidError(f"the file cannot be unpacked: {error}") from error
     if head_bytes is None and len(payload) != info.file_size:
         raise ArchiveInvalidError(f"the file has {len(payload)} bytes, its archive says {info.file_size}")
@@ -244,6 +264,8 @@ def _tar_entry(
     except KithError:
         raise
     except Exception as error:
+        if (fault := _machine_fault(error)) is not None:
+            raise fault from None
         raise ArchiveInvalidError(f"the file cannot be unpacked: {error}") from error
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from typing import Any, Final
 
-from service.core.errors import GalleryMovedError, InvalidRequestError, KithError
+from service.core.errors import GalleryMovedError, InvalidRequestError, JobCrashedError, KithError
 from service.domain.decision import FaceChoice
 from service.domain.gallery import SUBJECT_ID_PATTERN, Gallery, NewTemplate, check_subject_id
 from service.index.follower import Followers
@@ -21,7 +21,7 @@ from service.inference.recognizers import Recognizers
 from service.security.sealing import Seal
 from service.services.enrollment import Overrides, check_identity, choose_face, embed_for, template_from_face
 from service.services.gallery_risks import MIN_SUBJECTS
-from service.services.job_runner import JobContext, JobKind, JobStoppedError
+from service.services.job_runner import JobContext, JobKind, JobStoppedError, is_fault
 from service.services.pipeline import Pipeline
 from service.services.spool import Spool
 from service.storage.repositories.job_records import ItemOutcome
@@ -89,6 +89,9 @@ class BulkEnrollment:
 
 @dataclass(frozen=True)
 class _Item:
+    """Photo of the archive; ``number``: its position, from 1."""
+
+    number: int
     name: str
     subject: str | None
     payload: bytes | KithError
@@ -99,6 +102,7 @@ class _Item:
 class _Pending:
     """Item being embedded, without its bytes."""
 
+    number: int
     name: str
     subject: str | None
     template_id: str
@@ -183,7 +187,7 @@ class _Run:
                     task = asyncio.create_task(self._embed_item(item, item.template_id in known))
                     self._embedding.add(task)
                     task.add_done_callback(self._release_slot)
-                    await self._ahead.put(_Pending(item.name, item.subject, item.template_id, task))
+                    await self._ahead.put(_Pending(item.number, item.name, item.subject, item.template_id, task))
         except Exception as error:
             ending = error
         await self._ahead.put(ending)
@@ -191,6 +195,8 @@ class _Run:
     def _release_slot(self, task: asyncio.Task[Photo | KithError]) -> None:
         self._embedding.discard(task)
         self._slots.release()
+        if not task.cancelled():
+            task.exception()  # asyncio logs an exception that is never retrieved; the job may end before its turn
 
     async def derive_risk(self) -> None:
         """Update the gallery's risk in the foreground, so that decisions do not depend on timing."""
@@ -214,16 +220,25 @@ class _Run:
             )
         except KithError as error:
             return error
-        except Exception:
-            log.exception("job %s: embedding a photo failed", self._context.job.id)
-            return KithError(f"unexpected error; see the log entries of job {self._context.job.id}")
 
     async def _decide(self, item: _Pending) -> None:
-        seen = await item.seen
+        """Accept or refuse a photo. A fault is raised after the earlier photos are stored: this one has no outcome."""
         if item.subject != self._subject or len(self._admitted) + len(self._refused) >= MAX_PHOTOS_PER_TRANSACTION:
             await self._store()
             self._context.check()
         self._subject = item.subject
+        try:
+            await self._accept_or_refuse(item)
+        except Exception as error:
+            await self._store()
+            if isinstance(error, KithError):
+                raise
+            job = self._context.job.id
+            log.exception("job %s: photo %d of the archive failed", job, item.number)
+            raise JobCrashedError(f"photo {item.number} of the archive: see the log entries of job {job}") from error
+
+    async def _accept_or_refuse(self, item: _Pending) -> None:
+        seen = await item.seen
         if seen is _KNOWN or item.template_id in {template.id for _, template in self._admitted}:
             self._refused.append(ItemOutcome(item.name, ALREADY_ENROLLED, subject=item.subject))
             return
@@ -232,8 +247,8 @@ class _Run:
                 raise seen
             template = await self._context.run(self._admit, item, seen)
         except KithError as error:
-            if error.status >= 500 and not isinstance(seen, KithError):
-                raise  # an error of the database, not of the photo
+            if is_fault(error) or isinstance(error, GalleryMovedError):
+                raise  # not an error of the photo
             self._work.pipeline.metrics.count_enrollment(error.code)
             self._refused.append(_refusal(item.name, error, item.subject))
         else:
@@ -291,19 +306,20 @@ def template_id(seal: Seal, subject: str, payload: bytes) -> str:
 
 
 def _waiting(found: Iterator[ArchivedFile], known: ArchiveContents, done: DoneItems) -> Iterator[_Item]:
-    for member in found:
-        if member.name not in known.subjects or member.name in done:
+    photos = (member for member in found if member.name in known.subjects)
+    for number, member in enumerate(photos, start=1):
+        if member.name in done:
             continue
         subject = known.subjects[member.name]
         if (unfit := _unfit(subject)) is not None:
-            yield _Item(member.name, None, unfit, "")
+            yield _Item(number, member.name, None, unfit, "")
             continue
         try:
             payload = member.read()
         except KithError as error:
-            yield _Item(member.name, subject, error, "")
+            yield _Item(number, member.name, subject, error, "")
         else:
-            yield _Item(member.name, subject, payload, template_id(done.seal, subject or "", payload))
+            yield _Item(number, member.name, subject, payload, template_id(done.seal, subject or "", payload))
 
 
 def _read(waiting: Iterator[_Item]) -> list[_Item]:

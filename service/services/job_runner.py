@@ -20,7 +20,14 @@ from typing import Any, Final, Self, TypeVar, TypeVarTuple
 
 from service.core.actor import Actor, acting_as, run_in_thread
 from service.core.clock import Clock
-from service.core.errors import ClockSteppedError, JobCrashedError, JobNotFoundError, KithError, StorageError
+from service.core.errors import (
+    ClockSteppedError,
+    ExtraMissingError,
+    JobCrashedError,
+    JobNotFoundError,
+    KithError,
+    StorageError,
+)
 from service.domain.gallery import Gallery
 from service.storage.repositories.job_records import ItemOutcome, Job, LeaseLostError
 from service.storage.repositories.jobs import FINISHED, DoneItems, JobStore
@@ -36,7 +43,9 @@ RETENTION_DAYS: Final = 14
 TIDY_INTERVAL_S: Final = 3600.0
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 MAX_TAKEOVERS: Final = 5
-"""Processes that may die during one job without finishing an item, before the job fails."""
+"""Attempts at one job that may fail, or whose process may die, without finishing an item, before the job fails."""
+RETRY_S: Final = 1.0
+"""Time until a failed job is tried again; doubled for each further attempt without a finished item."""
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -107,7 +116,8 @@ class JobKind:
     """Functions of one kind of job. All but ``run`` block.
 
     Attributes:
-        run: async or blocking; calls ``check`` between items. Any other error fails the job.
+        run: async or blocking; calls ``check`` between items. An error of the request (4xx) fails the job. After any
+            other error it is called again, so a fault must not be recorded as the outcome of an item.
         ready: returns whether this process can run the job.
         discard: deletes files of a finished job; idempotent, and called for jobs that never ran.
         tidy: deletes files that ``discard`` missed, at the start and periodically.
@@ -276,14 +286,25 @@ class Runner:
         except JobCancelledError:
             await self._in_thread(self.store.finish, job, "cancelled", None)
         except KithError as error:
+            if await self._postpone(job, error):
+                return
             await self._in_thread(self.store.finish, job, "failed", error.document())
         except Exception:
             log.exception("job %s (%s) failed", job.id, job.kind)
             crash = JobCrashedError(f"unexpected error; see the log entries of job {job.id}")
+            if await self._postpone(job, crash):
+                return
             await self._in_thread(self.store.finish, job, "failed", crash.document())
         else:
             await self._in_thread(self.store.finish, job, "succeeded", None)
         await self._in_thread(self._discard, job)
+
+    async def _postpone(self, job: Job, error: KithError) -> bool:
+        """Let a job be tried again later. Return False if it fails: by its request, or after MAX_TAKEOVERS attempts."""
+        if not is_fault(error) or not await self._in_thread(self.store.postpone, job, RETRY_S, MAX_TAKEOVERS):
+            return False
+        log.warning("job %s (%s) is tried again: %s", job.id, job.kind, error.detail)
+        return True
 
     def _discard(self, job: Job) -> None:
         if job.kind in self._kinds:
@@ -318,6 +339,11 @@ class Runner:
 
     async def _in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         return await run_in_thread(self._threads, function, *arguments)
+
+
+def is_fault(error: KithError) -> bool:
+    """Return whether an error is a fault of the service, which may be over at the next attempt."""
+    return error.status >= 500 and not isinstance(error, ExtraMissingError)
 
 
 def _machine() -> str | None:

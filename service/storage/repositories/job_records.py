@@ -34,7 +34,7 @@ class Progress:
     failed: int = 0
     seconds: float = 0.0
     takeovers: int = 0
-    """Claims from dead processes since the last recorded item."""
+    """Attempts that failed, or whose process died, since the last recorded item."""
     counts: dict[str, int] = field(default_factory=dict)
     """Items by outcome."""
     details: dict[str, Any] = field(default_factory=dict)

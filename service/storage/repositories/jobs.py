@@ -280,6 +280,24 @@ class JobStore:
             own_row(connection, job)
             _end(connection, job.pk, "queued", None)
 
+    def postpone(self, job: Job, delay_s: float, max_attempts: int) -> bool:
+        """Count a failed attempt, and end the lease after ``delay_s``, doubled for each earlier one.
+
+        Returns False, and changes nothing, after ``max_attempts`` since the last recorded item.
+
+        Raises:
+            LeaseLostError: another process owns the job.
+        """
+        with self._database.write(_CONFLICT) as connection:
+            progress = own_row(connection, job).progress
+            failed = progress["takeovers"]
+            if failed >= max_attempts:
+                return False
+            until = self._database.now(connection) + timedelta(seconds=delay_s * 2**failed)
+            changed = {"progress": progress | {"takeovers": failed + 1}, "lease_until": until}
+            connection.execute(jobs.update().where(jobs.c.pk == job.pk).values(**changed))
+            return True
+
     # Managing jobs
 
     def cancel(self, job_id: str) -> Job:

@@ -19,7 +19,7 @@ import pytest
 from kith import Kith, KithClientError
 from models.vision.recognition import l2_normalize
 from service.core.clock import Clock
-from service.core.errors import GalleryNotFoundError, JobNotFoundError
+from service.core.errors import GalleryNotFoundError, JobNotFoundError, OverloadedError
 from service.core.photo_errors import LowQualityError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.services.job_runner import MAX_TAKEOVERS, JobContext, JobKind, Runner, has_ended
@@ -317,12 +317,24 @@ def test_two_runners_never_run_one_job_twice(url: str, store: JobStore, gallery:
     assert sorted(runs) == sorted(job.id for job in made)
 
 
+@pytest.fixture
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.services.job_runner.RETRY_S", 0.01)
+
+
+@pytest.mark.usefixtures("short_delays")
 @pytest.mark.parametrize("blocking", [False, True])
 def test_an_exception_becomes_the_problem_of_the_job(store: JobStore, gallery: Gallery, blocking: bool) -> None:
+    attempts = 0
+
     async def refused(context: JobContext) -> None:
+        nonlocal attempts
+        attempts += 1
         raise LowQualityError("out of bounds: sharpness")
 
     def crashed(context: JobContext) -> None:
+        nonlocal attempts
+        attempts += 1
         raise ZeroDivisionError("a secret")
 
     job = run_until(store, store.create(gallery, "work", {}), runner(store, crashed if blocking else refused))
@@ -330,6 +342,49 @@ def test_an_exception_becomes_the_problem_of_the_job(store: JobStore, gallery: G
     assert job.problem is not None
     assert job.problem["code"] == ("job_crashed" if blocking else "low_quality")
     assert "secret" not in str(job.problem)
+    assert attempts == (MAX_TAKEOVERS + 1 if blocking else 1)
+
+
+@pytest.mark.usefixtures("short_delays")
+@pytest.mark.parametrize("fault", [RuntimeError("the device is lost"), OverloadedError("the service is closing")])
+def test_a_fault_is_over_at_a_later_attempt(store: JobStore, gallery: Gallery, fault: Exception) -> None:
+    """Each finished item allows MAX_TAKEOVERS further attempts."""
+    attempts = 0
+
+    def work(context: JobContext) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == MAX_TAKEOVERS:
+            context.record([ItemOutcome("a", "done")])
+        if attempts < 2 * MAX_TAKEOVERS:
+            raise fault
+        context.record([ItemOutcome("b", "done")])
+
+    discarded: list[str] = []
+    kinds = {"work": JobKind(work, discard=lambda job: discarded.append(job.id))}
+    job = run_until(store, store.create(gallery, "work", {}), Runner(store, kinds, poll_s=0.01))
+    assert (job.state, job.problem, job.progress.counts) == ("succeeded", None, {"done": 2})
+    assert (attempts, discarded) == (2 * MAX_TAKEOVERS, [job.id])
+
+
+def test_a_job_that_waits_for_its_next_attempt_can_be_cancelled(
+    store: JobStore, gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.services.job_runner.RETRY_S", 1)
+
+    def work(context: JobContext) -> None:
+        raise RuntimeError("the device is lost")
+
+    async def cancel() -> None:
+        while not (await asyncio.to_thread(store.job, job.id)).progress.takeovers:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(store.cancel, job.id)
+        while (await asyncio.to_thread(store.job, job.id)).state == "running":
+            await asyncio.sleep(0.01)
+
+    job = store.create(gallery, "work", {})
+    ended = run_until(store, job, runner(store, work), during=cancel)
+    assert (ended.state, ended.progress.takeovers) == ("cancelled", 1)
 
 
 def test_a_job_that_is_cancelled_ends_between_items(store: JobStore, gallery: Gallery) -> None:

@@ -1,0 +1,187 @@
+"""A fault of a device, of memory or of a disk is not the outcome of a photo."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from kith import Kith
+from models.runtime.network import Float
+from models.vision import recognition
+from models.vision.detection import Detector
+from service.core.errors import GpuUnavailableError
+from service.inference.archives import ArchiveContents, ArchiveLimits, iterate_members, read_contents
+from service.server import embedded
+from service.services import job_runner
+from service.settings import load_settings
+from tests.commands import run_kith
+from tests.conftest import jpeg
+from tests.service.services.test_bulk_enrollment import KINDS, Bytes, as_tar
+
+PHOTOS = 12
+LIMITS = ArchiveLimits(1000, 100_000, 1_000_000)
+
+
+@pytest.fixture
+def photos(astronaut: NDArray[np.uint8]) -> dict[str, bytes]:
+    return {f"eileen/{number:02}.jpg": jpeg(astronaut) + number.to_bytes(2) for number in range(PHOTOS)}
+
+
+@pytest.fixture(autouse=True)
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_runner, "RETRY_S", 0.05)
+
+
+@pytest.fixture
+def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception, int], None]:
+    """Let the recognizer fail for a number of batches."""
+    prepare = recognition.to_planes
+
+    def fail(error: Exception, batches: int) -> None:
+        run = 0
+
+        def prepare_or_fail(*arguments: Any) -> Float:
+            nonlocal run
+            run += 1
+            if run <= batches:
+                raise error
+            return prepare(*arguments)
+
+        monkeypatch.setattr(recognition, "to_planes", prepare_or_fail)
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error 700"), GpuUnavailableError("lost"), MemoryError()])
+def test_a_fault_that_ends_costs_no_photo(
+    kith: Kith,
+    gallery: str,
+    photos: dict[str, bytes],
+    fail: Callable[[Exception, int], None],
+    error: Exception,
+) -> None:
+    fail(error, 8)
+    job = kith.wait_for(kith.enroll_archive(gallery, Bytes(as_tar(photos))).id, 60)
+    assert (job.state, job.failed, job.counts) == ("succeeded", 0, {"enrolled": PHOTOS})
+    assert kith.gallery(gallery).templates == PHOTOS
+
+
+def test_a_fault_that_stays_stops_the_job_and_refuses_no_photo(
+    kith: Kith, gallery: str, photos: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One photo always fails: the job names its position, and the photos before it stay."""
+    prepare = Detector.place_on_canvas
+    marked = np.full((40, 60, 3), 77, np.uint8)
+
+    def fail_on_marked(self: Detector, small: NDArray[np.uint8], *rest: Any) -> Any:
+        if small.mean() == 77:
+            raise RuntimeError("a secret of eileen")
+        return prepare(self, small, *rest)
+
+    monkeypatch.setattr(Detector, "place_on_canvas", fail_on_marked)
+    files = dict(list(photos.items())[:5]) | {"eileen/05.png": png(marked)} | {"tom/1.jpg": photos["eileen/06.jpg"]}
+    job = kith.wait_for(kith.enroll_archive(gallery, Bytes(as_tar(files))).id, 60)
+    assert (job.state, job.failed, job.counts) == ("failed", 0, {"enrolled": 5})
+    assert job.problem is not None
+    assert job.problem.code == "job_crashed"
+    assert job.problem.detail.startswith("photo 6 of the archive")
+    assert "eileen" not in str(job.problem)  # an erasure would not find the name there
+    # The archive is sent again when the device works.
+    monkeypatch.setattr(Detector, "place_on_canvas", prepare)
+    again = kith.wait_for(kith.enroll_archive(gallery, Bytes(as_tar(files))).id, 60)
+    assert again.counts == {"already_enrolled": 5, "no_face": 1, "duplicate_subject": 1}
+
+
+def png(image: NDArray[np.uint8]) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_kith_enroll_stops_and_resumes(
+    tmp_path: Path, photos: dict[str, bytes], fail: Callable[[Exception, int], None], local: bool
+) -> None:
+    for name, payload in photos.items():
+        (tmp_path / "people" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "people" / name).write_bytes(payload)
+    words = ("enroll", "people", "-g", "g", "--report", "report.ndjson", "--json")
+    environment = {"KITH_LOG_LEVEL": "ERROR", "KITH_DATA_DIR": str(tmp_path / "data")}
+
+    def enroll(url: str | None) -> tuple[Any, list[dict[str, str]]]:
+        done = run_kith(*words, cwd=tmp_path, environment=environment | ({} if url is None else {"KITH_URL": url}))
+        return done, [json.loads(line) for line in (tmp_path / "report.ndjson").read_text().splitlines()]
+
+    def check(url: str | None) -> None:
+        fail(RuntimeError("CUDA error 700"), 10_000)
+        done, rows = enroll(url)
+        assert done.returncode == 3
+        assert '"code": "job_crashed"' in done.stderr
+        assert "photo 1 of the archive" in done.stderr
+        assert "run the command again to resume" in done.stderr
+        assert rows == []
+        fail(RuntimeError(), 0)
+        done, rows = enroll(url)
+        assert (done.returncode, [row["status"] for row in rows]) == (0, ["done"] * PHOTOS)
+
+    if local:
+        check(None)
+    else:
+        with embedded(load_settings(data_dir=tmp_path / "data", log_level="ERROR")) as url:
+            check(url)
+
+
+class FailingDisk(io.BytesIO):
+    """Archive on a disk that fails from a byte on."""
+
+    def __init__(self, payload: bytes, readable: int) -> None:
+        super().__init__(payload)
+        self._readable = readable
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        block = super().read(size)
+        if self.tell() > self._readable:
+            raise OSError(errno.EIO, "Input/output error")
+        return block
+
+
+class OnFailingDisk:
+    def __init__(self, payload: bytes, readable: int) -> None:
+        self._payload, self._readable = payload, readable
+
+    def open(self, _mode: str, /) -> IO[bytes]:
+        return FailingDisk(self._payload, self._readable)
+
+
+@pytest.mark.parametrize("pack", KINDS[:3])
+def test_a_disk_that_fails_is_not_a_damaged_archive(
+    pack: Callable[[dict[str, bytes]], bytes], rng: np.random.Generator
+) -> None:
+    payload = pack({f"ada/{number}.jpg": rng.bytes(30_000) for number in range(4)})
+    failures = 0
+    for readable in range(0, len(payload), 10_000):
+        archive = OnFailingDisk(payload, readable)
+        for read in (contents_of, all_of):
+            try:
+                read(archive)
+            except OSError as error:
+                assert error.errno == errno.EIO
+                failures += 1
+    assert failures > 5
+
+
+def contents_of(archive: OnFailingDisk) -> ArchiveContents:
+    return read_contents(archive, LIMITS, None, lambda: None)
+
+
+def all_of(archive: OnFailingDisk) -> list[bytes]:
+    return [member.read() for member in iterate_members(archive, LIMITS)]
