@@ -8,10 +8,11 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Final
 
-from service.core.errors import GalleryMovedError, InvalidRequestError, JobCrashedError, KithError
+from service.core.errors import GalleryChangedError, GalleryMovedError, InvalidRequestError, JobCrashedError, KithError
 from service.domain.decision import FaceChoice
 from service.domain.gallery import SUBJECT_ID_PATTERN, Gallery, NewTemplate, check_subject_id
 from service.index.follower import Followers
@@ -19,7 +20,14 @@ from service.inference.archives import ArchiveContents, ArchivedFile, ArchiveLim
 from service.inference.photo_pipeline import Photo
 from service.inference.recognizers import Recognizers
 from service.security.sealing import Seal
-from service.services.enrollment import Overrides, check_identity, choose_face, embed_for, template_from_face
+from service.services.enrollment import (
+    Overrides,
+    check_identities,
+    choose_face,
+    embed_for,
+    needs_identity_check,
+    template_from_face,
+)
 from service.services.gallery_risks import MIN_SUBJECTS
 from service.services.job_runner import JobContext, JobKind, JobStoppedError, is_fault
 from service.services.pipeline import Pipeline
@@ -239,7 +247,7 @@ class _Run:
 
     async def _accept_or_refuse(self, item: _Pending) -> None:
         seen = await item.seen
-        if seen is _KNOWN or item.template_id in {template.id for _, template in self._admitted}:
+        if seen is _KNOWN:
             self._refused.append(ItemOutcome(item.name, ALREADY_ENROLLED, subject=item.subject))
             return
         try:
@@ -255,43 +263,61 @@ class _Run:
             self._admitted.append((item.name, template))
 
     def _admit(self, item: _Pending, photo: Photo) -> NewTemplate:
-        face = choose_face(photo, self._choice)
-        template = template_from_face(face, self.gallery, self._overrides, item.template_id)
-        assert item.subject is not None  # noqa: S101 - only photos with a subject are embedded
-        check_identity(
-            template,
-            [sibling for _, sibling in self._admitted],
-            self.gallery,
-            item.subject,
-            self._work.store,
-            self._work.followers,
-            self._work.pipeline,
-            self._overrides,
-        )
-        return template
+        """Return the template of a photo, whose identity is not checked yet."""
+        return template_from_face(choose_face(photo, self._choice), self.gallery, self._overrides, item.template_id)
 
     async def _store(self) -> None:
+        """Check the identity of the admitted templates, store those that pass, and record all outcomes.
+
+        The checks are repeated if another process wrote to the gallery in between.
+        """
         admitted, refused = self._admitted, self._refused
         self._admitted, self._refused = [], []
+        async with self._work.pipeline.enrolling.of(self.gallery.pk):
+            while admitted:
+                await self._read_gallery()
+                admitted, unlike = await self._check(admitted)
+                refused += unlike
+                if not admitted:
+                    break
+                try:
+                    cancelled = await self._context.run(self._enroll, admitted, refused)
+                except GalleryChangedError:
+                    continue
+                self._context.note_cancellation(cancelled)
+                break
         if not admitted:
             if refused:
                 await self._context.run(self._context.record, refused)
             return
-        assert self._subject is not None  # noqa: S101 - as above
-        self._context.note_cancellation(
-            await self._context.run(
-                self._context.store.enroll,
-                self._context.job,
-                self.gallery,
-                self._subject,
-                admitted,
-                refused,
-                self._context.seconds,
-            )
-        )
         self._work.pipeline.metrics.count_enrollment("enrolled", len(admitted))
         await self._read_gallery()
         await self.derive_risk()
+
+    async def _check(
+        self, admitted: list[tuple[str, NewTemplate]]
+    ) -> tuple[list[tuple[str, NewTemplate]], list[ItemOutcome]]:
+        """Return the items whose identity passes, and the outcomes of the others."""
+        if not needs_identity_check(self.gallery, self._work.pipeline, self._overrides):
+            return admitted, []
+        assert self._subject is not None  # noqa: S101 - only photos with a subject are embedded
+        new = [template for _, template in admitted]
+        stores = (self._work.store, self._work.followers, self._work.pipeline)
+        rejections = await self._context.run(
+            partial(check_identities, new, self.gallery, self._subject, *stores, self._overrides)
+        )
+        outcomes = []
+        for (name, _), rejection in zip(admitted, rejections, strict=True):
+            if rejection is not None:
+                self._work.pipeline.metrics.count_enrollment(rejection.code)
+                outcomes.append(_refusal(name, rejection, self._subject))
+        passing = [item for item, rejection in zip(admitted, rejections, strict=True) if rejection is None]
+        return passing, outcomes
+
+    def _enroll(self, admitted: list[tuple[str, NewTemplate]], refused: list[ItemOutcome]) -> bool:
+        assert self._subject is not None  # noqa: S101 - as above
+        context = self._context
+        return context.store.enroll(context.job, self.gallery, self._subject, admitted, refused, context.seconds)
 
 
 _KNOWN: Final = KithError("the photo is already enrolled")

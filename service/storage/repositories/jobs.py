@@ -232,10 +232,12 @@ class JobStore:
         Returns whether cancellation was requested.
 
         Raises:
+            GalleryChangedError: something was written since ``gallery`` was read, so that the templates must be checked
+                again; nothing was stored.
             GalleryNotFoundError, GalleryMovedError: the gallery was deleted, or moved to another recognizer.
             LeaseLostError: nothing was stored.
         """
-        with self._database.change(gallery) as connection:
+        with self._database.change(gallery, as_read=True) as connection:
             if erased_since(connection, gallery.pk, gallery.seal, [subject_id], job.erased):
                 gone = [ItemOutcome(item, ERASED, erased_error().document(), subject_id) for item, _ in admitted]
                 return record_in(connection, job, [*gone, *refused], seconds)

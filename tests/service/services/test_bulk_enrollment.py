@@ -589,6 +589,27 @@ def test_called_off_or_without_its_gallery_it_ends_and_leaves_nothing(
         threading.Event().wait(0.05)
 
 
+def test_other_writes_to_the_gallery_delay_no_photo(kith: Kith, gallery: str, photos: dict[str, bytes]) -> None:
+    """The checks of a photo are repeated after each."""
+    ended, writes = threading.Event(), 0
+
+    def write() -> None:
+        nonlocal writes
+        while not ended.is_set():
+            kith.put_subject(gallery, "another", metadata={"writes": writes})
+            writes += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        job = enrolled(kith, gallery, many(photos, 20))
+    finally:
+        ended.set()
+        writer.join()
+    assert writes > 4, "several in each transaction of the job"
+    assert (job.state, job.counts) == ("succeeded", {"enrolled": 20})
+
+
 def kith_has_done(kith: Kith, job: JobOut, photos: int) -> None:
     while (now := kith.job(job.id)).done < photos:
         assert now.state in ("queued", "running")

@@ -19,7 +19,7 @@ import pytest
 from kith import Kith, KithClientError
 from models.vision.recognition import l2_normalize
 from service.core.clock import Clock
-from service.core.errors import GalleryNotFoundError, JobNotFoundError, OverloadedError
+from service.core.errors import GalleryChangedError, GalleryNotFoundError, JobNotFoundError, OverloadedError
 from service.core.photo_errors import LowQualityError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.services.job_runner import MAX_TAKEOVERS, JobContext, JobKind, Runner, has_ended
@@ -86,12 +86,16 @@ def test_an_effect_and_its_record_happen_together_and_once(
     refusal = ItemOutcome("c", "low_quality", PROBLEM)
     assert not store.enroll(job, gallery, "ada", [("a", first), ("b", first), ("d", second)], [refusal], 1)
     assert store.job(job.id).progress.counts == {"enrolled": 2, "already_enrolled": 1, "low_quality": 1}
-    # Of another subject's, too: where it was moved to, it stays.
-    store.enroll(job, gallery, "bob", [("e", second), ("f", third)], [], 2)
     galleries = Store(database)
+    with pytest.raises(GalleryChangedError):  # the templates were checked before the first ones were stored
+        store.enroll(job, gallery, "bob", [("e", second), ("f", third)], [], 2)
+    assert galleries.galleries.get("g").templates == 2 and "e" not in store.done(job)
+    # Of another subject's, too: where it was moved to, it stays.
+    store.enroll(job, galleries.galleries.get("g"), "bob", [("e", second), ("f", third)], [], 2)
     assert [len(galleries.templates.list_page(gallery, name)) for name in ("ada", "bob")] == [2, 1]
     assert galleries.galleries.get("g").templates == 3
     store.finish(job, "cancelled")
+    gallery = galleries.galleries.get("g")
     with pytest.raises(LeaseLostError):
         store.enroll(job, gallery, "eve", [("g", NewTemplate("f" * 32, vectors[0], "photo"))], [], 3)
     assert galleries.galleries.get("g").subjects == 2

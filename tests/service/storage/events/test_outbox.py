@@ -94,7 +94,7 @@ def test_writes_are_reported_in_order(
     jobs.create(gallery, "enrollment", {}, "j" * 32)
     job = jobs.claim("here", 60)
     assert job is not None
-    jobs.enroll(job, gallery, "bob", [("bob/1.jpg", some(rng)[0])], [], 1)
+    jobs.enroll(job, store.galleries.get("g"), "bob", [("bob/1.jpg", some(rng)[0])], [], 1)
     jobs.finish(job, "succeeded")
     jobs.cancel(jobs.create(gallery, "enrollment", {}).id)
     found = pending(outbox)

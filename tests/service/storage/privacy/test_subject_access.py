@@ -163,7 +163,7 @@ def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[
     for name in ("ada", "bob"):
         refused = [ItemOutcome(f"{name}/2.jpg", "no_face", {"detail": f"of {name}"}, name)]
         (one,) = some(rng)
-        jobs.enroll(job, gallery, name, [(f"{name}/1.jpg", one)], refused, 1)
+        jobs.enroll(job, store.galleries.get("g"), name, [(f"{name}/1.jpg", one)], refused, 1)
         enrolled[name].append(one)
         store.templates.delete(gallery, name, enrolled[name].pop(0).id)
         store.templates.enroll(
