@@ -41,14 +41,14 @@ def parse_url(url: str) -> httpx.URL:
     """Parse the server's URL. Raise KithClientError without the URL, which may contain a password."""
     try:
         address = httpx.URL(url)
-        if address.scheme in ("http", "https") and address.host:
+        if address.scheme in ("http", "https") and address.host and not (address.query or address.fragment):
             return address
     except (httpx.InvalidURL, UnicodeError):
         pass
     raise local_error(
         "invalid_address",
         "the server's address is invalid",
-        "Use an address such as http://127.0.0.1:8000, with http:// or https:// and a host.",
+        "Use an address such as http://127.0.0.1:8000 or https://example.org/kith, without a query or fragment.",
     ) from None
 
 

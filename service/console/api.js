@@ -1,7 +1,7 @@
 // Requests to the service; errors are Problems. The key lasts as long as the tab, unless the user stores it on this
 // computer.
 
-import { read, write } from "./store.js";
+import { SERVICE, read, write } from "./store.js";
 
 export const KEY = "kith-key";
 export const EVENTS = new EventTarget();
@@ -49,7 +49,7 @@ export function setKey(value, remember = false) {
 }
 
 /**
- * Send a request and return the JSON of the answer, or null if it is empty. `query` skips null and undefined, and repeats
+ * Send a request to a path such as "/v1/jobs" and return the JSON of the answer, or null if it is empty. `query` skips null and undefined, and repeats
  * lists. The content is `json`, or `body` (a File, Blob or FormData) with `type`. `parse` reads the answer. Throws Problem,
  * or AbortError by `signal`.
  */
@@ -71,7 +71,7 @@ async function contents(response, parse = JSON.parse) {
 
 /** Like `call`, but return the Response, for files. */
 export async function send(method, path, { query = {}, json, body, type, headers = {}, signal } = {}) {
-  const url = new URL(path, location.origin);
+  const url = new URL(`.${path}`, SERVICE);
   for (const [name, value] of Object.entries(query))
     for (const one of [value].flat()) if (one !== null && one !== undefined) url.searchParams.append(name, one);
   const fields = new Headers(headers);

@@ -3,7 +3,7 @@
 import { EVENTS, KEY, key, setKey } from "./api.js";
 import { fill, h, icon } from "./dom.js";
 import { clearDesk } from "./photo.js";
-import { read, write } from "./store.js";
+import { read, storageName, write } from "./store.js";
 import { closeDialogs, dialog, field, heading, linkButton, problemBox } from "./ui.js";
 import * as audit from "./pages/audit.js";
 import * as compare from "./pages/compare.js";
@@ -185,7 +185,7 @@ fill(
   h("a", { class: "button quiet", href: "#/settings/keys", dataset: { path: "/settings" } }, icon("settings"), h("span", {}, "Settings")),
   h("button", { type: "button", class: "button quiet", onClick: () => askForKey() }, icon("key"), h("span", {}, "Your key")),
   h("button", { type: "button", class: "button quiet", onClick: toggleTheme }, icon("sun"), h("span", {}, "Light or dark")),
-  h("a", { class: "button quiet", href: "/docs" }, icon("docs"), h("span", {}, "API reference")),
+  h("a", { class: "button quiet", href: "docs" }, icon("docs"), h("span", {}, "API reference")),
 );
 EVENTS.addEventListener("refused", (event) => askForKey(event.problem));
 EVENTS.addEventListener("key", rekeyed);
@@ -193,7 +193,7 @@ EVENTS.addEventListener("work", () => (worked = true));
 for (const name of ["input", "change"]) addEventListener(name, (event) => (worked ||= !event.target.closest?.("dialog.key")));
 addEventListener("hashchange", () => show());
 // Another tab stored or removed a key.
-addEventListener("storage", (event) => event.key === KEY && EVENTS.dispatchEvent(new Event("key")));
+addEventListener("storage", (event) => event.key === storageName(KEY) && EVENTS.dispatchEvent(new Event("key")));
 // A photo dropped elsewhere must not replace the console.
 for (const name of ["dragover", "drop"])
   addEventListener(name, (event) => event.dataTransfer?.types.includes("Files") && event.preventDefault());

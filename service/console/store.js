@@ -1,11 +1,16 @@
 // Storage of the console in the browser. If storage is forbidden or full, values last as long as the page.
 
+/** URL of the service: the folder above the console's files, because a proxy may serve Kith below a path prefix. */
+export const SERVICE = new URL("..", import.meta.url);
 const held = new Map();
+
+/** Return the name in the browser's storage. Two services on one host share that storage, and each has its own API key. */
+export const storageName = (name) => (SERVICE.pathname === "/" ? name : name + SERVICE.pathname);
 
 /** Return a value or null. `kind`: "sessionStorage" (this tab) or "localStorage" (this computer). */
 export function read(kind, name) {
   try {
-    return globalThis[kind].getItem(name) ?? held.get(kind + name) ?? null;
+    return globalThis[kind].getItem(storageName(name)) ?? held.get(kind + name) ?? null;
   } catch {
     return held.get(kind + name) ?? null;
   }
@@ -15,8 +20,8 @@ export function read(kind, name) {
 export function write(kind, name, value) {
   held.delete(kind + name);
   try {
-    if (value === null) globalThis[kind].removeItem(name);
-    else globalThis[kind].setItem(name, value);
+    if (value === null) globalThis[kind].removeItem(storageName(name));
+    else globalThis[kind].setItem(storageName(name), value);
   } catch {
     if (value !== null) held.set(kind + name, value);
   }

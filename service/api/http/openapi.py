@@ -123,7 +123,12 @@ def install_openapi(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = get_openapi(
-                title=app.title, version=app.version, summary=app.summary, routes=app.routes, tags=app.openapi_tags
+                title=app.title,
+                version=app.version,
+                summary=app.summary,
+                routes=app.routes,
+                tags=app.openapi_tags,
+                servers=[{"url": "."}],  # relative to /openapi.json, because a proxy may add a path prefix
             )
             _complete(document)
             document["components"]["securitySchemes"] = {

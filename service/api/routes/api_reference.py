@@ -26,10 +26,10 @@ PAGE: Final = """<!doctype html>
     <meta charset="utf-8">
     <meta name="viewport" content="width=device-width, initial-scale=1">
     <title>Kith: API reference</title>
-    <link rel="icon" href="/console/icon.svg" type="image/svg+xml">
-    <link rel="stylesheet" href="/docs/swagger-ui.css">
-    <script src="/docs/swagger-ui-bundle.js" defer></script>
-    <script src="/console/reference.js" type="module"></script>
+    <link rel="icon" href="console/icon.svg" type="image/svg+xml">
+    <link rel="stylesheet" href="docs/swagger-ui.css">
+    <script src="docs/swagger-ui-bundle.js" defer></script>
+    <script src="console/reference.js" type="module"></script>
   </head>
   <body><main id="reference"></main></body>
 </html>
@@ -49,7 +49,8 @@ async def docs() -> Response:
 @router.get("/docs/openapi.json")
 async def schema_3_0(request: Request) -> Response:
     """Return the document as OpenAPI 3.0, the latest version that Swagger UI 4 reads."""
-    return JSONResponse({**to_openapi_3_0(request.app.openapi()), "openapi": "3.0.3"}, headers=HEADERS)
+    document = to_openapi_3_0(request.app.openapi())
+    return JSONResponse({**document, "openapi": "3.0.3", "servers": [{"url": ".."}]}, headers=HEADERS)
 
 
 @router.get("/docs/swagger-ui.css")

@@ -48,8 +48,8 @@ class _StaticFile:
 
 @router.get("/")
 async def root() -> Response:
-    """Redirect a browser to the console."""
-    return RedirectResponse(CONSOLE, 307)
+    """Redirect a browser to the console. Locations are relative, because a proxy may add a path prefix."""
+    return RedirectResponse(CONSOLE.removeprefix("/"), 307)
 
 
 @router.get(CONSOLE)
@@ -59,7 +59,7 @@ async def index(request: Request) -> Response:
 
 @router.get(f"{CONSOLE}/{{file:path}}")
 async def file(request: Request, file: str) -> Response:
-    return RedirectResponse(CONSOLE, 308) if file in ("", "index.html") else _respond(request, file)
+    return RedirectResponse(f"..{CONSOLE}", 308) if file in ("", "index.html") else _respond(request, file)
 
 
 def _respond(request: Request, name: str) -> Response:

@@ -65,8 +65,8 @@ def test_no_other_file_can_be_requested(console: httpx.Client, path: str) -> Non
 
 
 def test_the_root_redirects_to_the_console(console: httpx.Client) -> None:
-    assert console.get("/").headers["location"] == "/console"
-    assert console.get("/console/").headers["location"] == "/console"
+    assert console.get("/").headers["location"] == "console"
+    assert console.get("/console/").headers["location"] == "../console"
 
 
 @pytest.mark.parametrize("file", sorted(path.name for path in SPECIFICATIONS.glob("*.test.mjs")))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.reverse_proxies import python_proxy
 from tests.service.api.compreface.conftest import CompatServer
 
 KNOWN, UNKNOWN = 0.6, 0.4
@@ -55,6 +56,14 @@ def test_recognition(recognition: Any, photos: Path) -> None:
     assert collection.delete(added["image_id"]) == added
     collection.add(image_path=str(photos / "astronaut.jpg"), subject="Ada")
     assert collection.delete_all("Ada") == {"deleted": 1}
+
+
+def test_below_a_path_prefix(sdk: Any, compat: CompatServer, photos: Path, tmp_path: Path) -> None:
+    with python_proxy(compat.url, tmp_path) as url:
+        host, _, port_and_prefix = url.rpartition(":")
+        face = sdk.CompreFace(host, port_and_prefix).init_face_recognition(compat.create_key(compat.create_gallery()))
+        added = face.get_face_collection().add(image_path=str(photos / "astronaut.jpg"), subject="Ada")
+        assert face.get_face_collection().list()["faces"] == [added]
 
 
 def test_options(recognition: Any, photos: Path) -> None:

@@ -1,0 +1,129 @@
+"""Reverse proxies that serve an upstream server below /kith and remove that prefix."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+
+from tests.conftest import ROOT
+from tests.faults.servers import free_port
+
+PREFIX = "/kith"
+START_TIMEOUT_S = 60
+HOP_BY_HOP = {"connection", "host", "keep-alive", "transfer-encoding"}
+NGINX = """
+daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+    server {{ listen 127.0.0.1:{port}; {locations} }}
+}}
+"""
+Proxy = Callable[[str, Path], AbstractContextManager[str]]
+"""Start a proxy in front of a URL, with a folder for its files. Yield the URL with the prefix, without a last slash."""
+
+
+@contextmanager
+def python_proxy(upstream: str, folder: Path) -> Iterator[str]:
+    """Run a small proxy that needs no other program."""
+    address = upstream.removeprefix("http://")
+
+    class Handler(BaseHTTPRequestHandler):
+        def forward(self) -> None:
+            if not self.path.startswith(f"{PREFIX}/"):
+                self.send_error(404)
+                return
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            with closing(HTTPConnection(address, timeout=60)) as connection:
+                headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP_BY_HOP}
+                connection.request(self.command, self.path.removeprefix(PREFIX), body or None, headers)
+                answer = connection.getresponse()
+                content = answer.read()
+                self.send_response(answer.status)
+                for name, value in answer.getheaders():
+                    if name.lower() not in HOP_BY_HOP:
+                        self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(content)
+
+        do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = forward
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - name of the base class
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}{PREFIX}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def nginx(upstream: str, folder: Path) -> Iterator[str]:
+    """Run nginx with the example of docs/deployment.md."""
+    (example,) = re.findall(r"```nginx\n(.*?)```", (ROOT / "docs" / "deployment.md").read_text(), re.DOTALL)
+    assert example.count("http://127.0.0.1:8000/;") == 1
+    port, file = free_port(), folder / "nginx.conf"
+    locations = example.replace("http://127.0.0.1:8000/;", f"{upstream}/;")
+    file.write_text(NGINX.format(folder=folder, port=port, locations=locations))
+    with _running("nginx", port, "-p", str(folder), "-c", str(file)) as url:
+        yield url
+
+
+@contextmanager
+def haproxy(upstream: str, folder: Path) -> Iterator[str]:
+    """Run HAProxy with docker/haproxy.cfg, whose two nodes are the same server."""
+    port, node = free_port(), upstream.removeprefix("http://")
+    variables = {"KITH_LISTEN": f"127.0.0.1:{port}", "KITH_NODE_1": node, "KITH_NODE_2": node}
+    file = str(ROOT / "docker" / "haproxy.cfg")
+    with _running("haproxy", port, "-db", "-f", file, KITH_PATH_PREFIX=PREFIX, **variables) as url:
+        yield url
+
+
+@contextmanager
+def _running(name: str, port: int, *arguments: str, **environment: str) -> Iterator[str]:
+    program = shutil.which(name) or shutil.which(name, path="/usr/sbin")
+    if program is None:
+        pytest.skip(f"{name} is not installed (Debian: apt-get install {name})")
+    process = subprocess.Popen(
+        [program, *arguments], env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    url = f"http://127.0.0.1:{port}{PREFIX}"
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not _is_ready(url):
+            assert process.poll() is None, f"{name} ended by itself"
+            assert time.monotonic() < deadline, f"{name} does not answer"
+            time.sleep(0.05)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(START_TIMEOUT_S)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=START_TIMEOUT_S).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+PROXIES: dict[str, Proxy] = {"python": python_proxy, "nginx": nginx, "haproxy": haproxy}

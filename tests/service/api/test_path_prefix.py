@@ -1,0 +1,118 @@
+"""Kith below a path prefix, through real reverse proxies: pages, redirects, clients, command line, CompreFace's SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kith import AsyncKith, Kith, KithClientError
+from service.server import embedded
+from service.settings import load_settings
+from tests.commands import run_kith
+from tests.conftest import jpeg
+from tests.reverse_proxies import PREFIX, PROXIES
+
+KEY = "the-operator-s-key-of-this-file-and-more"
+ODD_IDS = ["Zoë 李", "50% off", "a+b=c&d", "what?#1", "semi;colon, comma", "%2e%2e", "%41"]
+LINKS = re.compile(r"""(?:src|href)="([^"#]+)|\bfrom "([^"]+)"|\bimport "([^"]+)\"""")
+
+
+@pytest.fixture(scope="module")
+def direct(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Service without a proxy."""
+    settings = load_settings(
+        data_dir=tmp_path_factory.mktemp("kith"), api_key=KEY, compat="compreface", log_level="ERROR"
+    )
+    with embedded(settings) as url:
+        yield url
+
+
+@pytest.fixture(scope="module", params=PROXIES)
+def prefixed(direct: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[str]:
+    """URL of the service below the prefix, without a last slash."""
+    with PROXIES[request.param](direct, tmp_path_factory.mktemp("proxy")) as url:
+        yield url
+
+
+def load(client: httpx.Client, url: str, loaded: set[str]) -> None:
+    """Load a page or module, and everything that it loads or links to."""
+    if url in loaded:
+        return
+    answer = client.get(url)
+    assert answer.status_code == 200, url
+    loaded.add(url)
+    if answer.headers["content-type"].startswith(("text/html", "text/javascript")) and "swagger" not in url:
+        for found in LINKS.findall(answer.text):
+            load(client, urljoin(str(answer.url), "".join(found)), loaded)
+
+
+def test_every_file_of_the_console_and_the_reference_loads(prefixed: str) -> None:
+    loaded: set[str] = set()
+    with httpx.Client(headers={"X-API-Key": KEY}, follow_redirects=True) as client:
+        for page in ("/", "/console", "/console/", "/console/index.html", "/docs"):
+            load(client, prefixed + page, loaded)
+    assert {urlsplit(url).path.removeprefix(PREFIX) for url in loaded} >= {
+        *("/console/main.js", "/console/style.css", "/console/icon.svg", "/console/pages/subject.js"),
+        *("/console/reference.js", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js"),
+    }
+
+
+@pytest.mark.parametrize("document", ["/openapi.json", "/docs/openapi.json"])
+def test_the_documents_name_the_server_below_the_prefix(prefixed: str, document: str) -> None:
+    answer = httpx.get(prefixed + document, headers={"X-API-Key": KEY})
+    (server,) = answer.json()["servers"]
+    assert urljoin(str(answer.url), server["url"]).rstrip("/") == prefixed
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_a_session_of_the_client(prefixed: str, slash: str, astronaut: NDArray[np.uint8]) -> None:
+    name = "staff"
+    with Kith(prefixed + slash, KEY) as kith:
+        kith.create_gallery(name)
+        kith.enroll(name, "ada", jpeg(astronaut))
+        for subject in ODD_IDS:
+            assert kith.put_subject(name, subject, tags=["a&b"]).id == subject
+            assert kith.subject(name, subject).id == subject
+        listed = [each.id for each in kith.subjects(name, tags=["a&b"])]
+        assert listed == ODD_IDS
+        assert len(kith.identify(name, jpeg(astronaut)).results) == 1
+        exported = b"".join(kith.export_gallery(name))
+        assert exported.count(b"\n") > len(ODD_IDS)
+        kith.delete_gallery(name)
+
+
+def test_a_session_of_the_asynchronous_client(prefixed: str) -> None:
+    async def session() -> str:
+        async with AsyncKith(prefixed, KEY) as kith:
+            return (await kith.health()).status
+
+    assert asyncio.run(session()) == "ok"
+
+
+def test_the_command_line(prefixed: str, tmp_path: Path) -> None:
+    ran = run_kith("gallery", "list", "--json", "--url", prefixed, "--api-key", KEY, cwd=tmp_path, environment={})
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == []
+
+
+def test_the_errors_of_both_interfaces(prefixed: str) -> None:
+    headers = {"X-API-Key": KEY}
+    missing = httpx.get(f"{prefixed}/v1/nothing", headers=headers)
+    assert (missing.status_code, missing.headers["content-type"]) == (404, "application/problem+json")
+    compatible = httpx.get(f"{prefixed}/api/v1/recognition/subjects", headers=headers)
+    assert (compatible.status_code, compatible.json()["kith"]["code"]) == (403, "forbidden")
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1/kith?key=1", "http://127.0.0.1/kith#top"])
+def test_the_client_refuses_addresses_that_lose_the_path(address: str) -> None:
+    with pytest.raises(KithClientError, match="invalid_address"):
+        Kith(address)
