@@ -99,15 +99,28 @@ def build_arguments(call: Call[object], timeout_s: float) -> dict[str, Any]:
     """Build the arguments of httpx's ``stream``, except for a streamed body.
 
     Raises:
-        KithClientError: ``invalid_request``, before anything is sent: JSON cannot represent a value.
+        KithClientError: ``invalid_request``, before anything is sent: JSON or a URL cannot represent a value.
     """
     arguments = {"method": call.method, "url": call.path, **call.arguments}
     if call.long_running:
         arguments["timeout"] = build_timeout(timeout_s, long_running=True)
+    if "params" in arguments:
+        arguments["params"] = _encode_query(arguments["params"])
     if "json" in arguments:
         arguments["content"] = _encode_json(arguments.pop("json"))
         arguments["headers"] = {"Content-Type": "application/json", **(arguments.get("headers") or {})}
     return arguments
+
+
+def _encode_query(params: Mapping[str, Any]) -> httpx.QueryParams:
+    query = httpx.QueryParams(params)
+    try:
+        str(query)
+    except UnicodeEncodeError:
+        raise local_error(
+            "invalid_request", "a query parameter has an unpaired surrogate", "Use valid Unicode text."
+        ) from None
+    return query
 
 
 def _encode_json(body: object) -> bytes:

@@ -52,6 +52,11 @@ class AmbiguousPathError(KithError):
     remedy = "Use paths as /docs lists them. IDs contain no slash or backslash, and are not '.' or '..'."
 
 
+class UrlEncodingError(KithError):
+    status, code, title = 400, "url_encoding", "The URL is not valid UTF-8"
+    remedy = "Encode paths and queries as UTF-8, then percent-encode them: 'é' is %C3%A9."
+
+
 class UnsupportedMediaTypeError(KithError):
     status, code, title = 415, "unsupported_media_type", "The content type is not supported"
     remedy = "Send application/json, multipart/form-data with photos as files, or one photo with an image/* type."

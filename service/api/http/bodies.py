@@ -142,7 +142,7 @@ async def _read_form(request: Request, settings: Settings) -> tuple[str, list[tu
                 raise InvalidRequestError(f"request: has more than {MAX_FORM_FIELD_BYTES} bytes")
             if options is not None:
                 raise InvalidRequestError("request: may be sent once in a form")
-            options = part.payload.decode("utf-8", "replace")
+            options = _decode(part)
         elif part.is_file:
             files.append((part.name, part.payload))
         else:
@@ -150,6 +150,13 @@ async def _read_form(request: Request, settings: Settings) -> tuple[str, list[tu
                 f"unknown form field {part.name!r}: send options as JSON in the field {OPTIONS_FIELD!r}"
             )
     return "{}" if options is None else options, files
+
+
+def _decode(field: FormPart) -> str:
+    try:
+        return field.payload.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{field.name}: is not UTF-8") from error
 
 
 def _parse_object(text: str) -> dict[str, Any]:
@@ -219,6 +226,8 @@ async def read_parts(request: Request, max_files: int, max_file_bytes: int) -> l
                         parts.append(FormPart(segment.name or "", _is_file(segment), b"".join(chunks)))
                         chunks = []
     except MultipartError as error:
+        if isinstance(error.__context__, UnicodeDecodeError):
+            raise InvalidRequestError("the form cannot be read: a name or file name is not UTF-8") from error
         raise InvalidRequestError(f"the form cannot be read: {error.args[0]}") from error
     return parts
 

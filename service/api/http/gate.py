@@ -9,6 +9,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -28,6 +29,7 @@ from service.core.errors import (
     RateLimitedError,
     RequestTooLargeError,
     UnauthorizedError,
+    UrlEncodingError,
 )
 from service.observability.metrics import Metrics, RequestSpan
 from service.security.addresses import is_loopback
@@ -235,13 +237,13 @@ class Gate:
 
         Raises:
             AmbiguousPathError: the path can be read in two ways.
+            UrlEncodingError: the path or the query is not UTF-8.
             RequestTooLargeError: the declared length exceeds the limit.
             RateLimitedError: the caller sends too many requests.
             UnauthorizedError, ForeignOriginError, StorageError, MasterKeyError: as ``Authenticator.authenticate``.
         """
         headers, caller = Headers(scope=scope), ANONYMOUS
-        if AMBIGUOUS_PATH.search(scope.get("raw_path") or scope["path"].encode()):
-            raise AmbiguousPathError("the path has an escaped slash, a backslash, or '.' or '..' as a part")
+        _check_url(scope.get("raw_path") or scope["path"].encode(), scope["query_string"])
         if scope["path"] not in self._public_paths and not scope["path"].startswith(f"{CONSOLE}/"):
             caller, rate = await self._authenticator.authenticate(scope, headers, scope["app"].state.context)
             scope["state"]["caller"] = caller
@@ -256,6 +258,20 @@ class Gate:
         if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
             raise RequestTooLargeError(f"{declared[:20]} bytes, the limit is {limit}")
         return caller
+
+
+def _check_url(raw_path: bytes, query: bytes) -> None:
+    """Check the URL as it was sent. The server's decoder replaces invalid bytes, so that different names become equal.
+
+    Raises AmbiguousPathError, UrlEncodingError.
+    """
+    if AMBIGUOUS_PATH.search(raw_path):
+        raise AmbiguousPathError("the path has an escaped slash, a backslash, or '.' or '..' as a part")
+    for part, name in ((raw_path, "path"), (query, "query")):
+        try:
+            unquote_to_bytes(part).decode()
+        except UnicodeDecodeError as error:
+            raise UrlEncodingError(f"the percent-encoded bytes of the {name} are not UTF-8") from error
 
 
 def _find_header(scope: Scope, name: bytes) -> str | None:
