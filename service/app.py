@@ -402,6 +402,8 @@ def _open_networks(settings: Settings) -> _Networks:
     networks = _Networks(packs, detection, recognition, None if spec is None else open_networks(spec, in_fp32))
     for pack in packs:
         log.info("serving %s", pack.model_id)
+        for name, reason in pack.ignored.items():
+            log.warning("ignored %s of %s: %s", name, pack.model_id, reason)
     for pack, opened in networks.with_packs:
         for network in opened.networks:
             file = pack.name_of(network.path)

@@ -16,14 +16,10 @@ from models.pack.manifest import (
     parse_manifest,
     read_json,
 )
-from models.runtime.onnx_check import read_model
-from models.vision.alignment import standard_alignment
-from models.vision.specs import DetectionSpec, Normalization, RecognitionSpec
+from models.pack.routing import choose_recognizer, route
+from models.vision.specs import DetectionSpec, RecognitionSpec
 
 BUNDLED_PACK: Final = Path(__file__).parents[1] / "packs" / "kith-compact"
-SCRFD_OUTPUTS: Final = (6, 9, 10, 15)
-YUNET_OUTPUTS: Final = 12
-FIRST_NODES: Final = 8
 
 
 def find_pack(name: Path, models_dir: Path) -> Path:
@@ -61,46 +57,26 @@ def load_pack(directory: Path) -> ModelPack:
 
 
 def _load_unversioned(directory: Path) -> ModelPack:
-    """Find a detector and a recognizer among ``directory/*.onnx``; the first file of each kind wins.
+    """Find a detector and a recognizer among ``directory/*.onnx``, with InsightFace's routing.
 
-    Covers InsightFace's older packs and OpenCV Zoo's YuNet and SFace, with InsightFace's own routing rules.
+    Covers InsightFace's older packs and OpenCV Zoo's YuNet and SFace. Other networks are ignored, whatever they hold.
     """
-    detection: DetectionSpec | None = None
-    recognition: RecognitionSpec | None = None
-    for path in sorted(directory.glob("*.onnx")):
-        spec = _classify(path)
-        if isinstance(spec, DetectionSpec):
-            detection = detection or spec
-        elif isinstance(spec, RecognitionSpec):
-            recognition = recognition or spec
-    if detection is None:
-        raise PackError("tasks.detection", f"no SCRFD or YuNet detector with five points among {directory.name}/*.onnx")
-    if recognition is None:
-        raise PackError("tasks.recognition", f"no 112x112 recognizer among {directory.name}/*.onnx")
-    return ModelPack(directory, directory.name, directory.name, detection, recognition)
-
-
-def _classify(path: Path) -> DetectionSpec | RecognitionSpec | None:
-    """Return the spec of a network, judged by its inputs, outputs and first nodes; None for other networks."""
-    graph = read_model(path).graph
-    initialized = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in initialized]
-    if not inputs:
-        return None
-    height, width = ([d.dim_value for d in inputs[0].type.tensor_type.shape.dim] + [0, 0, 0, 0])[2:4]
-    outputs = len(graph.output)
-    if outputs == YUNET_OUTPUTS and any(o.name.startswith("kps") for o in graph.output):
-        return DetectionSpec(path, None, Normalization(0.0, 1.0, "BGR"), "yunet")
-    if outputs in SCRFD_OUTPUTS:
-        return DetectionSpec(path, None, Normalization(127.5, 128.0), "scrfd")
-    if outputs != 1 or height != width or height < 112 or height % 16:
-        return None
-    # A recognizer whose first nodes subtract and multiply normalizes its own input.
-    names = [node.name for node in graph.node[:FIRST_NODES]]
-    subtracts = any(name.startswith(("Sub", "_minus")) for name in names)
-    multiplies = any(name.startswith(("Mul", "_mul")) for name in names)
-    normalization = Normalization(0.0, 1.0) if subtracts and multiplies else Normalization(127.5, 127.5)
-    dims = [d.dim_value for d in graph.output[0].type.tensor_type.shape.dim]
-    if not dims or dims[-1] <= 0:
-        raise PackError(path.name, "does not declare the length of its embedding")
-    return RecognitionSpec(path, None, normalization, standard_alignment(height), dims[-1], "insightface-arcface-1")
+    # Hidden files, such as macOS's `._detector.onnx`, are no networks. InsightFace skips them too.
+    paths = [path for path in sorted(directory.glob("*.onnx")) if not path.name.startswith(".")]
+    routed = {path: route(path) for path in paths}
+    detectors = [found for found in routed.values() if isinstance(found, DetectionSpec)]
+    recognizers = [found for found in routed.values() if isinstance(found, RecognitionSpec)]
+    ignored = {path.name: found for path, found in routed.items() if isinstance(found, str)}
+    listed = "".join(f"; ignored {name}: {reason}" for name, reason in ignored.items())
+    if not detectors:
+        raise PackError(
+            "tasks.detection", f"no SCRFD or YuNet detector with five points among {directory.name}/*.onnx{listed}"
+        )
+    if not recognizers:
+        raise PackError("tasks.recognition", f"no recognizer among {directory.name}/*.onnx{listed}")
+    detection, recognition = detectors[0], choose_recognizer(recognizers)
+    for kind, chosen, every in (("detector", detection, detectors), ("recognizer", recognition, recognizers)):
+        ignored |= {
+            spec.path.name: f"a further {kind}; {chosen.path.name} is used" for spec in every if spec is not chosen
+        }
+    return ModelPack(directory, directory.name, directory.name, detection, recognition, ignored=ignored)

@@ -59,7 +59,11 @@ _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True)
 class ModelPack:
-    """Parsed model pack. Its networks are not open yet."""
+    """Parsed model pack. Its networks are not open yet.
+
+    Args:
+        ignored: other ONNX files in a directory without a manifest, by name, with the reason.
+    """
 
     directory: Path
     model_id: str
@@ -70,6 +74,7 @@ class ModelPack:
     calibration: Mapping[str, Any] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    ignored: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_int8(self) -> bool:

@@ -121,7 +121,8 @@ def run_networks(directory: Path, provider: str | None = None) -> str:
         classifier = LivenessClassifier(OnnxNetwork(pack.liveness.path, provider), pack.liveness)
         classifier.scores(_noise(side, side))
         count = "all three networks"
-    return f"{count} ran; embeddings have {recognizer.dimension} dimensions"
+    ignored = f"; ignored {', '.join(pack.ignored)}" if pack.ignored else ""
+    return f"{count} ran; embeddings have {recognizer.dimension} dimensions{ignored}"
 
 
 def _noise(height: int, width: int) -> NDArray[np.uint8]:

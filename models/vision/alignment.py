@@ -20,6 +20,9 @@ CROP_SIZE_PX: Final = 112
 TEMPLATE_XY: Final[NDArray[np.float64]] = np.array(
     [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]]
 )
+WIDE_CROP_SIZE_PX: Final = 128
+WIDE_CROP_MARGIN_PX: Final = 8
+"""InsightFace's crops of 128 pixels hold the standard crop with a margin at the left, the right and the bottom."""
 LANDMARK_COUNT: Final = len(TEMPLATE_XY)
 
 
@@ -48,6 +51,17 @@ class Alignment:
 def standard_alignment(size_px: int) -> Alignment:
     """Return the standard template scaled to another crop size, as InsightFace does for multiples of 112."""
     points = (TEMPLATE_XY * (size_px / CROP_SIZE_PX)).tolist()
+    return Alignment(size_px, tuple((x, y) for x, y in points))
+
+
+def insightface_alignment(size_px: int) -> Alignment | None:
+    """Return the alignment of ``insightface.utils.face_align`` for a crop size; None where it defines none."""
+    if size_px % CROP_SIZE_PX == 0:
+        return standard_alignment(size_px)
+    if size_px % WIDE_CROP_SIZE_PX:
+        return None
+    scale = size_px / WIDE_CROP_SIZE_PX
+    points = ((TEMPLATE_XY + (WIDE_CROP_MARGIN_PX, 0)) * scale).tolist()
     return Alignment(size_px, tuple((x, y) for x, y in points))
 
 

@@ -69,6 +69,7 @@ def diagnose(settings: Settings) -> list[InstallationCheck]:
         for pack in packs:
             pack.verify()
             checks.append(InstallationCheck("pack", "ok", f"{pack.model_id}: checksums match"))
+            checks += [InstallationCheck(name, "ok", f"ignored: {reason}") for name, reason in pack.ignored.items()]
         checks += check_gpus(settings, packs)
         networks: list[tuple[NetworkSpec, int]] = [
             (pack.recognition, pack.recognition.alignment.size_px) for pack in packs

@@ -1,0 +1,116 @@
+"""Routing of ONNX files without a manifest, by the rules of ``insightface.model_zoo.ModelRouter``.
+
+InsightFace routes by the number of outputs and the input size. Kith also reads the output shapes, because InsightFace's
+rules take every network with a square input for a recognizer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from models.errors import PackError
+from models.runtime.onnx_check import check_model, read_model
+from models.vision.alignment import insightface_alignment
+from models.vision.specs import DetectionSpec, Normalization, RecognitionSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+MIN_DETECTOR_OUTPUTS: Final = 5
+SCRFD_LEVELS: Final = {9: 3, 15: 5}
+"""Feature levels of SCRFD with five points, by the number of outputs. Without points it has 6 or 10."""
+SCRFD_COLUMNS: Final = (1, 4, 10)
+"""Numbers per anchor: score, box, points."""
+YUNET_OUTPUTS: Final = 12
+LANDMARK_SIDE_PX: Final = 192
+ATTRIBUTE_SIDE_PX: Final = 96
+SWAPPER_SIDE_PX: Final = 128
+MIN_CROP_PX: Final = 112
+CROP_MULTIPLE_PX: Final = 16
+EMBEDDING_MULTIPLE: Final = 64
+"""Usual embeddings have a multiple of 64 numbers. Attributes, emotions and landmarks have other lengths."""
+FIRST_NODES: Final = 8
+
+
+def route(path: Path) -> DetectionSpec | RecognitionSpec | str:
+    """Return the spec of a detector or recognizer, or the reason why the file is neither."""
+    try:
+        model = read_model(path)
+        found = _route(path, model.graph)
+        if not isinstance(found, str):
+            check_model(model, path.name)
+    except PackError as error:
+        return error.problem
+    return found
+
+
+def choose_recognizer(found: Sequence[RecognitionSpec]) -> RecognitionSpec:
+    """Return the first recognizer with an embedding of usual length, or else the first one, as InsightFace does."""
+    return next((spec for spec in found if spec.dimension % EMBEDDING_MULTIPLE == 0), found[0])
+
+
+def _route(path: Path, graph: onnx.GraphProto) -> DetectionSpec | RecognitionSpec | str:
+    initialized = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in initialized]
+    shape = _sides(inputs[0]) if inputs else []
+    if len(shape) != 4 or shape[1] not in (0, 3):
+        return "its first input takes no images (batch, 3, height, width)"
+    if len(graph.output) >= MIN_DETECTOR_OUTPUTS:
+        return _route_detector(path, graph)
+    height, width = shape[2:]
+    if height == width == LANDMARK_SIDE_PX:
+        return "a landmark network (192x192)"
+    if height == width == ATTRIBUTE_SIDE_PX:
+        return "an attribute network (96x96)"
+    if len(inputs) == 2 and height == width == SWAPPER_SIDE_PX:
+        return "a face swapper (two inputs)"
+    return _route_recognizer(path, graph, len(inputs), height, width)
+
+
+def _route_detector(path: Path, graph: onnx.GraphProto) -> DetectionSpec | str:
+    outputs = len(graph.output)
+    if outputs == YUNET_OUTPUTS and any(output.name.startswith("kps") for output in graph.output):
+        return DetectionSpec(path, None, Normalization(0.0, 1.0, "BGR"), "yunet")
+    levels = SCRFD_LEVELS.get(outputs)
+    if levels is None:
+        return f"a network with {outputs} outputs, neither SCRFD with five points nor YuNet"
+    for number, output in enumerate(graph.output):
+        columns = SCRFD_COLUMNS[number // levels]
+        if (declared := _sides(output)) and declared[-1] not in (0, columns):
+            return f"a network with {outputs} outputs of other shapes than SCRFD's"
+    return DetectionSpec(path, None, Normalization(127.5, 128.0), "scrfd")
+
+
+def _route_recognizer(
+    path: Path, graph: onnx.GraphProto, inputs: int, height: int, width: int
+) -> RecognitionSpec | str:
+    if not height or not width:
+        return "its input declares no fixed height and width"
+    if height != width or height < MIN_CROP_PX or height % CROP_MULTIPLE_PX:
+        return f"a network for images of {width}x{height}"
+    alignment = insightface_alignment(height)
+    if alignment is None:
+        return f"InsightFace defines no face crop of {width}x{height}: describe it in manifest.json"
+    if inputs != 1 or len(graph.output) != 1:
+        return f"a network with {inputs} inputs and {len(graph.output)} outputs"
+    declared = _sides(graph.output[0])
+    row = declared[1:] if len(declared) > 1 else declared
+    dimension = math.prod(row)
+    if not row or dimension == 0:
+        return "it declares no length of its embedding: state it in manifest.json"
+    if dimension != max(row):
+        return f"it returns {'x'.join(map(str, row))} numbers, which are no embedding"
+    # A recognizer whose first nodes subtract and multiply normalizes its own input.
+    names = [node.name for node in graph.node[:FIRST_NODES]]
+    subtracts = any(name.startswith(("Sub", "_minus")) for name in names)
+    multiplies = any(name.startswith(("Mul", "_mul")) for name in names)
+    normalization = Normalization(0.0, 1.0) if subtracts and multiplies else Normalization(127.5, 127.5)
+    return RecognitionSpec(path, None, normalization, alignment, dimension, "insightface-arcface-1")
+
+
+def _sides(value: onnx.ValueInfoProto) -> list[int]:
+    """Return the declared sides of a tensor; 0 for an open side, and no sides for a tensor without a shape."""
+    return [max(0, side.dim_value) for side in value.type.tensor_type.shape.dim]

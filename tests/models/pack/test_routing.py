@@ -1,0 +1,179 @@
+"""Without a manifest, InsightFace's routing chooses the networks, and every other file is ignored by name."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from models.errors import PackError
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.verification import run_networks
+from models.vision.alignment import insightface_alignment, similarity_transforms
+from service.cli.tools.doctor import diagnose
+from service.server import embedded
+from service.settings import load_settings
+from tests.networks import color_network
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from insightface.model_zoo.model_zoo import ModelRouter
+    from insightface.utils.face_align import estimate_norm
+
+Write = Callable[[Path], object]
+
+
+def images(side: int, batch: int | str = 1) -> list[int | str]:
+    return [batch, 3, side, side]
+
+
+INSIGHTFACE_FILES: dict[str, tuple[Write, str]] = {
+    "1k3d68.onnx": (lambda p: color_network(p, images(192), 3309, declared=[1, 3309]), "a landmark network (192x192)"),
+    "2d106det.onnx": (lambda p: color_network(p, images(192), 212, declared=[1, 212]), "a landmark network (192x192)"),
+    "genderage.onnx": (lambda p: color_network(p, images(96), 3, declared=[1, 3]), "an attribute network (96x96)"),
+    "inswapper_128.onnx": (
+        lambda p: color_network(p, images(128), 3, declared=[1, 3], further_inputs=1),
+        "a face swapper (two inputs)",
+    ),
+}
+"""Further networks of InsightFace's packs, by the names of their files."""
+
+
+def _damaged(path: Path) -> None:
+    path.write_bytes((BUNDLED_PACK / "recognizer.onnx").read_bytes()[:5000])
+
+
+def _custom(path: Path) -> None:
+    model = onnx.load(color_network(path))
+    model.graph.node.append(onnx.helper.make_node("Mine", ["images"], ["mine"], domain="own"))
+    onnx.save(model, path)
+
+
+OWN_FILES: dict[str, tuple[Write, str]] = {
+    "a damaged file": (_damaged, "is not an ONNX file"),
+    "no network at all": (lambda p: p.write_text("version https://git-lfs.github.com/spec/v1"), "is not an ONNX file"),
+    "an empty file": (lambda p: p.write_bytes(b""), "takes no images"),
+    "a folder": (lambda p: p.mkdir(), "is not a file"),
+    "custom operators": (_custom, "'Mine' of 'own'"),
+    "an image per image": (
+        lambda p: color_network(p, images(512), declared=[1, 3, 512, 512]),
+        "3x512x512 numbers, which are no embedding",
+    ),
+    "two outputs": (lambda p: color_network(p, outputs=2), "1 inputs and 2 outputs"),
+    "two inputs": (lambda p: color_network(p, further_inputs=1), "2 inputs and 1 outputs"),
+    "a small crop": (lambda p: color_network(p, images(80), 2, declared=[1, 2]), "images of 80x80"),
+    "a crop of unknown alignment": (lambda p: color_network(p, images(160)), "no face crop of 160x160"),
+    "an oblong crop": (lambda p: color_network(p, [1, 3, 128, 112]), "images of 112x128"),
+    "channels last": (lambda p: color_network(p, [1, 112, 112, 3], axes=(1, 2)), "takes no images"),
+    "gray images": (lambda p: color_network(p, [1, 1, 112, 112]), "takes no images"),
+    "vectors": (lambda p: color_network(p, [1, 512]), "takes no images"),
+    "no declared input": (lambda p: color_network(p, None), "takes no images"),
+    "an open size": (lambda p: color_network(p, ["batch", 3, "height", "width"]), "no fixed height and width"),
+    "an open embedding": (lambda p: color_network(p, declared=["batch", "numbers"]), "no length of its embedding"),
+    "an empty embedding": (lambda p: color_network(p, declared=["batch", 0]), "no length of its embedding"),
+    "an undeclared embedding": (lambda p: color_network(p, declared=None), "no length of its embedding"),
+    "pixels as bytes": (lambda p: color_network(p, dtype=TensorProto.INT8), "INT8"),
+    "a detector without points": (lambda p: color_network(p, images(640), 1, outputs=6), "6 outputs"),
+    "outputs of other shapes": (lambda p: color_network(p, images(640), 7, declared=[1, 7], outputs=9), "9 outputs"),
+    "an emotion network": (lambda p: color_network(p, numbers=8, declared=["batch", 8]), "a further recognizer"),
+    "landmarks of a crop": (lambda p: color_network(p, numbers=196, declared=["batch", 196]), "a further recognizer"),
+}
+"""Networks of users, named so that they come first."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A directory laid out like InsightFace's packs."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    shutil.copy(BUNDLED_PACK / "detector.onnx", folder / "det_500m.onnx")
+    color_network(folder / "w600k_mbf.onnx")
+    return folder
+
+
+@pytest.mark.parametrize("name", INSIGHTFACE_FILES)
+def test_further_networks_of_insightface_are_ignored_by_name(folder: Path, name: str) -> None:
+    write, reason = INSIGHTFACE_FILES[name]
+    write(folder / name)
+    pack = load_pack(folder)
+    pack.verify()
+    assert (pack.detection.path.name, pack.recognition.path.name) == ("det_500m.onnx", "w600k_mbf.onnx")
+    assert pack.recognition.dimension == 64
+    assert pack.ignored == {name: reason}
+
+
+@pytest.mark.parametrize("what", OWN_FILES)
+def test_a_further_network_does_not_stop_the_start(folder: Path, what: str) -> None:
+    write, reason = OWN_FILES[what]
+    write(folder / "a.onnx")
+    pack = load_pack(folder)
+    pack.verify()
+    assert (pack.detection.path.name, pack.recognition.path.name) == ("det_500m.onnx", "w600k_mbf.onnx")
+    assert reason in pack.ignored["a.onnx"]
+
+
+@pytest.mark.parametrize("what", OWN_FILES)
+def test_a_missing_recognizer_is_reported_with_the_ignored_files(folder: Path, what: str) -> None:
+    write, reason = OWN_FILES[what]
+    (folder / "w600k_mbf.onnx").unlink()
+    write(folder / "a.onnx")
+    if reason == "a further recognizer":  # the only candidate, as in InsightFace
+        assert load_pack(folder).recognition.path.name == "a.onnx"
+        return
+    with pytest.raises(PackError, match=r"no recognizer among mine/\*\.onnx; ignored a\.onnx: ") as refused:
+        load_pack(folder)
+    assert refused.value.field == "tasks.recognition"
+    assert reason in refused.value.problem
+
+
+def test_the_first_detector_and_recognizer_win(folder: Path) -> None:
+    shutil.copy(folder / "det_500m.onnx", folder / "det_more.onnx")
+    color_network(folder / "x.onnx")
+    (folder / "._det.onnx").write_bytes(b"\0\5\26\7 made by macOS")
+    assert load_pack(folder).ignored == {
+        "det_more.onnx": "a further detector; det_500m.onnx is used",
+        "x.onnx": "a further recognizer; w600k_mbf.onnx is used",
+    }
+
+
+@pytest.mark.parametrize("name", ["det_500m.onnx", "w600k_mbf.onnx", *INSIGHTFACE_FILES])
+def test_insightface_routes_alike(folder: Path, name: str) -> None:
+    for file, (write, _) in INSIGHTFACE_FILES.items():
+        write(folder / file)
+    pack = load_pack(folder)
+    tasks = {pack.detection.path.name: "detection", pack.recognition.path.name: "recognition"}
+    theirs = ModelRouter(str(folder / name)).get_model(providers=["CPUExecutionProvider"])
+    task = getattr(theirs, "taskname", None)  # a face swapper has none
+    assert tasks.get(name) == (task if task in ("detection", "recognition") else None)
+
+
+@pytest.mark.parametrize("side", [112, 128, 224, 256, 336, 384])
+def test_crops_match_insightface(side: int, rng: np.random.Generator) -> None:
+    landmarks: NDArray[np.float32] = rng.uniform(0, 200, (5, 2)).astype(np.float32)
+    alignment = insightface_alignment(side)
+    assert alignment is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = estimate_norm(landmarks, side)
+    np.testing.assert_allclose(similarity_transforms(landmarks[None], alignment)[0], theirs, atol=1e-4 * side)
+
+
+def test_crops_of_other_sizes_are_not_guessed() -> None:
+    for side in (96, 144, 160, 192):
+        assert insightface_alignment(side) is None
+
+
+def test_the_service_names_what_it_ignores(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    INSIGHTFACE_FILES["1k3d68.onnx"][0](folder / "1k3d68.onnx")
+    settings = load_settings(pack=folder, data_dir=tmp_path / "data")
+    with embedded(settings):
+        assert "ignored 1k3d68.onnx of mine: a landmark network (192x192)" in caplog.text
+    assert run_networks(folder).endswith("embeddings have 64 dimensions; ignored 1k3d68.onnx")
+    assert "ignored: a landmark network (192x192)" in [c.detail for c in diagnose(settings) if c.what == "1k3d68.onnx"]
