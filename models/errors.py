@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+MAX_SUMMARY: Final = 500
 
 
 class ModelError(Exception):
@@ -20,6 +22,11 @@ class PackError(ModelError):
 
 class RuntimeUnavailableError(ModelError):
     """Inference runtime, execution provider or device that is missing or cannot start."""
+
+
+def summarize(error: Exception) -> str:
+    """Return a library's error message in one line of at most MAX_SUMMARY characters."""
+    return " ".join(str(error).split())[:MAX_SUMMARY]
 
 
 class PullError(ModelError):

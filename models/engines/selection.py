@@ -7,24 +7,19 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
-
-import numpy as np
 
 from models.engines.gpus import GpuPreference, open_on_gpus
-from models.errors import PackError, RuntimeUnavailableError
+from models.errors import ModelError, RuntimeUnavailableError
 from models.runtime import onnx_runtime, openvino_network
 from models.runtime.cuda import CUDA, TENSORRT
 from models.runtime.dynamic_shapes import agrees, make_dynamic
 from models.runtime.network import Engine, Network, Precision
-from models.runtime.onnx_runtime import OnnxNetwork
+from models.runtime.onnx_runtime import CPU, OnnxNetwork
 from models.runtime.openvino_network import OpenVinoNetwork
 from models.vision.detection import CANVAS_BUCKETS_PX
-from models.vision.specs import MAX_POINTS_LOST, DetectionSpec, NetworkSpec, RecognitionSpec
+from models.vision.output_check import check_outputs
+from models.vision.specs import MAX_POINTS_LOST, DetectionSpec, NetworkSpec
 
-WARMUP_BATCH: Final = 5
-"""Batch that small networks split into every batch size."""
-CPU: Final = "CPUExecutionProvider"
 log = logging.getLogger(__name__)
 
 PrecisionsByEngine = Mapping[Engine, AbstractSet[Precision]]
@@ -76,7 +71,8 @@ def open_networks(spec: NetworkSpec, preference: EnginePreference) -> OpenedNetw
     GPU failures are reported in ``gpu_error``, and the network runs on the CPU: the service decides whether it serves.
 
     Raises:
-        RuntimeUnavailableError: a pinned setting is unavailable, or the file is not a network.
+        PackError: the service cannot use the network.
+        RuntimeUnavailableError: a pinned setting is unavailable.
     """
     if not preference.wants_gpu:
         return OpenedNetworks([open_network(spec, preference)])
@@ -86,25 +82,28 @@ def open_networks(spec: NetworkSpec, preference: EnginePreference) -> OpenedNetw
             "to cpu"
         )
     try:
-        return OpenedNetworks(open_on_gpus(spec, replace(preference.gpu, half=preference.precision != "fp32")))
-    except RuntimeUnavailableError as error:
+        networks = open_on_gpus(spec, replace(preference.gpu, half=preference.precision != "fp32"))
+        for network in networks:
+            check_outputs(spec, network)
+        return OpenedNetworks(networks)
+    except ModelError as error:  # if the file is at fault, the CPU reports it
         log.error("%s runs on the CPU: %s", spec.path.name, error)
         return OpenedNetworks([open_network(spec, replace(preference, precision=None, provider=None))], str(error))
 
 
 def open_network(spec: NetworkSpec, preference: EnginePreference) -> Network:
-    """Open the network on the CPU or the pinned provider, and warm it up.
+    """Open the network on the CPU or the pinned provider, check it, and warm it up.
 
     Raises:
-        RuntimeUnavailableError: a pinned setting is unavailable, or the file is not a network.
-        PackError: the recognizer's dimension differs from the manifest.
+        PackError: the service cannot use the network.
+        RuntimeUnavailableError: a pinned setting is unavailable.
     """
     # A pinned engine is the only one imported: each library takes 15 to 20 MB.
     available = available_precisions("onnxruntime" if preference.provider is not None else preference.engine)
     choice = choose_engine(spec, preference, available)
     try:
-        return _open_warm(spec, choice, preference)
-    except RuntimeUnavailableError as error:
+        return _open_checked(spec, choice, preference)
+    except ModelError as error:
         if choice.engine == "onnxruntime" or preference.engine is not None or "onnxruntime" not in available:
             raise
         if preference.precision not in (None, *available["onnxruntime"]):
@@ -112,18 +111,12 @@ def open_network(spec: NetworkSpec, preference: EnginePreference) -> Network:
         log.warning("%s", error)
         fallback = choose_engine(spec, preference, {"onnxruntime": available["onnxruntime"]})
         fallback = replace(fallback, reason=f"OpenVINO cannot run this file; {fallback.reason}")
-        return _open_warm(spec, fallback, preference)
+        return _open_checked(spec, fallback, preference)
 
 
-def _open_warm(spec: NetworkSpec, choice: EngineChoice, preference: EnginePreference) -> Network:
+def _open_checked(spec: NetworkSpec, choice: EngineChoice, preference: EnginePreference) -> Network:
     network = open_with_engine(spec, choice, preference)
-    first = network.run(np.zeros((WARMUP_BATCH, *warmup_shape(spec, network)), np.float32))[0]
-    # The file of a variant may differ from the manifest too. Detectors check their outputs when they decode.
-    if isinstance(spec, RecognitionSpec) and first.size != WARMUP_BATCH * spec.dimension:
-        dimension = first.size // WARMUP_BATCH
-        raise PackError(
-            "tasks.recognition.embedding_dimension", f"is {spec.dimension}, {network.path.name} returns {dimension}"
-        )
+    check_outputs(spec, network)  # of a variant, too: its file may differ from the manifest
     return network
 
 
@@ -138,7 +131,8 @@ def open_with_engine(spec: NetworkSpec, choice: EngineChoice, preference: Engine
     """Open the network with the chosen engine and precision. Detectors of fixed shape are made dynamic if possible.
 
     Raises:
-        RuntimeUnavailableError: the engine cannot open the file.
+        PackError: the engine cannot open the file.
+        RuntimeUnavailableError: the engine or the pinned provider is unavailable.
     """
     variant = next((v for v in spec.variants if v.precision == choice.precision), None)
     path = spec.path if variant is None or variant.path is None else variant.path

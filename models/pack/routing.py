@@ -25,6 +25,8 @@ SCRFD_LEVELS: Final = {9: 3, 15: 5}
 SCRFD_COLUMNS: Final = (1, 4, 10)
 """Numbers per anchor: score, box, points."""
 YUNET_OUTPUTS: Final = 12
+FLOAT_TYPES: Final = (1, 10, 11)
+"""ONNX's FLOAT, FLOAT16 and DOUBLE."""
 LANDMARK_SIDE_PX: Final = 192
 ATTRIBUTE_SIDE_PX: Final = 96
 SWAPPER_SIDE_PX: Final = 128
@@ -58,6 +60,8 @@ def _route(path: Path, graph: onnx.GraphProto) -> DetectionSpec | RecognitionSpe
     shape = _sides(inputs[0]) if inputs else []
     if len(shape) != 4 or shape[1] not in (0, 3):
         return "its first input takes no images (batch, 3, height, width)"
+    if inputs[0].type.tensor_type.elem_type not in FLOAT_TYPES:
+        return "its input has another type than FLOAT, FLOAT16 and DOUBLE"
     if len(graph.output) >= MIN_DETECTOR_OUTPUTS:
         return _route_detector(path, graph)
     height, width = shape[2:]

@@ -10,17 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from models.checksums import sha256_of
 from models.errors import ModelError, PackError
 from models.pack.catalog import CatalogEntry
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
-from models.vision.detection import Detector
-from models.vision.liveness import LivenessClassifier
-from models.vision.recognition import Recognizer
+from models.vision.output_check import check_outputs
+from models.vision.specs import NetworkSpec
 
 PULL_RECORD: Final = "kith-pull.json"
 """Record in a pulled pack: sources of the downloads and the sha256 of every file."""
@@ -106,28 +102,17 @@ def run_networks(directory: Path, provider: str | None = None) -> str:
     """Load a pack, verify it and run each network once; return a summary.
 
     Raises:
-        PackError: the pack is invalid.
-        RuntimeUnavailableError: ONNX Runtime is missing or cannot open a network.
+        PackError: the pack or a network is invalid.
+        RuntimeUnavailableError: ONNX Runtime is missing.
     """
     pack = load_pack(directory)
     pack.verify()
-    Detector(OnnxNetwork(pack.detection.path, provider), pack.detection).detect([_noise(256, 320)[0]])
-    recognizer = Recognizer(OnnxNetwork(pack.recognition.path, provider), pack.recognition)
-    side = recognizer.alignment.size_px
-    recognizer.embed(_noise(side, side))
-    count = "both networks"
-    if pack.liveness is not None:
-        side = pack.liveness.alignment.size_px
-        classifier = LivenessClassifier(OnnxNetwork(pack.liveness.path, provider), pack.liveness)
-        classifier.scores(_noise(side, side))
-        count = "all three networks"
+    specs: list[NetworkSpec] = [pack.detection, pack.recognition, *([pack.liveness] if pack.liveness else [])]
+    for spec in specs:
+        check_outputs(spec, OnnxNetwork(spec.path, provider))
+    count = "both networks" if pack.liveness is None else "all three networks"
     ignored = f"; ignored {', '.join(pack.ignored)}" if pack.ignored else ""
-    return f"{count} ran; embeddings have {recognizer.dimension} dimensions{ignored}"
-
-
-def _noise(height: int, width: int) -> NDArray[np.uint8]:
-    """Return a random (1, height, width, 3) image: some networks map a uniform image to a zero vector."""
-    return np.random.default_rng(0).integers(0, 256, (1, height, width, 3), dtype=np.uint8)
+    return f"{count} ran; embeddings have {pack.recognition.dimension} dimensions{ignored}"
 
 
 def _check_license(directory: Path, name: str) -> PackCheck | None:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.errors import RuntimeUnavailableError
 from models.runtime.cuda import CUDA, TENSORRT, diagnose_cuda, preload_cuda_libraries
 from models.runtime.half_precision import convert_to_fp16
-from models.runtime.network import Engine, Float, Precision
+from models.runtime.network import Engine, Float, Precision, input_type
 from models.runtime.onnx_check import check_network
 from models.runtime.onnx_runtime import NodeProfile, choose_bucket, import_onnxruntime, profile_nodes
 
@@ -55,11 +56,11 @@ DEFAULT_OPTIONS: Final = CudaOptions()
 
 @dataclass(frozen=True, eq=False)
 class _ShapeBuffers:
-    """Bound buffers of one shape. ``staging`` is the host copy of the device buffer ``input``."""
+    """Bound buffers of one shape. ``staging`` is the host copy of the device buffer ``input``, in its element type."""
 
     binding: Any
     input: Any
-    staging: Float
+    staging: NDArray[Any]
     run_options: Any
 
 
@@ -130,7 +131,9 @@ class CudaNetwork:
         if self.device.kind == "cuda":
             preload_cuda_libraries()
         expected = self._run_on_cpu()
-        half = convert_to_fp16(self.path, self._folder) if options.half else None
+        # A network with an fp16 input computes in fp16 already.
+        converts = options.half and self._input_type is np.float32
+        half = convert_to_fp16(self.path, self._folder) if converts else None
         cosine = 0.0
         for file in filter(None, (half, self.path)):
             self.options = self._open_best(file, replace(options, half=file is not self.path))
@@ -158,7 +161,7 @@ class CudaNetwork:
     @property
     def precision(self) -> Precision:
         """Precision of the weights and arithmetic."""
-        return "fp32" if self.file == self.path else "fp16"
+        return "fp32" if self.file == self.path and self._input_type is not np.float16 else "fp16"
 
     def placement(self, batch: Float) -> dict[str, int]:
         """Run once under the profiler and return the number of nodes that each provider executed."""
@@ -176,7 +179,9 @@ class CudaNetwork:
         self.input_name: str = inputs[0].name
         self.input_shape: tuple[int | str | None, ...] = tuple(inputs[0].shape)
         self.output_names: list[str] = [output.name for output in outputs]
-        return [np.asarray(output) for output in session.run(self.output_names, {self.input_name: self._probe})]
+        self._input_type = input_type(inputs[0].type, self.path)
+        ran = session.run(self.output_names, {self.input_name: self._probe.astype(self._input_type, copy=False)})
+        return [np.asarray(output, np.float32) for output in ran]
 
     def _open_best(self, file: Path, options: CudaOptions) -> CudaOptions:
         """Open the session with as many ``options`` as possible and return those in use."""
@@ -252,15 +257,15 @@ class CudaNetwork:
         make = import_onnxruntime().OrtValue.ortvalue_from_shape_and_type
         count = int(np.prod(shape))
         if count not in self._inputs:
-            self._inputs[count] = make([count], np.float32, *device)
-        outputs = self._run_eagerly(np.zeros(shape, np.float32))
+            self._inputs[count] = make([count], self._input_type, *device)
+        outputs = self._run_uncast(np.zeros(shape, np.float32))
         binding = self._session.io_binding()
-        binding.bind_input(self.input_name, *device, np.float32, shape, self._inputs[count].data_ptr())
+        binding.bind_input(self.input_name, *device, self._input_type, shape, self._inputs[count].data_ptr())
         for name, output in zip(self.output_names, outputs, strict=True):
-            binding.bind_ortvalue_output(name, make(output.shape, np.float32, *device))
+            binding.bind_ortvalue_output(name, make(output.shape, output.dtype.type, *device))
         run_options = import_onnxruntime().RunOptions()
         run_options.add_run_config_entry("gpu_graph_id", str(number))
-        return _ShapeBuffers(binding, self._inputs[count], np.zeros(shape, np.float32), run_options)
+        return _ShapeBuffers(binding, self._inputs[count], np.zeros(shape, self._input_type), run_options)
 
     def _run(self, batch: Float) -> list[Float]:
         sizes = self._sizes.get(batch.shape[1:])
@@ -280,14 +285,17 @@ class CudaNetwork:
         buffers.input.update_inplace(buffers.staging.reshape(-1))
         self._session.run_with_iobinding(buffers.binding, buffers.run_options)
         buffers.binding.synchronize_outputs()
-        outputs: list[Float] = buffers.binding.copy_outputs_to_cpu()
-        return outputs
+        return [np.asarray(output, np.float32) for output in buffers.binding.copy_outputs_to_cpu()]
 
     def _run_eagerly(self, batch: Float) -> list[Float]:
+        return [np.asarray(output, np.float32) for output in self._run_uncast(batch)]
+
+    def _run_uncast(self, batch: Float) -> list[NDArray[Any]]:
         """Run without a CUDA graph: the first run of a shape, and unprepared shapes."""
         run_options = import_onnxruntime().RunOptions()
         run_options.add_run_config_entry("gpu_graph_id", NO_GRAPH_ID)
-        outputs: list[Float] = self._session.run(self.output_names, {self.input_name: batch}, run_options)
+        given = batch.astype(self._input_type, copy=False)
+        outputs: list[NDArray[Any]] = self._session.run(self.output_names, {self.input_name: given}, run_options)
         return outputs
 
     def _count_cpu_nodes(self) -> dict[str, int]:
@@ -304,7 +312,8 @@ class CudaNetwork:
         if self.device.kind == "cuda":
             providers = self._providers(replace(self.options, graphs=False))
         options = self._session_options()
-        return profile_nodes(options, lambda: self._open(self.file, providers, options), batch)
+        given = batch.astype(self._input_type, copy=False)
+        return profile_nodes(options, lambda: self._open(self.file, providers, options), given)
 
 
 def _min_cosine(expected: Sequence[Float], given: Sequence[Float]) -> float:

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.errors import PackError
+
 Float = NDArray[np.float32]
 Engine = Literal["onnxruntime", "openvino"]
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
+InputType = type[np.float32] | type[np.float16] | type[np.float64]
+INPUT_TYPES: Final[dict[str, InputType]] = {
+    **dict.fromkeys(("tensor(float)", "f32"), np.float32),
+    **dict.fromkeys(("tensor(float16)", "f16"), np.float16),
+    **dict.fromkeys(("tensor(double)", "f64"), np.float64),
+}
+"""Element types of inputs that float32 batches are cast to, by their names in onnxruntime and OpenVINO."""
+
+
+def input_type(name: str, path: Path) -> InputType:
+    """Return the element type of a network's input by the runtime's ``name`` of it.
+
+    Raises:
+        PackError: float32 cannot be cast to the type without loss of meaning, as to bytes.
+    """
+    if name not in INPUT_TYPES:
+        raise PackError(path.name, f"takes an input of type {name}: export it with a float32 or float16 input")
+    return INPUT_TYPES[name]
 
 
 class Network(Protocol):
@@ -31,7 +51,7 @@ class Network(Protocol):
         """Providers that may run the nodes, in order of preference."""
 
     def run(self, batch: Float) -> list[Float]:
-        """Run ``batch`` (n, ...) and return all outputs, rows in input order.
+        """Run ``batch`` (n, ...) and return all outputs as float32, rows in input order.
 
         Outputs have n rows. Outputs without a batch axis hold the rows of each input one after the other.
         """

@@ -41,10 +41,6 @@ MAX_PORT_ELEMENTS: Final = 2**28
 MAX_RANK: Final = 8
 MAX_PORT_SIDE: Final = 2**20
 MAX_OUTPUTS: Final = 256
-IMAGE_RANK: Final = 4
-CHANNELS: Final = 3
-FLOAT_TYPES: Final = ("FLOAT", "FLOAT16", "DOUBLE")
-"""Element types of inputs and outputs, which the runtimes cast from and to float32."""
 
 
 def check_network(path: Path) -> None:
@@ -188,24 +184,6 @@ def _check_ports(graph: onnx.GraphProto, name: str) -> None:
         in_range = len(kind.shape.dim) <= MAX_RANK and all(0 <= side <= MAX_PORT_SIDE for side in sides)
         if not in_range or math.prod(sides) > MAX_PORT_ELEMENTS:
             raise PackError(name, f"{value.name[:64]!r} has a shape of {sides[:MAX_RANK]}, which exceeds the limits")
-        element = onnx.TensorProto.DataType.Name(kind.elem_type)
-        if element not in FLOAT_TYPES:
-            raise PackError(
-                name, f"{value.name[:64]!r} has the type {element}: export the network with FLOAT inputs and outputs"
-            )
-    _check_image(given[0], name)
-
-
-def _check_image(value: onnx.ValueInfoProto, name: str) -> None:
-    """Reject inputs other than (batch, 3, height, width)."""
-    sides = value.type.tensor_type.shape.dim
-    channels = sides[1] if len(sides) == IMAGE_RANK else None
-    if channels is None or (channels.WhichOneof("value") == "dim_value" and channels.dim_value != CHANNELS):
-        declared = "x".join(side.dim_param or str(side.dim_value or "?") for side in sides) or "no shape"
-        raise PackError(
-            name,
-            f"its input declares {declared[:64]}: export it with an input (batch, 3, height, width), channels first",
-        )
 
 
 def _element_count(sides: list[int]) -> int | None:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from models.errors import RuntimeUnavailableError
-from models.runtime.network import Engine, Float, Precision
+from models.errors import PackError, RuntimeUnavailableError, summarize
+from models.runtime.network import Engine, Float, Precision, input_type
 from models.runtime.onnx_check import check_network
 
 # ONNX Runtime 1.31 reads this at import. Without it, telemetry writes a device id and events to the home directory.
@@ -25,7 +26,8 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32)
 INT8_CPU_FLAGS: Final = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})
 """Flags in /proc/cpuinfo of x86 and ARM processors with fast INT8 dot products."""
-PREFERRED_PROVIDERS: Final = ("CUDAExecutionProvider", "CPUExecutionProvider")
+CPU: Final = "CPUExecutionProvider"
+PREFERRED_PROVIDERS: Final = ("CUDAExecutionProvider", CPU)
 
 
 def available_cores() -> int:
@@ -123,8 +125,8 @@ class OnnxNetwork:
         is_static: the batch or the sides of the input are fixed.
 
     Raises:
-        PackError: the file fails :func:`check_network`.
-        RuntimeUnavailableError: onnxruntime cannot open the file, or ``provider`` cannot start.
+        PackError: the file fails :func:`check_network`, or onnxruntime cannot open it on the CPU.
+        RuntimeUnavailableError: ``provider`` cannot start or open the file.
     """
 
     engine: Engine = "onnxruntime"
@@ -153,11 +155,12 @@ class OnnxNetwork:
             raise RuntimeUnavailableError(f"{provider} is installed but could not start on this machine")
         self.input_name: str = self._session.get_inputs()[0].name
         self.input_shape: tuple[int | str | None, ...] = tuple(self._session.get_inputs()[0].shape)
+        self._input_type = input_type(self._session.get_inputs()[0].type, path)
         self.output_names: list[str] = [o.name for o in self._session.get_outputs()]
         outputs = self._session.get_outputs()
         # SCRFD exports for one photo have outputs without a batch axis, (n, k) instead of (batch, n, k).
         flat = len(outputs) > 1 and min(len(o.shape) for o in outputs) < 3
-        fixed = 1 if flat else self.input_shape[0]
+        fixed = 1 if flat else next(iter(self.input_shape), None)
         self._is_fixed = isinstance(fixed, int)
         self._sizes: tuple[int, ...] = (fixed,) if isinstance(fixed, int) else BATCH_BUCKETS
         self.is_static = self._is_fixed or any(isinstance(side, int) for side in self.input_shape[2:])
@@ -173,11 +176,13 @@ class OnnxNetwork:
         return options
 
     def open_session(self, providers: list[str], options: Any) -> Any:
-        """Open a session of this network. Raises RuntimeUnavailableError."""
+        """Open a session of this network. Raises PackError on the CPU, RuntimeUnavailableError on other providers."""
         try:
             return import_onnxruntime().InferenceSession(self._graph or str(self.path), options, providers=providers)
         except Exception as error:  # onnxruntime raises a dozen unrelated types here
-            raise RuntimeUnavailableError(f"{self.path.name} cannot be opened: {error}") from error
+            if providers == [CPU]:
+                raise PackError(self.path.name, f"cannot be opened by onnxruntime: {summarize(error)}") from error
+            raise RuntimeUnavailableError(f"{self.path.name} cannot be opened: {summarize(error)}") from error
 
     @property
     def providers(self) -> list[str]:
@@ -189,14 +194,17 @@ class OnnxNetwork:
         pieces = []
         for rows in split_batch(len(batch), self._sizes):
             piece = pad_batch(batch[rows], self._sizes[0]) if self._is_fixed else batch[rows]
-            outputs = [np.asarray(o) for o in self._session.run(self.output_names, {self.input_name: piece})]
+            piece = piece.astype(self._input_type, copy=False)
+            ran = self._session.run(self.output_names, {self.input_name: piece})
+            outputs = [np.asarray(output, np.float32) for output in ran]
             pieces.append([o[: len(batch[rows])] for o in outputs] if len(piece) > len(batch[rows]) else outputs)
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*pieces, strict=True)]
 
     def placement(self, batch: Float) -> dict[str, int]:
         """Run once under the profiler and return the number of nodes that each provider executed."""
         options = self.session_options()
-        ran = profile_nodes(options, lambda: self.open_session(self._session.get_providers(), options), batch)
+        given = batch.astype(self._input_type, copy=False)
+        ran = profile_nodes(options, lambda: self.open_session(self._session.get_providers(), options), given)
         return dict(Counter(node.provider for node in ran))
 
 
@@ -210,7 +218,9 @@ class NodeProfile:
     ms: float
 
 
-def profile_nodes(options: Any, open_session: Callable[[], Any], batch: Float, warm: bool = False) -> list[NodeProfile]:
+def profile_nodes(
+    options: Any, open_session: Callable[[], Any], batch: NDArray[Any], warm: bool = False
+) -> list[NodeProfile]:
     """Open a session with profiling, run it once, or twice if ``warm``, and return the nodes of the last run."""
     with tempfile.TemporaryDirectory() as folder:
         options.enable_profiling = True

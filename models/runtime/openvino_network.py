@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from models.errors import RuntimeUnavailableError
-from models.runtime.network import Engine, Float, Precision
+from models.errors import PackError, RuntimeUnavailableError, summarize
+from models.runtime.network import Engine, Float, Precision, input_type
 from models.runtime.onnx_check import check_network
 from models.runtime.onnx_runtime import available_cores, has_fast_int8, pad_batch, split_batch
 
@@ -79,8 +79,8 @@ class OpenVinoNetwork:
         is_static: the batch or the sides of the input are fixed.
 
     Raises:
-        PackError: the file fails :func:`check_network`.
-        RuntimeUnavailableError: OpenVINO is not installed or cannot read the file.
+        PackError: the file fails :func:`check_network`, or OpenVINO cannot read it.
+        RuntimeUnavailableError: OpenVINO is not installed.
     """
 
     engine: Engine = "openvino"
@@ -104,14 +104,17 @@ class OpenVinoNetwork:
         try:
             self._model = self._core.read_model(graph or path)
         except Exception as error:  # OpenVINO raises RuntimeError and own exception types
-            raise RuntimeUnavailableError(f"{path.name} cannot be opened by OpenVINO: {error}") from error
+            raise PackError(path.name, f"cannot be opened by OpenVINO: {summarize(error)}") from error
+        declared = self._model.inputs[0].partial_shape
         self.input_shape: tuple[int | str | None, ...] = tuple(
-            d.get_length() if d.is_static else None for d in self._model.inputs[0].partial_shape
+            d.get_length() if d.is_static else None for d in (declared if declared.rank.is_static else ())
         )
+        self._input_type = input_type(self._model.inputs[0].element_type.get_type_name(), path)
         self.output_names: list[str] = [output.get_any_name() for output in self._model.outputs]
         # SCRFD exports for one photo have outputs without a batch axis, (n, k) instead of (batch, n, k).
-        ranks = [output.partial_shape.rank.get_length() for output in self._model.outputs]
-        fixed = 1 if len(ranks) > 1 and min(ranks) < 3 else self.input_shape[0]
+        ranks = [output.partial_shape.rank for output in self._model.outputs]
+        flat = len(ranks) > 1 and any(rank.is_dynamic or rank.get_length() < 3 for rank in ranks)
+        fixed = 1 if flat else next(iter(self.input_shape), None)
         self._fixed = fixed if isinstance(fixed, int) else None
         self.is_static = self._fixed is not None or any(isinstance(side, int) for side in self.input_shape[2:])
         self._is_large = path.stat().st_size >= LARGE_FILE_BYTES
@@ -126,14 +129,14 @@ class OpenVinoNetwork:
         pieces = []
         for rows in split_batch(len(batch), self._sizes(batch.shape)):
             # OpenVINO shares memory only with writable arrays.
-            piece = np.require(pad_batch(batch[rows], self._fixed or len(batch[rows])), np.float32, ["C", "W"])
+            piece = np.require(pad_batch(batch[rows], self._fixed or len(batch[rows])), self._input_type, ["C", "W"])
             request = self._request(piece.shape)
             # infer() would spend 0.06 ms per call on converting inputs and outputs in Python.
             request.set_input_tensor(_import_openvino().Tensor(piece, shared_memory=True))
             request.start_async()
             request.wait()
             # Copied, since the next run overwrites the output tensors.
-            outputs = [np.array(request.get_output_tensor(i).data) for i in range(len(self.output_names))]
+            outputs = [np.array(request.get_output_tensor(i).data, np.float32) for i in range(len(self.output_names))]
             pieces.append([o[: len(batch[rows])] for o in outputs] if len(piece) > len(batch[rows]) else outputs)
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*pieces, strict=True)]
 
@@ -153,7 +156,7 @@ class OpenVinoNetwork:
         options = self._options | {"PERF_COUNT": True}
         request = self._core.compile_model(self._model, "CPU", options).create_infer_request()
         for _ in range(2):
-            request.infer([np.require(batch, np.float32, ["C", "W"])])
+            request.infer([np.require(batch, self._input_type, ["C", "W"])])
         return list(request.get_profiling_info())
 
     def _sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -174,7 +177,7 @@ class OpenVinoNetwork:
             self._model.reshape(list(shape))
             request = self._core.compile_model(self._model, "CPU", self._options).create_infer_request()
         except Exception as error:
-            raise RuntimeUnavailableError(f"OpenVINO cannot run {self.path.name} on {shape}: {error}") from error
+            raise PackError(self.path.name, f"OpenVINO cannot run it on {shape}: {summarize(error)}") from error
         self._requests[shape] = request
         if len(self._requests) > MAX_COMPILED_SHAPES:
             self._requests.popitem(last=False)

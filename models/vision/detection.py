@@ -111,6 +111,9 @@ class Head(Protocol):
     @property
     def upright_score(self) -> float: ...
 
+    def output_shapes(self, height_px: int, width_px: int) -> list[tuple[int, int]]:
+        """Return the (rows, columns) of each output for one canvas."""
+
     def best_score(self, outputs: RawOutputs) -> float:
         """Return the best score of all anchors, in 0..1."""
 
@@ -153,6 +156,11 @@ class SCRFDHead:
             case _:
                 raise PackError("tasks.detection.file", f"has {output_count} outputs; SCRFD with landmarks has 9 or 15")
 
+    def output_shapes(self, height_px: int, width_px: int) -> list[tuple[int, int]]:
+        """Return the shapes of the outputs; see Head."""
+        rows = [self.anchors * (height_px // stride) * (width_px // stride) for stride in self.strides]
+        return [(count, columns) for columns in (1, 4, 10) for count in rows]
+
     def best_score(self, outputs: RawOutputs) -> float:
         """Return the best score; see Head."""
         return max(float(scores.max()) for scores in outputs[: len(self.strides)])
@@ -185,6 +193,15 @@ class YuNetHead:
             }
         except ValueError as error:
             raise PackError("tasks.detection.file", f"lacks a YuNet output: {error}") from error
+
+    def output_shapes(self, height_px: int, width_px: int) -> list[tuple[int, int]]:
+        """Return the shapes of the outputs; see Head."""
+        shapes = {
+            index: ((height_px // stride) * (width_px // stride), columns)
+            for kind, columns in (("cls", 1), ("obj", 1), ("bbox", 4), ("kps", 10))
+            for stride, index in zip(self.strides, self._rows[kind], strict=True)
+        }
+        return [shapes[index] for index in sorted(shapes)]
 
     def best_score(self, outputs: RawOutputs) -> float:
         """Return the best score; see Head."""
@@ -245,6 +262,9 @@ class Detector:
         network: open network of ``spec``.
         min_score: smallest score of a face, in (0, 1].
         buckets: ascending canvas sides in pixels, multiples of 32. A network with a fixed input size ignores them.
+
+    Raises:
+        PackError: the outputs do not fit the head, or the network takes only photos of one oblong size.
     """
 
     def __init__(
@@ -258,8 +278,14 @@ class Detector:
         self._normalization = spec.normalization
         self._head = make_head(spec.head, network.output_names)
         self.min_score = min_score
-        height = network.input_shape[2]
-        self._buckets = (height,) if isinstance(height, int) else tuple(buckets)
+        height, width = (side if isinstance(side, int) else None for side in network.input_shape[2:])
+        if height != width:
+            raise PackError(
+                "tasks.detection.file",
+                f"{network.path.name} takes only photos of {height or '?'}x{width or '?'}: export it with an open or "
+                "equal height and width",
+            )
+        self._buckets = tuple(buckets) if height is None else (height,)
 
     def detect(self, images: Sequence[NDArray[np.uint8]]) -> list[Faces]:
         """Return the faces of each (H, W, 3) uint8 RGB photo in its given orientation."""
@@ -283,6 +309,10 @@ class Detector:
         height, width = image.shape[:2]
         canvas = self.canvas(height, width)
         return self.place_on_canvas(downscale(image, canvas.scale), canvas, height, width)
+
+    def output_shapes(self, canvas: Canvas) -> list[tuple[int, int]]:
+        """Return the (rows, columns) of each network output for a photo on the canvas."""
+        return self._head.output_shapes(canvas.height_px, canvas.width_px)
 
     def canvas(self, height_px: int, width_px: int) -> Canvas:
         """Return the canvas of a photo of this size."""

@@ -73,7 +73,10 @@ class LivenessClassifier:
             raise PackError("tasks.liveness.live_class", f"is {live}, the network returns {output.shape[1]} classes")
         scores = output[:, 0] if live is None else _softmax(output)[:, live]
         if not ((scores >= 0) & (scores <= 1)).all():
-            raise PackError("tasks.liveness.file", "returns values outside [0, 1]: set live_class if these are logits")
+            raise PackError(
+                "tasks.liveness.file",
+                "returns values that are not finite or outside [0, 1]: set live_class if these are logits",
+            )
         return np.asarray(scores, np.float32)
 
     def score_each(self, crops: Sequence[NDArray[np.uint8]]) -> list[float]:
@@ -112,5 +115,6 @@ def outside_shares(landmarks_xy: Float, alignment: Alignment, width: int, height
 
 
 def _softmax(logits: Float) -> Float:
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    with np.errstate(invalid="ignore"):  # infinite logits give undefined scores, which are rejected
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=1, keepdims=True), np.float32)

@@ -18,7 +18,7 @@ from models.engines.selection import (
     open_with_engine,
     warmup_shape,
 )
-from models.errors import RuntimeUnavailableError
+from models.errors import ModelError
 from models.pack.manifest import ModelPack
 from models.runtime.network import Engine, Network, Precision
 from models.runtime.onnx_runtime import has_fast_int8
@@ -105,7 +105,7 @@ def _measure(spec: NetworkSpec, wish: EnginePreference) -> list[EngineRate]:
             choice = EngineChoice(engine, precision, "")
             try:
                 opened.append((choice, open_with_engine(spec, choice, EnginePreference(threads=wish.threads))))
-            except RuntimeUnavailableError:
+            except ModelError:
                 continue  # this engine cannot open this file
     times: dict[tuple[int, int], list[float]] = {}
     for _ in range(ROUNDS):

@@ -79,7 +79,7 @@ OWN_FILES: dict[str, tuple[Write, str]] = {
     "an open embedding": (lambda p: color_network(p, declared=["batch", "numbers"]), "no length of its embedding"),
     "an empty embedding": (lambda p: color_network(p, declared=["batch", 0]), "no length of its embedding"),
     "an undeclared embedding": (lambda p: color_network(p, declared=None), "no length of its embedding"),
-    "pixels as bytes": (lambda p: color_network(p, dtype=TensorProto.INT8), "INT8"),
+    "pixels as bytes": (lambda p: color_network(p, dtype=TensorProto.INT8), "has another type"),
     "a detector without points": (lambda p: color_network(p, images(640), 1, outputs=6), "6 outputs"),
     "outputs of other shapes": (lambda p: color_network(p, images(640), 7, declared=[1, 7], outputs=9), "9 outputs"),
     "an emotion network": (lambda p: color_network(p, numbers=8, declared=["batch", 8]), "a further recognizer"),
