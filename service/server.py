@@ -9,16 +9,16 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 
 import uvicorn
+from fastapi import FastAPI
 
 from service.api.http.connection_limits import HttpLimits, create_protocol
 from service.app import create_app
 from service.builders import check_database, has_keys
 from service.core.errors import SettingsError
-from service.inference.recognizers import read_packs
 from service.security.process_memory import protect_memory
 from service.settings import Settings
 
@@ -35,14 +35,12 @@ def serve(settings: Settings) -> None:
 
     Raises:
         SettingsError: the address is exposed without a key or cannot be bound, or an optional package is missing.
-        PackError: the pack cannot be used.
+        PackError, RuntimeUnavailableError: the networks cannot be used.
         MasterKeyError, StorageError: the database cannot be opened.
     """
     protect_memory()
     settings.check_exposure(partial(has_keys, settings))
     settings.check_extras()
-    # Check first: these errors print one line, while a failing application start prints a traceback.
-    read_packs(settings.pack_paths)
     listener = bind(settings.host, settings.port)
     check_database(settings)
     log.info("listening on http://%s:%d, reference at /docs", settings.host, listener.getsockname()[1])
@@ -53,7 +51,6 @@ def serve(settings: Settings) -> None:
 def embedded(settings: Settings) -> Iterator[str]:
     """Serve on a free loopback port while the block runs, and yield the URL. Raises as :func:`serve`."""
     settings.check_extras()
-    read_packs(settings.pack_paths)
     check_database(settings)
     listener = bind("127.0.0.1", 0)
     server = _server(settings, log_level="warning")
@@ -77,11 +74,20 @@ def embedded(settings: Settings) -> Iterator[str]:
 
 
 def _wait_for_start(server: uvicorn.Server, thread: threading.Thread, failure: Sequence[BaseException]) -> None:
-    """Wait until the server listens. ``failure``: the error that ended the thread. Raises SettingsError."""
+    """Wait until the server listens.
+
+    Args:
+        failure: the error that ended the thread, which is raised.
+
+    Raises:
+        SettingsError: the server does not listen in time.
+    """
     deadline = time.monotonic() + START_TIMEOUT_S
     while not server.started:
+        if not thread.is_alive() and failure:
+            raise failure[0]
         if not thread.is_alive() or time.monotonic() > deadline:
-            raise SettingsError("the embedded service did not start; see its log") from next(iter(failure), None)
+            raise SettingsError(f"the embedded service did not start within {START_TIMEOUT_S:.0f} s; see its log")
         time.sleep(0.02)
 
 
@@ -101,7 +107,25 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Server(uvicorn.Server):
+class _EmbeddedServer(uvicorn.Server):
+    """Server whose start raises the application's errors. uvicorn's own lifespan logs them as tracebacks."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+        self._lifespan = AsyncExitStack()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._lifespan.enter_async_context(self._app.router.lifespan_context(self._app))
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if not self.force_exit:
+            await self._lifespan.aclose()
+
+
+class _Server(_EmbeddedServer):
     """Server that excludes long-lived objects from garbage collection, and always ends.
 
     Scanning the objects of a started service would delay requests by a quarter of a second each time. A thread that
@@ -127,8 +151,8 @@ def _exit_now() -> None:
 
 
 def _server(
-    settings: Settings, log_level: str | None = None, kind: type[uvicorn.Server] = uvicorn.Server
-) -> uvicorn.Server:
+    settings: Settings, log_level: str | None = None, kind: type[_EmbeddedServer] = _EmbeddedServer
+) -> _EmbeddedServer:
     app = create_app(settings)
     config = uvicorn.Config(
         app,
@@ -148,8 +172,9 @@ def _server(
             app.state.metrics.count_problem,
         ),
         ws="none",
+        lifespan="off",  # _EmbeddedServer starts and stops the application
         forwarded_allow_ips=settings.trusted_proxy_list,
         log_config=None,  # uvicorn logs through service.observability.logs
         access_log=False,  # it would contain paths with subject ids; service.api.http.gate writes its own
     )
-    return kind(config)
+    return kind(config, app)

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
+import httpx2 as httpx
 import pytest
+from onnx import TensorProto
 
 from models.engines.selection import EnginePreference, OpenedNetworks, open_networks
+from models.errors import PackError
+from models.runtime.network import Engine
 from models.vision.specs import NetworkSpec
 from service.app import create_app
 from service.cli.terminal import EXIT_FAILED
 from service.index.follower import Followers
+from service.server import embedded
 from service.services.gallery_risks import GalleryRisks
 from service.services.job_runner import Runner
 from service.services.transfers import Transfers
 from service.settings import load_settings
 from service.storage.audit.writer import AuditWriter
 from service.storage.repositories.store import Store
+from tests.networks import color_network, scrfd_network
 
 RARELY_USED = ("matplotlib", "onnx", "plotext", "pyarrow", "scipy.optimize", "torch")
 """Large packages that few servers need."""
@@ -151,7 +159,74 @@ def test_a_start_that_fails_leaves_no_data_behind(tmp_path: Path, settings: dict
     done = served(tmp_path, **settings)
     assert done.returncode != 0
     assert said in done.stderr
+    assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+UNUSABLE_PACKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "undefined embeddings": (lambda p: color_network(p / "recognizer.onnx", factor=float("nan")), "must be finite"),
+    "embeddings of another length": (
+        lambda p: color_network(p / "recognizer.onnx", numbers=32, declared=["batch", "numbers"]),
+        "the network returns 32",
+    ),
+    "crops of another size": (
+        lambda p: color_network(p / "recognizer.onnx", ["batch", 3, 160, 160]),
+        "the pack's crops are 112x112",
+    ),
+    "bytes": (lambda p: color_network(p / "recognizer.onnx", dtype=TensorProto.INT8), "export it with a float32"),
+    "oblong photos": (lambda p: scrfd_network(p / "detector.onnx", 480, 640, grid=True), "only photos of 480x640"),
+    "undefined scores": (lambda p: scrfd_network(p / "detector.onnx", bias=float("nan")), "not finite"),
+    "a logit as liveness": (
+        lambda p: color_network(p / "liveness.onnx", ["n", 3, 80, 80], 1, declared=["n", 1], factor=1e6),
+        "set live_class",
+    ),
+}
+
+
+def written(folder: Path) -> Path:
+    """Write a pack of small networks with a manifest."""
+    folder.mkdir()
+    scrfd_network(folder / "detector.onnx")
+    color_network(folder / "recognizer.onnx")
+    color_network(folder / "liveness.onnx", ["n", 3, 80, 80], 2, declared=["n", 2])
+    tasks = {
+        "detection": {"file": "detector.onnx"},
+        "recognition": {"file": "recognizer.onnx", "embedding_dimension": 64},
+    }
+    manifest = {"manifest_version": 2, "model_id": "small", "license": "MODEL.LICENSE", "tasks": tasks}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.mark.parametrize("engine", get_args(Engine))
+@pytest.mark.parametrize("what", UNUSABLE_PACKS)
+def test_an_unusable_network_stops_the_start_with_one_error(tmp_path: Path, what: str, engine: str) -> None:
+    write, said = UNUSABLE_PACKS[what]
+    pack = written(tmp_path / "pack")
+    if "liveness" in what:
+        manifest = json.loads((pack / "manifest.json").read_text())
+        manifest["tasks"]["liveness"] = {"file": "liveness.onnx"}
+        (pack / "manifest.json").write_text(json.dumps(manifest))
+    write(pack)
+    (tmp_path / "work").mkdir()
+    done = served(tmp_path / "work", KITH_PACK=str(pack), KITH_ENGINE=engine)
+    assert done.returncode == EXIT_FAILED
+    assert said in done.stderr
+    assert "(pack)" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_an_embedded_service_raises_the_error_of_its_start(tmp_path: Path) -> None:
+    pack = written(tmp_path / "pack")
+    with embedded(load_settings(pack=pack, data_dir=tmp_path / "data")) as url:
+        assert httpx.get(f"{url}/readyz").status_code == 200
+    color_network(pack / "recognizer.onnx", factor=0)
+    with (
+        pytest.raises(PackError, match="must not be zero"),
+        embedded(load_settings(pack=pack, data_dir=tmp_path / "data")),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(
