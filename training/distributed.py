@@ -57,17 +57,23 @@ def barrier() -> None:
         dist.barrier()
 
 
+def broadcast_first(values: Tensor) -> Tensor:
+    """Return the first rank's ``values``, of equal shape on all ranks, without gradient."""
+    first = values.detach().clone()
+    if world_size() > 1:
+        dist.broadcast(first, 0)
+    return first
+
+
 def broadcast_decision(decision: bool) -> bool:
     """Return the first rank's ``decision`` on all ranks, since clocks differ."""
-    if world_size() == 1:
-        return decision
-    first = torch.tensor(int(decision), device=device())
-    dist.broadcast(first, 0)
-    return bool(first)
+    return decision if world_size() == 1 else bool(broadcast_first(torch.tensor(int(decision), device=device())))
 
 
 def any_rank(decision: bool) -> bool:
     """Return whether ``decision`` is true on any rank."""
+    if world_size() == 1:
+        return decision
     return bool(all_reduce_sum(torch.tensor(int(decision), device=device())))
 
 

@@ -22,7 +22,7 @@ from training.detection.photos import TrainingPhotos
 from training.detection.targets import FaceTargets, detection_loss
 from training.errors import NonFiniteLossError
 from training.optimization.logs import LossLog
-from training.optimization.run_folder import save_atomically
+from training.optimization.run_folder import save_checkpoint
 from training.optimization.state import update_ema
 
 DETECTOR_CHECKPOINT = "detector.pt"
@@ -61,7 +61,7 @@ def fit_detector(model: FaceDetector, photos: TrainingPhotos, config: DetectorLo
     """Train, resuming from ``output/detector.pt``; return the EMA network in evaluation mode.
 
     The crops of a step depend only on (seed, step), so resumed and uninterrupted runs see the same data. Raises
-    NonFiniteLossError if the loss is NaN or infinite.
+    NonFiniteLossError if the loss or a value of the checkpoint is NaN or infinite; the last checkpoint is kept.
     """
     output.mkdir(parents=True, exist_ok=True)
     path = output / DETECTOR_CHECKPOINT
@@ -95,7 +95,7 @@ def fit_detector(model: FaceDetector, photos: TrainingPhotos, config: DetectorLo
             losses.add(step + 1, *parts.values())
             bar.set_postfix({k: f"{v:.3f}" for k, v in parts.items() if k != "positives"})
             if time.monotonic() - last_saved > config.checkpoint_seconds or step + 1 == config.steps:
-                save_atomically(
+                save_checkpoint(
                     path,
                     {
                         "model": model.state_dict(),

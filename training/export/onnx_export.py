@@ -210,13 +210,13 @@ def _check_detections(expected: Sequence[np.ndarray[Any, Any]], actual: Sequence
     levels = len(STRIDES)
     for i, stride in enumerate(STRIDES):
         moved = float(np.abs(expected[i] - actual[i]).max())
-        if moved > 0.02:
+        if not moved <= 0.02:
             raise ParityError(f"stride {stride}: a score moves by {moved:.4f}; the limit is 0.02")
         confident = expected[i][..., 0] > 0.5
         for kind in (levels, 2 * levels):
             if confident.any():
-                worst = max(worst, float(np.abs(expected[i + kind] - actual[i + kind])[confident].max()))
-    if worst > MAX_BOX_SHIFT_STRIDES:
+                worst = float(np.maximum(worst, np.abs(expected[i + kind] - actual[i + kind])[confident].max()))
+    if not worst <= MAX_BOX_SHIFT_STRIDES:
         raise ParityError(
             f"a confident box or landmark moves by {worst:.4f} strides; the limit is {MAX_BOX_SHIFT_STRIDES}"
         )

@@ -26,7 +26,7 @@ from training.liveness.data import LIVE, Presentations
 from training.optimization.interrupts import stop_requests
 from training.optimization.logs import RunLog
 from training.optimization.loop import to_tensor
-from training.optimization.run_folder import CHECKPOINT, load_checkpoint, save_atomically
+from training.optimization.run_folder import CHECKPOINT, load_checkpoint, save_checkpoint
 from training.optimization.state import update_ema
 
 SCALE: Final = CROP_SIZE_PX / LIVENESS_ALIGNMENT.size_px
@@ -66,7 +66,7 @@ def fit_liveness(photos: Presentations, config: LivenessLoopConfig, output: Path
     The batch of a step depends only on (seed, step), so a resumed run repeats the losses of an uninterrupted one.
 
     Raises:
-        NonFiniteLossError: the loss is NaN or infinite; the last checkpoint is kept.
+        NonFiniteLossError: the loss or a value of the checkpoint is NaN or infinite; the last checkpoint is kept.
         RunInterruptedError: Ctrl-C or SIGTERM arrived; a checkpoint of the last step is saved.
     """
     path = output / CHECKPOINT
@@ -109,7 +109,7 @@ def fit_liveness(photos: Presentations, config: LivenessLoopConfig, output: Path
             done, stop = step + 1 == config.steps, stop_requested()
             if done or stop or time.monotonic() - last_saved > config.checkpoint_seconds:
                 networks = {"model": model.state_dict(), "averaged": averaged.state_dict()}
-                save_atomically(path, {**networks, "optimizer": optimizer.state_dict(), "step": step + 1})
+                save_checkpoint(path, {**networks, "optimizer": optimizer.state_dict(), "step": step + 1})
                 last_saved = time.monotonic()
             if stop and not done:
                 raise RunInterruptedError(

@@ -25,6 +25,7 @@ from training.data.batches import Batch, Batches
 from training.data.identities import IdentitySet
 from training.errors import NonFiniteLossError, RunInterruptedError
 from training.losses import Head
+from training.optimization.finite import require_finite
 from training.optimization.health import NON_FINITE_REMEDY, RunHealth
 from training.optimization.interrupts import stop_requests
 from training.optimization.logs import RunLog
@@ -57,9 +58,13 @@ def fit(
     """Train, resuming from ``output/checkpoint.pt`` if it exists.
 
     Every step depends only on the last weights, the seed and the step number, so a resumed run repeats the losses of an
-    uninterrupted one. ``validate`` is called after every epoch. Raises NonFiniteLossError if the loss or its gradient
-    is NaN or infinite; the last checkpoint is kept. Raises RunInterruptedError after Ctrl-C or SIGTERM, with a
-    checkpoint of the last step. Raises ConfigError if the batch does not divide by the ranks, or exceeds the data.
+    uninterrupted one. ``validate`` is called after every epoch.
+
+    Raises:
+        NonFiniteLossError: the loss, its gradient, a validation figure or a value of the checkpoint is NaN or infinite;
+            the last checkpoint is kept.
+        RunInterruptedError: Ctrl-C or SIGTERM arrived; a checkpoint of the last step is saved.
+        ConfigError: the batch does not divide by the ranks, or exceeds the data.
     """
     loop, path = config.loop, config.output / CHECKPOINT
     device = distributed.device()
@@ -72,7 +77,7 @@ def fit(
     network = _prepare_network(state.backbone, loop, device)
     backbone.train()
     objective.train()
-    monitor = Monitor(RunHealth(loop, config.head, data.num_classes), device)
+    monitor = Monitor(RunHealth(loop, config.head, data.num_classes), device, state.scaler.is_enabled())
     last_saved = time.monotonic()
     with (
         RunLog(config.output, state.step, batches.total_steps, loop.batch_size, silent=distributed.rank() > 0) as logs,
@@ -86,8 +91,8 @@ def fit(
             if monitor.due or end_of_epoch or save or stop or state.step == batches.total_steps:
                 monitor.flush(logs)
                 state.loss = monitor.loss
-            if end_of_epoch and validate is not None and distributed.rank() == 0:
-                logs.log_validation(state.step, validate(state.average().eval()))
+            if end_of_epoch:
+                _validate(state, validate, logs)
             if save or stop:
                 state.save(path)
                 last_saved = time.monotonic()
@@ -98,6 +103,15 @@ def fit(
                 )
     state.save(path)
     return Checkpoint(state.average().eval(), objective.head.eval(), state.step, state.loss, path)
+
+
+def _validate(state: TrainingState, validate: Validator | None, logs: RunLog) -> None:
+    """Log the figures of the first rank. Collective: all ranks stop if a figure is NaN or infinite."""
+    figures: Mapping[str, float] = {}
+    if validate is not None and distributed.rank() == 0:
+        figures = validate(state.average().eval())
+        logs.log_validation(state.step, figures)
+    require_finite(figures, state.step)
 
 
 def train_step(

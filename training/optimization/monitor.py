@@ -33,10 +33,14 @@ class StepResult:
 
 
 class Monitor:
-    """Buffer of step results. On a CPU every step is read, since reading costs nothing there."""
+    """Buffer of step results. On a CPU every step is read, since reading costs nothing there.
 
-    def __init__(self, health: RunHealth, device: torch.device) -> None:
-        self._health = health
+    Args:
+        scaled: a loss scaler skips the steps whose gradients overflow, so that these need not be finite.
+    """
+
+    def __init__(self, health: RunHealth, device: torch.device, scaled: bool = False) -> None:
+        self._health, self._scaled = health, scaled
         self._interval = 1 if device.type == "cpu" else GPU_INTERVAL_STEPS
         self._results: list[StepResult] = []
         self._values: list[Tensor] = []
@@ -55,7 +59,7 @@ class Monitor:
     def flush(self, logs: RunLog) -> None:
         """Read, check and log the buffered steps: means over ranks. Collective: every rank must call it.
 
-        Raises NonFiniteLossError if a loss or a gradient is NaN or infinite.
+        Raises NonFiniteLossError if a value of a step, such as its loss or gradient, is NaN or infinite.
         """
         if not self._results:
             return
@@ -63,7 +67,8 @@ class Monitor:
         for result, row in zip(self._results, means.tolist(), strict=True):
             values = {**dict(zip(result.measured, row, strict=True)), **result.known}
             for name, value in values.items():
-                if name.startswith("loss") and not math.isfinite(value):
+                checked = not (self._scaled and name.startswith(("gradient_", "clip_")))
+                if checked and not math.isfinite(value):
                     raise NonFiniteLossError(f"{name} is not finite at step {result.step}. {NON_FINITE_REMEDY}")
             self.loss = values["loss"]
             logs.add(result.step, values)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from training.config import ConfigError, RunConfig
+from training.optimization.finite import require_finite
 
 CHECKPOINT = "checkpoint.pt"
 CONFIG = "config.json"
@@ -62,6 +63,15 @@ def load_ema_weights(checkpoint: Path) -> dict[str, Any]:
     """Return the state dict of the EMA network of a checkpoint. Raises ConfigError if there is no checkpoint."""
     weights: dict[str, Any] = load_checkpoint(checkpoint)["averaged"]
     return weights
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Save the checkpoint of step ``state["step"]`` of a run in one process.
+
+    Raises NonFiniteLossError if a value is NaN or infinite; the earlier checkpoint is kept.
+    """
+    require_finite(state, int(state["step"]))
+    save_atomically(path, state)
 
 
 def save_atomically(path: Path, state: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from training import distributed
 from training.config import ConfigError, LoopConfig
 from training.errors import NonFiniteLossError
 from training.losses import PartialFC
+from training.optimization.finite import require_finite
 from training.optimization.health import NON_FINITE_REMEDY
 from training.optimization.objective import Objective
 from training.optimization.run_folder import load_checkpoint, save_atomically
@@ -104,13 +105,15 @@ class TrainingState:
         return ", ".join(broken[:5]) or "classes of another rank"
 
     def save(self, path: Path) -> None:
-        """Write atomically. Collective: every rank must call it, the first one writes, except for shards."""
+        """Write atomically. Collective: every rank must call it, the first one writes, except for shards.
+
+        Raises NonFiniteLossError if a value is NaN or infinite on any rank; the earlier checkpoint is kept.
+        """
         head = self.objective.head
-        shards, head_state = None, {}
+        shards, tables, head_state = None, dict[str, Tensor](), {}
         if isinstance(head, PartialFC) and self.config.sharded_checkpoint:
             tables = head.own_tables()
             shards = ShardsReference(folder=f"{SHARDS}{self.step}", tables=list(tables))
-            save_shards(path.parent / shards["folder"], tables, head.part, head.num_classes)
             head_state = {name: value for name, value in head.head.state_dict().items() if name != "weight"}
         document = {
             "backbone": self.backbone.state_dict(),
@@ -124,6 +127,9 @@ class TrainingState:
             "step": self.step,
             "loss": self.loss,
         }
+        require_finite({**document, "shards": tables}, self.step)
+        if shards is not None and isinstance(head, PartialFC):
+            save_shards(path.parent / shards["folder"], tables, head.part, head.num_classes)
         if distributed.rank() == 0:
             save_atomically(path, document)
             remove_old_shards(path.parent, shards)

@@ -8,9 +8,11 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from multiprocessing.context import ForkProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -26,6 +28,9 @@ from training.run.train import train_recognizer
 
 PEOPLE, BATCH, STEPS = 11, 16, 12
 DEADLINE_S = 240
+Task = Callable[[RunConfig], object]
+"""What each rank does."""
+Method = Literal["fork", "spawn"]
 
 
 def write_many(root: Path) -> Path:
@@ -38,25 +43,30 @@ def write_many(root: Path) -> Path:
     return root
 
 
-def rank_main(rank: int, world: int, port: int, config: RunConfig) -> None:
+def rank_main(rank: int, world: int, port: int, config: RunConfig, task: Task) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_PORT": str(port)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     with distributed.process_group():
-        train_recognizer(config)
+        task(config)
 
 
-def start(world: int, config: RunConfig) -> list[ForkProcess]:
+def start(
+    world: int, config: RunConfig, task: Task = train_recognizer, method: Method = "fork"
+) -> Sequence[BaseProcess]:
+    """Start the ranks. Forked ones hang if the test's process used its threads before."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=rank_main, args=(rank, world, port, config)) for rank in range(world)]
+    context: Any = multiprocessing.get_context(method)
+    ranks: list[BaseProcess] = [
+        context.Process(target=rank_main, args=(rank, world, port, config, task)) for rank in range(world)
+    ]
     for process in ranks:
         process.start()
     return ranks
 
 
-def finish(ranks: list[ForkProcess]) -> None:
+def finish(ranks: Sequence[BaseProcess]) -> None:
     for process in ranks:
         process.join(DEADLINE_S)
     assert [process.exitcode for process in ranks] == [0] * len(ranks)

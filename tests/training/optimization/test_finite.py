@@ -1,0 +1,194 @@
+"""A checkpoint with a NaN or infinite value never replaces a finite one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from tests.training.optimization.test_sharded import finish, start
+from tests.training.runs import PEOPLE, STEPS_PER_EPOCH, TINY, tiny_run, write_people
+from training import distributed
+from training.backbones import build_backbone
+from training.config import HeadConfig, LoopConfig, RunConfig
+from training.data.identities import load_identities
+from training.detection.fit import DETECTOR_CHECKPOINT, DetectorLoopConfig, fit_detector
+from training.detection.network import FaceDetector
+from training.detection.photos import AnnotatedPhoto, TrainingPhotos
+from training.errors import NonFiniteLossError, ParityError, RunInterruptedError
+from training.export.onnx_export import export_detector
+from training.liveness.data import LIVE, Presentations
+from training.liveness.fit import LivenessLoopConfig, fit_liveness
+from training.losses import PartialFC
+from training.optimization.finite import require_finite
+from training.optimization.health import RunHealth
+from training.optimization.logs import RunLog
+from training.optimization.loop import Validator, fit
+from training.optimization.monitor import Monitor, StepResult
+from training.optimization.objective import build_objective
+from training.optimization.run_folder import CHECKPOINT, load_checkpoint
+from training.optimization.state import TrainingState
+from training.run.train import train_recognizer
+
+LAST = 2 * STEPS_PER_EPOCH
+
+
+@contextmanager
+def overflowing_steps() -> Iterator[None]:
+    """Make a weight infinite in every optimizer step, from a finite loss and gradient."""
+
+    def overflow(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        optimizer.param_groups[0]["params"][0].data[0].fill_(float("inf"))
+
+    handle = register_optimizer_step_post_hook(overflow)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def run(config: RunConfig, validate: Validator | None = None) -> None:
+    data = load_identities(config.data, config.output.parent / "cache")
+    fit(build_backbone(TINY), build_objective(config, data.num_classes), data, config, validate)
+
+
+@pytest.mark.parametrize(
+    ("path", "changes"),
+    [
+        ("periodic", {"precision": "fp32"}),
+        ("last", {"precision": "fp32"}),
+        ("interrupted", {"precision": "fp32"}),
+        ("periodic", {"precision": "bf16"}),
+        ("periodic", {"precision": "fp16"}),
+        ("last", {"ema_decay": 0.0, "optimizer": "adamw"}),
+        ("interrupted", {"class_sampling": 0.5}),
+        ("periodic", {"class_sampling": 0.5, "sharded_checkpoint": True}),
+    ],
+)
+def test_infinite_weights_keep_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, changes: dict[str, object]
+) -> None:
+    output = tmp_path / "run"
+    config = tiny_run(write_people(tmp_path / "people"), output, "cosface", epochs=3, **changes)
+    with monkeypatch.context() as patch:
+        patch.setattr("training.optimization.loop._agree_to_stop", lambda step, requested: step == LAST - 1)
+        with pytest.raises(RunInterruptedError):
+            run(config)
+    saved, names = (output / CHECKPOINT).read_bytes(), {file.name for file in output.iterdir()}
+    monkeypatch.setattr("training.optimization.loop._time_to_save", lambda step, due: path == "periodic")
+    monkeypatch.setattr("training.optimization.loop._agree_to_stop", lambda step, requested: path == "interrupted")
+    epochs = LAST // STEPS_PER_EPOCH if path == "last" else config.loop.epochs
+    message = r"checkpoint of step \d is not saved.*backbone\..*last checkpoint is kept"
+    with overflowing_steps(), pytest.raises(NonFiniteLossError, match=message):
+        run(replace(config, loop=replace(config.loop, epochs=epochs)))
+    assert (output / CHECKPOINT).read_bytes() == saved
+    assert {file.name for file in output.iterdir()} == names
+
+
+def test_a_rank_with_infinite_weights_stops_all_ranks(tmp_path: Path) -> None:
+    """Each rank holds its classes only: the first one, which writes, sees finite values."""
+    config = tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "cosface", epochs=1)
+    loop = replace(config.loop, class_sampling=1.0, sharded_checkpoint=True)
+    finish(start(2, replace(config, loop=loop), _train_and_break_the_second_rank, "spawn"))
+    kept = load_checkpoint(tmp_path / "run" / CHECKPOINT)
+    assert (kept["step"], kept["loss"] < 100) == (STEPS_PER_EPOCH, True)
+    (folder,) = (tmp_path / "run").glob("classifier-*")
+    assert folder.name == f"classifier-{STEPS_PER_EPOCH}"
+
+
+def _train_and_break_the_second_rank(config: RunConfig) -> None:
+    train_recognizer(config)
+    state = TrainingState(build_backbone(TINY), build_objective(config, PEOPLE), config.loop, torch.device("cpu"))
+    path = config.output / CHECKPOINT
+    state.restore(path)
+    state.step += 1
+    head = state.objective.head
+    assert isinstance(head, PartialFC)
+    if distributed.rank() == 1:
+        head.table_PD[0, 0] = float("inf")
+    named = r"shards\.weight" if distributed.rank() == 1 else "values of another rank"
+    with pytest.raises(NonFiniteLossError, match=named):
+        state.save(path)
+
+
+def test_a_validation_figure_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    config = tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "cosface", epochs=1, checkpoint_seconds=600)
+    with pytest.raises(NonFiniteLossError, match=f"step {STEPS_PER_EPOCH} is not saved.*: held-out loss"):
+        run(config, lambda network: {"accuracy": 1.0, "held-out loss": float("nan")})
+    assert not (tmp_path / "run" / CHECKPOINT).exists()
+
+
+@pytest.mark.parametrize("name", ["gradient_backbone", "embedding_norm", "target_angle_deg", "loss"])
+def test_values_read_late_are_checked(tmp_path: Path, name: str) -> None:
+    """On a GPU without a loss scaler, a gradient is first seen here."""
+    config = HeadConfig("cosface")
+    values = {"loss": 1.0, "gradient_backbone": 1.0, "embedding_norm": 1.0, "target_angle_deg": 60.0, name: np.nan}
+    result = StepResult(7, {key: torch.tensor(value) for key, value in values.items()}, {"learning_rate": 0.1})
+    for scaled in (False, True):
+        monitor = Monitor(RunHealth(LoopConfig(), config, 6), torch.device("cpu"), scaled)
+        monitor.add(result)
+        with RunLog(tmp_path, 0, 10, 8, silent=True) as logs:
+            if scaled and name == "gradient_backbone":  # the scaler skipped this step
+                monitor.flush(logs)
+                assert monitor.loss == 1.0
+            else:
+                with pytest.raises(NonFiniteLossError, match=f"{name} is not finite at step 7"):
+                    monitor.flush(logs)
+
+
+def test_the_check_waits_for_a_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    whole = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: reads.append(self.numel()) or whole(self))
+    for name in ("item", "__bool__", "__float__", "cpu", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, _refuse)
+    require_finite({"weights": {str(i): torch.ones(3) for i in range(50)}, "rates": (0.1, [0.2]), "step": 3}, 3)
+    assert reads == [52]
+
+
+def _refuse(self: torch.Tensor, *_: object) -> None:
+    raise AssertionError("asked for a value")
+
+
+def test_detector_and_liveness_runs_keep_their_checkpoints(tmp_path: Path) -> None:
+    noise = np.random.default_rng(3)
+    crops = noise.integers(0, 256, (12, 112, 112, 3), dtype=np.uint8)
+    names = np.array([LIVE, LIVE, "print", "screen"] * 3)
+    presentations = Presentations(crops, names, np.array([str(i) for i in range(12)]), {})
+    image = noise.integers(0, 256, (300, 300, 3), dtype=np.uint8)
+    points = np.array([[[120, 130], [180, 130], [150, 160], [125, 185], [175, 185]]], np.float32)
+    photo = AnnotatedPhoto(image, np.array([[100, 90, 200, 215]], np.float32), points, np.zeros(1, bool))
+    scenes = TrainingPhotos([photo], [], [])
+
+    def liveness(steps: int) -> None:
+        loop = LivenessLoopConfig(steps=steps, batch_size=8, checkpoint_seconds=0)
+        fit_liveness(presentations, loop, tmp_path)
+
+    def detector(steps: int) -> None:
+        loop = DetectorLoopConfig(steps=steps, batch_size=2, crop_sizes_px=(256,), checkpoint_seconds=0)
+        fit_detector(FaceDetector(), scenes, loop, tmp_path)
+
+    for train, file in ((liveness, CHECKPOINT), (detector, DETECTOR_CHECKPOINT)):
+        train(1)
+        saved = (tmp_path / file).read_bytes()
+        with (
+            overflowing_steps(),
+            pytest.raises(NonFiniteLossError, match=r"step 2 is not saved.*: model\..*last checkpoint is kept"),
+        ):
+            train(3)
+        assert (tmp_path / file).read_bytes() == saved
+
+
+def test_a_detector_that_is_not_finite_is_not_exported(tmp_path: Path) -> None:
+    model = FaceDetector()
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(ParityError, match="a score moves by nan"):
+        export_detector(model, torch.zeros(1, 3, 64, 64), tmp_path / "detector.onnx", {})
+    assert list(tmp_path.iterdir()) == []
