@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from training import distributed
 from training.losses.core import CosineHead, clamp_cosines
 from training.losses.margins import ArcFace, add_angle
 
@@ -190,11 +191,16 @@ class ElasticFace(CosineHead):
         if not (0 <= margin < math.pi / 2 and sigma >= 0):
             raise ValueError("ElasticFace needs a margin in [0, pi/2) and sigma >= 0")
         self.margin, self.sigma, self.kind, self.plus = margin, sigma, kind, plus
+        self.compares_samples = plus
 
     def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
-        m_B = self.margin + (self.sigma if self.training else 0.0) * torch.randn_like(cos_B)
+        drawn_B = torch.randn_like(cos_B)
+        if self.plus and self.gets_global_batch:
+            # Every rank has its own random numbers, and sorts the same batch.
+            drawn_B = distributed.broadcast_first(drawn_B)
+        m_B = self.margin + (self.sigma if self.training else 0.0) * drawn_B
         if self.plus:
-            nearest_first_B = cos_B.detach().argsort(descending=True)
+            nearest_first_B = cos_B.detach().argsort(descending=True, stable=True)
             m_B = torch.empty_like(m_B).scatter(0, nearest_first_B, m_B.sort().values)
         m_B = m_B * self.margin_share
         return add_angle(cos_B, m_B) if self.kind == "arc" else cos_B - m_B

@@ -122,6 +122,8 @@ class CosineHead(Head):
 
     scale: Tensor
     shardable = True
+    compares_samples = False
+    """True if the target of a sample depends on the target cosines of the other samples of the batch."""
     interclass_filter: float = 0.0
     """Cosine above which other classes get the cosine 0, without gradient (Partial FC, section 3.3); 0: off."""
 
@@ -165,7 +167,10 @@ class CosineHead(Head):
         return 0.0
 
     def logits(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
-        """Return (B, C) logits. A label of -1 means that the target class is on another rank (see partial_fc)."""
+        """Return (B, C) logits. A label of -1 means that the target class is on another rank (see partial_fc).
+
+        The column of this label has no meaning, so that only its owner knows the target cosine.
+        """
         cos_BC, norms_B = self.cosines(embeddings_BD), upcast(embeddings_BD).norm(dim=1)
         if self.training:
             with torch.no_grad():
@@ -175,7 +180,11 @@ class CosineHead(Head):
         others_BC = self.non_target_cosines(cos_BC, labels_B)
         if self.interclass_filter:
             others_BC = others_BC.masked_fill(cos_BC > self.interclass_filter, 0.0)
-        target_B1 = self.target_cosines(cos_BC.gather(1, index_B1).squeeze(1), norms_B)[:, None]
+        cos_B = cos_BC.gather(1, index_B1).squeeze(1)
+        if self.compares_samples and self.gets_global_batch:
+            here_B = labels_B >= 0
+            cos_B = torch.where(here_B, cos_B, distributed.all_reduce_sum(torch.where(here_B, cos_B, 0)))
+        target_B1 = self.target_cosines(cos_B, norms_B)[:, None]
         target_B1 = torch.where(labels_B[:, None] >= 0, target_B1, others_BC.gather(1, index_B1))
         return self.scale * others_BC.scatter(1, index_B1, target_B1)
 

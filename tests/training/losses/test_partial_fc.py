@@ -1,0 +1,98 @@
+"""Heads split over two ranks have the loss and gradient of one process, also where samples are compared."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.config import HeadConfig
+from training.losses import HEADS, CosineHead, PartialFC, build_head
+
+DIM, CLASSES, BATCH, WORLD = 8, 7, 12, 2
+TIMEOUT: Final = timedelta(seconds=240)
+CASES: Final[dict[str, HeadConfig]] = {
+    "elasticface_plus": HeadConfig("elasticface", {"plus": True, "sigma": 0.3, "scale": 8.0}),
+    "elasticface_plus_cos": HeadConfig("elasticface", {"plus": True, "sigma": 0.3, "kind": "cos", "scale": 8.0}),
+    "elasticface": HeadConfig("elasticface", {"sigma": 0.0, "scale": 8.0}),
+    "adaface": HeadConfig("adaface", {"scale": 8.0}),
+    "magface": HeadConfig("magface", {"scale": 8.0, "l_a": 0.5, "u_a": 5.0, "lambda_g": 2.0}),
+    **{name: HeadConfig(name) for name in ("normface", "cosface", "arcface", "sphereface", "cm1", "cm2", "combined")},
+    **{name: HeadConfig(name) for name in ("adaptive_cosface", "adacos_fixed")},
+}
+
+
+def build(name: str) -> CosineHead:
+    torch.manual_seed(3)
+    head = build_head(CASES[name], DIM, CLASSES)
+    assert isinstance(head, CosineHead)
+    head.interclass_filter = 0.3
+    return head.double().train()
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    """Return embeddings and labels whose classes are on both ranks, in no order."""
+    generator = torch.Generator().manual_seed(11)
+    x_BD = 2 * torch.randn(BATCH, DIM, generator=generator, dtype=torch.double)
+    return x_BD, torch.randint(0, CLASSES, (BATCH,), generator=generator)
+
+
+def outcome(head: CosineHead | PartialFC, x_BD: Tensor, labels_B: Tensor, seed: int) -> dict[str, Tensor]:
+    """Return loss and gradient of a step whose margins are drawn with this seed."""
+    x_BD = x_BD.clone().requires_grad_()
+    head.begin_step(labels_B)
+    torch.manual_seed(seed)
+    loss = head(x_BD, labels_B)
+    loss.backward()
+    assert x_BD.grad is not None
+    return {"loss": loss.detach(), "gradient": x_BD.grad}
+
+
+def one_rank(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", f"file://{folder / 'meeting'}", TIMEOUT, WORLD, rank)
+    part = slice(rank * BATCH // WORLD, (rank + 1) * BATCH // WORLD)
+    x_BD, labels_B = batch()
+    results: dict[str, Any] = {}
+    for name in CASES:
+        results[name] = outcome(PartialFC(build(name), 1.0), x_BD[part], labels_B[part], seed=5 + rank)
+    torch.save(results, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
+    folder, spawn = tmp_path_factory.mktemp("ranks"), multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=one_rank, args=(rank, folder)) for rank in range(WORLD)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(TIMEOUT.total_seconds())
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    assert codes == [0] * WORLD, "a rank failed, or hangs (None)"
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_equal_one_process(name: str, ranks: list[dict[str, dict[str, Tensor]]]) -> None:
+    expected = outcome(build(name), *batch(), seed=5)
+    losses = torch.stack([result[name]["loss"] for result in ranks])
+    torch.testing.assert_close(losses.mean(), expected["loss"])
+    # Gradients of a rank are multiplied by the number of ranks, since they are averaged afterwards.
+    gradient = torch.cat([result[name]["gradient"] for result in ranks]) / WORLD
+    torch.testing.assert_close(gradient, expected["gradient"], rtol=1e-6, atol=1e-9)
+
+
+def test_every_shardable_head_is_compared() -> None:
+    shardable = {name for name in HEADS if getattr(build_head(HeadConfig(name), DIM, CLASSES), "shardable", False)}
+    assert {config.name for config in CASES.values()} == shardable
