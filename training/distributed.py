@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -161,6 +162,7 @@ def all_reduce_sum(value: Tensor) -> Tensor:
     return result
 
 
+@cache
 def has_native_bf16() -> bool:
     """Return whether the hardware multiplies bfloat16 (CUDA, AMX or AVX512-BF16)."""
     if torch.cuda.is_available():

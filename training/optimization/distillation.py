@@ -73,7 +73,8 @@ class ResidualTeacher(nn.Module):
         self.network, self._normalization = network.requires_grad_(False), normalization
         (matrix,) = similarity_transforms(TEMPLATE_XY[None], alignment)
         self.size_px = alignment.size_px
-        self.register_buffer("to_crop", torch.from_numpy(_sampling_matrix(matrix, alignment.size_px)).float())
+        sampling = torch.from_numpy(_sampling_matrix(matrix, alignment.size_px)).float()
+        self.register_buffer("to_crop", sampling, persistent=False)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Return (B, D) unit embeddings of (B, 3, 112, 112) RGB crops in [-1, 1]."""

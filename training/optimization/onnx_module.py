@@ -60,7 +60,8 @@ def is_convolutional(path: Path) -> bool:
 class OnnxModule(nn.Module):
     """ONNX network as a torch module. Raises ConfigError if it has other operators than `OPERATORS`.
 
-    ``block_maps`` names the input of the first residual block and the output of each block.
+    ``block_maps`` names the input of the first residual block and the output of each block. State dicts have no
+    weights: the file has them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +84,7 @@ class OnnxModule(nn.Module):
         self._nodes = _fold_affine(nodes, constants)
         self._slots = {name: f"constant_{i}" for i, name in enumerate(constants)}
         for name, value in constants.items():
-            self.register_buffer(self._slots[name], value)
+            self.register_buffer(self._slots[name], value, persistent=False)
         self.block_maps = self._find_blocks()
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:

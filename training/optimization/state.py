@@ -154,7 +154,9 @@ class TrainingState:
             raise ConfigError(f"{path} has shards of classes. Resume it with loop.class_sampling")
         self.objective.terms.load_state_dict(state["terms"])
         if self.objective.distillation is not None:
-            self.objective.distillation.load_state_dict(state["distillation"])
+            # Checkpoints of earlier versions also have the teacher's weights.
+            own = self.objective.distillation.state_dict().keys() & state["distillation"].keys()
+            self.objective.distillation.load_state_dict({name: state["distillation"][name] for name in own})
         self._load_optimizer(state["optimizer"], shards is None)
         self.scaler.load_state_dict(state["scaler"])
         self.step, self.loss = int(state["step"]), float(state["loss"])

@@ -20,7 +20,7 @@ from models.vision.alignment import realign_crops
 from models.vision.recognition import l2_normalize
 from models.vision.specs import Normalization
 from tests.models.pack.dlib_format import small_network
-from tests.training.runs import PLAIN, losses, tiny_run, write_people
+from tests.training.runs import PLAIN, STEPS_PER_EPOCH, losses, tiny_run, write_people
 from training.backbones.chip_resnet import DEPTHS, LAST_BLOCKS, WIDTHS, ChipResNet
 from training.config import BackboneConfig, ConfigError, DistillConfig, TermConfig
 from training.data.identities import hold_out, load_identities
@@ -223,3 +223,17 @@ def test_blocks_need_the_teachers_shape(tmp_path: Path) -> None:
     distillation = Distillation(lambda images: F.normalize(images.flatten(1)[:, :128] + 1), 128, DistillConfig())
     with pytest.raises(ConfigError, match="plain residual network"):
         distillation.imitate_blocks(ChipResNet(), torch.zeros(2, 3, 112, 112))
+
+
+def test_checkpoints_have_the_projection_but_not_the_teacher(
+    teacher: ResidualTeacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.optimization.objective.load_teacher", lambda _: teacher)
+    config = tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "none", epochs=1)
+    config = replace(config, distill=DistillConfig(tmp_path, match="euclidean"))
+    path = train_recognizer(config).path
+    state = torch.load(path, weights_only=True)
+    assert set(state["distillation"]) == {"projection.weight"}
+    # A checkpoint of an earlier version.
+    torch.save({**state, "distillation": {**state["distillation"], "teacher.to_crop": teacher.to_crop}}, path)
+    assert train_recognizer(replace(config, loop=replace(config.loop, epochs=2))).step == 2 * STEPS_PER_EPOCH

@@ -6,22 +6,26 @@ Tensors of the device ``meta`` have no values, so that asking raises an error.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests.training.runs import tiny_run, write_people
+from training import distributed
 from training.config import AugmentConfig, HeadConfig
 from training.data.augment import augment, draw_uniforms
 from training.losses import HEADS, PartialFC, build_head
 from training.optimization.monitor import measure_embeddings
+from training.run.train import train_recognizer
 
 META = torch.device("meta")
 WAITING = frozenset({"l_softmax", "a_softmax"})
 """Heads whose annealing reads a step counter."""
 
 
-@pytest.fixture(autouse=True)
-def _without_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def without_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "autocast", lambda *_args, **_options: nullcontext())
 
 
@@ -38,6 +42,7 @@ def test_augmentation_does_not_wait() -> None:
     assert augment(crops, draw_uniforms(16, 7, 3), every).device == META
 
 
+@pytest.mark.usefixtures("without_autocast")
 @pytest.mark.parametrize("name", sorted(HEADS.keys() - WAITING))
 def test_a_head_does_not_wait(name: str) -> None:
     head = build_head(HeadConfig(name), 16, 40).to(META)
@@ -49,6 +54,7 @@ def test_a_head_does_not_wait(name: str) -> None:
     assert "embedding_norm" in measured
 
 
+@pytest.mark.usefixtures("without_autocast")
 @pytest.mark.parametrize("name", ["cosface", "arcface", "combined", "adaface", "magface"])
 def test_partial_fc_does_not_wait(name: str) -> None:
     head = PartialFC(build_head(HeadConfig(name), 16, 40), 0.5).to(META)  # type: ignore[arg-type]
@@ -57,3 +63,17 @@ def test_partial_fc_does_not_wait(name: str) -> None:
     head.begin_step(labels)
     head(embeddings, labels).backward()
     assert embeddings.grad is not None
+
+
+def test_steps_do_not_read_the_processors_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    whole = Path.read_text
+
+    def counted(self: Path, *arguments: str, **options: str) -> str:
+        read.append(self)
+        return whole(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    distributed.has_native_bf16.cache_clear()
+    train_recognizer(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "cosface", precision="auto"))
+    assert read.count(Path("/proc/cpuinfo")) <= 1
