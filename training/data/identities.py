@@ -21,6 +21,7 @@ from models.vision.alignment import CROP_SIZE_PX, align
 from models.vision.detection import Detector
 from training.config import ConfigError, DataConfig
 from training.data.cache import create_crop_cache
+from training.data.class_ids import identify_classes
 from training.data.recordio import FaceRecords
 from training.data.shards import TarShards
 
@@ -95,6 +96,11 @@ class IdentityList:
         """Decode image ``i`` to (H, W, 3) uint8 RGB. Raises ConfigError if the image cannot be decoded."""
         return decode_rgb(self.read_encoded(i), self.name(i))
 
+    def class_ids(self) -> NDArray[np.int64]:
+        """Return (C,) identifiers of the classes, as `identify_classes` does."""
+        numbered = not isinstance(self.source, PhotoFiles)
+        return identify_classes(self.names, self.labels, self.read_encoded if numbered else None)
+
 
 @dataclass(frozen=True, eq=False)
 class StreamedCrops:
@@ -138,7 +144,7 @@ class SelectedCrops:
 
 @dataclass(frozen=True)
 class IdentitySet:
-    """Crops: ``crops_NHWC`` (n, 112, 112, 3) uint8 RGB, ``labels`` (n,) in 0..C-1.
+    """Crops: ``crops_NHWC`` (n, 112, 112, 3) uint8 RGB, ``labels`` (n,) in 0..C-1, ``class_ids`` (C,) for checkpoints.
 
     An epoch shows each image ``repeats`` (n,) times; None means once. Streamed crops support indexing by rows and
     slices only, like a memory map whose rows are decoded.
@@ -147,6 +153,7 @@ class IdentitySet:
     crops_NHWC: NDArray[np.uint8]
     labels: NDArray[np.int64]
     names: tuple[str, ...]
+    class_ids: NDArray[np.int64]
     repeats: NDArray[np.int64] | None = None
 
     @property
@@ -271,14 +278,15 @@ def load_identities(config: DataConfig, cache_dir: Path, detector: Detector | No
     listed = list_identities(config)
     if config.workers:
         crops = cast(NDArray[np.uint8], StreamedCrops(listed))
-        return IdentitySet(crops, listed.labels, listed.names, listed.repeats)
+        return IdentitySet(crops, listed.labels, listed.names, listed.class_ids(), listed.repeats)
     listing = f"{config.root} {config.aligned} {listed.source.fingerprint(listed.rows)}"
     key = hashlib.sha256(listing.encode()).hexdigest()[:16]
     cache, kept_file = cache_dir / f"crops-{key}.npy", cache_dir / f"kept-{key}.npy"
     if not (cache.exists() and kept_file.exists()):
         _build_cache(listed, cache, kept_file, None if config.aligned else _require_detector(detector))
     kept = np.load(kept_file)
-    return IdentitySet(np.load(cache, mmap_mode="r"), listed.labels[kept], listed.names, listed.repeats[kept])
+    crops = np.load(cache, mmap_mode="r")
+    return IdentitySet(crops, listed.labels[kept], listed.names, listed.class_ids(), listed.repeats[kept])
 
 
 def hold_out(data: IdentitySet, count: int, seed: int) -> tuple[IdentitySet, NDArray[np.uint8]]:
@@ -299,7 +307,7 @@ def hold_out(data: IdentitySet, count: int, seed: int) -> tuple[IdentitySet, NDA
     else:
         crops = SelectedCrops(data.crops_NHWC, kept)
     repeats = None if data.repeats is None else data.repeats[kept]
-    rest = IdentitySet(cast(NDArray[np.uint8], crops), data.labels[kept], data.names, repeats)
+    rest = replace(data, crops_NHWC=cast(NDArray[np.uint8], crops), labels=data.labels[kept], repeats=repeats)
     return rest, np.array(data.crops_NHWC[held])
 
 

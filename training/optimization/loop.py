@@ -64,11 +64,11 @@ def fit(
         NonFiniteLossError: the loss, its gradient, a validation figure or a value of the checkpoint is NaN or infinite;
             the last checkpoint is kept.
         RunInterruptedError: Ctrl-C or SIGTERM arrived; a checkpoint of the last step is saved.
-        ConfigError: the batch does not divide by the ranks, or exceeds the data.
+        ConfigError: the batch does not divide by the ranks, or exceeds the data; or the checkpoint has other classes.
     """
     loop, path = config.loop, config.output / CHECKPOINT
     device = distributed.device()
-    state = TrainingState(backbone, objective, loop, device)
+    state = TrainingState(backbone, objective, loop, device, data)
     if state.restore(path):
         log.info("resumed %s at step %d", path, state.step)
     batches = Batches(data, config, _rank_slice(loop), device)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from training.config import ConfigError, RunConfig
+from training.data.class_ids import require_same_classes
+from training.data.identities import IdentitySet
 from training.optimization.finite import require_finite
 
 CHECKPOINT = "checkpoint.pt"
@@ -57,6 +60,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} does not exist: train first")
     document: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return document
+
+
+def check_classes(checkpoint: Mapping[str, Any], data: IdentitySet, path: Path) -> None:
+    """Raise ConfigError if a loaded checkpoint was saved with other classes than those of ``data``."""
+    saved: Tensor | None = checkpoint.get("classes")
+    require_same_classes(None if saved is None else saved.numpy(), data.class_ids, data.names, path)
 
 
 def load_ema_weights(checkpoint: Path) -> dict[str, Any]:

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from training import distributed
 from training.config import ConfigError, LoopConfig
+from training.data.identities import IdentitySet
 from training.errors import NonFiniteLossError
 from training.losses import PartialFC
 from training.optimization.finite import require_finite
 from training.optimization.health import NON_FINITE_REMEDY
 from training.optimization.objective import Objective
-from training.optimization.run_folder import load_checkpoint, save_atomically
+from training.optimization.run_folder import check_classes, load_checkpoint, save_atomically
 from training.optimization.sharded import SHARDS, ShardsReference, load_shards, remove_old_shards, save_shards
 
 
@@ -25,13 +26,23 @@ class TrainingState:
     """Backbone, its EMA, objective, optimizer and loss scaler.
 
     Checkpoints need no random state: batches, augmentation and all other random numbers depend only on seed and step.
+
+    Args:
+        data: set whose classes a checkpoint must have; None skips this check.
     """
 
-    def __init__(self, backbone: nn.Module, objective: Objective, config: LoopConfig, device: torch.device) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        objective: Objective,
+        config: LoopConfig,
+        device: torch.device,
+        data: IdentitySet | None = None,
+    ) -> None:
         self.backbone = backbone.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.averaged: nn.Module = copy.deepcopy(self.backbone).requires_grad_(False)
         self.objective = objective.to(device)
-        self.config = config
+        self.config, self.data = config, data
         self.step = 0
         self.loss = float("nan")
         self.optimizer = _optimizer([*self.backbone.parameters(), *objective.parameters()], config)
@@ -120,6 +131,7 @@ class TrainingState:
             "averaged": self.average().state_dict(),
             "head": head_state if shards else head.full_state(),
             "shards": shards,
+            "classes": None if self.data is None else torch.from_numpy(self.data.class_ids),
             "terms": self.objective.terms.state_dict(),
             "distillation": None if self.objective.distillation is None else self.objective.distillation.state_dict(),
             "optimizer": self._optimizer_state(shards is not None),
@@ -135,10 +147,15 @@ class TrainingState:
             remove_old_shards(path.parent, shards)
 
     def restore(self, path: Path) -> bool:
-        """Load a checkpoint, whole or in shards of any number of ranks. Return whether there was one."""
+        """Load a checkpoint, whole or in shards of any number of ranks. Return whether there was one.
+
+        Raises ConfigError if it has other classes than the data, or shards that the head cannot load.
+        """
         if not path.exists():
             return False
         head, state = self.objective.head, load_checkpoint(path)
+        if self.data is not None:
+            check_classes(state, self.data, path)
         self.backbone.load_state_dict(state["backbone"])
         self.averaged.load_state_dict(state["averaged"])
         shards: ShardsReference | None = state.get("shards")

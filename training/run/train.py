@@ -31,7 +31,14 @@ from training.liveness.fit import LivenessLoopConfig, fit_liveness
 from training.losses import build_head
 from training.optimization.loop import Checkpoint, Validator, fit, to_tensor
 from training.optimization.objective import Objective, build_objective, check_objective
-from training.optimization.run_folder import CHECKPOINT, LOSSES, load_checkpoint, load_ema_weights, write_run_config
+from training.optimization.run_folder import (
+    CHECKPOINT,
+    LOSSES,
+    check_classes,
+    load_checkpoint,
+    load_ema_weights,
+    write_run_config,
+)
 from training.optimization.sharded import read_class_weights
 from training.recipes import compared
 from training.run.compare import (
@@ -160,6 +167,7 @@ def report_run(
     trained_on = load_identities(config.data, config.output.parent / "cache")
     head = build_head(config.head, config.backbone.embedding_dim, trained_on.num_classes)
     state = load_checkpoint(run / CHECKPOINT)
+    check_classes(state, trained_on, run / CHECKPOINT)
     shards = state.get("shards")
     head.load_full_state({**state["head"], **({"weight": read_class_weights(run, shards)} if shards else {})})
     own = training_angles(embed, trained_on, head.class_weights())
