@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.errors import PackError
-from models.pack.unlabeled_photos import MIN_FACE_PX, find_photos, read_photo
+from models.pack.unlabeled_photos import MIN_FACE_PX, read_photo
 from models.runtime.network import Float
 from models.vision.alignment import Alignment, align
 from models.vision.detection import Detector, downscale
+from models.vision.photo_files import is_hidden, list_photos
 from models.vision.pixels import to_planes
 from models.vision.specs import RecognitionSpec
 
@@ -52,7 +53,7 @@ class People:
 
 def spread(folder: Path) -> Iterator[NDArray[np.uint8]]:
     """Yield at most MAX_PHOTOS readable photos below a folder, evenly spaced by name."""
-    files = list(find_photos(folder))
+    files = list_photos(folder).photos
     for row in np.unique(np.linspace(0, len(files) - 1, min(len(files), MAX_PHOTOS)).astype(int)):
         if (photo := read_photo(files[row])) is not None:
             yield photo
@@ -108,10 +109,10 @@ def read_people(folder: Path, detector: Detector, alignment: Alignment) -> Peopl
     mated: list[Crops] = []
     mates: list[int] = []
     strangers: list[Crops] = []
-    people = sorted(path for path in folder.iterdir() if path.is_dir())
+    people = sorted(path for path in folder.iterdir() if path.is_dir() and not is_hidden(Path(path.name)))
     enrolled = 0
     for row in np.unique(np.linspace(0, len(people) - 1, min(len(people), MAX_PEOPLE)).astype(int)) if people else ():
-        files = list(find_photos(people[row]))[:PHOTOS_PER_PERSON]
+        files = list_photos(people[row]).photos[:PHOTOS_PER_PERSON]
         crops = [crop for file in files if (crop := _largest(file, detector, alignment)) is not None]
         enrolled += len(crops) > 1
         if len(crops) < 2 or enrolled % 3 == 0:

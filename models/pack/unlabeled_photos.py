@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any, Final
@@ -20,9 +18,9 @@ from models.runtime.network import Float
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import align
 from models.vision.detection import Detector
+from models.vision.photo_files import list_photos
 from models.vision.recognition import Recognizer
 
-SUFFIXES: Final = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".webp"})
 MIN_FACES: Final = 300
 MAX_FACES: Final = 5000
 MIN_FACE_PX: Final = 32
@@ -81,7 +79,7 @@ def _embed_folder(pack: ModelPack, folder: Path) -> tuple[Float, NDArray[np.int6
     numbers: list[int] = []
     thumbnails = np.zeros((0, THUMBNAIL_PX**2), np.float32)
     skipped = 0
-    photos = (photo for path in find_photos(folder) if (photo := read_photo(path)) is not None)
+    photos = (photo for path in list_photos(folder).photos if (photo := read_photo(path)) is not None)
     for number, photo in enumerate(photos):
         pair = _thumbnails(photo)
         if len(thumbnails) and (thumbnails @ pair.T).max() > MIN_COPY_CORRELATION:
@@ -100,18 +98,13 @@ def _embed_folder(pack: ModelPack, folder: Path) -> tuple[Float, NDArray[np.int6
     return found[:MAX_FACES], np.array(numbers[:MAX_FACES], np.int64), skipped
 
 
-def find_photos(folder: Path) -> Iterator[Path]:
-    """Yield the photos below a folder in the order of their names, without hidden folders."""
-    for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for path in sorted(Path(parent, name) for name in files):
-            if path.suffix.lower() in SUFFIXES and path.is_file():
-                yield path
-
-
 def read_photo(path: Path) -> NDArray[np.uint8] | None:
     """Return a photo as (H, W, 3) RGB, turned upright by its EXIF data; None if it cannot be read."""
-    image = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_COLOR) if path.stat().st_size else None
+    try:
+        encoded = path.read_bytes()
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR) if encoded else None
+    except (OSError, cv2.error):
+        return None
     return None if image is None else np.ascontiguousarray(image[:, :, ::-1], np.uint8)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, cast, get_args
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from models.pack.loading import BUNDLED_PACK, load_pack
@@ -82,7 +83,7 @@ def inspect(
     found = preflight(config, sample)
     print_figures(found.rows)
     for warning in found.warnings:
-        Console(stderr=True).print(f"[yellow]warning:[/yellow] {warning}", highlight=False)
+        Console(stderr=True).print(f"[yellow]warning:[/yellow] {escape(warning)}", highlight=False)
     if sheet is not None:
         sheet.parent.mkdir(parents=True, exist_ok=True)
         contact_sheet(config, sheet)

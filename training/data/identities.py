@@ -19,13 +19,14 @@ from tqdm import tqdm
 
 from models.vision.alignment import CROP_SIZE_PX, align
 from models.vision.detection import Detector
+from models.vision.photo_files import HEAD_BYTES, photo_format, printable_path
 from training.config import ConfigError, DataConfig
 from training.data.cache import create_crop_cache
 from training.data.class_ids import identify_classes
+from training.data.folders import FolderPhotos, photos_below
 from training.data.recordio import FaceRecords
 from training.data.shards import TarShards
 
-PHOTO_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp"})
 MAX_READ_AHEAD = 64
 """Decoded images waiting for use. Bounds memory where photos are large and detection is slow."""
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class PhotoFiles:
     paths: tuple[Path, ...]
 
     def name(self, i: int) -> str:
-        return str(self.paths[i])
+        return printable_path(self.paths[i])
 
     def read_encoded(self, i: int) -> bytes:
         return read_bytes(self.paths[i])
@@ -74,6 +75,7 @@ class IdentityList:
         labels: (n,) class 0..C-1, in the order of ``names``.
         dropped: number of people with fewer than ``min_images``.
         repeats: (n,) times that an epoch shows each image.
+        files: the files of a folder, with those that are not used; None for another source.
     """
 
     source: ImageSource
@@ -82,6 +84,7 @@ class IdentityList:
     names: tuple[str, ...]
     dropped: int
     repeats: NDArray[np.int64]
+    files: FolderPhotos | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -171,6 +174,7 @@ def list_identities(config: DataConfig) -> IdentityList:
     """
     source: ImageSource
     people: NDArray[np.str_] | NDArray[np.int64]
+    files: FolderPhotos | None = None
     if config.root.suffix == ".rec":
         source = FaceRecords(config.root)
         people, repeats = source.labels, np.ones(len(source.labels), np.int64)
@@ -179,7 +183,11 @@ def list_identities(config: DataConfig) -> IdentityList:
         people, repeats = source.labels, np.ones(len(source.labels), np.int64)
     else:
         excluded = _read_excluded(config)
-        listing = _read_manifest(config) if config.manifest else _read_folder(config.root)
+        if config.manifest is None:
+            files = photos_below(config.root, in_subfolders=True)
+            listing: Iterable[tuple[Path, str, int]] = _name_people(config.root, files)
+        else:
+            listing = _read_manifest(config)
         pairs = [pair for pair in listing if pair[0] not in excluded]
         source = PhotoFiles(tuple(file for file, _, _ in pairs))
         people = np.array([name for _, name, _ in pairs], np.str_)
@@ -200,6 +208,7 @@ def list_identities(config: DataConfig) -> IdentityList:
         tuple(map(str, names[chosen].tolist())),
         len(names) - len(enough),
         repeats[rows],
+        files,
     )
 
 
@@ -224,16 +233,15 @@ def _read_manifest(config: DataConfig) -> Iterator[tuple[Path, str, int]]:
             yield manifest.parent / row["file"], row["identity"], config.sharp_repeats if sharp else 1
 
 
-def _read_folder(root: Path) -> Iterator[tuple[Path, str, int]]:
-    for person in sorted(p for p in root.iterdir() if p.is_dir()):
-        for file in sorted(person.iterdir()):
-            if file.suffix.lower() in PHOTO_SUFFIXES:
-                yield file, person.name, 1
+def _name_people(root: Path, files: FolderPhotos) -> Iterator[tuple[Path, str, int]]:
+    """Yield file, person and repeats of each photo. The first folder below ``root`` names the person."""
+    for file in files.photos:
+        yield file, printable_path(file.relative_to(root).parts[0]), 1
 
 
 def read_rgb(file: Path) -> NDArray[np.uint8]:
     """Decode one photo to (H, W, 3) uint8 RGB. Raises ConfigError if the file cannot be read or decoded."""
-    return decode_rgb(read_bytes(file), str(file))
+    return decode_rgb(read_bytes(file), printable_path(file))
 
 
 def read_bytes(file: Path) -> bytes:
@@ -253,17 +261,21 @@ def _file_stamp(file: Path) -> str:
 
 
 def _read_error(file: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{file} cannot be read ({error.strerror}). Restore it or remove it from the list")
+    return ConfigError(
+        f"{printable_path(file)} cannot be read ({error.strerror}). Restore it or remove it from the list"
+    )
 
 
 def decode_rgb(encoded: bytes, name: str, mode: int = cv2.IMREAD_COLOR) -> NDArray[np.uint8]:
-    """Decode JPEG, PNG, WebP or BMP to (H, W, 3) uint8 RGB; ``mode`` is one of OpenCV's color modes. Raises ConfigError
-    if decoding failed; the message contains ``name``."""
+    """Decode a photo of any format but HEIC to (H, W, 3) uint8 RGB; ``mode`` is one of OpenCV's color modes. Raises
+    ConfigError if decoding failed; the message contains ``name``."""
     try:
         image = cv2.imdecode(np.frombuffer(encoded, np.uint8), mode)
     except cv2.error:  # empty input, or more pixels than OpenCV allows
         image = None
     if image is None:
+        if photo_format(encoded[:HEAD_BYTES]) == "HEIC":
+            raise ConfigError(f"{name} is HEIC, which training does not read. Convert it to JPEG or PNG")
         raise ConfigError(f"{name} cannot be decoded as an image. Remove or repair it")
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
 
@@ -276,11 +288,13 @@ def load_identities(config: DataConfig, cache_dir: Path, detector: Detector | No
     `list_identities` does, or if a crop has the wrong size or the detector is missing.
     """
     listed = list_identities(config)
+    if listed.files is not None and listed.files.warning is not None:
+        log.warning(listed.files.warning)
     if config.workers:
         crops = cast(NDArray[np.uint8], StreamedCrops(listed))
         return IdentitySet(crops, listed.labels, listed.names, listed.class_ids(), listed.repeats)
     listing = f"{config.root} {config.aligned} {listed.source.fingerprint(listed.rows)}"
-    key = hashlib.sha256(listing.encode()).hexdigest()[:16]
+    key = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     cache, kept_file = cache_dir / f"crops-{key}.npy", cache_dir / f"kept-{key}.npy"
     if not (cache.exists() and kept_file.exists()):
         _build_cache(listed, cache, kept_file, None if config.aligned else _require_detector(detector))

@@ -51,6 +51,10 @@ class Preflight:
     unused_labels: int
     """Unused labels below the maximum, for record files."""
     color: Color
+    ignored: tuple[str, ...] = ()
+    """Files of a folder that are not used."""
+    hidden: int = 0
+    """Hidden files and folders, and those that operating systems create."""
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -67,6 +71,8 @@ class Preflight:
             ("Groups of equal images, one person", f"{len(self.duplicates_within):,}"),
             ("Groups of equal images, several people", f"{len(self.duplicates_across):,}"),
             ("Color order", self.color),
+            ("Files that are not used", f"{len(self.ignored):,}"),
+            ("Hidden files and folders", f"{self.hidden:,}"),
         ]
 
     @property
@@ -95,6 +101,11 @@ class Preflight:
             yield (
                 f"{copies} images repeat another of the same person, first "
                 f"{' = '.join(self.duplicates_within[0])}: remove the copies"
+            )
+        if self.ignored:
+            yield (
+                f"{len(self.ignored)} files are not used, first {self.ignored[0]}: expected photos in a folder per "
+                "person"
             )
         if self.people_dropped:
             yield f"{self.people_dropped} people have too few images and are excluded: see data.min_images"
@@ -143,6 +154,8 @@ def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
         duplicates_across=across,
         unused_labels=_count_unused_labels(listed.source.labels) if isinstance(listed.source, FaceRecords) else 0,
         color=_color([check for _, check in read]),
+        ignored=() if listed.files is None else listed.files.ignored,
+        hidden=0 if listed.files is None else listed.files.hidden,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.detection import CANVAS_BUCKETS_PX, Detector, Faces, suppress_overlaps
 from models.vision.specs import DetectionSpec
 from training.config import ConfigError
+from training.data.folders import photos_below
 from training.data.identities import map_in_threads, read_rgb
 from training.detection.photos import ANNOTATIONS
 
-PHOTO_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
+log = logging.getLogger(__name__)
 ENLARGED_SIDE_PX = 640
 """Photos with a longer side of at most this are searched at twice their size too, for small faces."""
 MIN_SCORE = 0.3
@@ -51,10 +53,12 @@ def annotate_photos(
     annotations = folder / ANNOTATIONS
     if annotations.exists() and not replace:
         raise ConfigError(f"{annotations} exists. Replace it with --replace")
-    files = [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in PHOTO_SUFFIXES]
-    files = [file for file in files if file.relative_to(folder).as_posix() not in exclude]
+    found = photos_below(folder)
+    if found.warning is not None:
+        log.warning(found.warning)
+    files = [file for file in found.photos if file.relative_to(folder).as_posix() not in exclude]
     if not files:
-        raise ConfigError(f"{folder} contains no photo. Name a folder of JPEG, PNG or WebP files")
+        raise ConfigError(f"{folder} contains no photo. Name a folder of photos")
     if limit is not None and limit < len(files):
         files = [files[row] for row in np.linspace(0, len(files) - 1, limit).astype(int)]
     detector = Detector(OnnxNetwork(spec.path), spec, MIN_SCORE, (*CANVAS_BUCKETS_PX, 2 * ENLARGED_SIDE_PX))

@@ -5,6 +5,7 @@ A folder has the live photos, another one a sub-folder of photos per attack inst
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,10 @@ from tqdm import tqdm
 from models.vision.alignment import Alignment, crop_scales
 from models.vision.detection import Detector
 from models.vision.liveness import cut_crops
+from models.vision.photo_files import printable_path
 from training.config import ConfigError
-from training.data.identities import PHOTO_SUFFIXES, decode_rgb, read_bytes
+from training.data.folders import photos_below, visible_subfolders
+from training.data.identities import decode_rgb, read_bytes
 
 LIVE: Final = "live"
 """Name of live presentations among instruments."""
@@ -32,6 +35,7 @@ REDUCED: Final[Mapping[float, int]] = MappingProxyType(
     {1 / 8: cv2.IMREAD_REDUCED_COLOR_8, 1 / 4: cv2.IMREAD_REDUCED_COLOR_4, 1 / 2: cv2.IMREAD_REDUCED_COLOR_2}
 )
 """Modes that decode a JPEG file at the service's scales, in ascending order."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +82,10 @@ def load_presentations(
         max_outside: largest share in [0, 1] of a crop outside its photo.
 
     Raises:
-        ConfigError: there is no instrument, one is named live, a photo cannot be decoded, or no face of an instrument
-            can be judged.
+        ConfigError: there is no instrument, one is named live, a photo cannot be read or decoded, or no face of an
+            instrument can be judged.
     """
-    attacks = {folder.name: folder for folder in sorted(attack.iterdir()) if folder.is_dir()}
+    attacks = {printable_path(folder.name): folder for folder in visible_subfolders(attack)}
     if not attacks or LIVE in attacks:
         raise ConfigError(f"{attack} needs a sub-folder for each attack instrument, e.g. {attack}/print")
     instruments = {LIVE: live, **attacks}
@@ -106,15 +110,17 @@ def _list_photos(root: Path) -> Iterator[tuple[str, Path]]:
 
     So live photos and attacks made from them have equal names, and remain on one side of a split.
     """
-    for file in sorted(root.rglob("*")):
-        if file.suffix.lower() in PHOTO_SUFFIXES:
-            inside = file.relative_to(root)
-            yield inside.parts[0] if len(inside.parts) > 1 else inside.stem, file
+    files = photos_below(root)
+    if files.warning is not None:
+        log.warning(files.warning)
+    for file in files.photos:
+        inside = file.relative_to(root)
+        yield printable_path(inside.parts[0] if len(inside.parts) > 1 else inside.stem), file
 
 
 def _cut_largest(file: Path, detector: Detector, alignment: Alignment, max_outside: float) -> NDArray[np.uint8] | None:
     encoded = read_bytes(file)
-    image = decode_rgb(encoded, str(file))
+    image = decode_rgb(encoded, printable_path(file))
     (faces,) = detector.detect([image])
     if not len(faces):
         return None
@@ -124,7 +130,7 @@ def _cut_largest(file: Path, detector: Detector, alignment: Alignment, max_outsi
         served = max(SERVED_SCALE * detector.canvas(*image.shape[:2]).scale, crop_scales(faces.landmarks_xy).max())
         reduction = next((r for r in REDUCED if r >= served), 1.0)
     if reduction < 1:
-        image = decode_rgb(encoded, str(file), REDUCED[reduction])
+        image = decode_rgb(encoded, printable_path(file), REDUCED[reduction])
         points = (points + np.float32(0.5)) * np.float32(reduction) - np.float32(0.5)
     return cut_crops(image, points, alignment, max_outside)[0]
 

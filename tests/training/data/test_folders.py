@@ -1,0 +1,132 @@
+"""Folders of photos as macOS, Jupyter, file servers and people leave them: no photo is lost without a word."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from models.pack.unlabeled_photos import read_photo
+from models.vision.photo_files import list_photos
+from service.inference.images import FORMATS
+from tests.service.inference.image_files import SMALL, encode, heic
+from tests.training.runs import IMAGES, PEOPLE, losses, tiny_run, write_people
+from training.config import ConfigError, DataConfig
+from training.data.folders import photos_below, visible_subfolders
+from training.data.identities import decode_rgb, list_identities, load_identities
+from training.data.preflight import contact_sheet, preflight
+from training.run.train import train_recognizer
+
+APPLE_DOUBLE = b"\0\5\x16\7\0\2\0\0Mac OS X        "
+LATIN1 = os.fsdecode(b"Ren\xe9")
+
+
+def by_folder(root: Path) -> DataConfig:
+    return DataConfig(root, manifest=None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """PEOPLE people with IMAGES photos each, and what else is found in such folders."""
+    root = write_people(tmp_path / "people")
+    crop = (root / "p0" / "0.png").read_bytes()
+    for name, content in {
+        "p0/._0.png": APPLE_DOUBLE,
+        ".ipynb_checkpoints/0-checkpoint.png": crop,
+        "p1/.ipynb_checkpoints/0-checkpoint.png": crop,
+        "__MACOSX/p0/0.png": crop,
+        "@eaDir/p0/0.png": crop,
+        "p2/Thumbs.db": b"\xd0\xcf\x11\xe0",
+        "p2/[b]notes.txt": b"text",
+        "sheet.png": crop,
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    return root
+
+
+def test_a_run_sees_the_people_only(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clean = write_people(tmp_path / "clean")
+    with caplog.at_level(logging.WARNING, "training.data.identities"):
+        train_recognizer(replace(tiny_run(folder, tmp_path / "one" / "run"), data=by_folder(folder)))
+    train_recognizer(replace(tiny_run(clean, tmp_path / "two" / "run"), data=by_folder(clean)))
+    assert losses(tmp_path / "one" / "run") == losses(tmp_path / "two" / "run")
+    listed = list_identities(by_folder(folder))
+    assert (len(listed.names), len(listed)) == (PEOPLE, PEOPLE * IMAGES)
+    assert f"2 files are not used, first {folder}/p2/[b]notes.txt (not a photo)" in caplog.text
+
+
+def test_inspect_names_files_that_are_not_used(folder: Path) -> None:
+    found = preflight(by_folder(folder))
+    assert found.ignored == (
+        f"{folder}/p2/[b]notes.txt (not a photo)",
+        f"{folder}/sheet.png (not in a person's folder)",
+    )
+    assert found.hidden == 6
+    assert ("Hidden files and folders", "6") in found.rows
+    assert any("p2/[b]notes.txt" in warning for warning in found.warnings)
+    assert found.unreadable == ()
+
+
+def test_nested_photos_are_of_the_first_folders_person(folder: Path) -> None:
+    (folder / "p3" / "2019" / "summer").mkdir(parents=True)
+    (folder / "p3" / "0.png").rename(folder / "p3" / "2019" / "summer" / "IMG_0")
+    (folder / "p3" / "1.png").rename(folder / "p3" / "1.jfif")  # a PNG all the same
+    listed = list_identities(by_folder(folder))
+    counts = dict(zip(listed.names, np.bincount(listed.labels).tolist(), strict=True))
+    assert counts == {f"p{person}": IMAGES for person in range(PEOPLE)}
+
+
+def test_a_folder_name_that_is_not_utf_8(folder: Path, tmp_path: Path) -> None:
+    (folder / "p3").rename(folder / LATIN1)
+    (folder / LATIN1 / "0.png").rename(folder / LATIN1 / f"{LATIN1}.png")
+    config = by_folder(folder)
+    data = load_identities(config, tmp_path / "cache")
+    assert data.names.index("Ren\\xe9") == 0
+    assert len(data) == PEOPLE * IMAGES
+    assert preflight(config).unreadable == ()
+    contact_sheet(config, tmp_path / "sheet.png")
+    (folder / LATIN1 / f"{LATIN1}.png").write_bytes(b"broken")
+    with pytest.raises(ConfigError) as raised:
+        load_identities(config, tmp_path / "cache")
+    assert "Ren\\xe9/Ren\\xe9.png cannot be decoded" in str(raised.value)
+    assert str(raised.value).encode()  # can be printed
+
+
+def test_a_photo_that_cannot_be_read_stops_the_run(folder: Path) -> None:
+    (folder / "p0" / "gone.jpg").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=r"gone\.jpg cannot be read \(not a file, or a link to a missing file\)"):
+        list_identities(by_folder(folder))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        photos_below(folder / "missing")
+
+
+def test_the_formats_of_the_service_are_decoded_or_refused_by_name() -> None:
+    for kind in FORMATS:
+        assert decode_rgb(encode(SMALL, kind), f"1.{kind}").shape == (64, 48, 3)
+    with pytest.raises(ConfigError, match=r"1\.heic is HEIC, which training does not read\. Convert it"):
+        decode_rgb(heic(SMALL), "1.heic")
+
+
+def test_hidden_folders_are_no_instruments(tmp_path: Path) -> None:
+    for name in ("print", "screen", ".ipynb_checkpoints", "__MACOSX"):
+        (tmp_path / name).mkdir()
+    assert [folder.name for folder in visible_subfolders(tmp_path)] == ["print", "screen"]
+
+
+def test_photos_without_names_follow_the_same_rule(folder: Path) -> None:
+    """Calibration and INT8 use every photo that is not hidden, and skip damaged ones."""
+    photos = list_photos(folder).photos
+    assert len(photos) == PEOPLE * IMAGES + 1
+    assert all(read_photo(path) is not None for path in photos)
+    assert read_photo(folder / "missing.png") is None
+    (folder / "empty.png").write_bytes(b"")
+    assert read_photo(folder / "empty.png") is None
+    Image.fromarray(cv2.imread(str(photos[0]))).save(folder / "p0" / "9.jpe", "JPEG")
+    assert read_photo(folder / "p0" / "9.jpe") is not None
