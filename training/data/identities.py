@@ -25,7 +25,7 @@ from training.data.cache import create_crop_cache
 from training.data.class_ids import identify_classes
 from training.data.folders import FolderPhotos, photos_below
 from training.data.recordio import FaceRecords
-from training.data.shards import TarShards
+from training.data.shards import TarShards, find_shards
 
 MAX_READ_AHEAD = 64
 """Decoded images waiting for use. Bounds memory where photos are large and detection is slow."""
@@ -178,7 +178,7 @@ def list_identities(config: DataConfig) -> IdentityList:
     if config.root.suffix == ".rec":
         source = FaceRecords(config.root)
         people, repeats = source.labels, np.ones(len(source.labels), np.int64)
-    elif any(config.root.glob("*.tar")):
+    elif find_shards(config.root):
         source = TarShards(config.root)
         people, repeats = source.labels, np.ones(len(source.labels), np.int64)
     else:

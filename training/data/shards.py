@@ -1,30 +1,36 @@
-"""WebDataset shards: tar files with an image and a ``.cls`` label under one name."""
+"""WebDataset shards: tar files with an image and a ``.cls`` label under one key."""
 
 from __future__ import annotations
 
 import os
 import tarfile
 from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Set as AbstractSet
+from pathlib import Path, PurePosixPath
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.vision.photo_files import PHOTO_SUFFIXES, is_hidden, printable_path
 from training.config import ConfigError
 
-IMAGE_SUFFIXES = frozenset({"jpg", "jpeg", "png", "webp"})
-LABEL_SUFFIX = "cls"
+IMAGE_EXTENSIONS: Final = frozenset(suffix.removeprefix(".") for suffix in PHOTO_SUFFIXES)
+LABEL_EXTENSION: Final = "cls"
+MAX_LABEL_BYTES: Final = 32
+MIN_LABEL: Final = -(2**63)
+MAX_LABEL: Final = 2**63 - 1
 
 
 class TarShards:
-    """Images of all ``*.tar`` files of a folder, by name of the shard and order within it.
+    """Images of all ``*.tar`` files of a folder, by name of the shard and order within it. Hidden files are ignored.
 
     The headers of all members are read once, at the start; images are read at their offsets. Raises ConfigError if a
-    shard is damaged, or an image has no integer label.
+    shard is damaged or has no image, or a sample lacks its image or its integer label.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._shards = sorted(folder.glob("*.tar"))
+        self._shards = find_shards(folder)
         rows, self._names = list[tuple[int, int, int]](), list[str]()
         labels = []
         for number, shard in enumerate(self._shards):
@@ -51,22 +57,65 @@ class TarShards:
         return f"{stamps} {rows.tobytes().hex()}"
 
 
+def find_shards(folder: Path) -> list[Path]:
+    """Return the ``*.tar`` files of a folder that are not hidden, sorted."""
+    return sorted(path for path in folder.glob("*.tar") if not is_hidden(PurePosixPath(path.name)))
+
+
 def _scan(shard: Path) -> Iterator[tuple[str, int, int, int]]:
-    """Yield name, offset, size and label of each image."""
+    """Yield name, offset, size and label of each image, in the order of the images."""
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     try:
-        with tarfile.open(shard, "r:") as archive:
+        with tarfile.open(shard, "r:", encoding="utf-8") as archive:
             for member in archive:
-                name, _, suffix = member.name.partition(".")
-                if suffix.lower() in IMAGE_SUFFIXES:
-                    images[name] = member.offset_data, member.size
-                elif suffix == LABEL_SUFFIX:
-                    content = archive.extractfile(member)
-                    labels[name] = int(content.read() if content else b"")
-    except (tarfile.TarError, ValueError) as error:
+                key, extension = split_name(member.name)
+                if extension not in IMAGE_EXTENSIONS | {LABEL_EXTENSION} or member.isdir():
+                    continue
+                if not member.isreg():
+                    raise ValueError(f"{printable_path(member.name)} is a link; pack with tar -h --hard-dereference")
+                if key in (labels if extension == LABEL_EXTENSION else images):
+                    raise ValueError(f"{printable_path(member.name)} is a second image or label of its sample")
+                if extension == LABEL_EXTENSION:
+                    labels[key] = _read_label(archive, member)
+                else:
+                    images[key] = member.offset_data, member.size
+    except (tarfile.TarError, OSError, ValueError) as error:
         raise ConfigError(f"{shard} is not a readable shard: {error}. Copy or write it again") from error
-    if missing := images.keys() - labels.keys():
-        raise ConfigError(f"{shard}: {min(missing)} has no .{LABEL_SUFFIX} file with its label")
-    for name, (offset, size) in images.items():
-        yield name, offset, size, labels[name]
+    _check(shard, images.keys(), labels.keys())
+    for key, (offset, size) in images.items():
+        yield printable_path(key), offset, size, labels[key]
+
+
+def split_name(path: str) -> tuple[str, str]:
+    """Split a path at the first dot of its base name, as the webdataset library does: key and lower-case extension.
+
+    Both are empty for hidden files, those in hidden folders, and names without a dot.
+    """
+    name = PurePosixPath(path)
+    if is_hidden(name):
+        return "", ""
+    key, dot, extension = name.name.partition(".")
+    return (str(name.with_name(key)), extension.lower()) if key and dot else ("", "")
+
+
+def _read_label(archive: tarfile.TarFile, member: tarfile.TarInfo) -> int:
+    """Return a label. Raises ValueError if it is not an integer of 64 bits."""
+    content = archive.extractfile(member)
+    label = int(content.read(MAX_LABEL_BYTES) if content else b"")
+    if member.size > MAX_LABEL_BYTES or not MIN_LABEL <= label <= MAX_LABEL:
+        raise ValueError(f"{printable_path(member.name)} is not an integer of 64 bits")
+    return label
+
+
+def _check(shard: Path, images: AbstractSet[str], labels: AbstractSet[str]) -> None:
+    """Check that each image has a label, and each label an image. Raises ConfigError."""
+    if missing := images - labels:
+        key = printable_path(min(missing))
+        raise ConfigError(f"{shard}: {key} has no .{LABEL_EXTENSION} file with its label. Write the shard again")
+    hint = f"Images have one of the extensions {', '.join(sorted(IMAGE_EXTENSIONS))}, and labels .{LABEL_EXTENSION}"
+    if missing := labels - images:
+        key = printable_path(min(missing))
+        raise ConfigError(f"{shard}: {key} has a label and no image. {hint}")
+    if not images:
+        raise ConfigError(f"{shard} contains no image. {hint}")
