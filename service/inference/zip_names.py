@@ -41,7 +41,7 @@ def clear_false_flags(directory: bytes) -> bytes:
     fixed, at = bytearray(directory), 0
     while at + ENTRY.size <= len(fixed) and fixed.startswith(ENTRY_SIGNATURE, at):
         flags, *sizes = ENTRY.unpack_from(fixed, at)
-        name = fixed[at + ENTRY.size : at + ENTRY.size + sizes[0]]
+        name = bytes(fixed[at + ENTRY.size : at + ENTRY.size + sizes[0]])
         if flags & UTF8_FLAG and not _is_utf8(name):
             FLAGS.pack_into(fixed, at + FLAGS_OFFSET, flags & ~UTF8_FLAG)
         at += ENTRY.size + sum(sizes)

@@ -16,8 +16,8 @@ from PIL import Image
 
 from kith import Kith
 from models.runtime.network import Float
-from models.vision import recognition
 from models.vision.detection import Detector
+from models.vision.pixels import to_planes
 from service.core.errors import GpuUnavailableError
 from service.inference.archives import ArchiveContents, ArchiveLimits, iterate_members, read_contents
 from service.server import embedded
@@ -44,7 +44,7 @@ def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception, int], None]:
     """Let the recognizer fail for a number of batches."""
-    prepare = recognition.to_planes
+    prepare = to_planes
 
     def fail(error: Exception, batches: int) -> None:
         run = 0
@@ -56,7 +56,7 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception, int], None]:
                 raise error
             return prepare(*arguments)
 
-        monkeypatch.setattr(recognition, "to_planes", prepare_or_fail)
+        monkeypatch.setattr("models.vision.recognition.to_planes", prepare_or_fail)
 
     return fail
 
