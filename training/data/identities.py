@@ -215,22 +215,36 @@ def list_identities(config: DataConfig) -> IdentityList:
 def _read_excluded(config: DataConfig) -> frozenset[Path]:
     if config.exclude is None:
         return frozenset()
-    return frozenset(config.root / line for line in config.exclude.read_text(encoding="utf-8").split("\n") if line)
+    try:
+        lines = config.exclude.read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{config.exclude} cannot be read: {error}. Save it as UTF-8, one path per line") from error
+    return frozenset(config.root / line for line in lines if line)
 
 
 def _read_manifest(config: DataConfig) -> Iterator[tuple[Path, str, int]]:
     manifest = config.root / str(config.manifest)
     if not manifest.is_file():
         raise ConfigError(f"manifest {manifest} does not exist. For one folder per person, pass --folder")
-    with manifest.open(newline="", encoding="utf-8") as stream:
-        reader = csv.DictReader(stream)
-        required = {"file", "identity", *(["eye_distance_px"] if config.sharp_repeats > 1 else [])}
-        missing = required - set(reader.fieldnames or ())
-        if missing:
-            raise ConfigError(f"manifest {manifest} has no column {', '.join(sorted(missing))}")
-        for row in reader:
-            sharp = config.sharp_repeats > 1 and float(row["eye_distance_px"]) >= config.sharp_eyes_px
-            yield manifest.parent / row["file"], row["identity"], config.sharp_repeats if sharp else 1
+    try:
+        with manifest.open(newline="", encoding="utf-8-sig") as stream:
+            yield from _read_rows(config, manifest, csv.DictReader(stream))
+    except ConfigError:
+        raise
+    except (ValueError, csv.Error) as error:
+        raise ConfigError(f"manifest {manifest} cannot be read: {error}. Save it as CSV in UTF-8") from error
+
+
+def _read_rows(config: DataConfig, manifest: Path, reader: csv.DictReader[str]) -> Iterator[tuple[Path, str, int]]:
+    required = {"file", "identity", *(["eye_distance_px"] if config.sharp_repeats > 1 else [])}
+    missing = required - set(reader.fieldnames or ())
+    if missing:
+        raise ConfigError(f"manifest {manifest} has no column {', '.join(sorted(missing))}")
+    for row in reader:
+        if any(row[column] is None for column in required):
+            raise ConfigError(f"manifest {manifest}, line {reader.line_num} has too few columns. Complete or remove it")
+        sharp = config.sharp_repeats > 1 and float(row["eye_distance_px"]) >= config.sharp_eyes_px
+        yield manifest.parent / row["file"], row["identity"], config.sharp_repeats if sharp else 1
 
 
 def _name_people(root: Path, files: FolderPhotos) -> Iterator[tuple[Path, str, int]]:

@@ -75,6 +75,27 @@ def test_sharp_images_of_a_manifest_are_shown_more_often(folder: Path, tmp_path:
         list_identities(DataConfig(folder, sharp_repeats=3))
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("file,identity\np0/0.png,René\n".encode("latin-1"), "Save it as CSV in UTF-8"),
+        (b"file,identity\np0/0.png\n", "line 2 has too few columns"),
+        (b"file,identity,eye_distance_px\np0/0.png,a,wide\n", "could not convert string to float: 'wide'"),
+    ],
+)
+def test_a_manifest_that_cannot_be_read(folder: Path, content: bytes, message: str) -> None:
+    (folder / "manifest.csv").write_bytes(content)
+    with pytest.raises(ConfigError) as raised:
+        list_identities(DataConfig(folder, sharp_repeats=3 if b"wide" in content else 1))
+    assert message in str(raised.value)
+    assert str(raised.value).count("manifest.csv") == 1
+    (folder / "manifest.csv").write_bytes("file,identity\np0/0.png,René\np1/0.png,b\n".encode("utf-8-sig"))
+    assert list_identities(DataConfig(folder, min_images=1)).names == ("René", "b")
+    (folder / "exclude.txt").write_bytes(b"Ren\xe9/0.png\n")
+    with pytest.raises(ConfigError, match=r"exclude\.txt cannot be read"):
+        list_identities(DataConfig(folder, manifest=None, exclude=folder / "exclude.txt"))
+
+
 @pytest.mark.parametrize("header", ["file,name", ""])
 def test_a_manifest_without_its_columns(folder: Path, header: str) -> None:
     (folder / "manifest.csv").write_text(header + "\n")
