@@ -12,6 +12,7 @@ import io
 import json
 import os
 import tarfile
+import unicodedata
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -357,7 +358,9 @@ def _check_size(size: int, limits: ArchiveLimits) -> None:
 
 
 def _safe_path(path: str) -> PurePosixPath:
-    return PurePosixPath(*(part for part in path.replace("\\", "/").split("/") if part not in ("", ".", "..")))
+    """Return a path in NFC, as people type it; macOS writes decomposed names."""
+    parts = unicodedata.normalize("NFC", path).replace("\\", "/").split("/")
+    return PurePosixPath(*(part for part in parts if part not in ("", ".", "..")))
 
 
 def storable_name(path: str) -> str:
@@ -388,7 +391,7 @@ def _read_manifest(name: str, payload: bytes, entries: int) -> dict[str, str]:
                 raise ArchiveInvalidError(
                     f"{name}, entry {number}: 'file' and 'subject' are required, and must be text"
                 )
-            subjects[str(_safe_path(row["file"]))] = row["subject"]
+            subjects[str(_safe_path(row["file"]))] = unicodedata.normalize("NFC", row["subject"])
     except (ValueError, RecursionError, csv.Error) as error:
         raise ArchiveInvalidError(f"{name} cannot be read: {error}") from error
     return subjects

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import unicodedata
 import zipfile
 from pathlib import Path
 
@@ -106,3 +107,16 @@ def test_a_manifest_may_name_any_file(kith: Kith, gallery: str, astronaut: NDArr
     manifest = b"file,subject\na.dat,eileen\nb.dat,eileen\n"
     _, outcomes = enrolled(kith, gallery, as_tar({"manifest.csv": manifest, "a.dat": jpeg(astronaut), "b.dat": b"x"}))
     assert outcomes == {"a.dat": "enrolled", "b.dat": "image_format"}
+
+
+def test_decomposed_names_of_macos_are_the_typed_ones(kith: Kith, gallery: str, astronaut: NDArray[np.uint8]) -> None:
+    photo, folder = jpeg(astronaut), unicodedata.normalize("NFD", "José")
+    assert folder != "José"
+    enrolled(kith, gallery, as_tar({f"{folder}/1.jpg": photo}))
+    assert len(list(kith.templates(gallery, "José"))) == 1
+    manifest = f"file,subject\nphotos/José.jpg,{folder}\n".encode()
+    _, outcomes = enrolled(
+        kith, gallery, as_tar({"manifest.csv": manifest, f"photos/{folder}.jpg": photo + b"2", "José/1.jpg": photo})
+    )
+    assert outcomes == {f"photos/{folder}.jpg": "enrolled", "José/1.jpg": "ignored"}
+    assert [(subject.id, subject.templates) for subject in kith.subjects(gallery)] == [("José", 2)]
