@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from service.core.errors import StorageError
 from service.security.key_command import KeyCommand
 from service.security.master_keys import GivenKeys, KeyFile, MasterKeys, Source
 from service.security.sealing import new_key
 from service.settings import Settings
-from service.storage.db.engine import OPEN_REMEDY, Database, open_database
+from service.storage.db.engine import Database, open_database
+from service.storage.db.file_system import check_file_system
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.shared_indexes import SharedIndexes
 
@@ -67,10 +66,7 @@ def _check_creation(settings: Settings) -> None:
     assert settings.database_file is not None  # noqa: S101 - _is_missing was true
     folder = settings.database_file.absolute().parent
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    try:
-        tempfile.TemporaryFile(dir=existing).close()
-    except OSError as error:
-        raise StorageError(f"the database cannot be created in {folder}: {error.strerror}", OPEN_REMEDY) from error
+    check_file_system(existing)
 
 
 def has_keys(settings: Settings) -> bool:

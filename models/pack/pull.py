@@ -78,7 +78,10 @@ def _locked(models_dir: Path, name: str) -> Iterator[Path]:
     except OSError as error:
         raise PackError("models_dir", f"{models_dir} cannot be written ({error.strerror})") from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise PackError("models_dir", f"{models_dir} does not lock files ({error.strerror})") from error
         # The previous holder of the lock removes the folder when it finishes.
         (models_dir / WORK_DIR / name).mkdir(exist_ok=True)
         yield models_dir / WORK_DIR / name

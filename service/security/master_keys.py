@@ -31,6 +31,7 @@ ID_DIGITS: Final = 16
 MAX_FILE_BYTES: Final = 65_536
 FORBIDDEN_MODE: Final = stat.S_IWGRP | stat.S_IRWXO
 """Group read stays allowed: Kubernetes' fsGroup mounts secret files that way."""
+LOCK_REMEDY: Final = "Put the key on a local disk (KITH_MASTER_KEY_FILE), or set KITH_MASTER_KEY."
 log = logging.getLogger(__name__)
 
 
@@ -296,7 +297,11 @@ def _folder_lock(path: Path) -> Iterator[None]:
     except OSError as error:
         raise MasterKeyError(f"the master key cannot be written to {path}: {error}") from error
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        except OSError as error:
+            problem = f"the file system of {path.parent} does not lock folders: {error.strerror}"
+            raise MasterKeyError(problem, LOCK_REMEDY) from error
         yield
     finally:
         os.close(folder)

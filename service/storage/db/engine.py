@@ -39,6 +39,7 @@ from service.domain.gallery import Gallery
 from service.security.master_keys import MasterKeys
 from service.security.sealing import SealBrokenError
 from service.storage.db.disk_reserve import DiskReserve
+from service.storage.db.file_system import LOCAL_DISK_REMEDY, OPEN_REMEDY, check_file_system
 from service.storage.db.key_vault import Vault
 from service.storage.db.tables import galleries
 
@@ -72,9 +73,9 @@ POSTGRESQL_ERRORS: Final[dict[str, type[StorageError]]] = {
     "XX001": StorageDamagedError,  # data_corrupted
     "XX002": StorageDamagedError,  # index_corrupted
 }
-OPEN_REMEDY: Final = (
-    "Check KITH_DATA_DIR or KITH_DATABASE_URL: the folder must be writable, or the PostgreSQL server reachable."
-)
+LOCKING_ERRORS: Final = frozenset({15, 2058, 2314, 3594, 3850, 4618, 5130, 5386})
+"""SQLITE_PROTOCOL, and SQLITE_IOERR of UNLOCK, RDLOCK, CHECKRESERVEDLOCK, LOCK, SHMOPEN, SHMLOCK and SHMMAP."""
+OPEN_BUSY_REMEDY: Final = "Another process writes to the database. Wait until it ends, then start again."
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 DATABASE_FAILURES: Final = (DBAPIError, PendingRollbackError, sa.exc.TimeoutError)
 """Rejected statement, broken connection or exhausted connection pool."""
@@ -102,6 +103,8 @@ def open_database(url: str, master: MasterKeys) -> Database:
 def _migrated_engine(url: str, vault: Vault) -> Engine:
     try:
         engine = _engine(sa.make_url(url))
+        if engine.dialect.name == "sqlite":
+            check_file_system(Path(engine.url.database or "").absolute().parent)
         config = alembic.config.Config()
         config.set_main_option("script_location", str(MIGRATIONS))
         with engine.execution_options(write=True).begin() as connection:
@@ -114,7 +117,9 @@ def _migrated_engine(url: str, vault: Vault) -> Engine:
         raise StorageError("PostgreSQL needs a driver: pip install 'kith-face[postgres]'") from error
     except SQLAlchemyError as error:
         failure = storage_error("the database cannot be opened", error)
-        if type(failure) is StorageError:
+        if type(failure) is StorageBusyError:
+            failure.remedy = OPEN_BUSY_REMEDY
+        elif type(failure) is StorageError and failure.remedy == StorageError.remedy:
             failure.remedy = OPEN_REMEDY
         raise failure from error
     except (CommandError, OSError) as error:
@@ -125,6 +130,10 @@ def storage_error(context: str, error: SQLAlchemyError) -> StorageError:
     """Translate a database error into a storage error by its code."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     code = getattr(cause, "sqlite_errorcode", 0)
+    if code in LOCKING_ERRORS:
+        return StorageError(
+            f"{context}, because the file system does not lock or share files: {cause}", LOCAL_DISK_REMEDY
+        )
     kind = SQLITE_ERRORS.get(code) or SQLITE_ERRORS.get(code & 0xFF)
     kind = kind or POSTGRESQL_ERRORS.get(getattr(cause, "sqlstate", None) or "") or StorageError
     return kind(f"{context}: {cause}")

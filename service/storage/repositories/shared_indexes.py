@@ -29,6 +29,7 @@ from sqlalchemy.engine import Connection
 from service.core.errors import GalleryNotFoundError, StorageBusyError, StorageError
 from service.domain.gallery import Gallery, Snapshot
 from service.storage.db.engine import BUSY_TIMEOUT_MS, Database
+from service.storage.db.file_system import LOCAL_DISK_REMEDY
 from service.storage.db.tables import changes, galleries, generations, index_states, subjects, templates
 from service.storage.repositories.change_log import INDEX_EXPIRY, MIN_KEPT_LINES, SCAN_SUFFIX, read_snapshot
 from service.storage.repositories.store import Store
@@ -267,6 +268,9 @@ def _lock(file: int, path: Path) -> None:
         except BlockingIOError as error:
             if time.monotonic() > deadline:
                 raise StorageBusyError(f"{path} is locked: another process updates an index") from error
+        except OSError as error:
+            problem = f"the file system of {path.parent} does not lock files: {error.strerror}"
+            raise StorageError(problem, LOCAL_DISK_REMEDY) from error
         time.sleep(POLL_S)
 
 

@@ -1,4 +1,4 @@
-"""Without a manifest, InsightFace's routing chooses the networks, and every other file is ignored by name."""
+"""InsightFace's routing chooses the networks of a folder without a manifest; other files are ignored by name."""
 
 from __future__ import annotations
 

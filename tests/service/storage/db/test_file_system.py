@@ -1,0 +1,186 @@
+"""SQLite on file systems that cannot hold it: the error names the fault, and the remedy another place."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from service.cli.terminal import EXIT_FAILED
+from service.core.errors import StorageBusyError
+from service.storage.db import engine
+from tests.databases import open_database
+from tests.syscall_faults import (
+    Fault,
+    failing_folder_locks,
+    failing_locks,
+    failing_shared_memory,
+    full_disk,
+    read_only_files,
+    run_failing,
+)
+
+OPEN = """
+import json
+from service.core.errors import KithError
+from tests.databases import open_database
+def attempt(step):
+    try:
+        step()
+    except KithError as error:
+        print(json.dumps(error.document()))
+"""
+AT_START = "install_faults(); attempt(lambda: open_database(URL))"
+LATER = """
+database = open_database(URL)
+later = database.with_own_pool(1)
+database.close()  # open connections share their memory with new ones of the process
+install_faults()
+attempt(lambda: later.read().__enter__())
+"""
+
+
+def opening(folder: Path, *faults: Fault, steps: str = AT_START) -> dict[str, str]:
+    """Return the error document of a process that opens the database in a folder."""
+    done = run_failing(f"URL = 'sqlite:///{folder / 'kith.db'}'\n{OPEN}\n{steps}", *faults)
+    assert done.returncode == 0, done.stderr
+    document: dict[str, str] = json.loads(done.stdout)
+    return document
+
+
+@pytest.fixture(params=["new", "existing"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    if request.param == "existing":
+        open_database(f"sqlite:///{tmp_path / 'kith.db'}").close()
+    return tmp_path
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EACCES])
+def test_failing_locks_are_not_reported_as_locks_of_others(folder: Path, error: int) -> None:
+    document = opening(folder, *failing_locks(error))
+    assert document["code"] == "storage_unavailable"
+    assert document["detail"] == (
+        f"the file system of {folder} does not lock files, which SQLite needs: {os.strerror(error)}"
+    )
+    assert "local disk" in document["remedy"]
+    assert "PostgreSQL" in document["remedy"]
+
+
+def test_failing_shared_memory_is_reported(folder: Path) -> None:
+    document = opening(folder, *failing_shared_memory())
+    assert document["code"] == "storage_unavailable"
+    assert "does not share memory, which SQLite's WAL needs: No such device" in document["detail"]
+    assert "local disk" in document["remedy"]
+
+
+def test_a_read_only_folder_is_reported(folder: Path) -> None:
+    document = opening(folder, *read_only_files())
+    assert document["code"] == "storage_unavailable"
+    assert "Read-only file system" in document["detail"]
+    assert "must be writable" in document["remedy"]
+
+
+def test_a_full_disk_is_reported(folder: Path) -> None:
+    document = opening(folder, *full_disk())
+    assert document["code"] == "storage_full"
+    assert "Free disk space" in document["remedy"]
+
+
+def test_a_database_that_another_process_writes_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "kith.db"
+    open_database(f"sqlite:///{file}").close()
+    monkeypatch.setattr(engine, "BUSY_TIMEOUT_MS", 50)
+    writer = (
+        f"import sqlite3; sqlite3.connect({str(file)!r}, isolation_level=None).execute('BEGIN IMMEDIATE'); "
+        "print(flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", writer], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdin is not None
+        other.stdout.readline()
+        with pytest.raises(StorageBusyError, match="database is locked") as busy:
+            open_database(f"sqlite:///{file}")
+        other.stdin.close()
+    assert "Another process writes" in busy.value.remedy
+    assert "local disk" not in busy.value.remedy
+    open_database(f"sqlite:///{file}").close()
+
+
+SERVING = """
+import sys
+from service.cli.main import main
+install_faults()
+sys.argv = ["kith", *ARGUMENTS]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("existing", "command", "faults", "code", "said"),
+    [
+        (False, "serve", failing_locks(), "storage_unavailable", "does not lock files"),
+        (True, "serve", failing_locks(), "storage_unavailable", "does not lock files"),
+        (True, "keys list", failing_locks(), "storage_unavailable", "does not lock files"),
+        (True, "gallery list", failing_locks(), "storage_unavailable", "does not lock files"),
+        (False, "serve", failing_shared_memory(), "storage_unavailable", "does not share memory"),
+        (True, "serve", failing_shared_memory(), "storage_unavailable", "does not share memory"),
+        (True, "serve", full_disk(), "storage_full", "disk"),
+        (True, "gallery list", read_only_files(), "storage_unavailable", "Read-only file system"),
+        (False, "serve", failing_folder_locks(), "master_key", "does not lock folders"),
+    ],
+)
+def test_commands_print_one_error(
+    tmp_path: Path, existing: bool, command: str, faults: list[Fault], code: str, said: str
+) -> None:
+    file = tmp_path / "data" / "kith.db"
+    file.parent.mkdir()
+    if existing:
+        open_database(f"sqlite:///{file}").close()
+    environment = os.environ | {"KITH_PORT": "0", "KITH_DATA_DIR": str(file.parent), "KITH_ENGINE": "onnxruntime"}
+    if code == "master_key":
+        del environment["KITH_MASTER_KEY"]
+    done = run_failing(f"ARGUMENTS = {command.split()}\n{SERVING}", *faults, env=environment, cwd=tmp_path)
+    assert done.returncode == EXIT_FAILED, done.stderr
+    assert f"({code})" in done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("faults", [failing_locks(errno.EOPNOTSUPP), failing_shared_memory()])
+def test_locks_that_fail_later_are_reported(tmp_path: Path, faults: list[Fault]) -> None:
+    document = opening(tmp_path, *faults, steps=LATER)
+    assert document["code"] == "storage_unavailable"
+    assert "the file system does not lock or share files" in document["detail"]
+    assert "local disk" in document["remedy"]
+
+
+def test_locks_of_other_files_that_fail_are_reported(tmp_path: Path) -> None:
+    """The lock of a model download, and the lock of a shared index."""
+    program = f"""
+from pathlib import Path
+from models.errors import PackError
+from models.pack.pull import _locked
+from service.core.errors import StorageError
+from service.storage.repositories.shared_indexes import _lock
+install_faults()
+folder = Path({str(tmp_path)!r})
+try:
+    with _locked(folder, "mine"):
+        pass
+except PackError as error:
+    print(error)
+with (folder / "lock").open("w") as file:
+    try:
+        _lock(file.fileno(), folder / "lock")
+    except StorageError as error:
+        print(error, error.remedy)
+"""
+    done = run_failing(program, *failing_folder_locks())
+    pulled, shared = done.stdout.splitlines()
+    assert pulled == f"models_dir: {tmp_path} does not lock files (Bad file descriptor)"
+    assert shared.startswith(f"the file system of {tmp_path} does not lock files: Bad file descriptor Put the database")
