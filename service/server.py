@@ -117,12 +117,14 @@ class _EmbeddedServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self._lifespan.enter_async_context(self._app.router.lifespan_context(self._app))
+        log.info("Application startup complete.")  # uvicorn's own words
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         if not self.force_exit:
             await self._lifespan.aclose()
+            log.info("Application shutdown complete.")  # uvicorn's own words
 
 
 class _Server(_EmbeddedServer):
