@@ -297,16 +297,20 @@ export function idFrom(name) {
     .replace(/(?<=\p{Script=Latin})\p{M}+/gu, "")
     .normalize("NFC")
     .toLowerCase()
-    .replace(/[^\p{L}\p{N}]+/gu, "-")
+    .replace(/[^\p{L}\p{M}\p{N}\u200c\u200d]+/gu, "-")
     .replace(/^-+|-+$/g, "")
-    .slice(0, 64);
+    .replace(/^(.{64}).*$/su, "$1");
 }
+
+// As in service/core/identifiers.py. The browser's own classes of characters depend on its version.
+const INVISIBLE =
+  /[\0-\x1f\x7f-\xa0\xad\u061c\u115f\u1160\u1680\u2000-\u200b\u200e\u200f\u2028-\u202f\u205f-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff9-\ufffb\ufffd]/u;
 
 /** The reason why a text cannot be an id; null if it can. */
 export function idRefusal(id) {
   if (/[/\\]/.test(id)) return "An id cannot contain slashes.";
   if (id === "." || id === "..") return "An id cannot be “.” or “..”.";
-  if (/\p{C}|[^\P{Z} ]/u.test(id)) return "An id can contain only visible characters and plain spaces.";
+  if (INVISIBLE.test(id) || /\p{Noncharacter_Code_Point}/u.test(id)) return "An id can contain only visible characters and plain spaces.";
   return null;
 }
 

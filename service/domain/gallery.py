@@ -14,6 +14,7 @@ from models.risk.impostor_evidence import ImpostorEvidence
 from models.runtime.network import Float
 from models.vision.quality_gate import QualityGate
 from service.core.errors import GalleryMovedError
+from service.core.identifiers import normalize_id
 from service.domain.decision import REVIEW_FACTOR, RiskTarget
 from service.domain.events import EventFilter
 from service.domain.fusion import DEFAULT_FUSION, Fusion
@@ -36,10 +37,8 @@ FORMER_MIN_MARGIN: Final = 0.02
 
 
 def check_subject_id(text: str) -> str:
-    """Return a subject ID that fits SUBJECT_ID_PATTERN. Raises ValueError if it is not printable, '.' or '..'."""
-    if not text.isprintable() or text != text.strip() or text in (".", ".."):
-        raise ValueError("must be printable, without spaces at its ends, and not '.' or '..'")
-    return text
+    """Return a subject ID in NFC. Raises ValueError as service.core.identifiers.normalize_id."""
+    return normalize_id(text)
 
 
 @dataclass(frozen=True)

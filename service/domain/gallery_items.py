@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
@@ -18,7 +18,7 @@ import orjson
 
 from models.runtime.network import Float
 from service.core.errors import EmbeddingError, ImportFileError, ItemError, KithError
-from service.core.text import CONTROL_PATTERN
+from service.core.identifiers import ID_RULE, TEXT_RULE, normalize_id, normalize_metadata, normalize_text
 from service.security.sealing import VECTOR_TYPE, Seal
 
 FORMAT_VERSION: Final = 1
@@ -32,12 +32,10 @@ MIN_ITEM_BYTES: Final = 4
 TEMPLATE_ID: Final = re.compile("[0-9a-f]{32}")
 FINGERPRINT: Final = re.compile("[0-9a-f]{1,64}")
 KINDS: Final = frozenset({"photo", "embedding"})
-MAX_ID_LENGTH: Final = 128
 MAX_NAME_LENGTH: Final = 500
 MAX_TAG_LENGTH: Final = 64
 MAX_TAGS: Final = 100
 MAX_METADATA_ENTRIES: Final = 100
-NO_CONTROLS: Final = ", without control characters"
 MAX_VECTOR_DIMENSION: Final = 65_536
 UNIT_NORM_TOLERANCE: Final = 2e-6
 """Vectors with a norm this close to 1 are stored unchanged, so that an export and import round trip is exact."""
@@ -166,7 +164,7 @@ def validate_items(
     errors: dict[int, KithError] = dict(items.malformed)
     if len(items) and items.vectors.shape[1] != dimension:
         raise ImportFileError(f"embeddings have {items.vectors.shape[1]} numbers, this gallery's have {dimension}")
-    subject_errors = dict(_invalid_subject_fields(items))
+    items, subject_errors = _normalize_subject_fields(items)
     items = _spread_subject_fields(items, subject_errors.keys(), carryover or SubjectCarryover())
     for row, error in [*subject_errors.items(), *_invalid_template_fields(items)]:
         errors.setdefault(row, error)
@@ -232,22 +230,28 @@ def _spread_subject_fields(
     return replace(items, **spread)
 
 
-def _invalid_subject_fields(items: GalleryItems) -> Iterator[tuple[int, KithError]]:
-    """Yield row and error, column by column; a loop over items is several times slower."""
-    yield from _invalid_rows(
-        items.subjects, is_subject_id, "subject: must be 1 to 128 printable characters, without / and \\"
-    )
-    yield from _invalid_rows(
-        items.names, _is_name, f"name: must be text of at most {MAX_NAME_LENGTH} characters{NO_CONTROLS}"
-    )
-    yield from _invalid_rows(
-        items.metadata, _is_metadata, f"metadata: must be an object of at most {MAX_METADATA_ENTRIES} entries"
-    )
-    yield from _invalid_rows(
-        items.tags, _are_tags, f"tags: must be at most {MAX_TAGS}, of 1 to {MAX_TAG_LENGTH} characters{NO_CONTROLS}"
-    )
-    yield from _invalid_rows(items.subject_created_us, _is_time, f"subject_created_at: {TIME_RANGE_TEXT}")
-    yield from _invalid_rows(items.subject_updated_us, _is_time, f"subject_updated_at: {TIME_RANGE_TEXT}")
+def _normalize_subject_fields(items: GalleryItems) -> tuple[GalleryItems, dict[int, KithError]]:
+    """Return the items with their texts in NFC, and the errors of invalid subjects by row.
+
+    The work goes column by column, because a loop over items is several times slower.
+    """
+    errors: dict[int, KithError] = {}
+    columns: dict[str, Any] = {}
+    for name, normalize, rule in SUBJECT_RULES:
+        column = columns[name] = list(getattr(items, name))
+        for row, value in enumerate(column):
+            if value is None and name != "subjects":
+                continue
+            try:
+                column[row] = normalize(value)
+            except (TypeError, ValueError, RecursionError):  # another type, not allowed, nested too deeply
+                errors.setdefault(row, ItemError(rule))
+    for row, error in (
+        *_invalid_rows(items.subject_created_us, _is_time, f"subject_created_at: {TIME_RANGE_TEXT}"),
+        *_invalid_rows(items.subject_updated_us, _is_time, f"subject_updated_at: {TIME_RANGE_TEXT}"),
+    ):
+        errors.setdefault(row, error)
+    return replace(items, **columns), errors
 
 
 def _invalid_template_fields(items: GalleryItems) -> Iterator[tuple[int, KithError]]:
@@ -272,41 +276,42 @@ def _invalid_rows(column: list[Any], holds: Any, detail: str) -> Iterator[tuple[
             yield row, ItemError(detail)
 
 
-def is_subject_id(text: Any) -> bool:
-    return (
-        isinstance(text, str)
-        and 0 < len(text) <= MAX_ID_LENGTH
-        and text.isprintable()
-        and text == text.strip()
-        and "/" not in text
-        and "\\" not in text
-        and text not in (".", "..")
-    )
+def _normalize_subject_id(text: Any) -> str:
+    if not isinstance(text, str):
+        raise TypeError
+    return normalize_id(text)
 
 
-def _is_name(name: Any) -> bool:
-    return name is None or (isinstance(name, str) and len(name) <= MAX_NAME_LENGTH and not CONTROL_PATTERN.search(name))
+def _normalize_name(name: Any, max_length: int = MAX_NAME_LENGTH) -> str:
+    if not isinstance(name, str):
+        raise TypeError
+    normalized = normalize_text(name)
+    if len(normalized) > max_length:
+        raise ValueError
+    return normalized
 
 
-def _is_metadata(metadata: Any) -> bool:
-    if metadata is None:
-        return True
+def _normalize_metadata(metadata: Any) -> dict[str, Any]:
     if not isinstance(metadata, dict) or len(metadata) > MAX_METADATA_ENTRIES:
-        return False
-    try:
-        return bool(orjson.loads(orjson.dumps(metadata)) == metadata)
-    except (TypeError, ValueError, RecursionError):  # nested too deeply
-        return False
+        raise TypeError
+    if orjson.loads(orjson.dumps(metadata)) != metadata:
+        raise ValueError
+    return normalize_metadata(metadata)
 
 
-def _are_tags(tags: Any) -> bool:
-    return tags is None or (
-        isinstance(tags, list)
-        and len(tags) <= MAX_TAGS
-        and all(
-            isinstance(tag, str) and 0 < len(tag) <= MAX_TAG_LENGTH and not CONTROL_PATTERN.search(tag) for tag in tags
-        )
-    )
+def _normalize_tags(tags: Any) -> list[str]:
+    if not isinstance(tags, list) or len(tags) > MAX_TAGS or "" in tags:
+        raise TypeError
+    return [_normalize_name(tag, MAX_TAG_LENGTH) for tag in tags]
+
+
+SUBJECT_RULES: Final[tuple[tuple[str, Callable[[Any], Any], str], ...]] = (
+    ("subjects", _normalize_subject_id, f"subject: {ID_RULE}"),
+    ("names", _normalize_name, f"name: must be text of at most {MAX_NAME_LENGTH} characters, and {TEXT_RULE}"),
+    ("metadata", _normalize_metadata, f"metadata: must be an object of at most {MAX_METADATA_ENTRIES} entries"),
+    ("tags", _normalize_tags, f"tags: must be at most {MAX_TAGS}, of 1 to {MAX_TAG_LENGTH} characters; {TEXT_RULE}"),
+)
+"""Column, function that normalizes a value or raises an error, and message of the error."""
 
 
 def _is_id(text: Any) -> bool:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    StringConstraints,
+)
 
+from service.core.identifiers import normalize_id, normalize_metadata, normalize_text
 from service.core.text import CONTROL_CHARACTERS
-from service.domain.gallery import SUBJECT_ID_PATTERN, check_subject_id
+from service.domain.gallery import SUBJECT_ID_PATTERN
 from service.storage.repositories.subjects import MAX_LABELS
 
 GALLERY_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
@@ -35,6 +46,18 @@ def _storable(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
+def _normalized(metadata: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return normalize_metadata(metadata)
+    except RecursionError as error:
+        raise ValueError("must not be nested too deeply") from error
+
+
+def _before_checks(normalize: Callable[[str], str]) -> BeforeValidator:
+    """Return a validator that normalizes text before its length and pattern are checked."""
+    return BeforeValidator(lambda value: normalize(value) if isinstance(value, str) else value)
+
+
 def to_utc(at: datetime) -> datetime:
     """Convert an aware time to UTC. Raise ValueError if it is out of range there."""
     try:
@@ -44,10 +67,13 @@ def to_utc(at: datetime) -> datetime:
 
 
 GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME)]
-SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID_PATTERN), AfterValidator(check_subject_id)]
-PersonName = Annotated[str, StringConstraints(max_length=500, pattern=SINGLE_LINE)]
-Tag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=SINGLE_LINE)]
-Metadata = Annotated[dict[str, JsonValue], Field(max_length=MAX_LABELS), AfterValidator(_storable)]
+NORMALIZED: Final = _before_checks(normalize_text)
+SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID_PATTERN), _before_checks(normalize_id)]
+PersonName = Annotated[str, StringConstraints(max_length=500, pattern=SINGLE_LINE), NORMALIZED]
+Tag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=SINGLE_LINE), NORMALIZED]
+Metadata = Annotated[
+    dict[str, JsonValue], Field(max_length=MAX_LABELS), AfterValidator(_storable), AfterValidator(_normalized)
+]
 # Collecting the errors of all 100,000 items takes a quarter of a second, so validation stops at the first.
 Embedding = Annotated[list[FiniteFloat], Field(max_length=MAX_DIMENSION, fail_fast=True)]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]

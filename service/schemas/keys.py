@@ -5,18 +5,18 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Self
 
-from pydantic import AfterValidator, AwareDatetime, Field, model_validator
+from pydantic import AfterValidator, AwareDatetime, Field, StringConstraints, model_validator
 
 from kith.wire.keys import CreatedKeyOut, KeyOut
-from service.schemas.fields import SINGLE_LINE, GalleryName, RequestModel, to_utc
+from service.schemas.fields import NORMALIZED, SINGLE_LINE, GalleryName, RequestModel, to_utc
 from service.security.api_keys import ApiKey, Rights, Scope
 
 DAY_S: Final = 86_400
 
 
 class KeyIn(RequestModel):
-    name: str = Field(
-        min_length=1, max_length=128, pattern=SINGLE_LINE, description="Label of the key, such as its owner."
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=SINGLE_LINE), NORMALIZED] = Field(
+        description="Label of the key, such as its owner."
     )
     scopes: list[Scope] = Field(min_length=1, max_length=4)
     galleries: list[GalleryName] | None = Field(

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 from kith.wire.webhooks import CreatedWebhookOut, DeliveryOut, WebhookOut
 from service.domain.decision import IdentifyOutcome
 from service.domain.events import EventFilter, EventType
-from service.schemas.fields import SINGLE_LINE, GalleryName, RequestModel
+from service.schemas.fields import NORMALIZED, SINGLE_LINE, GalleryName, RequestModel
 from service.security.outbound_http import MAX_URL_LENGTH
 from service.storage.events.deliveries import Delivery
 from service.storage.events.webhook_rows import Webhook
@@ -20,7 +20,7 @@ class WebhookIn(RequestModel):
     url: Annotated[str, StringConstraints(min_length=1, max_length=MAX_URL_LENGTH, pattern=SINGLE_LINE)] = Field(
         description="Address that KITH_WEBHOOK_HOSTS allows."
     )
-    name: Annotated[str, StringConstraints(max_length=128, pattern=SINGLE_LINE)] | None = None
+    name: Annotated[str, StringConstraints(max_length=128, pattern=SINGLE_LINE), NORMALIZED] | None = None
     types: list[EventType] | None = Field(None, min_length=1, max_length=10, description="Types of events; null: all.")
     galleries: list[GalleryName] | None = Field(
         None, min_length=1, max_length=100, description="Names of galleries, existing or future; null: all."

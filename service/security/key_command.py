@@ -26,6 +26,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from service.core.errors import MasterKeyError, MasterKeyUnavailableError
+from service.core.identifiers import FORBIDDEN_PATTERN
 from service.security.sealing import KEY_BYTES
 
 TIMEOUT_S: Final = 10.0
@@ -52,7 +53,7 @@ class KeyCommand:
 
     def first(self) -> CommandKey:
         said = self.ask({"do": "id"}).get("id")
-        if not isinstance(said, str) or not 0 < len(said) <= MAX_ID_LENGTH or not said.isprintable():
+        if not isinstance(said, str) or not 0 < len(said) <= MAX_ID_LENGTH or FORBIDDEN_PATTERN.search(said):
             raise MasterKeyError(
                 f"{self.place} returned the key id {said!r:.100}; an id has 1 to {MAX_ID_LENGTH} characters"
             )

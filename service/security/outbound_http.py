@@ -16,6 +16,7 @@ from typing import Final, Self
 
 import httpx2 as httpx
 
+from service.core.identifiers import INVISIBLE_PATTERN
 from service.security.addresses import Address, Hosts, host_name, is_public, parsed
 
 MAX_CONCURRENT: Final = 16
@@ -88,7 +89,7 @@ class OutboundHttp:
         """Return the normalized URL if it is allowed. Raises TargetRefusedError."""
         try:
             # Parsers disagree on these characters, and could see another host.
-            if len(text) > MAX_URL_LENGTH or "\\" in text or not text.isprintable() or " " in text:
+            if len(text) > MAX_URL_LENGTH or "\\" in text or INVISIBLE_PATTERN.search(text) or " " in text:
                 raise TargetRefusedError
             url = httpx.URL(text)
             if url.userinfo:

@@ -134,6 +134,8 @@ test("an id is derived from a name in any script", () => {
   assert.equal(words.idFrom("  Ada  Lovelace "), "ada-lovelace");
   assert.equal(words.idFrom("Zoë Łęcka"), "zoe-łecka");
   assert.equal(words.idFrom("山田 がく"), "山田-がく");
+  assert.equal(words.idFrom("हिन्दी"), "हिन्दी");
+  assert.equal(words.idFrom("𠮷".repeat(70)), "𠮷".repeat(64));
   assert.deepEqual(words.tags("a, b,, a "), ["a", "b"]);
 });
 
@@ -168,8 +170,8 @@ test("numbers beyond a double and outer spaces are kept", () => {
 });
 
 test("invalid ids are refused with a reason", () => {
-  for (const id of ["a/b", "a\\b", ".", "..", "a\u0000b", "a\u200bb", "a\u00a0b"]) assert.notEqual(words.idRefusal(id), null);
-  for (const id of ["ada", "...", "ada lovelace", "山田", "<b>"]) assert.equal(words.idRefusal(id), null);
+  for (const id of ["a/b", "a\\b", ".", "..", "a\u0000b", "a\u200bb", "a\u00a0b", "a\u202eb", "a\ufeffb", "a\u{1ffff}b"]) assert.notEqual(words.idRefusal(id), null);
+  for (const id of ["ada", "...", "ada lovelace", "山田", "<b>", "山田\u3000太郎", "می\u200cخواهم", "👩\u200d💻", "\u{1fae9}", "\u{1facb}"]) assert.equal(words.idRefusal(id), null);
 });
 
 test("a failed lookup has a reason", () => {

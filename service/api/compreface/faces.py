@@ -11,7 +11,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 
 from service.api.compreface.access import RECOGNITION, BoundGallery, CompreFaceRoute
-from service.api.compreface.requests import MAX_ERASED, ImageId, OptionsDep, read_file
+from service.api.compreface.requests import MAX_ERASED, ImageId, OptionsDep, SubjectQuery, read_file
 from service.api.compreface.responses import example
 from service.api.http.context import Context, ContextDep
 from service.api.http.routing import CallerDep
@@ -31,7 +31,7 @@ async def list_faces(
     context: ContextDep,
     page: Annotated[int, Query(ge=0)] = 0,
     size: Annotated[int, Query(ge=1, le=2000)] = 20,
-    subject: str = "",
+    subject: SubjectQuery = "",
 ) -> dict[str, Any]:
     """List a page of templates of a subject, or of all, oldest first. The page of an unknown subject is empty."""
     found, total = [], 0
@@ -67,7 +67,7 @@ async def add_face(
 
 
 @router.delete("")
-async def delete_faces(gallery: BoundGallery, context: ContextDep, subject: str = "") -> dict[str, Any]:
+async def delete_faces(gallery: BoundGallery, context: ContextDep, subject: SubjectQuery = "") -> dict[str, Any]:
     """Erase all templates of a subject, or of all subjects. The subjects stay."""
     try:
         found = await context.run(context.store.templates.list_by_offset, gallery, subject or None, 0, None)

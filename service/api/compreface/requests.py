@@ -17,7 +17,7 @@ from service.core.errors import InvalidRequestError, UnsupportedMediaTypeError
 from service.core.photo_errors import ImageTooLargeError, NoFaceError
 from service.domain.gallery import Gallery
 from service.inference.photo_pipeline import Face
-from service.schemas.fields import Embedding, SubjectId
+from service.schemas.fields import NORMALIZED, Embedding, SubjectId
 from service.schemas.photos import PhotoBytes
 
 MAX_PREDICTIONS: Final = 100
@@ -26,6 +26,7 @@ MAX_ERASED: Final = 200
 Body = TypeVar("Body", bound=BaseModel)
 ImageId = Annotated[UUID, Path(description="Id of a template.")]
 SubjectPath = Annotated[SubjectId, Path()]
+SubjectQuery = Annotated[str, NORMALIZED, Query(description="Id of a subject; empty: all subjects.")]
 PredictionCount = Annotated[int, Query(ge=-1, description="Candidates per face; 0 and -1: all.")]
 
 

@@ -25,6 +25,7 @@ from service.core.errors import (
     StorageBusyError,
     UnauthorizedError,
 )
+from service.core.identifiers import ID_RULE, TEXT_RULE
 from service.domain.gallery import SUBJECT_ID_PATTERN
 from service.schemas.fields import GALLERY_NAME, SEALED_CURSOR, SINGLE_LINE, WITHOUT_NUL
 
@@ -38,8 +39,8 @@ PATTERN_MESSAGES: Final = {
     "^[0-9a-f]{1,64}$": "must be 1 to 64 lowercase hexadecimal digits",
     SEALED_CURSOR: "must be 'next' of the page before",
     GALLERY_NAME: "must be at most 64 letters, digits, '.', '_' or '-', and begin with a letter or digit",
-    SUBJECT_ID_PATTERN: "must be 1 to 128 characters without slash and backslash",
-    SINGLE_LINE: "must not contain control characters, line separators or direction marks",
+    SUBJECT_ID_PATTERN: ID_RULE,
+    SINGLE_LINE: TEXT_RULE,
     WITHOUT_NUL: "must not contain NUL",
 }
 """Message for each regular expression of the API."""
@@ -144,4 +145,4 @@ def _message(error: Mapping[str, Any]) -> str:
         return "must be a date like 2026-01-31, or a time like 2026-01-31T12:00:00Z"
     if error["type"] == "string_pattern_mismatch" and (message := PATTERN_MESSAGES.get(error["ctx"]["pattern"])):
         return message
-    return str(error["msg"])
+    return str(error["msg"]).removeprefix("Value error, ")

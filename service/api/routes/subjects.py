@@ -37,7 +37,7 @@ from service.domain.gallery import Gallery, IdempotentResponse, NewTemplate, Sub
 from service.inference.photo_pipeline import Photo
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
 from service.schemas.erasures import to_deleted_out, to_receipt_out
-from service.schemas.fields import Metadata, SubjectId
+from service.schemas.fields import Metadata, SubjectId, Tag
 from service.schemas.subjects import (
     EnrollIn,
     MergeIn,
@@ -83,7 +83,7 @@ async def list_subjects(
     context: ContextDep,
     cursor: Cursor = None,
     limit: PageLimit = 100,
-    tag: Annotated[list[str], Query(max_length=32, description="Only subjects with all of these tags.")] = [],  # noqa: B006
+    tag: Annotated[list[Tag], Query(max_length=32, description="Only subjects with all of these tags.")] = [],  # noqa: B006
     metadata: Annotated[str | None, Query(description=METADATA_HELP, examples=['{"floor": 3}'])] = None,
 ) -> SubjectsOut:
     """List the subjects, oldest first."""
@@ -415,7 +415,7 @@ def _metadata(text: str | None) -> tuple[tuple[str, Any], ...]:
     try:
         return () if text is None else tuple(METADATA_ADAPTER.validate_json(text).items())
     except ValidationError as error:
-        raise InvalidRequestError(f"metadata: {error.errors()[0]['msg']}") from error
+        raise InvalidRequestError(f"metadata: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
 
 
 def _request_digest(subject: str, body: EnrollIn) -> str:

@@ -22,7 +22,7 @@ from models.checksums import sha256_of
 from models.pack.manifest import ModelPack
 from service.cli.converters.output import SubjectIds
 from service.core.errors import ForeignFileError
-from service.core.text import CONTROL_PATTERN
+from service.core.identifiers import FORBIDDEN_PATTERN
 from service.domain.gallery_items import GalleryFileHeader, GalleryItems, rows_in_block, to_microseconds
 from service.storage.transfer.ndjson import header_line, lines_of
 
@@ -128,7 +128,7 @@ def _items(rows: list[Any], d: int, ids: SubjectIds) -> GalleryItems:
     return GalleryItems(
         numbers=range(1, n + 1),
         subjects=[ids.id_for(row[0]) for row in rows],
-        names=[CONTROL_PATTERN.sub(" ", row[1]) if isinstance(row[1], str) else row[1] for row in rows],
+        names=[FORBIDDEN_PATTERN.sub(" ", row[1]) if isinstance(row[1], str) else row[1] for row in rows],
         metadata=[_metadata(row) for row in rows],
         tags=nothing,
         subject_created_us=nothing,

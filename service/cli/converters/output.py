@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from service.core.atomic_files import atomic_write
+from service.core.identifiers import FORBIDDEN_IN_IDS_PATTERN, JOINERS, MAX_ID_LENGTH, to_nfc
 from service.inference.archives import MANIFESTS
 
 PEOPLE_PER_FOLDER: Final = 1000
-MAX_ID_LENGTH: Final = 128
 SLASHES: Final = re.compile(r"[/\\]")
 SUFFIXES_BY_SIGNATURE: Final = (
     (b"\xff\xd8\xff", ".jpg"),
@@ -99,6 +99,9 @@ def photo_suffix(content: bytes) -> str:
 
 
 def _sanitize(name: str) -> str:
-    text = SLASHES.sub("-", unicodedata.normalize("NFC", name))
-    text = "".join(letter if letter.isprintable() else " " for letter in text).strip()[:MAX_ID_LENGTH].strip()
-    return text if text not in ("", ".", "..") else "unnamed"
+    try:
+        text = to_nfc(name)
+    except ValueError:  # too many combining marks
+        text = "".join(character for character in name if not unicodedata.category(character).startswith("M"))
+    text = FORBIDDEN_IN_IDS_PATTERN.sub(" ", SLASHES.sub("-", text)).strip()[:MAX_ID_LENGTH].strip()
+    return text if text.strip(JOINERS) not in ("", ".", "..") else "unnamed"

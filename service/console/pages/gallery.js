@@ -139,7 +139,7 @@ function people(gallery, { subjects, keep_crops: keeps }, tag, signal) {
   }
 
   function show() {
-    const text = search.value.trim().toLowerCase();
+    const text = search.value.trim().normalize("NFC").toLowerCase();
     const shown = text ? loaded.filter((one) => `${one.name ?? ""} ${one.id}`.toLowerCase().includes(text)) : loaded;
     const narrowed = text || tagged.value.trim();
     hits = shown.length;

@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx2 as httpx
 import numpy as np
@@ -349,3 +350,25 @@ def test_invalid_cutoffs_prevent_the_start(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path, compat="compreface", compat_cutoffs="0.4,0.6,0.5")
     with pytest.raises(SettingsError, match="KITH_COMPAT_CUTOFFS"):
         create_app(settings)
+
+
+def test_names_in_any_unicode_form_are_one_subject(compat: CompatServer) -> None:
+    nfc, nfd, emoji = "Jos\xe9", "Jose\u0301", "👩\u200d💻"
+    with compat.client(compat.create_key(compat.create_gallery())) as client:
+        assert client.post("/recognition/subjects", json={"subject": nfd}).json() == {"subject": nfc}
+        assert client.post("/recognition/subjects", json={"subject": nfc}).status_code == 400  # it exists
+        assert client.get("/recognition/subjects").json() == {"subjects": [nfc]}
+        assert client.put(f"/recognition/subjects/{quote(nfd)}", json={"subject": nfd}).json() == {"updated": False}
+        assert client.put(f"/recognition/subjects/{quote(nfd)}", json={"subject": emoji}).json() == {"updated": True}
+        assert client.get("/recognition/subjects").json() == {"subjects": [emoji]}
+        assert client.delete(f"/recognition/subjects/{quote(emoji)}").status_code == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_the_faces_of_a_subject_are_found_in_any_unicode_form(compat: CompatServer, photos: Path, method: str) -> None:
+    with compat.client(compat.create_key(compat.create_gallery())) as client:
+        photo = {"file": (photos / "astronaut.jpg").read_bytes()}
+        added = client.post("/recognition/faces", params={"subject": "Jose\u0301"}, files=photo)
+        assert added.json()["subject"] == "Jos\xe9"
+        found = client.request(method, "/recognition/faces", params={"subject": "Jose\u0301"}).json()
+        assert found.get("total_elements", found.get("deleted")) == 1

@@ -40,7 +40,7 @@ from models.vision.recognition import l2_normalize
 from service.api.routes.transfer import _Intake
 from service.cli.main import app
 from service.core.errors import ImportFileError, ItemError, RecognizerMismatchError, StorageError
-from service.core.text import CONTROL_PATTERN
+from service.core.identifiers import FORBIDDEN_IN_IDS_PATTERN, FORBIDDEN_PATTERN, JOINERS, to_nfc
 from service.domain.fusion import Fusion
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.domain.gallery_items import GalleryFileHeader, GalleryItems, validate_items
@@ -122,10 +122,12 @@ def parquet_of(table: pa.Table, **options: Any) -> io.BytesIO:
     return buffer
 
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
-IN_ONE_LINE = TEXT.filter(lambda text: not CONTROL_PATTERN.search(text))
-IDS = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="/\\"), min_size=1, max_size=40).filter(
-    lambda text: text not in (".", "..") and text.isprintable()
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20).map(to_nfc)
+IN_ONE_LINE = TEXT.filter(lambda text: not FORBIDDEN_PATTERN.search(text))
+IDS = (
+    st.text(st.characters(exclude_categories=["Cc", "Cs", "Z"]), min_size=1, max_size=40)
+    .map(to_nfc)
+    .filter(lambda text: text.strip(JOINERS) not in ("", ".", "..") and not FORBIDDEN_IN_IDS_PATTERN.search(text))
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
@@ -136,7 +138,7 @@ PEOPLE = st.dictionaries(
     IDS,
     st.tuples(
         st.none() | IN_ONE_LINE,
-        st.dictionaries(TEXT, VALUES, max_size=4),
+        st.dictionaries(IN_ONE_LINE, VALUES, max_size=4),
         st.lists(IN_ONE_LINE.filter(bool), max_size=4),
         st.integers(0, 3),
     ),

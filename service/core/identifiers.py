@@ -1,0 +1,103 @@
+"""Unicode rules of ids and names, the same for every entry: bodies, paths, queries, archives, imports, command line.
+
+The refused characters are listed here. Python's tables would give answers that depend on its version:
+``str.isprintable`` is false for emoji that are newer than the interpreter.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from typing import Any, Final
+
+from service.core.text import CONTROL_CHARACTERS
+
+MAX_ID_LENGTH: Final = 128
+MAX_COMBINING_MARKS: Final = 30
+"""Maximum run of combining marks, as in the Stream-Safe Text Format (UAX 15). Normalization is quadratic in it."""
+_NONCHARACTERS: Final = r"\ufdd0-\ufdef" + "".join(f"\\U{plane:04x}fffe\\U{plane:04x}ffff" for plane in range(17))
+FORBIDDEN_PATTERN: Final = re.compile(rf"[{CONTROL_CHARACTERS}\ud800-\udfff{_NONCHARACTERS}]")
+"""Control characters, line separators, bidirectional controls, surrogates and noncharacters."""
+INVISIBLE_PATTERN: Final = re.compile(
+    FORBIDDEN_PATTERN.pattern[:-1]
+    + r"\xad\u061c\u115f\u1160\u200b\u200e\u200f\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb"
+    + r"\xa0\u1680\u2000-\u200a\u202f\u205f]"
+)
+"""Also invisible characters, and spaces other than the usual and the ideographic one."""
+FORBIDDEN_IN_IDS_PATTERN: Final = re.compile(rf"{INVISIBLE_PATTERN.pattern[:-1]}\ufffd/\\]")
+"""Characters that ids cannot have. Names may have those that are not in FORBIDDEN_PATTERN.
+
+Invisible characters and other spaces make two ids look equal. U+FFFD stands for bytes that a client could not decode,
+so that two people would get one id. Joiners, variation selectors, tags and the ideographic space are allowed, because
+names and emoji need them."""
+JOINERS: Final = "\u200c\u200d"
+ID_RULE: Final = (
+    f"must be 1 to {MAX_ID_LENGTH} visible characters, without '/', '\\', U+FFFD and spaces at its ends, "
+    "and not '.' or '..'"
+)
+TEXT_RULE: Final = "must not contain control characters, line separators, direction marks or noncharacters"
+MARKS_RULE: Final = f"must not contain more than {MAX_COMBINING_MARKS} combining marks in a row"
+
+
+def to_nfc(text: str) -> str:
+    """Return ``text`` in Unicode normalization form C: the same name in equal bytes, however it was typed or stored.
+
+    Raises:
+        ValueError: more than MAX_COMBINING_MARKS marks follow each other.
+    """
+    if text.isascii():
+        return text
+    run = 0
+    for character in text:
+        run = run + 1 if unicodedata.category(character).startswith("M") else 0
+        if run > MAX_COMBINING_MARKS:
+            raise ValueError(MARKS_RULE)
+    return unicodedata.normalize("NFC", text)
+
+
+def normalize_text(text: str) -> str:
+    """Return a name, label or tag in NFC. Raises ValueError: a character is forbidden."""
+    normalized = to_nfc(text)
+    if FORBIDDEN_PATTERN.search(normalized):
+        raise ValueError(TEXT_RULE)
+    return normalized
+
+
+def normalize_id(text: str) -> str:
+    """Return an id in NFC. Raises ValueError: it does not follow ID_RULE."""
+    normalized = to_nfc(text)
+    if (
+        not 0 < len(normalized) <= MAX_ID_LENGTH
+        or FORBIDDEN_IN_IDS_PATTERN.search(normalized)
+        or normalized != normalized.strip()
+        or normalized.strip(JOINERS) in ("", ".", "..")
+    ):
+        raise ValueError(ID_RULE)
+    return normalized
+
+
+def normalize_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata with keys as :func:`normalize_text` returns them, and the texts of its JSON values in NFC.
+
+    Raises:
+        ValueError: a text or key is not allowed, or two keys are equal in NFC.
+        RecursionError: a value is nested too deeply.
+    """
+    return _unique({normalize_text(key): _json_to_nfc(value) for key, value in metadata.items()}, metadata)
+
+
+def _json_to_nfc(value: Any) -> Any:
+    if isinstance(value, str):
+        return to_nfc(value)
+    if isinstance(value, list):
+        return [_json_to_nfc(item) for item in value]
+    if isinstance(value, dict):
+        return _unique({to_nfc(key): _json_to_nfc(item) for key, item in value.items()}, value)
+    return value
+
+
+def _unique(normalized: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    if len(normalized) < len(given):
+        raise ValueError("must not contain two keys that differ in Unicode normalization only")
+    return normalized

@@ -1,0 +1,123 @@
+"""Ids, names, tags and metadata are equal in every entry if their composed (NFC) and decomposed (NFD) forms are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx2 as httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kith import Kith
+from kith.options import FilterOptions
+from service.schemas.keys import KeyIn
+from service.schemas.webhooks import WebhookIn
+
+NFC, NFD = "Jos\xe9", "Jose\u0301"
+FORMS = [NFC, NFD]
+PERSIAN = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"
+
+
+def ids(kith: Kith, gallery: str) -> list[str]:
+    return [each.id for each in kith.subjects(gallery)]
+
+
+@pytest.mark.parametrize("stored", FORMS)
+@pytest.mark.parametrize("asked", FORMS)
+def test_paths(kith: Kith, gallery: str, stored: str, asked: str) -> None:
+    assert kith.put_subject(gallery, stored, name=stored).id == NFC
+    assert kith.put_subject(gallery, asked).id == NFC
+    assert kith.subject(gallery, asked).id == NFC
+    assert ids(kith, gallery) == [NFC]
+    erased = kith.delete_subject(gallery, asked)
+    assert ids(kith, gallery) == []
+    assert [each.id for each in kith.erasures(gallery, stored)] == [erased.receipt.id]
+
+
+@pytest.mark.parametrize("stored", FORMS)
+@pytest.mark.parametrize("asked", FORMS)
+def test_bodies_queries_and_filters(kith: Kith, gallery: str, stored: str, asked: str) -> None:
+    vector = [1.0] + [0.0] * (kith.model().dimension - 1)
+    put = kith.put_subject(gallery, stored, name=stored, tags=[stored], metadata={stored: {stored: [stored]}})
+    assert (put.name, put.tags, put.metadata) == (NFC, [NFC], {NFC: {NFC: [NFC]}})
+    kith.enroll(gallery, stored, embeddings=[vector])
+    assert [each.id for each in kith.subjects(gallery, tags=[asked])] == [NFC]
+    assert [each.id for each in kith.subjects(gallery, metadata={asked: {asked: [asked]}})] == [NFC]
+    filters: list[FilterOptions] = [{"tags": [asked]}, {"metadata": {asked: {asked: [asked]}}}]
+    for wanted in filters:
+        (found,) = kith.identify(gallery, embeddings=[vector], risk={"threshold": 0.5}, filter=wanted).results
+        assert found.subject == NFC
+    assert kith.verify(vector, (gallery, asked), risk={"threshold": 0.5}).similarity == pytest.approx(1)
+    assert {line.subject for line in kith.audit(gallery, subject=asked)} == {
+        line.subject for line in kith.audit(gallery, subject=stored)
+    }
+    kith.put_subject(gallery, "other")
+    kith.merge_subject(gallery, "other", asked)
+    assert ids(kith, gallery) == [NFC]
+    assert kith.update_subject(gallery, asked, tags=[stored, "x"]).tags == [NFC, "x"]
+
+
+@pytest.mark.parametrize("kind", ["ndjson", "parquet"])
+def test_imports(kith: Kith, gallery: str, kind: str, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"subject": NFD, "name": NFD, "tags": [NFD], "metadata": {NFD: NFD}},
+        {"subject": PERSIAN},
+        {"subject": "\U0001fae9"},
+        {"subject": "a\u202eb"},
+        {"subject": NFC},
+    ]
+    served = kith.model()
+    if kind == "ndjson":
+        header = {"kith": "gallery", "version": 1, "recognizer": served.recognizer, "dimension": served.dimension}
+        (tmp_path / f"people.{kind}").write_text("\n".join(map(json.dumps, [header, *rows])))
+    else:
+        columns = {
+            "subject": [row["subject"] for row in rows],
+            "name": [row.get("name") for row in rows],
+            "tags": [row.get("tags") for row in rows],
+            "metadata": [json.dumps(row["metadata"]) if "metadata" in row else None for row in rows],
+            "embedding": pa.array([None] * len(rows), pa.list_(pa.float32(), served.dimension)),
+        }
+        pq.write_table(pa.table(columns), tmp_path / f"people.{kind}")
+    report = kith.import_gallery(gallery, tmp_path / f"people.{kind}", recognizer=served.recognizer)
+    assert report.refused == 1
+    assert sorted(ids(kith, gallery)) == sorted([NFC, PERSIAN, "\U0001fae9"])
+    stored = kith.subject(gallery, NFC)
+    assert (stored.name, stored.tags, stored.metadata) == (NFC, [NFC], {NFC: NFC})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["👩\u200d💻", PERSIAN, "\U0001fae9", "\U0001fac8", "山田\u3000太郎"],
+)
+def test_joiners_and_new_emoji(kith: Kith, gallery: str, text: str) -> None:
+    assert kith.put_subject(gallery, text, name=text, tags=[text], metadata={text: text}).id == text
+    assert kith.subject(gallery, text).tags == [text]
+
+
+@pytest.mark.parametrize("text", ["a\u202eb", "a\u2028b", "a\ufffe", "a\x85b", "a" + "\u0301" * 31])
+def test_forbidden_texts(server: str, gallery: str, text: str) -> None:
+    path = f"{server}/v1/galleries/{gallery}/subjects"
+    answers = [
+        httpx.put(f"{path}/{quote(text)}", json={}),
+        httpx.put(f"{path}/ada", json={"name": text}),
+        httpx.put(f"{path}/ada", json={"tags": [text]}),
+        httpx.put(f"{path}/ada", json={"metadata": {text: 1}}),
+        httpx.get(path, params={"tag": text}),
+        httpx.get(path, params={"metadata": json.dumps({text: 1})}),
+        httpx.post(f"{server}/v1/keys", json={"name": text, "scopes": ["read"]}),
+        httpx.post(f"{server}/v1/webhooks", json={"url": "https://example.org", "name": text}),
+    ]
+    for answer in answers:
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request"), answer.text
+        assert "must" in answer.json()["detail"]
+        assert "Value error" not in answer.json()["detail"]
+
+
+def test_names_of_keys_and_webhooks() -> None:
+    assert KeyIn(name=NFD, scopes=["read"]).name == NFC
+    assert WebhookIn(url="https://example.org", name=NFD).name == NFC
