@@ -12,7 +12,6 @@ import io
 import json
 import os
 import tarfile
-import unicodedata
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,6 +24,7 @@ from models.vision.photo_files import HEAD_BYTES, is_hidden, is_photo, printable
 from service.core.errors import ArchiveInvalidError, ArchiveTooLargeError, KithError
 from service.core.extras import require_package
 from service.core.gunzip import GunzipFile, max_unpacked_bytes
+from service.core.identifiers import to_nfc
 from service.core.json_limits import JsonLimits, check_json
 from service.core.photo_errors import ImageTooLargeError
 from service.inference.zip_names import ENTRY_SIGNATURE, clear_false_flags, name_of
@@ -359,8 +359,16 @@ def _check_size(size: int, limits: ArchiveLimits) -> None:
 
 def _safe_path(path: str) -> PurePosixPath:
     """Return a path in NFC, as people type it; macOS writes decomposed names."""
-    parts = unicodedata.normalize("NFC", path).replace("\\", "/").split("/")
+    parts = _compose(path).replace("\\", "/").split("/")
     return PurePosixPath(*(part for part in parts if part not in ("", ".", "..")))
+
+
+def _compose(text: str) -> str:
+    """Return a text in NFC; unchanged if that would take long. No id may have so many combining marks."""
+    try:
+        return to_nfc(text)
+    except ValueError:
+        return text
 
 
 def storable_name(path: str) -> str:
@@ -391,7 +399,7 @@ def _read_manifest(name: str, payload: bytes, entries: int) -> dict[str, str]:
                 raise ArchiveInvalidError(
                     f"{name}, entry {number}: 'file' and 'subject' are required, and must be text"
                 )
-            subjects[str(_safe_path(row["file"]))] = unicodedata.normalize("NFC", row["subject"])
+            subjects[str(_safe_path(row["file"]))] = _compose(row["subject"])
     except (ValueError, RecursionError, csv.Error) as error:
         raise ArchiveInvalidError(f"{name} cannot be read: {error}") from error
     return subjects

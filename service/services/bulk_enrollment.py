@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,8 +12,9 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from service.core.errors import GalleryChangedError, GalleryMovedError, InvalidRequestError, JobCrashedError, KithError
+from service.core.identifiers import ID_RULE
 from service.domain.decision import FaceChoice
-from service.domain.gallery import SUBJECT_ID_PATTERN, Gallery, NewTemplate, check_subject_id
+from service.domain.gallery import Gallery, NewTemplate, check_subject_id
 from service.index.follower import Followers
 from service.inference.archives import ArchiveContents, ArchivedFile, ArchiveLimits, iterate_members, read_contents
 from service.inference.photo_pipeline import Photo
@@ -126,9 +126,7 @@ _NOT_UTF8: Final = InvalidRequestError("the folder name is not UTF-8, and its en
 _LOST_NAME: Final = InvalidRequestError(
     "the folder name is made of placeholders for lost characters, and may stand for several people", _NAME_REMEDY
 )
-_NO_ID: Final = InvalidRequestError(
-    "the folder name is not a valid subject id: at most 128 printable characters, no slashes, no outer spaces"
-)
+_NO_ID: Final = InvalidRequestError(f"the folder name is not a valid subject id: it {ID_RULE}", _NAME_REMEDY)
 
 
 def _record_other_files(context: JobContext, found: ArchiveContents, done: DoneItems) -> None:
@@ -363,7 +361,7 @@ def _unfit(subject: str | None) -> KithError | None:
         check_subject_id(subject)
     except ValueError:
         return _NO_ID
-    return None if re.match(SUBJECT_ID_PATTERN, subject) else _NO_ID
+    return None
 
 
 def _valid(subject: str | None) -> str | None:
