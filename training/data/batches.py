@@ -84,6 +84,8 @@ class Batches:
 
     def _decode(self, first: int) -> Iterator[Batch]:
         """Yield batches of worker processes, in order. Only the rows of a batch are sent to them."""
+        # Workers use one core. A worker that ends the thread pool itself would wait for threads that it does not have.
+        cv2.setNumThreads(1)
         return iter(
             DataLoader(
                 _Decoder(self),
@@ -143,10 +145,9 @@ class Batches:
 
 
 def _start_worker(_number: int) -> None:
-    """Leave Ctrl-C to the main process, which stops after its step, and use one core."""
+    """Leave Ctrl-C to the main process, which stops after its step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    cv2.setNumThreads(1)
 
 
 def _copy_if_it_fits(crops_NHWC: NDArray[np.uint8], device: torch.device) -> Tensor | None:
