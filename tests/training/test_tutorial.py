@@ -186,7 +186,11 @@ def test_networks_of_packs_become_a_pack(workplace: Path) -> None:
     made.verify()
     assert made.recognition.fingerprint() == source.recognition.fingerprint()
     assert made.detection.path.read_bytes() == source.detection.path.read_bytes()
-    assert made.provenance == {**source.provenance, "note": "", "log": None}
+    networks = {task: {"pack": source.model_id, **source.provenance[task]} for task in ("recognizer", "detector")}
+    assert made.provenance == {**networks, "note": "", "log": None}
+    assert f"--recognizer-of {source.model_id} --detector-of {source.model_id}" in (
+        (made.directory / "MODEL_CARD.md").read_text()
+    )
     assert made.calibration is not None
     assert source.calibration is not None
     assert made.calibration["images"] < source.calibration["images"]

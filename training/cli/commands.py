@@ -316,8 +316,10 @@ def pack(
     recognizer_of: Annotated[Path | None, typer.Option(help="Pack whose recognizer is reused.")] = None,
     detector: Annotated[Path | None, typer.Option(help="Finished detector run.")] = None,
     detector_of: Annotated[Path | None, typer.Option(help="Pack whose detector is reused.")] = None,
-    name: Annotated[str, typer.Option()] = "kith-compact",
-    display_name: Annotated[str, typer.Option()] = "Kith compact",
+    name: Annotated[
+        str | None, typer.Option(help="Name: letters, digits, '.', '_' or '-'. Default: that of the output folder.")
+    ] = None,
+    display_name: Annotated[str | None, typer.Option(help="Name for people. Default: --name.")] = None,
     note: Annotated[str, typer.Option(help="Note for the model card.")] = "",
     precision: Annotated[str, typer.Option(help="Precision of the recognizer: fp32, fp16 or int8.")] = "fp16",
     data_terms: Annotated[
@@ -334,7 +336,8 @@ def pack(
     """Export two runs, calibrate, measure, and write a pack with its model card."""
     networks = _source("recognizer", recognizer, recognizer_of), _source("detector", detector, detector_of)
     options = PackOptions(note, data_terms, detector_terms, _precision(precision), log, center)
-    print_figures(pack_rows(make_pack(*networks, data, output, name, display_name, options)))
+    name = name or output.resolve().name
+    print_figures(pack_rows(make_pack(*networks, data, output, name, display_name or name, options)))
 
 
 def _source(network: str, run: Path | None, pack: Path | None) -> Path | ModelPack:

@@ -295,8 +295,10 @@ def _scale_to_size(
 def evaluate_detection(detector: Detector, data: Path) -> dict[str, Any]:
     """Run all detector evaluations. ``data`` contains lfw/ and wider/."""
     reference, images = data / "lfw" / "landmarks_yunet.csv", data / "lfw" / "images"
+    wider = load_annotated(data / "wider", "val")
     return {
-        "wider_val": asdict(evaluate_detector(detector, load_annotated(data / "wider", "val"))),
+        "counts": {"wider_photos": len(wider)},
+        "wider_val": asdict(evaluate_detector(detector, wider)),
         "lfw_central_faces": asdict(evaluate_central_faces(detector, reference, images)),
         "false_alarms": asdict(evaluate_false_alarms(detector, reference, images)),
         "face_sizes_found": evaluate_sizes(detector, reference, images),

@@ -77,8 +77,14 @@ def evaluate_pack(
         report["lfw_view2"] = asdict(verify(embeddings, pairs))
         report["lfw_splits"] = [asdict(split) for split in split_view2(embedder, embeddings, pairs, lfw)]
         report["lfw_worst_pairs"] = asdict(find_worst_pairs(embeddings, pairs))
-        report["lfw_open_set"] = asdict(identify(embeddings, read_open_set(lfw / "openset_protocol.json")))
+        protocol = read_open_set(lfw / "openset_protocol.json")
+        report["lfw_open_set"] = asdict(identify(embeddings, protocol))
         report |= evaluate_detection(embedder.detector, data)
+        report["counts"] |= {
+            "gallery": len(protocol.gallery),
+            "mated": len(protocol.mated),
+            "strangers": len(protocol.strangers),
+        }
     embedder.save_cache()
     return report
 

@@ -11,35 +11,30 @@ from typing import Any, Final
 
 from models.pack.manifest import ModelPack
 from training.config import ConfigError
+from training.export.card_commands import commands
 
 CARD = """# {name}
 
-{display_name}: a compact face detector and a face recognizer ({backbone}, {dimension} dimensions). `kith-train pack`
-and `kith-train evaluate --refresh` generate this card from measurements.
+{display_name}: a face detector and a face recognizer ({backbone}, {dimension} dimensions). `kith-train pack` and
+`kith-train evaluate --refresh` generate this card from the manifest.
 
 ## Training data
 
-- Recognizer: {images:,} aligned 112x112 crops {people} ({data}), {teacher}.
-  {terms}
+{recognizer}
 {detector}
 - Calibration: {calibrated_on}, {impostor_pairs:,} impostor
-  and {genuine_pairs:,} genuine pairs). No network was trained on photos of LFW.
+  and {genuine_pairs:,} genuine pairs).
 
-**Terms.** A pack is as free as its least free part: `kith models list` states the license of each.
+**Terms.** A pack is as free as its least free part: networks, training photos, and the photos of teachers and labeling
+networks.
 
-**Overlap of people.** The figures below are measured on LFW, whose 5,749 people are named public figures. Training
-photos, or those of a teacher, may show some of them under no name or another one. Such people cannot be removed, and
-the figures may be too good, by an unknown amount.
+**Overlap of people.** The figures below are too good, by an unknown amount, if the training photos or those of a
+teacher show people of the photos that measure them. Kith does not check this.
 
 ## Commands
 
 ```
-kith-train annotate PHOTOS --pack PACK
-kith-train detector --photos PHOTOS --output runs/detector
-kith-train detector --photos PHOTOS --output runs/detector-polished --polish runs/detector
-kith-train run {recipe} --data DATA/{data}{teacher_option}{align_option} --output runs/{recipe}{settings}
-kith-train pack --recognizer runs/{recipe} --detector runs/detector-polished --data DATA \\
-    --output models/packs/{name} --name {name} --data-terms TERMS --detector-terms TERMS{packing}
+{commands}
 ```
 
 {note}## Figures
@@ -51,21 +46,13 @@ people on LFW and over photos on WIDER.
 |---|---|
 {rows}
 
-View 2 is LFW's ten-fold protocol: each fold uses the threshold of the other nine. A photo without a detected face has
-similarity 0 to all others. Open set: 610 people with one photo each, 4,397 mated probes, 4,069 strangers, thresholds
-chosen on the same data. WIDER: the 74 validation photos at most 576 pixels wide, IoU 0.5. Landmark error: mean distance
-of five points to YuNet's, in eye distances. Detections upside down, in noise and in textures are false alarms.
+{protocols}
 
 {splits}{groups}{variants}## Limitations
 
-{worst}- The recognizer was trained on {images:,} crops: recognizers trained on millions are far better. Expect worse
-  results for faces that are rare in the training data, or in its teacher's. LFW has no labels of age, sex or skin
-  color, few children and few people over eighty. The figures on LFW cannot show the difference and do not hold for
-  everyone.
-{sizes}- The detector misses masked faces and many strong profiles. Landmarks of upside-down faces are unusable:
-  the service tries other orientations (docs/models.md).
-- Landmarks were learned from YuNet's, which vary by 5 to 8 % of the eye distance when a photo is shifted, mirrored or
-  scaled (`python -m bench.landmark_repeatability`; docs/decisions/0007).
+{worst}{limits}
+{sizes}- No figure shows how many masked faces and strong profiles the detector misses. Landmarks in upside-down photos
+  are not measured: the service tries other orientations (docs/models.md).
 
 ## Out of scope
 
@@ -73,10 +60,10 @@ of five points to YuNet's, in eye distances. Detections upside down, in noise an
   and some groups more often than others.
 - Surveillance of public places, or search for people without their consent.
 - Estimation of age, sex, origin, health or emotions: it was not trained for these.
-- Proof of identity: it cannot tell a person from a picture of that person.
+- Proof of identity: the recognizer cannot tell a person from a picture of that person.
 - Emergencies, where no person checks its decisions.
 
-Use this pack to evaluate Kith, then serve a pack whose accuracy, data and terms fit your purpose.
+Serve this pack only where its accuracy, data and terms fit your purpose.
 """
 SPLITS = """View 2 by photo properties, at the thresholds of its folds. The worse photo of a pair selects its
 third. FNMR is the share of missed same-person pairs, FMR the share of accepted different-person pairs.
@@ -108,16 +95,21 @@ aligned crops. Intervals are 95 %, over people.
 """
 VARIANTS = """## Precision variants
 
-`kith-train quantize models/packs/{name} --data DATA --photos PHOTOS` writes the INT8 files of `int8/`
-({files}), with ranges from photos of FairFace and from
-training photos of the detector. It measures the loss of INT8 and bf16 against fp32 on LFW and WIDER FACE; a negative
-loss is a chance gain. The last rows enroll and search the open-set people of LFW at the fp32 thresholds of the pack.
+{source}
 
 | Variant | Loss |
 |---|---|
 {rows}
 
 """
+QUANTIZED_ON_DATA: Final = (
+    "`kith-train quantize` wrote and measured these variants: INT8 ranges from photos of FairFace and, for the "
+    "detector, from annotated photos; losses on LFW and WIDER FACE. The last rows enroll and search the open-set "
+    "people of LFW at the fp32 thresholds of the pack."
+)
+QUANTIZED_ON_PHOTOS: Final = (
+    "`kith models quantize` wrote and measured these INT8 files on photos without names{photos}."
+)
 WORST = """- The worst errors on View 2, by file name (some labels of LFW are wrong):
 
   | Similarity | Truth | Photos |
@@ -126,6 +118,13 @@ WORST = """- The worst errors on View 2, by file name (some labels of LFW are wr
 
 """
 
+NO_DATA_TERMS: Final = (
+    "Not stated (`--data-terms`): the terms of the training photos are unknown. Check them before you distribute this "
+    "pack."
+)
+NO_DETECTOR_TERMS: Final = "Not stated (`--detector-terms`): the terms of its training photos are unknown."
+LARGE_SET: Final = 1_000_000
+"""Crops from which a recognizer counts as trained on millions."""
 MIN_FOUND_SHARE: Final = 0.9
 PLAIN_PHOTOS: Final = "LFW"
 MASKED_PHOTOS: Final = "LFW, one photo with a drawn mask"
@@ -150,38 +149,37 @@ def write_model_card(pack: ModelPack, settings: Sequence[str] = ()) -> None:
     calibration = pack.calibration or {}
     run: dict[str, Any] = pack.provenance["recognizer"]["run"]
     data: dict[str, Any] = pack.provenance["recognizer"]["data"]
-    teacher = run["distill"]["teacher"]
+    recognizer = _fill(f"- Recognizer: {_recognizer_data(pack)}")
     (pack.directory / "MODEL_CARD.md").write_text(
         CARD.format(
             name=pack.model_id,
             display_name=pack.display_name,
-            recipe=run["name"],
-            settings="".join(f" \\\n    --set {setting}" for setting in settings),
-            note="".join(f"{textwrap.fill(text, 120)}\n\n" for text in _notes(pack)),
-            images=data["images"],
-            people="without names" if run["head"]["name"] == "none" else f"of {data['people']:,} people",
-            data=run["data"]["root"],
             backbone=run["backbone"]["name"],
             dimension=pack.recognition.dimension,
-            teacher=f"distilled from {teacher}" if teacher else "trained without a teacher",
-            packing=f" --center {center:g}" if (center := pack.provenance["recognizer"].get("center", 0.0)) else "",
-            teacher_option=f" --teacher {teacher}" if teacher else "",
-            align_option="" if run["data"]["aligned"] else " --align-with PACK",
-            detector=textwrap.fill(f"- Detector: {_detector_data(pack)}", 118, subsequent_indent="  "),
-            terms=textwrap.fill(data["terms"] or describe_terms(run["data"]["root"]), 118, subsequent_indent="  "),
+            recognizer=recognizer,
+            detector=_fill(f"- Detector: {_detector_data(pack)}"),
             calibrated_on=f"{calibration['data'].partition(',')[0]} ({calibration['images']:,} photos of "
             f"{calibration['people']:,} people",
             impostor_pairs=calibration["impostor_pairs"],
             genuine_pairs=calibration["genuine_pairs"],
+            commands="\n".join(commands(pack, settings)),
+            note="".join(f"{textwrap.fill(text, 120)}\n\n" for text in _notes(pack)),
             rows="\n".join(f"| {name} | {value} |" for name, value in pack_rows(pack)),
+            protocols=textwrap.fill(_protocols(pack.metrics), 120),
             splits=_splits(pack.metrics),
             groups=_groups(pack.metrics),
             variants=_variants(pack),
             worst=_worst(pack.metrics),
+            limits=_fill(_data_limits(data["images"], bool(run["distill"]["teacher"]))),
             sizes=_missed_sizes(pack.metrics),
         ),
         encoding="utf-8",
     )
+
+
+def _fill(item: str) -> str:
+    """Return an item of a list, wrapped."""
+    return textwrap.fill(item, 118, subsequent_indent="  ")
 
 
 def variant_rows(pack: ModelPack) -> list[tuple[str, str]]:
@@ -195,13 +193,16 @@ def variant_rows(pack: ModelPack) -> list[tuple[str, str]]:
 
 
 def _losses(measured: Mapping[str, Any]) -> list[str]:
-    view2 = measured["lfw_view2"]
-    low, high = view2["interval"]
-    losses = [f"LFW View 2 {view2['points_lost']:+.3f} points lost (95 %: {low:+.2f} to {high:+.2f})"]
+    losses = []
+    if "lfw_view2" in measured:
+        view2 = measured["lfw_view2"]
+        low, high = view2["interval"]
+        losses.append(f"LFW View 2 {view2['points_lost']:+.3f} points lost (95 %: {low:+.2f} to {high:+.2f})")
     if "lfw_view1" in measured:
         losses.append(f"View 1 {measured['lfw_view1']['points_lost']:+.2f}")
     if "wider_val_recall" in measured:
         losses.append(f"WIDER val recall {measured['wider_val_recall']['points_lost']:+.2f}")
+    if "landmark_shift" in measured:
         shift = measured["landmark_shift"]
         losses.append(
             f"landmarks move by {shift['pixels']['median']:.2f} px, {shift['eye_distances']['median']:.2%} of "
@@ -223,15 +224,17 @@ def _variants(pack: ModelPack) -> str:
                 f"TAR {result['tar']:.1%} at FMR {result['fmr']:.3%} ({result['fmr_asked']:.1%} requested); "
                 f"FNIR {result['fnir']:.1%} at FPIR {result['fpir']:.2%} "
                 f"({result['fpir_asked']:.0%} requested) |"
-                for name, result in measured["galleries"].items()
+                for name, result in measured.get("galleries", {}).items()
             ]
+    listed = [variant for spec in (pack.detection, pack.recognition) for variant in spec.variants]
     files = ", ".join(
-        f"{variant.path.name} {megabytes(variant.path):.2f} MB"
-        for spec in (pack.detection, pack.recognition)
-        for variant in spec.variants
-        if variant.path is not None
+        f"{variant.path.name} {megabytes(variant.path):.2f} MB" for variant in listed if variant.path is not None
     )
-    return VARIANTS.format(name=pack.model_id, rows="\n".join(lines), files=files)
+    notes = {str(variant.measured["photos"]) for variant in listed if "photos" in variant.measured}
+    photos = "".join(f" ({note})" for note in sorted(notes) if note)
+    source = QUANTIZED_ON_PHOTOS.format(photos=photos) if notes else QUANTIZED_ON_DATA
+    source += f" Losses are against fp32; a negative loss is a chance gain. Files in `int8/`: {files}."
+    return VARIANTS.format(source=textwrap.fill(source, 120), rows="\n".join(lines))
 
 
 def _notes(pack: ModelPack) -> list[str]:
@@ -312,20 +315,57 @@ def _missed_sizes(metrics: Mapping[str, Any]) -> str:
     )
 
 
+def _recognizer_data(pack: ModelPack) -> str:
+    """Return origin and number of training crops of the recognizer, its teacher and terms."""
+    provenance: dict[str, Any] = pack.provenance["recognizer"]
+    run, data = provenance["run"], provenance["data"]
+    unnamed = run["head"]["name"] == "none" and not run["terms"]
+    people = "without names" if unnamed else f"of {data['people']:,} people"
+    teacher = run["distill"]["teacher"]
+    taught = f"distilled from {teacher}" if teacher else "trained without a teacher"
+    crops = f"{data['images']:,} aligned 112x112 crops {people} ({run['data']['root']}), {taught}."
+    return f"{_origin(provenance)}{crops} {data['terms'] or NO_DATA_TERMS}"
+
+
 def _detector_data(pack: ModelPack) -> str:
-    """Return the numbers of training photos of the detector and their terms."""
+    """Return origin and numbers of training photos of the detector, and their terms."""
     provenance: dict[str, Any] = pack.provenance.get("detector", {})
     counts = provenance.get("run", {}).get("photos", {})
     numbers = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
-    unknown = "The terms of its training photos are unknown (`--detector-terms`)."
-    return " ".join(text for text in (f"{numbers}." if numbers else "", provenance.get("terms") or unknown) if text)
+    found = [f"{numbers}."] if numbers else []
+    return _origin(provenance) + " ".join([*found, provenance.get("terms") or NO_DETECTOR_TERMS])
 
 
-def describe_terms(data: str) -> str:
-    """Return the terms of training data that the user did not state."""
-    if data == "celeba":
-        return "CelebA's terms allow non-commercial research only."
-    return "The terms of the training photos are unknown (`--data-terms`). Check them before you distribute this pack."
+def _origin(provenance: Mapping[str, Any]) -> str:
+    return f"from the pack {provenance['pack']}: " if "pack" in provenance else ""
+
+
+def _protocols(metrics: Mapping[str, Any]) -> str:
+    """Return how the figures were measured, with the sizes that `evaluate_pack` counted."""
+    counts = metrics.get("counts", {})
+    open_set, wider = "", ""
+    if "gallery" in counts:
+        open_set = (
+            f"{counts['gallery']:,} people with one photo each, {counts['mated']:,} mated probes, "
+            f"{counts['strangers']:,} strangers, "
+        )
+        wider = f"{counts['wider_photos']:,} validation photos, "
+    return (
+        "View 2 is LFW's ten-fold protocol: each fold uses the threshold of the other nine. A photo without a detected "
+        f"face has similarity 0 to all others. Open set: {open_set}thresholds chosen on the same data. WIDER: {wider}"
+        "IoU 0.5. Landmark error: mean distance of five points to YuNet's, in eye distances. Detections upside down, "
+        "in noise and in textures are false alarms."
+    )
+
+
+def _data_limits(images: int, taught: bool) -> str:
+    fewer = ": recognizers trained on millions are far better" if images < LARGE_SET else ""
+    teachers = ", or in its teacher's" if taught else ""
+    return (
+        f"- The recognizer was trained on {images:,} crops{fewer}. Expect worse results for faces that are rare in the "
+        f"training data{teachers}. LFW has no labels of age, sex or skin color, few children and few people over "
+        "eighty. The figures on LFW cannot show the difference and do not hold for everyone."
+    )
 
 
 def interval(ends: Sequence[float] | None, digits: int) -> str:

@@ -36,7 +36,7 @@ from training.export.model_card import check_provenance, write_model_card
 from training.export.onnx_export import Centered, ExportPrecision, export_detector, export_int8, export_recognizer
 from training.export.variants import quantize_pack
 from training.optimization.loop import to_tensor
-from training.optimization.run_folder import CONFIG, load_ema_weights, read_json
+from training.optimization.run_folder import CHECKPOINT, CONFIG, load_checkpoint, load_ema_weights, read_json
 from training.recipes import recipe_overrides
 
 PARITY_IMAGES = 32
@@ -118,7 +118,7 @@ def make_pack(
     if isinstance(recognizer, ModelPack):
         check_provenance(recognizer)
         shutil.copyfile(recognizer.recognition.path, recognizer_file)
-        recognizer_provenance, dimension = recognizer.provenance["recognizer"], recognizer.recognition.dimension
+        recognizer_provenance, dimension = _reused_recognizer(recognizer, options), recognizer.recognition.dimension
     else:
         recognizer_provenance, dimension = _export_run(recognizer, spec, data, recognizer_file, cache, options)
     provenance: dict[str, Any] = {
@@ -136,6 +136,13 @@ def make_pack(
     return pack
 
 
+def _reused_recognizer(pack: ModelPack, options: PackOptions) -> dict[str, Any]:
+    """Return the provenance of a pack's recognizer, with the name of the pack that it was first part of."""
+    provenance: dict[str, Any] = pack.provenance["recognizer"]
+    data = provenance["data"] if options.terms is None else {**provenance["data"], "terms": options.terms}
+    return {"pack": pack.model_id, **provenance, "data": data}
+
+
 def _export_run(
     run: Path, spec: DetectionSpec, data: Path, path: Path, cache: Path, options: PackOptions
 ) -> tuple[dict[str, Any], int]:
@@ -149,7 +156,7 @@ def _export_run(
     cosine = _write_recognizer(config, backbone, _lfw_crops(detector, data / "lfw"), path, options.precision, view1)
     provenance = {
         "run": config.shareable(),
-        "data": _describe_data(config, options.terms),
+        "data": _describe_data(run, config, options.terms),
         "precision": options.precision,
         "center": options.center,
         "parity_worst_cosine": cosine,
@@ -282,7 +289,7 @@ def _write_detector(
     if (detector.detection.head, detector.detection.normalization) != ("scrfd", normalization):
         raise ConfigError(f"the detector of {detector.model_id} has another architecture. Name a detector run")
     shutil.copyfile(detector.detection.path, output)
-    provenance: dict[str, Any] = detector.provenance.get("detector", {"pack": detector.model_id})
+    provenance: dict[str, Any] = {"pack": detector.model_id, **detector.provenance.get("detector", {})}
     return provenance if terms is None else {**provenance, "terms": terms}
 
 
@@ -297,8 +304,12 @@ def _export_detector(run: Path, data: Path, path: Path, name: str, normalization
     return {"run": read_json(run / CONFIG), "parity_worst_shift_strides": shift}
 
 
-def _describe_data(config: RunConfig, terms: str | None) -> dict[str, Any]:
-    listed = list_identities(config.data)
+def _describe_data(run: Path, config: RunConfig, terms: str | None) -> dict[str, Any]:
+    """Return what a run was trained on. The data may have changed since."""
+    state = load_checkpoint(run / CHECKPOINT)
+    if state.get("classes") is not None:
+        return {"images": int(state["images"]), "people": len(state["classes"]), "terms": terms}
+    listed = list_identities(config.data)  # a checkpoint of an earlier version
     return {"images": len(listed), "people": len(listed.names), "terms": terms}
 
 

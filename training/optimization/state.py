@@ -132,6 +132,7 @@ class TrainingState:
             "head": head_state if shards else head.full_state(),
             "shards": shards,
             "classes": None if self.data is None else torch.from_numpy(self.data.class_ids),
+            "images": None if self.data is None else len(self.data),
             "terms": self.objective.terms.state_dict(),
             "distillation": None if self.objective.distillation is None else self.objective.distillation.state_dict(),
             "optimizer": self._optimizer_state(shards is not None),

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from models.errors import PackError
 from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.manifest import ModelPack
 from models.pack.writing import update_manifest
+from tests.training.runs import IMAGES, PEOPLE, tiny_run, write_people
 from training.config import ConfigError, HeadConfig, LoopConfig, TermConfig
+from training.detection.fit import LANDMARK_REFINEMENT, DetectorLoopConfig
 from training.export.model_card import MASKED_PHOTOS, metric_rows, write_model_card
-from training.export.packing import refresh_pack, store_group_figures
+from training.export.packing import (
+    PackOptions,
+    _describe_data,
+    _reused_recognizer,
+    refresh_pack,
+    store_group_figures,
+)
 from training.recipes import RECIPES, recipe_overrides
+from training.run.train import train_recognizer
 
 
 @pytest.fixture
@@ -116,6 +126,109 @@ def test_a_card_says_who_is_missed_once_groups_are_measured(copy: Path) -> None:
         assert expected in card, expected
     assert "White, male" not in card
     assert "| 2-12" not in card
+
+
+def own_pack(copy: Path, detector: dict[str, object], **changes: object) -> ModelPack:
+    """Return a copy of the bundled pack with the provenance of another run and detector, without variants."""
+    document = json.loads((copy / "manifest.json").read_text())
+    document |= {"model_id": "badges", "display_name": "Badges", "variants": {}}
+    (copy / "manifest.json").write_text(json.dumps(document))
+    (copy.parent / "badge_photos").mkdir(exist_ok=True)
+    config = RECIPES["compact"](copy.parent / "badge_photos", Path("runs/x"), None)
+    config = replace(config, backbone=replace(config.backbone, widths=(16, 32, 64)))
+    data = {"images": 5_000_000, "people": 90_000, "terms": None}
+    recognizer = {"run": config.shareable(), "data": data, "precision": "fp32", "center": 0.0, **changes}
+    return update_manifest(copy, {"recognizer": recognizer, "detector": detector, "note": "", "log": None}, {})
+
+
+def card_of(pack: ModelPack) -> str:
+    write_model_card(pack, recipe_overrides(pack.provenance["recognizer"]["run"]))
+    return (pack.directory / "MODEL_CARD.md").read_text()
+
+
+def test_a_card_states_no_facts_of_the_bundled_pack(copy: Path) -> None:
+    run = {**asdict(DetectorLoopConfig()), "photos": {"scenes": 12, "portraits": 3, "backgrounds": 4}}
+    card = card_of(own_pack(copy, {"run": run, "terms": None}))
+    words = " ".join(card.split())
+    for bundled in (
+        *("649", "450", "CelebA", "FairFace", "dlib", "WIDER FACE", "kith-compact", "Kith compact", "models/packs"),
+        *("YuNet's, which", "No network was trained", "5,749", "610 people", "4,397", "4,069", "the 74", "576"),
+        *("misses masked", "far better", "its teacher", "evaluate Kith", "compact face detector", "--polish", "TERMS"),
+    ):
+        assert bundled not in words, bundled
+    for own in (
+        "5,000,000 aligned 112x112 crops of 90,000 people (badge_photos), trained without a teacher. Not stated",
+        "Detector: 12 scenes, 3 portraits, 4 backgrounds. Not stated (`--detector-terms`)",
+        "--data DATA/badge_photos --output runs/compact \\ --set 'backbone.widths=[16, 32, 64]'",
+        "kith-train pack --recognizer runs/compact --detector runs/detector --data DATA --output OUTPUT \\ "
+        "--name badges --precision fp32",
+    ):
+        assert own in words, own
+
+
+def test_reused_networks_are_named_by_their_packs(copy: Path, pack: ModelPack) -> None:
+    detector = pack.provenance["detector"]
+    words = " ".join(card_of(own_pack(copy, {"pack": pack.model_id, **detector}, pack="source")).split())
+    assert "Recognizer: from the pack source: 5,000,000" in words
+    assert f"Detector: from the pack kith-compact: {detector['terms']}" in words
+    assert "kith-train run" not in words
+    assert "kith-train detector" not in words
+    assert "kith-train pack --recognizer-of source --detector-of kith-compact" in words
+    unknown = " ".join(card_of(own_pack(copy, {"pack": "scrfd"})).split())
+    assert "Detector: from the pack scrfd: Not stated" in unknown
+
+
+def test_options_describe_reused_networks(pack: ModelPack) -> None:
+    """The pack of origin is the first one, through any number of copies."""
+    kept = _reused_recognizer(pack, PackOptions())
+    assert kept == {**pack.provenance["recognizer"], "pack": pack.model_id}
+    again = replace(pack, model_id="copy", provenance={"recognizer": kept})
+    stated = _reused_recognizer(again, PackOptions(terms="Ask us."))
+    assert stated == {**kept, "data": {**kept["data"], "terms": "Ask us."}}
+
+
+def test_a_run_that_is_no_recipe_has_no_command(copy: Path) -> None:
+    made = own_pack(copy, {"run": asdict(LANDMARK_REFINEMENT), "terms": "CC0."})
+    recognizer = made.provenance["recognizer"]
+    recognizer = {**recognizer, "run": {**recognizer["run"], "name": "ours"}}
+    words = card_of(update_manifest(copy, {**made.provenance, "recognizer": recognizer}, {}))
+    assert "kith-train run" not in words
+    assert "# runs/ours is no recipe: manifest.json has its settings" in words
+    assert "--polish runs/detector" in words
+    assert "--steps" not in words
+
+
+def test_a_card_shows_variants_that_were_measured_on_photos(copy: Path) -> None:
+    document = json.loads((copy / "manifest.json").read_text())
+    (entry,) = {k: v for k, v in document["variants"]["recognition"].items() if k == "int8"}.values()
+    measured = {
+        "photos": "badge photos",
+        "engines": {"onnxruntime": {"cosine": {"mean": 0.9995, "worst": 0.99}, "accepted": True}},
+    }
+    document["variants"] = {"recognition": {"int8": {**entry, "measured": measured}}}
+    (copy / "manifest.json").write_text(json.dumps(document))
+    words = " ".join(card_of(load_pack(copy)).split())
+    assert "`kith models quantize` wrote and measured these INT8 files on photos without names (badge photos)." in words
+    assert "| recognizer, int8, onnxruntime | cosine to fp32 0.99950, at worst 0.9900 |" in words
+    assert "FairFace and, for the detector" not in words
+
+
+def test_the_cards_of_bundled_packs_are_those_that_are_generated(tmp_path: Path) -> None:
+    for bundled in (BUNDLED_PACK, BUNDLED_PACK.parent / "kith-open"):
+        shutil.copytree(bundled, tmp_path / bundled.name)
+        assert card_of(load_pack(tmp_path / bundled.name)) == (bundled / "MODEL_CARD.md").read_text()
+        assert "610 people with one photo each, 4,397 mated" in " ".join(
+            (bundled / "MODEL_CARD.md").read_text().split()
+        )
+
+
+def test_a_pack_describes_the_photos_of_its_training(tmp_path: Path) -> None:
+    """Not those of the folder, which changed since."""
+    config = tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "cosface", epochs=1)
+    train_recognizer(config)
+    shutil.rmtree(tmp_path / "people" / "p0")
+    shutil.copy(tmp_path / "people" / "p1" / "0.png", tmp_path / "people" / "p1" / "9.png")
+    assert _describe_data(config.output, config, "CC0") == {"images": PEOPLE * IMAGES, "people": PEOPLE, "terms": "CC0"}
 
 
 def test_commands_list_settings_that_differ_from_the_recipe(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from training.run.train import train_recognizer
 PEOPLE, BATCH, STEPS = 11, 16, 12
 DEADLINE_S = 240
 Task = Callable[[RunConfig], object]
-"""What each rank does."""
+"""Function that each rank runs."""
 Method = Literal["fork", "spawn"]
 
 

@@ -1,0 +1,61 @@
+"""Commands of a model card, from the provenance of a pack."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from models.pack.manifest import ModelPack
+from training.detection.fit import LANDMARK_REFINEMENT, DetectorLoopConfig
+from training.recipes import RECIPES
+
+
+def commands(pack: ModelPack, settings: Sequence[str]) -> list[str]:
+    """Return the commands that train and write a pack. A reused network is named by its pack.
+
+    Args:
+        settings: settings with which the run differs from its recipe.
+    """
+    recognizer: Mapping[str, Any] = pack.provenance["recognizer"]
+    detector: Mapping[str, Any] = pack.provenance.get("detector", {})
+    trained, detector_option = _detector(detector)
+    runs, recognizer_option = _recognizer(recognizer, settings)
+    options = [f"--name {pack.model_id}"]
+    options += ["--data-terms TERMS"] if recognizer["data"]["terms"] else []
+    options += ["--detector-terms TERMS"] if detector.get("terms") else []
+    options += [f"--center {recognizer['center']:g}"] if recognizer.get("center") else []
+    precision = recognizer.get("precision", "fp16")
+    options += [f"--precision {precision}"] if precision != "fp16" else []
+    packing = f"kith-train pack {recognizer_option} {detector_option} --data DATA --output OUTPUT"
+    return [*trained, *runs, f"{packing} \\\n    {' '.join(options)}"]
+
+
+def _detector(provenance: Mapping[str, Any]) -> tuple[list[str], str]:
+    """Return the commands that train a detector, and the option that names it."""
+    if "pack" in provenance or "run" not in provenance:
+        return [], f"--detector-of {provenance.get('pack', 'PACK')}"
+    run = provenance["run"]
+    polished = run.get("point_beta") == LANDMARK_REFINEMENT.point_beta
+    usual = LANDMARK_REFINEMENT if polished else DetectorLoopConfig()
+    steps = f" --steps {run['steps']}" if run.get("steps", usual.steps) != usual.steps else ""
+    first = "kith-train detector --photos PHOTOS --output runs/detector"
+    if not polished:
+        return [first + steps], "--detector runs/detector"
+    second = "kith-train detector --photos PHOTOS --output runs/detector-polished --polish runs/detector"
+    return [first, second + steps], "--detector runs/detector-polished"
+
+
+def _recognizer(provenance: Mapping[str, Any], settings: Sequence[str]) -> tuple[list[str], str]:
+    """Return the command that trains a recognizer, and the option that names it."""
+    if "pack" in provenance:
+        return [], f"--recognizer-of {provenance['pack']}"
+    run = provenance["run"]
+    output = f"runs/{run['name']}"
+    if run["name"] not in RECIPES:
+        return [f"# {output} is no recipe: manifest.json has its settings"], f"--recognizer {output}"
+    teacher = f" --teacher {run['distill']['teacher']}" if run["distill"]["teacher"] else ""
+    align = "" if run["data"]["aligned"] else " --align-with PACK"
+    changed = "".join(f" \\\n    --set {shlex.quote(setting)}" for setting in settings)
+    command = f"kith-train run {run['name']} --data DATA/{run['data']['root']}{teacher}{align} --output {output}"
+    return [command + changed], f"--recognizer {output}"
