@@ -35,6 +35,7 @@ from service.index.catch_up import CatchUp
 from service.index.follower import Followers
 from service.index.replicas import in_process
 from service.inference.batcher import Batcher, DevicePool
+from service.inference.decode_budget import DecodeBudget
 from service.inference.images import ImageLimits
 from service.inference.photo_pipeline import PhotoPipeline
 from service.inference.recognizers import ServedRecognizer
@@ -202,7 +203,7 @@ class Bench:
             detecting, embedding = await way(opened, self._functions, lambda laid: laid.planes.shape)
             network = open_network(self._pack.recognition, EnginePreference())
             served = ServedRecognizer(self._pack, network, self._recognition, None, embedding)
-            photos = PhotoPipeline(self._detection, detecting, LIMITS, 100, threads, AT_ONCE)
+            photos = PhotoPipeline(self._detection, detecting, LIMITS, 100, threads, DecodeBudget(AT_ONCE, 10**9))
             yield (
                 Pipeline(photos, followers, catching_up, risks),
                 served,

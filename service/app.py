@@ -59,12 +59,14 @@ from service.api.routes import (
 from service.builders import keep_nothing, open_milvus, open_own_database, open_tracing
 from service.core.clock import Clock
 from service.core.error_catalog import all_errors
+from service.core.memory_limit import memory_limit_bytes
 from service.domain.decision import VerifyOutcome
 from service.index.catch_up import CatchUp
 from service.index.follower import Followers
 from service.index.replicas import IndexOptions, in_process
 from service.inference.archives import ArchiveLimits
 from service.inference.batcher import Batcher, DevicePool
+from service.inference.decode_budget import DecodeBudget
 from service.inference.images import ImageLimits
 from service.inference.photo_pipeline import PhotoPipeline
 from service.inference.recognizers import LivenessJudge, Recognizers, ServedRecognizer, read_packs
@@ -104,6 +106,8 @@ from service.storage.repositories.webhooks import WebhookStore
 SMALL_BATCHES: Final = BATCH_BUCKETS[:4]
 """Batch sizes of photos, and of crops on a CPU. Larger batches are no faster there and delay other requests."""
 BLOCKING_THREADS_PER_CORE: Final = 2
+DECODE_MEMORY_SHARE: Final = 0.25
+"""Default of KITH_DECODE_MEMORY as a share of the memory limit. Networks, bodies and indexes need the rest."""
 EXPOSED_HEADERS: Final = ("ETag", "RateLimit", "RateLimit-Policy", "Retry-After", "X-Request-Id")
 """Response headers that scripts of other origins may read."""
 log = logging.getLogger(__name__)
@@ -288,11 +292,16 @@ class _ContextBuilder:
             limits=ImageLimits(self.settings.max_image_bytes, self.settings.max_image_pixels),
             max_faces=self.settings.max_faces,
             threads=self.threads,
-            max_decoded=self.workers + SMALL_BATCHES[-1],  # one photo per thread, and a batch of the detector
+            budget=self.decode_budget(),
             judge=self.judge,
             metrics=self.metrics,
         )
         self.pipeline = Pipeline(photos, self.followers, self.catch_up, self.risks)
+
+    def decode_budget(self) -> DecodeBudget:
+        memory = self.settings.decode_memory or int(DECODE_MEMORY_SHARE * memory_limit_bytes())
+        log.info("photos are decoded in at most %d MB", memory // 1_000_000)
+        return DecodeBudget(self.workers + SMALL_BATCHES[-1], memory)  # one photo per thread, and a batch
 
     async def open_services(self) -> None:
         settings, database, stack = self.settings, self.database, self.stack

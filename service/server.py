@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from service.api.http.connection_limits import HttpLimits, create_protocol
 from service.app import create_app
 from service.builders import check_database, has_keys
+from service.core.allocator import return_large_buffers
 from service.core.errors import SettingsError
 from service.security.process_memory import protect_memory
 from service.settings import Settings
@@ -39,6 +40,7 @@ def serve(settings: Settings) -> None:
         MasterKeyError, StorageError: the database cannot be opened.
     """
     protect_memory()
+    return_large_buffers()
     settings.check_exposure(partial(has_keys, settings))
     settings.check_extras()
     listener = bind(settings.host, settings.port)

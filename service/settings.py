@@ -156,6 +156,12 @@ class Settings(BaseSettings):
         "requests "
         "get 503.",
     )
+    decode_memory: int | None = Field(
+        None,
+        ge=1_000_000,
+        description="Maximum memory in bytes for decoding photos of all requests and jobs (docs/performance.md); more "
+        "photos wait, and get 503 at their deadline. Default: a quarter of the memory limit.",
+    )
     max_images: int = Field(16, ge=1, le=1000, description="Maximum number of photos per request.")
     url_hosts: str | None = Field(
         None,

@@ -83,43 +83,57 @@ class Deadline:
 
 
 class FairSemaphore:
-    """FIFO semaphore of one event loop. Waiters leave when their deadline ends."""
+    """FIFO semaphore of one event loop. Waiters leave when their deadline ends.
+
+    A holder may have several of the ``count`` units. It waits until all are free, and later waiters wait behind it.
+    """
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
-    async def __aenter__(self) -> None:
-        """Acquire a slot. Raises DeadlineExceededError or ClientGoneError if the deadline ends first."""
-        if self._free:
-            self._free -= 1
+    async def acquire(self, count: int = 1) -> None:
+        """Acquire units. Raises DeadlineExceededError or ClientGoneError if the deadline ends first."""
+        if count <= self._free and not self._waiting:
+            self._free -= count
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         deadline = current_deadline()
         if deadline is not None:
             deadline.bind(turn)
-        self._waiting.append(turn)
+        self._waiting.append((turn, count))
         try:
             await turn
         except BaseException:
             if not turn.cancelled() and turn.exception() is None:  # acquired, then cancelled before resuming
-                self._release()
-            elif turn in self._waiting:
-                self._waiting.remove(turn)
+                self.release(count)
+            else:
+                self._admit()
             raise
+
+    def release(self, count: int = 1) -> None:
+        self._free += count
+        self._admit()
+
+    async def __aenter__(self) -> None:
+        """Acquire one unit. Raises as :meth:`acquire`."""
+        await self.acquire()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._release()
+        self.release()
 
-    def _release(self) -> None:
+    def _admit(self) -> None:
+        """Admit waiters in order while units are free. Waiters that left are removed."""
         while self._waiting:
-            turn = self._waiting.popleft()
+            turn, count = self._waiting[0]
             if not turn.done():
+                if count > self._free:
+                    return
+                self._free -= count
                 turn.set_result(None)
-                return
-        self._free += 1
+            self._waiting.popleft()
 
 
 class Turns:

@@ -36,15 +36,22 @@ class HeifPhoto:
             raise ImageFormatError(f"the HEIF file is not supported: {error}") from error
         self._image = file[file.primary_index]
         self.size: tuple[int, int] = self._image.size
+        self.bit_depth: int = self._image.info["bit_depth"]
+        self.has_alpha: bool = self._image.has_alpha
 
-    def decode(self) -> Image.Image:
-        """Return the upright image with 8 bits per channel, or 16 for deeper grayscale.
+    def decode(self) -> None:
+        """Decode the image.
 
         Raises:
             ImageDamagedError: The size differs from the header. Other libheif errors pass through.
         """
-        pixels, declared = self._image.data, self.size
+        declared = self.size
+        self._pixels = memoryview(self._image.data)
         if self._image.size != declared:
             raise ImageDamagedError(f"the photo has {self._image.size} pixels, but its header declares {declared}")
-        mode = self._image.mode
-        return Image.frombuffer(mode, declared, pixels, "raw", mode, self._image.stride, 1)
+
+    def strip(self, top: int, bottom: int) -> Image.Image:
+        """Return rows of the decoded, upright image with 8 bits per channel, or 16 for deeper grayscale."""
+        mode, stride = self._image.mode, self._image.stride
+        rows = bytes(self._pixels[top * stride : bottom * stride])
+        return Image.frombuffer(mode, (self.size[0], bottom - top), rows, "raw", mode, stride, 1)

@@ -1,4 +1,4 @@
-"""Photo decoding to upright RGB, with limits that are checked before pixels are decoded.
+"""Photo decoding to RGB, with limits that are checked, and a memory estimate, before pixels are decoded.
 
 A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size at a much lower cost. EXIF rotations are applied lazily, to the
 downscaled image or to coordinates, instead of to the full photo.
@@ -7,45 +7,50 @@ downscaled image or to coordinates, instead of to the full photo.
 from __future__ import annotations
 
 import io
-import math
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import cv2
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 
 from models.runtime.network import Float
 from models.vision.alignment import rotate_points
 from models.vision.detection import downscale
 from service.core.errors import KithError
 from service.core.photo_errors import ImageDamagedError, ImageEmptyError, ImageFormatError, ImageTooLargeError
+from service.inference import decode_memory, jpeg
 from service.inference.heif import HeifPhoto, is_heif
 from service.inference.heif_boxes import count_pixels
+from service.inference.rgb_conversion import mirror, to_rgb
 
 # Pillow's own limit would warn or raise below ours.
 Image.MAX_IMAGE_PIXELS = None
+# OpenCV would write a line to stderr for each damaged photo.
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
 """Formats read with Pillow. HEIC is read by service.inference.heif."""
-JPEG_REDUCTIONS: Final = (1 / 8, 1 / 4, 1 / 2)
-"""Scales for decoding JPEG. Other scales of libjpeg are slower than full size."""
-TURNS_BY_ORIENTATION: Final = {1: 0, 3: 2, 6: 3, 8: 1}
-"""Counterclockwise quarter turns by EXIF orientation, without mirrored orientations."""
-MIRRORED_ORIENTATIONS: Final = (2, 4, 5, 7)
+MIRRORED_AND_TURNS: Final = {
+    2: (True, 0),
+    3: (False, 2),
+    4: (True, 2),
+    5: (True, 1),
+    6: (False, 3),
+    7: (True, 3),
+    8: (False, 1),
+}
+"""Swap of left and right, and then counterclockwise quarter turns, by EXIF orientation."""
 MAX_SCANNED_FACTOR: Final = 20
 """Limit of scans times pixels of a progressive JPEG, as a multiple of the pixel limit.
 
 Encoders write a dozen scans. Thousands fit in a few kilobytes, and take minutes to decode."""
-MAX_JPEG_SEGMENTS: Final = 65_536
-"""Limit of JPEG segments. A file of 20 MB needs 300 for metadata."""
-JPEG_SEGMENT: Final = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
-"""Start of a JPEG segment, followed by its length. In entropy-coded data, FF is followed by other bytes."""
 MAX_COLOR_PROFILES: Final = 4
 """Limit of iCCP chunks of a PNG. A valid file has one; Pillow decompresses each."""
 MAX_COMPOSED_FACTOR: Final = 2
@@ -63,47 +68,64 @@ class ImageLimits:
 
 
 @dataclass(frozen=True, eq=False)
+class PhotoHeader:
+    """Parsed header of a photo.
+
+    ``peak_bytes``: estimate of the memory that decoding needs at most, with the pixels that it returns.
+    """
+
+    peak_bytes: int
+    _open: Callable[[], EncodedPhoto]
+
+    def open(self) -> EncodedPhoto:
+        """Decode the photo, unless it can be decoded at a smaller scale.
+
+        Raises:
+            ImageDamagedError: The photo cannot be decoded.
+        """
+        with _translated_errors():
+            return self._open()
+
+
+@dataclass(frozen=True, eq=False)
 class EncodedPhoto:
     """Photo with a parsed header. ``height`` and ``width`` are those of the upright photo in pixels.
 
-    A JPEG must be rotated by ``turns`` counterclockwise quarter turns. Other formats, which cannot be decoded at a
-    smaller scale, are already decoded to ``whole``, upright.
+    The stored photo becomes upright by swapping left and right, if ``mirrored``, and then by ``turns`` counterclockwise
+    quarter turns. A format that cannot be decoded at a smaller scale is already decoded to ``whole``, and mirrored.
+
+    ``again_bytes``: estimate of the memory for decoding the photo in full after it was decoded at a smaller scale.
     """
 
     height: int
     width: int
     payload: bytes
     turns: int = 0
+    mirrored: bool = False
+    again_bytes: int = 0
     whole: NDArray[np.uint8] | None = None
 
     def decode(self, scale: float = 1.0) -> DecodedPhoto:
         """Decode at the smallest available scale that is at least ``scale``, in (0, 1].
 
+        A mirrored photo is decoded at full size: the last column of a reduction, which may show less of the photo,
+        would come first and shift the others.
+
         Raises:
             ImageDamagedError: The photo cannot be decoded.
         """
         if self.whole is not None:
-            return DecodedPhoto(self, self.whole, 1.0, 0)
-        reduction = next((r for r in JPEG_REDUCTIONS if r >= scale), 1.0)
+            return DecodedPhoto(self, self.whole, 1.0, self.turns)
+        reduction = 1.0 if self.mirrored else next((r for r in jpeg.REDUCTIONS if r >= scale), 1.0)
+        size = (self.width, self.height) if self.turns % 2 == 0 else (self.height, self.width)
         with _translated_errors():
-            pixels = self._decode_jpeg(reduction)
-            if pixels is None:
+            pixels = jpeg.decode_rgb(self.payload, size, reduction)
+            if pixels is None:  # Pillow is more tolerant
                 with _open(self.payload) as image:
-                    return DecodedPhoto(self, _decode_with_pillow(image), 1.0, 0)
+                    return DecodedPhoto(self, _decode_with_pillow(image, self.mirrored), 1.0, self.turns)
+            if self.mirrored:
+                mirror(pixels)
             return DecodedPhoto(self, pixels, reduction, self.turns)
-
-    def _decode_jpeg(self, reduction: float) -> NDArray[np.uint8] | None:
-        """Decode with libjpeg. Return None if it rejects the file; Pillow is more tolerant."""
-        stored = (self.height, self.width) if self.turns % 2 == 0 else (self.width, self.height)
-        height, width = (math.ceil(side * reduction) for side in stored)
-        try:
-            # Readers may find different sizes in a damaged file. Decode only the size that was checked.
-            if simplejpeg.decode_jpeg_header(self.payload)[:2] != stored:
-                return None
-            pixels = simplejpeg.decode_jpeg(self.payload, "RGB", min_height=height, min_width=width)
-        except ValueError:
-            return None
-        return pixels if pixels.shape[:2] == (height, width) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +139,11 @@ class DecodedPhoto:
     pixels: NDArray[np.uint8]
     reduction: float
     turns: int
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory in bytes that the photo needs from now on, with a possible decoding at a larger scale."""
+        return self.pixels.nbytes + decode_memory.OVERHEAD_BYTES if self.reduction == 1.0 else self.photo.again_bytes
 
     @property
     def upright(self) -> NDArray[np.uint8]:
@@ -154,10 +181,8 @@ class DecodedPhoto:
 ROTATIONS: Final = {1: cv2.ROTATE_90_COUNTERCLOCKWISE, 2: cv2.ROTATE_180, 3: cv2.ROTATE_90_CLOCKWISE}
 
 
-def open_photo(payload: bytes, limits: ImageLimits) -> EncodedPhoto:
-    """Parse the header of a photo and check the limits.
-
-    Decoding applies the EXIF orientation, blends transparent pixels over white, and takes the first frame.
+def read_header(payload: bytes, limits: ImageLimits) -> PhotoHeader:
+    """Parse the header of a photo, and check the limits.
 
     Raises:
         ImageEmptyError, ImageFormatError, ImageDamagedError, ImageTooLargeError: The photo is unusable.
@@ -169,20 +194,32 @@ def open_photo(payload: bytes, limits: ImageLimits) -> EncodedPhoto:
     if payload.startswith(b"\x89PNG") and payload.count(b"iCCP") > MAX_COLOR_PROFILES:
         raise ImageDamagedError("the photo has more than one color profile")
     if is_heif(payload):
-        return _open_heif(payload, limits)
+        return _read_heif_header(payload, limits)
     with _translated_errors(), _open(payload) as image:
         width, height = image.size
         _check_pixels(width, height, limits)
-        _check_work(image, payload, limits)
-        jpeg = image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB")
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1) if jpeg else 1
-        if not jpeg or orientation in MIRRORED_ORIENTATIONS:
-            whole = _decode_with_pillow(image)
-            return EncodedPhoto(whole.shape[0], whole.shape[1], payload, whole=whole)
-        turns = TURNS_BY_ORIENTATION.get(orientation, 0)
+        scans = _count_scans(image, payload)
+        _check_work(image, scans, limits)
+        peak_bytes = decode_memory.estimate_decode(image, payload, scans)
+        if not isinstance(image, JpegImageFile) or image.mode not in ("L", "RGB"):
+            return PhotoHeader(peak_bytes, partial(_decode_whole, payload))
+        mirrored, turns = _orientation(image)
         if turns % 2:
             height, width = width, height
-        return EncodedPhoto(height, width, payload, turns)
+        again_bytes = decode_memory.estimate_repeated_decode(image, payload, scans)
+        photo = EncodedPhoto(height, width, payload, turns, mirrored, again_bytes)
+        return PhotoHeader(peak_bytes, lambda: photo)
+
+
+def open_photo(payload: bytes, limits: ImageLimits) -> EncodedPhoto:
+    """Parse the header of a photo, check the limits, and decode formats that cannot be decoded at a smaller scale.
+
+    Decoding applies the EXIF orientation, blends transparent pixels over white, and takes the first frame.
+
+    Raises:
+        ImageEmptyError, ImageFormatError, ImageDamagedError, ImageTooLargeError: The photo is unusable.
+    """
+    return read_header(payload, limits).open()
 
 
 def decode(payload: bytes, limits: ImageLimits) -> NDArray[np.uint8]:
@@ -194,7 +231,52 @@ def _open(payload: bytes) -> Image.Image:
     return Image.open(io.BytesIO(payload), formats=FORMATS)
 
 
-def _open_heif(payload: bytes, limits: ImageLimits) -> EncodedPhoto:
+def _orientation(image: Image.Image) -> tuple[bool, int]:
+    """Return whether to swap left and right, and counterclockwise quarter turns."""
+    return MIRRORED_AND_TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1), (False, 0))
+
+
+def _decode_whole(payload: bytes) -> EncodedPhoto:
+    with _open(payload) as image:
+        if image.format == "WEBP":
+            mirrored, turns = _orientation(image)
+            pixels = _decode_webp(payload, image, mirrored)
+        else:
+            image.load()  # EXIF may follow the pixels, and Pillow applies the orientation of TIFF
+            mirrored, turns = _orientation(image)
+            pixels = _decode_with_pillow(image, mirrored)
+    height, width = pixels.shape[:2][:: -1 if turns % 2 else 1]
+    return EncodedPhoto(height, width, b"", turns, mirrored, whole=pixels)
+
+
+def _decode_with_pillow(image: Image.Image, mirrored: bool) -> NDArray[np.uint8]:
+    """Return (h, w, 3) RGB as stored, mirrored on request."""
+    width = image.width
+    return to_rgb(image.size, lambda top, bottom: image.crop((0, top, width, bottom)), mirrored=mirrored)
+
+
+def _decode_webp(payload: bytes, image: Image.Image, mirrored: bool) -> NDArray[np.uint8]:
+    """Decode the first frame with OpenCV. Pillow would hold four copies of it.
+
+    Args:
+        image: opened file, not loaded.
+    """
+    has_alpha = image.mode == "RGBA"
+    encoded = np.frombuffer(payload, np.uint8)
+    flags = cv2.IMREAD_UNCHANGED if has_alpha else cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+    decoded = cv2.imdecode(encoded, flags)
+    width, height = image.size
+    if decoded is None or decoded.shape != (height, width, 4 if has_alpha else 3):
+        raise ImageDamagedError("the photo cannot be decoded: its WebP data is damaged")
+    pixels = np.asarray(decoded, np.uint8)
+    if has_alpha:
+        return to_rgb(image.size, lambda top, bottom: _bgra(pixels[top:bottom]), mirrored=mirrored)
+    if mirrored:
+        mirror(pixels)
+    return pixels
+
+
+def _read_heif_header(payload: bytes, limits: ImageLimits) -> PhotoHeader:
     with _translated_errors():
         largest, composed = count_pixels(payload)
         if largest > limits.max_pixels:
@@ -204,7 +286,17 @@ def _open_heif(payload: bytes, limits: ImageLimits) -> EncodedPhoto:
         photo = HeifPhoto(payload)
         width, height = photo.size
         _check_pixels(width, height, limits)
-        return EncodedPhoto(height, width, payload, whole=np.asarray(_to_rgb(photo.decode()), np.uint8))
+        pixels = max(width * height, largest, composed)
+        peak_bytes = decode_memory.estimate_heif(payload, pixels, photo.has_alpha, photo.bit_depth)
+        return PhotoHeader(peak_bytes, partial(_decode_heif, payload))
+
+
+def _decode_heif(payload: bytes) -> EncodedPhoto:
+    photo = HeifPhoto(payload)
+    photo.decode()
+    pixels = to_rgb(photo.size, photo.strip)
+    height, width = pixels.shape[:2]
+    return EncodedPhoto(height, width, b"", whole=pixels)
 
 
 def _check_pixels(width: int, height: int, limits: ImageLimits) -> None:
@@ -212,20 +304,21 @@ def _check_pixels(width: int, height: int, limits: ImageLimits) -> None:
         raise ImageTooLargeError(f"the photo has {width} x {height} pixels, the limit is {limits.max_pixels}")
 
 
-def _check_work(image: Image.Image, payload: bytes, limits: ImageLimits) -> None:
+def _check_work(image: Image.Image, scans: int, limits: ImageLimits) -> None:
     """Raise ImageTooLargeError if decoding takes disproportionate time or memory."""
-    scans = _count_scans(image, payload)
     if scans * image.width * image.height > MAX_SCANNED_FACTOR * limits.max_pixels:
         raise ImageTooLargeError(f"the photo has {scans} scans of {image.width} x {image.height} pixels")
     tiles = getattr(image, "tile", ())
     if len(tiles) > MAX_TILES:
         raise ImageTooLargeError(f"the photo has {len(tiles)} tiles, the limit is {MAX_TILES}")
+    if isinstance(image, TiffImageFile) and (pixels := decode_memory.tile_pixels(image)) > limits.max_pixels:
+        raise ImageTooLargeError(f"a tile of the photo has {pixels} pixels, the limit is {limits.max_pixels}")
 
 
 def _count_scans(image: Image.Image, payload: bytes) -> int:
     """Return the number of scans, the passes of the decoder over the pixels. Raises ImageTooLargeError."""
     if image.format in ("JPEG", "MPO"):
-        return _count_jpeg_scans(payload, 0, len(payload))
+        return jpeg.count_scans(payload)
     compression = image.info.get("compression")
     if compression != "jpeg":
         return payload.count(b"\xff\xda") if compression == "tiff_jpeg" else 1
@@ -235,28 +328,11 @@ def _count_scans(image: Image.Image, payload: bytes) -> int:
     pieces = {*zip(starts, sizes, strict=False)}
     if len(pieces) > MAX_TILES or sum(size for _, size in pieces) > len(payload):
         raise ImageTooLargeError("the photo declares more tiles than it has bytes for")
-    return max((_count_jpeg_scans(payload, start, start + size) for start, size in pieces), default=1)
+    return max((jpeg.count_scans(payload, start, start + size) for start, size in pieces), default=1)
 
 
 def _as_tuple(values: int | tuple[int, ...] | None) -> tuple[int, ...]:
     return values if isinstance(values, tuple) else () if values is None else (values,)
-
-
-def _count_jpeg_scans(payload: bytes, at: int, end: int) -> int:
-    """Count scans up to the end-of-image marker; videos and other photos may follow. Raises ImageTooLargeError."""
-    scans = 0
-    for _ in range(MAX_JPEG_SEGMENTS):
-        found = JPEG_SEGMENT.search(payload, at, end)
-        if found is None or found[0] == b"\xff\xd9":
-            return scans
-        scans += found[0] == b"\xff\xda"
-        at = found.end() + max(2, int.from_bytes(payload[found.end() : found.end() + 2]))
-    raise ImageTooLargeError(f"the photo has more than {MAX_JPEG_SEGMENTS} segments, the limit")
-
-
-def _decode_with_pillow(image: Image.Image) -> NDArray[np.uint8]:
-    ImageOps.exif_transpose(image, in_place=True)
-    return np.asarray(_to_rgb(image), np.uint8)
 
 
 @contextmanager
@@ -265,22 +341,15 @@ def _translated_errors() -> Iterator[None]:
         yield
     except (KithError, MemoryError):  # MemoryError: a shortage of the server, not a damaged photo
         raise
+    except jpeg.TooManySegmentsError as error:
+        raise ImageTooLargeError(str(error)) from error
     except UnidentifiedImageError as error:
         raise ImageFormatError("the bytes are not a photo in a supported format") from error
     except Exception as error:  # decoders and EXIF readers raise unrelated exceptions on damaged files
         raise ImageDamagedError(f"the photo cannot be decoded: {error}") from error
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I") or image.mode == "F":
-        # 16-bit gray: keep the high byte, since Pillow's conversion clips values above 255 to white.
-        values = np.asarray(image)
-        if image.mode == "F" and values.max(initial=0) <= 1:  # floats usually range from 0 to 1
-            values = values * np.float32(255)
-        if values.max(initial=0) > 255:
-            values = values / np.float32(257) if image.mode == "F" else values >> 8
-        return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8)).convert("RGB")
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return image if image.mode == "RGB" else image.convert("RGB")
+def _bgra(pixels: NDArray[np.uint8]) -> Image.Image:
+    """Return (h, w, 4) BGRA as an image."""
+    height, width = pixels.shape[:2]
+    return Image.frombuffer("RGBA", (width, height), np.ascontiguousarray(pixels), "raw", "BGRA", 0, 1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,13 @@ from models.vision.quality import Quality
 from models.vision.quality_gate import LivenessVerdict
 from service.core import deadlines
 from service.core.actor import run_in_thread
-from service.core.deadlines import Deadline, FairSemaphore
+from service.core.deadlines import Deadline
 from service.core.errors import LivenessUnavailableError
 from service.domain.gallery import Crop, Gallery
 from service.inference import crops
 from service.inference.batcher import Batcher
-from service.inference.images import DecodedPhoto, ImageLimits, open_photo
+from service.inference.decode_budget import DecodeBudget
+from service.inference.images import DecodedPhoto, ImageLimits, PhotoHeader, read_header
 from service.inference.recognizers import LivenessJudge, ServedRecognizer
 from service.observability.metrics import Metrics
 
@@ -80,10 +81,7 @@ class Photo:
 
 
 class PhotoPipeline:
-    """Stages from the bytes of a photo to face vectors.
-
-    At most ``max_decoded`` photos of requests are decoded at once.
-    """
+    """Stages from the bytes of a photo to face vectors."""
 
     def __init__(
         self,
@@ -92,7 +90,7 @@ class PhotoPipeline:
         limits: ImageLimits,
         max_faces: int,
         threads: ThreadPoolExecutor,
-        max_decoded: int,
+        budget: DecodeBudget,
         judge: LivenessJudge | None = None,
         metrics: Metrics | None = None,
     ) -> None:
@@ -102,7 +100,7 @@ class PhotoPipeline:
         self._max_faces = max_faces
         self._threads = threads
         self._undecoded = 0
-        self._places = FairSemaphore(max_decoded)
+        self._budget = budget
         self._background = asyncio.Semaphore(BACKGROUND_THREADS)
         self.judge = judge
         self.metrics = Metrics() if metrics is None else metrics
@@ -164,17 +162,21 @@ class PhotoPipeline:
             self._undecoded += not background
             try:
                 if not background:
-                    await place.enter_async_context(self._places)
+                    await place.enter_async_context(self._budget.places)
                 with self.metrics.stage("decode"):
-                    picture, laid = await in_thread(self._decode, payload, patience)
+                    header = await in_thread(self._read_header, payload, patience)
+                    share = await place.enter_async_context(self._budget.share(header.peak_bytes))
+                    picture, laid = await _until_done(in_thread(self._decode, header, patience))
+                    share.shrink(picture.held_bytes)
             finally:
                 self._undecoded -= not background
             with self.metrics.stage("detect"):
                 laid, answer = await self._detect(laid, background)
             with self.metrics.stage("align"):
-                photo, aligned, liveness_crops = await in_thread(
-                    self._align, picture, laid, answer, alignments, largest_only, keep_crop
+                photo, aligned, liveness_crops = await _until_done(
+                    in_thread(self._align, picture, laid, answer, alignments, largest_only, keep_crop)
                 )
+            del picture  # before its share of the budget is returned
         self.metrics.observe_photo([face.quality.score for face in photo.faces])
         return await self._check_liveness(photo, liveness_crops, background), aligned
 
@@ -200,10 +202,15 @@ class PhotoPipeline:
         faces = [replace(face, liveness=one) for face, one in zip(photo.faces, judgments, strict=True)]
         return replace(photo, faces=faces)
 
-    def _decode(self, payload: bytes, patience: Deadline | None) -> tuple[DecodedPhoto, PreparedPhoto]:
+    def _read_header(self, payload: bytes, patience: Deadline | None) -> PhotoHeader:
         if patience is not None:
             patience.check()
-        photo = open_photo(payload, self._limits)
+        return read_header(payload, self._limits)
+
+    def _decode(self, header: PhotoHeader, patience: Deadline | None) -> tuple[DecodedPhoto, PreparedPhoto]:
+        if patience is not None:
+            patience.check()
+        photo = header.open()
         canvas = self._detector.canvas(photo.height, photo.width)
         picture = photo.decode(min(1.0, DECODE_SCALE * canvas.scale))
         return picture, self._detector.place_on_canvas(picture.shrunk(canvas.scale), canvas, photo.height, photo.width)
@@ -240,6 +247,16 @@ class PhotoPipeline:
         """Run in one of BACKGROUND_THREADS, so that requests find free threads."""
         async with self._background:
             return await self.in_thread(function, *arguments)
+
+
+async def _until_done(work: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of work in a thread. If cancelled, end with the thread, which uses memory until then."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def _required_scale(faces: Faces, alignments: Sequence[Alignment], kept_row: int | None) -> float:

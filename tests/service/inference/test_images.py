@@ -199,7 +199,7 @@ def test_a_lack_of_memory_is_not_the_photos_fault(
     def full(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("service.inference.images.simplejpeg.decode_jpeg", full)
+    monkeypatch.setattr("service.inference.jpeg.simplejpeg.decode_jpeg", full)
     with pytest.raises(MemoryError):
         decode(jpeg(astronaut), LIMITS)
 

@@ -29,7 +29,7 @@ from service.app import create_app
 from service.core.deadlines import Deadline
 from service.core.errors import DeadlineExceededError, GalleryNotFoundError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
-from service.inference.images import EncodedPhoto, ImageLimits, open_photo
+from service.inference.images import ImageLimits, PhotoHeader, read_header
 from service.inference.photo_pipeline import Face, Photo
 from service.server import embedded
 from service.settings import load_settings
@@ -161,16 +161,16 @@ def test_few_photos_are_held_decoded(
 ) -> None:
     photo, decoded, gate = jpeg(astronaut), list[int](), threading.Event()
 
-    def counting(payload: bytes, limits: ImageLimits) -> EncodedPhoto:
+    def counting(payload: bytes, limits: ImageLimits) -> PhotoHeader:
         decoded.append(len(payload))
-        return open_photo(payload, limits)
+        return read_header(payload, limits)
 
     class Held(Detector):
         def run(self, laid: Sequence[PreparedPhoto]) -> list[RawOutputs]:
             assert gate.wait(60)
             return super().run(laid)
 
-    monkeypatch.setattr("service.inference.photo_pipeline.open_photo", counting)
+    monkeypatch.setattr("service.inference.photo_pipeline.read_header", counting)
     monkeypatch.setattr("service.app.Detector", Held)
 
     async def main() -> None:
@@ -222,11 +222,11 @@ def test_a_request_waiting_for_a_thread_is_answered_by_the_deadline(
 ) -> None:
     photo, gate = jpeg(astronaut), threading.Event()
 
-    def slow(payload: bytes, limits: ImageLimits) -> EncodedPhoto:
+    def slow(payload: bytes, limits: ImageLimits) -> PhotoHeader:
         assert gate.wait(60)
-        return open_photo(payload, limits)
+        return read_header(payload, limits)
 
-    monkeypatch.setattr("service.inference.photo_pipeline.open_photo", slow)
+    monkeypatch.setattr("service.inference.photo_pipeline.read_header", slow)
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch) as context:

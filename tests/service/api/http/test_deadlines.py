@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kith import Kith
 from models.vision.detection import Detector, PreparedPhoto, RawOutputs
-from service.inference.images import EncodedPhoto, ImageLimits, open_photo
+from service.inference.images import ImageLimits, PhotoHeader, read_header
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
@@ -147,11 +147,11 @@ def test_photos_are_not_decoded_if_the_queue_is_full(
 ) -> None:
     photo, decoded = jpeg(astronaut), list[int]()
 
-    def counting(payload: bytes, limits: ImageLimits) -> EncodedPhoto:
+    def counting(payload: bytes, limits: ImageLimits) -> PhotoHeader:
         decoded.append(len(payload))
-        return open_photo(payload, limits)
+        return read_header(payload, limits)
 
-    monkeypatch.setattr("service.inference.photo_pipeline.open_photo", counting)
+    monkeypatch.setattr("service.inference.photo_pipeline.read_header", counting)
     statuses: list[int] = []
 
     def ask(url: str) -> None:

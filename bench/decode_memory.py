@@ -1,0 +1,194 @@
+"""Measure the memory of decoding photos: bytes per pixel of each format, and a server that gets large photos at once.
+
+The first table compares the peak of each format with the estimate of service.inference.decode_memory, each in a process
+of its own. The second table shows the peak of a server that gets 24 photos of 48 megapixels at once. Prints, and
+writes bench/results/decode_memory.json.
+
+    python -m bench.decode_memory [--megapixels 48] [--photos 24] [--memory 1000000000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Self
+
+import cv2
+import httpx2 as httpx
+import numpy as np
+import pillow_heif
+from PIL import Image
+
+from bench.common import RESULTS, say
+from bench.load import look_at
+from bench.machine import machine
+from bench.servers import Running, kith_server
+from models.pack.loading import BUNDLED_PACK
+from service.cli.tools.demo import package_file
+
+RESULT: Final = RESULTS / "decode_memory.json"
+TIMEOUT_S: Final = 600.0
+PROGRAM: Final = """
+import json, re, sys
+from pathlib import Path
+from service.core.allocator import return_large_buffers
+from service.inference.images import ImageLimits, read_header
+status, limits = Path("/proc/self/status"), ImageLimits(10**9, 10**9)
+small, large = (Path(name).read_bytes() for name in sys.argv[1:])
+return_large_buffers()
+read_header(small, limits).open().decode()  # imports and caches
+before = int(re.search(r"VmRSS:\\s+(\\d+)", status.read_text())[1])
+Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+header = read_header(large, limits)
+picture = header.open().decode()
+peak = int(re.search(r"VmHWM:\\s+(\\d+)", status.read_text())[1])
+print(json.dumps([(peak - before) * 1024, header.peak_bytes, picture.photo.height * picture.photo.width]))
+"""
+Figures = dict[str, Any]
+
+
+def encoders(photo: Image.Image) -> dict[str, Callable[[], bytes]]:
+    """Return functions that encode the photo, by the name of the format."""
+    with_alpha = photo.copy()
+    with_alpha.putalpha(200)
+    deep = Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) << 8)
+    return {
+        "JPEG": partial(encode, photo, "JPEG"),
+        "JPEG, progressive": partial(encode, photo, "JPEG", progressive=True),
+        "JPEG, CMYK": partial(encode, photo.convert("CMYK"), "JPEG"),
+        "PNG": partial(encode, photo, "PNG", compress_level=1),
+        "PNG, transparent": partial(encode, with_alpha, "PNG", compress_level=1),
+        "PNG, 16-bit gray": partial(encode, deep, "PNG", compress_level=1),
+        "WebP": partial(encode, photo, "WEBP", method=0),
+        "WebP, transparent": partial(encode, with_alpha, "WEBP", method=0),
+        "TIFF": partial(encode, photo, "TIFF", compression="tiff_adobe_deflate"),
+        "GIF": partial(encode, photo.convert("P"), "GIF"),
+        "BMP, 1 bit": partial(encode, photo.convert("1"), "BMP"),
+        "AVIF": partial(encode, photo, "AVIF", speed=10),
+        "AVIF, transparent": partial(encode, with_alpha, "AVIF", speed=10),
+        "HEIC": partial(encode_heic, photo),
+        "HEIC, transparent": partial(encode_heic, with_alpha),
+    }
+
+
+def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def encode_heic(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    pillow_heif.from_pillow(image).save(buffer, quality=50, enc_params={"preset": "ultrafast"})
+    return buffer.getvalue()
+
+
+def photo_of(megapixels: float) -> Image.Image:
+    """Return the group photo of the package insightface, with an aspect ratio of 4:3 and few levels."""
+    with Image.open(package_file("insightface", "data", "images", "t1.jpg")) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    height = round((megapixels * 1e6 * 3 / 4) ** 0.5)
+    enlarged = np.asarray(cv2.resize(pixels, (round(height * 4 / 3), height), interpolation=cv2.INTER_CUBIC), np.uint8)
+    return Image.fromarray(enlarged & 0xF0)  # so that 48 megapixels fit in 20 MB
+
+
+def measure_decoding(small: bytes, large: bytes) -> tuple[int, int, int]:
+    """Return the measured and the estimated peak in bytes for decoding ``large``, and its pixels.
+
+    ``small``: photo of the same format, decoded first.
+    """
+    with TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("small", "large")]
+        for file, payload in zip(files, (small, large), strict=True):
+            file.write_bytes(payload)
+        done = subprocess.run([sys.executable, "-c", PROGRAM, *map(str, files)], check=True, capture_output=True)
+    measured, estimated, pixels = json.loads(done.stdout)
+    return measured, estimated, pixels
+
+
+class PeakWatch:
+    """Highest resident memory of a running process in bytes, while the block runs."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self.peak_bytes = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._end.wait(0.002):
+            self.peak_bytes = max(self.peak_bytes, look_at(self._pid).rss_bytes)
+
+
+def send_at_once(server: Running, payload: bytes, photos: int) -> Figures:
+    """Send copies of a photo at once. Return the memory of the server in MB, and the statuses."""
+
+    def send(_: int) -> int:
+        headers = {"Content-Type": "application/octet-stream"}
+        url = f"{server.url}/v1/detect"
+        return httpx.post(url, content=payload, headers=headers, timeout=TIMEOUT_S).status_code
+
+    send(0)
+    before = look_at(server.pid).rss_bytes
+    start = time.perf_counter()
+    with PeakWatch(server.pid) as watch, ThreadPoolExecutor(photos) as threads:
+        statuses = Counter(threads.map(send, range(photos)))
+    return {
+        "payload_mb": round(len(payload) / 1e6, 1),
+        "before_mb": round(before / 1e6),
+        "peak_mb": round(watch.peak_bytes / 1e6),
+        "after_mb": round(look_at(server.pid).rss_bytes / 1e6),
+        "seconds": round(time.perf_counter() - start, 1),
+        "statuses": {str(status): count for status, count in sorted(statuses.items())},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--megapixels", type=float, default=48)
+    parser.add_argument("--photos", type=int, default=24)
+    parser.add_argument("--memory", type=int, default=1_000_000_000, help="KITH_DECODE_MEMORY")
+    parser.add_argument("--only", default="", help="regular expression of formats")
+    parser.add_argument("--result", type=Path, default=RESULT)
+    options = parser.parse_args()
+    small, large = encoders(photo_of(0.05)), encoders(photo_of(options.megapixels))
+    report: Figures = {
+        "machine": machine(),
+        **{name: getattr(options, name) for name in ("megapixels", "photos", "memory")},
+        "formats": {},
+    }
+    for name, encoder in large.items():
+        if re.search(options.only, name):
+            payload = encoder()
+            measured, estimated, pixels = measure_decoding(small[name](), payload)
+            settings = {"KITH_DECODE_MEMORY": str(options.memory), "KITH_DEADLINE_S": str(TIMEOUT_S)}
+            with kith_server(BUNDLED_PACK, settings | {"KITH_MAX_IMAGE_BYTES": "30000000"}, {}) as server:
+                figures = send_at_once(server, payload, options.photos)
+            figures |= {"measured": round(measured / pixels, 2), "estimated": round(estimated / pixels, 2)}
+            report["formats"][name] = figures
+            say(f"{name:20} {figures}")
+    options.result.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
