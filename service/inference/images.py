@@ -28,7 +28,7 @@ from service.core.photo_errors import ImageDamagedError, ImageEmptyError, ImageF
 from service.inference import decode_memory, jpeg
 from service.inference.heif import HeifPhoto, is_heif
 from service.inference.heif_boxes import count_pixels
-from service.inference.rgb_conversion import mirror, to_rgb
+from service.inference.rgb_conversion import GrayLevels, mirror, to_rgb
 
 # Pillow's own limit would warn or raise below ours.
 Image.MAX_IMAGE_PIXELS = None
@@ -59,6 +59,10 @@ MAX_COMPOSED_FACTOR: Final = 2
 Photos of phones, with depth and gain maps, need little more than 1."""
 MAX_TILES: Final = 65_536
 """Limit of tiles or strips of a TIFF."""
+TIFF_BITS: Final = 258
+TIFF_PHOTOMETRIC: Final = 262
+WHITE_IS_ZERO: Final = 0
+TIFF_SIGNATURES: Final = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
 @dataclass(frozen=True)
@@ -228,7 +232,15 @@ def decode(payload: bytes, limits: ImageLimits) -> NDArray[np.uint8]:
 
 
 def _open(payload: bytes) -> Image.Image:
-    return Image.open(io.BytesIO(payload), formats=FORMATS)
+    try:
+        return Image.open(io.BytesIO(payload), formats=FORMATS)
+    except UnidentifiedImageError as error:
+        if payload.startswith(TIFF_SIGNATURES):
+            raise ImageFormatError(
+                "the TIFF file is damaged, or has a pixel format that is not supported",
+                remedy="Save it with 8 or 16 bits per channel, or as PNG.",
+            ) from error
+        raise ImageFormatError("the bytes are not a photo in a supported format") from error
 
 
 def _orientation(image: Image.Image) -> tuple[bool, int]:
@@ -252,7 +264,12 @@ def _decode_whole(payload: bytes) -> EncodedPhoto:
 def _decode_with_pillow(image: Image.Image, mirrored: bool) -> NDArray[np.uint8]:
     """Return (h, w, 3) RGB as stored, mirrored on request."""
     width = image.width
-    return to_rgb(image.size, lambda top, bottom: image.crop((0, top, width, bottom)), mirrored=mirrored)
+    levels = GrayLevels()
+    if isinstance(image, TiffImageFile):
+        # Pillow scales and inverts gray of up to 8 bits itself.
+        bits = image.tag_v2.get(TIFF_BITS, (8,))[0]
+        levels = GrayLevels(bits if bits < 16 else None, image.tag_v2.get(TIFF_PHOTOMETRIC) == WHITE_IS_ZERO)
+    return to_rgb(image.size, lambda top, bottom: image.crop((0, top, width, bottom)), levels, mirrored)
 
 
 def _decode_webp(payload: bytes, image: Image.Image, mirrored: bool) -> NDArray[np.uint8]:
@@ -343,8 +360,6 @@ def _translated_errors() -> Iterator[None]:
         raise
     except jpeg.TooManySegmentsError as error:
         raise ImageTooLargeError(str(error)) from error
-    except UnidentifiedImageError as error:
-        raise ImageFormatError("the bytes are not a photo in a supported format") from error
     except Exception as error:  # decoders and EXIF readers raise unrelated exceptions on damaged files
         raise ImageDamagedError(f"the photo cannot be decoded: {error}") from error
 

@@ -7,6 +7,7 @@ copy of the image.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,21 +20,39 @@ Strip = Callable[[int, int], Image.Image]
 """Returns the rows from a first to a last one, which is excluded."""
 
 
-def to_rgb(size: tuple[int, int], strip: Strip, mirrored: bool = False) -> NDArray[np.uint8]:
+@dataclass(frozen=True)
+class GrayLevels:
+    """Levels of gray images with more than 8 bits.
+
+    Attributes:
+        bits: declared bits per pixel; None: derived from the brightest pixel.
+        inverted: 0 is white.
+    """
+
+    bits: int | None = None
+    inverted: bool = False
+
+
+def to_rgb(
+    size: tuple[int, int], strip: Strip, levels: GrayLevels | None = None, mirrored: bool = False
+) -> NDArray[np.uint8]:
     """Return (height, width, 3) uint8 RGB. Transparent pixels are blended over white.
 
     Args:
         size: width and height in pixels.
         strip: reader of rows; all strips have the same mode.
+        levels: levels of gray; default: derived from the pixels.
         mirrored: swap left and right.
     """
     width, height = size
     convert: Callable[[Image.Image], NDArray[np.uint8]] = _blend_over_white
     if _is_deep_gray(strip(0, 1).mode):
-        factor = _gray_factor(np.asarray(strip(*rows)) for rows in _rows(width, height))
+        levels = GrayLevels() if levels is None else levels
+        factor = _gray_factor(levels.bits, (np.asarray(strip(*rows)) for rows in _rows(width, height)))
+        inverted = levels.inverted
 
         def convert(image: Image.Image) -> NDArray[np.uint8]:
-            return _scale_gray(np.asarray(image), factor)
+            return _scale_gray(np.asarray(image), factor, inverted)
 
     pixels = np.empty((height, width, 3), np.uint8)
     for top, bottom in _rows(width, height):
@@ -66,12 +85,14 @@ def _blend_over_white(image: Image.Image) -> NDArray[np.uint8]:
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"), np.uint8)
 
 
-def _gray_factor(strips: Iterator[NDArray[np.generic]]) -> float:
+def _gray_factor(bits: int | None, strips: Iterator[NDArray[np.generic]]) -> float:
     """Return the factor from pixels to levels from 0 to 255.
 
-    Some files have 8-bit values in pixels of 16 bits, and floats usually range from 0 to 1. The brightest pixel
-    decides.
+    Some files have 8-bit values in pixels of 16 bits, and floats usually range from 0 to 1. The brightest pixel decides
+    where the file does not declare the bits.
     """
+    if bits is not None:
+        return 2.0 ** (8 - bits)
     brightest, is_float = 0.0, False
     for values in strips:
         is_float = values.dtype.kind == "f"
@@ -85,9 +106,9 @@ def _gray_factor(strips: Iterator[NDArray[np.generic]]) -> float:
     return 2.0 ** (8 - max(16, int(brightest).bit_length()))
 
 
-def _scale_gray(values: NDArray[np.generic], factor: float) -> NDArray[np.uint8]:
+def _scale_gray(values: NDArray[np.generic], factor: float, inverted: bool) -> NDArray[np.uint8]:
     levels = np.clip(_finite(values) * np.float32(factor), 0, 255).astype(np.uint8)
-    return np.repeat(levels[..., None], 3, 2)
+    return np.repeat((255 - levels if inverted else levels)[..., None], 3, 2)
 
 
 def _finite(values: NDArray[np.generic]) -> NDArray[np.float32]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pillow_heif
+from numpy.typing import NDArray
 from PIL import Image
 
 
@@ -338,3 +339,27 @@ def _behind(jpeg: bytes) -> bytes:
     """All but the first scan begin where a reader that gave the marker before them a length would not look."""
     second = jpeg.index(b"\xff\xda", jpeg.index(b"\xff\xda") + 2)
     return jpeg[:second] + b"\xff\xbf\xff\xff" + jpeg[second:]
+
+
+def packed_tiff(values: NDArray[np.integer[Any]], bits: int, order: str = "<", white_is_zero: bool = False) -> bytes:
+    """A gray or RGB TIFF of (h, w) or (h, w, 3) values with any bits per sample, packed as TIFF 6 requires."""
+    height, width = values.shape[:2]
+    rows = values.reshape(height, -1)
+    if bits in (16, 32):
+        body = rows.astype(f"{order}u{bits // 8}").tobytes()
+    else:
+        body = np.packbits((rows[..., None] >> np.arange(bits - 1, -1, -1) & 1).reshape(height, -1), axis=1).tobytes()
+    samples = rows.shape[1] // width
+    depths = struct.pack(f"{order}3H", bits, bits, bits) if samples == 3 else b""
+    count, photometric = 9, 2 if samples == 3 else int(not white_is_zero)
+    at = 8 + 2 + count * 12 + 4
+    entries = [(256, 4, 1, width), (257, 4, 1, height), (258, 3, samples, at if depths else bits), (259, 3, 1, 1)]
+    entries += [(262, 3, 1, photometric), (273, 4, 1, at + len(depths)), (277, 3, 1, samples)]
+    entries += [(278, 4, 1, height), (279, 4, 1, len(body))]
+    head = struct.pack(f"{order}2sHIH", b"II" if order == "<" else b"MM", 42, 8, count)
+    for tag, kind, number, value in entries:
+        short = kind == 3 and number == 1
+        head += struct.pack(
+            f"{order}HHI" + ("HH" if short else "I"), tag, kind, number, *((value, 0) if short else (value,))
+        )
+    return head + struct.pack(f"{order}I", 0) + depths + body

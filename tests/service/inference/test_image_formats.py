@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from typing import Any
 
 import cv2
@@ -17,7 +18,7 @@ from kith import Kith
 from service.core.photo_errors import ImageDamagedError, ImageFormatError, ImageTooLargeError
 from service.inference.heif import is_heif
 from service.inference.images import ImageLimits, decode, open_photo
-from tests.service.inference.image_files import QUICK, encode, heic, heic_claiming, heic_grid
+from tests.service.inference.image_files import QUICK, chunk, encode, heic, heic_claiming, heic_grid, packed_tiff
 from tests.service.inference.test_images import oriented, stored
 
 Pixels = NDArray[np.uint8]
@@ -119,6 +120,77 @@ def test_16_bits_keep_their_high_byte(suffix: str, channels: int, astronaut: Pix
     assert done
     expected = np.repeat(astronaut[..., :1], 3, 2) if channels == 1 else astronaut
     assert apart(decode(file.tobytes(), LIMITS), expected) < 0.6
+
+
+@pytest.mark.parametrize("white_is_zero", [False, True])
+@pytest.mark.parametrize(("bits", "order"), [(2, "<"), (4, ">"), (8, "<"), (12, "<"), (16, "<"), (16, ">")])
+def test_gray_tiff_of_any_depth(bits: int, order: str, white_is_zero: bool, astronaut: Pixels) -> None:
+    """Dark too: the declared depth decides, not the brightest pixel."""
+    for gray in (astronaut[..., 0].astype(int), astronaut[..., 0].astype(int) // 17):
+        values = gray >> 8 - bits if bits < 8 else gray << bits - 8
+        payload = packed_tiff((1 << bits) - 1 - values if white_is_zero else values, bits, order, white_is_zero)
+        if white_is_zero and (bits == 12 or (bits, order) == (16, ">")):
+            with pytest.raises(ImageFormatError, match="TIFF"):
+                decode(payload, LIMITS)
+            continue
+        shades = values * 255 // ((1 << bits) - 1)
+        assert apart(decode(payload, LIMITS), np.repeat(shades[..., None], 3, 2).astype(np.uint8)) <= 1
+
+
+def test_compressed_tiff_of_12_bits(astronaut: Pixels) -> None:
+    """As OpenCV does not write it: deflated."""
+    gray = astronaut[..., 0].astype(int)
+    payload = packed_tiff(gray << 4, 12)
+    at = payload.index(struct.pack("<HHI", 273, 4, 1)) + 8
+    (start,) = struct.unpack_from("<I", payload, at)
+    body = zlib.compress(payload[start:])
+    head = payload[:start].replace(struct.pack("<HHIHH", 259, 3, 1, 1, 0), struct.pack("<HHIHH", 259, 3, 1, 8, 0))
+    size = struct.pack("<HHI", 279, 4, 1)
+    head = head[: head.index(size) + 8] + struct.pack("<I", len(body)) + head[head.index(size) + 12 :]
+    assert apart(decode(head + body, LIMITS), np.repeat(astronaut[..., :1], 3, 2)) < 1
+
+
+@pytest.mark.parametrize(("bits", "channels"), [(10, 1), (14, 1), (10, 3), (12, 3), (14, 3)])
+def test_a_tiff_of_another_depth_is_refused_by_name(bits: int, channels: int, astronaut: Pixels) -> None:
+    values = astronaut.astype(int) << bits - 8
+    with pytest.raises(ImageFormatError, match="TIFF") as raised:
+        decode(packed_tiff(values if channels == 3 else values[..., 0], bits), LIMITS)
+    assert "16 bits" in raised.value.remedy
+
+
+def test_gray_tiff_of_32_bits(astronaut: Pixels) -> None:
+    expected = np.repeat(astronaut[..., :1], 3, 2)
+    for bits in (8, 16, 24, 31):
+        assert apart(decode(packed_tiff(astronaut[..., 0].astype(np.int64) << bits - 8, 32), LIMITS), expected) < 1
+
+
+def test_floats_that_are_not_numbers_are_black() -> None:
+    values = np.array([[0.5, np.nan, 1.0, np.inf, -np.inf, -2.0]], np.float32)
+    assert decode(encode(Image.fromarray(values), "TIFF"), LIMITS)[0, :, 0].tolist() == [127, 0, 255, 0, 0, 0]
+
+
+@pytest.mark.parametrize("depth", [10, 12])
+@pytest.mark.parametrize("channels", [3, 4])
+def test_avif_of_more_than_8_bits(depth: int, channels: int, astronaut: Pixels) -> None:
+    opaque = np.full(astronaut.shape[:2], 255, np.uint8)
+    bgra = np.dstack([astronaut[..., ::-1], opaque]).astype(np.uint16) * 257 >> 16 - depth
+    options = [cv2.IMWRITE_AVIF_DEPTH, depth, cv2.IMWRITE_AVIF_QUALITY, 95, cv2.IMWRITE_AVIF_SPEED, 9]
+    done, file = cv2.imencode(".avif", np.ascontiguousarray(bgra[..., :channels]), options)
+    assert done
+    assert apart(decode(file.tobytes(), LIMITS), astronaut) < 2
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+def test_gray_png_of_any_depth(bits: int) -> None:
+    """And with a chunk that says how many bits the camera had: samples are scaled to all bits anyway."""
+    levels = np.linspace(0, 255, 64).astype(int) >> max(0, 8 - bits) << max(0, bits - 8)
+    row = np.packbits((levels[:, None] >> np.arange(bits - 1, -1, -1) & 1).ravel()).tobytes()
+    expected = levels * 255 // ((1 << bits) - 1)
+    for extra in (b"", chunk(b"sBIT", bytes([min(bits, 12)]))):
+        header = struct.pack(">IIBBBBB", 64, 1, bits, 0, 0, 0, 0)
+        body = chunk(b"IHDR", header) + extra + chunk(b"IDAT", zlib.compress(b"\0" + row)) + chunk(b"IEND", b"")
+        decoded = decode(b"\x89PNG\r\n\x1a\n" + body, LIMITS)
+        assert np.abs(decoded[0, :, 0].astype(int) - expected).max() <= 1
 
 
 def test_cmyk_jpegs_as_adobe_writes_them(astronaut: Pixels) -> None:
