@@ -123,9 +123,10 @@ class EncodedPhoto:
         reduction = 1.0 if self.mirrored else next((r for r in jpeg.REDUCTIONS if r >= scale), 1.0)
         size = (self.width, self.height) if self.turns % 2 == 0 else (self.height, self.width)
         with _translated_errors():
-            pixels = jpeg.decode_rgb(self.payload, size, reduction)
+            payload = jpeg.complete(self.payload)
+            pixels = jpeg.decode_rgb(payload, size, reduction)
             if pixels is None:  # Pillow is more tolerant
-                with _open(self.payload) as image:
+                with _open(payload) as image:
                     return DecodedPhoto(self, _decode_with_pillow(image, self.mirrored), 1.0, self.turns)
             if self.mirrored:
                 mirror(pixels)
@@ -249,7 +250,7 @@ def _orientation(image: Image.Image) -> tuple[bool, int]:
 
 
 def _decode_whole(payload: bytes) -> EncodedPhoto:
-    with _open(payload) as image:
+    with _open(jpeg.complete(payload) if payload.startswith(jpeg.START_OF_IMAGE) else payload) as image:
         if image.format == "WEBP":
             mirrored, turns = _orientation(image)
             pixels = _decode_webp(payload, image, mirrored)
