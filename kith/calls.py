@@ -37,7 +37,7 @@ from kith.requests import (
     photo_arguments,
 )
 from kith.wire.audit import AuditLineOut, AuditOut
-from kith.wire.common import DeliveryState, FaceChoice, JobState, Scope
+from kith.wire.common import DeliveryState, Detail, FaceChoice, JobState, Scope
 from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut, VerdictOut
 from kith.wire.faces import FacesOut
 from kith.wire.galleries import GalleriesOut, GalleryOut, GalleryStatsOut, RetentionAppliedOut, RetentionOut
@@ -70,16 +70,23 @@ PAGE_ITEMS: Final = 1000
 # Faces
 
 
-def detect(*photos: Photo, urls: Sequence[str] = ()) -> Call[FacesOut]:
-    """Detect faces: boxes, landmarks and quality. The server fetches the photos at ``urls``; they are numbered last."""
-    return json_call(FacesOut, "POST", "/v1/detect", **photo_arguments(photos, urls, {}))
+def detect(*photos: Photo, urls: Sequence[str] = (), detail: Detail | None = None) -> Call[FacesOut]:
+    """Detect faces: boxes, landmarks and quality. The server fetches the photos at ``urls``; they are numbered last.
+
+    ``detail`` is the effort: "medium" also finds faces in rotated photos and faces that fill the photo
+    (docs/models.md); default: the server's."""
+    return json_call(FacesOut, "POST", "/v1/detect", **photo_arguments(photos, urls, drop_none(detail=detail)))
 
 
-def embed(*photos: Photo, urls: Sequence[str] = (), model: str | None = None) -> Call[FacesOut]:
+def embed(
+    *photos: Photo, urls: Sequence[str] = (), model: str | None = None, detail: Detail | None = None
+) -> Call[FacesOut]:
     """Detect and embed faces. Each ``embedding`` is a list of d floats of unit length.
 
-    ``model`` is a pack's name or its recognizer's fingerprint; default: the server's pack."""
-    return json_call(FacesOut, "POST", "/v1/embed", **photo_arguments(photos, urls, drop_none(model=model)))
+    ``model`` is a pack's name or its recognizer's fingerprint; default: the server's pack. ``detail`` is the effort of
+    face detection, as in :func:`detect`."""
+    options = drop_none(model=model, detail=detail)
+    return json_call(FacesOut, "POST", "/v1/embed", **photo_arguments(photos, urls, options))
 
 
 def verify(
@@ -90,11 +97,13 @@ def verify(
     model: str | None = None,
     recognizer: str | None = None,
     require_liveness: bool | None = None,
+    detail: Detail | None = None,
 ) -> Call[VerifyOut]:
     """Compare two sides: are they the same person?
 
-    ``recognizer`` is the fingerprint of the recognizer that made the embeddings, as :func:`embed` returns it."""
-    options = drop_none(risk=risk, model=model, require_liveness=require_liveness)
+    ``recognizer`` is the fingerprint of the recognizer that made the embeddings, as :func:`embed` returns it.
+    ``detail`` is the effort of face detection, as in :func:`detect`; default: "medium"."""
+    options = drop_none(risk=risk, model=model, require_liveness=require_liveness, detail=detail)
     files: list[tuple[str, tuple[str, bytes]]] = []
     for name, side in (("a", a), ("b", b)):
         if isinstance(side, Url):
@@ -327,6 +336,7 @@ def enroll(
     embeddings: Sequence[Vector] = (),
     recognizer: str | None = None,
     face: FaceChoice | None = None,
+    detail: Detail | None = None,
     allow_duplicate: bool | None = None,
     allow_inconsistent: bool | None = None,
     allow_low_quality: bool | None = None,
@@ -337,11 +347,13 @@ def enroll(
     """Enroll templates of a subject from photos or embeddings.
 
     A single rejected photo raises. With several, each has its own result. ``recognizer`` made the ``embeddings``.
+    ``detail`` is the effort of face detection, as in :func:`detect`; default: "medium".
     ``only_new`` refuses to extend an existing subject. ``idempotency_key`` makes a repeated request enroll once;
     default: a random one."""
     options = drop_none(
         recognizer=recognizer,
         face=face,
+        detail=detail,
         allow_duplicate=allow_duplicate,
         allow_inconsistent=allow_inconsistent,
         allow_low_quality=allow_low_quality,
@@ -381,6 +393,7 @@ def identify(
     recognizer: str | None = None,
     risk: Risk | None = None,
     faces: Literal["all", "largest"] | None = None,
+    detail: Detail | None = None,
     top_k: int | None = None,
     filter: FilterOptions | None = None,  # noqa: A002 - the API's name
     check_quality: bool | None = None,
@@ -388,9 +401,15 @@ def identify(
     """Search a gallery for each face of the photos and each embedding.
 
     ``risk`` is the accepted rate of strangers identified as a subject; default: the gallery's. ``filter`` limits the
-    searched subjects."""
+    searched subjects. ``detail`` is the effort of face detection, as in :func:`detect`."""
     options = drop_none(
-        recognizer=recognizer, risk=risk, faces=faces, top_k=top_k, filter=filter, check_quality=check_quality
+        recognizer=recognizer,
+        risk=risk,
+        faces=faces,
+        detail=detail,
+        top_k=top_k,
+        filter=filter,
+        check_quality=check_quality,
     )
     arguments = photo_arguments(photos, urls, options | _embeddings(embeddings))
     return json_call(IdentifyOut, "POST", f"{_path(gallery)}/identify", **arguments)

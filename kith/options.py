@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypedDict
 
-from kith.wire.common import EventType, FaceChoice, Fusion, IdentifyOutcome, IndexSetting, LivenessSetting
+from kith.wire.common import Detail, EventType, FaceChoice, Fusion, IdentifyOutcome, IndexSetting, LivenessSetting
 
 
 class Risk(TypedDict, total=False):
@@ -83,9 +83,10 @@ class AuditFilter(TypedDict, total=False):
 
 
 class ArchiveOptions(TypedDict, total=False):
-    """``strip`` is the number of folders above the folders of the subjects."""
+    """``strip`` is the number of folders above the folders of the subjects. ``detail`` as in ``enroll``."""
 
     face: FaceChoice | None
+    detail: Detail | None
     allow_duplicate: bool | None
     allow_inconsistent: bool | None
     allow_low_quality: bool | None

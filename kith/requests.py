@@ -26,6 +26,7 @@ QUERY_OPTIONS: Final = frozenset(
         "allow_low_quality",
         "allow_not_live",
         "check_quality",
+        "detail",
         "face",
         "faces",
         "model",

@@ -17,6 +17,7 @@ from models.engines.gpus import GpuPreference
 from models.engines.selection import EnginePreference
 from models.pack.loading import BUNDLED_PACK, find_pack
 from models.runtime.network import Engine, Precision
+from models.vision.face_search import Detail
 from service.core.errors import SettingsError
 from service.security.addresses import Hosts, is_loopback
 
@@ -145,6 +146,11 @@ class Settings(BaseSettings):
         None, ge=1, le=256, description="Threads per network; default: the available CPU cores."
     )
     detection_score: float = Field(0.5, gt=0, lt=1, description="Minimum detector score of a reported face.")
+    detail: Detail = Field(
+        "low",
+        description="Effort of face detection in requests that do not choose it: low or medium (docs/models.md). "
+        "Enrollments and verifications, whose photos should show a face, get medium.",
+    )
     max_image_bytes: int = Field(20_000_000, ge=1000, description="Maximum photo size in bytes.")
     max_image_pixels: int = Field(
         50_000_000, ge=10_000, description="Maximum photo size in pixels, width times height."
@@ -347,6 +353,11 @@ class Settings(BaseSettings):
     @property
     def trusted_proxy_list(self) -> list[str]:
         return _split(self.trusted_proxies)
+
+    @property
+    def expected_face_detail(self) -> Detail:
+        """Effort of face detection in photos that should show a face."""
+        return "medium"
 
     def max_request_bytes(self, photos: int) -> int:
         """Return the maximum body size for a number of photos in base64, with room for other fields."""

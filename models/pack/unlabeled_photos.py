@@ -18,6 +18,7 @@ from models.runtime.network import Float
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import align
 from models.vision.detection import Detector
+from models.vision.face_search import find_faces
 from models.vision.photo_files import list_photos
 from models.vision.recognition import Recognizer
 
@@ -86,7 +87,7 @@ def _embed_folder(pack: ModelPack, folder: Path) -> tuple[Float, NDArray[np.int6
             skipped += 1
             continue
         thumbnails = np.concatenate([thumbnails, pair[:1]])
-        faces = detector.detect_with_other_views(photo)
+        faces = find_faces(detector, photo, "medium")
         sides = (faces.boxes_xyxy[:, 2:] - faces.boxes_xyxy[:, :2]).max(1)
         points = faces.landmarks_xy[sides >= MIN_FACE_PX]
         if len(points):

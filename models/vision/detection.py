@@ -292,18 +292,6 @@ class Detector:
         photos = [self.prepare(image) for image in images]
         return [self.decode_faces(photo, outputs) for photo, outputs in zip(photos, self.run(photos), strict=True)]
 
-    def detect_with_other_views(self, image: NDArray[np.uint8]) -> Faces:
-        """Return the faces of a (H, W, 3) uint8 RGB photo as the service does: it may be rotated, or filled by a face.
-
-        Only a photo without a confident face costs more than ``detect``.
-        """
-        photo = self.prepare(image)
-        (outputs,) = self.run([photo])
-        if not self.is_confident(outputs):
-            others = self.other_views(photo)
-            photo, outputs = self.choose_view([photo, *others], [outputs, *self.run(others)])
-        return self.decode_faces(photo, outputs)
-
     def prepare(self, image: NDArray[np.uint8]) -> PreparedPhoto:
         """Scale a (H, W, 3) uint8 RGB photo and place it on its canvas."""
         height, width = image.shape[:2]
@@ -338,28 +326,24 @@ class Detector:
                 by_photo[i] = [output[row] for output in each]
         return [by_photo[i] for i in range(len(photos))]
 
-    def is_confident(self, outputs: RawOutputs) -> bool:
-        """Return whether the best score is that of an upright face; then no other orientation has to be tried."""
-        return self._head.best_score(outputs) >= max(self._head.upright_score, self.min_score)
+    def best_score(self, outputs: RawOutputs) -> float:
+        """Return the best score of all anchors, in 0..1."""
+        return self._head.best_score(outputs)
 
-    def other_views(self, photo: PreparedPhoto) -> list[PreparedPhoto]:
-        """Return the photo in its three other orientations, and at half its size."""
-        return [*self.rotations(photo), self.half_size(photo)]
+    @property
+    def confident_score(self) -> float:
+        """Score of an upright face. From it, no other orientation or size has to be tried."""
+        return max(self._head.upright_score, self.min_score)
 
-    def rotations(self, photo: PreparedPhoto) -> list[PreparedPhoto]:
-        """Return the photo in its three other orientations."""
-        height, width = photo.photo_height_px, photo.photo_width_px
+    def rotated(self, photo: PreparedPhoto, turns: int) -> PreparedPhoto:
+        """Return the upright photo after counterclockwise quarter ``turns``, 1 to 3."""
         # Rows and columns outside the scaled photo would come first after a rotation.
-        part = _scaled_photo(photo)
-        found = []
-        for turns in (1, 2, 3):
-            size = (height, width) if turns == 2 else (width, height)
-            canvas = self.canvas(*size)
-            planes = black_canvas(canvas, self._normalization)
-            rotated = np.rot90(part, turns, (1, 2))
-            planes[:, : rotated.shape[1], : rotated.shape[2]] = rotated
-            found.append(PreparedPhoto(planes, canvas, *size, turns))
-        return found
+        turned = np.rot90(_scaled_photo(photo), turns, (1, 2))
+        canvas = replace(self.canvas(*turned.shape[1:]), scale=photo.canvas.scale)
+        planes = black_canvas(canvas, self._normalization)
+        planes[:, : turned.shape[1], : turned.shape[2]] = turned
+        size = (photo.photo_height_px, photo.photo_width_px)
+        return PreparedPhoto(planes, canvas, *(size if turns == 2 else size[::-1]), turns)
 
     def half_size(self, photo: PreparedPhoto) -> PreparedPhoto:
         """Return the photo at half its size, where a face that fills it is no larger than faces of the training."""
@@ -370,17 +354,6 @@ class Detector:
         for plane, small in zip(part, planes, strict=True):
             small[:height, :width] = cv2.resize(plane, (width, height), interpolation=cv2.INTER_AREA)
         return replace(photo, planes=planes, canvas=canvas)
-
-    def choose_view(
-        self, photos: Sequence[PreparedPhoto], outputs: Sequence[RawOutputs]
-    ) -> tuple[PreparedPhoto, RawOutputs]:
-        """Return the orientation or size with the best score and its outputs, or the first if none is confident.
-
-        A weak face in another view is more often a false alarm than a face.
-        """
-        best = max(range(len(photos)), key=lambda row: self._head.best_score(outputs[row]))
-        chosen = best if self.is_confident(outputs[best]) else 0
-        return photos[chosen], outputs[chosen]
 
     def decode_faces(self, photo: PreparedPhoto, outputs: RawOutputs) -> Faces:
         """Return the faces in the network's outputs for a photo, in pixels of the photo before its rotation."""

@@ -41,6 +41,13 @@ GalleryFilter = Annotated[
 Subject = Annotated[str, typer.Argument(help="Subject id.", autocompletion=complete_subjects)]
 JobId = Annotated[str, typer.Argument(help="Job id, from 'kith jobs list'.", autocompletion=complete_jobs)]
 PackName = Annotated[str, typer.Argument(help="Pack name, from 'kith models list'.", autocompletion=complete_packs)]
+DetailOption = Annotated[
+    Literal["low", "medium"] | None,
+    typer.Option(
+        "--detail",
+        help="Effort of face detection: low, or medium (also rotated photos, close faces). Default: the server's.",
+    ),
+]
 Photos = Annotated[list[Path], typer.Argument(help="One or more photos.", exists=True, dir_okay=False)]
 
 
@@ -89,7 +96,7 @@ class RiskOptions:
 
 @dataclass(frozen=True)
 class EnrollmentOptions:
-    """Choice of face, and checks to skip."""
+    """Choice of face, checks to skip, and effort of face detection."""
 
     largest_face: Annotated[
         bool, typer.Option("--largest-face", help="Enroll the largest face if a photo shows several.")
@@ -106,10 +113,11 @@ class EnrollmentOptions:
     allow_not_live: Annotated[
         bool, typer.Option("--allow-not-live", help="Accept faces that fail the gallery's liveness check.")
     ] = False
+    detail: DetailOption = None
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of an enrollment request."""
-        fields = asdict(self)
+        fields = {name: value for name, value in asdict(self).items() if value is not None}
         return {"face": "largest" if fields.pop("largest_face") else "only", **fields}
 
 

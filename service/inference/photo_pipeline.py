@@ -16,6 +16,7 @@ from models.runtime.network import Float
 from models.vision import quality
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align, crop_scales
 from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs, largest_box
+from models.vision.face_search import Detail, FaceSearch
 from models.vision.liveness import LivenessResult, cut_crops
 from models.vision.quality import Quality
 from models.vision.quality_gate import LivenessVerdict
@@ -105,15 +106,16 @@ class PhotoPipeline:
         self.judge = judge
         self.metrics = Metrics() if metrics is None else metrics
 
-    async def detect(self, payload: bytes) -> Photo:
+    async def detect(self, payload: bytes, detail: Detail = "low") -> Photo:
         """Decode a photo and detect its faces. Raises ImageError."""
-        return (await self._faces(payload, []))[0]
+        return (await self._faces(payload, [], detail))[0]
 
     async def embed(
         self,
         payload: bytes,
         recognizer: ServedRecognizer,
         other: ServedRecognizer | None = None,
+        detail: Detail = "low",
         largest_only: bool = False,
         keep_crop: bool = False,
         background: bool = False,
@@ -122,6 +124,7 @@ class PhotoPipeline:
 
         Args:
             other: second recognizer, for which crops are aligned but not embedded.
+            detail: effort of face detection.
             keep_crop: cut the crop that is stored with a template, for the largest face.
             background: yield to requests.
 
@@ -131,7 +134,7 @@ class PhotoPipeline:
         if not background:
             recognizer.batcher.admit(1)
         alignments = [served.recognizer.alignment for served in (recognizer, other) if served is not None]
-        photo, crops_by_alignment = await self._faces(payload, alignments, largest_only, keep_crop, background)
+        photo, crops_by_alignment = await self._faces(payload, alignments, detail, largest_only, keep_crop, background)
         with self.metrics.stage("embed"):
             vectors = await recognizer.batcher.submit(list(crops_by_alignment[0]), background)
         other_crops = [None] * len(vectors) if other is None else crops_by_alignment[1]
@@ -149,6 +152,7 @@ class PhotoPipeline:
         self,
         payload: bytes,
         alignments: Sequence[Alignment],
+        detail: Detail,
         largest_only: bool = False,
         keep_crop: bool = False,
         background: bool = False,
@@ -171,24 +175,18 @@ class PhotoPipeline:
             finally:
                 self._undecoded -= not background
             with self.metrics.stage("detect"):
-                laid, answer = await self._detect(laid, background)
+                search = FaceSearch(self._detector, laid, detail)
+                search.take(await self._detecting.submit([laid], background))
+                while search.unfinished:
+                    views = await in_thread(search.next_views)
+                    search.take(await self._detecting.submit(views, background))
             with self.metrics.stage("align"):
                 photo, aligned, liveness_crops = await _until_done(
-                    in_thread(self._align, picture, laid, answer, alignments, largest_only, keep_crop)
+                    in_thread(self._align, picture, search, alignments, largest_only, keep_crop)
                 )
             del picture  # before its share of the budget is returned
         self.metrics.observe_photo([face.quality.score for face in photo.faces])
         return await self._check_liveness(photo, liveness_crops, background), aligned
-
-    async def _detect(self, laid: PreparedPhoto, background: bool) -> tuple[PreparedPhoto, RawOutputs]:
-        """Return the photo in the orientation and size of its most confident face, and the network's outputs."""
-        (answer,) = await self._detecting.submit([laid], background)
-        if self._detector.is_confident(answer):
-            return laid, answer
-        in_thread = self._in_background_thread if background else self.in_thread
-        others = await in_thread(self._detector.other_views, laid)
-        answers = await self._detecting.submit(others, background)
-        return self._detector.choose_view([laid, *others], [answer, *answers])
 
     async def _check_liveness(self, photo: Photo, face_crops: Sequence[Image | None], background: bool) -> Photo:
         """Return the photo with liveness judgments. A face without a crop gets a judgment without a score."""
@@ -218,14 +216,13 @@ class PhotoPipeline:
     def _align(
         self,
         picture: DecodedPhoto,
-        laid: PreparedPhoto,
-        answer: RawOutputs,
+        search: FaceSearch,
         alignments: Sequence[Alignment],
         largest_only: bool,
         keep_crop: bool,
     ) -> tuple[Photo, list[Image], list[Image | None]]:
         """Return the photo's faces, the crops by each alignment, and the crops for liveness."""
-        detected = self._detector.decode_faces(laid, answer)[: self._max_faces]
+        detected = search.faces()[: self._max_faces]
         if largest_only and len(detected):
             row = detected.largest()
             detected = detected[row : row + 1]

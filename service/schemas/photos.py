@@ -15,7 +15,8 @@ from pydantic import (
     WrapValidator,
 )
 
-from service.schemas.fields import Embedding, Fingerprint, RequestModel
+from models.vision.face_search import Detail
+from service.schemas.fields import DETAIL, Embedding, Fingerprint, RequestModel
 
 MAX_PHOTOS: Final = 1000
 """Upper bound of KITH_MAX_IMAGES, which limits requests further."""
@@ -62,6 +63,8 @@ class Photos(RequestModel):
         fail_fast=True,
         description="URLs of photos on hosts in KITH_URL_HOSTS. They are numbered after the images.",
     )
+
+    detail: Detail | None = Field(None, description=f"{DETAIL} Default: KITH_DETAIL; for an enrollment, medium.")
 
     @property
     def photos(self) -> list[bytes | str]:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from service.schemas.fields import MODEL, Embedding, Fingerprint, GalleryName, ModelName, RequestModel, SubjectId
+from models.vision.face_search import Detail
+from service.schemas.fields import (
+    DETAIL,
+    MODEL,
+    Embedding,
+    Fingerprint,
+    GalleryName,
+    ModelName,
+    RequestModel,
+    SubjectId,
+)
 from service.schemas.photos import PhotoBytes, PhotoUrl
 from service.schemas.risk import RiskIn
 
@@ -40,6 +50,7 @@ class VerifyIn(RequestModel):
         description="Default: the gallery's risk if one side is a subject and the risk is an FMR or a threshold; else "
         "the preset standard.",
     )
+    detail: Detail | None = Field(None, description=f"{DETAIL} Default: medium.")
     model: ModelName | None = Field(None, description=f"{MODEL[:-1]}, or the pack of a subject's gallery.")
     require_liveness: bool = Field(
         False, description="Require live persons in photos. A subject's gallery may require it as well."

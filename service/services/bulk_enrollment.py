@@ -11,6 +11,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, Final
 
+from models.vision.face_search import Detail
 from service.core.errors import GalleryChangedError, GalleryMovedError, InvalidRequestError, JobCrashedError, KithError
 from service.core.identifiers import ID_RULE
 from service.domain.decision import FaceChoice
@@ -56,6 +57,7 @@ class BulkOptions:
     allow_low_quality: bool = False
     strip: int | None = None
     allow_not_live: bool = False
+    detail: Detail = "medium"
 
     def parameters(self) -> dict[str, Any]:
         """Return the options as job parameters."""
@@ -151,7 +153,7 @@ class _Run:
     def __init__(self, work: BulkEnrollment, context: JobContext, options: BulkOptions, gallery: Gallery) -> None:
         self._work = work
         self._context = context
-        self._choice = options.face
+        self._choice, self._detail = options.face, options.detail
         self._overrides = Overrides(
             options.allow_duplicate, options.allow_inconsistent, options.allow_low_quality, options.allow_not_live
         )
@@ -222,7 +224,8 @@ class _Run:
             return item.payload if isinstance(item.payload, KithError) else _KNOWN
         try:
             return await embed_for(
-                self.gallery, item.payload, self._work.pipeline, self._work.recognizers, background=True
+                *(self.gallery, item.payload, self._work.pipeline, self._work.recognizers, self._detail),
+                background=True,
             )
         except KithError as error:
             return error

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from models.runtime.network import Float
+from models.vision.face_search import Detail
 from service.core.errors import DuplicateSubjectError, InconsistentTemplateError, KithError, SubjectNotFoundError
 from service.core.photo_errors import LowQualityError, NoFaceError, NotLiveError, SeveralFacesError
 from service.domain.decision import FaceChoice, RiskTarget, score_candidates, thresholds_for
@@ -39,7 +40,12 @@ class Overrides:
 
 
 async def embed_for(
-    gallery: Gallery, payload: bytes, pipeline: Pipeline, recognizers: Recognizers, background: bool = False
+    gallery: Gallery,
+    payload: bytes,
+    pipeline: Pipeline,
+    recognizers: Recognizers,
+    detail: Detail,
+    background: bool = False,
 ) -> Photo:
     """Embed the faces of a photo for enrollment.
 
@@ -53,7 +59,7 @@ async def embed_for(
     other = None if gallery.other is None else recognizers.get(gallery.other.fingerprint)
     keep = gallery.settings.keep_crops
     photo = await pipeline.photos.embed(
-        payload, recognizers.for_gallery(gallery), other, keep_crop=keep, background=background
+        payload, recognizers.for_gallery(gallery), other, detail, keep_crop=keep, background=background
     )
     if gallery.other is not None and other is not None and photo.faces:
         row, largest = photo.largest_row(), photo.largest()

@@ -13,7 +13,7 @@ import pytest
 
 from kith.wire import common
 from models.runtime import network
-from models.vision import quality_gate
+from models.vision import face_search, quality_gate
 from service.domain import decision, fusion, gallery, hygiene
 from service.observability import drift
 from service.security import api_keys
@@ -128,6 +128,7 @@ def test_the_client_imports_no_server_library() -> None:
 @pytest.mark.parametrize(
     ("wire", "domain"),
     [
+        (common.Detail, face_search.Detail),
         (common.DriftState, drift.DriftState),
         (common.Engine, network.Engine),
         (common.ErasedKind, gallery.ErasedKind),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from models.vision.detection import Detector, Faces
+from models.vision.face_search import find_faces
 from training.data.identities import read_rgb
 from training.data.subsampling import evenly_spaced_rows
 from training.detection.photos import AnnotatedPhoto, iou_matrix, load_annotated
@@ -262,7 +263,7 @@ def _stretched(values: Floats) -> NDArray[np.uint8]:
 def evaluate_sizes(detector: Detector, landmarks_csv: Path, images: Path) -> dict[str, float]:
     """Return the recall at IoU 0.5 by the longer side of the face in pixels.
 
-    LFW photos are scaled onto the center of a black 640x640 canvas, and detected as the service does.
+    LFW photos are scaled onto the center of a black 640x640 canvas, and detected as in an enrollment.
     """
     references = read_reference_faces(landmarks_csv)
     chosen = [references[row] for row in evenly_spaced_rows(len(references), SCALED_PHOTOS)]
@@ -271,7 +272,7 @@ def evaluate_sizes(detector: Detector, landmarks_csv: Path, images: Path) -> dic
         photo = read_rgb(images / reference.file)
         for size in FACE_SIZES_PX:
             canvas, box = _scale_to_size(photo, reference.box_xyxy, size)
-            faces = detector.detect_with_other_views(canvas)
+            faces = find_faces(detector, canvas, "medium")
             found[size] += bool(len(faces) and iou_matrix(faces.boxes_xyxy, box[None]).max() >= 0.5)
     return {str(size): count / len(chosen) for size, count in found.items()}
 

@@ -60,7 +60,7 @@ async def add_face(
     key: IdempotencyKey = None,
 ) -> dict[str, Any]:
     """Enroll a photo with one face. ``det_prob_threshold`` is ignored: the gallery's quality gate applies."""
-    body = EnrollIn().model_copy(update={"images": [await read_file(request, context)]})
+    body = EnrollIn(detail=options.detail).model_copy(update={"images": [await read_file(request, context)]})
     response = await enroll_in(context, gallery, caller, subject, body, key, only_new=False)
     (result,) = json.loads(bytes(response.body))["results"]
     return {"image_id": str(UUID(hex=result["template"])), "subject": subject}

@@ -30,7 +30,11 @@ async def detect(gallery: BoundGallery, request: Request, context: ContextDep, o
     """Detect faces."""
     payload = await read_file(request, context)
     served, photos = context.recognizers.for_gallery(gallery), context.pipeline.photos
-    photo = await (photos.embed(payload, served) if options.has_plugin("calculator") else photos.detect(payload))
+    detail = options.detail or context.settings.detail
+    if options.has_plugin("calculator"):
+        photo = await photos.embed(payload, served, detail=detail)
+    else:
+        photo = await photos.detect(payload, detail)
     min_score = context.settings.detection_score
     faces = options.choose(photo.faces, min_score)
     document = {"result": [face_fields(face, options, min_score) for face in faces]}
@@ -51,7 +55,7 @@ async def recognize(
     photo = await read_file(request, context)
     largest = "largest" if options.limit == 1 and (options.det_prob_threshold or 0) <= CLIENT_DETECTION else "all"
     count = max_predictions(prediction_count)
-    body = IdentifyIn(faces=largest, top_k=count).model_copy(update={"images": [photo]})
+    body = IdentifyIn(faces=largest, top_k=count, detail=options.detail).model_copy(update={"images": [photo]})
     current = await context.reload_gallery(gallery)
     served, items = await identify_in(context, current, body, caller)
     min_score = context.settings.detection_score

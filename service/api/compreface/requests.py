@@ -10,6 +10,7 @@ from uuid import UUID
 from fastapi import Depends, Path, Query, Request
 from pydantic import BaseModel
 
+from models.vision.face_search import Detail
 from service.api.compreface.similarity import Cutoffs, to_probability
 from service.api.http.bodies import read_json, read_parts
 from service.api.http.context import Context
@@ -32,12 +33,13 @@ PredictionCount = Annotated[int, Query(ge=-1, description="Candidates per face; 
 
 @dataclass(frozen=True)
 class FaceOptions:
-    """Options of all routes that take a photo. Unknown ``face_plugins`` are ignored."""
+    """Options of all routes that take a photo. Unknown ``face_plugins`` are ignored. CompreFace has no ``detail``."""
 
     limit: Annotated[int, Query(ge=0, description="Faces to return, largest first; 0: all.")] = 0
     det_prob_threshold: Annotated[float | None, Query(ge=0, le=1)] = None
     face_plugins: str = ""
     status: bool = False
+    detail: Detail | None = None
 
     def has_plugin(self, name: str) -> bool:
         return name in (part.strip() for part in self.face_plugins.split(","))

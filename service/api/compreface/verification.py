@@ -92,7 +92,8 @@ async def verify_photos(
     """Compare the only face of ``source_image`` with each face of ``target_image``."""
     payloads = await read_files(request, context, PairBody)
     served = context.recognizers.for_gallery(gallery)
-    source, target = [await context.pipeline.photos.embed(payload, served) for payload in payloads]
+    detail = options.detail or context.settings.expected_face_detail
+    source, target = [await context.pipeline.photos.embed(payload, served, detail=detail) for payload in payloads]
     min_score = context.settings.detection_score
     sources, targets = (options.choose(photo.faces, min_score) for photo in (source, target))
     if len(sources) > 1:
@@ -136,7 +137,8 @@ async def verify_with_template(
     current = await context.reload_gallery(gallery)
     comparer = await _stored(context, caller, current, cutoffs, image_id.hex)
     served = context.recognizers.for_gallery(current)
-    photo = await context.pipeline.photos.embed(payload, served)
+    detail = options.detail or context.settings.expected_face_detail
+    photo = await context.pipeline.photos.embed(payload, served, detail=detail)
     min_score = context.settings.detection_score
     subject = "" if comparer.template is None else comparer.template.subject
     results = [

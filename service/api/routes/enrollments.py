@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.requests import ClientDisconnect
 
 from kith.wire.jobs import JobOut
+from models.vision.face_search import Detail
 from service.api.http.context import Context, ContextDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath
@@ -16,6 +17,7 @@ from service.api.http.routing import PermittedRoute
 from service.core.errors import InvalidRequestError
 from service.domain.decision import FaceChoice
 from service.inference.archives import SIGNATURE_BYTES, archive_kind
+from service.schemas.fields import DETAIL
 from service.schemas.jobs import to_job_out
 from service.security.sealed_files import SealedWriter
 from service.services.bulk_enrollment import KIND, BulkOptions
@@ -30,16 +32,21 @@ StripFolders = Annotated[
     Query(ge=0, le=64, description="Leading folders to strip from each path; default: detected from the archive."),
 ]
 
+DetailOption = Annotated[Detail | None, Query(description=f"{DETAIL} Default: medium.")]
+
 
 async def _options(
+    context: ContextDep,
     face: FaceChoice = "only",
     allow_duplicate: bool = False,
     allow_inconsistent: bool = False,
     allow_low_quality: bool = False,
     allow_not_live: bool = False,
     strip: StripFolders = None,
+    detail: DetailOption = None,
 ) -> BulkOptions:
-    return BulkOptions(face, allow_duplicate, allow_inconsistent, allow_low_quality, strip, allow_not_live)
+    chosen = detail or context.settings.expected_face_detail
+    return BulkOptions(face, allow_duplicate, allow_inconsistent, allow_low_quality, strip, allow_not_live, chosen)
 
 
 @router.post(

@@ -40,6 +40,7 @@ from service.domain.decision import (
 )
 from service.domain.gallery import Gallery
 from service.domain.verification import EnrolledSubject, compare
+from service.inference.photo_pipeline import Photo
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
 from service.schemas.faces import DetectIn, EmbedIn
 from service.schemas.risk import RiskIn
@@ -53,7 +54,8 @@ async def detect(request: Request, context: ContextDep) -> Response:
     """Detect the faces in one or more photos: boxes, five landmarks, scores and quality."""
     with context.metrics.stage("read"):
         body = await read_photos(request, DetectIn, context.settings)
-    photos = await process_photos(context, body.photos, context.pipeline.photos.detect)
+    detail = body.detail or context.settings.detail
+    photos = await process_photos(context, body.photos, lambda payload: context.pipeline.photos.detect(payload, detail))
     return json_response(
         {"model": context.recognizers.default.pack.model_id, "images": [photo_document(photo) for photo in photos]}
     )
@@ -64,8 +66,12 @@ async def embed(request: Request, context: ContextDep) -> Response:
     """Detect the faces in one or more photos and compute the embedding of each, a unit vector."""
     with context.metrics.stage("read"):
         body = await read_photos(request, EmbedIn, context.settings)
-    by = context.recognizers.by_name(body.model)
-    photos = await process_photos(context, body.photos, lambda payload: context.pipeline.photos.embed(payload, by))
+    by, detail = context.recognizers.by_name(body.model), body.detail or context.settings.detail
+
+    async def process(payload: bytes) -> Photo:
+        return await context.pipeline.photos.embed(payload, by, detail=detail)
+
+    photos = await process_photos(context, body.photos, process)
     images = [photo_document(photo) for photo in photos]
     return json_response({"model": by.pack.model_id, "recognizer": by.fingerprint, "images": images})
 
@@ -267,7 +273,8 @@ async def _process_side(context: Context, side: SideIn, verification: Verificati
         gallery = verification.galleries[side.subject.gallery]
         return _SideResult(await context.run(_read_subject, context, gallery, side.subject.subject))
     payload = side.image or b"" if side.url is None else await fetch_photo(context, side.url)
-    photo = await context.pipeline.photos.embed(payload, verification.served)
+    detail = verification.body.detail or context.settings.expected_face_detail
+    photo = await context.pipeline.photos.embed(payload, verification.served, detail=detail)
     if not photo.faces:
         return _SideResult(None, {"faces_found": 0}, ["no_face"])
     face = photo.largest()

@@ -120,8 +120,10 @@ async def _identify(
     if found.other is not None and found.other.state == "shadow":
         shadow = context.recognizers.get(found.other.fingerprint)
 
+    detail = body.detail or context.settings.detail
+
     async def embed(payload: bytes) -> Photo:
-        return await context.pipeline.photos.embed(payload, served, shadow, largest_only=body.faces == "largest")
+        return await context.pipeline.photos.embed(payload, served, shadow, detail, body.faces == "largest")
 
     photos = await process_photos(context, body.photos, embed) if body.photos else []
     check_presentation = found.settings.quality_gate if body.check_quality else None

@@ -285,9 +285,10 @@ class _Enrollment:
     ) -> tuple[list[Document], dict[int, NewTemplate]]:
         """Return a result per photo and embedding, whose ``error`` is its rejection, and templates by result."""
         context, body = self.context, self.body
+        detail = body.detail or context.settings.expected_face_detail
 
         async def embed(payload: bytes) -> Photo:
-            return await embed_for(gallery, payload, context.pipeline, context.recognizers)
+            return await embed_for(gallery, payload, context.pipeline, context.recognizers, detail)
 
         vectors = check_vectors(body.embeddings, served.dimension)
         photos = await process_photos(context, body.photos, embed) if body.photos else []

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from service.cli.completion import complete_galleries, complete_served, complete_subjects
 from service.cli.connection import connect
-from service.cli.options import GalleryOption, Photos, RiskOptions, ServerOptions
+from service.cli.options import DetailOption, GalleryOption, Photos, RiskOptions, ServerOptions
 from service.cli.remedies import remedy_lines
 from service.cli.terminal import EXIT_NO, print_json, print_line, print_note, print_table, progress_bar
 from service.core.text import describe_outcome, describe_reasons, format_odds
@@ -32,7 +32,7 @@ Draw = Annotated[
 ]
 
 
-def detect(photos: Photos, server: ServerOptions, draw: Draw = None) -> None:
+def detect(photos: Photos, server: ServerOptions, draw: Draw = None, detail: DetailOption = None) -> None:
     """Detect faces and measure their quality.
 
     Exit status 1 if a photo shows no face."""
@@ -41,7 +41,7 @@ def detect(photos: Photos, server: ServerOptions, draw: Draw = None) -> None:
     answers: dict[str, Any] = {}
     with_face = 0
     with _print_on_exit(answers, table, server.as_json), connect(server, "temporary") as kith:
-        for photo, answer in _answers(photos, lambda photo: kith.detect(photo)):
+        for photo, answer in _answers(photos, lambda photo: kith.detect(photo, detail=detail)):
             if isinstance(answer, dict):
                 answers[str(photo)] = answer
                 table.add_row(escape(str(photo)), "", "", "", "", answer["error"]["code"])
@@ -74,6 +74,7 @@ def embed(
     model: Annotated[
         str | None, typer.Option(help="Served pack. Default: the server's.", autocompletion=complete_served)
     ] = None,
+    detail: DetailOption = None,
 ) -> None:
     """Compute the embedding of every face.
 
@@ -85,7 +86,7 @@ def embed(
     with_face, recognizer, pack = 0, None, None
     try:
         with connect(server, "temporary") as kith:
-            for photo, answer in _answers(photos, lambda photo: kith.embed(photo, model=model)):
+            for photo, answer in _answers(photos, lambda photo: kith.embed(photo, model=model, detail=detail)):
                 if isinstance(answer, dict):
                     answers[str(photo)] = answer
                     print_note(f"{photo}: {answer['error']['code']}: {answer['error']['detail']}")
@@ -117,12 +118,13 @@ def identify(
     top: Annotated[int, typer.Option(min=1, max=100, help="Candidates per face in the JSON.")] = 5,
     tag: Annotated[list[str] | None, typer.Option(help="Search subjects with this tag; repeatable: all tags.")] = None,
     draw: Draw = None,
+    detail: DetailOption = None,
 ) -> None:
     """Search a gallery for the faces in photos.
 
     Exit status 1 if no face is identified, or a photo cannot be read."""
     targets = _drawing_targets(photos, draw)
-    options: dict[str, Any] = {"faces": faces, "top_k": top}
+    options: dict[str, Any] = {"faces": faces, "top_k": top, "detail": detail}
     if (accepted := risk.value()) is not None:
         options["risk"] = accepted
     if tag:
@@ -161,6 +163,7 @@ def verify(
     gallery: Annotated[
         str | None, typer.Option("--gallery", "-g", help="Gallery of --subject.", autocompletion=complete_galleries)
     ] = None,
+    detail: DetailOption = None,
 ) -> None:
     """Compare a photo with another photo, or with an enrolled subject.
 
@@ -176,7 +179,7 @@ def verify(
         other = (gallery, subject)
     accepted = risk.value()
     with connect(server, "temporary" if subject is None else "refuse") as kith:
-        answer = kith.verify(a, other, risk=accepted)
+        answer = kith.verify(a, other, risk=accepted, detail=detail)
     if server.as_json:
         print_json(answer.model_dump(mode="json", exclude_none=True))
     else:

@@ -60,7 +60,7 @@ function desk(known, params, signal) {
   /** Detect the faces before enrollment. Keys that can only enroll skip this step. */
   async function look(item) {
     try {
-      const request = { ...bodyOf(item.photo.file), signal };
+      const request = { ...bodyOf(item.photo.file, { detail: "medium" }), signal };
       const answer = await patiently(() => call("POST", "/v1/detect", request), signal);
       const [found] = answer.images;
       item.faces = leftToRight(found.faces, (face) => face);

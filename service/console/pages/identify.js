@@ -79,7 +79,7 @@ function desk(known, params, signal) {
     refresh(shot);
     const until = AbortSignal.any([signal, stop.signal]);
     try {
-      const options = { top_k: 5, ...(asked.risk && { risk: asked.risk }) };
+      const options = { top_k: 5, detail: "medium", ...(asked.risk && { risk: asked.risk }) };
       const request = { ...bodyOf(shot.photo.file, options), signal: until };
       const answer = await patiently(
         () => call("POST", `${galleryPath(asked.gallery)}/identify`, request),

@@ -97,6 +97,23 @@ def test_commands_use_the_server_of_url(server: str, people: Path, tmp_path: Pat
     assert not (tmp_path / "data").exists()
 
 
+def test_commands_choose_the_detail(
+    server: str, kith: Kith, gallery: str, tmp_path: Path, astronaut: NDArray[Any]
+) -> None:
+    photo = tmp_path / "people" / "eileen" / "sideways.jpg"
+    photo.parent.mkdir(parents=True)
+    photo.write_bytes(jpeg(astronaut.transpose(1, 0, 2)[::-1], 95))
+    at, of = ("--url", server), ("--gallery", gallery)
+    folder = str(tmp_path / "people")
+    assert "no_face" in kith_command("enroll", folder, *of, *at, "--detail", "low", cwd=tmp_path).stdout
+    assert kith_command("enroll", folder, *of, *at, cwd=tmp_path).returncode == 0
+    for command in (("detect",), ("embed",), ("identify", *of)):
+        assert kith_command(*command, str(photo), *at, cwd=tmp_path).returncode == 1
+        assert kith_command(*command, str(photo), *at, "--detail", "medium", cwd=tmp_path).returncode == 0
+    assert kith_command("verify", str(photo), str(photo), *at, cwd=tmp_path).returncode == 0
+    assert kith_command("verify", str(photo), str(photo), *at, "--detail", "low", cwd=tmp_path).returncode == 1
+
+
 def test_gallery_update_changes_only_the_given_settings(server: str, kith: Kith, gallery: str, tmp_path: Path) -> None:
     def update(*options: str) -> subprocess.CompletedProcess[str]:
         return kith_command("gallery", "update", gallery, *options, "--url", server, cwd=tmp_path)

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_a_rotated_photo_is_recognized(
 ) -> None:
     photo = astronaut[:480, :448]
     rotated = jpeg(np.rot90(photo, turns), 95)
-    (upright,), (found,) = kith.embed(jpeg(photo, 95)).images, kith.embed(rotated).images
+    (upright,), (found,) = kith.embed(jpeg(photo, 95)).images, kith.embed(rotated, detail="medium").images
     assert (found.height, found.width) == np.rot90(photo, turns).shape[:2]
     (face,), (expected,) = found.faces, upright.faces
     assert float(np.array(face.embedding) @ np.array(expected.embedding)) > 0.99
@@ -191,28 +192,35 @@ def test_few_photos_are_held_decoded(
         gate.set()
 
 
+class Counting(Detector):
+    """Detector that records the size of each batch."""
+
+    taken: ClassVar[list[int]] = []
+
+    def run(self, laid: Sequence[PreparedPhoto]) -> list[RawOutputs]:
+        self.taken.append(len(laid))
+        return super().run(laid)
+
+
 def test_only_a_photo_without_a_confident_face_is_detected_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8], nobody: NDArray[np.uint8]
 ) -> None:
-    taken: list[int] = []
-
-    class Counting(Detector):
-        def run(self, laid: Sequence[PreparedPhoto]) -> list[RawOutputs]:
-            taken.append(len(laid))
-            return super().run(laid)
-
     monkeypatch.setattr("service.app.Detector", Counting)
+    Counting.taken.clear()
+    taken = Counting.taken
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch) as context:
-            photos = context.pipeline.photos
-            assert len((await photos.detect(jpeg(astronaut))).faces) == 1
+            photos, served = context.pipeline.photos, context.recognizers.default
+            assert len((await photos.detect(jpeg(astronaut), "medium")).faces) == 1
             assert taken == [1]
-            assert (await photos.detect(jpeg(nobody))).faces == []
-            assert sum(taken) == 1 + 5
-            background = await photos.embed(jpeg(np.rot90(astronaut)), context.recognizers.default, background=True)
+            assert (await photos.detect(jpeg(nobody), "low")).faces == []
+            assert sum(taken) == 2
+            assert (await photos.detect(jpeg(nobody), "medium")).faces == []
+            assert sum(taken) == 2 + 5
+            background = await photos.embed(jpeg(np.rot90(astronaut)), served, detail="medium", background=True)
             assert len(background.faces) == 1
-            assert sum(taken) == 1 + 5 + 5
+            assert sum(taken) == 2 + 5 + 5
 
     asyncio.run(main())
 

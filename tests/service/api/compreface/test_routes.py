@@ -13,6 +13,7 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from PIL import Image
 
 from kith import Kith
 from service.api.compreface.access import COMPREFACE_PERMISSIONS
@@ -372,3 +373,20 @@ def test_the_faces_of_a_subject_are_found_in_any_unicode_form(compat: CompatServ
         assert added.json()["subject"] == "Jos\xe9"
         found = client.request(method, "/recognition/faces", params={"subject": "Jose\u0301"}).json()
         assert found.get("total_elements", found.get("deleted")) == 1
+
+
+def test_photos_may_be_rotated_on_request(http: httpx.Client, photos: Path, tmp_path: Path) -> None:
+    """Adding and verifying look again by default."""
+    rotated = tmp_path / "rotated.jpg"
+    with Image.open(photos / "astronaut.jpg") as image:
+        image.rotate(90, expand=True).save(rotated, quality=95)
+    image_id = _add(http, "Ada", rotated)
+    for path in ("/detection/detect", "/recognition/recognize"):
+        assert _post(http, path, rotated).json()["code"] == 28
+        assert len(_post(http, path, rotated, detail="medium").json()["result"]) == 1
+        assert _post(http, path, rotated, detail="much").status_code == 400
+    assert len(_post(http, f"/recognition/faces/{image_id}/verify", rotated).json()["result"]) == 1
+    assert _post(http, f"/recognition/faces/{image_id}/verify", rotated, detail="low").json()["code"] == 28
+    files = {name: (name, rotated.read_bytes(), "image/jpeg") for name in ("source_image", "target_image")}
+    assert http.post("/verification/verify", files=files).status_code == 200
+    assert http.post("/verification/verify", params={"detail": "low"}, files=files).json()["code"] == 28

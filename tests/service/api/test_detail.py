@@ -1,0 +1,71 @@
+"""Requests choose the effort of face detection, and photos that should show a face get more by default."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kith import Kith, KithClientError
+from service.server import embedded
+from service.settings import load_settings
+from tests.conftest import jpeg
+
+Photo = NDArray[np.uint8]
+
+
+@pytest.fixture(scope="module")
+def sideways(astronaut: Photo) -> bytes:
+    return jpeg(np.rot90(astronaut), 95)
+
+
+def test_a_sideways_photo_is_looked_at_again_on_request(kith: Kith, gallery: str, sideways: bytes) -> None:
+    assert kith.detect(sideways).images[0].faces == []
+    (result,) = kith.identify(gallery, sideways).results
+    assert result.outcome == "no_face"
+    (face,) = kith.detect(sideways, detail="medium").images[0].faces
+    assert abs(face.quality.roll_deg + 90) < 15
+
+
+def test_enrollment_and_verification_look_again_by_default(
+    kith: Kith, gallery: str, sideways: bytes, astronaut: Photo
+) -> None:
+    assert kith.verify(sideways, jpeg(astronaut)).outcome == "same"
+    assert kith.verify(sideways, jpeg(astronaut), detail="low").outcome == "no_face"
+    assert kith.enroll(gallery, "eileen", sideways).enrolled == 1
+    with pytest.raises(KithClientError) as refused:
+        kith.enroll(gallery, "eileen", sideways, detail="low")
+    assert refused.value.code == "no_face"
+
+
+def test_an_archive_chooses_the_detail(kith: Kith, gallery: str, sideways: bytes, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("eileen/1.jpg", sideways)
+    (tmp_path / "people.zip").write_bytes(buffer.getvalue())
+    job = kith.wait_for(kith.enroll_archive(gallery, tmp_path / "people.zip", detail="low").id)
+    assert (job.counts, job.failed) == ({"no_face": 1}, 1)
+    job = kith.wait_for(kith.enroll_archive(gallery, tmp_path / "people.zip").id)
+    assert job.counts == {"enrolled": 1}
+
+
+def test_the_setting_is_the_default(tmp_path: Path, sideways: bytes) -> None:
+    with embedded(load_settings(data_dir=tmp_path, log_level="WARNING", detail="medium")) as url, Kith(url) as kith:
+        kith.create_gallery("g")
+        assert len(kith.detect(sideways).images[0].faces) == len(kith.identify("g", sideways).results) == 1
+        assert kith.detect(sideways, detail="low").images[0].faces == []
+
+
+@pytest.mark.parametrize("detail", ["HIGH", "", "tiles", 3])
+def test_an_unknown_detail_is_refused(server: str, gallery: str, detail: object) -> None:
+    for path in ("/v1/detect", "/v1/embed", f"/v1/galleries/{gallery}/identify"):
+        answer = httpx.post(f"{server}{path}", json={"images": [], "urls": ["https://x/"], "detail": detail})
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+        assert "detail" in answer.json()["detail"]
+    answer = httpx.post(f"{server}/v1/galleries/{gallery}/enrollments", params={"detail": str(detail)}, content=b"PK")
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
