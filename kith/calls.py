@@ -73,8 +73,8 @@ PAGE_ITEMS: Final = 1000
 def detect(*photos: Photo, urls: Sequence[str] = (), detail: Detail | None = None) -> Call[FacesOut]:
     """Detect faces: boxes, landmarks and quality. The server fetches the photos at ``urls``; they are numbered last.
 
-    ``detail`` is the effort: "medium" also finds faces in rotated photos and faces that fill the photo
-    (docs/models.md); default: the server's."""
+    ``detail`` is the effort: "medium" also finds faces in sideways photos and faces that fill the photo, "high" also
+    small faces in large photos (docs/models.md); default: the server's."""
     return json_call(FacesOut, "POST", "/v1/detect", **photo_arguments(photos, urls, drop_none(detail=detail)))
 
 
@@ -102,7 +102,7 @@ def verify(
     """Compare two sides: are they the same person?
 
     ``recognizer`` is the fingerprint of the recognizer that made the embeddings, as :func:`embed` returns it.
-    ``detail`` is the effort of face detection, as in :func:`detect`; default: "medium"."""
+    ``detail`` is the effort of face detection, as in :func:`detect`; default: the server's, at least "medium"."""
     options = drop_none(risk=risk, model=model, require_liveness=require_liveness, detail=detail)
     files: list[tuple[str, tuple[str, bytes]]] = []
     for name, side in (("a", a), ("b", b)):
@@ -347,7 +347,7 @@ def enroll(
     """Enroll templates of a subject from photos or embeddings.
 
     A single rejected photo raises. With several, each has its own result. ``recognizer`` made the ``embeddings``.
-    ``detail`` is the effort of face detection, as in :func:`detect`; default: "medium".
+    ``detail`` is the effort of face detection, as in :func:`detect`; default: the server's, at least "medium".
     ``only_new`` refuses to extend an existing subject. ``idempotency_key`` makes a repeated request enroll once;
     default: a random one."""
     options = drop_none(

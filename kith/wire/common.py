@@ -7,7 +7,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 DeliveryState = Literal["pending", "delivered", "dead"]
-Detail = Literal["low", "medium"]
+Detail = Literal["low", "medium", "high"]
 DriftState = Literal["too_few", "ok", "watch", "drifted"]
 Engine = Literal["onnxruntime", "openvino"]
 ErasedKind = Literal["subject", "template", "gallery"]

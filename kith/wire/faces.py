@@ -43,6 +43,11 @@ class FaceOut(BaseModel):
 class PhotoOut(BaseModel):
     width: int | None = None
     height: int | None = None
+    min_face_px: float | None = Field(
+        None,
+        description="Width in pixels of the smallest face that the detection usually finds in this photo. "
+        "detail=high finds smaller faces in large photos.",
+    )
     faces: list[FaceOut] = Field(default_factory=list)
     error: Problem | None = Field(None, description="Reason for which this photo was rejected.")
 

@@ -39,6 +39,12 @@ class Faces:
     landmarks_xy: Float
     scores: Float
 
+    @classmethod
+    def join(cls, parts: Sequence[Faces]) -> Faces:
+        """Return the faces of all parts, in their order."""
+        columns = ((each.boxes_xyxy, each.landmarks_xy, each.scores) for each in parts)
+        return cls(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+
     def __len__(self) -> int:
         return len(self.scores)
 
@@ -231,19 +237,23 @@ def make_head(kind: HeadKind, output_names: Sequence[str]) -> Head:
     return SCRFDHead(len(output_names)) if kind == "scrfd" else YuNetHead(output_names)
 
 
+def overlaps(a_xyxy: NDArray[np.floating], b_xyxy: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """Return (n, m): which of (n, 4) boxes share more than NMS_IOU of their union with which of (m, 4)."""
+    a, b = a_xyxy.astype(np.float64), b_xyxy.astype(np.float64)
+    lower = np.maximum(a[:, None, :2], b[None, :, :2])
+    upper = np.minimum(a[:, None, 2:], b[None, :, 2:])
+    shared = np.clip(upper - lower, 0, None).prod(2)
+    return np.asarray(shared > NMS_IOU * (box_areas(a)[:, None] + box_areas(b)[None] - shared))
+
+
 def suppress_overlaps(boxes_xyxy: Float, scores: Float) -> NDArray[np.intp]:
     """Return the rows that greedy non-maximum suppression keeps, best first."""
     order = np.argsort(-scores, kind="stable")[:MAX_CANDIDATES]
-    boxes = boxes_xyxy[order].astype(np.float64)
-    area = box_areas(boxes)
-    lower = np.maximum(boxes[:, None, :2], boxes[None, :, :2])
-    upper = np.minimum(boxes[:, None, 2:], boxes[None, :, 2:])
-    shared = np.clip(upper - lower, 0, None).prod(2)
-    overlaps = shared > NMS_IOU * (area[:, None] + area[None] - shared)
+    overlapping = overlaps(boxes_xyxy[order], boxes_xyxy[order])
     alive = np.ones(len(order), bool)
     for row in range(len(order)):
         if alive[row]:
-            alive[row + 1 :] &= ~overlaps[row, row + 1 :]
+            alive[row + 1 :] &= ~overlapping[row, row + 1 :]
     return np.asarray(order[alive], np.intp)
 
 
@@ -297,6 +307,11 @@ class Detector:
         height, width = image.shape[:2]
         canvas = self.canvas(height, width)
         return self.place_on_canvas(downscale(image, canvas.scale), canvas, height, width)
+
+    @property
+    def largest_side_px(self) -> int:
+        """Side of the largest canvas."""
+        return self._buckets[-1]
 
     def output_shapes(self, canvas: Canvas) -> list[tuple[int, int]]:
         """Return the (rows, columns) of each network output for a photo on the canvas."""

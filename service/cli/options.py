@@ -42,10 +42,11 @@ Subject = Annotated[str, typer.Argument(help="Subject id.", autocompletion=compl
 JobId = Annotated[str, typer.Argument(help="Job id, from 'kith jobs list'.", autocompletion=complete_jobs)]
 PackName = Annotated[str, typer.Argument(help="Pack name, from 'kith models list'.", autocompletion=complete_packs)]
 DetailOption = Annotated[
-    Literal["low", "medium"] | None,
+    Literal["low", "medium", "high"] | None,
     typer.Option(
         "--detail",
-        help="Effort of face detection: low, or medium (also rotated photos, close faces). Default: the server's.",
+        help="Effort of face detection: medium (also rotated photos, close faces), high (also small faces in large "
+        "photos). Default: the server's.",
     ),
 ]
 Photos = Annotated[list[Path], typer.Argument(help="One or more photos.", exists=True, dir_okay=False)]

@@ -261,17 +261,19 @@ class Batcher(Generic[Item, Result]):
             self.metrics.count_refused(count)
             raise OverloadedError(f"{ahead} items are waiting, for longer than this request may", seconds)
 
-    async def submit(self, items: Sequence[Item], background: bool = False) -> list[Result]:
+    async def submit(self, items: Sequence[Item], background: bool = False, continued: bool = False) -> list[Result]:
         """Return the results of ``items``, in order. ``background`` items yield to all others, and have no deadline.
+
+        ``continued`` items are further work on a photo that was admitted: a full queue does not reject them.
 
         Raises:
             OverloadedError, DeadlineExceededError, ClientGoneError: As :meth:`admit`; nothing was queued. Background
-                items are rejected only while closing, since their producers limit themselves.
+                and continued items are rejected only while closing, since their producers limit themselves.
             DeadlineExceededError, ClientGoneError: The request ended while items were queued; these are dropped.
         """
         if not items:
             return []
-        if not background:
+        if not (background or continued):
             self.admit(len(items))
         elif self._closing:
             raise OverloadedError("the service is closing")

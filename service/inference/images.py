@@ -73,11 +73,13 @@ class ImageLimits:
 
 @dataclass(frozen=True, eq=False)
 class PhotoHeader:
-    """Parsed header of a photo.
+    """Parsed header of a photo. ``height`` and ``width``: its size in pixels.
 
     ``peak_bytes``: estimate of the memory that decoding needs at most, with the pixels that it returns.
     """
 
+    height: int
+    width: int
     peak_bytes: int
     _open: Callable[[], EncodedPhoto]
 
@@ -207,13 +209,13 @@ def read_header(payload: bytes, limits: ImageLimits) -> PhotoHeader:
         _check_work(image, scans, limits)
         peak_bytes = decode_memory.estimate_decode(image, payload, scans)
         if not isinstance(image, JpegImageFile) or image.mode not in ("L", "RGB"):
-            return PhotoHeader(peak_bytes, partial(_decode_whole, payload))
+            return PhotoHeader(height, width, peak_bytes, partial(_decode_whole, payload))
         mirrored, turns = _orientation(image)
         if turns % 2:
             height, width = width, height
         again_bytes = decode_memory.estimate_repeated_decode(image, payload, scans)
         photo = EncodedPhoto(height, width, payload, turns, mirrored, again_bytes)
-        return PhotoHeader(peak_bytes, lambda: photo)
+        return PhotoHeader(height, width, peak_bytes, lambda: photo)
 
 
 def open_photo(payload: bytes, limits: ImageLimits) -> EncodedPhoto:
@@ -306,7 +308,7 @@ def _read_heif_header(payload: bytes, limits: ImageLimits) -> PhotoHeader:
         _check_pixels(width, height, limits)
         pixels = max(width * height, largest, composed)
         peak_bytes = decode_memory.estimate_heif(payload, pixels, photo.has_alpha, photo.bit_depth)
-        return PhotoHeader(peak_bytes, partial(_decode_heif, payload))
+        return PhotoHeader(height, width, peak_bytes, partial(_decode_heif, payload))
 
 
 def _decode_heif(payload: bytes) -> EncodedPhoto:

@@ -16,7 +16,7 @@ from models.runtime.network import Float
 from models.vision import quality
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align, crop_scales
 from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs, largest_box
-from models.vision.face_search import Detail, FaceSearch
+from models.vision.face_search import Detail, FaceSearch, finest_scale, search_bytes
 from models.vision.liveness import LivenessResult, cut_crops
 from models.vision.quality import Quality
 from models.vision.quality_gate import LivenessVerdict
@@ -66,11 +66,15 @@ class Face:
 
 @dataclass(frozen=True, eq=False)
 class Photo:
-    """Size of an upright photo in pixels, and its faces by descending detection score."""
+    """Size of an upright photo in pixels, and its faces by descending detection score.
+
+    ``min_face_px``: width of the smallest face that the detection usually finds at the requested detail.
+    """
 
     width: int
     height: int
     faces: list[Face]
+    min_face_px: float
 
     def largest_row(self) -> int:
         """Return the index of the face with the largest box. The photo must have a face."""
@@ -169,22 +173,23 @@ class PhotoPipeline:
                     await place.enter_async_context(self._budget.places)
                 with self.metrics.stage("decode"):
                     header = await in_thread(self._read_header, payload, patience)
-                    share = await place.enter_async_context(self._budget.share(header.peak_bytes))
-                    picture, laid = await _until_done(in_thread(self._decode, header, patience))
-                    share.shrink(picture.held_bytes)
+                    further_bytes = search_bytes(self._detector, header.height, header.width, detail)
+                    share = await place.enter_async_context(self._budget.share(header.peak_bytes + further_bytes))
+                    picture, laid = await _until_done(in_thread(self._decode, header, patience, detail))
+                    share.shrink(picture.held_bytes + further_bytes)
             finally:
                 self._undecoded -= not background
             with self.metrics.stage("detect"):
-                search = FaceSearch(self._detector, laid, detail)
+                search = FaceSearch(self._detector, laid, picture.shrunk, detail)
                 search.take(await self._detecting.submit([laid], background))
                 while search.unfinished:
-                    views = await in_thread(search.next_views)
-                    search.take(await self._detecting.submit(views, background))
+                    views = await _until_done(in_thread(search.next_views))
+                    search.take(await self._detecting.submit(views, background, continued=True))
             with self.metrics.stage("align"):
                 photo, aligned, liveness_crops = await _until_done(
                     in_thread(self._align, picture, search, alignments, largest_only, keep_crop)
                 )
-            del picture  # before its share of the budget is returned
+            del picture, search  # before their share of the budget is returned
         self.metrics.observe_photo([face.quality.score for face in photo.faces])
         return await self._check_liveness(photo, liveness_crops, background), aligned
 
@@ -205,12 +210,15 @@ class PhotoPipeline:
             patience.check()
         return read_header(payload, self._limits)
 
-    def _decode(self, header: PhotoHeader, patience: Deadline | None) -> tuple[DecodedPhoto, PreparedPhoto]:
+    def _decode(
+        self, header: PhotoHeader, patience: Deadline | None, detail: Detail
+    ) -> tuple[DecodedPhoto, PreparedPhoto]:
         if patience is not None:
             patience.check()
         photo = header.open()
         canvas = self._detector.canvas(photo.height, photo.width)
-        picture = photo.decode(min(1.0, DECODE_SCALE * canvas.scale))
+        finest = finest_scale(self._detector, photo.height, photo.width, detail)
+        picture = photo.decode(min(1.0, max(DECODE_SCALE * canvas.scale, finest)))
         return picture, self._detector.place_on_canvas(picture.shrunk(canvas.scale), canvas, photo.height, photo.width)
 
     def _align(
@@ -238,7 +246,7 @@ class PhotoPipeline:
         if self.judge is not None:
             spec, points = self.judge.spec, picture.points_stored(detected.landmarks_xy)
             face_crops = cut_crops(picture.pixels, points, spec.alignment, spec.max_outside)
-        return Photo(picture.photo.width, picture.photo.height, faces), aligned, face_crops
+        return Photo(picture.photo.width, picture.photo.height, faces, search.min_face_px), aligned, face_crops
 
     async def _in_background_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run in one of BACKGROUND_THREADS, so that requests find free threads."""

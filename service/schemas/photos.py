@@ -64,7 +64,9 @@ class Photos(RequestModel):
         description="URLs of photos on hosts in KITH_URL_HOSTS. They are numbered after the images.",
     )
 
-    detail: Detail | None = Field(None, description=f"{DETAIL} Default: KITH_DETAIL; for an enrollment, medium.")
+    detail: Detail | None = Field(
+        None, description=f"{DETAIL} Default: KITH_DETAIL; for an enrollment, at least medium."
+    )
 
     @property
     def photos(self) -> list[bytes | str]:

@@ -50,7 +50,7 @@ class VerifyIn(RequestModel):
         description="Default: the gallery's risk if one side is a subject and the risk is an FMR or a threshold; else "
         "the preset standard.",
     )
-    detail: Detail | None = Field(None, description=f"{DETAIL} Default: medium.")
+    detail: Detail | None = Field(None, description=f"{DETAIL} Default: KITH_DETAIL, at least medium.")
     model: ModelName | None = Field(None, description=f"{MODEL[:-1]}, or the pack of a subject's gallery.")
     require_liveness: bool = Field(
         False, description="Require live persons in photos. A subject's gallery may require it as well."

@@ -45,7 +45,8 @@ def photo_document(result: Photo | KithError) -> Document:
     for document, face in zip(faces, result.faces, strict=True):
         if face.vector is not None:
             document["embedding"] = face.vector
-    return {"width": result.width, "height": result.height, "faces": faces}
+    size = {"width": result.width, "height": result.height, "min_face_px": round(result.min_face_px, 1)}
+    return {**size, "faces": faces}
 
 
 def face_document(face: Face, gate: QualityGate = DEFAULT_GATE, liveness_threshold: float | None = None) -> Document:

@@ -32,7 +32,7 @@ StripFolders = Annotated[
     Query(ge=0, le=64, description="Leading folders to strip from each path; default: detected from the archive."),
 ]
 
-DetailOption = Annotated[Detail | None, Query(description=f"{DETAIL} Default: medium.")]
+DetailOption = Annotated[Detail | None, Query(description=f"{DETAIL} Default: KITH_DETAIL, at least medium.")]
 
 
 async def _options(

@@ -1,9 +1,11 @@
-"""Each detail finds the faces that the documentation promises, with bounded work."""
+"""Each detail finds the faces that the documentation promises, in photos made of real faces, with bounded work."""
 
 from __future__ import annotations
 
 import csv
+import tracemalloc
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -12,11 +14,13 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
+from bench.large_photos import Portrait, count_found, mosaic, packaged_backgrounds, paste, place_faces
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import rotate_points
-from models.vision.detection import Detector, PreparedPhoto, RawOutputs
-from models.vision.face_search import Detail, find_faces
+from models.vision.detection import Detector, PreparedPhoto, RawOutputs, downscale, overlaps
+from models.vision.face_search import VIEWS_PER_BATCH, Detail, FaceSearch, find_faces, search_bytes
+from models.vision.tiles import MAX_TILES, lay_tiles
 from tests.conftest import photo_array
 from tests.models.vision.test_detection import yunet_detector
 
@@ -47,11 +51,145 @@ def counting() -> CountingDetector:
     return CountingDetector()
 
 
+@pytest.fixture(scope="module")
+def portraits(detector: Detector, group: Image, astronaut: Image) -> list[Portrait]:
+    """Seven people, each with the surroundings of the face."""
+    found = []
+    for photo in (group, astronaut):
+        (faces,) = detector.detect([photo])
+        for box in faces.boxes_xyxy:
+            x0, y0, x1, y1 = (box + np.array([-1, -1, 1, 1]) * 0.35 * (box[2] - box[0])).clip(0).astype(int)
+            found.append(Portrait(photo[y0:y1, x0:x1], box - np.array([x0, y0, x0, y0], np.float32)))
+    assert len(found) == 7
+    return found
+
+
+def crowd(height: int, width: int, face_px: float, portraits: Sequence[Portrait]) -> tuple[Image, NDArray[np.float32]]:
+    """Return a photo of 20 faces on a background of real photos, and their boxes."""
+    rng = np.random.default_rng(0)
+    photo = mosaic(height, width, packaged_backgrounds(), rng)
+    boxes = place_faces(photo, portraits, face_px, 20, rng)
+    assert len(boxes) == 20
+    return photo, boxes
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "face_px", "at_low"),
+    [
+        (12_000, 4000, 150, 2),
+        (4000, 3000, 60, 15),
+        (3000, 12_000, 100, 1),
+        (1920, 1080, 40, 18),
+    ],
+)
+def test_small_faces_in_large_photos_are_found_at_high(
+    detector: Detector, portraits: list[Portrait], width: int, height: int, face_px: float, at_low: int
+) -> None:
+    photo, boxes = crowd(height, width, face_px, portraits)
+    assert count_found(find_faces(detector, photo, "low"), boxes)[0] <= at_low
+    faces = find_faces(detector, photo, "high")
+    assert count_found(faces, boxes)[0] >= 18
+    assert overlaps(boxes, faces.boxes_xyxy).sum(1).max() == 1  # none twice
+
+
+def test_faces_on_the_edges_of_tiles_are_found_once(detector: Detector, portraits: list[Portrait]) -> None:
+    height, width = 3000, 4000
+    photo = mosaic(height, width, packaged_backgrounds(), np.random.default_rng(0))
+    (level,) = lay_tiles(height, width, 640)
+    corners = sorted({(tile.left / tile.scale, tile.top / tile.scale) for tile in level if tile.left and tile.top})
+    boxes = []
+    for number, (left, top) in enumerate(corners):
+        portrait = portraits[number % len(portraits)].scaled(70)
+        tall, wide = portrait.photo.shape[:2]
+        boxes.append(paste(photo, portrait, round(left) - wide // 2, round(top) - tall // 2))
+    faces = find_faces(detector, photo, "high")
+    assert len(boxes) == 12
+    assert (overlaps(np.array(boxes), faces.boxes_xyxy).sum(1) == 1).all()
+
+
+@pytest.mark.parametrize("face_px", [250, 600, 1500])
+def test_a_face_larger_than_a_tile_is_found_once(detector: Detector, astronaut: Image, face_px: float) -> None:
+    (face,) = detector.detect([astronaut])
+    portrait = Portrait(astronaut, face.boxes_xyxy[0]).scaled(face_px)
+    photo = np.full((4000, 6000, 3), 120, np.uint8)
+    tall, wide = (min(side, most) for side, most in zip(portrait.photo.shape[:2], photo.shape[:2], strict=True))
+    photo[:tall, :wide] = portrait.photo[:tall, :wide]
+    faces = find_faces(detector, photo, "high")
+    found = overlaps(portrait.box[None], faces.boxes_xyxy)[0]
+    assert found.sum() == 1
+    assert faces.scores[~found].max(initial=0) < 0.6  # no part of the face
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_a_large_photo_may_be_rotated(detector: Detector, portraits: list[Portrait], turns: int) -> None:
+    photo, boxes = crowd(3000, 4000, 100, portraits)
+    faces = find_faces(detector, np.rot90(photo, turns).copy(), "high")
+    corners = rotate_points(boxes.reshape(-1, 2, 2), turns, 4000, 3000)
+    turned = np.concatenate([corners.min(1), corners.max(1)], 1)
+    assert count_found(faces, turned)[0] >= 19
+
+
+def test_high_equals_medium_in_a_photo_that_the_canvas_holds(
+    counting: CountingDetector, astronaut: Image, nobody: Image
+) -> None:
+    for photo in (astronaut, np.rot90(astronaut).copy(), nobody):
+        assert counting.runs(photo, "high") == counting.runs(photo, "medium")
+        one, other = (find_faces(counting, photo, detail) for detail in ("medium", "high"))
+        assert (one.boxes_xyxy == other.boxes_xyxy).all()
+
+
 def test_a_photo_without_a_face_costs_one_look(counting: CountingDetector, nobody: Image, astronaut: Image) -> None:
     for photo in (nobody, np.rot90(astronaut).copy(), np.zeros((3000, 4000, 3), np.uint8)):
         assert counting.runs(photo, "low") == 1
         assert counting.runs(photo, "medium") == 5
     assert counting.runs(astronaut, "low") == counting.runs(astronaut, "medium") == 1
+
+
+@pytest.mark.parametrize(("height", "width"), [(7000, 7000), (10, 60_000), (50_000, 1)])
+def test_the_work_for_a_large_photo_is_bounded(height: int, width: int, counting: CountingDetector) -> None:
+    levels = lay_tiles(height, width, 640)
+    tiles = sum(map(len, levels))
+    assert 0 < tiles <= 1.35 * MAX_TILES  # the finest level, and coarser ones
+    runs = counting.runs(np.zeros((height, width, 3), np.uint8), "high")
+    assert runs == 5 + 4 * tiles
+    assert max(counting.batches) <= VIEWS_PER_BATCH
+
+
+@pytest.mark.parametrize(("height", "width"), [(3000, 4000), (4000, 12_000)])
+def test_the_memory_of_tiles_is_estimated(detector: Detector, height: int, width: int) -> None:
+    photo = np.zeros((height, width, 3), np.uint8)
+    whole = detector.prepare(photo)
+    (outputs,) = detector.run([whole])
+    turned = partial(np.rot90, k=2)  # a photo whose EXIF orientation needs a copy
+    search = FaceSearch(detector, whole, lambda scale: np.ascontiguousarray(turned(downscale(photo, scale))), "high")
+    tracemalloc.start()
+    search.take([outputs])
+    while search.unfinished:
+        search.take([outputs] * len(search.next_views()))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    estimated = search_bytes(detector, height, width, "high")
+    assert 0.6 * estimated < peak < 1.1 * estimated
+    assert search_bytes(detector, height, width, "medium") == search_bytes(detector, 640, 640, "high") == 0
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "low", "high"),
+    [(640, 480, 20, 20), (4000, 3000, 125, 31), (12_000, 4000, 375, 37), (12_000, 9000, 375, 53)],
+)
+def test_the_smallest_face_is_stated(detector: Detector, width: int, height: int, low: float, high: float) -> None:
+    photo = np.zeros((height, width, 3), np.uint8)
+    whole = detector.prepare(photo)
+    for detail, expected in (("low", low), ("medium", low), ("high", high)):
+        search = FaceSearch(detector, whole, partial(downscale, photo), detail)  # type: ignore[arg-type]
+        assert search.min_face_px == pytest.approx(expected, rel=0.05)
+
+
+def test_a_face_of_the_stated_size_is_found(detector: Detector, portraits: list[Portrait]) -> None:
+    photo, boxes = crowd(3000, 4000, 36, portraits)
+    assert count_found(find_faces(detector, photo, "high"), boxes)[0] >= 16
+    photo, boxes = crowd(1500, 2000, 68, portraits)
+    assert count_found(find_faces(detector, photo, "low"), boxes)[0] >= 16
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])

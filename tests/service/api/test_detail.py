@@ -24,12 +24,39 @@ def sideways(astronaut: Photo) -> bytes:
     return jpeg(np.rot90(astronaut), 95)
 
 
+@pytest.fixture(scope="module")
+def hall(group: Photo) -> bytes:
+    """Six people with faces of about 60 pixels in a photo of 4000x3000 pixels."""
+    small = group[::2, ::2]
+    photo = np.full((3000, 4000, 3), 90, np.uint8)
+    photo[1200 : 1200 + small.shape[0], 900 : 900 + small.shape[1]] = small
+    return jpeg(photo, 95)
+
+
+def test_small_faces_are_found_at_high(kith: Kith, gallery: str, hall: bytes) -> None:
+    (low,), (high,) = kith.detect(hall).images, kith.detect(hall, detail="high").images
+    assert len(low.faces) < 6
+    assert len(high.faces) == 6
+    assert low.min_face_px == 125
+    assert high.min_face_px == 31.2
+    widths = [face.box[2] - face.box[0] for face in high.faces]
+    assert high.min_face_px < min(widths)
+    assert max(widths) < low.min_face_px
+    assert len(kith.embed(hall, detail="high").images[0].faces) == 6
+    assert len(kith.identify(gallery, hall, hall, detail="high").results) == 12
+    assert kith.verify(hall, hall, detail="high").outcome == "same"
+    with pytest.raises(KithClientError) as refused:
+        kith.enroll(gallery, "all", hall, detail="high")
+    assert (refused.value.code, refused.value.problem["detail"]) == ("several_faces", "the photo shows 6 faces")
+
+
 def test_a_sideways_photo_is_looked_at_again_on_request(kith: Kith, gallery: str, sideways: bytes) -> None:
     assert kith.detect(sideways).images[0].faces == []
     (result,) = kith.identify(gallery, sideways).results
     assert result.outcome == "no_face"
-    (face,) = kith.detect(sideways, detail="medium").images[0].faces
-    assert abs(face.quality.roll_deg + 90) < 15
+    for detail in ("medium", "high"):
+        (face,) = kith.detect(sideways, detail=detail).images[0].faces
+        assert abs(face.quality.roll_deg + 90) < 15
 
 
 def test_enrollment_and_verification_look_again_by_default(
@@ -54,15 +81,19 @@ def test_an_archive_chooses_the_detail(kith: Kith, gallery: str, sideways: bytes
     assert job.counts == {"enrolled": 1}
 
 
-def test_the_setting_is_the_default(tmp_path: Path, sideways: bytes) -> None:
-    with embedded(load_settings(data_dir=tmp_path, log_level="WARNING", detail="medium")) as url, Kith(url) as kith:
+def test_the_setting_is_the_default(tmp_path: Path, sideways: bytes, hall: bytes) -> None:
+    with embedded(load_settings(data_dir=tmp_path, log_level="WARNING", detail="high")) as url, Kith(url) as kith:
         kith.create_gallery("g")
-        assert len(kith.detect(sideways).images[0].faces) == len(kith.identify("g", sideways).results) == 1
+        assert len(kith.detect(hall).images[0].faces) == len(kith.identify("g", hall).results) == 6
+        with pytest.raises(KithClientError) as refused:
+            kith.enroll("g", "all", hall)
+        assert refused.value.code == "several_faces"
+        assert len(kith.detect(sideways).images[0].faces) == 1
         assert kith.detect(sideways, detail="low").images[0].faces == []
 
 
 @pytest.mark.parametrize("detail", ["HIGH", "", "tiles", 3])
-def test_an_unknown_detail_is_refused(server: str, gallery: str, detail: object) -> None:
+def test_an_unknown_detail_is_refused(server: str, gallery: str, hall: bytes, detail: object) -> None:
     for path in ("/v1/detect", "/v1/embed", f"/v1/galleries/{gallery}/identify"):
         answer = httpx.post(f"{server}{path}", json={"images": [], "urls": ["https://x/"], "detail": detail})
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")

@@ -109,7 +109,7 @@ def test_commands_choose_the_detail(
     assert kith_command("enroll", folder, *of, *at, cwd=tmp_path).returncode == 0
     for command in (("detect",), ("embed",), ("identify", *of)):
         assert kith_command(*command, str(photo), *at, cwd=tmp_path).returncode == 1
-        assert kith_command(*command, str(photo), *at, "--detail", "medium", cwd=tmp_path).returncode == 0
+        assert kith_command(*command, str(photo), *at, "--detail", "high", cwd=tmp_path).returncode == 0
     assert kith_command("verify", str(photo), str(photo), *at, cwd=tmp_path).returncode == 0
     assert kith_command("verify", str(photo), str(photo), *at, "--detail", "low", cwd=tmp_path).returncode == 1
 

@@ -7,9 +7,10 @@ import asyncio
 import json
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ from models.pack.loading import BUNDLED_PACK
 from models.runtime.network import Float
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align, rotate_points
 from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs
+from models.vision.face_search import search_bytes
 from models.vision.quality import Quality
 from models.vision.recognition import Recognizer
 from service.api.http.context import Context
@@ -30,6 +32,7 @@ from service.app import create_app
 from service.core.deadlines import Deadline
 from service.core.errors import DeadlineExceededError, GalleryNotFoundError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
+from service.inference.decode_budget import DecodeBudget, Share
 from service.inference.images import ImageLimits, PhotoHeader, read_header
 from service.inference.photo_pipeline import Face, Photo
 from service.server import embedded
@@ -51,7 +54,7 @@ def test_the_face_of_a_template_is_the_one_whose_crop_is_kept() -> None:
     """Only the chosen face must be valid: this network swapped the sides of another box."""
     boxes, points = np.array([[90, 90, 0, 0], [10, 10, 30, 30]], np.float32), np.zeros((2, 5, 2), np.float32)
     measured = Quality(60.0, 15.0, 125.0, 55.0, 0.0, 0.0, 0.0)
-    photo = Photo(100, 100, [Face(box, xy, 0.9, measured) for box, xy in zip(boxes, points, strict=True)])
+    photo = Photo(100, 100, [Face(box, xy, 0.9, measured) for box, xy in zip(boxes, points, strict=True)], 16.0)
     assert photo.largest_row() == Faces(boxes, points, np.array([0.9, 0.9], np.float32)).largest() == 1
 
 
@@ -223,6 +226,58 @@ def test_only_a_photo_without_a_confident_face_is_detected_again(
             assert sum(taken) == 2 + 5 + 5
 
     asyncio.run(main())
+
+
+def test_a_full_queue_does_not_end_a_search_that_was_admitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: NDArray[np.uint8]
+) -> None:
+    photo = jpeg(np.pad(group, ((500, 1000), (400, 1000), (0, 0))))
+
+    async def main() -> None:
+        async with serving(tmp_path, monkeypatch, queue_size=4, max_images=4) as context:
+            asked = [asyncio.create_task(context.pipeline.photos.detect(photo, "high")) for _ in range(4)]
+            assert [len(found.faces) for found in await asyncio.gather(*asked)] == [6] * 4
+
+    asyncio.run(main())
+
+
+def test_the_memory_of_tiles_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detector: Detector) -> None:
+    photo, reserved, share = jpeg(np.zeros((3000, 4000, 3), np.uint8)), list[int](), DecodeBudget.share
+
+    def recorded(budget: DecodeBudget, size: int) -> AbstractAsyncContextManager[Share]:
+        reserved.append(size)
+        return share(budget, size)
+
+    monkeypatch.setattr(DecodeBudget, "share", recorded)
+
+    async def main() -> None:
+        async with serving(tmp_path, monkeypatch) as context:
+            for detail in ("medium", "high"):
+                await context.pipeline.photos.detect(photo, detail)
+
+    asyncio.run(main())
+    medium, high = reserved
+    assert high - medium == search_bytes(detector, 3000, 4000, "high") > 50_000_000
+
+
+def test_a_search_of_tiles_ends_with_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Counting):
+        def run(self, laid: Sequence[PreparedPhoto]) -> list[RawOutputs]:
+            time.sleep(0.2)
+            return super().run(laid)
+
+    monkeypatch.setattr("service.app.Detector", Slow)
+    Counting.taken.clear()
+    photo = jpeg(np.zeros((4000, 6000, 3), np.uint8))
+
+    async def main() -> None:
+        async with serving(tmp_path, monkeypatch) as context:
+            with Deadline(1.0) as patience, pytest.raises(DeadlineExceededError):
+                patience.begin()
+                await context.pipeline.photos.detect(photo, "high")
+
+    asyncio.run(main())
+    assert sum(Counting.taken) < 80  # of about 200
 
 
 def test_a_request_waiting_for_a_thread_is_answered_by_the_deadline(
