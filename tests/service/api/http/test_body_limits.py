@@ -66,7 +66,14 @@ def test_all_bodies_together_have_a_limit(equal: str | None) -> None:
 
             async def send(_message: Message) -> None: ...
 
-            scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/healthz", "headers": [], "state": {}}
+            scope: dict[str, Any] = {
+                "type": "http",
+                "method": "POST",
+                "path": "/healthz",
+                "query_string": b"",
+                "headers": [],
+                "state": {},
+            }
             await gate(scope, receive, send)
 
         first = asyncio.create_task(ask(900_001))

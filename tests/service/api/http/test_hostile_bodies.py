@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import unicodedata
 from typing import Any
 from urllib.parse import quote
 
@@ -90,14 +91,15 @@ def test_unusual_text_is_returned_unchanged(kith: Kith, gallery: str, server: st
     ],
 )  # fmt: skip
 def test_similar_identifiers_stay_distinct(server: str, gallery: str, identifier: str, status: int) -> None:
-    """Identifiers that look alike are not normalized to one."""
+    """Identifiers that look alike are not normalized to one, except canonical equivalents, which NFC composes."""
     url = f"{server}/v1/galleries/{gallery}/subjects/{quote(identifier, safe='')}"
     response = httpx.put(url, json={})
     assert response.status_code in ((status, 405, 422) if status == 404 else (status,)), response.text
     if status == 201:
-        assert httpx.get(url).json()["id"] == identifier
+        stored = unicodedata.normalize("NFC", identifier)
+        assert httpx.get(url).json()["id"] == stored
         found = httpx.get(f"{server}/v1/galleries/{gallery}/subjects").json()["subjects"]
-        assert [subject["id"] for subject in found] == [identifier]
+        assert [subject["id"] for subject in found] == [stored]
 
 
 VECTORS = {
