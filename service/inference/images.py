@@ -62,6 +62,8 @@ MAX_TILES: Final = 65_536
 TIFF_BITS: Final = 258
 TIFF_PHOTOMETRIC: Final = 262
 WHITE_IS_ZERO: Final = 0
+BASE64_STARTS: Final = (b"data:", b"/9j/", b"_9j_", b"iVBORw0K", b"UklGR", b"R0lGOD")
+"""Data URLs, and the signatures of JPEG, PNG, WebP and GIF in base64."""
 TIFF_SIGNATURES: Final = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
@@ -242,6 +244,11 @@ def _open(payload: bytes) -> Image.Image:
             raise ImageFormatError(
                 "the TIFF file is damaged, or has a pixel format that is not supported",
                 remedy="Save it with 8 or 16 bits per channel, or as PNG.",
+            ) from error
+        if payload.startswith(BASE64_STARTS):
+            raise ImageFormatError(
+                "the bytes are base64 text, not a photo",
+                remedy="Send the content of the file, or send the base64 in 'images' of a JSON body.",
             ) from error
         raise ImageFormatError("the bytes are not a photo in a supported format") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
 import json
 from typing import Annotated, Any, Final, cast
 
@@ -14,16 +13,16 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
+from pydantic_core import PydanticCustomError
 
 from models.vision.face_search import Detail
+from service.schemas.base64_text import decode_base64
 from service.schemas.fields import DETAIL, Embedding, Fingerprint, RequestModel
 
 MAX_PHOTOS: Final = 1000
 """Upper bound of KITH_MAX_IMAGES, which limits requests further."""
 MAX_EMBEDDINGS: Final = 100_000
 """Upper bound of KITH_MAX_EMBEDDINGS, which limits requests further."""
-DECODE_CHUNK_BYTES: Final = 1 << 20
-"""Base64 characters per call: decoding holds the GIL, and other threads wait."""
 
 
 class LongStrings(dict[str, bytearray]):
@@ -32,20 +31,15 @@ class LongStrings(dict[str, bytearray]):
 
 def _decode_photo(value: Any, decode: ValidatorFunctionWrapHandler, info: ValidationInfo) -> bytes:
     """Decode base64. The photo is removed from the LongStrings in ``info.context`` to free its memory early."""
-    if not (isinstance(info.context, LongStrings) and value in info.context):
+    if not isinstance(value, str):
         return cast(bytes, decode(value))
-    text = info.context.pop(value)
-    if b"\\" in text:  # some JSON encoders write / as \/
-        return cast(bytes, decode(json.loads(b'"' + text + b'"')))
+    text: bytes | bytearray | None = info.context.pop(value, None) if isinstance(info.context, LongStrings) else None
     try:
-        if 0 <= text.find(b"=") < len(text) - 2:
-            raise ValueError("padding before the end")
-        photo = bytearray()
-        for start in range(0, len(text), DECODE_CHUNK_BYTES):
-            photo += binascii.a2b_base64(text[start : start + DECODE_CHUNK_BYTES], strict_mode=True)
-        return bytes(photo)
-    except ValueError:  # line breaks, or other characters that the lenient decoder skips
-        return cast(bytes, decode(text.decode("utf-8", "replace")))
+        if text is not None and b"\\" in text:  # some JSON encoders write / as \/, and line breaks are \n
+            value, text = json.loads(b'"' + text + b'"'), None
+        return decode_base64(value.encode("utf-8", "replace") if text is None else text)
+    except ValueError as error:
+        raise PydanticCustomError("photo_base64", "{reason}", {"reason": str(error)}) from error
 
 
 PhotoBytes = Annotated[Base64Bytes, WrapValidator(_decode_photo)]
@@ -53,8 +47,8 @@ PhotoUrl = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
 
 
 class Photos(RequestModel):
-    """``images`` in base64. In multipart requests the photos are file parts named ``images``, and a part named
-    ``request`` has the other fields as JSON."""
+    """``images`` in base64, or as data URLs. In multipart requests the photos are file parts named ``images``, and a
+    part named ``request`` has the other fields as JSON."""
 
     images: list[PhotoBytes] = Field(default_factory=list, max_length=MAX_PHOTOS, fail_fast=True)
     urls: list[PhotoUrl] = Field(

@@ -27,6 +27,8 @@ from service.settings import Settings
 
 OPTIONS_FIELD: Final = "request"
 """Form field, or query parameter beside a bare photo, that holds the other fields as JSON."""
+PHOTO_FIELDS: Final = frozenset({"images", "image", "a", "b"})
+"""Form fields of photos."""
 VERIFY_SIDES: Final = 2
 MAX_FORM_FIELDS: Final = 4
 MAX_FORM_FIELD_BYTES: Final = 1_048_576
@@ -145,6 +147,8 @@ async def _read_form(request: Request, settings: Settings) -> tuple[str, list[tu
             options = _decode(part)
         elif part.is_file:
             files.append((part.name, part.payload))
+        elif part.name in PHOTO_FIELDS:
+            raise InvalidRequestError(f"form field {part.name!r} has no file name: send the photo as a file, not text")
         else:
             raise InvalidRequestError(
                 f"unknown form field {part.name!r}: send options as JSON in the field {OPTIONS_FIELD!r}"

@@ -193,6 +193,9 @@ def test_detect(http: httpx.Client, photos: Path) -> None:
 
 def test_base64(http: httpx.Client, photos: Path) -> None:
     photo = b64encode((photos / "astronaut.jpg").read_bytes()).decode()
+    forms = ("data:image/jpeg;base64," + photo, photo.rstrip("="), photo.replace("+", "-").replace("/", "_"))
+    for form in forms:
+        assert len(http.post("/detection/detect", json={"file": form}).json()["result"]) == 1
     added = http.post("/recognition/faces", params={"subject": "Ada"}, json={"file": photo})
     assert added.status_code == 201
     (face,) = http.post("/recognition/recognize", json={"file": photo}).json()["result"]
