@@ -108,6 +108,7 @@ def test_a_rank_with_infinite_weights_stops_all_ranks(tmp_path: Path) -> None:
 
 def _train_and_break_the_second_rank(config: RunConfig) -> None:
     train_recognizer(config)
+    distributed.barrier()  # until the first rank has written the checkpoint
     state = TrainingState(build_backbone(TINY), build_objective(config, PEOPLE), config.loop, torch.device("cpu"))
     path = config.output / CHECKPOINT
     state.restore(path)
