@@ -62,6 +62,17 @@ class UnsupportedMediaTypeError(KithError):
     remedy = "Send application/json, multipart/form-data with photos as files, or one photo with an image/* type."
 
 
+class UnsupportedEncodingError(KithError):
+    """Unsupported Content-Encoding. ``accepted``: content codings that the path supports, as in Accept-Encoding."""
+
+    status, code, title = 415, "unsupported_encoding", "The content encoding is not supported"
+    remedy = "Send the body without Content-Encoding, or with one that the response lists in Accept-Encoding."
+
+    def __init__(self, detail: str, accepted: str) -> None:
+        super().__init__(detail)
+        self.accepted = accepted
+
+
 class UnauthorizedError(KithError):
     status, code, title = 401, "unauthorized", "A valid API key is required"
     remedy = "Send the key in the header 'Authorization: Bearer KEY' or 'X-API-Key: KEY'."

@@ -188,6 +188,9 @@ class _LimitedProtocol(HttpToolsProtocol):
         # The parser would treat the body as another protocol's data, or as the next request (request smuggling).
         if self.parser.should_upgrade() and any(name in LENGTH_HEADERS for name, _ in self.headers):
             self._stop_parsing(MalformedHttpError("an upgrade request must not have a body"))
+        # The parser would pass on the coded bytes as the body.
+        if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in self.headers):
+            self._stop_parsing(MalformedHttpError("of the transfer codings, only chunked is supported"))
         super().on_headers_complete()
         self._in_head, self._in_body = False, True
         self._body_bytes = self._framing_bytes = self._discarded_bytes = 0

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.http.auth import Authenticator, rate_limit_headers
 from service.api.http.bodies import VERIFY_SIDES
+from service.api.http.content_encoding import ARCHIVE_CODINGS, IMPORT_CODINGS, content_coding
 from service.api.http.permissions import ANONYMOUS, CONSOLE, Caller, paths_where
 from service.api.http.problems import problem_response
 from service.core.actor import Actor, acting_as
@@ -108,10 +109,14 @@ class _Exchange:
 
 @dataclass(frozen=True)
 class _BodyLimit:
-    """Maximum size of a body. ``streamed``: it goes to disk or the database in pieces, and is not held in memory."""
+    """Maximum size of a body, and the content codings that its path supports.
+
+    ``streamed``: it goes to disk or the database in pieces, and is not held in memory.
+    """
 
     size: int
     streamed: bool = False
+    codings: tuple[str, ...] = ()
 
 
 OTHER_BODIES: Final = _BodyLimit(DEFAULT_BODY_BYTES)
@@ -131,8 +136,8 @@ class Gate:
         self._authenticator = Authenticator(settings)
         self._photos = _BodyLimit(settings.max_request_bytes(settings.max_images))
         self._verify = _BodyLimit(settings.max_request_bytes(VERIFY_SIDES))
-        self._archives = _BodyLimit(settings.max_archive_bytes, streamed=True)
-        self._imports = _BodyLimit(settings.max_import_bytes, streamed=True)
+        self._archives = _BodyLimit(settings.max_archive_bytes, streamed=True, codings=ARCHIVE_CODINGS)
+        self._imports = _BodyLimit(settings.max_import_bytes, streamed=True, codings=IMPORT_CODINGS)
         self._max_held_bytes, self._held_bytes = settings.max_bodies_bytes, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -160,7 +165,7 @@ class Gate:
         self._metrics.in_progress += 1
         try:
             try:
-                caller = request.state.caller = await self._admit(scope, limit.size, added_headers)
+                caller = request.state.caller = await self._admit(scope, limit, added_headers)
             except KithError as refusal:
                 await problem_response(request, refusal)(scope, receive, send_with_headers)
             else:
@@ -232,12 +237,13 @@ class Gate:
             return self._verify
         return self._photos if takes_photos(method, path) else OTHER_BODIES
 
-    async def _admit(self, scope: Scope, limit: int, added_headers: list[tuple[bytes, bytes]]) -> Caller:
+    async def _admit(self, scope: Scope, limit: _BodyLimit, added_headers: list[tuple[bytes, bytes]]) -> Caller:
         """Return the caller, before any byte of the body is read. Appends rate limit headers to ``added_headers``.
 
         Raises:
             AmbiguousPathError: the path can be read in two ways.
             UrlEncodingError: the path or the query is not UTF-8.
+            UnsupportedEncodingError: the body has a content coding that the path does not support.
             RequestTooLargeError: the declared length exceeds the limit.
             RateLimitedError: the caller sends too many requests.
             UnauthorizedError, ForeignOriginError, StorageError, MasterKeyError: as ``Authenticator.authenticate``.
@@ -255,8 +261,10 @@ class Gate:
                         f"more than {rate.rate:g} requests a second, or {rate.burst} at once", max(1, standing.next_s)
                     )
         declared = headers.get("content-length", "0")
-        if declared.isdigit() and (len(declared) > 15 or int(declared) > limit):
-            raise RequestTooLargeError(f"{declared[:20]} bytes, the limit is {limit}")
+        if declared != "0" or "transfer-encoding" in headers:
+            content_coding(headers, limit.codings)
+        if declared.isdigit() and (len(declared) > 15 or int(declared) > limit.size):
+            raise RequestTooLargeError(f"{declared[:20]} bytes, the limit is {limit.size}")
         return caller
 
 

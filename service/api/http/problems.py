@@ -24,6 +24,7 @@ from service.core.errors import (
     RateLimitedError,
     StorageBusyError,
     UnauthorizedError,
+    UnsupportedEncodingError,
 )
 from service.core.identifiers import ID_RULE, TEXT_RULE
 from service.domain.gallery import SUBJECT_ID_PATTERN
@@ -110,6 +111,8 @@ def problem_response(request: Request, error: KithError) -> JSONResponse:
         headers["Retry-After"] = str(max(MIN_RETRY_AFTER_S, math.ceil(wait_s)))
     if isinstance(error, RateLimitedError):
         headers["Retry-After"] = str(error.seconds)
+    if isinstance(error, UnsupportedEncodingError):
+        headers["Accept-Encoding"] = error.accepted  # RFC 9110, 15.5.16
     if isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = 'Bearer realm="kith"'
     return _encode(request, to_problem(error, _request_id(request)), headers)

@@ -14,6 +14,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from kith.wire.transfer import ImportOut, ImportRefusalOut
+from service.api.http.content_encoding import IMPORT_CODINGS, content_coding
 from service.api.http.context import Context, ContextDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath
@@ -235,10 +236,7 @@ async def _read_blocks(context: Context, request: Request, unpacker: _Plain | Gu
 
 
 def _unpacker(request: Request) -> _Plain | Gunzip:
-    coding = request.headers.get("content-encoding", "identity").strip().lower()
-    if coding not in ("identity", "gzip"):
-        raise UnsupportedMediaTypeError(f"content encoding {coding!r}")
-    return Gunzip() if coding == "gzip" else _Plain()
+    return _Plain() if content_coding(request.headers, IMPORT_CODINGS) is None else Gunzip()
 
 
 class _Plain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import uuid
 from base64 import b64encode
 from collections.abc import Iterator
@@ -207,6 +208,13 @@ def test_base64(http: httpx.Client, photos: Path) -> None:
     (verified,) = http.post(f"/recognition/faces/{image_id}/verify", json={"file": photo}).json()["result"]
     assert verified["subject"] == "Ada"
     assert verified["similarity"] > KNOWN
+
+
+def test_a_compressed_body_is_refused_as_such(http: httpx.Client) -> None:
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    refused = http.post("/recognition/recognize", content=gzip.compress(b'{"file": ""}'), headers=headers)
+    assert (refused.status_code, refused.headers["Accept-Encoding"]) == (415, "identity")
+    assert refused.json()["kith"]["code"] == "unsupported_encoding"
 
 
 def test_verify_photos(http: httpx.Client, photos: Path) -> None:

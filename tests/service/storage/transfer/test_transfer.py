@@ -704,7 +704,7 @@ def test_gzip_is_unpacked(kith: Kith, gallery: str) -> None:
     short = rest(kith, gallery, packed[:-20], coding="gzip").json()
     assert (short["code"], short["report"]["templates"]) == ("import_invalid", 0)
     assert rest(kith, gallery, b"not gzip", coding="gzip").json()["code"] == "import_invalid"
-    assert rest(kith, gallery, packed, coding="br").json()["code"] == "unsupported_media_type"
+    assert rest(kith, gallery, packed, coding="br").json()["code"] == "unsupported_encoding"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,144 @@
+"""A body with a content coding that a path does not support gets 415, and Accept-Encoding names the supported ones."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import socket
+import tarfile
+import zlib
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from starlette.datastructures import Headers
+
+from kith import Kith
+from service.api.http.content_encoding import content_coding
+from service.core.errors import UnsupportedEncodingError
+from tests.conftest import jpeg
+from tests.service.api.http.test_malformed_input import ENROLL, IDENTIFY, check
+
+JSON = {"Content-Type": "application/json"}
+NDJSON = {"Content-Type": "application/x-ndjson"}
+ARCHIVE = {"Content-Type": "application/octet-stream"}
+
+
+def pieces(body: bytes) -> Iterator[bytes]:
+    yield body[:10]
+    yield body[10:]
+
+
+@pytest.mark.parametrize(
+    "coding", ["gzip", "x-gzip", "deflate", "br", "zstd", "compress", "GZIP", "gzip, identity", "?"]
+)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/detect"),
+        ("POST", "/v1/embed"),
+        ("POST", "/v1/verify"),
+        ("POST", IDENTIFY),
+        ("POST", ENROLL),
+        ("POST", "/v1/galleries"),
+        ("PUT", "/v1/galleries/{gallery}/subjects/ada"),
+        ("PATCH", "/v1/galleries/{gallery}"),
+        ("POST", "/v1/keys"),
+    ],
+)
+def test_json_in_a_coding_is_refused_as_such(
+    server: str, gallery: str, kith: Kith, method: str, path: str, coding: str
+) -> None:
+    url, body = server + path.format(gallery=gallery), gzip.compress(json.dumps({"images": []}).encode())
+    for content in (body, pieces(body)):
+        refused = httpx.request(method, url, content=content, headers=JSON | {"Content-Encoding": coding})
+        document = check(refused, 415, "unsupported_encoding")
+        assert refused.headers["Accept-Encoding"] == "identity"
+        assert "identity" in document["detail"]
+    assert kith.gallery(gallery).subjects == 0
+
+
+@pytest.mark.parametrize("kind", ["image/jpeg", "application/octet-stream", "multipart/form-data; boundary=b"])
+def test_photos_in_a_coding_are_refused_as_such(server: str, astronaut: NDArray[np.uint8], kind: str) -> None:
+    headers = {"Content-Type": kind, "Content-Encoding": "deflate"}
+    refused = httpx.post(f"{server}/v1/detect", content=zlib.compress(jpeg(astronaut)), headers=headers)
+    check(refused, 415, "unsupported_encoding")
+    assert refused.headers["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("coding", ["identity", "Identity", "", "identity, identity"])
+def test_a_body_without_a_coding_is_read(server: str, astronaut: NDArray[np.uint8], coding: str) -> None:
+    headers = {"Content-Type": "image/jpeg", "Content-Encoding": coding}
+    found = httpx.post(f"{server}/v1/detect", content=jpeg(astronaut), headers=headers)
+    assert len(found.json()["images"][0]["faces"]) == 1
+
+
+def test_a_request_without_a_body_has_no_coding(server: str, gallery: str) -> None:
+    headers = {"Content-Encoding": "gzip"}
+    assert httpx.get(f"{server}/v1/galleries/{gallery}", headers=headers).status_code == 200
+    subject = f"{server}/v1/galleries/{gallery}/subjects/ada"
+    assert httpx.put(subject, json={}).status_code == 201
+    assert httpx.delete(subject, headers=headers).is_success
+
+
+@pytest.mark.parametrize("coding", ["br", "deflate", "zstd", "gzip, gzip", "gzip, br"])
+def test_an_import_in_another_coding_than_gzip_is_refused(server: str, gallery: str, coding: str) -> None:
+    url = f"{server}/v1/galleries/{gallery}/import"
+    refused = httpx.post(url, content=gzip.compress(b"{}\n"), headers=NDJSON | {"Content-Encoding": coding})
+    check(refused, 415, "unsupported_encoding")
+    assert refused.headers["Accept-Encoding"] == "gzip, identity"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "X-GZIP", "identity, gzip"])
+def test_an_import_in_gzip_is_read(server: str, gallery: str, kith: Kith, coding: str) -> None:
+    model = kith.model()
+    vector = np.eye(1, model.dimension)[0].tolist()
+    body = gzip.compress(json.dumps({"subject": "ada", "embedding": vector}).encode() + b"\n")
+    url = f"{server}/v1/galleries/{gallery}/import?recognizer={model.recognizer}"
+    done = httpx.post(url, content=body, headers=NDJSON | {"Content-Encoding": coding})
+    assert (done.status_code, done.json()["templates"]) == (200, 1)
+
+
+def test_the_compression_of_an_archive_may_be_named_as_a_coding(
+    server: str, gallery: str, kith: Kith, astronaut: NDArray[np.uint8]
+) -> None:
+    buffer, photo = io.BytesIO(), jpeg(astronaut)
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        member = tarfile.TarInfo("ada/1.jpg")
+        member.size = len(photo)
+        archive.addfile(member, io.BytesIO(photo))
+    url = f"{server}/v1/galleries/{gallery}/enrollments"
+    refused = httpx.post(url, content=buffer.getvalue(), headers=ARCHIVE | {"Content-Encoding": "br"})
+    check(refused, 415, "unsupported_encoding")
+    assert refused.headers["Accept-Encoding"] == "gzip, zstd, identity"
+    started = httpx.post(url, content=buffer.getvalue(), headers=ARCHIVE | {"Content-Encoding": "gzip"})
+    assert started.status_code == 202
+    assert kith.wait_for(started.json()["id"], timeout_s=120).state == "succeeded"
+    assert kith.gallery(gallery).templates == 1
+
+
+def test_several_headers_are_one_list() -> None:
+    headers = Headers(raw=[(b"content-encoding", b"identity"), (b"content-encoding", b"gzip")])
+    assert content_coding(headers, ("gzip",)) == "gzip"
+    with pytest.raises(UnsupportedEncodingError):
+        content_coding(headers)
+
+
+@pytest.mark.parametrize("coding", ["gzip, chunked", "gzip", "deflate, chunked"])
+def test_a_transfer_coding_is_not_taken_for_the_body(server: str, coding: str) -> None:
+    parts = urlsplit(server)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    body = gzip.compress(b'{"images": []}')
+    head = f"POST /v1/detect HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+    request = f"{head}Transfer-Encoding: {coding}\r\n\r\n{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
+    with socket.create_connection((parts.hostname, parts.port), timeout=60) as connection:
+        connection.sendall(request)
+        answer = connection.recv(10_000)
+    assert answer.startswith(b"HTTP/1.1 400"), answer
+    if coding.endswith("chunked"):
+        assert b"only chunked is supported" in answer
