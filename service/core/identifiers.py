@@ -21,7 +21,8 @@ FORBIDDEN_PATTERN: Final = re.compile(rf"[{CONTROL_CHARACTERS}\ud800-\udfff{_NON
 """Control characters, line separators, bidirectional controls, surrogates and noncharacters."""
 INVISIBLE_PATTERN: Final = re.compile(
     FORBIDDEN_PATTERN.pattern[:-1]
-    + r"\xad\u061c\u115f\u1160\u200b\u200e\u200f\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb"
+    + r"\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2060-\u206f\u2800"
+    + r"\u3164\ufeff\uffa0\ufff9-\ufffb"
     + r"\xa0\u1680\u2000-\u200a\u202f\u205f]"
 )
 """Also invisible characters, and spaces other than the usual and the ideographic one."""
@@ -71,10 +72,16 @@ def normalize_id(text: str) -> str:
         not 0 < len(normalized) <= MAX_ID_LENGTH
         or FORBIDDEN_IN_IDS_PATTERN.search(normalized)
         or normalized != normalized.strip()
-        or normalized.strip(JOINERS) in ("", ".", "..")
+        or normalized.strip(JOINERS) in (".", "..")
+        or not any(is_visible(character) for character in normalized)
     ):
         raise ValueError(ID_RULE)
     return normalized
+
+
+def is_visible(character: str) -> bool:
+    """Return False for marks, format characters such as joiners and tags, and spaces. Unassigned ones may be emoji."""
+    return unicodedata.category(character) not in ("Cf", "Mn", "Me", "Zs")
 
 
 def normalize_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:

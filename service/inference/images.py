@@ -60,6 +60,7 @@ Photos of phones, with depth and gain maps, need little more than 1."""
 MAX_TILES: Final = 65_536
 """Limit of tiles or strips of a TIFF."""
 TIFF_BITS: Final = 258
+TIFF_MAX_SAMPLE: Final = 281
 TIFF_PHOTOMETRIC: Final = 262
 WHITE_IS_ZERO: Final = 0
 BASE64_STARTS: Final = (b"data:", b"/9j/", b"_9j_", b"iVBORw0K", b"UklGR", b"R0lGOD")
@@ -278,6 +279,9 @@ def _decode_with_pillow(image: Image.Image, mirrored: bool) -> NDArray[np.uint8]
     if isinstance(image, TiffImageFile):
         # Pillow scales and inverts gray of up to 8 bits itself.
         bits = image.tag_v2.get(TIFF_BITS, (8,))[0]
+        match image.tag_v2.get(TIFF_MAX_SAMPLE):
+            case (int(white), *_) if 255 < white < 1 << bits:  # 10 to 14 bits are often stored in 16
+                bits = white.bit_length()
         levels = GrayLevels(bits if bits < 16 else None, image.tag_v2.get(TIFF_PHOTOMETRIC) == WHITE_IS_ZERO)
     return to_rgb(image.size, lambda top, bottom: image.crop((0, top, width, bottom)), levels, mirrored)
 

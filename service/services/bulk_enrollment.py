@@ -274,8 +274,8 @@ class _Run:
         """
         admitted, refused = self._admitted, self._refused
         self._admitted, self._refused = [], []
-        async with self._work.pipeline.enrolling.of(self.gallery.pk):
-            while admitted:
+        while admitted:
+            async with self._work.pipeline.enrolling.of(self.gallery.pk):
                 await self._read_gallery()
                 admitted, unlike = await self._check(admitted)
                 refused += unlike
@@ -284,7 +284,8 @@ class _Run:
                 try:
                     cancelled = await self._context.run(self._enroll, admitted, refused)
                 except GalleryChangedError:
-                    continue
+                    self._context.check()
+                    continue  # after requests that wait for their turn
                 self._context.note_cancellation(cancelled)
                 break
         if not admitted:
@@ -358,13 +359,19 @@ def _unfit(subject: str | None) -> KithError | None:
         return _NO_SUBJECT
     if any("\ud800" <= character <= "\udfff" for character in subject):
         return _NOT_UTF8
-    if "\N{REPLACEMENT CHARACTER}" in subject or not subject.strip("_?"):
+    if "\N{REPLACEMENT CHARACTER}" in subject or _is_placeholder(subject):
         return _LOST_NAME
     try:
         check_subject_id(subject)
     except ValueError:
         return _NO_ID
     return None
+
+
+def _is_placeholder(subject: str) -> bool:
+    """Return whether a name has only '_' or '?', spaces and ASCII punctuation, as tools leave of unknown letters."""
+    marks = subject.isascii() and not any(character.isalnum() for character in subject)
+    return marks and any(character in subject for character in "_?")
 
 
 def _valid(subject: str | None) -> str | None:

@@ -25,30 +25,33 @@ class HeavyWork:
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
-        self._runs: dict[Hashable, asyncio.Future[Any]] = {}
+        self._waiting: dict[Hashable, asyncio.Future[Any]] = {}
+        self._count = 0
 
     async def run(self, key: Hashable, function: Callable[[], Result]) -> Result:
-        """Return the result of ``function``. Concurrent callers with an equal ``key`` share one run (single-flight).
+        """Return the result of ``function``, from a run that began after this call.
 
-        The run has the context of its first caller, and goes on if callers leave.
+        Callers with an equal ``key`` share the run that waits for its turn (single-flight). It has the context of its
+        first caller, and goes on if callers leave.
 
         Raises:
             OverloadedError: MAX_WAITING computations run or wait.
         """
-        run: asyncio.Future[Result] | None = self._runs.get(key)
+        run: asyncio.Future[Result] | None = self._waiting.get(key)
         if run is None:
-            if len(self._runs) >= MAX_WAITING:
+            if self._count >= MAX_WAITING:
                 raise OverloadedError(f"{MAX_WAITING} computations over whole galleries run or wait")
-            run = self._runs[key] = asyncio.ensure_future(self._in_turn(function))
-            run.add_done_callback(lambda done: self._end(key, done))
+            self._count += 1
+            run = self._waiting[key] = asyncio.ensure_future(self._in_turn(key, function))
+            run.add_done_callback(self._end)
         return await asyncio.shield(run)
 
-    def _end(self, key: Hashable, done: asyncio.Future[Any]) -> None:
-        del self._runs[key]
+    def _end(self, done: asyncio.Future[Any]) -> None:
+        self._count -= 1
         if not done.cancelled():
             done.exception()  # mark as retrieved: perhaps all callers have left
 
-    async def _in_turn(self, function: Callable[[], Result]) -> Result:
+    async def _in_turn(self, key: Hashable, function: Callable[[], Result]) -> Result:
         context = copy_context()
 
         def run() -> Result:
@@ -56,4 +59,5 @@ class HeavyWork:
             return context.run(function)
 
         async with self._turn:
+            del self._waiting[key]
             return await asyncio.wrap_future(SingleFlight("heavy", run).start_or_join())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import logging
+import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -244,13 +245,18 @@ def _read_rows(config: DataConfig, manifest: Path, reader: csv.DictReader[str]) 
         if any(row[column] is None for column in required):
             raise ConfigError(f"manifest {manifest}, line {reader.line_num} has too few columns. Complete or remove it")
         sharp = config.sharp_repeats > 1 and float(row["eye_distance_px"]) >= config.sharp_eyes_px
-        yield manifest.parent / row["file"], row["identity"], config.sharp_repeats if sharp else 1
+        yield (
+            manifest.parent / row["file"],
+            unicodedata.normalize("NFC", row["identity"]),
+            config.sharp_repeats if sharp else 1,
+        )
 
 
 def _name_people(root: Path, files: FolderPhotos) -> Iterator[tuple[Path, str, int]]:
     """Yield file, person and repeats of each photo. The first folder below ``root`` names the person."""
     for file in files.photos:
-        yield file, printable_path(file.relative_to(root).parts[0]), 1
+        name = printable_path(file.relative_to(root).parts[0])
+        yield file, unicodedata.normalize("NFC", name), 1  # macOS writes decomposed names
 
 
 def read_rgb(file: Path) -> NDArray[np.uint8]:

@@ -150,13 +150,16 @@ async def check_hygiene(
         raise RiskUncalibratedError("hygiene needs a calibrated recognizer")
 
     def inspect() -> HygieneReport:
-        findings = find_problems(context.store.changes.snapshot(found), calibration)
-        context.store.cache.add_findings(found, findings)
-        return findings
+        current = context.store.galleries.get(gallery)
+        report = context.store.cache.findings(current)
+        if report is None:
+            report = find_problems(context.store.changes.snapshot(current), calibration)
+            context.store.cache.add_findings(current, report)
+        return report
 
     report = context.store.cache.findings(found)
     if report is None:
-        report = await context.heavy.run(("hygiene", found.pk, found.version), inspect)
+        report = await context.heavy.run(("hygiene", found.pk), inspect)
     return await context.run(_hygiene_page, context.store, found, report, after, limit)
 
 

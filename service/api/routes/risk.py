@@ -50,7 +50,7 @@ async def calibrate(
     context.recognizers.for_gallery(found)
     refresh = partial(context.pipeline.risks.refresh, gallery, exact=True)
     with suppress(GalleryMovedError):  # the move derives the evidence of the new recognizer
-        await context.heavy.run(("evidence", found.pk, found.version), refresh)
+        await context.heavy.run(("evidence", found.pk), refresh)
     return await context.run(_report, context, await context.find_gallery(gallery), fpir)
 
 

@@ -34,6 +34,7 @@ FORBIDDEN = [
 ]
 FORBIDDEN_IN_IDS = [
     *("", " ", " ada", "ada ", "ada\u3000", ".", "..", "a/b", "a\\b", "a" * 129, "\u200d", "\u200c."),
+    *("\ufe0f", "\U000e0067", "\u2800", "\u180e", "Ann\u034f", "Ann\u17b5", "\u200d\ufe0f"),
     *(
         "a\u200bb",
         "a\ufeffb",

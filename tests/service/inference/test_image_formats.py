@@ -137,6 +137,17 @@ def test_gray_tiff_of_any_depth(bits: int, order: str, white_is_zero: bool, astr
         assert apart(decode(payload, LIMITS), np.repeat(shades[..., None], 3, 2).astype(np.uint8)) <= 1
 
 
+@pytest.mark.parametrize("bits", [10, 12, 14])
+def test_gray_tiff_of_fewer_bits_than_it_stores(bits: int, astronaut: Pixels) -> None:
+    """The largest sample value declares them."""
+    file = io.BytesIO()
+    Image.fromarray(astronaut[..., 0].astype(np.uint16) << bits - 8).save(file, "TIFF", tiffinfo={281: (1 << bits) - 1})
+    assert apart(decode(file.getvalue(), LIMITS), np.repeat(astronaut[..., :1], 3, 2)) <= 1
+    as_number, as_text = (struct.pack("<HHI", 281, kind, 1) for kind in (3, 2))
+    assert as_number in file.getvalue()
+    assert decode(file.getvalue().replace(as_number, as_text), LIMITS).shape == astronaut.shape
+
+
 def test_compressed_tiff_of_12_bits(astronaut: Pixels) -> None:
     """As OpenCV does not write it: deflated."""
     gray = astronaut[..., 0].astype(int)

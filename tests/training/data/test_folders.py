@@ -82,6 +82,16 @@ def test_nested_photos_are_of_the_first_folders_person(folder: Path) -> None:
     assert counts == {f"p{person}": IMAGES for person in range(PEOPLE)}
 
 
+def test_a_decomposed_name_is_the_same_person(tmp_path: Path) -> None:
+    """macOS decomposes names, other systems do not."""
+    for number, name in enumerate(("Jos\xe9", "Jose\u0301", "Ada", "Ada")):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        Image.new("RGB", (112, 112), (number, 0, 0)).save(folder / f"{number}.png")
+    people = list_identities(DataConfig(tmp_path, manifest=None, aligned=True))
+    assert (people.names, sorted(people.labels.tolist())) == (("Ada", "Jos\xe9"), [0, 0, 1, 1])
+
+
 def test_a_folder_name_that_is_not_utf_8(folder: Path, tmp_path: Path) -> None:
     (folder / "p3").rename(folder / LATIN1)
     (folder / LATIN1 / "0.png").rename(folder / LATIN1 / f"{LATIN1}.png")
