@@ -38,13 +38,13 @@ HIGH_BIT_DEPTH, SUBSAMPLED = 0x40, 0x0C
 TILE_WIDTH, TILE_HEIGHT, ROWS_PER_STRIP, BITS_PER_SAMPLE, SAMPLES = 322, 323, 278, 258, 277
 
 
-def estimate_decode(image: Image.Image, payload: bytes, scans: int) -> int:
+def estimate_decode(image: Image.Image, payload: bytes, pixels: int, scans: int) -> int:
     """Return the peak memory in bytes for decoding an opened, not yet loaded image.
 
     Args:
+        pixels: number of pixels that are decoded.
         scans: passes of a JPEG decoder over the pixels.
     """
-    pixels = image.width * image.height
     if image.format == "WEBP":
         factor = ANIMATED_WEBP_BYTES if getattr(image, "is_animated", False) else WEBP_BYTES[image.mode]
     elif image.format == "AVIF":

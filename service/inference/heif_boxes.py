@@ -1,4 +1,4 @@
-"""Decoding cost of HEIF files in pixels, from their boxes (ISO/IEC 14496-12 and 23008-12). Pure functions.
+"""Decoding cost of HEIF and AVIF files in pixels, from their boxes (ISO/IEC 14496-12 and 23008-12). Pure functions.
 
 libheif reports the size after cropping, and decodes all tiles of a grid, so the real cost must be known before. If
 properties contradict each other, the largest counts. Files that readers may interpret differently, such as those with
@@ -21,6 +21,8 @@ NUMBER_SIZES: Final = frozenset({0, 4, 8})
 """Valid field sizes of iloc in bytes. libheif skips fields of other sizes without reading them."""
 MAX_BOXES: Final = 100_000
 MAX_EXTENTS: Final = 16
+MAX_DATA_FACTOR: Final = 4
+"""Limit of the data of all images, as a multiple of the file."""
 
 
 @dataclass
@@ -58,15 +60,8 @@ def count_pixels(payload: bytes) -> tuple[int, int]:
     Raises:
         ValueError: The boxes are malformed or ambiguous.
     """
-    items = HeifItems()
     try:
-        found = list(_boxes(payload))
-        _check_unique(frozenset({b"meta"}), found)
-        for kind, body in found:
-            if kind == b"mini":
-                raise ValueError("the compact header (mini box) is not supported")
-            if kind == b"meta":
-                _read_meta(body[4:], items)
+        items, _ = _read_file(payload)
         largest, together = max(items.sizes, default=0), 0
         for item, kinds in items.kinds.items():
             if kinds & DERIVED:
@@ -79,6 +74,65 @@ def count_pixels(payload: bytes) -> tuple[int, int]:
     except (struct.error, IndexError) as error:
         raise ValueError(f"a box is truncated ({error})") from error
     return largest, together
+
+
+def coded_data(payload: bytes, kind: bytes) -> Iterator[bytes]:
+    """Yield the data of each image of a coding, such as av01, and the first sample of each track.
+
+    Raises:
+        ValueError: The boxes are malformed or ambiguous, or refer to far more data than the file has.
+    """
+    try:
+        items, movies = _read_file(payload)
+        remaining = MAX_DATA_FACTOR * len(payload)
+        for item, places in items.places.items():
+            if kind in items.kinds[item]:
+                if len(places) > MAX_EXTENTS:
+                    raise ValueError("the data of an image has too many extents")
+                parts = []
+                for method, offset, length in places:
+                    whole = items.idat if method else payload
+                    parts.append(whole[offset : offset + length] if length else whole[offset:])
+                    remaining -= len(parts[-1])
+                    if remaining < 0:
+                        raise ValueError("images share the same data")
+                yield b"".join(parts)
+        for movie in movies:
+            for name, track in _boxes(movie):
+                if name == b"trak" and (sample := _first_sample(payload, track)) is not None:
+                    yield sample
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"a box is truncated ({error})") from error
+
+
+def _read_file(payload: bytes) -> tuple[HeifItems, list[bytes]]:
+    """Return the items of the file, and the contents of its movie boxes."""
+    items = HeifItems()
+    found = list(_boxes(payload))
+    _check_unique(frozenset({b"meta"}), found)
+    for kind, body in found:
+        if kind == b"mini":
+            raise ValueError("the compact header (mini box) is not supported")
+        if kind == b"meta":
+            _read_meta(body[4:], items)
+    return items, [body for kind, body in found if kind == b"moov"]
+
+
+def _first_sample(payload: bytes, track: bytes) -> bytes | None:
+    """Return the data of a track's first sample (ISO/IEC 14496-12, 8.7), None if it has none."""
+    table = track
+    for name in (b"mdia", b"minf", b"stbl"):
+        table = next((body for kind, body in _boxes(table) if kind == name), b"")
+    boxes = dict(_boxes(table))
+    if b"stsz" not in boxes or not (boxes.keys() & {b"stco", b"co64"}):
+        return None
+    size, count = struct.unpack_from(">II", boxes[b"stsz"], 4)
+    if count == 0:
+        return None
+    (size,) = (size,) if size else struct.unpack_from(">I", boxes[b"stsz"], 12)
+    form, chunks = (">I", boxes[b"stco"]) if b"stco" in boxes else (">Q", boxes[b"co64"])
+    (offset,) = struct.unpack_from(form, chunks, 8)
+    return payload[offset : offset + size]
 
 
 def _check_nesting(items: HeifItems, item: int, kinds: set[bytes]) -> None:

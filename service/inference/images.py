@@ -26,8 +26,9 @@ from models.vision.detection import downscale
 from service.core.errors import KithError
 from service.core.photo_errors import ImageDamagedError, ImageEmptyError, ImageFormatError, ImageTooLargeError
 from service.inference import decode_memory, jpeg
+from service.inference.av1 import max_frame_pixels
 from service.inference.heif import HeifPhoto, is_heif
-from service.inference.heif_boxes import count_pixels
+from service.inference.heif_boxes import coded_data, count_pixels
 from service.inference.rgb_conversion import GrayLevels, mirror, to_rgb
 
 # Pillow's own limit would warn or raise below ours.
@@ -54,7 +55,7 @@ Encoders write a dozen scans. Thousands fit in a few kilobytes, and take minutes
 MAX_COLOR_PROFILES: Final = 4
 """Limit of iCCP chunks of a PNG. A valid file has one; Pillow decompresses each."""
 MAX_COMPOSED_FACTOR: Final = 2
-"""Limit of pixels that compose the grids and overlays of a HEIF, as a multiple of the pixel limit.
+"""Limit of pixels that compose the grids and overlays of a HEIF or AVIF, as a multiple of the pixel limit.
 
 Photos of phones, with depth and gain maps, need little more than 1."""
 MAX_TILES: Final = 65_536
@@ -208,9 +209,12 @@ def read_header(payload: bytes, limits: ImageLimits) -> PhotoHeader:
     with _translated_errors(), _open(payload) as image:
         width, height = image.size
         _check_pixels(width, height, limits)
+        pixels = width * height
+        if image.format == "AVIF":
+            pixels = max(pixels, _check_avif(payload, image.mode == "RGBA", limits))
         scans = _count_scans(image, payload)
         _check_work(image, scans, limits)
-        peak_bytes = decode_memory.estimate_decode(image, payload, scans)
+        peak_bytes = decode_memory.estimate_decode(image, payload, pixels, scans)
         if not isinstance(image, JpegImageFile) or image.mode not in ("L", "RGB"):
             return PhotoHeader(height, width, peak_bytes, partial(_decode_whole, payload))
         mirrored, turns = _orientation(image)
@@ -333,6 +337,21 @@ def _decode_heif(payload: bytes) -> EncodedPhoto:
 def _check_pixels(width: int, height: int, limits: ImageLimits) -> None:
     if width * height > limits.max_pixels:
         raise ImageTooLargeError(f"the photo has {width} x {height} pixels, the limit is {limits.max_pixels}")
+
+
+def _check_avif(payload: bytes, has_alpha: bool, limits: ImageLimits) -> int:
+    """Return the pixels that are decoded, besides those of transparency. They may exceed the declared size.
+
+    Raises:
+        ImageTooLargeError: The images have too many pixels.
+    """
+    coded = [max_frame_pixels(data) for data in coded_data(payload, b"av01")]
+    largest, total = max(coded, default=0), sum(coded)
+    if largest > limits.max_pixels:
+        raise ImageTooLargeError(f"an image of the file has {largest} pixels, the limit is {limits.max_pixels}")
+    if total > 2 * MAX_COMPOSED_FACTOR * limits.max_pixels:
+        raise ImageTooLargeError(f"the images of the file have {total} pixels")
+    return max(largest, total // 2 if has_alpha else total)
 
 
 def _check_work(image: Image.Image, scans: int, limits: ImageLimits) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zlib
 from typing import Any
@@ -11,13 +12,17 @@ import cv2
 import numpy as np
 import pillow_heif
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from kith import Kith
 from service.core.photo_errors import ImageDamagedError, ImageFormatError, ImageTooLargeError
+from service.inference.av1 import max_frame_pixels
 from service.inference.heif import is_heif
-from service.inference.images import ImageLimits, decode, open_photo
+from service.inference.heif_boxes import coded_data
+from service.inference.images import ImageLimits, decode, open_photo, read_header
 from tests.service.inference.image_files import QUICK, chunk, encode, heic, heic_claiming, heic_grid, packed_tiff
 from tests.service.inference.test_images import oriented, stored
 
@@ -324,3 +329,49 @@ def test_a_phones_photo_is_enrolled_and_identified(kith: Kith, gallery: str, ast
     kith.enroll(gallery, "eileen", photo)
     (found,) = kith.identify(gallery, encode(Image.fromarray(astronaut), "AVIF")).results
     assert (found.outcome, found.subject) == ("identified", "eileen")
+
+
+# AVIF that declares another size than it has
+
+
+def avif_claiming(width: int, height: int, payload: bytes) -> bytes:
+    """Change the sizes in the boxes, of images and tracks, and not in the AV1 data."""
+    for at in [found.end() + 4 for found in re.finditer(b"ispe", payload)]:
+        payload = payload[:at] + struct.pack(">II", width, height) + payload[at + 8 :]
+    for at in [found.end() + 24 for found in re.finditer(b"av01\0{6}", payload)]:
+        payload = payload[:at] + struct.pack(">HH", width, height) + payload[at + 4 :]
+    return payload
+
+
+@pytest.mark.parametrize("options", [{}, {"subsampling": "4:4:4"}, {"speed": 10}, {"save_all": True}], ids=str)
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+@pytest.mark.parametrize("size", [(97, 60), (1, 1), (1000, 333), (2047, 1024)])
+def test_the_pixels_of_an_avif_are_those_of_its_data(size: tuple[int, int], mode: str, options: dict[str, Any]) -> None:
+    image = Image.linear_gradient("L").resize(size).convert(mode)
+    if mode == "RGBA":
+        image.putalpha(Image.radial_gradient("L").resize(size))
+    if options.get("save_all"):
+        options = options | {"append_images": [Image.new(mode, size)]}
+    payload = encode(image, "AVIF", **options)
+    coded = [max_frame_pixels(data) for data in coded_data(payload, b"av01")]
+    assert len(coded) >= (2 if mode == "RGBA" else 1)
+    assert set(coded) == {size[0] * size[1]}
+    assert decode(payload, LIMITS).shape == (size[1], size[0], 3)
+
+
+@pytest.mark.parametrize("save_all", [False, True])
+def test_an_avif_that_lies_about_its_size_is_too_large(save_all: bool) -> None:
+    image = Image.new("RGB", (2100, 2000))
+    payload = encode(image, "AVIF", speed=10, save_all=save_all, append_images=[image] if save_all else [])
+    with pytest.raises(ImageTooLargeError):
+        decode(avif_claiming(100, 100, payload), LIMITS)
+    smaller = encode(image.crop((0, 0, 1500, 1500)), "AVIF", speed=10)
+    assert read_header(avif_claiming(100, 100, smaller), LIMITS).peak_bytes > 9 * 1500 * 1500
+
+
+@given(st.binary(max_size=200))
+def test_av1_data_that_is_damaged_is_refused(data: bytes) -> None:
+    try:
+        assert max_frame_pixels(data) >= 0
+    except ValueError as error:
+        assert "AV1" in str(error)
