@@ -19,6 +19,9 @@ from training.data.batches import Batches
 from training.data.identities import load_identities
 from training.run.train import train_recognizer
 
+# Workers are forked. A fork of a process that also runs servers and pytest-xdist may end it.
+pytestmark = pytest.mark.long
+
 
 def write_shards(folder: Path, people: Path) -> Path:
     folder.mkdir()
