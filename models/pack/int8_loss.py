@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -48,23 +49,23 @@ def describe_loss(measured: Measured) -> str:
     return text
 
 
-class Judge:
+class Judge(ABC):
     """Judge of the loss of an INT8 file against the fp32 network."""
 
     def __init__(self, spec: NetworkSpec) -> None:
         self.spec = spec
 
+    @abstractmethod
     def batches(self) -> Iterator[Float]:
         """Yield the inputs that set the ranges."""
-        raise NotImplementedError
 
+    @abstractmethod
     def measure(self, file: Path, engine: Engine, few: bool = False) -> Measured:
         """Return the loss on an engine, with ``accepted``; on fewer faces if ``few``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def excess(self, measured: Measured) -> float:
         """Return the loss in units of its limit."""
-        raise NotImplementedError
 
     def open(self, file: Path, engine: Engine) -> Network:
         int8 = replace(self.spec, variants=(Variant("int8", file, None, sha256_of(self.spec.path), {}),))

@@ -27,7 +27,7 @@ from service.core.gunzip import GunzipFile, max_unpacked_bytes
 from service.core.identifiers import to_nfc
 from service.core.json_limits import JsonLimits, check_json
 from service.core.photo_errors import ImageTooLargeError
-from service.inference.zip_names import ENTRY_SIGNATURE, clear_false_flags, name_of
+from service.inference.zip_names import ENTRY_SIGNATURE, name_of, repair_directory
 
 MANIFESTS: Final = ("manifest.csv", "manifest.ndjson")
 SIGNATURE_BYTES: Final = 512
@@ -306,7 +306,7 @@ class _LimitedZipFile:
             _check_entries(block.count(ENTRY_SIGNATURE), self._limits)
         if self._before_directory and block.startswith(ENTRY_SIGNATURE):
             self._before_directory = False
-            return clear_false_flags(block)
+            return repair_directory(block)
         return block
 
 
@@ -359,7 +359,7 @@ def _check_size(size: int, limits: ArchiveLimits) -> None:
 
 def _safe_path(path: str) -> PurePosixPath:
     """Return a path in NFC, as people type it; macOS writes decomposed names."""
-    parts = _compose(path).replace("\\", "/").split("/")
+    parts = _compose(path).split("/")
     return PurePosixPath(*(part for part in parts if part not in ("", ".", "..")))
 
 
@@ -399,7 +399,7 @@ def _read_manifest(name: str, payload: bytes, entries: int) -> dict[str, str]:
                 raise ArchiveInvalidError(
                     f"{name}, entry {number}: 'file' and 'subject' are required, and must be text"
                 )
-            subjects[str(_safe_path(row["file"]))] = _compose(row["subject"])
+            subjects[str(_safe_path(row["file"].replace("\\", "/")))] = _compose(row["subject"])
     except (ValueError, RecursionError, csv.Error) as error:
         raise ArchiveInvalidError(f"{name} cannot be read: {error}") from error
     return subjects

@@ -53,16 +53,22 @@ def complete(payload: bytes) -> bytes:
     """
     if payload.endswith(END_OF_IMAGE):
         return payload
+    unpadded = payload.rstrip(b"\0")  # some devices fill the file's last block
+    return _completed(payload) or (_completed(unpadded) if unpadded != payload else None) or payload
+
+
+def _completed(payload: bytes) -> bytes | None:
+    """Return the file with an end-of-image marker; None if more is missing, or nothing. Raises as :func:`complete`."""
     segments = list(_segments(payload))
     if (segments and segments[-1][0] == END_OF_IMAGE[1]) or not _has_all_coefficients(segments):
-        return payload
+        return None
     completed = payload + END_OF_IMAGE
     try:
         color = simplejpeg.decode_jpeg_header(completed)[2]
         # The smallest scale needs little memory, and reads all scan data. libjpeg warns if some is missing.
         simplejpeg.decode_jpeg(completed, "CMYK" if color in ("CMYK", "YCCK") else "GRAY", min_factor=8)
     except ValueError:
-        return payload
+        return None
     return completed
 
 

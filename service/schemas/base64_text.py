@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import binascii
+import codecs
+import re
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -10,17 +12,21 @@ CHUNK_BYTES: Final = 1 << 20
 """Base64 characters per call, a multiple of 4: decoding holds the GIL, and other threads wait."""
 FROM_URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
 LINE_SPACES: Final = b"\t\n\v\f\r"
+INDENTED_LINE: Final = re.compile(rb" *[\r\n]+ *")
+MAX_HEADER_BYTES: Final = 1000
+"""Length of a data URL's media type with parameters."""
 NOT_BASE64: Final = "the photo is not base64"
 
 
 def decode_base64(text: bytes | bytearray) -> bytes:
     """Decode base64 in the standard or the URL-safe alphabet (RFC 4648), with or without padding and line breaks.
 
-    A data URL (RFC 2397), such as ``data:image/jpeg;base64,...``, is accepted.
+    A data URL (RFC 2397), such as ``data:image/jpeg;base64,...``, is accepted, and a byte order mark before either.
 
     Raises:
         ValueError: The text is not base64, or ambiguous. The message says what to do.
     """
+    text = text.removeprefix(codecs.BOM_UTF8)
     head = bytes(text[:16]).lstrip().lower()
     if head.startswith((b"http://", b"https://")):
         raise ValueError("the photo is a URL: send it in 'urls', or send the content of the photo in base64")
@@ -28,7 +34,7 @@ def decode_base64(text: bytes | bytearray) -> bytes:
         text = _content_of_data_url(text)
     text = text.strip()
     if any(space in text for space in LINE_SPACES):
-        text = text.translate(None, LINE_SPACES)
+        text = INDENTED_LINE.sub(b"", text).translate(None, LINE_SPACES)
     if b" " in text:
         raise ValueError(f"{NOT_BASE64}: it has spaces. Encode it again, or escape '+' as %2B where it passes a form")
     if b"-" in text or b"_" in text:
@@ -50,7 +56,9 @@ def decode_base64(text: bytes | bytearray) -> bytes:
 
 
 def _content_of_data_url(text: bytes | bytearray) -> bytes | bytearray:
-    head, comma, content = text.partition(b",")
-    if not comma or not head.rstrip().lower().endswith(b";base64"):
+    # Parameters may follow, and parameters before may have commas, as in a file's name.
+    marker = bytes(text[:MAX_HEADER_BYTES]).lower().find(b";base64")
+    head, comma, content = text[max(0, marker) :].partition(b",")
+    if marker < 0 or not comma or not re.fullmatch(rb";base64\s*(;.*)?", head, re.IGNORECASE | re.DOTALL):
         raise ValueError("the data URL is not base64: write data:image/jpeg;base64, and the photo in base64")
     return unquote_to_bytes(bytes(content)) if b"%" in content else content

@@ -48,6 +48,8 @@ ENROLLED: Final = "enrolled"
 ALREADY_ENROLLED: Final = "already_enrolled"
 ERASED: Final = "subject_erased"
 IGNORED: Final = "ignored"
+NO_PROCESS: Final = "none"
+"""Owner of a job that waits for its next attempt."""
 MAX_CANDIDATES: Final = 16
 """Free jobs that a claim considers."""
 MAX_LEASE: Final = timedelta(hours=1)
@@ -185,7 +187,7 @@ class JobStore:
             row = connection.execute(chosen.with_for_update(of=jobs, skip_locked=True)).first()
             if row is None:
                 return None
-            died = row.state == "running" and not row.owner.startswith(process)
+            died = row.state == "running" and row.owner != NO_PROCESS and not row.owner.startswith(process)
             progress = row.progress | {"takeovers": row.progress["takeovers"] + died}
             owner = f"{process}:{uuid.uuid4().hex[:8]}"
             connection.execute(
@@ -283,7 +285,7 @@ class JobStore:
             _end(connection, job.pk, "queued", None)
 
     def postpone(self, job: Job, delay_s: float, max_attempts: int) -> bool:
-        """Count a failed attempt, and end the lease after ``delay_s``, doubled for each earlier one.
+        """Count a failed attempt, and keep the job from all processes for ``delay_s``, doubled for each earlier one.
 
         Returns False, and changes nothing, after ``max_attempts`` since the last recorded item.
 
@@ -296,7 +298,8 @@ class JobStore:
             if failed >= max_attempts:
                 return False
             until = self._database.now(connection) + timedelta(seconds=delay_s * 2**failed)
-            changed = {"progress": progress | {"takeovers": failed + 1}, "lease_until": until}
+            # Without an owner, a renewal that is still on its way cannot extend the delay.
+            changed = {"progress": progress | {"takeovers": failed + 1}, "lease_until": until, "owner": NO_PROCESS}
             connection.execute(jobs.update().where(jobs.c.pk == job.pk).values(**changed))
             return True
 

@@ -262,6 +262,7 @@ def test_a_jpeg_may_lack_its_end_marker_and_nothing_else(
     for missing in (1, 2):
         assert (decode(whole[:-missing], LIMITS) == decode(whole, LIMITS)).all()
         assert open_photo(whole[:-missing], LIMITS).decode(0.2).pixels.shape[2] == 3
+    assert (decode(whole[:-2] + bytes(16), LIMITS) == decode(whole, LIMITS)).all()
     # The last byte of a scan may be padding.
     for missing in (5, 6, 10, 100, len(whole) // 2):
         for scale in (1.0, 0.2):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import struct
+import tarfile
 import zipfile
 import zlib
 from pathlib import Path
 
 import pytest
 
+from service.core.identifiers import normalize_id
 from service.inference.archives import ArchiveLimits, iterate_members, read_contents
 from service.inference.zip_names import name_of
 
@@ -86,3 +88,24 @@ def test_a_damaged_extra_field_is_no_name(extra: bytes) -> None:
     info = zipfile.ZipInfo("ada/1.jpg")
     info.extra = extra
     assert name_of(info) == "ada/1.jpg"
+
+
+@pytest.mark.parametrize("extra", [b"\x99\x99\x32\x00ab", b"\x01\x00\xff\xff", b"\x75\x70\xff\x00ab"])
+def test_an_extra_field_that_does_not_add_up_harms_no_entry(tmp_path: Path, extra: bytes) -> None:
+    """zipfile rejects the whole archive."""
+    payload = zip_of((b"ada/1.jpg", True, extra), (b"bob/1.jpg", True, b""), (b"eve/1.jpg", True, extra))
+    assert names(tmp_path, payload) == ["ada/1.jpg", "bob/1.jpg", "eve/1.jpg"]
+    assert {member.read() for member in iterate_members(tmp_path / "people.zip", LIMITS)} == {b"photo"}
+
+
+def test_backslashes_separate_folders_in_zips_only(tmp_path: Path) -> None:
+    """In a tar they belong to the name, which is no id. Two people would get one otherwise."""
+    assert names(tmp_path, zip_of((b"ada\\2019\\1.jpg", False, b""))) == ["ada/2019/1.jpg"]
+    with tarfile.open(tmp_path / "people.tar", "w") as archive:
+        for name in ("Smith\\John/1.jpg", "Smith\\Jane/1.jpg"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    found = read_contents(tmp_path / "people.tar", LIMITS, None, lambda: None)
+    assert set(found.subjects.values()) == {"Smith\\John", "Smith\\Jane"}
+    for subject in found.subjects.values():
+        with pytest.raises(ValueError, match="without '/'"):
+            normalize_id(subject or "")

@@ -105,6 +105,18 @@ def test_an_effect_and_its_record_happen_together_and_once(
         store.enroll(job, gallery, "eve", [("g", NewTemplate("f" * 32, vectors[0], "photo"))], [], 3)
 
 
+def test_a_failed_attempt_counts_once_whichever_process_continues(store: JobStore, gallery: Gallery) -> None:
+    """And a renewal that is late does not extend the wait for the next attempt."""
+    store.create(gallery, "work", {})
+    job = taken(store, "one")
+    for attempt, process in enumerate(("two", "one", "two"), start=1):
+        assert store.postpone(job, 0.0, 5)
+        with pytest.raises(LeaseLostError):
+            store.renew(job, 60)
+        job = taken(store, process)
+        assert job.progress.takeovers == attempt
+
+
 def test_a_process_without_the_lease_records_nothing(store: JobStore, gallery: Gallery) -> None:
     store.create(gallery, "work", {})
     late = taken(store, "late", lease_s=-1)

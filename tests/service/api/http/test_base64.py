@@ -24,6 +24,12 @@ FORMS: dict[str, Callable[[bytes], str]] = {
     "URL-safe and unpadded": lambda photo: base64.urlsafe_b64encode(photo).decode().rstrip("="),
     "lines": lambda photo: base64.encodebytes(photo).decode(),
     "Windows lines": lambda photo: base64.encodebytes(photo).decode().replace("\n", "\r\n"),
+    "indented lines": lambda photo: base64.encodebytes(photo).decode().replace("\n", "\r\n    "),
+    "byte order mark": lambda photo: "\ufeff" + base64.b64encode(photo).decode(),
+    "data URL with a comma": lambda photo: "data:image/jpeg;name=a,b.jpg;base64," + base64.b64encode(photo).decode(),
+    "data URL with later parameters": lambda photo: (
+        "data:image/jpeg;base64;charset=utf-8," + base64.b64encode(photo).decode()
+    ),
     "data URL": lambda photo: "data:image/jpeg;base64," + base64.b64encode(photo).decode(),
     "data URL with parameters": lambda photo: "DATA:image/jpeg;name=a.jpg;BASE64," + base64.b64encode(photo).decode(),
     "data URL, escaped": lambda photo: "data:;base64," + base64.b64encode(photo).decode().replace("=", "%3D"),
