@@ -16,8 +16,9 @@ from training.config import ConfigError
 from training.data.subsampling import evenly_spaced_rows
 
 MAX_CLASSES_READ: Final = 256
-"""Classes whose first image is read, where classes are numbers. A person who is added, removed or renamed before a tool
-numbers the people moves all later numbers."""
+"""Classes whose first image is read, where classes are numbers. A person who is added or removed before a tool numbers
+the people moves all later numbers, which is found; one who is renamed moves those up to the new place, which may be
+missed between two classes that are read."""
 MAX_NAMED: Final = 3
 log = logging.getLogger(__name__)
 
