@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
@@ -252,16 +252,15 @@ class _Enrollment:
     only_new: bool
 
     async def run(self, gallery: Gallery) -> Response:
-        context, body, key = self.context, self.body, self.key
+        context, body = self.context, self.body
         served = context.recognizers.for_gallery(gallery)
-        digest = _request_digest(self.subject, body)
-        if key and (earlier := await context.run(context.store.templates.stored_answer, gallery, key, digest)):
+        if earlier := await self._stored_answer(gallery):
             return _json(earlier, 201)
         if self.only_new:  # before the photos are compared with the templates of an existing subject
             try:
                 await context.run(context.store.subjects.refuse_existing, gallery, self.subject)
             except SubjectExistsError:  # perhaps created by the first attempt of this request
-                if key and (earlier := await context.run(context.store.templates.stored_answer, gallery, key, digest)):
+                if earlier := await self._stored_answer(gallery):
                     return _json(earlier, 201)
                 raise
         if body.recognizer is not None or body.embeddings:
@@ -274,6 +273,20 @@ class _Enrollment:
                 return await self._store(gallery, results, templates, checked=False)
             async with context.pipeline.enrolling.of(gallery.pk):
                 return await self._check_and_store(gallery, results, templates)
+
+    async def _stored_answer(self, gallery: Gallery) -> str | None:
+        if self.key is None:
+            return None
+        return await self.context.run(self.context.store.templates.stored_answer, gallery, self.key, self._digest)
+
+    @cached_property
+    def _digest(self) -> str:
+        """Digest that is equal for repetitions of the request. It reads all photos."""
+        digest = hashlib.sha256(self.subject.encode())
+        digest.update(self.body.model_dump_json(exclude={"images", "recognizer"}).encode())
+        for payload in self.body.images:
+            digest.update(hashlib.sha256(payload).digest())
+        return digest.hexdigest()
 
     @property
     def _overrides(self) -> Overrides:
@@ -353,8 +366,7 @@ class _Enrollment:
 
         if not templates:
             return _json(encode(problem_document), 200)
-        digest = _request_digest(self.subject, self.body)
-        idempotent = IdempotentResponse(key, digest, encode(stored_problem_document)) if key else None
+        idempotent = IdempotentResponse(key, self._digest, encode(stored_problem_document)) if key else None
         new = list(templates.values())
         with context.metrics.stage("write"):
             earlier = await context.run(
@@ -417,15 +429,6 @@ def _metadata(text: str | None) -> tuple[tuple[str, Any], ...]:
         return () if text is None else tuple(METADATA_ADAPTER.validate_json(text).items())
     except ValidationError as error:
         raise InvalidRequestError(f"metadata: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
-
-
-def _request_digest(subject: str, body: EnrollIn) -> str:
-    """Return a digest that is equal for repetitions of a request."""
-    digest = hashlib.sha256(subject.encode())
-    digest.update(body.model_dump_json(exclude={"images", "recognizer"}).encode())
-    for payload in body.images:
-        digest.update(hashlib.sha256(payload).digest())
-    return digest.hexdigest()
 
 
 def _json(document: str, status: int) -> Response:
