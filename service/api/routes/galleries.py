@@ -24,7 +24,7 @@ from service.api.http.context import Context, ContextDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, GalleryPath, NameCursor, PageLimit, open_cursor_numbers
 from service.api.http.routing import CallerDep, PermittedRoute
-from service.core.errors import LivenessUnavailableError, RiskUncalibratedError
+from service.core.errors import GalleryMovedError, LivenessUnavailableError, RiskUncalibratedError
 from service.domain.gallery import Gallery, GallerySettings, LivenessSetting, Subject, Template
 from service.domain.hygiene import KINDS, SIMILARITY_DIGITS, HygieneFinding, HygieneReport, find_problems, sort_key
 from service.schemas.erasures import to_deleted_out
@@ -151,6 +151,8 @@ async def check_hygiene(
 
     def inspect() -> HygieneReport:
         current = context.store.galleries.get(gallery)
+        if (current.pk, current.fingerprint) != (found.pk, found.fingerprint):
+            raise GalleryMovedError(f"gallery {gallery!r} was replaced or moved to another recognizer meanwhile")
         report = context.store.cache.findings(current)
         if report is None:
             report = find_problems(context.store.changes.snapshot(current), calibration)
@@ -159,7 +161,7 @@ async def check_hygiene(
 
     report = context.store.cache.findings(found)
     if report is None:
-        report = await context.heavy.run(("hygiene", found.pk), inspect)
+        report = await context.heavy.run(("hygiene", found.pk, found.fingerprint), inspect)
     return await context.run(_hygiene_page, context.store, found, report, after, limit)
 
 
