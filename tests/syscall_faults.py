@@ -15,8 +15,10 @@ import struct
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+ROOT: Final = Path(__file__).parents[1]
 NUMBERS: Final = {
     "x86_64": {"fcntl": 72, "flock": 73, "mmap": 9, "openat": 257, "pwrite64": 18, "write": 1},
     "aarch64": {"fcntl": 25, "flock": 32, "mmap": 222, "openat": 56, "pwrite64": 68, "write": 64},
@@ -94,7 +96,11 @@ def install(*faults: Fault) -> None:
 
 def run_failing(program: str, *faults: Fault, **options: object) -> subprocess.CompletedProcess[str]:
     """Run a Python program whose ``install_faults()`` makes the system calls fail."""
-    start = f"from tests.syscall_faults import Fault, install\ndef install_faults(): install(*{list(faults)!r})\n"
+    # These tests are no package of the environment, and the program may run in another folder.
+    start = (
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        f"from tests.syscall_faults import Fault, install\ndef install_faults(): install(*{list(faults)!r})\n"
+    )
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
         [sys.executable, "-c", start + program], capture_output=True, text=True, timeout=120, check=False, **options
     )

@@ -160,10 +160,11 @@ def test_a_manifest_that_cannot_be_read(archive: Archive, manifest: bytes) -> No
 def test_hidden_files_are_passed_over_and_paths_are_only_names(archive: Archive, tmp_path: Path) -> None:
     outside = "../" * 20 + "etc/passwd.jpg"
     files = {"__MACOSX/ada/._1.jpg": b"", ".git/a/1.jpg": b"", outside: b"x", "/root/1.jpg": b"y", "a\\b.jpg": b"z"}
-    for pack in (as_tar, as_zip):
+    # A backslash separates folders in a zip alone: writers on Windows put it there.
+    for pack, folder in ((as_tar, None), (as_zip, "a")):
         path = archive(pack(files))
         found = what_is_in(path)
-        assert (set(found.subjects.values()), found.hidden) == ({"etc", "root", "a"}, 2)
+        assert (set(found.subjects.values()), found.hidden) == ({"etc", "root", folder}, 2)
         assert payloads(path) == files
     assert [path.name for path in tmp_path.iterdir()] == ["archive"]
 
