@@ -230,7 +230,7 @@ class GalleryMovedError(RecognizerMismatchError):
 
 
 class GalleryChangedError(KithError):
-    """Write to a gallery since it was read; the checks before the own write are repeated."""
+    """Change of templates since the gallery was read; the checks before the own write are repeated."""
 
 
 class MigrationStateError(KithError):

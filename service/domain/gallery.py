@@ -109,6 +109,8 @@ class Gallery:
     """Generation that answers requests; differs from ``generation`` during a migration only."""
     log_floor: int = 0
     """Change log entries up to this sequence may be deleted. A follower behind it starts from a snapshot."""
+    last_change: int = 0
+    """Sequence of the latest change log entry: of the last enrollment or removal of a template."""
     other: Generation | None = None
     """Second generation during a migration, or until a rollback is no longer possible."""
     moved: bool = False

@@ -270,7 +270,7 @@ class _Run:
     async def _store(self) -> None:
         """Check the identity of the admitted templates, store those that pass, and record all outcomes.
 
-        The checks are repeated if another process wrote to the gallery in between.
+        The checks are repeated if another process changed the templates in between.
         """
         admitted, refused = self._admitted, self._refused
         self._admitted, self._refused = [], []

@@ -319,7 +319,7 @@ class _Enrollment:
     async def _check_and_store(
         self, gallery: Gallery, results: list[Document], templates: dict[int, NewTemplate]
     ) -> Response:
-        """Compare the templates with the gallery and store them; again if the gallery was written to in between.
+        """Compare the templates with the gallery and store them; again if its templates changed in between.
 
         The writes of other processes are found only then, since a turn is among the requests of this process.
 

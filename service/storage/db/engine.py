@@ -41,7 +41,7 @@ from service.security.sealing import SealBrokenError
 from service.storage.db.disk_reserve import DiskReserve
 from service.storage.db.file_system import LOCAL_DISK_REMEDY, OPEN_REMEDY, check_file_system
 from service.storage.db.key_vault import Vault
-from service.storage.db.tables import galleries
+from service.storage.db.tables import galleries, last_change
 
 BUSY_TIMEOUT_MS: Final = 10_000
 PAGE_BYTES: Final = 16_384
@@ -383,12 +383,12 @@ class Database:
             gallery: the gallery as the caller read it.
             sealed: unlock the gallery's key before the transaction begins; False if the key may be lost.
             erasing: allow the transaction to use the disk reserve.
-            as_read: require that nothing was written since ``gallery`` was read, by any process.
+            as_read: require that no process enrolled or removed a template since ``gallery`` was read.
 
         Raises:
             MasterKeyError: the gallery's key cannot be unwrapped.
             GalleryNotFoundError: the gallery was deleted.
-            GalleryChangedError: something was written, and ``as_read``.
+            GalleryChangedError: a template was enrolled or removed, and ``as_read``.
             GalleryMovedError: the gallery moved to another recognizer since ``gallery`` was read.
             StorageError: the database cannot be written.
         """
@@ -397,13 +397,13 @@ class Database:
             gallery.seal.unlock()
         with self.write(deleted, erasing) as connection:
             own = galleries.c.pk == gallery.pk
-            changed = galleries.update().where(own, galleries.c.version == gallery.version if as_read else sa.true())
-            changing = changed.values(version=new_version()).returning(galleries.c.current_generation)
-            generation = connection.execute(changing).scalar_one_or_none()
+            changing = galleries.update().where(own).values(version=new_version())
+            generation = connection.execute(changing.returning(galleries.c.current_generation)).scalar_one_or_none()
             if generation is None:
-                if connection.execute(sa.select(galleries.c.pk).where(own)).first() is None:
-                    raise deleted
-                raise GalleryChangedError(f"gallery {gallery.name!r} was written to meanwhile")
+                raise deleted
+            # Other writes, of metadata for example, do not count: a busy gallery would delay enrollments without end.
+            if as_read and connection.execute(sa.select(last_change()).where(own)).scalar() != gallery.last_change:
+                raise GalleryChangedError(f"templates of gallery {gallery.name!r} changed meanwhile")
             if generation != gallery.current_generation:
                 raise GalleryMovedError(f"gallery {gallery.name!r} moved to another recognizer meanwhile")
             yield connection

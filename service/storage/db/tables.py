@@ -17,12 +17,16 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    ScalarSelect,
     String,
     Table,
     Text,
     TypeDecorator,
     UniqueConstraint,
+    case,
     false,
+    func,
+    select,
 )
 
 metadata = MetaData()
@@ -154,6 +158,15 @@ changes = Table(
     Index("changes_by_gallery", "gallery_pk", "sequence"),
     sqlite_autoincrement=True,
 )
+
+
+def last_change() -> ScalarSelect[int]:
+    """Select the sequence of the latest change log entry of a gallery, even if the entry was deleted."""
+    last = func.coalesce(func.max(changes.c.sequence), 0)
+    own = select(last).where(changes.c.gallery_pk == galleries.c.pk).correlate(galleries).scalar_subquery()
+    latest = case((own > galleries.c.log_floor, own), else_=galleries.c.log_floor)
+    return select(latest).correlate(galleries).scalar_subquery()
+
 
 # Idempotent answers. lookup, digest: keyed hashes of the key and of the request. sealed: the answer.
 idempotency = Table(

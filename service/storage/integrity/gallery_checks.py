@@ -40,6 +40,7 @@ from service.storage.db.tables import (
     job_items,
     jobs,
     labels,
+    last_change,
     subjects,
     templates,
     vectors,
@@ -310,9 +311,7 @@ def _log_again(connection: Connection, gallery: Gallery, template_pks: Iterable[
 
 
 def _last_line(gallery: Gallery) -> sa.ScalarSelect[int]:
-    last = sa.func.coalesce(sa.func.max(changes.c.sequence), 0)
-    own = sa.select(last).where(changes.c.gallery_pk == gallery.pk).scalar_subquery()
-    return sa.select(sa.case((own > gallery.log_floor, own), else_=gallery.log_floor)).scalar_subquery()
+    return sa.select(last_change()).where(galleries.c.pk == gallery.pk).scalar_subquery()
 
 
 def _wrong_evidence(connection: Connection, gallery: Gallery) -> list[int]:

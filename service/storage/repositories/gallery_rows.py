@@ -10,7 +10,7 @@ from models.vision.quality_gate import QualityGate
 from service.domain.decision import RiskTarget
 from service.domain.gallery import Gallery, GallerySettings, Generation
 from service.storage.db.key_vault import Vault
-from service.storage.db.tables import data_keys, evidence, galleries, generations, webhooks
+from service.storage.db.tables import data_keys, evidence, galleries, generations, last_change, webhooks
 
 OTHER_COLUMNS: Final = ("generation", "fingerprint", "dimension", "model", "state", "details")
 """Columns of the second generation, labeled ``other_...``."""
@@ -25,6 +25,7 @@ def gallery_rows() -> sa.Select[Any]:
         *(generations.c[name].label(f"other_{name}") for name in OTHER_COLUMNS),
         _evidence_sequence(generations.c.generation).label("other_evidence_sequence"),
         _moved().label("moved"),
+        last_change().label("last_change"),
         webhooks_state().label("webhooks"),
         data_keys.c.wrapped,
         data_keys.c.master_key,
@@ -51,6 +52,7 @@ def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
         generation=row.current_generation,
         current_generation=row.current_generation,
         log_floor=row.log_floor,
+        last_change=row.last_change,
         other=_other_generation(row),
         moved=bool(row.moved),
         version=row.version,

@@ -234,8 +234,8 @@ class JobStore:
         Returns whether cancellation was requested.
 
         Raises:
-            GalleryChangedError: something was written since ``gallery`` was read, so that the templates must be checked
-                again; nothing was stored.
+            GalleryChangedError: a template was enrolled or removed since ``gallery`` was read, so that these must be
+                checked again; nothing was stored.
             GalleryNotFoundError, GalleryMovedError: the gallery was deleted, or moved to another recognizer.
             LeaseLostError: nothing was stored.
         """

@@ -59,7 +59,8 @@ class TemplateStore:
     ) -> str | None:
         """Store templates, a missing subject and change log lines, all or nothing.
 
-        ``as_read``: require that nothing was written since ``gallery`` was read, so that checks of ``new`` still hold.
+        ``as_read``: require that no template was enrolled or removed since ``gallery`` was read, so that checks of
+        ``new`` still hold.
 
         Returns:
             The stored response if ``keyed`` was answered before; nothing is stored then. Otherwise None.
@@ -68,7 +69,7 @@ class TemplateStore:
             IdempotencyConflictError: the idempotency key belongs to another request.
             SubjectErasedError: the subject was erased since ``gallery`` was read.
             SubjectExistsError: the subject exists, and ``only_new``.
-            GalleryChangedError: something was written, and ``as_read``.
+            GalleryChangedError: one was, and ``as_read``.
             GalleryNotFoundError, GalleryMovedError: the gallery was deleted, or moved to another recognizer.
         """
         try:
