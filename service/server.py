@@ -89,7 +89,9 @@ def _wait_for_start(server: uvicorn.Server, thread: threading.Thread, failure: S
         if not thread.is_alive() and failure:
             raise failure[0]
         if not thread.is_alive() or time.monotonic() > deadline:
-            raise SettingsError(f"the embedded service did not start within {START_TIMEOUT_S:.0f} s; see its log")
+            raise SettingsError(
+                f"the embedded service did not start within {START_TIMEOUT_S:.0f} s, or ended; see its log"
+            )
         time.sleep(0.02)
 
 
@@ -109,7 +111,7 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _EmbeddedServer(uvicorn.Server):
+class _LifespanServer(uvicorn.Server):
     """Server whose start raises the application's errors. uvicorn's own lifespan logs them as tracebacks."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
@@ -129,7 +131,7 @@ class _EmbeddedServer(uvicorn.Server):
             log.info("Application shutdown complete.")  # uvicorn's own words
 
 
-class _Server(_EmbeddedServer):
+class _Server(_LifespanServer):
     """Server that excludes long-lived objects from garbage collection, and always ends.
 
     Scanning the objects of a started service would delay requests by a quarter of a second each time. A thread that
@@ -155,8 +157,8 @@ def _exit_now() -> None:
 
 
 def _server(
-    settings: Settings, log_level: str | None = None, kind: type[_EmbeddedServer] = _EmbeddedServer
-) -> _EmbeddedServer:
+    settings: Settings, log_level: str | None = None, kind: type[_LifespanServer] = _LifespanServer
+) -> _LifespanServer:
     app = create_app(settings)
     config = uvicorn.Config(
         app,
@@ -176,7 +178,7 @@ def _server(
             app.state.metrics.count_problem,
         ),
         ws="none",
-        lifespan="off",  # _EmbeddedServer starts and stops the application
+        lifespan="off",  # _LifespanServer starts and stops the application
         forwarded_allow_ips=settings.trusted_proxy_list,
         log_config=None,  # uvicorn logs through service.observability.logs
         access_log=False,  # it would contain paths with subject ids; service.api.http.gate writes its own

@@ -16,7 +16,6 @@ from models.runtime.dynamic_shapes import agrees, make_dynamic
 from models.runtime.network import Engine, Network, Precision
 from models.runtime.onnx_runtime import CPU, OnnxNetwork
 from models.runtime.openvino_network import OpenVinoNetwork
-from models.vision.detection import CANVAS_BUCKETS_PX
 from models.vision.output_check import check_outputs
 from models.vision.specs import MAX_POINTS_LOST, DetectionSpec, NetworkSpec
 
@@ -118,13 +117,6 @@ def _open_checked(spec: NetworkSpec, choice: EngineChoice, preference: EnginePre
     network = open_with_engine(spec, choice, preference)
     check_outputs(spec, network)  # of a variant, too: its file may differ from the manifest
     return network
-
-
-def warmup_shape(spec: NetworkSpec, network: Network) -> tuple[int, int, int]:
-    """Return the (channels, height, width) of a crop, or of the smallest canvas of a detector."""
-    side = CANVAS_BUCKETS_PX[0] if isinstance(spec, DetectionSpec) else spec.alignment.size_px
-    height, width = (fixed if isinstance(fixed, int) else side for fixed in network.input_shape[2:])
-    return 3, height, width
 
 
 def open_with_engine(spec: NetworkSpec, choice: EngineChoice, preference: EnginePreference) -> Network:

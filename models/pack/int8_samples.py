@@ -15,7 +15,7 @@ from models.pack.unlabeled_photos import MIN_FACE_PX, read_photo
 from models.runtime.network import Float
 from models.vision.alignment import Alignment, align
 from models.vision.detection import Detector, downscale
-from models.vision.photo_files import is_hidden, list_photos
+from models.vision.photo_files import list_photos, visible_subfolders
 from models.vision.pixels import to_planes
 from models.vision.specs import RecognitionSpec
 
@@ -109,7 +109,7 @@ def read_people(folder: Path, detector: Detector, alignment: Alignment) -> Peopl
     mated: list[Crops] = []
     mates: list[int] = []
     strangers: list[Crops] = []
-    people = sorted(path for path in folder.iterdir() if path.is_dir() and not is_hidden(Path(path.name)))
+    people = visible_subfolders(folder)
     enrolled = 0
     for row in np.unique(np.linspace(0, len(people) - 1, min(len(people), MAX_PEOPLE)).astype(int)) if people else ():
         files = list_photos(people[row]).photos[:PHOTOS_PER_PERSON]

@@ -84,8 +84,8 @@ def _natural_number(text: str) -> int:
 
 def _read_layers(xml: bytes) -> list[Layer]:
     """Return the layers, each after its inputs."""
-    # Without a document type, XML cannot define entities that expand without end.
-    if b"<!" in xml or len(xml) > MAX_XML_BYTES:
+    # Without a document type, XML cannot define entities that expand without end. UTF-16 would hide it.
+    if b"<!" in xml or b"\0" in xml or len(xml) > MAX_XML_BYTES:
         raise OpenVinoFormatError(f"the XML has a document type or comment, or more than {MAX_XML_BYTES:,} bytes")
     try:
         root = ElementTree.fromstring(xml)  # noqa: S314 - see above
@@ -129,6 +129,8 @@ class _GraphBuilder:
         count, method = convert
         if len(layer.inputs) != count:
             raise OpenVinoFormatError(f"{layer} has {len(layer.inputs)} inputs, not {count}")
+        if not self._values.keys() >= set(layer.inputs):
+            raise OpenVinoFormatError(f"{layer} follows the network's output")
         method(self, layer)
 
     def finish(self) -> onnx.ModelProto:

@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Final
 from models.errors import PackError
 from models.runtime.onnx_check import check_model, read_model
 from models.vision.alignment import insightface_alignment
+from models.vision.detection import SCRFD_COLUMNS, SCRFD_STRIDES
 from models.vision.specs import DetectionSpec, Normalization, RecognitionSpec
 
 if TYPE_CHECKING:
     import onnx
 
 MIN_DETECTOR_OUTPUTS: Final = 5
-SCRFD_LEVELS: Final = {9: 3, 15: 5}
-"""Feature levels of SCRFD with five points, by the number of outputs. Without points it has 6 or 10."""
-SCRFD_COLUMNS: Final = (1, 4, 10)
-"""Numbers per anchor: score, box, points."""
 YUNET_OUTPUTS: Final = 12
 FLOAT_TYPES: Final = (1, 10, 11)
 """ONNX's FLOAT, FLOAT16 and DOUBLE."""
@@ -78,11 +75,10 @@ def _route_detector(path: Path, graph: onnx.GraphProto) -> DetectionSpec | str:
     outputs = len(graph.output)
     if outputs == YUNET_OUTPUTS and any(output.name.startswith("kps") for output in graph.output):
         return DetectionSpec(path, None, Normalization(0.0, 1.0, "BGR"), "yunet")
-    levels = SCRFD_LEVELS.get(outputs)
-    if levels is None:
+    if outputs not in SCRFD_STRIDES:
         return f"a network with {outputs} outputs, neither SCRFD with five points nor YuNet"
     for number, output in enumerate(graph.output):
-        columns = SCRFD_COLUMNS[number // levels]
+        columns = SCRFD_COLUMNS[number // len(SCRFD_STRIDES[outputs])]
         if (declared := _sides(output)) and declared[-1] not in (0, columns):
             return f"a network with {outputs} outputs of other shapes than SCRFD's"
     return DetectionSpec(path, None, Normalization(127.5, 128.0), "scrfd")

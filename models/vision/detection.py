@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import cv2
@@ -142,6 +143,12 @@ def _concatenate(levels: Sequence[tuple[Float, Float, Float]]) -> Candidates:
     return Candidates(scores, boxes, landmarks)
 
 
+SCRFD_STRIDES: Final[Mapping[int, tuple[int, ...]]] = MappingProxyType({9: (8, 16, 32), 15: (8, 16, 32, 64, 128)})
+"""Strides of SCRFD with five points, by the number of outputs. Without points it has 6 or 10."""
+SCRFD_COLUMNS: Final = (1, 4, 10)
+"""Numbers per anchor: score, box, points."""
+
+
 class SCRFDHead:
     """SCRFD (J. Guo et al., 2021).
 
@@ -152,20 +159,15 @@ class SCRFDHead:
     upright_score = 0.72
 
     def __init__(self, output_count: int) -> None:
-        match output_count:
-            case 9:
-                self.strides: tuple[int, ...] = (8, 16, 32)
-                self.anchors = 2
-            case 15:
-                self.strides = (8, 16, 32, 64, 128)
-                self.anchors = 1
-            case _:
-                raise PackError("tasks.detection.file", f"has {output_count} outputs; SCRFD with landmarks has 9 or 15")
+        if output_count not in SCRFD_STRIDES:
+            raise PackError("tasks.detection.file", f"has {output_count} outputs; SCRFD with landmarks has 9 or 15")
+        self.strides = SCRFD_STRIDES[output_count]
+        self.anchors = 2 if len(self.strides) == 3 else 1
 
     def output_shapes(self, height_px: int, width_px: int) -> list[tuple[int, int]]:
         """Return the shapes of the outputs; see Head."""
         rows = [self.anchors * (height_px // stride) * (width_px // stride) for stride in self.strides]
-        return [(count, columns) for columns in (1, 4, 10) for count in rows]
+        return [(count, columns) for columns in SCRFD_COLUMNS for count in rows]
 
     def best_score(self, outputs: RawOutputs) -> float:
         """Return the best score; see Head."""

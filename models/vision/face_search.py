@@ -64,7 +64,8 @@ class FaceSearch:
         self._queue: list[_Look] = []
         self._running = [(_Look(0), whole)]
         self._unread: list[tuple[_Look, PreparedPhoto, RawOutputs]] = []
-        self._found: dict[int, list[tuple[Tile | None, Faces]]] = defaultdict(list)
+        self._found: dict[int, dict[float, list[Faces]]] = defaultdict(lambda: defaultdict(list))
+        """Faces by group and by scale of the view."""
         self._best: dict[int, float] = {0: 0.0}
         self._scaled: tuple[float, Image] | None = None
 
@@ -122,15 +123,12 @@ class FaceSearch:
     def faces(self) -> Faces:
         """Return the faces of the photo, in its pixels, best score first."""
         self._read_outputs()
-        found = self._found[self._chosen_group()]
-        if len(found) == 1:
-            return found[0][1]
-        levels: dict[float, list[Faces]] = defaultdict(list)
-        for tile, faces in found:
-            levels[0.0 if tile is None else tile.scale].append(faces)
-        (_, whole), *finer = ((scale, Faces.join(levels[scale])) for scale in sorted(levels))
+        levels = self._found[self._chosen_group()]
+        (scale, whole), *finer = ((scale, Faces.join(levels[scale])) for scale in sorted(levels))
+        if not finer:
+            return whole
         min_new_score = (self._detector.min_score + self._detector.confident_score) / 2
-        return merge_levels(whole, self._whole.canvas.scale, finer, min_new_score)
+        return merge_levels(whole, scale, finer, min_new_score)
 
     def _prepare(self, look: _Look) -> PreparedPhoto:
         if look.tile is not None:
@@ -152,7 +150,8 @@ class FaceSearch:
         """Replace outputs by the faces in them, which need less memory."""
         for look, view, outputs in self._unread:
             faces = self._detector.decode_faces(view, outputs)
-            self._found[look.group].append((look.tile, faces if look.tile is None else look.tile.place(faces)))
+            placed = faces if look.tile is None else look.tile.place(faces)
+            self._found[look.group][view.canvas.scale].append(placed)
         self._unread = []
 
 

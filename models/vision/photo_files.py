@@ -86,6 +86,11 @@ def printable_path(path: PurePath | str) -> str:
         return str(path).encode("utf-8", "backslashreplace").decode()
 
 
+def visible_subfolders(folder: Path) -> list[Path]:
+    """Return the sub-folders that are not hidden, sorted. Raises OSError."""
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not is_hidden(PurePath(path.name)))
+
+
 @dataclass
 class PhotoFolder:
     """Files below a folder, in the order of their names, files before sub-folders.

@@ -85,7 +85,7 @@ class Deadline:
 class FairSemaphore:
     """FIFO semaphore of one event loop. Waiters leave when their deadline ends.
 
-    A holder may have several of the ``count`` units. It waits until all are free, and later waiters wait behind it.
+    A holder may have several of the ``count`` units. It waits until as many are free, and later waiters wait behind it.
     """
 
     def __init__(self, count: int) -> None:

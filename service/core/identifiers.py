@@ -17,16 +17,18 @@ MAX_ID_LENGTH: Final = 128
 MAX_COMBINING_MARKS: Final = 30
 """Maximum run of combining marks, as in the Stream-Safe Text Format (UAX 15). Normalization is quadratic in it."""
 _NONCHARACTERS: Final = r"\ufdd0-\ufdef" + "".join(f"\\U{plane:04x}fffe\\U{plane:04x}ffff" for plane in range(17))
-FORBIDDEN_PATTERN: Final = re.compile(rf"[{CONTROL_CHARACTERS}\ud800-\udfff{_NONCHARACTERS}]")
-"""Control characters, line separators, bidirectional controls, surrogates and noncharacters."""
-INVISIBLE_PATTERN: Final = re.compile(
-    FORBIDDEN_PATTERN.pattern[:-1]
+_FORBIDDEN: Final = rf"{CONTROL_CHARACTERS}\ud800-\udfff{_NONCHARACTERS}"
+_INVISIBLE: Final = (
+    _FORBIDDEN
     + r"\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2060-\u206f\u2800"
     + r"\u3164\ufeff\uffa0\ufff9-\ufffb"
-    + r"\xa0\u1680\u2000-\u200a\u202f\u205f]"
+    + r"\xa0\u1680\u2000-\u200a\u202f\u205f"
 )
+FORBIDDEN_PATTERN: Final = re.compile(f"[{_FORBIDDEN}]")
+"""Control characters, line separators, bidirectional controls, surrogates and noncharacters."""
+INVISIBLE_PATTERN: Final = re.compile(f"[{_INVISIBLE}]")
 """Also invisible characters, and spaces other than the usual and the ideographic one."""
-FORBIDDEN_IN_IDS_PATTERN: Final = re.compile(rf"{INVISIBLE_PATTERN.pattern[:-1]}\ufffd/\\]")
+FORBIDDEN_IN_IDS_PATTERN: Final = re.compile(rf"[{_INVISIBLE}\ufffd/\\]")
 """Characters that ids cannot have. Names may have those that are not in FORBIDDEN_PATTERN.
 
 Invisible characters and other spaces make two ids look equal. U+FFFD stands for bytes that a client could not decode,

@@ -10,6 +10,26 @@ from typing import Generic, TypeVar
 Result = TypeVar("Result")
 
 
+def run_in_daemon(name: str, function: Callable[[], Result]) -> Future[Result]:
+    """Run a function in a thread of its own. Callers cannot cancel it.
+
+    It is a daemon thread, not one of an executor: the process must be able to exit while the function hangs.
+    """
+    future: Future[Result] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            result = function()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
 class SingleFlight(Generic[Result]):
     """Function that runs at most once at a time. Thread-safe."""
 
@@ -22,16 +42,5 @@ class SingleFlight(Generic[Result]):
         """Return the future of the current run, or start one. Callers cannot cancel it."""
         with self._lock:
             if self._latest is None or self._latest.done():
-                self._latest = Future()
-                self._latest.set_running_or_notify_cancel()
-                # A daemon thread, not an executor: the process must be able to exit while the function hangs.
-                Thread(target=self._run, args=(self._latest,), name=self._name, daemon=True).start()
+                self._latest = run_in_daemon(self._name, self._function)
             return self._latest
-
-    def _run(self, future: Future[Result]) -> None:
-        try:
-            result = self._function()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)

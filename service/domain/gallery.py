@@ -14,7 +14,6 @@ from models.risk.impostor_evidence import ImpostorEvidence
 from models.runtime.network import Float
 from models.vision.quality_gate import QualityGate
 from service.core.errors import GalleryMovedError
-from service.core.identifiers import normalize_id
 from service.domain.decision import REVIEW_FACTOR, RiskTarget
 from service.domain.events import EventFilter
 from service.domain.fusion import DEFAULT_FUSION, Fusion
@@ -34,11 +33,6 @@ JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 DEFAULT_RECALL: Final = 0.999
 FORMER_MIN_MARGIN: Final = 0.02
 """Default of releases before the rival adjustment, which galleries and clients of that time still name."""
-
-
-def check_subject_id(text: str) -> str:
-    """Return a subject ID in NFC. Raises ValueError as service.core.identifiers.normalize_id."""
-    return normalize_id(text)
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def read_contents(
             manifest = path.parent, _read_manifest(path.name, member.read(), limits.entries)
         elif is_hidden(path):
             hidden += 1
-        elif is_photo(path, lambda member=member: _head(member)):  # type: ignore[misc]
+        elif is_photo(path, partial(_head, member)):
             photos[member.name] = path
         else:
             others[member.name] = path

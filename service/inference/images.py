@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Final
 
 import cv2
@@ -23,6 +23,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from models.runtime.network import Float
 from models.vision.alignment import rotate_points
 from models.vision.detection import downscale
+from models.vision.photo_files import TIFF_SIGNATURES
 from service.core.errors import KithError
 from service.core.photo_errors import ImageDamagedError, ImageEmptyError, ImageFormatError, ImageTooLargeError
 from service.inference import decode_memory, jpeg
@@ -60,13 +61,11 @@ MAX_COMPOSED_FACTOR: Final = 2
 Photos of phones, with depth and gain maps, need little more than 1."""
 MAX_TILES: Final = 65_536
 """Limit of tiles or strips of a TIFF."""
-TIFF_BITS: Final = 258
 TIFF_MAX_SAMPLE: Final = 281
 TIFF_PHOTOMETRIC: Final = 262
 WHITE_IS_ZERO: Final = 0
 BASE64_STARTS: Final = (b"data:", b"/9j/", b"_9j_", b"iVBORw0K", b"UklGR", b"R0lGOD")
 """Data URLs, and the signatures of JPEG, PNG, WebP and GIF in base64."""
-TIFF_SIGNATURES: Final = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
 @dataclass(frozen=True)
@@ -115,6 +114,11 @@ class EncodedPhoto:
     again_bytes: int = 0
     whole: NDArray[np.uint8] | None = None
 
+    @cached_property
+    def completed(self) -> bytes:
+        """Content of a JPEG, with the end-of-image marker if only that is missing."""
+        return jpeg.complete(self.payload)
+
     def decode(self, scale: float = 1.0) -> DecodedPhoto:
         """Decode at the smallest available scale that is at least ``scale``, in (0, 1].
 
@@ -129,10 +133,9 @@ class EncodedPhoto:
         reduction = 1.0 if self.mirrored else next((r for r in jpeg.REDUCTIONS if r >= scale), 1.0)
         size = (self.width, self.height) if self.turns % 2 == 0 else (self.height, self.width)
         with _translated_errors():
-            payload = jpeg.complete(self.payload)
-            pixels = jpeg.decode_rgb(payload, size, reduction)
+            pixels = jpeg.decode_rgb(self.completed, size, reduction)
             if pixels is None:  # Pillow is more tolerant
-                with _open(payload) as image:
+                with _open(self.completed) as image:
                     return DecodedPhoto(self, _decode_with_pillow(image, self.mirrored), 1.0, self.turns)
             if self.mirrored:
                 mirror(pixels)
@@ -282,7 +285,7 @@ def _decode_with_pillow(image: Image.Image, mirrored: bool) -> NDArray[np.uint8]
     levels = GrayLevels()
     if isinstance(image, TiffImageFile):
         # Pillow scales and inverts gray of up to 8 bits itself.
-        bits = image.tag_v2.get(TIFF_BITS, (8,))[0]
+        bits = image.tag_v2.get(decode_memory.BITS_PER_SAMPLE, (8,))[0]
         match image.tag_v2.get(TIFF_MAX_SAMPLE):
             case (int(white), *_) if 255 < white < 1 << bits:  # 10 to 14 bits are often stored in 16
                 bits = white.bit_length()

@@ -171,12 +171,12 @@ class PhotoPipeline:
             try:
                 if not background:
                     await place.enter_async_context(self._budget.places)
+                header = await in_thread(self._read_header, payload, patience)
+                further_bytes = search_bytes(self._detector, header.height, header.width, detail)
+                share = await place.enter_async_context(self._budget.share(header.peak_bytes + further_bytes))
                 with self.metrics.stage("decode"):
-                    header = await in_thread(self._read_header, payload, patience)
-                    further_bytes = search_bytes(self._detector, header.height, header.width, detail)
-                    share = await place.enter_async_context(self._budget.share(header.peak_bytes + further_bytes))
                     picture, laid = await _until_done(in_thread(self._decode, header, patience, detail))
-                    share.shrink(picture.held_bytes + further_bytes)
+                share.shrink(picture.held_bytes + further_bytes)
             finally:
                 self._undecoded -= not background
             with self.metrics.stage("detect"):

@@ -26,6 +26,33 @@ def decode_base64(text: bytes | bytearray) -> bytes:
     Raises:
         ValueError: The text is not base64, or ambiguous. The message says what to do.
     """
+    try:
+        return _decode(text)
+    except binascii.Error:
+        text = _plain(text)
+    if len(text.rstrip(b"=")) % 4 == 1 or (text.endswith(b"=") and len(text) % 4):
+        raise ValueError(f"{NOT_BASE64}: its length is impossible. Check that it is complete")
+    try:
+        return _decode(text)
+    except binascii.Error as error:
+        raise ValueError(f"{NOT_BASE64}: it has other characters, or ends early. Encode the file again") from error
+
+
+def _decode(text: bytes | bytearray) -> bytes:
+    """Decode base64 in the standard alphabet, with or without padding. Raises binascii.Error."""
+    padding = next((count for count in (2, 1) if text.endswith(count * b"=")), 0)
+    end = len(text) - padding
+    if (padding and len(text) % 4) or text.find(b"=", 0, end) >= 0:
+        raise binascii.Error("the padding is wrong")
+    photo = bytearray()
+    for start in range(0, end, CHUNK_BYTES):
+        chunk = text[start : min(start + CHUNK_BYTES, end)]
+        photo += binascii.a2b_base64(chunk + b"=" * (-len(chunk) % 4), strict_mode=True)
+    return bytes(photo)
+
+
+def _plain(text: bytes | bytearray) -> bytes | bytearray:
+    """Return the text in the standard alphabet, without a data URL's header and without line breaks."""
     text = text.removeprefix(codecs.BOM_UTF8)
     head = bytes(text[:16]).lstrip().lower()
     if head.startswith((b"http://", b"https://")):
@@ -40,19 +67,8 @@ def decode_base64(text: bytes | bytearray) -> bytes:
     if b"-" in text or b"_" in text:
         if b"+" in text or b"/" in text:
             raise ValueError(f"{NOT_BASE64}: it mixes the standard and the URL-safe alphabet. Use one of them")
-        text = text.translate(FROM_URL_SAFE)
-    padding = next((count for count in (2, 1) if text.endswith(count * b"=")), 0)
-    end = len(text) - padding
-    if end % 4 == 1 or (padding and len(text) % 4):
-        raise ValueError(f"{NOT_BASE64}: its length is impossible. Check that it is complete")
-    photo = bytearray()
-    try:
-        for start in range(0, end, CHUNK_BYTES):
-            chunk = text[start : min(start + CHUNK_BYTES, end)]
-            photo += binascii.a2b_base64(chunk + b"=" * (-len(chunk) % 4), strict_mode=True)
-    except binascii.Error as error:
-        raise ValueError(f"{NOT_BASE64}: it has other characters, or ends early. Encode the file again") from error
-    return bytes(photo)
+        return text.translate(FROM_URL_SAFE)
+    return text
 
 
 def _content_of_data_url(text: bytes | bytearray) -> bytes | bytearray:

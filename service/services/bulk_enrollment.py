@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from models.vision.face_search import Detail
 from service.core.errors import GalleryChangedError, GalleryMovedError, InvalidRequestError, JobCrashedError, KithError
-from service.core.identifiers import ID_RULE
+from service.core.identifiers import ID_RULE, normalize_id
 from service.domain.decision import FaceChoice
-from service.domain.gallery import Gallery, NewTemplate, check_subject_id
+from service.domain.gallery import Gallery, NewTemplate
 from service.index.follower import Followers
 from service.inference.archives import ArchiveContents, ArchivedFile, ArchiveLimits, iterate_members, read_contents
 from service.inference.photo_pipeline import Photo
@@ -277,12 +277,14 @@ class _Run:
         while admitted:
             async with self._work.pipeline.enrolling.of(self.gallery.pk):
                 await self._read_gallery()
-                admitted, unlike = await self._check(admitted)
-                refused += unlike
+                checked = needs_identity_check(self.gallery, self._work.pipeline, self._overrides)
+                if checked:
+                    admitted, unlike = await self._check(admitted)
+                    refused += unlike
                 if not admitted:
                     break
                 try:
-                    cancelled = await self._context.run(self._enroll, admitted, refused)
+                    cancelled = await self._context.run(self._enroll, admitted, refused, checked)
                 except GalleryChangedError:
                     self._context.check()
                     continue  # after requests that wait for their turn
@@ -292,7 +294,8 @@ class _Run:
             if refused:
                 await self._context.run(self._context.record, refused)
             return
-        self._work.pipeline.metrics.count_enrollment("enrolled", len(admitted))
+        # The archive may have copies of a photo.
+        self._work.pipeline.metrics.count_enrollment("enrolled", len({template.id for _, template in admitted}))
         await self._read_gallery()
         await self.derive_risk()
 
@@ -300,8 +303,6 @@ class _Run:
         self, admitted: list[tuple[str, NewTemplate]]
     ) -> tuple[list[tuple[str, NewTemplate]], list[ItemOutcome]]:
         """Return the items whose identity passes, and the outcomes of the others."""
-        if not needs_identity_check(self.gallery, self._work.pipeline, self._overrides):
-            return admitted, []
         assert self._subject is not None  # noqa: S101 - only photos with a subject are embedded
         new = [template for _, template in admitted]
         stores = (self._work.store, self._work.followers, self._work.pipeline)
@@ -316,10 +317,12 @@ class _Run:
         passing = [item for item, rejection in zip(admitted, rejections, strict=True) if rejection is None]
         return passing, outcomes
 
-    def _enroll(self, admitted: list[tuple[str, NewTemplate]], refused: list[ItemOutcome]) -> bool:
+    def _enroll(self, admitted: list[tuple[str, NewTemplate]], refused: list[ItemOutcome], checked: bool) -> bool:
         assert self._subject is not None  # noqa: S101 - as above
         context = self._context
-        return context.store.enroll(context.job, self.gallery, self._subject, admitted, refused, context.seconds)
+        return context.store.enroll(
+            context.job, self.gallery, self._subject, admitted, refused, context.seconds, as_read=checked
+        )
 
 
 _KNOWN: Final = KithError("the photo is already enrolled")
@@ -362,7 +365,7 @@ def _unfit(subject: str | None) -> KithError | None:
     if "\N{REPLACEMENT CHARACTER}" in subject or _is_placeholder(subject):
         return _LOST_NAME
     try:
-        check_subject_id(subject)
+        normalize_id(subject)
     except ValueError:
         return _NO_ID
     return None

@@ -9,11 +9,12 @@ from typing import Final
 
 import numpy as np
 
+from models.risk.calibration import Calibration
 from models.runtime.network import Float
 from models.vision.face_search import Detail
 from service.core.errors import DuplicateSubjectError, InconsistentTemplateError, KithError, SubjectNotFoundError
 from service.core.photo_errors import LowQualityError, NoFaceError, NotLiveError, SeveralFacesError
-from service.domain.decision import FaceChoice, RiskTarget, score_candidates, thresholds_for
+from service.domain.decision import FaceChoice, ImpostorRisk, RiskTarget, score_candidates, thresholds_for
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Gallery, NewTemplate
 from service.index.faiss_structures import products
@@ -127,81 +128,82 @@ def check_identities(
     pipeline: Pipeline,
     overrides: Overrides,
 ) -> list[KithError | None]:
-    """Return the rejection of each template, or None. Each is also compared with those accepted before it."""
-    rejections: list[KithError | None] = []
-    accepted: list[NewTemplate] = []
-    for template in templates:
-        try:
-            check_identity(template, accepted, gallery, subject_id, store, followers, pipeline, overrides)
-        except (DuplicateSubjectError, InconsistentTemplateError) as rejection:
-            rejections.append(rejection)
-        else:
-            rejections.append(None)
-            accepted.append(template)
-    return rejections
+    """Check that faces do not match another subject, and match their own. Needs a calibrated pack.
 
-
-def check_identity(
-    template: NewTemplate,
-    siblings: list[NewTemplate],
-    gallery: Gallery,
-    subject_id: str,
-    store: Store,
-    followers: Followers,
-    pipeline: Pipeline,
-    overrides: Overrides,
-) -> None:
-    """Check that a face does not match another subject, and matches its own. Needs a calibrated pack.
-
-    ``siblings``: templates of the same subject that are enrolled together with this one.
-
-    Raises:
-        DuplicateSubjectError: another subject is more similar than the subject itself.
-        InconsistentTemplateError: the face is too unlike the subject's templates.
+    Returns:
+        None for each face that is accepted; the faces after it must match it too. Otherwise a DuplicateSubjectError, if
+        another subject is more similar than the subject itself, or an InconsistentTemplateError, if the face is too
+        unlike the subject's templates.
     """
     calibration = pipeline.risks.calibration(gallery)
-    if calibration is None:
-        return
+    if calibration is None or not templates:
+        return [None] * len(templates)
     try:
         own, qualities = store.templates.vectors(gallery, subject_id)
         own_pk = store.subjects.get(gallery, subject_id).pk
     except SubjectNotFoundError:
         own, qualities, own_pk = np.empty((0, gallery.dimension), np.float32), np.empty(0, np.float32), -1
-    if siblings:
-        own = np.concatenate([own, [sibling.vector for sibling in siblings]])
-        qualities = np.append(qualities, np.array([(s.quality or {}).get("score", np.nan) for s in siblings]))
-    own_best = float(products(template.vector[None], own).max()) if len(own) else None
-    if not overrides.allow_duplicate:
-        (hits,), comparisons = followers.of(gallery).search(template.vector[None], 3)
-        others = [(hit.subject_pk, hit.similarity) for hit in hits if hit.subject_pk != own_pk]
-        known = pipeline.risks.of(gallery)
-        thresholds = thresholds_for(DUPLICATE_RISK, known, comparisons)
-        threshold = thresholds.of_search(others[1][1] if len(others) > 1 else None).accept
-        one = np.zeros(len(own), np.int64)
-        itself = fuse_similarities(template.vector[None], own, one, qualities, gallery.settings.fusion).max(
-            initial=-1.0
-        )
-        # The other subject must be more similar than the subject itself: lookalikes may both be enrolled.
-        alike = [
-            candidate
-            for candidate in score_candidates(others, thresholds, known, comparisons)[:2]
-            if candidate.score >= thresholds.accept and candidate.similarity >= float(itself)
-        ]
-        named = store.subjects.by_pk(gallery, [hit.subject_pk for hit in alike]) if alike else {}
-        for hit in alike:
-            # A concurrent request may have created the subject itself after the lookup.
-            if (other := named.get(hit.subject_pk)) is not None and other.id != subject_id:
-                raise DuplicateSubjectError(
-                    f"the face resembles subject {other.id!r}",
-                    subject=other.id,
-                    similarity=round(hit.similarity, 4),
-                    threshold=round(threshold, 4),
-                )
-    if own_best is not None and not overrides.allow_inconsistent:
-        threshold = min(calibration.equal_error_threshold(), calibration.threshold_at_fnmr(MAX_FALSE_INCONSISTENT))
-        if own_best < threshold:
-            raise InconsistentTemplateError(
-                f"the face is unlike the {len(own)} templates of subject {subject_id!r}",
-                similarity=round(own_best, 4),
+    faces = np.stack([template.vector for template in templates])
+    index = followers.of(gallery)
+    hits_of, comparisons = ([()] * len(faces), 0) if overrides.allow_duplicate else index.search(faces, 3)
+    known = pipeline.risks.of(gallery)
+    rejections: list[KithError | None] = []
+    for template, face, hits in zip(templates, faces[:, None], hits_of, strict=True):
+        try:
+            if not overrides.allow_duplicate:
+                one = np.zeros(len(own), np.int64)
+                itself = fuse_similarities(face, own, one, qualities, gallery.settings.fusion).max(initial=-1.0)
+                others = [(hit.subject_pk, hit.similarity) for hit in hits if hit.subject_pk != own_pk]
+                _require_no_duplicate(others, float(itself), gallery, subject_id, store, known, comparisons)
+            if len(own) and not overrides.allow_inconsistent:
+                _require_consistency(float(products(face, own).max()), len(own), subject_id, calibration)
+        except (DuplicateSubjectError, InconsistentTemplateError) as rejection:
+            rejections.append(rejection)
+        else:
+            rejections.append(None)
+            own = np.concatenate([own, face])
+            qualities = np.append(qualities, (template.quality or {}).get("score", np.nan))
+    return rejections
+
+
+def _require_no_duplicate(
+    others: Sequence[tuple[int, float]],
+    itself: float,
+    gallery: Gallery,
+    subject_id: str,
+    store: Store,
+    known: ImpostorRisk | None,
+    comparisons: int,
+) -> None:
+    """Raise DuplicateSubjectError if another subject is accepted, and more similar than ``itself``.
+
+    ``others``: (subject key, similarity) of the most similar other subjects. Lookalikes may both be enrolled.
+    """
+    thresholds = thresholds_for(DUPLICATE_RISK, known, comparisons)
+    alike = [
+        candidate
+        for candidate in score_candidates(others, thresholds, known, comparisons)[:2]
+        if candidate.score >= thresholds.accept and candidate.similarity >= itself
+    ]
+    named = store.subjects.by_pk(gallery, [candidate.subject_pk for candidate in alike]) if alike else {}
+    for candidate in alike:
+        # A concurrent request may have created the subject itself after the lookup.
+        if (other := named.get(candidate.subject_pk)) is not None and other.id != subject_id:
+            threshold = thresholds.of_search(others[1][1] if len(others) > 1 else None).accept
+            raise DuplicateSubjectError(
+                f"the face resembles subject {other.id!r}",
+                subject=other.id,
+                similarity=round(candidate.similarity, 4),
                 threshold=round(threshold, 4),
             )
+
+
+def _require_consistency(similarity: float, templates: int, subject_id: str, calibration: Calibration) -> None:
+    """Raise InconsistentTemplateError if the best similarity to the subject's templates is too low."""
+    threshold = min(calibration.equal_error_threshold(), calibration.threshold_at_fnmr(MAX_FALSE_INCONSISTENT))
+    if similarity < threshold:
+        raise InconsistentTemplateError(
+            f"the face is unlike the {templates} templates of subject {subject_id!r}",
+            similarity=round(similarity, 4),
+            threshold=round(threshold, 4),
+        )

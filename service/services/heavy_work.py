@@ -8,7 +8,7 @@ from contextvars import copy_context
 from typing import Any, Final, TypeVar
 
 from service.core.errors import OverloadedError
-from service.core.single_flight import SingleFlight
+from service.core.single_flight import run_in_daemon
 from service.index.replicas import lower_thread_priority
 
 MAX_WAITING: Final = 16
@@ -60,4 +60,4 @@ class HeavyWork:
 
         async with self._turn:
             del self._waiting[key]
-            return await asyncio.wrap_future(SingleFlight("heavy", run).start_or_join())
+            return await asyncio.wrap_future(run_in_daemon("heavy", run))

@@ -276,7 +276,7 @@ class Runner:
         try:
             context.check()
             if job.progress.takeovers > MAX_TAKEOVERS:
-                raise JobCrashedError(f"{job.progress.takeovers} processes ended while they ran it")
+                raise JobCrashedError(f"{job.progress.takeovers} attempts failed, or their process ended")
             await self._run_with_lease(context)
         except (LeaseLostError, StorageError):
             raise

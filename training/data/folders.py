@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.vision.photo_files import is_hidden, list_photos, printable_path
+from models.vision.photo_files import list_photos, printable_path
 from training.config import ConfigError
 
 
@@ -47,10 +47,5 @@ def photos_below(root: Path, in_subfolders: bool = False) -> FolderPhotos:
     loose = [path for path in listed.photos if in_subfolders and path.parent == root]
     ignored = [f"{printable_path(path)} ({reason})" for path, reason in listed.ignored.items()]
     ignored += [f"{printable_path(path)} (not in a person's folder)" for path in loose]
-    photos = tuple(sorted(path for path in listed.photos if path not in set(loose)))
+    photos = tuple(sorted({*listed.photos} - {*loose}))
     return FolderPhotos(photos, tuple(ignored), listed.hidden)
-
-
-def visible_subfolders(root: Path) -> list[Path]:
-    """Return the sub-folders that are not hidden, sorted. Raises OSError."""
-    return sorted(path for path in root.iterdir() if path.is_dir() and not is_hidden(path.relative_to(root)))

@@ -20,9 +20,9 @@ from tqdm import tqdm
 from models.vision.alignment import Alignment, crop_scales
 from models.vision.detection import Detector
 from models.vision.liveness import cut_crops
-from models.vision.photo_files import printable_path
+from models.vision.photo_files import printable_path, visible_subfolders
 from training.config import ConfigError
-from training.data.folders import photos_below, visible_subfolders
+from training.data.folders import photos_below
 from training.data.identities import decode_rgb, read_bytes
 
 LIVE: Final = "live"

@@ -34,7 +34,7 @@ def require_finite(document: Mapping[str, Any], step: int) -> None:
     if distributed.any_rank(bool(broken)):
         named = ", ".join(broken[:MAX_NAMED]) or "values of another rank"
         raise NonFiniteLossError(
-            f"the checkpoint of step {step} is not saved, because it is not finite: {named}. {NON_FINITE_REMEDY}"
+            f"the checkpoint of step {step} is not saved, because values are not finite: {named}. {NON_FINITE_REMEDY}"
         )
 
 

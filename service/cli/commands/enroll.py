@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,7 +18,7 @@ from rich.progress import DownloadColumn, MofNCompleteColumn, Progress, Task, Ta
 from rich.table import Table
 from rich.text import Text
 
-from models.vision.photo_files import PhotoFolder, is_hidden, list_photos, printable_path
+from models.vision.photo_files import PhotoFolder, list_photos, printable_path, visible_subfolders
 from service.cli.completion import complete_galleries
 from service.cli.connection import connect
 from service.cli.options import EnrollmentOptions, ServerOptions
@@ -102,9 +102,7 @@ def enroll(
         raise typer.BadParameter(
             f"{report} must be a .csv or .ndjson file in an existing folder.", param_hint="--report"
         )
-    if source.is_dir() and not any(
-        entry.is_dir() and not is_hidden(PurePath(entry.name)) for entry in source.iterdir()
-    ):
+    if source.is_dir() and not visible_subfolders(source):
         raise typer.BadParameter(
             f"{source} has no folder per person. Expected {source}/PERSON/PHOTO.", param_hint="SOURCE"
         )

@@ -12,21 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from models.vision.photo_files import HEAD_BYTES, photo_format
 from service.core.atomic_files import atomic_write
 from service.core.identifiers import FORBIDDEN_IN_IDS_PATTERN, JOINERS, MAX_ID_LENGTH, to_nfc
 from service.inference.archives import MANIFESTS
 
 PEOPLE_PER_FOLDER: Final = 1000
 SLASHES: Final = re.compile(r"[/\\]")
-SUFFIXES_BY_SIGNATURE: Final = (
-    (b"\xff\xd8\xff", ".jpg"),
-    (b"\x89PNG", ".png"),
-    (b"GIF8", ".gif"),
-    (b"BM", ".bmp"),
-    (b"II*\0", ".tiff"),
-    (b"MM\0*", ".tiff"),
-    (b"RIFF", ".webp"),
-)
 
 
 @dataclass(frozen=True)
@@ -94,8 +86,9 @@ def write_archive(photos: Iterable[PersonPhoto], path: Path) -> tuple[int, int]:
 
 
 def photo_suffix(content: bytes) -> str:
-    """Return the file suffix for a photo's signature. Unknown content gets .jpg, so that enrollment reports it."""
-    return next((suffix for signature, suffix in SUFFIXES_BY_SIGNATURE if content.startswith(signature)), ".jpg")
+    """Return the file suffix of a photo's format. Unknown content gets .jpg, so that enrollment reports it."""
+    found = photo_format(content[:HEAD_BYTES])
+    return ".jpg" if found in (None, "JPEG") else f".{found.lower()}"
 
 
 def _sanitize(name: str) -> str:

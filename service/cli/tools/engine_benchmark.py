@@ -16,13 +16,13 @@ from models.engines.selection import (
     available_precisions,
     choose_engine,
     open_with_engine,
-    warmup_shape,
 )
 from models.errors import ModelError
 from models.pack.manifest import ModelPack
 from models.runtime.network import Engine, Network, Precision
 from models.runtime.onnx_runtime import has_fast_int8
-from models.vision.specs import NetworkSpec, Variant
+from models.vision.detection import CANVAS_BUCKETS_PX
+from models.vision.specs import DetectionSpec, NetworkSpec, Variant
 from service.settings import Settings
 
 BATCH_SIZES: Final = (1, 8)
@@ -111,7 +111,7 @@ def _measure(spec: NetworkSpec, wish: EnginePreference) -> list[EngineRate]:
     for _ in range(ROUNDS):
         for row, (_, network) in enumerate(opened):
             for batch in BATCH_SIZES:
-                times.setdefault((row, batch), []).append(_time(network, (batch, *warmup_shape(spec, network))))
+                times.setdefault((row, batch), []).append(_time(network, (batch, *_input_shape(spec, network))))
     variants = {variant.precision: variant for variant in spec.variants}
     return [
         EngineRate(
@@ -131,6 +131,13 @@ def _describe_loss(variant: Variant | None, choice: EngineChoice) -> str:
     if variant is None:
         return "none" if choice.precision == "fp32" else "not measured"
     return variant.describe_loss(choice.engine)
+
+
+def _input_shape(spec: NetworkSpec, network: Network) -> tuple[int, int, int]:
+    """Return the (channels, height, width) of a crop, or of the smallest canvas of a detector."""
+    side = CANVAS_BUCKETS_PX[0] if isinstance(spec, DetectionSpec) else spec.alignment.size_px
+    height, width = (fixed if isinstance(fixed, int) else side for fixed in network.input_shape[2:])
+    return 3, height, width
 
 
 def _time(network: Network, shape: tuple[int, ...]) -> float:

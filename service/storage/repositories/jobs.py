@@ -227,19 +227,22 @@ class JobStore:
         admitted: Sequence[tuple[str, NewTemplate]],
         refused: Sequence[ItemOutcome],
         seconds: float,
+        as_read: bool = True,
     ) -> bool:
         """Enroll the templates of (item, template) pairs and record all items, all or nothing.
 
         Existing templates are skipped. Subjects and templates that were erased since the job was queued are refused.
         Returns whether cancellation was requested.
 
+        ``as_read``: require that no template was enrolled or removed since ``gallery`` was read, so that the checks of
+        ``admitted`` still hold.
+
         Raises:
-            GalleryChangedError: a template was enrolled or removed since ``gallery`` was read, so that these must be
-                checked again; nothing was stored.
+            GalleryChangedError: a template was enrolled or removed, and ``as_read``; nothing was stored.
             GalleryNotFoundError, GalleryMovedError: the gallery was deleted, or moved to another recognizer.
             LeaseLostError: nothing was stored.
         """
-        with self._database.change(gallery, as_read=True) as connection:
+        with self._database.change(gallery, as_read=as_read) as connection:
             if erased_since(connection, gallery.pk, gallery.seal, [subject_id], job.erased):
                 gone = [ItemOutcome(item, ERASED, erased_error().document(), subject_id) for item, _ in admitted]
                 return record_in(connection, job, [*gone, *refused], seconds)

@@ -69,7 +69,7 @@ class TemplateStore:
             IdempotencyConflictError: the idempotency key belongs to another request.
             SubjectErasedError: the subject was erased since ``gallery`` was read.
             SubjectExistsError: the subject exists, and ``only_new``.
-            GalleryChangedError: one was, and ``as_read``.
+            GalleryChangedError: a template was enrolled or removed, and ``as_read``.
             GalleryNotFoundError, GalleryMovedError: the gallery was deleted, or moved to another recognizer.
         """
         try:

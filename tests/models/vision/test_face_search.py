@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -18,9 +19,9 @@ from bench.large_photos import Portrait, count_found, mosaic, packaged_backgroun
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import rotate_points
-from models.vision.detection import Detector, PreparedPhoto, RawOutputs, downscale, overlaps
+from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs, downscale, overlaps
 from models.vision.face_search import VIEWS_PER_BATCH, Detail, FaceSearch, find_faces, search_bytes
-from models.vision.tiles import MAX_TILES, lay_tiles
+from models.vision.tiles import MAX_TILES, lay_tiles, merge_levels
 from tests.conftest import photo_array
 from tests.models.vision.test_detection import yunet_detector
 
@@ -219,6 +220,25 @@ def test_a_face_that_fills_the_photo_is_found(detector: Detector, astronaut: Ima
     expected = (upright.landmarks_xy[0] - (x0 - margin, y0 - margin)) * scale
     eyes = np.linalg.norm(expected[0] - expected[1])
     assert np.linalg.norm(faces.landmarks_xy[0] - expected, axis=1).max() < 0.2 * eyes
+
+
+def test_tiles_add_the_faces_that_half_the_size_hides(
+    detector: Detector, astronaut: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (upright,) = detector.detect([astronaut])
+    x0, y0, x1, y1 = upright.boxes_xyxy[0].astype(int)
+    margin = round(0.15 * (x1 - x0))
+    part = astronaut[y0 - margin : y1 + margin, x0 - margin : x1 + margin]
+    close = np.asarray(cv2.resize(part, (2500, 2500)), np.uint8)
+    scales: list[float] = []
+
+    def record(whole: Faces, scale: float, *others: Any) -> Faces:
+        scales.append(scale)
+        return merge_levels(whole, scale, *others)
+
+    monkeypatch.setattr("models.vision.face_search.merge_levels", record)
+    assert len(find_faces(detector, close, "high")) == 1
+    assert scales == [detector.prepare(close).canvas.scale / 2]
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])

@@ -29,7 +29,7 @@ from service.cli.converters import compreface, deepface
 from service.cli.converters.output import PersonPhoto, SubjectIds, photo_suffix, write_archive
 from service.cli.main import app
 from service.core.errors import ForeignFileError
-from service.domain.gallery import check_subject_id
+from service.core.identifiers import normalize_id
 from tests.conftest import jpeg
 from tests.postgres import Postgres
 
@@ -293,7 +293,7 @@ def test_subject_ids_are_valid_and_unique(names: list[str]) -> None:
     mapping = {name: ids.id_for(name) for name in names}
     assert len(set(mapping.values())) == len(mapping)
     assert all(0 < len(subject) <= 128 and "/" not in subject and "\\" not in subject for subject in mapping.values())
-    assert all(check_subject_id(subject) for subject in mapping.values())
+    assert all(normalize_id(subject) == subject for subject in mapping.values())
     assert all(ids.id_for(name) == subject for name, subject in mapping.items())
 
 
@@ -305,10 +305,11 @@ def test_the_output_folder_must_exist(tmp_path: Path) -> None:
 
 
 def test_photos_get_the_suffix_of_their_format(tmp_path: Path) -> None:
-    assert photo_suffix(b"\x89PNG\r\n") == ".png"
-    assert photo_suffix(b"?") == ".jpg"
-    photos = [PersonPhoto("a", "1", b"GIF89a"), PersonPhoto("b", "2", b"BM")]
+    assert photo_suffix(b"\x89PNG\r\n\x1a\n") == ".png"
+    assert photo_suffix(b"\0\0\0\x18ftypheic\0\0\0\0heic") == ".heic"
+    assert photo_suffix(b"RIFF....WAVE") == photo_suffix(b"?") == ".jpg"
+    photos = [PersonPhoto("a", "1", b"GIF89a"), PersonPhoto("b", "2", b"II*\0")]
     assert write_archive(photos, tmp_path / "p.zip") == (2, 2)
     with zipfile.ZipFile(tmp_path / "p.zip") as archive:
-        assert [Path(name).suffix for name in archive.namelist()] == [".gif", ".bmp", ".csv"]
+        assert [Path(name).suffix for name in archive.namelist()] == [".gif", ".tiff", ".csv"]
         assert archive.read("manifest.csv").decode().splitlines()[1].endswith(",a,1")

@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 
 from models.pack.unlabeled_photos import read_photo
-from models.vision.photo_files import list_photos
+from models.vision.photo_files import list_photos, visible_subfolders
 from service.inference.images import FORMATS
 from tests.service.inference.image_files import SMALL, encode, heic
 from tests.training.runs import IMAGES, PEOPLE, losses, tiny_run, write_people
 from training.config import ConfigError, DataConfig
-from training.data.folders import photos_below, visible_subfolders
+from training.data.folders import photos_below
 from training.data.identities import decode_rgb, list_identities, load_identities
 from training.data.preflight import contact_sheet, preflight
 from training.run.train import train_recognizer

@@ -98,3 +98,10 @@ def test_base64_where_a_file_is_expected(server: str, astronaut: Photo, kind: st
     field = httpx.post(f"{server}/v1/detect", files={"images": (None, text)})
     assert (field.status_code, field.json()["code"]) == (422, "invalid_request")
     assert "as a file" in field.json()["detail"]
+
+
+def test_padding_within_the_text_is_refused_in_every_place() -> None:
+    text = base64.b64encode(bytes(2 * CHUNK_BYTES))
+    for place in (1, CHUNK_BYTES - 1, CHUNK_BYTES):
+        with pytest.raises(ValueError, match="ends early"):
+            decode_base64(text[:place] + b"=" + text[place + 1 :])
