@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from models.pack import dlib_pack
+from models.pack import open_model_zoo
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align, similarity_transforms, transform_points
@@ -79,7 +79,7 @@ def main() -> None:
     detector = Detector(OnnxNetwork(detection.path), detection)
     lines = ["# Kept crops", "", f"Cosine between a photo's vector and its kept crop's, {len(chosen)} photos of LFW."]
     photos = [opened(path, 1) for path in chosen]
-    for name, alignment in (("standard", STANDARD_ALIGNMENT), ("dlib-resnet", dlib_pack.dlib_alignment())):
+    for name, alignment in (("standard", STANDARD_ALIGNMENT), ("open-model-zoo", open_model_zoo.ALIGNMENT)):
         low, high = np.quantile(needed(photos, detector, alignment), [0.5, 1])
         lines += [
             "",

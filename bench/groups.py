@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def default_packs() -> list[str]:
-    folders = (ROOT / "data" / "models" / "dlib-resnet", outside("KITH_REFERENCE", "reference"))
+    folders = (ROOT / "data" / "models" / "open-model-zoo", outside("KITH_REFERENCE", "reference"))
     return [*(str(folder) for folder in folders if folder.is_dir()), "kith-compact"]
 
 

@@ -6,7 +6,7 @@ photo of another person: twenty of an enrolled person, ten of a stranger. Settin
 draws from the same 712 people; seeds 100 to 119 are reported. The bundled detector finds the faces for each pack.
 Prints, and writes bench/results/hygiene.md and .json.
 
-    python -m bench.hygiene [--cache runs/cache] [--pulled data/models/dlib-resnet] [--speed]
+    python -m bench.hygiene [--cache runs/cache] [--pulled data/models/open-model-zoo] [--speed]
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Planted:
 def main() -> None:
     parser = arguments()
     parser.add_argument("--speed", action="store_true", help="also time 10,000 and 100,000 generated subjects")
-    pulled = ROOT / "data" / "models" / "dlib-resnet"
+    pulled = ROOT / "data" / "models" / "open-model-zoo"
     parser.add_argument("--pulled", type=Path, default=pulled, help="a pulled pack to measure too")
     options = parser.parse_args()
     lfw = lfw_or_exit()

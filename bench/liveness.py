@@ -11,7 +11,7 @@ from typing import Final
 
 from bench.common import RESULTS, ROOT, outside, write
 from bench.simulated_attacks import write_simulation
-from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.loading import BUNDLED_PACK, load_pack, with_pulled_liveness
 from training.cli.commands import app
 from training.data.identities import read_rgb
 from training.evaluation.liveness import evaluate_liveness
@@ -20,16 +20,14 @@ FOLDER: Final = ROOT / "runs" / "liveness"
 PHOTOS: Final = 240
 TEST_EVERY: Final = 3
 ARGUMENTS: Final = ("--steps", "500", "--threads", "1")
-TITLE: Final = """# Liveness network, trained and tested on simulated attacks
+TITLE: Final = """# Liveness networks on simulated attacks
 
 **These attacks are simulated** (`bench/simulated_attacks.py`). The figures show that the recipe learns, and say nothing
 about real attacks. `kith-train liveness --steps 500` got 160 CelebA photos with their background, each live, on a
 screen and as a print. Every fifth chose the threshold for an APCER of 5 %. The test has 80 other photos, with the same
 two instruments. Rates have 95 % intervals, with each photo as a person. Regenerate with `python -m bench.liveness`.
-
-| Rate | Simulated test |
-|---|---|
 """
+HEAD: Final = "| Rate | Simulated test |\n|---|---|\n"
 
 
 def simulate(photos: Path) -> tuple[Path, Path]:
@@ -58,8 +56,16 @@ def trained_pack(train: Path) -> Path:
 def main() -> None:
     """Write the table."""
     train, test = simulate(outside("KITH_DATA", "data") / "scenes" / "images")
-    figures, rows = evaluate_liveness(load_pack(trained_pack(train)), test / "live", test / "attack")
-    write(RESULTS / "liveness.md", TITLE + "".join(f"| {name} | {value} |\n" for name, value in rows), figures)
+    packs = {"trained": load_pack(trained_pack(train))}
+    published = with_pulled_liveness(load_pack(BUNDLED_PACK), ROOT / "data" / "models")
+    if published.liveness is not None:
+        packs["minifasnet"] = published
+    measured = {name: evaluate_liveness(pack, test / "live", test / "attack") for name, pack in packs.items()}
+    tables = [
+        f"\n## {name}\n\n{HEAD}" + "".join(f"| {row} | {value} |\n" for row, value in rows)
+        for name, (_, rows) in measured.items()
+    ]
+    write(RESULTS / "liveness.md", TITLE + "".join(tables), {name: figures for name, (figures, _) in measured.items()})
 
 
 if __name__ == "__main__":

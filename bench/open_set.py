@@ -47,7 +47,7 @@ from training.evaluation.embedding import Embedder
 from training.evaluation.lfw import people_of, read_open_set, read_pairs
 from training.export.calibrate import calibrate
 
-PULLED: Final = "dlib-resnet"
+PULLED: Final = "open-model-zoo"
 SPREAD: Final = (0.1, 0.5, 0.9)
 JUDGED: Final = (0.1, 0.01)
 """FPIR that the goals are for."""

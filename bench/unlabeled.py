@@ -17,7 +17,7 @@ from models.risk.calibration import EDGES, Calibration, Ints, count_at_or_above,
 from models.runtime.network import Float
 
 OUTPUT: Final = Path(__file__).parent / "results" / "unlabeled.md"
-PACKS: Final = ("kith-compact", "dlib-resnet", "reference")
+PACKS: Final = ("kith-compact", "open-model-zoo", "reference")
 ALBUMS: Final = (("lfw", None), ("cfp", None), ("cfp", 100), ("cfp", 30))
 RATES: Final = (1e-2, 1e-3)
 MAX_FACES: Final = 5000

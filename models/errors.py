@@ -68,8 +68,3 @@ class DiskFullError(PullError):
 class ArchiveError(PullError):
     code = "archive_invalid"
     remedy = "Nothing was installed: the archive does not match the catalog."
-
-
-class IndexFileError(PullError):
-    code = "package_index"
-    remedy = "Check the index in PIP_INDEX_URL or pip's configuration; it must list the file under its original name."

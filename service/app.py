@@ -403,7 +403,7 @@ class _Networks:
 
 
 def _open_networks(settings: Settings) -> _Networks:
-    packs = read_packs(settings.pack_paths)
+    packs = read_packs(settings.pack_paths, settings.models_path)
     detection = open_networks(packs[0].detection, settings.wish)
     recognition = [open_networks(pack.recognition, settings.wish) for pack in packs]
     # fp32: the liveness threshold was measured in it only, and the network is small.

@@ -72,7 +72,7 @@ def _no_outside_settings() -> Iterator[None]:
     Servers that a test starts use the engine that opens networks five times faster: the default one compiles for
     longer than most tests run. The shared server, tests/models and tests that unset KITH_ENGINE use the default.
     """
-    own = ("KITH_BROWSER", "KITH_DATA", "KITH_DLIB", "KITH_IMAGE", "KITH_REFERENCE", "KITH_TEST_MILVUS")
+    own = ("KITH_BROWSER", "KITH_DATA", "KITH_IMAGE", "KITH_REFERENCE", "KITH_TEST_MILVUS")
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith("KITH_") and name not in own:
@@ -102,17 +102,6 @@ def reference() -> Path:
     if not (root / "recognizer.onnx").is_file():
         pytest.skip(f"reference models are not at {root}: set KITH_REFERENCE")
     return root
-
-
-@pytest.fixture(scope="session")
-def dlib_file() -> Path:
-    """File dlib_face_recognition_resnet_model_v1.dat from the sdist of face_recognition_models. Skips if KITH_DLIB
-    does not name it.
-    """
-    path = Path(os.environ.get("KITH_DLIB", "absent"))
-    if not path.is_file():
-        pytest.skip("KITH_DLIB does not name dlib_face_recognition_resnet_model_v1.dat")
-    return path
 
 
 def photo_array(package: str, *parts: str) -> NDArray[np.uint8]:

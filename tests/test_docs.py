@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from kith.errors import UNKNOWN_CODE
 from models.errors import PullError
-from models.pack import dlib_pack
+from models.pack import open_model_zoo
 from models.pack.catalog import read_catalog
 from models.pack.manifest import ModelPack
 from service.cli.commands.packs import app as models_app
@@ -107,16 +107,10 @@ def test_packs_and_what_pulling_them_may_end_in() -> None:
     text = (ROOT / "docs" / "models.md").read_text()
     assert codes <= documented
     assert all(name.removeprefix("buffalo") in text for name in read_catalog())
-    assert {
-        f"| {name} | {value} |" for name, value in dlib_pack.accuracy_rows(dlib_pack.read_measurements()["metrics"])
-    } <= set(text.splitlines())
-    accuracy = dlib_pack.read_measurements()["metrics"]["lfw_view2"]["accuracy"]["mean"]
-    yunet = dlib_pack.read_measurements(dlib_pack.YUNET_NAME)["metrics"]
-    for shown in (accuracy, yunet["lfw_view2"]["accuracy"]["mean"]):
-        assert f"LFW View 2 {shown:.2%}, calibrated" in (ROOT / "README.md").read_text()
-    for name, value in dlib_pack.accuracy_rows(yunet):
-        if "View 2 acc" in name or "FPIR 1.0%" in name:
-            assert value.split(" (")[0] in text
+    metrics = open_model_zoo.read_measurements()["metrics"]
+    assert {f"| {name} | {value} |" for name, value in open_model_zoo.accuracy_rows(metrics)} <= set(text.splitlines())
+    shown = f"LFW View 2 {metrics['lfw_view2']['accuracy']['mean']:.2%}, calibrated"
+    assert shown in (ROOT / "README.md").read_text()
     names = set(typer.main.get_command(models_app).list_commands(typer.Context(typer.main.get_command(models_app))))  # type: ignore[attr-defined]
     assert set(re.findall(r"kith models ([a-z]+)", text)) == names
 

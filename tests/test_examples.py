@@ -97,7 +97,7 @@ def test_programs(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Non
 def moving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server without API keys that serves a second pack, under the name used in the documents."""
     folder = tmp_path_factory.mktemp("moving")
-    other = projected_pack(folder, "dlib-resnet", load_pack(BUNDLED_PACK).recognition.dimension)
+    other = projected_pack(folder, "open-model-zoo", load_pack(BUNDLED_PACK).recognition.dimension)
     settings = load_settings(data_dir=folder / "data", extra_packs=str(other.directory), log_level="WARNING")
     with embedded(settings) as url:
         yield url

@@ -20,7 +20,7 @@ BackboneName = Literal[
     "mobilefacenet",
     "vit_s",
     "vit_b",
-    "chip_resnet",
+    "bottleneck_net",
 ]
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["cosine", "poly", "step"]
@@ -187,10 +187,6 @@ class DistillConfig(_Section):
     """Number of epochs after which the same batches repeat, so that the teacher's answers are cached. 0: never."""
     mirror: bool = False
     """Teach the mean of the teacher's embeddings of the image and its mirror image, which is better than either."""
-    block_steps: int = 0
-    """Steps at the start of the run in which each block learns the teacher's maps on its own (`chip_resnet` only)."""
-    map_weight: float = 0.0
-    """Weight of the teacher's maps at the end of each stage, in later steps (`chip_resnet` only)."""
     held_out: int = 0
     """Number of images that are not trained on. Their distillation loss is logged after every epoch."""
 
@@ -199,10 +195,8 @@ class DistillConfig(_Section):
         _require(self.weight > 0, "distill.weight must be positive")
         _require(self.scale > 0, "distill.scale must be positive")
         _require(self.views >= 0, "distill.views must be a number of epochs, or 0")
-        _require(self.block_steps >= 0, "distill.block_steps must be a number of steps, or 0")
-        _require(self.map_weight >= 0, "distill.map_weight must not be negative")
         _require(self.held_out >= 0, "distill.held_out must be a number of images, or 0")
-        for name in ("views", "mirror", "block_steps", "map_weight", "held_out"):
+        for name in ("views", "mirror", "held_out"):
             needed = not getattr(self, name) or self.teacher is not None
             _require(needed, f"distill.{name} needs a distill.teacher")
         _one_of(self.match, Match, "distill.match")
@@ -284,11 +278,6 @@ class RunConfig(_Section):
     def __post_init__(self) -> None:
         k = self.data.images_per_person
         _require(not k or self.loop.batch_size % k == 0, f"loop.batch_size must be a multiple of {k} images_per_person")
-        _require(
-            not (self.distill.block_steps or self.distill.map_weight)
-            or (self.backbone.name == "chip_resnet" and self.head.name == "none" and not self.terms),
-            "distill.block_steps and distill.map_weight need backbone.name chip_resnet, head.name none and no terms",
-        )
         _require(
             not self.augment.morph or self.distill.teacher is not None,
             "augment.morph needs a distill.teacher: a blend of two people has no label",

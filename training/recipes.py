@@ -25,28 +25,24 @@ Recipe = Callable[[Path, Path, Path | None], RunConfig]
 """Function of the data path, the output path and an optional teacher (pack, network or run)."""
 
 
-def distilled(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
-    """Return the recipe of the bundled recognizer: a narrower dlib network that learns from the whole one, no labels.
+def taught(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
+    """Return a recipe without labels: the bundled recognizer's network learns a teacher's embeddings.
 
-    ``data`` is a folder of folders of photos, such as FairFace's. First every block learns the teacher's maps, then the
-    network learns them with the mean embedding of image and mirror image. A teacher can embed any face: 40 % of the
-    crops of an epoch are blends of two people. ``scale`` gives dlib's coordinates a standard deviation of 1. Raises
-    ConfigError without a teacher.
+    ``data`` is a folder of folders of photos, such as FairFace's. A teacher can embed any face: 40 % of the crops of an
+    epoch are blends of two people. Raises ConfigError without a teacher.
     """
     if teacher is None:
         raise ConfigError(
-            "The recipe distilled needs a --teacher. Get the default one with `kith models pull dlib-resnet`"
+            "The recipe taught needs a --teacher. Get the default one with `kith models pull open-model-zoo`"
         )
     return RunConfig(
-        name="distilled",
+        name="taught",
         output=output,
         data=DataConfig(root=data, manifest=None, aligned=False, min_images=1),
-        backbone=BackboneConfig("chip_resnet", embedding_dim=128),
+        backbone=BackboneConfig("bottleneck_net", embedding_dim=256),
         head=HeadConfig("none"),
         augment=AugmentConfig(rotation_deg=6.0, saturation=0.3, mask=0.05, morph=0.4),
-        distill=DistillConfig(
-            teacher, match="euclidean", scale=29.0, mirror=True, block_steps=700, map_weight=3.0, held_out=1000
-        ),
+        distill=DistillConfig(teacher, held_out=1000),
         loop=LoopConfig(
             epochs=4, batch_size=64, optimizer="adamw", learning_rate=1e-3, weight_decay=0.05, warmup_steps=100
         ),
@@ -154,7 +150,7 @@ def _large_scale(
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
-        "distilled": distilled,
+        "taught": taught,
         "compact": compact,
         "smoke": smoke,
         "medium": medium,

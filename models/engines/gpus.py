@@ -85,7 +85,7 @@ def input_shapes(spec: NetworkSpec) -> list[tuple[int, ...]]:
     sizes: tuple[int, ...]
     sides: list[tuple[int, int]]
     if not isinstance(spec, DetectionSpec):
-        sizes, sides = BATCH_BUCKETS, [(spec.alignment.size_px, spec.alignment.size_px)]
+        sizes, sides = BATCH_BUCKETS, [spec.shape]
     elif isinstance(height, int) and isinstance(width, int):
         sizes, sides = PHOTO_BATCH_SIZES, [(height, width)]
     else:

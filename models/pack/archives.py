@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tarfile
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -36,24 +35,6 @@ def extract_zip(archive: Path, members: Sequence[ArchiveMember], directory: Path
                     _copy(stream, member, directory / member.file)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
         raise ArchiveError(f"{archive.name} cannot be read ({error})") from error
-
-
-def extract_tar(archive: Path, member: ArchiveMember, directory: Path) -> None:
-    """Extract one regular file of a compressed tar archive to ``directory``.
-
-    Raises:
-        ArchiveError: see :func:`extract_zip`.
-    """
-    try:
-        with tarfile.open(archive, "r:*") as opened:
-            for info in opened:
-                if PurePosixPath(info.name).name == member.file and (stream := opened.extractfile(info)) is not None:
-                    with stream:
-                        _copy(stream, member, directory / member.file)
-                    return
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise ArchiveError(f"{archive.name} cannot be read ({error})") from error
-    raise ArchiveError(f"{archive.name} does not hold {member.file}")
 
 
 def _find_member(names: Sequence[str], member: ArchiveMember, archive: Path) -> str:

@@ -16,7 +16,7 @@ from models.errors import PackError, PackUnknownError
 from models.pack.fields import read_sha256, read_text
 
 CATALOG_PATH: Final = Path(__file__).with_suffix(".toml")
-PackKind = Literal["bundled", "files", "zip", "dlib"]
+PackKind = Literal["bundled", "files", "zip", "openvino", "liveness"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -52,11 +52,10 @@ class ArchiveMember:
 
 @dataclass(frozen=True)
 class Download:
-    """File to download from ``url``, or from ``project`` of the Python package index if ``url`` is None."""
+    """File to download."""
 
     file: str
-    url: str | None
-    project: str | None
+    url: str
     sha256: str | None
     size: int | None
     members: tuple[ArchiveMember, ...] = ()
@@ -64,8 +63,8 @@ class Download:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """Pack of the catalog. ``kind``: bundled with Kith, single files, one zip archive, or converted from
-    dlib, with a detector as second download or the bundled one."""
+    """Pack of the catalog. ``kind``: bundled with Kith, single files, one zip archive, a detector and a
+    recognizer to convert from OpenVINO IR, or a liveness network to convert, which is used beside any pack."""
 
     name: str
     kind: PackKind
@@ -134,7 +133,7 @@ def _parse_entry(table: Mapping[str, Any], where: str) -> CatalogEntry:
         _parse_download(download, f"{name}.downloads[{row}]")
         for row, download in enumerate(_tables(table, "downloads", name))
     )
-    allowed = {"bundled": (0,), "zip": (1,), "dlib": (1, 2)}
+    allowed = {"bundled": (0,), "zip": (1,), "openvino": (3,), "liveness": (2,)}
     if (len(downloads) not in allowed[kind]) if kind in allowed else not downloads:
         raise PackError(f"{name}.downloads", f"the number of downloads does not fit the kind {kind}")
     terms = {key: read_text(license, key, f"{name}.license.{key}") for key in ("name", "url", "allows")}
@@ -153,9 +152,6 @@ def _parse_part(table: Mapping[str, Any], where: str) -> PackPart:
 
 
 def _parse_download(table: Mapping[str, Any], where: str) -> Download:
-    url, project = table.get("url"), table.get("project")
-    if (url is None) == (project is None):
-        raise PackError(where, "must name either url or project")
     members = tuple(
         ArchiveMember(
             _member_path(member, f"{where}.members"),
@@ -166,8 +162,7 @@ def _parse_download(table: Mapping[str, Any], where: str) -> Download:
     )
     return Download(
         _file_name(table, "file", where),
-        None if url is None else read_text(table, "url", f"{where}.url"),
-        None if project is None else _file_name(table, "project", where),
+        read_text(table, "url", f"{where}.url"),
         read_sha256(table, "sha256", f"{where}.sha256"),
         _size(table, where),
         members,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from models.errors import PackError
+from models.pack.fields import read_object
 from models.pack.manifest import (
     CALIBRATION_FILE,
     MANIFEST_FILE,
@@ -13,13 +15,16 @@ from models.pack.manifest import (
     ModelPack,
     attach_calibration,
     attach_variants,
+    parse_liveness,
     parse_manifest,
     read_json,
 )
 from models.pack.routing import choose_recognizer, route
-from models.vision.specs import DetectionSpec, RecognitionSpec
+from models.vision.specs import DetectionSpec, LivenessSpec, RecognitionSpec
 
 BUNDLED_PACK: Final = Path(__file__).parents[1] / "packs" / "kith-compact"
+LIVENESS_DIR: Final = "liveness"
+"""Folder of the models directory with a pulled liveness network."""
 
 
 def find_pack(name: Path, models_dir: Path) -> Path:
@@ -54,6 +59,25 @@ def load_pack(directory: Path) -> ModelPack:
             return parse_manifest(directory, document)
     calibration = CALIBRATION_FILE if (directory / CALIBRATION_FILE).is_file() else None
     return attach_calibration(attach_variants(_load_unversioned(directory)), calibration)
+
+
+def load_liveness(directory: Path) -> LivenessSpec:
+    """Load a liveness network that is no part of a pack. Raises PackError if it is missing or invalid."""
+    directory = directory.resolve()
+    document = read_json(directory / MANIFEST_FILE)
+    return parse_liveness(directory, read_object(document, "tasks", "tasks"))
+
+
+def with_pulled_liveness(pack: ModelPack, models_dir: Path) -> ModelPack:
+    """Return a pack without a liveness network with the one that was pulled, if there is one.
+
+    Raises:
+        PackError: the pulled network is invalid.
+    """
+    directory = models_dir / LIVENESS_DIR
+    if pack.liveness is not None or not (directory / MANIFEST_FILE).is_file():
+        return pack
+    return replace(pack, liveness=load_liveness(directory))
 
 
 def _load_unversioned(directory: Path) -> ModelPack:

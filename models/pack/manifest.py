@@ -29,6 +29,7 @@ from models.runtime.network import Precision
 from models.runtime.onnx_check import check_network
 from models.vision.alignment import LANDMARK_COUNT, STANDARD_ALIGNMENT, Alignment, standard_alignment
 from models.vision.specs import (
+    BoxCrops,
     DetectionSpec,
     HeadKind,
     LivenessSpec,
@@ -48,6 +49,8 @@ MAX_JSON_BYTES: Final = 16_000_000
 MAX_CROP_PX: Final = 2048
 MAX_DIMENSION: Final = 65_536
 MAX_CLASSES: Final = 1000
+MAX_LIVENESS_CROPS: Final = 8
+MAX_FACE_SIZES: Final = 10.0
 VARIANT_PRECISIONS: Final[tuple[Precision, ...]] = ("bf16", "fp16", "int8")
 LIVENESS_ALIGNMENT: Final = Alignment(
     80, ((32.03, 38.06), (47.89, 37.98), (40.01, 47.08), (33.50, 56.36), (46.63, 56.29))
@@ -82,8 +85,8 @@ class ModelPack:
         return any(v.precision == "int8" for spec in (self.detection, self.recognition) for v in spec.variants)
 
     def name_of(self, path: Path) -> str:
-        """Return a file's path relative to the pack, as in the manifest."""
-        return path.relative_to(self.directory).as_posix()
+        """Return a file's path relative to the pack, as in the manifest; the name of a file outside the pack."""
+        return path.relative_to(self.directory).as_posix() if path.is_relative_to(self.directory) else path.name
 
     def verify(self) -> None:
         """Check all files against the manifest, and the calibration against the recognizer.
@@ -98,7 +101,7 @@ class ModelPack:
         for task, spec in specs.items():
             if not spec.path.is_file():
                 raise PackError(f"tasks.{task}.file", f"{spec.path.name} does not exist in the pack")
-            _verify_file(spec.path, spec.sha256, f"tasks.{task}.sha256")
+            verify_file(spec.path, spec.sha256, f"tasks.{task}.sha256")
             for variant in spec.variants:
                 name = f"variants.{task}.{variant.precision}"
                 if variant.of != (actual := sha256_of(spec.path)):
@@ -108,7 +111,7 @@ class ModelPack:
                         "remove or recreate the variant",
                     )
                 if variant.path is not None:
-                    _verify_file(variant.path, variant.sha256, f"{name}.sha256")
+                    verify_file(variant.path, variant.sha256, f"{name}.sha256")
         measured = (self.calibration or {}).get("recognizer")
         if measured is not None and measured != (own := self.recognition.fingerprint()):
             raise PackError(
@@ -118,7 +121,8 @@ class ModelPack:
             )
 
 
-def _verify_file(path: Path, sha256: str | None, name: str) -> None:
+def verify_file(path: Path, sha256: str | None, name: str) -> None:
+    """Check a file's sha256, if it is known, and that it is an acceptable network. Raises PackError."""
     if sha256 is not None and (actual := sha256_of(path)) != sha256:
         raise PackError(name, f"{path.name} has {actual[:12]}..., the manifest says {sha256[:12]}...")
     check_network(path)
@@ -182,7 +186,7 @@ def parse_manifest(directory: Path, document: Mapping[str, Any]) -> ModelPack:
         display_name=str(document.get("display_name", model_id)),
         detection=_parse_detection(directory, document, read_object(tasks, "detection", "tasks.detection")),
         recognition=_parse_recognition(directory, document, read_object(tasks, "recognition", "tasks.recognition")),
-        liveness=_parse_liveness(directory, tasks) if "liveness" in tasks else None,
+        liveness=parse_liveness(directory, tasks) if "liveness" in tasks else None,
         provenance=read_optional_object(document, "provenance"),
         metrics=read_optional_object(document, "metrics"),
     )
@@ -217,8 +221,12 @@ def _parse_recognition(directory: Path, document: Mapping[str, Any], task: Mappi
     )
 
 
-def _parse_liveness(directory: Path, tasks: Mapping[str, Any]) -> LivenessSpec:
-    """Parse the liveness task. Defaults are those of ``insightface.addons.liveness``."""
+def parse_liveness(directory: Path, tasks: Mapping[str, Any]) -> LivenessSpec:
+    """Parse the liveness task. Defaults are those of ``insightface.addons.liveness``.
+
+    Raises:
+        PackError: a field is missing or invalid.
+    """
     task, name = read_object(tasks, "liveness", "tasks.liveness"), "tasks.liveness"
     live = task.get("live_class")
     if live is not None and (isinstance(live, bool) or not isinstance(live, int) or not 0 <= live < MAX_CLASSES):
@@ -227,11 +235,29 @@ def _parse_liveness(directory: Path, tasks: Mapping[str, Any]) -> LivenessSpec:
         path=read_file(directory, task.get("file"), f"{name}.file", ".onnx"),
         sha256=read_sha256(task, "sha256", f"{name}.sha256"),
         normalization=_parse_normalization(task, name, Normalization(0.0, 255.0)),
-        alignment=_parse_alignment(task, name, LIVENESS_ALIGNMENT),
+        crop=_parse_liveness_crop(task, name),
         live_class=live,
         threshold=read_share(task.get("threshold", 0.8), f"{name}.threshold"),
         max_outside=read_share(task.get("max_outside", 0.3), f"{name}.max_outside"),
     )
+
+
+def _parse_liveness_crop(task: Mapping[str, Any], name: str) -> Alignment | BoxCrops:
+    """Parse ``face_sizes`` with the size of crops side by side, or an alignment."""
+    if "face_sizes" not in task:
+        return _parse_alignment(task, name, LIVENESS_ALIGNMENT)
+    sizes, shape = task["face_sizes"], task.get("input_size")
+    if not isinstance(sizes, list) or not 1 <= len(sizes) <= MAX_LIVENESS_CROPS:
+        raise PackError(f"{name}.face_sizes", f"must be a list of 1 to {MAX_LIVENESS_CROPS} numbers")
+    numbers = tuple(read_number(size, f"{name}.face_sizes") for size in sizes)
+    if not all(1 <= number <= MAX_FACE_SIZES for number in numbers):
+        raise PackError(f"{name}.face_sizes", f"must be numbers from 1 to {MAX_FACE_SIZES}")
+    side = read_positive_int(
+        shape[1] if isinstance(shape, list) and len(shape) == 2 else None, f"{name}.input_size", MAX_CROP_PX
+    )
+    if shape != [side * len(numbers), side]:
+        raise PackError(f"{name}.input_size", "must be the width and height of square crops side by side")
+    return BoxCrops(side, numbers)
 
 
 def _parse_variants(directory: Path, document: Mapping[str, Any], task: str) -> tuple[Variant, ...]:

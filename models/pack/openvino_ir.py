@@ -194,7 +194,10 @@ class _GraphBuilder:
 
     def prelu(self, layer: Layer) -> None:
         slope = self._weights_of(layer, 1)
-        self._compute(layer, "PRelu", self._replace_constant(layer, slope.reshape(-1, 1, 1)))
+        if slope.size == 1:  # ONNX Runtime fuses LeakyRelu, with any slope, into the convolution before it
+            self._compute(layer, "LeakyRelu", alpha=float(slope.item()))
+        else:
+            self._compute(layer, "PRelu", self._replace_constant(layer, slope.reshape(-1, 1, 1)))
 
     def average(self, layer: Layer) -> None:
         kernel = layer.numbers("kernel")
@@ -225,7 +228,9 @@ class _GraphBuilder:
 
     def _compute(self, layer: Layer, operator: str, second: str | None = None, **attributes: Any) -> None:
         names = [self._values[before] for before in layer.inputs]
-        if second is not None:
+        if operator == "LeakyRelu":
+            names = names[:1]
+        elif second is not None:
             names[1] = second
         self._values[layer.id] = f"{operator}_{layer.id}"
         self._nodes.append(

@@ -14,11 +14,10 @@ from typing import Final
 
 from models.checksums import sha256_of
 from models.errors import LicenseNotAcceptedError, PackError
-from models.pack.archives import extract_tar, extract_zip
+from models.pack.archives import extract_zip
 from models.pack.catalog import CatalogEntry, Download
 from models.pack.download import DownloadedFile, Downloader, Progress
-from models.pack.package_index import find_file
-from models.pack.verification import PULL_RECORD, check_files, pack_directory, run_networks
+from models.pack.verification import PULL_RECORD, check_files, pack_directory, run_liveness, run_networks
 
 WORK_DIR: Final = ".pull"
 """Folder in the models directory for locks and unfinished downloads."""
@@ -61,7 +60,7 @@ def pull(
         fresh.mkdir()
         _assemble(entry, work, fresh, files)
         _write_record(entry, fresh, files, accepted)
-        run_networks(fresh)
+        (run_liveness if entry.kind == "liveness" else run_networks)(fresh)
         # A process that serves the replaced pack keeps its open files.
         shutil.rmtree(directory, ignore_errors=True)
         fresh.rename(directory)
@@ -91,31 +90,30 @@ def _fetch(client: Downloader, download: Download, work: Path, progress: Progres
     target = work / download.file
     if target.is_file() and download.sha256 is not None and sha256_of(target) == download.sha256:
         return DownloadedFile(target.name, "an earlier call", download.sha256, target.stat().st_size)
-    url = download.url or find_file(client, str(download.project), download.file)
-    return client.fetch(url, target, download.sha256, download.size, progress)
+    return client.fetch(download.url, target, download.sha256, download.size, progress)
 
 
 def _assemble(entry: CatalogEntry, work: Path, directory: Path, files: list[DownloadedFile]) -> None:
     match entry.kind:
         case "zip":
             extract_zip(work / files[0].file, entry.downloads[0].members, directory)
-        case "dlib":
+        case "openvino":
             # Imported on demand: the onnx package needs 30 MB of memory.
-            from models.pack.dlib_pack import PublishedDetector, build_dlib_pack
+            from models.pack.open_model_zoo import build_open_model_zoo_pack, describe_source
 
-            (member,), (_, *detectors) = entry.downloads[0].members, entry.downloads
-            extract_tar(work / files[0].file, member, work)
-            source = {
-                "from": files[0].file,
-                "file": member.file,
-                "sha256": sha256_of(work / member.file),
-                "license": entry.license_of("recognizer"),
+            xml, weights, detector = (work / file.file for file in files)
+            provenance = {
+                part: describe_source(file, download.url, entry.license_of(part))
+                for part, file, download in (
+                    ("recognizer", weights, entry.downloads[1]),
+                    ("detector", detector, entry.downloads[2]),
+                )
             }
-            detector = None
-            if detectors:
-                path = work / detectors[0].file
-                detector = PublishedDetector(path, detectors[0].url or path.name, entry.license_of("detector"))
-            build_dlib_pack(directory, (work / member.file).read_bytes(), source, detector)
+            build_open_model_zoo_pack(directory, xml, weights, detector, provenance)
+        case "liveness":
+            from models.pack.minifasnet import write_minifasnet
+
+            write_minifasnet(directory, [work / file.file for file in files])
         case _:
             for file in files:
                 (work / file.file).rename(directory / file.file)

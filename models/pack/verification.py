@@ -13,7 +13,8 @@ from typing import Any, Final
 from models.checksums import sha256_of
 from models.errors import ModelError, PackError
 from models.pack.catalog import CatalogEntry
-from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.loading import BUNDLED_PACK, LIVENESS_DIR, load_liveness, load_pack
+from models.pack.manifest import verify_file
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.output_check import check_outputs
 from models.vision.specs import NetworkSpec
@@ -33,13 +34,20 @@ class PackCheck:
 
 def pack_directory(entry: CatalogEntry, models_dir: Path) -> Path:
     """Return the directory of an installed pack, whether or not it exists."""
-    return BUNDLED_PACK.parent / entry.name if entry.kind == "bundled" else models_dir / entry.name
+    if entry.kind == "bundled":
+        return BUNDLED_PACK.parent / entry.name
+    return models_dir / (LIVENESS_DIR if entry.kind == "liveness" else entry.name)
 
 
 def is_present(entry: CatalogEntry, models_dir: Path) -> bool:
     """Tell whether a pack is bundled or has been pulled."""
     directory = pack_directory(entry, models_dir)
-    return directory.is_dir() if entry.kind == "bundled" else (directory / PULL_RECORD).is_file()
+    if entry.kind == "bundled":
+        return directory.is_dir()
+    if not (directory / PULL_RECORD).is_file():
+        return False
+    # All liveness networks have one folder.
+    return entry.kind != "liveness" or read_pull_record(entry, models_dir).get("pack") == entry.name
 
 
 def read_pull_record(entry: CatalogEntry, models_dir: Path) -> dict[str, Any]:
@@ -66,7 +74,8 @@ def check_pack(entry: CatalogEntry, models_dir: Path, provider: str | None = Non
     checks = check_files(entry, models_dir)
     directory = pack_directory(entry, models_dir)
     try:
-        checks.append(PackCheck("networks", True, run_networks(directory, provider)))
+        run = run_liveness if entry.kind == "liveness" else run_networks
+        checks.append(PackCheck("networks", True, run(directory, provider)))
     except ModelError as error:
         checks.append(PackCheck("networks", False, str(error)))
     if entry.kind == "zip" and (license := _check_license(directory, entry.name)) is not None:
@@ -113,6 +122,19 @@ def run_networks(directory: Path, provider: str | None = None) -> str:
     count = "both networks" if pack.liveness is None else "all three networks"
     ignored = f"; ignored {', '.join(pack.ignored)}" if pack.ignored else ""
     return f"{count} ran; embeddings have {pack.recognition.dimension} dimensions{ignored}"
+
+
+def run_liveness(directory: Path, provider: str | None = None) -> str:
+    """Load a pulled liveness network, verify it and run it once; return a summary.
+
+    Raises:
+        PackError: the network is invalid.
+        RuntimeUnavailableError: ONNX Runtime is missing.
+    """
+    spec = load_liveness(directory)
+    verify_file(spec.path, spec.sha256, "tasks.liveness.sha256")
+    check_outputs(spec, OnnxNetwork(spec.path, provider))
+    return "the liveness network ran"
 
 
 def _check_license(directory: Path, name: str) -> PackCheck | None:

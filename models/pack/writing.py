@@ -23,7 +23,7 @@ from models.pack.manifest import (
     read_json,
 )
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment
-from models.vision.specs import HeadKind
+from models.vision.specs import ColorOrder, HeadKind
 
 DETECTOR_INPUTS: Final[Mapping[HeadKind, Mapping[str, Any]]] = MappingProxyType(
     {
@@ -47,6 +47,7 @@ class PackDraft:
         dimension: length of the recognizer's embeddings.
         alignment: crops of the recognizer.
         embedded: the recognizer normalizes its own pixels in 0..255.
+        color: order of the recognizer's color channels.
         preprocessing_version: name of the method that makes the recognizer's crops.
         head: kind of the detector.
     """
@@ -58,6 +59,7 @@ class PackDraft:
     dimension: int
     alignment: Alignment = STANDARD_ALIGNMENT
     embedded: bool = False
+    color: ColorOrder = "RGB"
     preprocessing_version: str = "insightface-arcface-1"
     head: HeadKind = "scrfd"
 
@@ -91,6 +93,7 @@ def write_pack(
                 "file": draft.recognizer.name,
                 "sha256": sha256_of(draft.recognizer),
                 "preprocessing": "embedded" if draft.embedded else {"mean": 127.5, "std": 127.5},
+                **({} if draft.color == "RGB" else {"color": draft.color}),
                 "preprocessing_version": draft.preprocessing_version,
                 "input_size": [alignment.size_px, alignment.size_px],
                 **({} if alignment.is_standard else {"alignment": {"template": alignment.template}}),

@@ -1,7 +1,7 @@
 """Presentation attack detection (ISO/IEC 30107-3): live faces against photos and screens.
 
-Crops follow ``insightface.addons.liveness``. They repeat the edge of the photo, and faces with too much of their crop
-outside the photo are not judged.
+Aligned crops follow ``insightface.addons.liveness``: they repeat the edge of the photo, and faces with too much of
+their crop outside the photo are not judged. Crops around boxes are moved into the photo.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from models.errors import PackError
 from models.runtime.network import Float, Network
-from models.vision.alignment import Alignment, align, similarity_transforms
+from models.vision.alignment import Alignment, align, crop_scales, similarity_transforms
 from models.vision.pixels import to_planes
 from models.vision.quality_gate import LivenessVerdict
-from models.vision.specs import LivenessSpec
+from models.vision.specs import BoxCrops, LivenessSpec
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,15 @@ class LivenessClassifier:
         """Return (n,) float32 scores in 0..1.
 
         Args:
-            crops: (n, size_px, size_px, 3) uint8 RGB, aligned with ``repeat_edge``; n may be 0.
+            crops: (n, *spec.shape, 3) uint8 RGB of `cut_crops`; n may be 0.
 
         Raises:
             PackError: the network's output does not match the manifest.
         """
         if not len(crops):
             return np.empty(0, np.float32)
-        side, live = self.spec.alignment.size_px, self.spec.live_class
-        batch = to_planes(crops, self.spec.normalization, np.empty((len(crops), 3, side, side), np.float32))
+        live = self.spec.live_class
+        batch = to_planes(crops, self.spec.normalization, np.empty((len(crops), 3, *self.spec.shape), np.float32))
         output = self._network.run(batch)[0].reshape(len(crops), -1)
         if live is None and output.shape[1] != 1:
             raise PackError("tasks.liveness.live_class", f"is required: the network returns {output.shape[1]} numbers")
@@ -80,24 +80,59 @@ class LivenessClassifier:
         return np.asarray(scores, np.float32)
 
     def score_each(self, crops: Sequence[NDArray[np.uint8]]) -> list[float]:
-        """Return the scores of a list of (size_px, size_px, 3) crops, in one batch."""
+        """Return the scores of a list of crops, in one batch."""
         return [float(score) for score in self.scores(np.stack(crops))]
 
 
 def cut_crops(
-    image: NDArray[np.uint8], landmarks_xy: Float, alignment: Alignment, max_outside: float
+    image: NDArray[np.uint8],
+    boxes_xyxy: Float,
+    landmarks_xy: Float,
+    crop: Alignment | BoxCrops,
+    max_outside: float,
 ) -> list[NDArray[np.uint8] | None]:
-    """Return the (size_px, size_px, 3) crop of each face; None if a larger share than ``max_outside`` lies outside.
+    """Return the crop of each face; None if a larger share of an aligned crop than ``max_outside`` lies outside.
 
     Args:
         image: (H, W, 3) uint8 RGB.
+        boxes_xyxy: (n, 4) image pixels.
         landmarks_xy: (n, 5, 2) image pixels.
-        alignment: geometry of the crops.
-        max_outside: share of a crop in [0, 1].
+        crop: geometry of the crops.
+        max_outside: share in [0, 1].
     """
-    shares = outside_shares(landmarks_xy, alignment, image.shape[1], image.shape[0])
-    crops = align(image, landmarks_xy, alignment, repeat_edge=True)
-    return [crop if share <= max_outside else None for crop, share in zip(crops, shares, strict=True)]
+    if isinstance(crop, BoxCrops):
+        return [_cut_around(image, box, crop) for box in boxes_xyxy]
+    shares = outside_shares(landmarks_xy, crop, image.shape[1], image.shape[0])
+    aligned = align(image, landmarks_xy, crop, repeat_edge=True)
+    return [cut if share <= max_outside else None for cut, share in zip(aligned, shares, strict=True)]
+
+
+def largest_scale(boxes_xyxy: Float, landmarks_xy: Float, crop: Alignment | BoxCrops) -> float:
+    """Return the largest number of crop pixels per photo pixel; 0 without faces."""
+    if not isinstance(crop, BoxCrops):
+        return float(crop_scales(landmarks_xy, crop).max(initial=0))
+    sides = (boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).min(axis=1) * min(crop.face_sizes)
+    return float((crop.size_px / np.maximum(sides, 1)).max(initial=0))
+
+
+def _cut_around(image: NDArray[np.uint8], box: Float, crops: BoxCrops) -> NDArray[np.uint8]:
+    """Return the crops around a box side by side.
+
+    As in ``generate_patches.py`` of Minivision's Silent-Face-Anti-Spoofing: crops have the shape of the box before they
+    are resized to squares, are moved into the photo, and are smaller where the photo is.
+    """
+    height, width = image.shape[:2]
+    box, last = box.astype(np.float64), np.array([width - 1, height - 1])
+    sides = np.maximum(box[2:] - box[:2], 1)
+    cut = []
+    for face_size in crops.face_sizes:
+        half = sides * min(face_size, *(last / sides)) / 2
+        low, high = box[:2] + sides / 2 - half, box[:2] + sides / 2 + half
+        before, after = np.minimum(low, 0), np.maximum(high - last, 0)
+        (left, top), (right, bottom) = (low - before - after).astype(int), (high - before - after).astype(int)
+        part = image[max(0, top) : bottom + 1, max(0, left) : right + 1]
+        cut.append(cv2.resize(part, (crops.size_px, crops.size_px)))
+    return np.concatenate(cut, axis=1).astype(np.uint8)
 
 
 def outside_shares(landmarks_xy: Float, alignment: Alignment, width: int, height: int) -> Float:

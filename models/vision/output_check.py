@@ -30,11 +30,9 @@ def check_outputs(spec: NetworkSpec, network: Network) -> None:
         if isinstance(spec, DetectionSpec):
             _check_detector(Detector(network, spec), network)
         elif isinstance(spec, RecognitionSpec):
-            Recognizer(network, spec).embed(_noise(CHECK_BATCH, spec.alignment.size_px, spec.alignment.size_px))
+            Recognizer(network, spec).embed(_noise(CHECK_BATCH, *spec.shape))
         else:
-            LivenessClassifier(network, spec).scores(
-                _noise(CHECK_BATCH, spec.alignment.size_px, spec.alignment.size_px)
-            )
+            LivenessClassifier(network, spec).scores(_noise(CHECK_BATCH, *spec.shape))
     except ModelError:
         raise
     except Exception as error:  # runtimes raise many unrelated types
@@ -50,10 +48,10 @@ def _check_input(spec: NetworkSpec, network: Network) -> None:
         raise PackError(name, f"has an input of ({declared}): export it with (batch, 3, height, width)")
     if isinstance(spec, DetectionSpec):
         return
-    side = spec.alignment.size_px
-    if any(isinstance(fixed, int) and fixed != side for fixed in shape[2:]):
+    height, width = spec.shape
+    if any(isinstance(fixed, int) and fixed != side for fixed, side in zip(shape[2:], spec.shape, strict=True)):
         raise PackError(
-            name, f"has an input of ({declared}), but the pack's crops are {side}x{side}: correct input_size"
+            name, f"has an input of ({declared}), but the pack's crops are {width}x{height}: correct input_size"
         )
 
 

@@ -126,13 +126,31 @@ class RecognitionSpec:
             digest.update(json.dumps(self.alignment.template).encode())
         return digest.hexdigest()[:32]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of the network's input in pixels."""
+        return self.alignment.size_px, self.alignment.size_px
+
+
+@dataclass(frozen=True)
+class BoxCrops:
+    """Crops around a face's box, in one image side by side.
+
+    Attributes:
+        size_px: side of each crop.
+        face_sizes: side of the photo's part that each shows, in sides of the box.
+    """
+
+    size_px: int
+    face_sizes: tuple[float, ...]
+
 
 @dataclass(frozen=True)
 class LivenessSpec:
     """Presentation attack detector.
 
     Args:
-        alignment: defines its crops.
+        crop: geometry of its crops.
         live_class: index of the logit for live faces; None if the network returns the probability itself.
         threshold: smallest score of a live face, in [0, 1].
         max_outside: largest share of a crop that may lie outside the photo, in [0, 1].
@@ -141,11 +159,17 @@ class LivenessSpec:
     path: Path
     sha256: str | None
     normalization: Normalization
-    alignment: Alignment
+    crop: Alignment | BoxCrops
     live_class: int | None
     threshold: float
     max_outside: float
     variants: tuple[Variant, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of the network's input in pixels."""
+        columns = len(self.crop.face_sizes) if isinstance(self.crop, BoxCrops) else 1
+        return self.crop.size_px, self.crop.size_px * columns
 
 
 NetworkSpec = DetectionSpec | RecognitionSpec | LivenessSpec

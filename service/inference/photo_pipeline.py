@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from models.runtime.network import Float
 from models.vision import quality
-from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align, crop_scales
+from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align
 from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs, largest_box
 from models.vision.face_search import Detail, FaceSearch, finest_scale, search_bytes
-from models.vision.liveness import LivenessResult, cut_crops
+from models.vision.liveness import LivenessResult, cut_crops, largest_scale
 from models.vision.quality import Quality
 from models.vision.quality_gate import LivenessVerdict
+from models.vision.specs import BoxCrops
 from service.core import deadlines
 from service.core.actor import run_in_thread
 from service.core.deadlines import Deadline
@@ -236,16 +237,19 @@ class PhotoPipeline:
             detected = detected[row : row + 1]
         kept_row = detected.largest() if keep_crop and len(detected) else None
         if picture.reduction < 1.0:
-            for_liveness = [] if self.judge is None else [self.judge.spec.alignment]
-            picture = picture.at_least(_required_scale(detected, [*alignments, *for_liveness], kept_row))
+            judged = [] if self.judge is None else [self.judge.spec.crop]
+            picture = picture.at_least(_required_scale(detected, [*alignments, *judged], kept_row))
         aligned, qualities = _align_crops(picture, detected, alignments)
         faces = _as_list(detected, qualities)
         if kept_row is not None:
             faces[kept_row] = replace(faces[kept_row], kept=_crop_to_keep(picture, faces[kept_row]))
         face_crops: list[Image | None] = []
         if self.judge is not None:
-            spec, points = self.judge.spec, picture.points_stored(detected.landmarks_xy)
-            face_crops = cut_crops(picture.pixels, points, spec.alignment, spec.max_outside)
+            corners, points = (
+                picture.points_upright(xy) for xy in (detected.boxes_xyxy.reshape(-1, 2, 2), detected.landmarks_xy)
+            )
+            spec = self.judge.spec
+            face_crops = cut_crops(picture.upright, corners.reshape(-1, 4), points, spec.crop, spec.max_outside)
         return Photo(picture.photo.width, picture.photo.height, faces, search.min_face_px), aligned, face_crops
 
     async def _in_background_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
@@ -264,11 +268,9 @@ async def _until_done(work: Coroutine[Any, Any, Result]) -> Result:
         raise
 
 
-def _required_scale(faces: Faces, alignments: Sequence[Alignment], kept_row: int | None) -> float:
+def _required_scale(faces: Faces, wanted: Sequence[Alignment | BoxCrops], kept_row: int | None) -> float:
     """Return the scale of the photo (0 to 1) from which no crop has to be enlarged."""
-    required = [
-        crop_scales(faces.landmarks_xy, alignment).max(initial=0) for alignment in {STANDARD_ALIGNMENT, *alignments}
-    ]
+    required = [largest_scale(faces.boxes_xyxy, faces.landmarks_xy, crop) for crop in {STANDARD_ALIGNMENT, *wanted}]
     if kept_row is not None:
         required.append(crops.min_decode_scale(faces.boxes_xyxy[kept_row]))
     return float(max(required))

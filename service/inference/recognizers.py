@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.pack.loading import load_pack
+from models.pack.loading import load_pack, with_pulled_liveness
 from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
 from models.runtime.network import Float, Network
@@ -20,8 +20,8 @@ from service.domain.gallery import Gallery
 from service.inference.batcher import Batcher
 
 
-def read_packs(paths: Sequence[Path]) -> list[ModelPack]:
-    """Read and verify the packs to be served.
+def read_packs(paths: Sequence[Path], models_dir: Path) -> list[ModelPack]:
+    """Read and verify the packs to be served. The first has the pulled liveness network, if it has none of its own.
 
     Raises:
         PackError: A pack cannot be used.
@@ -30,6 +30,8 @@ def read_packs(paths: Sequence[Path]) -> list[ModelPack]:
     packs: list[ModelPack] = []
     for path in paths:
         pack = load_pack(path)
+        if not packs:
+            pack = with_pulled_liveness(pack, models_dir)
         pack.verify()
         for other in packs:
             if pack.model_id == other.model_id or pack.recognition.fingerprint() == other.recognition.fingerprint():

@@ -176,8 +176,8 @@ def test_each_person_has_one_name(rng: np.random.Generator) -> None:
 
 
 def test_packs_that_are_not_measured_keep_their_rows(tmp_path: Path) -> None:
-    stored = [row(), row(pack="dlib-resnet"), row(pack="reference")]
+    stored = [row(), row(pack="open-model-zoo"), row(pack="reference")]
     results = tmp_path / "open_set.json"
     results.write_text(json.dumps({"draws": 8, "rows": [asdict(r) for r in stored]}))
-    assert kept_rows(results, {"dlib-resnet", "reference"}) == stored[1:]
+    assert kept_rows(results, {"open-model-zoo", "reference"}) == stored[1:]
     assert kept_rows(results, set()) == kept_rows(tmp_path / "absent.json", {"reference"}) == []

@@ -25,8 +25,8 @@ def call(*words: object) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "large", "--data", ".", "--output", "runs/x"), "unknown recipe 'large'. Recipes: distilled"),
-        (("run", "distilled", "--data", ".", "--output", "runs/x"), "needs a --teacher"),
+        (("run", "large", "--data", ".", "--output", "runs/x"), "unknown recipe 'large'. Recipes: taught"),
+        (("run", "taught", "--data", ".", "--output", "runs/x"), "needs a --teacher"),
         (("run", "smoke", "--data", ".", "--output", "runs/x", "--set", "head.scale"), "section.key=value"),
         (("run", "smoke", "--data", ".", "--output", "runs/x", "--head", "archface"), "not one of softmax"),
         (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from training.backbones.bottleneck_net import BottleneckNet
 from training.backbones.checkpointing import checkpoint_blocks
-from training.backbones.chip_resnet import ChipResNet
 from training.backbones.iresnet import DEPTHS, IResNet
 from training.backbones.mobilefacenet import MobileFaceNet
 from training.backbones.sync_batch_norm import synchronize_batch_norm
@@ -14,7 +14,7 @@ from training.backbones.vit import VIT_DEPTHS, VisionTransformer
 from training.config import BackboneConfig
 
 __all__ = [
-    "ChipResNet",
+    "BottleneckNet",
     "IResNet",
     "MobileFaceNet",
     "ThinIResNet",
@@ -34,7 +34,7 @@ def build_backbone(config: BackboneConfig) -> nn.Module:
             return IResNet(DEPTHS[config.name], config.embedding_dim, config.dropout, config.drop_path)
         case "vit_s" | "vit_b":
             return VisionTransformer(VIT_DEPTHS[config.name], config.embedding_dim, config.drop_path)
-        case "chip_resnet":
-            return ChipResNet(config.embedding_dim)
+        case "bottleneck_net":
+            return BottleneckNet(config.embedding_dim)
         case "mobilefacenet":
             return MobileFaceNet(config.embedding_dim)

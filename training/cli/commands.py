@@ -44,6 +44,7 @@ from training.export.packing import (
     refresh_pack,
     write_variants,
 )
+from training.imitation.run import imitate as imitate_recognizer
 from training.liveness.data import load_presentations, select_development
 from training.liveness.fit import TRAINED_ALIGNMENT, LivenessLoopConfig
 from training.losses import HEADS, TERMS, list_options
@@ -230,6 +231,23 @@ def annotate(
     excluded = frozenset() if exclude is None else frozenset(exclude.read_text(encoding="utf-8").splitlines())
     count = annotate_photos(folder, load_pack(pack).detection, excluded, limit, replace)
     print(f"{folder / ANNOTATIONS}: {count} faces")
+
+
+@app.command()
+def imitate(
+    photos: Annotated[Path, typer.Argument(help="Folder of portraits without names.", exists=True, file_okay=False)],
+    teacher: Annotated[Path, typer.Option(help="Pack whose recognizer is imitated: open-model-zoo.", exists=True)],
+    output: Output,
+    exclude: Annotated[
+        Path | None,
+        typer.Option(help="File with the names of photos to leave out, relative to PHOTOS.", exists=True),
+    ] = None,
+    threads: Threads = None,
+) -> None:
+    """Train the bundled recognizer's network to compute what a pack's recognizer does; run again to resume."""
+    torch.set_num_threads(threads or available_cores())
+    excluded = frozenset() if exclude is None else frozenset(exclude.read_text(encoding="utf-8").splitlines())
+    imitate_recognizer(photos, load_pack(teacher), output, excluded)
 
 
 @app.command()

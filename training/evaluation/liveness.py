@@ -39,7 +39,7 @@ def evaluate_liveness(pack: ModelPack, live: Path, attack: Path) -> tuple[dict[s
     if pack.liveness is None:
         raise PackError("tasks.liveness", f"is missing in {pack.directory}: add a network with `kith-train liveness`")
     spec, detector = pack.liveness, Detector(OnnxNetwork(pack.detection.path), pack.detection)
-    photos = load_presentations(live, attack, detector, spec.alignment, spec.max_outside)
+    photos = load_presentations(live, attack, detector, spec.crop, spec.max_outside)
     figures = measure_presentations(
         score_presentations(spec, photos), photos.instruments, photos.people, spec.threshold
     )

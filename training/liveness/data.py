@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from models.vision.alignment import Alignment, crop_scales
+from models.vision.alignment import STANDARD_ALIGNMENT, Alignment
 from models.vision.detection import Detector
-from models.vision.liveness import cut_crops
+from models.vision.liveness import cut_crops, largest_scale
 from models.vision.photo_files import printable_path, visible_subfolders
+from models.vision.specs import BoxCrops
 from training.config import ConfigError
 from training.data.folders import photos_below
 from training.data.identities import decode_rgb, read_bytes
@@ -70,7 +71,7 @@ class Presentations:
 
 
 def load_presentations(
-    live: Path, attack: Path, detector: Detector, alignment: Alignment, max_outside: float
+    live: Path, attack: Path, detector: Detector, crop: Alignment | BoxCrops, max_outside: float
 ) -> Presentations:
     """Cut the largest face of each photo as the service does.
 
@@ -78,7 +79,7 @@ def load_presentations(
         live: folder of live photos; sub-folders are people.
         attack: folder with a sub-folder per instrument, each with photos or a folder per person.
         detector: detector that will serve with the network.
-        alignment: geometry of the crops.
+        crop: geometry of the crops.
         max_outside: largest share in [0, 1] of a crop outside its photo.
 
     Raises:
@@ -92,11 +93,11 @@ def load_presentations(
     listed = [(name, *row) for name, folder in instruments.items() for row in _list_photos(folder)]
     crops, kept, not_judged = [], [], dict.fromkeys(instruments, 0)
     for name, person, file in tqdm(listed, desc="detect and align", unit="photo"):
-        crop = _cut_largest(file, detector, alignment, max_outside)
-        if crop is None:
+        cut = _cut_largest(file, detector, crop, max_outside)
+        if cut is None:
             not_judged[name] += 1
         else:
-            crops.append(crop)
+            crops.append(cut)
             kept.append((name, person))
     for name, folder in instruments.items():
         if name not in {instrument for instrument, _ in kept}:
@@ -118,21 +119,27 @@ def _list_photos(root: Path) -> Iterator[tuple[str, Path]]:
         yield printable_path(inside.parts[0] if len(inside.parts) > 1 else inside.stem), file
 
 
-def _cut_largest(file: Path, detector: Detector, alignment: Alignment, max_outside: float) -> NDArray[np.uint8] | None:
+def _cut_largest(
+    file: Path, detector: Detector, crop: Alignment | BoxCrops, max_outside: float
+) -> NDArray[np.uint8] | None:
     encoded = read_bytes(file)
     image = decode_rgb(encoded, printable_path(file))
     (faces,) = detector.detect([image])
     if not len(faces):
         return None
-    points, reduction = faces.landmarks_xy[faces.largest()][None], 1.0
+    row, reduction = faces.largest(), 1.0
+    box, points = faces.boxes_xyxy[row : row + 1], faces.landmarks_xy[row : row + 1]
     if encoded.startswith(b"\xff\xd8"):
         # The service decodes large JPEG files at a reduced scale, which removes the finest patterns of a screen.
-        served = max(SERVED_SCALE * detector.canvas(*image.shape[:2]).scale, crop_scales(faces.landmarks_xy).max())
+        served = max(
+            SERVED_SCALE * detector.canvas(*image.shape[:2]).scale,
+            *(largest_scale(faces.boxes_xyxy, faces.landmarks_xy, wanted) for wanted in (STANDARD_ALIGNMENT, crop)),
+        )
         reduction = next((r for r in REDUCED if r >= served), 1.0)
     if reduction < 1:
         image = decode_rgb(encoded, printable_path(file), REDUCED[reduction])
-        points = (points + np.float32(0.5)) * np.float32(reduction) - np.float32(0.5)
-    return cut_crops(image, points, alignment, max_outside)[0]
+        box, points = ((xy + np.float32(0.5)) * np.float32(reduction) - np.float32(0.5) for xy in (box, points))
+    return cut_crops(image, box, points, crop, max_outside)[0]
 
 
 def select_development(photos: Presentations) -> NDArray[np.bool_]:

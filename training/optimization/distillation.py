@@ -8,29 +8,18 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.errors import ModelError
 from models.pack.loading import load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
-from models.vision.alignment import (
-    CROP_SIZE_PX,
-    STANDARD_ALIGNMENT,
-    TEMPLATE_XY,
-    Alignment,
-    realign_crops,
-    similarity_transforms,
-)
+from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, realign_crops
 from models.vision.pixels import to_planes
 from models.vision.specs import Normalization
-from training import distributed
-from training.backbones import ChipResNet, build_backbone
-from training.backbones.chip_resnet import LAST_BLOCKS
+from training.backbones import build_backbone
 from training.config import ConfigError, DistillConfig
 from training.losses.core import upcast
-from training.optimization.onnx_module import OnnxModule, is_convolutional
 from training.optimization.run_folder import CHECKPOINT, CONFIG, load_ema_weights, read_run_config
 
 MEASURED_BATCH: Final = 100
@@ -56,59 +45,9 @@ def load_teacher(path: Path) -> Teacher:
         if path.suffix == ".onnx":
             return _onnx_teacher(path, Normalization(127.5, 127.5), STANDARD_ALIGNMENT)
         spec = load_pack(path).recognition
-        if is_convolutional(spec.path):
-            return ResidualTeacher(OnnxModule(spec.path), spec.normalization, spec.alignment)
         return _onnx_teacher(spec.path, spec.normalization, spec.alignment)
     except ModelError as error:
         raise ConfigError(f"distill.teacher {path}: {error}") from error
-
-
-class ResidualTeacher(nn.Module):
-    """Pack's residual recognizer on the student's device, which also shows the maps of its blocks."""
-
-    to_crop: Tensor
-
-    def __init__(self, network: OnnxModule, normalization: Normalization, alignment: Alignment) -> None:
-        super().__init__()
-        self.network, self._normalization = network.requires_grad_(False), normalization
-        (matrix,) = similarity_transforms(TEMPLATE_XY[None], alignment)
-        self.size_px = alignment.size_px
-        sampling = torch.from_numpy(_sampling_matrix(matrix, alignment.size_px)).float()
-        self.register_buffer("to_crop", sampling, persistent=False)
-
-    def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Return (B, D) unit embeddings of (B, 3, 112, 112) RGB crops in [-1, 1]."""
-        return self.embed_with_maps(images_BCHW)[0]
-
-    @torch.no_grad()
-    def embed_with_maps(self, images_BCHW: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return unit embeddings, and the maps before the first block and after each block."""
-        grid = F.affine_grid(
-            self.to_crop.expand(len(images_BCHW), 2, 3),
-            [len(images_BCHW), 3, self.size_px, self.size_px],
-            align_corners=False,
-        )
-        crops = F.grid_sample(images_BCHW, grid, padding_mode="border", align_corners=False)
-        pixels = (crops * 127.5 + 127.5 - self._normalization.mean) / self._normalization.std
-        if self._normalization.color == "BGR":
-            pixels = pixels.flip(1)
-        device = images_BCHW.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=distributed.has_native_bf16()):
-            vectors, maps = self.network(pixels.contiguous(memory_format=torch.channels_last))
-        return F.normalize(vectors.float()), maps
-
-
-def _sampling_matrix(matrix: NDArray[np.float64], size_px: int) -> NDArray[np.float64]:
-    """Convert a (2, 3) matrix, from pixels of the standard crop to those of the teacher's, to that of `affine_grid`.
-
-    The latter maps back, in units in which the outer edges are -1 and 1.
-    """
-    to_standard = np.linalg.inv(np.vstack([matrix, [0, 0, 1]]))
-    edges, centers = size_px / 2, (size_px - 1) / 2
-    pixels = np.array([[edges, 0, centers], [0, edges, centers], [0, 0, 1]])
-    units = np.array([[2, 0, 1 - CROP_SIZE_PX], [0, 2, 1 - CROP_SIZE_PX], [0, 0, CROP_SIZE_PX]]) / CROP_SIZE_PX
-    sampled: NDArray[np.float64] = (units @ to_standard @ pixels)[:2]
-    return sampled
 
 
 def _torch_teacher(backbone: nn.Module) -> Teacher:
@@ -141,8 +80,8 @@ class Distillation(nn.Module):
     """Distance between student and teacher embeddings, with a linear projection if dimensions differ.
 
     ``config.match`` selects mean(1 - cos(student, teacher)), or mean((student - scale * teacher)^2) over images and
-    coordinates. The latter suits teachers that learned distances, such as dlib's: their vectors lie in a narrow cone,
-    where cosines hardly differ. With ``config.views``, teacher embeddings are cached: 4 bytes per coordinate.
+    coordinates. The latter suits teachers that learned distances: their vectors lie in a narrow cone, where cosines
+    hardly differ. With ``config.views``, teacher embeddings are cached: 4 bytes per coordinate.
     """
 
     def __init__(self, teacher: Teacher, student_dim: int, config: DistillConfig) -> None:
@@ -168,34 +107,6 @@ class Distillation(nn.Module):
             case "euclidean":
                 return F.mse_loss(projected_BD, self.config.scale * target_BD)
 
-    def imitate_blocks(self, student: ChipResNet, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Return embeddings of the teacher's last map, and the mean loss of stem, blocks and head.
-
-        Every part gets the teacher's own map and is compared with the teacher's next one, in units of its variance. So
-        all parts learn at once, and no gradient crosses them (A. Romero et al., "FitNets: Hints for Thin Deep Nets",
-        ICLR 2015, with a hint at every block).
-        """
-        taught_BD, maps = self._require_maps(images_BCHW)
-        given = [student.stem(student.cut_chip(images_BCHW))]
-        given += [block(x) for block, x in zip(student.blocks, maps[:-1], strict=True)]
-        embeddings_BD = student.head(maps[-1])
-        pairs = zip([*given, embeddings_BD], [*maps, self.config.scale * taught_BD], strict=True)
-        return embeddings_BD, torch.stack([_relative_error(x, wanted) for x, wanted in pairs]).mean()
-
-    def imitate_stages(self, student: ChipResNet, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the student's embeddings, and their loss plus ``map_weight`` times the mean loss of its stages."""
-        taught_BD, maps = self._require_maps(images_BCHW)
-        taught_BD = self._with_mirror(taught_BD, images_BCHW)
-        own = student.maps(images_BCHW)
-        embeddings_BD = student.head(own[-1])
-        errors = [_relative_error(own[i], maps[i]) for i in LAST_BLOCKS]
-        return embeddings_BD, self._loss(embeddings_BD, taught_BD) + self.config.map_weight * torch.stack(errors).mean()
-
-    def _require_maps(self, images_BCHW: Tensor) -> tuple[Tensor, list[Tensor]]:
-        if not isinstance(self.teacher, ResidualTeacher):
-            raise ConfigError("distill.block_steps and map_weight need a pack with a plain residual network as teacher")
-        return self.teacher.embed_with_maps(images_BCHW)
-
     @torch.no_grad()
     def measure(self, student: nn.Module, images_BCHW: Tensor) -> float:
         """Return the loss of a network in evaluation mode on images that it was not trained on."""
@@ -215,8 +126,3 @@ class Distillation(nn.Module):
     def _with_mirror(self, taught_BD: Tensor, images_BCHW: Tensor) -> Tensor:
         """Return the mean with the embeddings of the mirror images, if they are wanted."""
         return F.normalize(taught_BD + self.teacher(images_BCHW.flip(3))) if self.config.mirror else taught_BD
-
-
-def _relative_error(x: Tensor, wanted: Tensor) -> Tensor:
-    """Return the mean square error in units of the variance of ``wanted``."""
-    return F.mse_loss(upcast(x), wanted.float()) / wanted.float().var()

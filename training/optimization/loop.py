@@ -126,11 +126,7 @@ def train_step(
     images = augment(to_tensor(batch.crops, device), batch.uniforms, config.augment)
     images = morph(images, batch.uniforms, config.augment)
     labeled = ~select_morphed(batch.uniforms, config.augment) if config.augment.morph else None
-    by_block = batch.step < config.distill.block_steps
-    by_maps = by_block or config.distill.map_weight > 0
-    rate = learning_rate(batch.step, total_steps, loop, config.distill.block_steps)
-    if batch.step == config.distill.block_steps:
-        state.restart_optimizer()
+    rate = learning_rate(batch.step, total_steps, loop)
     head.margin_share = margin_share(batch.step, loop)
     head.begin_step(batch.labels)
     state.begin_step(rate)
@@ -142,13 +138,9 @@ def train_step(
         synchronized = i == loop.accumulate - 1 or not isinstance(network, DistributedDataParallel)
         with nullcontext() if synchronized else network.no_sync():  # type: ignore[operator]
             own = None if labeled is None else labeled[part]
-            if by_maps:
-                with autocast:
-                    embeddings, parts = state.objective.imitate(state.backbone, inputs, by_block)
-            else:
-                with autocast:
-                    embeddings = network(inputs)
-                parts = state.objective(embeddings, labels, inputs, own, batch.number * loop.accumulate + i)
+            with autocast:
+                embeddings = network(inputs)
+            parts = state.objective(embeddings, labels, inputs, own, batch.number * loop.accumulate + i)
             loss = torch.stack(list(parts.values())).sum()
             if device.type == "cpu" and not math.isfinite(float(distributed.all_reduce_sum(loss))):
                 raise NonFiniteLossError(_diagnose(state, batch.rows[part], embeddings, parts))
@@ -162,8 +154,6 @@ def train_step(
         for name, value in measured.items():
             share = torch.as_tensor(value, device=device).detach() / loop.accumulate
             means[name] = means[name] + share if i else share
-    if by_maps:  # DistributedDataParallel was not called
-        distributed.average_gradients(list(state.backbone.parameters()))
     means |= state.apply()
     return StepResult(state.step, means, {"learning_rate": rate})
 
@@ -183,14 +173,8 @@ def _agree_to_stop(step: int, requested: bool) -> bool:
     return step % SAVE_CHECK_INTERVAL_STEPS == 0 and distributed.any_rank(requested)
 
 
-def learning_rate(step: int, total_steps: int, config: LoopConfig, block_steps: int = 0) -> float:
-    """Return the rate: linear warm-up, then half a cosine or (1 - progress)^poly_power down to zero, or steps.
-
-    A second warm-up follows the steps in which blocks learn on their own.
-    """
-    since = step - block_steps
-    if block_steps and 0 <= since < config.warmup_steps:
-        return (since + 1) / config.warmup_steps * learning_rate(step, total_steps, config)
+def learning_rate(step: int, total_steps: int, config: LoopConfig) -> float:
+    """Return the rate: linear warm-up, then half a cosine or (1 - progress)^poly_power down to zero, or steps."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)

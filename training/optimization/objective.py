@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from training.backbones import ChipResNet
 from training.config import ConfigError, DistillConfig, RunConfig
 from training.losses import CosineHead, Head, PartialFC, build_head, build_term
 from training.losses.core import Agents, NoHead
@@ -51,14 +50,6 @@ class Objective(nn.Module):
         if self.distillation is not None:
             parts["distillation"] = self.distillation_weight * self.distillation(embeddings_BD, images_BCHW, batch)
         return parts
-
-    def imitate(self, backbone: nn.Module, images_BCHW: Tensor, by_block: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return embeddings and parts, with the names of `forward`, of a step that learns the teacher's maps."""
-        if self.distillation is None or not isinstance(backbone, ChipResNet):
-            raise ConfigError("maps are learned from a distill.teacher, with backbone.name chip_resnet")
-        learn = self.distillation.imitate_blocks if by_block else self.distillation.imitate_stages
-        embeddings, loss = learn(backbone, images_BCHW)
-        return embeddings, {"head": loss.new_zeros(()), "distillation": self.distillation_weight * loss}
 
 
 def build_objective(config: RunConfig, num_classes: int) -> Objective:

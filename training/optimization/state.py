@@ -53,10 +53,6 @@ class TrainingState:
             group["lr"] = learning_rate
         self.optimizer.zero_grad(set_to_none=True)
 
-    def restart_optimizer(self) -> None:
-        """Forget the moments of the gradients. With a larger loss, they would make far too large steps."""
-        self.optimizer.state.clear()
-
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of ``loss``."""
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

@@ -37,7 +37,7 @@ BODIES: dict[str, Any] = {
     "patchSubject": {"name": "Countess of Lovelace"},
     "mergeSubject": {"into": "ada"},
     "moveTemplate": {"subject": "grace"},
-    "startMigration": {"to": "dlib-resnet"},
+    "startMigration": {"to": "open-model-zoo"},
     "cutOverMigration": {"min_share": 0.99},
     "finishMigration": {"force": False},
     "createKey": {"name": "door", "scopes": ["identify"], "galleries": ["staff"]},

@@ -88,7 +88,7 @@ def show(name: PackName, as_json: AsJson = False) -> None:
     if entry.license.acceptance:
         table.add_row("Acceptance", "required before download (--accept-license)")
     for file in entry.downloads:
-        source = file.url or f"{file.file} of the project {file.project}, from pip's package index"
+        source = file.url
         table.add_row("Source", f"{source}\nsha256 {file.sha256 or 'unknown'}, {_megabytes(file.size)}")
         for member in file.members:
             checksum = f"sha256 {member.sha256 or 'unknown'}, {_megabytes(member.size)}"
@@ -101,28 +101,57 @@ def show(name: PackName, as_json: AsJson = False) -> None:
 
 @app.command()
 def pull(
-    name: PackName,
+    name: Annotated[str | None, typer.Argument(help="Pack name.", autocompletion=complete_packs)] = None,
+    liveness: Annotated[
+        str | None, typer.Option(help="Liveness network to download too, or alone: minifasnet.")
+    ] = None,
     accept_license: Annotated[
         bool, typer.Option("--accept-license", help="Accept the pack's license, which you have read.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Download a pack, verify its checksums, and test its networks. Run the command again to resume."""
-    from models.pack.loading import load_pack
-    from models.pack.pull import pull as pull_pack
-    from models.pack.verification import is_present, read_pull_record
-    from models.runtime.onnx_runtime import has_fast_int8
+    """Download a pack or a liveness network, verify its checksums, and test its networks. Run it again to resume."""
     from service.settings import load_settings
 
     settings = load_settings()
-    entry = _find(name, settings)
+    names = [chosen for chosen in (name, liveness) if chosen is not None]
+    if not names:
+        raise typer.BadParameter("name a pack, or a liveness network with --liveness")
+    entries = [_find(chosen, settings) for chosen in names]
+    for entry, chosen in zip(entries, names, strict=True):
+        if (entry.kind == "liveness") != (chosen is liveness):
+            option = "--liveness" if entry.kind == "liveness" else "no option"
+            raise typer.BadParameter(f"{entry.name} is pulled with {option}: 'kith models show {entry.name}'")
+    pulled = [_pull(entry, settings, accept_license, silent=as_json) for entry in entries]
+    if as_json:
+        print_json(pulled[0] if len(pulled) == 1 else pulled)
+
+
+def _pull(entry: CatalogEntry, settings: Settings, accept_license: bool, silent: bool) -> dict[str, Any]:
+    from models.pack.pull import pull as pull_pack
+    from models.pack.verification import is_present, read_pull_record
+
     present = is_present(entry, settings.models_path)
     accepted = accept_license or (entry.license.acceptance and not present and _ask_license(entry))
     with _file_progress() as advance:
         directory = pull_pack(entry, settings.models_path, accepted or present, advance)
     record = {} if entry.kind == "bundled" else read_pull_record(entry, settings.models_path)
-    if as_json:
-        print_json({"name": entry.name, "directory": str(directory), "pulled": record or None})
+    if not silent:
+        _report_pull(entry, directory, record)
+    return {"name": entry.name, "directory": str(directory), "pulled": record or None}
+
+
+def _report_pull(entry: CatalogEntry, directory: Path, record: Mapping[str, Any]) -> None:
+    from models.pack.loading import load_pack
+    from models.runtime.onnx_runtime import has_fast_int8
+
+    for file in _without_checksum(entry, record):
+        print_note(
+            f"The catalog has no checksum for {file['file']}. Saved the sha256 of the download, {file['sha256']}, for "
+            "'kith models verify'."
+        )
+    if entry.kind == "liveness":
+        print_line(f"Installed {entry.name} in {directory}. Servers use it from their next start, beside any pack.")
         return
     print_line(f"Installed {entry.name} in {directory}. Serve it with KITH_PACK={entry.name}.")
     pack = load_pack(directory)
@@ -133,11 +162,6 @@ def pull(
         )
     if has_fast_int8() and not pack.has_int8:
         print_note(f"INT8 may be faster on this processor: 'kith models quantize {entry.name} --photos FOLDER'.")
-    for file in _without_checksum(entry, record):
-        print_note(
-            f"The catalog has no checksum for {file['file']}. Saved the sha256 of the download, {file['sha256']}, for "
-            "'kith models verify'."
-        )
 
 
 @app.command()
@@ -289,7 +313,9 @@ def _summary(entry: CatalogEntry, settings: Settings) -> dict[str, Any]:
         "commercial_use": entry.commercial_use,
         "size": entry.size,
         "here": here,
-        "served": here and settings.pack_path.expanduser().resolve() == directory.resolve(),
+        "served": here
+        and entry.kind != "liveness"
+        and settings.pack_path.expanduser().resolve() == directory.resolve(),
         "directory": str(directory) if here else None,
     }
 
@@ -304,23 +330,26 @@ def _add_installation(table: Table, entry: CatalogEntry, row: dict[str, Any], se
     from models.pack.verification import pack_directory
 
     if not row["here"]:
-        table.add_row("Installed", f"no: run 'kith models pull {entry.name}'")
+        option = "--liveness " if entry.kind == "liveness" else ""
+        table.add_row("Installed", f"no: run 'kith models pull {option}{entry.name}'")
         return
     table.add_row("Installed", f"{row['directory']}{', served' if row['served'] else ''}")
+    if entry.kind == "liveness":
+        return
     calibrated = load_pack(pack_directory(entry, settings.models_path)).calibration is not None
     table.add_row("Calibrated", "yes: accepts risks" if calibrated else "no: accepts explicit thresholds only")
 
 
 def _accuracy(entry: CatalogEntry) -> list[tuple[str, str]]:
     """Return the measured accuracy of packs that were evaluated."""
-    if entry.kind not in ("bundled", "dlib"):
+    if entry.kind not in ("bundled", "openvino"):
         return []
-    from models.pack.dlib_pack import accuracy_rows, read_measurements
     from models.pack.loading import BUNDLED_PACK, load_pack
+    from models.pack.open_model_zoo import accuracy_rows, read_measurements
 
     bundled = entry.kind == "bundled"
     own = BUNDLED_PACK.parent / entry.name
-    return accuracy_rows(load_pack(own).metrics if bundled else read_measurements(entry.name)["metrics"])
+    return accuracy_rows(load_pack(own).metrics if bundled else read_measurements()["metrics"])
 
 
 def _ask_license(entry: CatalogEntry) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from models.engines.selection import EnginePreference, open_network, open_networks
 from models.errors import ModelError, RuntimeUnavailableError
-from models.pack.loading import load_pack
+from models.pack.loading import load_pack, with_pulled_liveness
 from models.pack.manifest import ModelPack
 from models.runtime.cuda import visible_gpus
 from models.runtime.onnx_runtime import available_cores, available_providers, runtime_version
@@ -66,6 +66,7 @@ def diagnose(settings: Settings) -> list[InstallationCheck]:
         checks.append(InstallationCheck("openvino", "ok", detail))
     try:
         packs = [load_pack(path) for path in settings.pack_paths]
+        packs[0] = with_pulled_liveness(packs[0], settings.models_path)
         for pack in packs:
             pack.verify()
             checks.append(InstallationCheck("pack", "ok", f"{pack.model_id}: checksums match"))
@@ -75,7 +76,7 @@ def diagnose(settings: Settings) -> list[InstallationCheck]:
             (pack.recognition, pack.recognition.alignment.size_px) for pack in packs
         ]
         if (liveness := packs[0].liveness) is not None:
-            networks.append((liveness, liveness.alignment.size_px))
+            networks.append((liveness, max(liveness.shape)))
         for spec, side in ((packs[0].detection, 256), *networks):
             checks += [] if settings.wish.wants_gpu else _check_network(spec, settings.wish, side)
     except ModelError as error:

@@ -135,8 +135,9 @@ def _describe_loss(variant: Variant | None, choice: EngineChoice) -> str:
 
 def _input_shape(spec: NetworkSpec, network: Network) -> tuple[int, int, int]:
     """Return the (channels, height, width) of a crop, or of the smallest canvas of a detector."""
-    side = CANVAS_BUCKETS_PX[0] if isinstance(spec, DetectionSpec) else spec.alignment.size_px
-    height, width = (fixed if isinstance(fixed, int) else side for fixed in network.input_shape[2:])
+    sides = (CANVAS_BUCKETS_PX[0],) * 2 if isinstance(spec, DetectionSpec) else spec.shape
+    fixed = zip(network.input_shape[2:], sides, strict=True)
+    height, width = (declared if isinstance(declared, int) else side for declared, side in fixed)
     return 3, height, width
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -12,9 +13,10 @@ from models.errors import PackError, PackUnknownError
 from models.pack.catalog import CATALOG_PATH, find_entry, read_catalog
 from models.pack.loading import BUNDLED_PACK, load_pack
 
+PUBLISHERS = ("github.com", "huggingface.co", "storage.openvinotoolkit.org")
 NAMES = [
-    "kith-compact", "kith-open", "dlib-resnet", "dlib-yunet", "opencv-zoo",
-    "buffalo_l", "buffalo_m", "buffalo_s", "buffalo_sc", "antelopev2",
+    "kith-compact", "kith-open", "open-model-zoo", "auraface", "opencv-zoo",
+    "buffalo_l", "buffalo_m", "buffalo_s", "buffalo_sc", "antelopev2", "minifasnet",
 ]  # fmt: skip
 
 
@@ -30,7 +32,9 @@ def test_every_pack_has_checked_sources_and_terms() -> None:
             assert download.sha256 is not None
             assert download.size is not None
             assert 100_000 < download.size < 500_000_000
-            assert download.url is None or download.url.startswith("https://github.com/")
+            assert urlsplit(download.url).scheme == "https"
+            assert urlsplit(download.url).netloc in PUBLISHERS
+            assert download.url.endswith(f"/{download.file}")
             for member in download.members:
                 assert member.sha256 is not None
         if entry.kind == "zip":
@@ -45,14 +49,17 @@ def test_a_pack_permits_what_its_least_free_part_permits() -> None:
     catalog = read_catalog()
     assert [name for name, entry in catalog.items() if entry.commercial_use] == [
         "kith-open",
-        "dlib-yunet",
+        "open-model-zoo",
+        "auraface",
         "opencv-zoo",
+        "minifasnet",
     ]
     for entry in catalog.values():
-        assert [part.part for part in entry.parts] == ["recognizer", "detector"]
-    mixed = catalog["dlib-resnet"]
+        parts = ["liveness"] if entry.kind == "liveness" else ["recognizer", "detector"]
+        assert [part.part for part in entry.parts] == parts
+    mixed = catalog["kith-compact"]
     assert [part.commercial_use for part in mixed.parts] == [True, False]
-    assert (mixed.license_of("recognizer"), mixed.license_of("detector")) == ("CC0-1.0", "non-commercial research")
+    assert (mixed.license_of("recognizer"), mixed.license_of("detector")) == ("Apache-2.0", "non-commercial research")
     unlisted = replace(mixed, parts=())
     assert unlisted.commercial_use is None
     assert unlisted.license_of("detector") == mixed.license.name
@@ -83,13 +90,13 @@ def test_an_unknown_name_is_rejected() -> None:
         ("acceptance = true", 'acceptance = "yes"', "buffalo_l.license"),
         ('file = "buffalo_l.zip"', 'file = "a/b.zip"', "buffalo_l.downloads[0].file"),
         ('file = "det_10g.onnx"', 'file = ".."', "buffalo_l.downloads[0].members.file"),
-        ('project = "face-recognition-models"', 'project = "a"\nurl = "https://b"', "dlib-resnet.downloads[0]"),
+        ('url = "https://storage', 'address = "https://storage', "open-model-zoo.downloads[0].url"),
         ("commercial_use = false", 'commercial_use = "no"', "kith-compact.parts[1].commercial_use"),
         ('part = "recognizer"', "", "kith-compact.parts[0].part"),
-        ("size = 100149358", "size = -1", "dlib-resnet.downloads[0].size"),
-        ('sha256 = "b79b', 'sha256 = "B79B', "dlib-resnet.downloads[0].sha256"),
+        ("size = 350427", "size = -1", "open-model-zoo.downloads[0].size"),
+        ('sha256 = "ce53', 'sha256 = "CE53', "open-model-zoo.downloads[0].sha256"),
         ("[[pack]]", "[pack", "mine.toml"),
-        ('name = "dlib-resnet"', 'name = "kith-compact"', "pack"),
+        ('name = "open-model-zoo"', 'name = "kith-compact"', "pack"),
     ],
 )
 def test_errors_name_the_field(old: str, new: str, field: str, tmp_path: Path) -> None:

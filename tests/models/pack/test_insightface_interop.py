@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.pack import dlib_pack
+from models.pack import open_model_zoo
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import align
@@ -77,10 +77,11 @@ def test_embeddings_of_one_crop_match_insightface(
     assert float(ours @ (feature / np.linalg.norm(feature))) >= 0.999
 
 
-def test_insightface_rejects_packs_with_custom_crops(
-    dlib_file: Path, tmp_path: Path, astronaut: NDArray[np.uint8]
-) -> None:
-    source = {"from": "here", "file": dlib_file.name, "sha256": "", "license": "CC0-1.0"}
-    dlib_pack.build_dlib_pack(tmp_path, dlib_file.read_bytes(), source)
-    with pytest.raises(AssertionError):  # rather than vectors of crops that the network was not trained on
+def test_insightface_rejects_packs_with_yunet(reference: Path, tmp_path: Path, astronaut: NDArray[np.uint8]) -> None:
+    """Rather than return vectors of its own crops, which the recognizer of open-model-zoo was not trained on."""
+    xml, weights, yunet = (reference / name for name in ("retail0095.xml", "retail0095.bin", "detector_yunet.onnx"))
+    source = open_model_zoo.describe_source(weights, "here", "Apache-2.0")
+    sources = {"recognizer": source, "detector": source}
+    open_model_zoo.build_open_model_zoo_pack(tmp_path, xml, weights, yunet, sources)
+    with pytest.raises(RuntimeError, match="received 12"):
         theirs(tmp_path, astronaut)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -22,16 +21,18 @@ from models.errors import (
     ModelError,
     PackError,
 )
-from models.pack.catalog import ArchiveMember, CatalogEntry, Download, License, PackKind, PackPart
+from models.pack import open_model_zoo
+from models.pack.catalog import ArchiveMember, CatalogEntry, Download, License, PackKind, PackPart, read_catalog
 from models.pack.download import Downloader
 from models.pack.loading import BUNDLED_PACK, find_pack, load_pack
 from models.pack.pull import pull
 from models.pack.verification import PULL_RECORD, check_pack, is_present, pack_directory, read_pull_record
+from models.vision.specs import Normalization
 from tests.http_files import File, Server, serving
 
 DETECTOR = (BUNDLED_PACK / "detector.onnx").read_bytes()
 RECOGNIZER = (BUNDLED_PACK / "recognizer.onnx").read_bytes()
-TERMS = {"recognizer": "CC0-1.0", "detector": "MIT"}
+TERMS = {"recognizer": "Apache-2.0", "detector": "MIT"}
 FREE = License("CC0-1.0", "https://license.example", "Everything.", False)
 ASKED = License("Research", "https://license.example", "Research.", True)
 
@@ -53,7 +54,7 @@ def models_dir(tmp_path: Path) -> Path:
 
 def files_pack(server: Server, license: License = FREE, checksums: bool = True) -> CatalogEntry:
     downloads = [
-        Download(name, f"{server.url}/{name}", None, sha256(content) if checksums else None, None)
+        Download(name, f"{server.url}/{name}", sha256(content) if checksums else None, None)
         for name, content in (("detector.onnx", DETECTOR), ("recognizer.onnx", RECOGNIZER))
     ]
     return CatalogEntry("two-files", "files", "Two files.", license, tuple(downloads))
@@ -67,7 +68,7 @@ def archive_pack(
         ArchiveMember("detector.onnx", sha256(DETECTOR), len(DETECTOR)),
         ArchiveMember("recognizer.onnx", sha256(RECOGNIZER), None),
     )
-    download = Download("pack.zip", f"{server.url}/pack.zip", None, sha256(content), len(content), kept)
+    download = Download("pack.zip", f"{server.url}/pack.zip", sha256(content), len(content), kept)
     return CatalogEntry("zipped", kind, "An archive.", FREE, (download,))
 
 
@@ -251,85 +252,67 @@ def test_an_unwritable_models_directory_is_reported(server: Server, tmp_path: Pa
         fetch(files_pack(server), tmp_path / "file")
 
 
-def sdist(content: bytes, name: str = "models-1/package/network.dat") -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for member, data in (("models-1/setup.py", b"raise SystemExit('setup.py was run')"), (name, content)):
-            info = tarfile.TarInfo(member)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-def dlib_pack(archive: bytes, content: bytes) -> CatalogEntry:
-    member = ArchiveMember("network.dat", sha256(content), len(content))
-    download = Download("models-1.tar.gz", None, "some-models", sha256(archive), len(archive), (member,))
-    return CatalogEntry("dlib-resnet", "dlib", "dlib's.", FREE, (download,))
-
-
-def index_of(archive: bytes, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = b'<a href="../../files/models-1.tar.gz">models-1.tar.gz</a>'
-    server.files["/simple/some-models/"] = File(page, content_type="text/html")
-    server.files["/files/models-1.tar.gz"] = File(archive)
-    monkeypatch.setenv("PIP_INDEX_URL", f"{server.url}/simple")
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
-
-
-def test_a_package_with_another_network_is_rejected(
-    server: Server, models_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive = sdist(b"not dlib's network")
-    index_of(archive, server, monkeypatch)
-    with pytest.raises(ModelError, match="not dlib's face recognition network"):
-        fetch(dlib_pack(archive, b"not dlib's network"), models_dir)
-    asked = len(server.requests)
-    with pytest.raises(ModelError, match="not dlib's"):
-        fetch(dlib_pack(archive, b"not dlib's network"), models_dir)
-    assert len(server.requests) == asked  # the archive was downloaded before
-    elsewhere = sdist(b"x", "models-1/other.dat")
-    index_of(elsewhere, server, monkeypatch)
-    with pytest.raises(ArchiveError, match=r"does not hold network\.dat"):
-        fetch(dlib_pack(elsewhere, b"x"), models_dir / "other")
-
-
-def test_the_published_package_becomes_a_calibrated_pack(
-    dlib_file: Path, server: Server, models_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = dlib_file.read_bytes()
-    archive = sdist(content)
-    index_of(archive, server, monkeypatch)
-    entry = dlib_pack(archive, content)
-    pack = load_pack(fetch(entry, models_dir))
-    assert pack.calibration is not None
-    assert pack.recognition.alignment.size_px == 150
-    assert not pack.recognition.alignment.is_standard
-    assert all(result.ok for result in check_pack(entry, models_dir))
-    record = read_pull_record(entry, models_dir)
-    assert set(record["files"]) == {
-        "MODEL_CARD.md", "calibration.json", "detector.onnx", "manifest.json", "recognizer.onnx",
-    }  # fmt: skip
-    assert json.loads((pack.directory / PULL_RECORD).read_text())["license"]["name"] == "CC0-1.0"
-
-
-def test_dlib_network_and_yunet_become_one_calibrated_pack(
-    dlib_file: Path, reference: Path, server: Server, models_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content, yunet = dlib_file.read_bytes(), (reference / "detector_yunet.onnx").read_bytes()
-    archive = sdist(content)
-    index_of(archive, server, monkeypatch)
-    server.files["/yunet.onnx"] = File(yunet)
-    detector = Download("yunet.onnx", f"{server.url}/yunet.onnx", None, sha256(yunet), len(yunet))
+def openvino_pack(server: Server, **files: bytes) -> CatalogEntry:
+    server.files |= {f"/{name}": File(content) for name, content in files.items()}
+    downloads = [
+        Download(name, f"{server.url}/{name}", sha256(content), len(content)) for name, content in files.items()
+    ]
     parts = tuple(PackPart(part, license, True, "photos") for part, license in TERMS.items())
-    entry = dlib_pack(archive, content)
-    entry = replace(entry, name="dlib-yunet", downloads=(*entry.downloads, detector), parts=parts)
+    return CatalogEntry("open-model-zoo", "openvino", "Intel's.", FREE, tuple(downloads), parts)
+
+
+def test_the_published_network_becomes_a_calibrated_pack(reference: Path, server: Server, models_dir: Path) -> None:
+    files = {
+        "face-reidentification-retail-0095.xml": (reference / "retail0095.xml").read_bytes(),
+        "face-reidentification-retail-0095.bin": (reference / "retail0095.bin").read_bytes(),
+        "yunet.onnx": (reference / "detector_yunet.onnx").read_bytes(),
+    }
+    entry = openvino_pack(server, **files)
     pack = load_pack(fetch(entry, models_dir))
-    assert (pack.model_id, pack.detection.head, pack.detection.normalization.color) == ("dlib-yunet", "yunet", "BGR")
-    assert pack.detection.path.read_bytes() == yunet
+    assert (pack.model_id, pack.detection.head, pack.detection.normalization.color) == (
+        "open-model-zoo",
+        "yunet",
+        "BGR",
+    )
+    assert pack.detection.path.read_bytes() == files["yunet.onnx"]
+    assert pack.recognition.normalization == Normalization(0.0, 1.0, "BGR")
+    assert pack.recognition.alignment == open_model_zoo.ALIGNMENT
     assert pack.calibration is not None
     assert pack.calibration["recognizer"] == pack.recognition.fingerprint()
     assert {part: pack.provenance[part]["license"] for part in TERMS} == TERMS
-    assert "under the MIT license" in (pack.directory / "MODEL_CARD.md").read_text()
+    card = (pack.directory / "MODEL_CARD.md").read_text()
+    assert "MIT" in card
+    assert f"{pack.metrics['lfw_view2']['accuracy']['mean']:.2%}" in card
     assert all(result.ok for result in check_pack(entry, models_dir))
+    assert set(read_pull_record(entry, models_dir)["files"]) == {
+        "MODEL_CARD.md", "calibration.json", "detector.onnx", "manifest.json", "recognizer.onnx",
+    }  # fmt: skip
+    assert json.loads((pack.directory / PULL_RECORD).read_text())["license"]["name"] == FREE.name
+
+
+def test_the_shipped_measurement_is_of_the_catalog_s_recognizer(reference: Path) -> None:
+    """Run `kith-train measure` on the pulled pack if this fails (docs/models.md)."""
+    catalog = read_catalog()["open-model-zoo"]
+    # SHA-384 of the files in the Open Model Zoo's model.yml.
+    published = {
+        "xml": "689fb39e94bbd0d22cfeeb9292d0b91ac753424a7ee2c0555070e4038a00bfcaad473b47303012b9a393027dbad0dbce",
+        "bin": "6d51703e854509dafdab9dfc6b932136d301d95be6d52c9c23b5a4f5de1ffec80e8d38b87e0e9556ad36f0dded1588ed",
+    }
+    for download in catalog.downloads[:2]:
+        suffix = download.file.rpartition(".")[2]
+        content = (reference / f"retail0095.{suffix}").read_bytes()
+        assert hashlib.sha384(content).hexdigest() == published[suffix]
+        assert (sha256(content), len(content)) == (download.sha256, download.size)
+    measured = open_model_zoo.read_measurements()
+    assert measured["calibration"]["recognizer"] == measured["recognizer"]
+    assert measured["metrics"]["lfw_view2"]["accuracy"]["mean"] > 0.99
+
+
+def test_a_damaged_network_is_not_installed(reference: Path, server: Server, models_dir: Path) -> None:
+    files = {"a.xml": b"<net/>", "a.bin": b"x", "yunet.onnx": (reference / "detector_yunet.onnx").read_bytes()}
+    with pytest.raises(ModelError, match="no network of OpenVINO IR"):
+        fetch(openvino_pack(server, **files), models_dir)
+    assert not (models_dir / "open-model-zoo").exists()
 
 
 def test_the_bundled_pack_needs_no_pull(models_dir: Path) -> None:

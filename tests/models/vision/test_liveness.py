@@ -10,7 +10,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -21,10 +21,10 @@ from models.pack.manifest import LIVENESS_ALIGNMENT, MANIFEST_FILE
 from models.pack.verification import run_networks
 from models.runtime.network import Engine
 from models.runtime.onnx_runtime import OnnxNetwork
-from models.vision.alignment import align, similarity_transforms
+from models.vision.alignment import Alignment, align, similarity_transforms
 from models.vision.detection import Detector
-from models.vision.liveness import LivenessClassifier, LivenessResult, outside_shares
-from models.vision.specs import LivenessSpec
+from models.vision.liveness import LivenessClassifier, LivenessResult, cut_crops, outside_shares
+from models.vision.specs import BoxCrops, LivenessSpec
 from tests.packs import judging_pack, warmth
 
 Photo = NDArray[np.uint8]
@@ -38,10 +38,15 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> LivenessSpec:
     return found
 
 
+def crop_of(spec: LivenessSpec) -> Alignment:
+    assert isinstance(spec.crop, Alignment)
+    return spec.crop
+
+
 def test_defaults_match_insightface(spec: LivenessSpec) -> None:
     addon = pytest.importorskip("insightface.addons.liveness")
-    np.testing.assert_allclose(spec.alignment.template_xy, addon.DESTINATION_LANDMARKS, rtol=1e-6)
-    assert spec.alignment.size_px == addon.INPUT_SIZE
+    np.testing.assert_allclose(crop_of(spec).template_xy, addon.DESTINATION_LANDMARKS, rtol=1e-6)
+    assert crop_of(spec).size_px == addon.INPUT_SIZE
     assert (spec.threshold, spec.max_outside) == (addon.DEFAULT_THRESHOLD, addon.MAX_OOB_RATIO)
 
 
@@ -54,9 +59,9 @@ def test_scores_match_insightface(
     theirs = addon.Liveness(path, providers=["CPUExecutionProvider"])
     (faces,) = detector.detect([group])
     ours = LivenessClassifier(OnnxNetwork(path), replace(spec, path=path)).scores(
-        align(group, faces.landmarks_xy, spec.alignment, repeat_edge=True)
+        align(group, faces.landmarks_xy, crop_of(spec), repeat_edge=True)
     )
-    shares = outside_shares(faces.landmarks_xy, spec.alignment, group.shape[1], group.shape[0])
+    shares = outside_shares(faces.landmarks_xy, crop_of(spec), group.shape[1], group.shape[0])
     assert len(ours) > 3
     for score, share, points in zip(ours, shares, faces.landmarks_xy, strict=True):
         wanted = theirs.predict(np.ascontiguousarray(group[:, :, ::-1]), points)
@@ -162,3 +167,38 @@ def test_errors_name_the_field(task: dict[str, Any], tmp_path: Path) -> None:
 def test_insightface_loads_the_pack(tmp_path: Path) -> None:
     package = pytest.importorskip("insightface.model_zoo.package_manifest")
     assert set(package.load_model_package(judging_pack(tmp_path).directory).tasks) == {"detection", "recognition"}
+
+
+@settings(max_examples=200)
+@given(
+    x=st.integers(-40, 400),
+    y=st.integers(-40, 300),
+    width=st.integers(2, 300),
+    height=st.integers(2, 300),
+)
+def test_crops_around_boxes_are_those_of_their_authors(x: int, y: int, width: int, height: int) -> None:
+    """Compare with the rule of Silent-Face-Anti-Spoofing, written down step by step: limit, center, move, truncate."""
+    photo = np.random.default_rng(0).integers(0, 256, (240, 320, 3), dtype=np.uint8)
+    x, y = min(max(x, 0), 320 - width - 1), min(max(y, 0), 240 - height - 1)
+    assume(x >= 0 and y >= 0)
+    box = np.array([x, y, x + width, y + height], np.float32)
+    (cut,) = cut_crops(photo, box[None], np.empty((1, 5, 2), np.float32), BoxCrops(80, (2.7, 4.0)), 0.0)
+    assert cut is not None
+    assert cut.shape == (80, 160, 3)
+    for number, face_size in enumerate((2.7, 4.0)):
+        scale = min(face_size, 239 / height, 319 / width)
+        left, right = x + width / 2 - width * scale / 2, x + width / 2 + width * scale / 2
+        top, bottom = y + height / 2 - height * scale / 2, y + height / 2 + height * scale / 2
+        if left < 0:
+            left, right = 0, right - left
+        if top < 0:
+            top, bottom = 0, bottom - top
+        if right > 319:
+            left, right = left - (right - 319), 319
+        if bottom > 239:
+            top, bottom = top - (bottom - 239), 239
+        edges = (left, top, right, bottom)
+        # Rounding of floats may decide which row or column is the first or the last.
+        assume(all(abs(edge - round(edge)) > 1e-6 or edge in (0, 319, 239) for edge in edges))
+        part = photo[int(top) : int(bottom) + 1, int(left) : int(right) + 1]
+        assert np.array_equal(cut[:, 80 * number : 80 * (number + 1)], cv2.resize(part, (80, 80)))

@@ -519,7 +519,7 @@ def test_completion_proposes_existing_names(run: Program, kith: Kith, gallery: s
     assert run.completed(f"kith gallery stats {gallery[:-2]}") == [gallery]
     assert run.completed(f"kith identify x.jpg -g {gallery[:-2]}") == [gallery]
     assert run.completed(f"kith subject show -g {gallery} gr") == ["grace"]
-    assert run.completed("kith models show dlib-r") == ["dlib-resnet"]
+    assert run.completed("kith models show open-m") == ["open-model-zoo"]
     vector = np.eye(kith.model().dimension)[0]
     made = kith.enroll(gallery, "grace", embeddings=[vector], recognizer=kith.model().recognizer).results[0].template
     assert run.completed(f"kith template move -g {gallery} grace ") == [made]

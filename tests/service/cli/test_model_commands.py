@@ -196,14 +196,14 @@ def test_the_license_is_asked_for_at_a_terminal(answer: str, fetched: bool, mirr
 def test_the_default_catalog_lists_all_packs(models: Command) -> None:
     listed = {row["name"]: row for row in json.loads(models("list", "--json"))}
     assert listed["kith-compact"]["served"]
-    assert {"dlib-resnet", "opencv-zoo", "buffalo_l"} <= set(listed)
-    assert not listed["dlib-resnet"]["here"]
+    assert {"open-model-zoo", "opencv-zoo", "buffalo_l"} <= set(listed)
+    assert not listed["open-model-zoo"]["here"]
     assert (listed["kith-compact"]["commercial_use"], listed["kith-open"]["commercial_use"]) == (False, True)
     assert "detector: MIT (WIDER FACE)" in models("list")
-    assert "MIT; trained on WIDER FACE" in models("show", "dlib-yunet")
-    shown = models("show", "dlib-resnet")
-    assert "CC0-1.0" in shown
-    assert "b79bd200a88c87c9a9d446c990ae71c5a626d1f3730174e6d570157ff1d896cf" in shown
+    shown = models("show", "open-model-zoo")
+    assert "MIT; trained on WIDER FACE" in shown
+    assert "Apache-2.0" in shown
+    assert "241229ca3d206321868d46ce74a3c0b06c49cea58db7dc70b2e842ff287545d1" in shown
 
 
 def test_a_pack_is_found_by_name_or_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from models.pack import dlib_pack
+from models.pack import open_model_zoo
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align, standard_alignment
 from models.vision.detection import Detector
 from models.vision.recognition import Recognizer
@@ -50,7 +50,7 @@ def test_it_shows_what_other_alignments_want(detector: Detector, astronaut: Phot
     )
     crop, landmarks = of(detector, astronaut)
     image, points = crops.decode_crop(crop)
-    for alignment in (wider, dlib_pack.dlib_alignment(), standard_alignment(224)):
+    for alignment in (wider, open_model_zoo.ALIGNMENT, standard_alignment(224)):
         direct, again = align(astronaut, landmarks, alignment), align(image, points[None], alignment)
         difference = cv2.GaussianBlur(direct[0], (5, 5), 0).astype(int) - cv2.GaussianBlur(again[0], (5, 5), 0)
         assert np.abs(difference).mean() < 3

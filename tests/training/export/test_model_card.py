@@ -245,7 +245,7 @@ def test_commands_list_settings_that_differ_from_the_recipe(tmp_path: Path) -> N
     again = plain.overridden(dict(setting.split("=", 1) for setting in named))
     assert again == other
     assert recipe_overrides({**plain.shareable(), "name": "another"}) == []
-    taught = RECIPES["distilled"](Path(), Path("runs/x"), tmp_path)
+    taught = RECIPES["taught"](Path(), Path("runs/x"), tmp_path)
     assert recipe_overrides(taught.shareable()) == []  # the command names the teacher by itself
 
 

@@ -1,0 +1,194 @@
+"""A student learns the maps of its teacher, block by block."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+
+from models.errors import ModelError
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.open_model_zoo import ALIGNMENT
+from models.vision.detection import Detector
+from training.backbones import BottleneckNet
+from training.backbones.bottleneck_net import SIDE_PX, Stem
+from training.config import ConfigError
+from training.imitation.blocks import BlockFit, fit_blocks, to_student, to_teacher
+from training.imitation.run import imitate
+from training.imitation.teacher import Teacher
+from training.imitation.views import MARGIN_PX, Portraits, draw_views, read_portraits, see
+
+Photo = NDArray[np.uint8]
+PARTS = 17
+
+
+class Pixels(nn.Module):
+    """The parts of a student on BGR pixels in 0..255, as a teacher takes them."""
+
+    def __init__(self, network: BottleneckNet) -> None:
+        super().__init__()
+        self.parts = network.parts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.parts((x - 127.5) / 127.5)
+        return out
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pixels, Path]:
+    """A teacher with random weights, and its ONNX file."""
+    torch.manual_seed(7)
+    network = Pixels(BottleneckNet(16)).eval()
+    path = tmp_path_factory.mktemp("teacher") / "teacher.onnx"
+    example = torch.zeros(2, 3, SIDE_PX, SIDE_PX)
+    batch = {0: torch.export.Dim("batch", min=1, max=64)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.export uses its own deprecated functions
+        program = torch.onnx.export(network, (example,), dynamo=True, dynamic_shapes=(batch,), verbose=False)
+    assert program is not None
+    program.save(path)
+    return network, path
+
+
+@pytest.fixture(scope="module")
+def portraits() -> Portraits:
+    rng = np.random.default_rng(5)
+    side = SIDE_PX + 2 * MARGIN_PX
+    small = rng.integers(0, 256, (24, 10, 10, 3), dtype=np.uint8)
+    crops = [np.asarray(Image.fromarray(pixels).resize((side, side), Image.Resampling.BICUBIC)) for pixels in small]
+    return Portraits(np.stack(crops), rng.uniform(0, 0.5, 24).astype(np.float32))
+
+
+def test_a_teacher_is_cut_between_its_blocks(published: tuple[Pixels, Path], rng: np.random.Generator) -> None:
+    network, path = published
+    teacher = Teacher(path)
+    pixels = rng.integers(0, 256, (3, 3, SIDE_PX, SIDE_PX)).astype(np.float32)
+    x, expected = pixels, (torch.from_numpy(pixels) - 127.5) / 127.5
+    for part, block in enumerate(network.parts):
+        x = np.asarray(teacher.advance(part, x), np.float32)
+        with torch.no_grad():
+            expected = block(expected)
+        np.testing.assert_allclose(x, expected.numpy(), atol=2e-4, err_msg=str(part))
+    np.testing.assert_array_equal(teacher.embed(pixels), x)
+
+
+def test_another_network_is_no_teacher() -> None:
+    with pytest.raises(ModelError, match="no bottlenecks"):
+        Teacher(BUNDLED_PACK / "detector.onnx")
+
+
+def test_blocks_learn_and_a_run_that_was_cut_off_goes_on(
+    published: tuple[Pixels, Path], portraits: Portraits, tmp_path: Path
+) -> None:
+    teacher = Teacher(published[1])
+    fits = (BlockFit(blocks=3, steps=40, views=24, weight_decay=0.1, start_steps=5),)
+
+    def run(fits: tuple[BlockFit, ...], output: Path) -> BottleneckNet:
+        torch.manual_seed(0)
+        student = BottleneckNet(16)
+        output.mkdir(exist_ok=True)
+        fit_blocks(student, teacher, portraits, portraits, ALIGNMENT, fits, output, seed=0)
+        return student
+
+    whole = run(fits, tmp_path / "whole")
+    rows = [json.loads(line) for line in (tmp_path / "whole" / "blocks.jsonl").read_text().splitlines()]
+    assert [row["part"] for row in rows] == [0, 1, 2]
+    assert all(row["error"] < 0.8 for row in rows)
+    run((replace(fits[0], blocks=1),), tmp_path / "cut")
+    resumed = run(fits, tmp_path / "cut")
+    for one, other in zip(whole.parts[:1].parameters(), resumed.parts[:1].parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    again = [json.loads(line) for line in (tmp_path / "cut" / "blocks.jsonl").read_text().splitlines()]
+    assert [row["part"] for row in again] == [0, 1, 2]
+    # Maps that are computed at once are rounded otherwise than maps that are stored between blocks.
+    assert again[2]["error"] == pytest.approx(rows[2]["error"], rel=0.3)
+
+
+def test_whitening_changes_only_coordinates(rng: np.random.Generator) -> None:
+    images = torch.from_numpy(rng.normal(size=(8, 3, SIDE_PX, SIDE_PX)).astype(np.float32)).cumsum(3) / 10
+    stem = Stem()
+    stem.whiten(images)
+    patches = torch.nn.functional.unfold(images, 3, stride=7).transpose(1, 2).reshape(-1, 27)
+    covariance = torch.cov((patches @ stem.whitening.T).T)
+    # Variances below the floor stay small; all others are one.
+    values = torch.linalg.eigvalsh(covariance)
+    assert float(values.max()) == pytest.approx(1, abs=0.01)
+
+
+def test_views_stay_near_the_template(portraits: Portraits) -> None:
+    sharp = replace(portraits, turns=np.zeros(24, np.float32))
+    (batch,) = draw_views(sharp, ALIGNMENT, 8, seed=3)
+    (again,) = draw_views(sharp, ALIGNMENT, 8, seed=3)
+    np.testing.assert_array_equal(batch, again)
+    assert batch.shape == (8, SIDE_PX, SIDE_PX, 3)
+    rng = np.random.default_rng(0)
+    center = portraits.crops[0][MARGIN_PX:-MARGIN_PX, MARGIN_PX:-MARGIN_PX].astype(int)
+    views = [see(portraits.crops[0], ALIGNMENT, rng) for _ in range(60)]
+    distances = [min(np.abs(center - v).mean(), np.abs(center[:, ::-1] - v).mean()) for v in views]
+    others = [
+        np.abs(center - other[MARGIN_PX:-MARGIN_PX, MARGIN_PX:-MARGIN_PX]).mean() for other in portraits.crops[1:]
+    ]
+    assert np.median(distances) < min(others)
+
+
+def test_turned_heads_are_drawn_more_often(portraits: Portraits) -> None:
+    flat = np.stack(
+        [
+            np.full_like(crop, 10 if turn > 0.25 else 240)
+            for crop, turn in zip(portraits.crops, portraits.turns, strict=True)
+        ]
+    )
+    views = np.concatenate(list(draw_views(replace(portraits, crops=flat), ALIGNMENT, 400, seed=1)))
+    dark = float((np.median(views, axis=(1, 2, 3)) < 60).mean())
+    turned = float((portraits.turns > 0.25).mean())
+    assert dark > turned + 0.1
+
+
+def test_portraits_are_cut_as_the_teacher_wants_them(detector: Detector, astronaut: Photo, tmp_path: Path) -> None:
+    Image.fromarray(astronaut).save(tmp_path / "face.png")
+    Image.fromarray(np.full((200, 200, 3), 128, np.uint8)).save(tmp_path / "none.png")
+    found = read_portraits(sorted(tmp_path.iterdir()), detector, ALIGNMENT)
+    assert found.crops.shape == (1, SIDE_PX + 2 * MARGIN_PX, SIDE_PX + 2 * MARGIN_PX, 3)
+    inner = found.crops[0][MARGIN_PX:-MARGIN_PX, MARGIN_PX:-MARGIN_PX]
+    (faces,) = detector.detect([np.ascontiguousarray(found.crops[0])])
+    points = faces.landmarks_xy[faces.largest()] - MARGIN_PX
+    assert np.abs(points - ALIGNMENT.template_xy).mean() < 4
+    student, teacher = to_student(inner[None]), to_teacher(inner[None])
+    np.testing.assert_allclose(student.numpy()[:, ::-1] * 127.5 + 127.5, teacher, atol=1e-3)
+
+
+def test_packs_with_other_crops_are_no_teachers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has crops of 112 pixels"):
+        imitate(tmp_path, load_pack(BUNDLED_PACK), tmp_path / "run")
+
+
+def test_a_student_imitates_the_published_network(reference: Path, data: Path, tmp_path: Path) -> None:
+    """One short run from photos to weights, with the teacher of the bundled recognizer."""
+    from models.pack.open_model_zoo import build_open_model_zoo_pack, describe_source
+
+    folder = tmp_path / "pack"
+    folder.mkdir()
+    xml, weights, yunet = (reference / name for name in ("retail0095.xml", "retail0095.bin", "detector_yunet.onnx"))
+    source = describe_source(weights, "here", "Apache-2.0")
+    pack = build_open_model_zoo_pack(folder, xml, weights, yunet, {"recognizer": source, "detector": source})
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for file in sorted((data / "scenes" / "images").iterdir())[:40]:
+        (photos / file.name).write_bytes(file.read_bytes())
+    fits = (BlockFit(blocks=2, steps=60, views=48, weight_decay=0.1, start_steps=5),)
+    student = imitate(photos, pack, tmp_path / "run", fits=fits, held_out=10)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "blocks.jsonl").read_text().splitlines()]
+    assert rows[1]["error"] < 0.6
+    assert sum(p.numel() for p in student.parts.parameters()) == pytest.approx(1_107_064, abs=0)
+    with pytest.raises(ConfigError, match="are held out"):
+        imitate(photos, pack, tmp_path / "run", fits=fits, held_out=60)
+    assert onnx.load(pack.recognition.path).graph.output[0].name == "embedding"

@@ -1,0 +1,1 @@
+"""Imitation of a published network, block by block."""

@@ -1,0 +1,220 @@
+"""Fit of a student to its teacher's maps, one block after another."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.vision.alignment import Alignment
+from training.backbones.bottleneck_net import BottleneckNet
+from training.imitation.teacher import BATCH, Float, Teacher
+from training.imitation.views import Portraits, draw_views
+
+log = logging.getLogger(__name__)
+Half = NDArray[np.float16]
+CHECKPOINT: Final = "student.pt"
+HELD_OUT_VIEWS: Final = 500
+
+
+@dataclass(frozen=True)
+class BlockFit:
+    """Settings of the fit of some blocks.
+
+    Attributes:
+        blocks: number of parts of the student that are fitted with these settings.
+        steps: optimizer steps of each.
+        views: number of views whose maps are kept in memory, in half precision.
+        weight_decay: of Muon, per unit of the rate.
+        start_steps: steps from each of STARTS before the best is chosen.
+    """
+
+    blocks: int
+    steps: int
+    views: int
+    weight_decay: float
+    start_steps: int = 500
+
+
+BATCH_SIZE: Final = 4
+"""Targets are exact and the student can meet them, so many small steps win over fewer with less noise."""
+MUON_RATE: Final = 0.02
+ADAM_RATE: Final = 0.02
+STARTS: Final = ((-0.6, 1.0), (0.6, -1.0), (-0.6, -1.0), (0.25, 0.25))
+"""First slopes of the PReLUs before and after a depthwise convolution."""
+
+
+def fit_blocks(
+    student: BottleneckNet,
+    teacher: Teacher,
+    portraits: Portraits,
+    held_out: Portraits,
+    alignment: Alignment,
+    fits: tuple[BlockFit, ...],
+    output: Path,
+    seed: int,
+) -> None:
+    """Fit each part of the student, given the student's own map before it, to the teacher's map after it.
+
+    Each part so mends what those before it lack. The student is saved after each part, and a run that was cut off goes
+    on with the next one. Sources: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
+    """
+    start = _restore(student, output)
+    student.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    first = views = 0
+    for number, fit in enumerate(fits):
+        parts = range(max(first, start), first + fit.blocks)
+        first += fit.blocks
+        if parts and fit.views != views:
+            began, views = time.monotonic(), fit.views
+            own, taught = _start_maps(student, teacher, portraits, alignment, views, parts[0], 100 * seed + number)
+            own_test, taught_test = _start_maps(
+                student, teacher, held_out, alignment, HELD_OUT_VIEWS, parts[0], 100 * seed + 99
+            )
+            log.info("%d views up to part %d in %.0f s", views, parts[0], time.monotonic() - began)
+        for part in parts:
+            began = time.monotonic()
+            taught, taught_test = (_advance_teacher(teacher, part, maps) for maps in (taught, taught_test))
+            if part == 0:
+                student.stem.whiten(torch.from_numpy(own[:256]).float())
+            _choose_start(student.parts[part], own, taught, fit, seed + part)
+            _fit_part(student.parts[part], own, taught, fit, seed + part)
+            own, own_test = (_advance_student(student.parts[part], maps) for maps in (own, own_test))
+            difference = own_test.astype(np.float32) - taught_test.astype(np.float32)
+            error = float((difference**2).mean() / taught_test.astype(np.float32).var())
+            row = {"part": part, "steps": fit.steps, "error": round(error, 5), "s": round(time.monotonic() - began)}
+            log.info("%s", row)
+            _save(student, part + 1, output, row)
+
+
+def _choose_start(part: nn.Module, own: Half, taught: Half, fit: BlockFit, seed: int) -> None:
+    """Fit the part for a few steps from each of STARTS, and leave it at the best.
+
+    The slopes of the PReLUs decide which minimum is found, and some are twice as high as others.
+    """
+    initial, found = {name: value.clone() for name, value in part.state_dict().items()}, []
+    slopes = [layer for layer in part.modules() if isinstance(layer, nn.PReLU)]
+    for start in STARTS:
+        part.load_state_dict(initial)
+        for layer, slope in zip(slopes, start, strict=False):
+            nn.init.constant_(layer.weight, slope)
+        loss = _fit_part(part, own, taught, replace(fit, steps=fit.start_steps), seed)
+        found.append((loss, {name: value.clone() for name, value in part.state_dict().items()}))
+    losses = [loss for loss, _ in found]
+    log.info("starts %s", [round(loss, 4) for loss in losses])
+    part.load_state_dict(found[int(np.argmin(losses))][1])
+
+
+def _fit_part(part: nn.Module, own: Half, taught: Half, fit: BlockFit, seed: int) -> float:
+    """Minimize the mean square error in units of the variance of the teacher's map, and return its last mean.
+
+    Rates fall linearly to zero.
+    """
+    last: deque[float] = deque(maxlen=100)
+    rng = np.random.default_rng(seed)
+    matrices = [weight for weight in part.parameters() if weight.ndim == 2]
+    others = [weight for weight in part.parameters() if weight.ndim != 2]
+    muon = torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=fit.weight_decay)
+    adam = torch.optim.Adam(others, lr=ADAM_RATE)
+    scale = 1 / float(taught[:256].astype(np.float32).var())
+    for step in range(fit.steps):
+        _set_rates((muon, adam), (MUON_RATE, ADAM_RATE), 1 - step / fit.steps)
+        rows = rng.integers(0, len(own), BATCH_SIZE)
+        x, wanted = (torch.from_numpy(maps[rows]).float() for maps in (own, taught))
+        with torch.autocast("cpu", torch.bfloat16):
+            y = part(x.contiguous(memory_format=torch.channels_last))
+        loss = F.mse_loss(y.float(), wanted) * scale
+        loss.backward()  # type: ignore[no-untyped-call]
+        for optimizer in (muon, adam):
+            optimizer.step()  # type: ignore[no-untyped-call]
+            optimizer.zero_grad()
+        last.append(float(loss.detach()))
+    return float(np.mean(last))
+
+
+def _set_rates(optimizers: tuple[torch.optim.Optimizer, ...], rates: tuple[float, ...], share: float) -> None:
+    for optimizer, rate in zip(optimizers, rates, strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * share
+
+
+def _start_maps(
+    student: BottleneckNet,
+    teacher: Teacher,
+    portraits: Portraits,
+    alignment: Alignment,
+    count: int,
+    part: int,
+    seed: int,
+) -> tuple[Half, Half]:
+    """Return the student's and the teacher's maps before a part: of views in [-1, 1] RGB and BGR pixels if it is 0."""
+    own, taught = np.empty(0, np.float16), np.empty(0, np.float16)
+    first = 0
+    for views in draw_views(portraits, alignment, count, seed):
+        x, y = to_student(views), to_teacher(views)
+        for before in range(part):
+            y = teacher.advance(before, y)
+        own_views = _infer(student.parts[:part], x)
+        if first == 0:
+            own, taught = (np.empty((count, *maps.shape[1:]), np.float16) for maps in (own_views, y))
+        own[first : first + len(x)], taught[first : first + len(x)] = own_views, y
+        first += len(x)
+    return own, taught
+
+
+def to_student(views: NDArray[np.uint8]) -> Tensor:
+    """Return (B, 3, side, side) RGB in [-1, 1]."""
+    return torch.from_numpy(views).permute(0, 3, 1, 2).float().sub_(127.5).div_(127.5)
+
+
+def to_teacher(views: NDArray[np.uint8]) -> Float:
+    """Return (B, 3, side, side) BGR pixels."""
+    return np.ascontiguousarray(views[..., ::-1].transpose(0, 3, 1, 2)).astype(np.float32)
+
+
+def _batches(maps: Half) -> Iterator[Half]:
+    for first in range(0, len(maps), BATCH):
+        yield maps[first : first + BATCH]
+
+
+def _advance_teacher(teacher: Teacher, part: int, maps: Half) -> Half:
+    return np.concatenate([teacher.advance(part, batch).astype(np.float16) for batch in _batches(maps)])
+
+
+def _advance_student(part: nn.Module, maps: Half) -> Half:
+    return np.concatenate([_infer(part, torch.from_numpy(batch).float()) for batch in _batches(maps)])
+
+
+@torch.inference_mode()
+def _infer(part: nn.Module, x: Tensor) -> Half:
+    with torch.autocast("cpu", torch.bfloat16):
+        out: Tensor = part(x.contiguous(memory_format=torch.channels_last))
+    return out.contiguous().half().numpy()
+
+
+def _restore(student: BottleneckNet, output: Path) -> int:
+    path = output / CHECKPOINT
+    if not path.exists():
+        return 0
+    saved = torch.load(path, weights_only=True)
+    student.load_state_dict(saved["student"])
+    return int(saved["parts"])
+
+
+def _save(student: BottleneckNet, parts: int, output: Path, row: Mapping[str, Any]) -> None:
+    partial = output / (CHECKPOINT + ".partial")
+    torch.save({"student": student.state_dict(), "parts": parts}, partial)
+    partial.replace(output / CHECKPOINT)
+    with (output / "blocks.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")

@@ -1,0 +1,68 @@
+"""Published network, cut between its blocks."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from models.errors import ModelError
+from models.runtime.onnx_runtime import OnnxNetwork
+
+Float = NDArray[np.floating]
+BATCH: Final = 32
+
+
+class Teacher:
+    """Teacher of a `BottleneckNet`, in parts: stem, bottlenecks, head.
+
+    Args:
+        path: ONNX file of the network, which takes pixels in 0..255.
+
+    Raises:
+        ModelError: the network does not have such parts.
+    """
+
+    def __init__(self, path: Path) -> None:
+        model = onnx.load(path)
+        cuts = [model.graph.input[0].name, *find_cuts(model), model.graph.output[0].name]
+        extractor = onnx.utils.Extractor(onnx.shape_inference.infer_shapes(model, data_prop=True))
+        graphs = [extractor.extract_model([before], [after]) for before, after in itertools.pairwise(cuts)]
+        self._parts = [OnnxNetwork(path, "CPUExecutionProvider", graph=graph.SerializeToString()) for graph in graphs]
+
+    def advance(self, part: int, maps: Float) -> Float:
+        """Return the maps after a part, of the maps before it."""
+        return self._parts[part].run(maps.astype(np.float32))[0]
+
+    def embed(self, pixels_BCHW: Float) -> Float:
+        """Return embeddings, not normalized, of BGR pixels in 0..255."""
+        out = pixels_BCHW
+        for part in range(len(self._parts)):
+            out = self.advance(part, out)
+        return out
+
+
+def find_cuts(model: onnx.ModelProto) -> list[str]:
+    """Return the names of the maps after the stem and after each bottleneck.
+
+    A bottleneck ends with the product of its squeeze-excitation, or with the sum of that product and its input.
+    """
+    producers = {name: node for node in model.graph.node for name in node.output}
+    consumers: dict[str, list[onnx.NodeProto]] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            consumers.setdefault(name, []).append(node)
+    cuts: list[str] = []
+    for node in model.graph.node:
+        if node.op_type == "Mul" and any(n in producers and producers[n].op_type == "Sigmoid" for n in node.input):
+            end = node.output[0]
+            after = consumers[end]
+            cuts.append(after[0].output[0] if after[0].op_type == "Add" and len(after) == 1 else end)
+    activations = [node for node in model.graph.node if node.op_type in ("PRelu", "LeakyRelu")]
+    if len(activations) < 2 or not cuts:
+        raise ModelError("the teacher has no bottlenecks with squeeze-excitation")
+    return [activations[1].output[0], *cuts]

@@ -1,0 +1,180 @@
+"""Photos for the imitation of a teacher, and views of them as a camera and a detector would give them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from models.vision.alignment import Alignment, similarity_transforms
+from models.vision.detection import Detector
+from training.data.identities import map_in_threads, read_rgb
+
+Pixels = NDArray[np.uint8]
+MARGIN_PX: Final = 16
+"""Pixels around the teacher's crop that are kept, so that a moved crop shows the photo and no border."""
+MIN_SCORE: Final = 0.6
+MAX_LANDMARK_NOISE: Final = 0.09
+"""Largest standard deviation of a landmark, as a share of the distance of the eyes."""
+
+TURNED: Final = 0.25
+"""Turn of the head from which it is drawn more often: a fifth of FairFace."""
+TURNED_WEIGHT: Final = 2
+
+
+@dataclass(frozen=True)
+class Portraits:
+    """Aligned crops with margins.
+
+    Attributes:
+        crops: (N, side, side, 3) uint8 RGB.
+        turns: (N,) turn of the head: the nose's distance from the line between the middles of eyes and mouth, as a
+            share of the distance of these middles.
+    """
+
+    crops: Pixels
+    turns: NDArray[np.float32]
+
+    def select(self, rows: NDArray[np.int64]) -> Portraits:
+        """Return some of the portraits, in memory."""
+        return Portraits(self.crops[rows], self.turns[rows])
+
+
+def widen(alignment: Alignment) -> Alignment:
+    """Return the alignment with MARGIN_PX on each side."""
+    points = tuple((x + MARGIN_PX, y + MARGIN_PX) for x, y in alignment.template)
+    return Alignment(alignment.size_px + 2 * MARGIN_PX, points)
+
+
+def read_portraits(files: Sequence[Path], detector: Detector, alignment: Alignment) -> Portraits:
+    """Cut the face nearest the center of each photo; photos without one are left out."""
+    wide = widen(alignment)
+
+    def read(file: Path) -> tuple[Pixels, float] | None:
+        image = read_rgb(file)
+        (faces,) = detector.detect([image])
+        sure = faces[np.flatnonzero(faces.scores >= MIN_SCORE)]
+        if not len(sure.scores):
+            return None
+        center = np.array(image.shape[1::-1]) / 2
+        boxes = sure.boxes_xyxy.reshape(-1, 2, 2).mean(1)
+        points = sure.landmarks_xy[int(np.argmin(np.linalg.norm(boxes - center, axis=1)))]
+        (matrix,) = similarity_transforms(points[None], wide)
+        # FairFace's photos end at the hair: its mirror image is more like hair than a repeated edge is.
+        crop = cv2.warpAffine(image, matrix, (wide.size_px,) * 2, borderMode=cv2.BORDER_REFLECT_101)
+        return np.asarray(crop, np.uint8), head_turn(points)
+
+    found = [portrait for portrait in map_in_threads(read, list(files)) if portrait is not None]
+    return Portraits(np.stack([crop for crop, _ in found]), np.array([turn for _, turn in found], np.float32))
+
+
+def head_turn(points: NDArray[np.floating]) -> float:
+    """Return the turn of the head, see `Portraits`."""
+    eyes, mouth = points[:2].mean(0), points[3:].mean(0)
+    down = mouth - eyes
+    offset = points[2] - eyes
+    return float(abs(down[0] * offset[1] - down[1] * offset[0]) / max(1e-6, float(down @ down)))
+
+
+def see(crop: Pixels, alignment: Alignment, rng: np.random.Generator) -> Pixels:
+    """Return a view of a crop with margins: (side, side, 3) uint8 RGB in the teacher's alignment."""
+    template = alignment.template_xy
+    noise = rng.normal(size=template.shape) * rng.uniform(0, MAX_LANDMARK_NOISE) * (template[1, 0] - template[0, 0])
+    (matrix,) = similarity_transforms((template + MARGIN_PX + noise)[None], alignment)
+    side = alignment.size_px
+    if rng.random() < 0.07:
+        crop = _wear_mask(crop, template + MARGIN_PX, rng)
+    view = np.asarray(
+        cv2.warpAffine(crop, matrix, (side, side), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE), np.uint8
+    )
+    if rng.random() < 0.5:
+        view = view[:, ::-1]
+    view = _lower_resolution(view, rng)
+    view = _change_light(view, rng)
+    if rng.random() < 0.05:
+        view = _cover(view, rng)
+    if rng.random() < 0.3:
+        quality = int(rng.integers(25, 96))
+        _, data = cv2.imencode(".jpg", view, [cv2.IMWRITE_JPEG_QUALITY, quality])
+        view = np.asarray(cv2.imdecode(data, cv2.IMREAD_UNCHANGED), np.uint8)
+    return np.ascontiguousarray(view)
+
+
+def _lower_resolution(view: Pixels, rng: np.random.Generator) -> Pixels:
+    side, chance = len(view), rng.random()
+    if chance < 0.5:
+        share = rng.uniform(0.25, 0.5) if chance < 0.12 else rng.uniform(0.5, 1)
+        small = cv2.resize(view, [max(8, round(side * share))] * 2, interpolation=cv2.INTER_AREA)
+        view = np.asarray(cv2.resize(small, (side, side), interpolation=cv2.INTER_LINEAR), np.uint8)
+    if rng.random() < 0.1:
+        view = np.asarray(cv2.GaussianBlur(view, (0, 0), rng.uniform(0.5, 1.6)), np.uint8)
+    if rng.random() < 0.05:
+        length, angle = rng.integers(3, 8), rng.uniform(0, np.pi)
+        kernel = np.zeros((9, 9), np.float32)
+        for t in np.linspace(-length / 2, length / 2, 33):
+            kernel[round(4 + t * np.sin(angle)), round(4 + t * np.cos(angle))] = 1
+        view = np.asarray(cv2.filter2D(view, -1, kernel / kernel.sum()), np.uint8)
+    return view
+
+
+def _change_light(view: Pixels, rng: np.random.Generator) -> Pixels:
+    if rng.random() < 0.3:
+        return view
+    pixels = view.astype(np.float32) / 255
+    if rng.random() < 0.05:
+        pixels = np.repeat(pixels @ np.array([[0.299], [0.587], [0.114]], np.float32), 3, axis=2)
+    pixels = pixels * rng.uniform(0.92, 1.08, 3).astype(np.float32)
+    pixels = np.clip(pixels, 0, 1) ** np.float32(np.exp(rng.uniform(-0.4, 0.4)))
+    pixels = (pixels - 0.5) * np.float32(rng.uniform(0.7, 1.3)) + np.float32(0.5 + rng.uniform(-0.15, 0.15))
+    if rng.random() < 0.08:
+        pixels *= np.float32(rng.uniform(0.15, 0.6))
+    if rng.random() < 0.2:
+        pixels += rng.standard_normal(pixels.shape, np.float32) * np.float32(rng.uniform(0.005, 0.04))
+    return (np.clip(pixels, 0, 1) * 255 + 0.5).astype(np.uint8)
+
+
+def _wear_mask(crop: Pixels, points: NDArray[np.floating], rng: np.random.Generator) -> Pixels:
+    """Cover nose to chin with a cloth of one color."""
+    eyes = points[1, 0] - points[0, 0]
+    nose, mouth = points[2], points[3:].mean(0)
+    top = nose[1] - rng.uniform(0.0, 0.35) * eyes
+    half, chin = rng.uniform(0.85, 1.1) * eyes, mouth[1] + rng.uniform(0.5, 0.9) * eyes
+    outline = np.array(
+        [
+            (nose[0], top),
+            (nose[0] + half, top + rng.uniform(0.05, 0.3) * eyes),
+            (nose[0] + 0.8 * half, chin - 0.4 * eyes),
+            (nose[0], chin),
+            (nose[0] - 0.8 * half, chin - 0.4 * eyes),
+            (nose[0] - half, top + rng.uniform(0.05, 0.3) * eyes),
+        ]
+    )
+    covered = crop.copy()
+    cv2.fillPoly(covered, [np.round(outline * 8).astype(np.int32)], rng.integers(0, 256, 3).tolist(), cv2.LINE_AA, 3)
+    return covered
+
+
+def _cover(view: Pixels, rng: np.random.Generator) -> Pixels:
+    """Cover a rectangle with one color."""
+    side = len(view)
+    height, width = rng.integers(side // 8, side // 2, 2)
+    top, left = rng.integers(0, side - height), rng.integers(0, side - width)
+    covered = view.copy()
+    covered[top : top + height, left : left + width] = rng.integers(0, 256, 3)
+    return covered
+
+
+def draw_views(portraits: Portraits, alignment: Alignment, count: int, seed: int, batch: int = 32) -> Iterator[Pixels]:
+    """Yield views of random photos, in batches. Turned heads, which are rare, are drawn more often."""
+    rng = np.random.default_rng(seed)
+    weights = 1 + TURNED_WEIGHT * (portraits.turns > TURNED)
+    drawn = rng.choice(len(portraits.crops), count, p=weights / weights.sum())
+    streams = rng.spawn(count)
+    for first in range(0, count, batch):
+        rows = range(first, min(count, first + batch))
+        yield np.stack([see(portraits.crops[drawn[row]], alignment, streams[row]) for row in rows])
