@@ -24,7 +24,7 @@ from models.vision.specs import DetectionSpec, LivenessSpec, RecognitionSpec
 
 BUNDLED_PACK: Final = Path(__file__).parents[1] / "packs" / "kith-compact"
 LIVENESS_DIR: Final = "liveness"
-"""Folder of the models directory with a pulled liveness network."""
+"""Folder of the models directory with a folder for each pulled liveness network."""
 
 
 def find_pack(name: Path, models_dir: Path) -> Path:
@@ -69,15 +69,15 @@ def load_liveness(directory: Path) -> LivenessSpec:
 
 
 def with_pulled_liveness(pack: ModelPack, models_dir: Path) -> ModelPack:
-    """Return a pack without a liveness network with the one that was pulled, if there is one.
+    """Return a pack without a liveness network with the one that was pulled last, if there is one.
 
     Raises:
         PackError: the pulled network is invalid.
     """
-    directory = models_dir / LIVENESS_DIR
-    if pack.liveness is not None or not (directory / MANIFEST_FILE).is_file():
+    manifests = sorted((models_dir / LIVENESS_DIR).glob(f"*/{MANIFEST_FILE}"), key=lambda path: path.stat().st_mtime)
+    if pack.liveness is not None or not manifests:
         return pack
-    return replace(pack, liveness=load_liveness(directory))
+    return replace(pack, liveness=load_liveness(manifests[-1].parent))
 
 
 def _load_unversioned(directory: Path) -> ModelPack:

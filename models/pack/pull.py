@@ -63,6 +63,7 @@ def pull(
         (run_liveness if entry.kind == "liveness" else run_networks)(fresh)
         # A process that serves the replaced pack keeps its open files.
         shutil.rmtree(directory, ignore_errors=True)
+        directory.parent.mkdir(exist_ok=True)
         fresh.rename(directory)
         shutil.rmtree(work)
     return directory

@@ -34,20 +34,19 @@ class PackCheck:
 
 def pack_directory(entry: CatalogEntry, models_dir: Path) -> Path:
     """Return the directory of an installed pack, whether or not it exists."""
-    if entry.kind == "bundled":
-        return BUNDLED_PACK.parent / entry.name
-    return models_dir / (LIVENESS_DIR if entry.kind == "liveness" else entry.name)
+    match entry.kind:
+        case "bundled":
+            return BUNDLED_PACK.parent / entry.name
+        case "liveness":
+            return models_dir / LIVENESS_DIR / entry.name
+        case _:
+            return models_dir / entry.name
 
 
 def is_present(entry: CatalogEntry, models_dir: Path) -> bool:
     """Tell whether a pack is bundled or has been pulled."""
     directory = pack_directory(entry, models_dir)
-    if entry.kind == "bundled":
-        return directory.is_dir()
-    if not (directory / PULL_RECORD).is_file():
-        return False
-    # All liveness networks have one folder.
-    return entry.kind != "liveness" or read_pull_record(entry, models_dir).get("pack") == entry.name
+    return directory.is_dir() if entry.kind == "bundled" else (directory / PULL_RECORD).is_file()
 
 
 def read_pull_record(entry: CatalogEntry, models_dir: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from models.vision.face_search import Detail, FaceSearch, finest_scale, search_b
 from models.vision.liveness import LivenessResult, cut_crops, largest_scale
 from models.vision.quality import Quality
 from models.vision.quality_gate import LivenessVerdict
-from models.vision.specs import BoxCrops
+from models.vision.specs import BoxCrops, LivenessSpec
 from service.core import deadlines
 from service.core.actor import run_in_thread
 from service.core.deadlines import Deadline
@@ -245,11 +245,7 @@ class PhotoPipeline:
             faces[kept_row] = replace(faces[kept_row], kept=_crop_to_keep(picture, faces[kept_row]))
         face_crops: list[Image | None] = []
         if self.judge is not None:
-            corners, points = (
-                picture.points_upright(xy) for xy in (detected.boxes_xyxy.reshape(-1, 2, 2), detected.landmarks_xy)
-            )
-            spec = self.judge.spec
-            face_crops = cut_crops(picture.upright, corners.reshape(-1, 4), points, spec.crop, spec.max_outside)
+            face_crops = _cut_for_liveness(picture, detected, self.judge.spec)
         return Photo(picture.photo.width, picture.photo.height, faces, search.min_face_px), aligned, face_crops
 
     async def _in_background_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
@@ -287,6 +283,16 @@ def _align_crops(
         quality.measure_quality(crop, points) for crop, points in zip(standard, faces.landmarks_xy, strict=True)
     ]
     return [standard if a == STANDARD_ALIGNMENT else align(picture.pixels, points, a) for a in alignments], qualities
+
+
+def _cut_for_liveness(picture: DecodedPhoto, faces: Faces, spec: LivenessSpec) -> list[Image | None]:
+    """Return the crop of each face, or None; see `cut_crops`."""
+    # Alignment turns the face upright, a box does not.
+    box_crops = isinstance(spec.crop, BoxCrops)
+    pixels = picture.upright if box_crops else picture.pixels
+    mapped = picture.points_upright if box_crops else picture.points_stored
+    corners, points = (mapped(xy) for xy in (faces.boxes_xyxy.reshape(-1, 2, 2), faces.landmarks_xy))
+    return cut_crops(pixels, corners.reshape(-1, 4), points, spec.crop, spec.max_outside)
 
 
 def _crop_to_keep(picture: DecodedPhoto, face: Face) -> Crop:

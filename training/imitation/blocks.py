@@ -17,14 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.vision.alignment import Alignment
 from training.backbones.bottleneck_net import BottleneckNet
-from training.imitation.teacher import BATCH, Float, Teacher
+from training.imitation.teacher import BATCH, Teacher
 from training.imitation.views import Portraits, draw_views
+from training.optimization.loop import to_tensor
+from training.optimization.run_folder import CHECKPOINT, load_checkpoint, save_checkpoint
 
 log = logging.getLogger(__name__)
 Half = NDArray[np.float16]
-CHECKPOINT: Final = "student.pt"
+ERRORS: Final = "blocks.jsonl"
+"""Error of the student up to each part, a line each."""
 HELD_OUT_VIEWS: Final = 500
 
 
@@ -60,17 +62,20 @@ def fit_blocks(
     teacher: Teacher,
     portraits: Portraits,
     held_out: Portraits,
-    alignment: Alignment,
     fits: tuple[BlockFit, ...],
     output: Path,
     seed: int,
 ) -> None:
     """Fit each part of the student, given the student's own map before it, to the teacher's map after it.
 
-    Each part so mends what those before it lack. The student is saved after each part, and a run that was cut off goes
-    on with the next one. Sources: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
+    So each part mends what those before it lack. The student is saved after each part, and a run that was cut off goes
+    on with the next one. Optimizer: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
+
+    Raises:
+        NonFiniteLossError: a part became NaN or infinite; the checkpoint of the parts before it is kept.
     """
-    start = _restore(student, output)
+    checkpoint = output / CHECKPOINT
+    start = _restore(student, checkpoint)
     student.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     first = views = 0
     for number, fit in enumerate(fits):
@@ -78,10 +83,8 @@ def fit_blocks(
         first += fit.blocks
         if parts and fit.views != views:
             began, views = time.monotonic(), fit.views
-            own, taught = _start_maps(student, teacher, portraits, alignment, views, parts[0], 100 * seed + number)
-            own_test, taught_test = _start_maps(
-                student, teacher, held_out, alignment, HELD_OUT_VIEWS, parts[0], 100 * seed + 99
-            )
+            own, taught = _start_maps(student, teacher, portraits, views, parts[0], 100 * seed + number)
+            own_test, taught_test = _start_maps(student, teacher, held_out, HELD_OUT_VIEWS, parts[0], 100 * seed + 99)
             log.info("%d views up to part %d in %.0f s", views, parts[0], time.monotonic() - began)
         for part in parts:
             began = time.monotonic()
@@ -94,8 +97,8 @@ def fit_blocks(
             difference = own_test.astype(np.float32) - taught_test.astype(np.float32)
             error = float((difference**2).mean() / taught_test.astype(np.float32).var())
             row = {"part": part, "steps": fit.steps, "error": round(error, 5), "s": round(time.monotonic() - began)}
-            log.info("%s", row)
-            _save(student, part + 1, output, row)
+            save_checkpoint(checkpoint, {"averaged": student.state_dict(), "step": part + 1})
+            _log(output, row)
 
 
 def _choose_start(part: nn.Module, own: Half, taught: Half, fit: BlockFit, seed: int) -> None:
@@ -113,7 +116,7 @@ def _choose_start(part: nn.Module, own: Half, taught: Half, fit: BlockFit, seed:
         found.append((loss, {name: value.clone() for name, value in part.state_dict().items()}))
     losses = [loss for loss, _ in found]
     log.info("starts %s", [round(loss, 4) for loss in losses])
-    part.load_state_dict(found[int(np.argmin(losses))][1])
+    part.load_state_dict(found[int(np.argmin(np.nan_to_num(losses, nan=np.inf)))][1])
 
 
 def _fit_part(part: nn.Module, own: Half, taught: Half, fit: BlockFit, seed: int) -> float:
@@ -153,16 +156,15 @@ def _start_maps(
     student: BottleneckNet,
     teacher: Teacher,
     portraits: Portraits,
-    alignment: Alignment,
     count: int,
     part: int,
     seed: int,
 ) -> tuple[Half, Half]:
-    """Return the student's and the teacher's maps before a part: of views in [-1, 1] RGB and BGR pixels if it is 0."""
+    """Return the student's and the teacher's maps before a part; before the first, the pixels that each takes."""
     own, taught = np.empty(0, np.float16), np.empty(0, np.float16)
     first = 0
-    for views in draw_views(portraits, alignment, count, seed):
-        x, y = to_student(views), to_teacher(views)
+    for views in draw_views(portraits, teacher.alignment, count, seed):
+        x, y = to_tensor(views), teacher.prepare(views)
         for before in range(part):
             y = teacher.advance(before, y)
         own_views = _infer(student.parts[:part], x)
@@ -171,16 +173,6 @@ def _start_maps(
         own[first : first + len(x)], taught[first : first + len(x)] = own_views, y
         first += len(x)
     return own, taught
-
-
-def to_student(views: NDArray[np.uint8]) -> Tensor:
-    """Return (B, 3, side, side) RGB in [-1, 1]."""
-    return torch.from_numpy(views).permute(0, 3, 1, 2).float().sub_(127.5).div_(127.5)
-
-
-def to_teacher(views: NDArray[np.uint8]) -> Float:
-    """Return (B, 3, side, side) BGR pixels."""
-    return np.ascontiguousarray(views[..., ::-1].transpose(0, 3, 1, 2)).astype(np.float32)
 
 
 def _batches(maps: Half) -> Iterator[Half]:
@@ -203,18 +195,16 @@ def _infer(part: nn.Module, x: Tensor) -> Half:
     return out.contiguous().half().numpy()
 
 
-def _restore(student: BottleneckNet, output: Path) -> int:
-    path = output / CHECKPOINT
+def _restore(student: BottleneckNet, path: Path) -> int:
+    """Load the saved student, if there is one, and return the number of its fitted parts."""
     if not path.exists():
         return 0
-    saved = torch.load(path, weights_only=True)
-    student.load_state_dict(saved["student"])
-    return int(saved["parts"])
+    saved = load_checkpoint(path)
+    student.load_state_dict(saved["averaged"])
+    return int(saved["step"])
 
 
-def _save(student: BottleneckNet, parts: int, output: Path, row: Mapping[str, Any]) -> None:
-    partial = output / (CHECKPOINT + ".partial")
-    torch.save({"student": student.state_dict(), "parts": parts}, partial)
-    partial.replace(output / CHECKPOINT)
-    with (output / "blocks.jsonl").open("a", encoding="utf-8") as file:
+def _log(output: Path, row: Mapping[str, Any]) -> None:
+    log.info("%s", row)
+    with (output / ERRORS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")

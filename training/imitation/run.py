@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 
+from models.checksums import sha256_of
 from models.pack.manifest import ModelPack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.detection import Detector
@@ -19,9 +20,9 @@ from training.config import ConfigError
 from training.data.folders import photos_below
 from training.imitation.blocks import BlockFit, fit_blocks
 from training.imitation.teacher import Teacher
-from training.imitation.views import Portraits, read_portraits
+from training.imitation.views import Portraits, cut_portraits
+from training.optimization.run_folder import write_run_config
 
-log = logging.getLogger(__name__)
 BLOCK_FITS: Final = (
     BlockFit(blocks=6, steps=10_000, views=8_000, weight_decay=0.1),
     BlockFit(blocks=7, steps=22_000, views=32_000, weight_decay=0.3),
@@ -53,33 +54,35 @@ def imitate(
         held_out: number of photos to measure on instead of learning from.
 
     Raises:
-        ConfigError: the pack has other crops, or there are too few photos.
+        ConfigError: the pack has other crops, there are too few photos, or ``output`` has a run with other settings.
         ModelError: the teacher's network has other blocks.
     """
     spec = teacher.recognition
     if spec.alignment.size_px != SIDE_PX:
         raise ConfigError(f"{teacher.model_id} has crops of {spec.alignment.size_px} pixels. A teacher needs {SIDE_PX}")
-    network = Teacher(spec.path)
-    output.mkdir(parents=True, exist_ok=True)
+    network = Teacher(spec)
+    settings = {
+        "photos": photos.name,
+        "excluded": len(exclude),
+        "teacher": spec.fingerprint(),
+        "detector": sha256_of(teacher.detection.path),
+        "fits": [asdict(fit) for fit in fits],
+        "held_out": held_out,
+        "seed": seed,
+    }
+    crops, turns = output / CROPS, output / TURNS
+    write_run_config(output, settings, turns, mutable=())
+    if not crops.exists():
+        files = [file for file in photos_below(photos).photos if file.relative_to(photos).as_posix() not in exclude]
+        detector = Detector(OnnxNetwork(teacher.detection.path), teacher.detection)
+        cut_portraits(files, detector, spec.alignment, crops, turns)
+    portraits = Portraits(np.load(crops, mmap_mode="r"), np.load(turns))
+    found = np.flatnonzero(np.isfinite(portraits.turns))
+    if len(found) <= held_out:
+        raise ConfigError(f"{photos} has {len(found)} photos with a face; {held_out} are held out. Add photos")
+    order = np.random.default_rng(seed).permutation(found)
+    test, train = (portraits.select(np.sort(rows)) for rows in (order[:held_out], order[held_out:]))
     torch.manual_seed(seed)
     student = BottleneckNet(spec.dimension)
-    found = _load_portraits(photos, teacher, output, exclude)
-    if len(found.turns) <= held_out:
-        raise ConfigError(f"{photos} has {len(found.turns)} photos with a face; {held_out} are held out. Add photos")
-    order = np.random.default_rng(seed).permutation(len(found.turns))
-    test, train = (found.select(np.sort(rows)) for rows in (order[:held_out], order[held_out:]))
-    fit_blocks(student, network, train, test, spec.alignment, fits, output, seed)
+    fit_blocks(student, network, train, test, fits, output, seed)
     return student
-
-
-def _load_portraits(photos: Path, pack: ModelPack, output: Path, exclude: Collection[str]) -> Portraits:
-    """Cut the portraits of a folder, or read those that were cut before."""
-    if not (output / TURNS).exists():
-        files = [file for file in photos_below(photos).photos if file.relative_to(photos).as_posix() not in exclude]
-        found = read_portraits(
-            files, Detector(OnnxNetwork(pack.detection.path), pack.detection), pack.recognition.alignment
-        )
-        np.save(output / CROPS, found.crops)
-        np.save(output / TURNS, found.turns)
-        log.info("%d of %d photos have a face", len(found.turns), len(files))
-    return Portraits(np.load(output / CROPS, mmap_mode="r"), np.load(output / TURNS))

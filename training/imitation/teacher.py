@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -12,6 +11,8 @@ from numpy.typing import NDArray
 
 from models.errors import ModelError
 from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.pixels import to_planes
+from models.vision.specs import RecognitionSpec
 
 Float = NDArray[np.floating]
 BATCH: Final = 32
@@ -21,29 +22,29 @@ class Teacher:
     """Teacher of a `BottleneckNet`, in parts: stem, bottlenecks, head.
 
     Args:
-        path: ONNX file of the network, which takes pixels in 0..255.
+        spec: recognizer of a pack.
 
     Raises:
         ModelError: the network does not have such parts.
     """
 
-    def __init__(self, path: Path) -> None:
-        model = onnx.load(path)
+    def __init__(self, spec: RecognitionSpec) -> None:
+        self.alignment, self._normalization = spec.alignment, spec.normalization
+        model = onnx.load(spec.path)
         cuts = [model.graph.input[0].name, *find_cuts(model), model.graph.output[0].name]
         extractor = onnx.utils.Extractor(onnx.shape_inference.infer_shapes(model, data_prop=True))
         graphs = [extractor.extract_model([before], [after]) for before, after in itertools.pairwise(cuts)]
-        self._parts = [OnnxNetwork(path, "CPUExecutionProvider", graph=graph.SerializeToString()) for graph in graphs]
+        self._parts = [
+            OnnxNetwork(spec.path, "CPUExecutionProvider", graph=graph.SerializeToString()) for graph in graphs
+        ]
+
+    def prepare(self, views: NDArray[np.uint8]) -> Float:
+        """Return (B, 3, side, side) input of the first part, of (B, side, side, 3) RGB views."""
+        return to_planes(views, self._normalization, np.empty((len(views), 3, *views.shape[1:3]), np.float32))
 
     def advance(self, part: int, maps: Float) -> Float:
         """Return the maps after a part, of the maps before it."""
         return self._parts[part].run(maps.astype(np.float32))[0]
-
-    def embed(self, pixels_BCHW: Float) -> Float:
-        """Return embeddings, not normalized, of BGR pixels in 0..255."""
-        out = pixels_BCHW
-        for part in range(len(self._parts)):
-            out = self.advance(part, out)
-        return out
 
 
 def find_cuts(model: onnx.ModelProto) -> list[str]:

@@ -10,9 +10,11 @@ from typing import Final
 import cv2
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from models.vision.alignment import Alignment, similarity_transforms
 from models.vision.detection import Detector
+from training.data.cache import create_crop_cache
 from training.data.identities import map_in_threads, read_rgb
 
 Pixels = NDArray[np.uint8]
@@ -33,8 +35,7 @@ class Portraits:
 
     Attributes:
         crops: (N, side, side, 3) uint8 RGB.
-        turns: (N,) turn of the head: the nose's distance from the line between the middles of eyes and mouth, as a
-            share of the distance of these middles.
+        turns: (N,) turn of the head, see `head_turn`.
     """
 
     crops: Pixels
@@ -51,30 +52,36 @@ def widen(alignment: Alignment) -> Alignment:
     return Alignment(alignment.size_px + 2 * MARGIN_PX, points)
 
 
-def read_portraits(files: Sequence[Path], detector: Detector, alignment: Alignment) -> Portraits:
-    """Cut the face nearest the center of each photo; photos without one are left out."""
+def cut_portraits(files: Sequence[Path], detector: Detector, alignment: Alignment, cache: Path, turns: Path) -> None:
+    """Write the face nearest the center of each photo to ``cache``, and its turn to ``turns``: NaN without a face."""
     wide = widen(alignment)
 
-    def read(file: Path) -> tuple[Pixels, float] | None:
+    def cut(file: Path) -> tuple[Pixels, float] | None:
         image = read_rgb(file)
         (faces,) = detector.detect([image])
         sure = faces[np.flatnonzero(faces.scores >= MIN_SCORE)]
-        if not len(sure.scores):
+        if not len(sure):
             return None
-        center = np.array(image.shape[1::-1]) / 2
-        boxes = sure.boxes_xyxy.reshape(-1, 2, 2).mean(1)
-        points = sure.landmarks_xy[int(np.argmin(np.linalg.norm(boxes - center, axis=1)))]
+        height, width = image.shape[:2]
+        points = sure.landmarks_xy[sure.nearest(width / 2, height / 2)]
         (matrix,) = similarity_transforms(points[None], wide)
         # FairFace's photos end at the hair: its mirror image is more like hair than a repeated edge is.
         crop = cv2.warpAffine(image, matrix, (wide.size_px,) * 2, borderMode=cv2.BORDER_REFLECT_101)
         return np.asarray(crop, np.uint8), head_turn(points)
 
-    found = [portrait for portrait in map_in_threads(read, list(files)) if portrait is not None]
-    return Portraits(np.stack([crop for crop, _ in found]), np.array([turn for _, turn in found], np.float32))
+    with create_crop_cache(cache, turns, len(files), wide.size_px) as (crops, save_companion):
+        found = np.full(len(files), np.nan, np.float32)
+        for row, portrait in enumerate(tqdm(map_in_threads(cut, files), total=len(files), desc="cut", unit="photo")):
+            if portrait is not None:
+                crops[row], found[row] = portrait
+        save_companion(found)
 
 
 def head_turn(points: NDArray[np.floating]) -> float:
-    """Return the turn of the head, see `Portraits`."""
+    """Return the turn of a head with (5, 2) landmarks: 0 from the front, about 0.5 in profile.
+
+    It is the nose's distance from the line between the middles of eyes and mouth, in distances of these middles.
+    """
     eyes, mouth = points[:2].mean(0), points[3:].mean(0)
     down = mouth - eyes
     offset = points[2] - eyes

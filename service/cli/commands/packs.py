@@ -88,8 +88,7 @@ def show(name: PackName, as_json: AsJson = False) -> None:
     if entry.license.acceptance:
         table.add_row("Acceptance", "required before download (--accept-license)")
     for file in entry.downloads:
-        source = file.url
-        table.add_row("Source", f"{source}\nsha256 {file.sha256 or 'unknown'}, {_megabytes(file.size)}")
+        table.add_row("Source", f"{file.url}\nsha256 {file.sha256 or 'unknown'}, {_megabytes(file.size)}")
         for member in file.members:
             checksum = f"sha256 {member.sha256 or 'unknown'}, {_megabytes(member.size)}"
             table.add_row("Extracted", f"{member.file}\n{checksum}")
@@ -114,17 +113,19 @@ def pull(
     from service.settings import load_settings
 
     settings = load_settings()
-    names = [chosen for chosen in (name, liveness) if chosen is not None]
-    if not names:
-        raise typer.BadParameter("name a pack, or a liveness network with --liveness")
-    entries = [_find(chosen, settings) for chosen in names]
-    for entry, chosen in zip(entries, names, strict=True):
-        if (entry.kind == "liveness") != (chosen is liveness):
-            option = "--liveness" if entry.kind == "liveness" else "no option"
-            raise typer.BadParameter(f"{entry.name} is pulled with {option}: 'kith models show {entry.name}'")
-    pulled = [_pull(entry, settings, accept_license, silent=as_json) for entry in entries]
+    packs, networks = ([] if chosen is None else [_find(chosen, settings)] for chosen in (name, liveness))
+    if not packs and not networks:
+        raise typer.BadParameter("Name a pack, or a liveness network with --liveness.")
+    for entry in (*packs, *networks):
+        if (entry.kind == "liveness") != (entry in networks):
+            raise typer.BadParameter(f"Pull {entry.name} with '{_pull_command(entry)}'.")
+    pulled = [_pull(entry, settings, accept_license, silent=as_json) for entry in (*packs, *networks)]
     if as_json:
         print_json(pulled[0] if len(pulled) == 1 else pulled)
+
+
+def _pull_command(entry: CatalogEntry) -> str:
+    return f"kith models pull {'--liveness ' if entry.kind == 'liveness' else ''}{entry.name}"
 
 
 def _pull(entry: CatalogEntry, settings: Settings, accept_license: bool, silent: bool) -> dict[str, Any]:
@@ -313,9 +314,7 @@ def _summary(entry: CatalogEntry, settings: Settings) -> dict[str, Any]:
         "commercial_use": entry.commercial_use,
         "size": entry.size,
         "here": here,
-        "served": here
-        and entry.kind != "liveness"
-        and settings.pack_path.expanduser().resolve() == directory.resolve(),
+        "served": here and settings.pack_path.expanduser().resolve() == directory.resolve(),
         "directory": str(directory) if here else None,
     }
 
@@ -330,8 +329,7 @@ def _add_installation(table: Table, entry: CatalogEntry, row: dict[str, Any], se
     from models.pack.verification import pack_directory
 
     if not row["here"]:
-        option = "--liveness " if entry.kind == "liveness" else ""
-        table.add_row("Installed", f"no: run 'kith models pull {option}{entry.name}'")
+        table.add_row("Installed", f"no: run '{_pull_command(entry)}'")
         return
     table.add_row("Installed", f"{row['directory']}{', served' if row['served'] else ''}")
     if entry.kind == "liveness":

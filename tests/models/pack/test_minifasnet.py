@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.pack.loading import BUNDLED_PACK, load_liveness, load_pack, with_pulled_liveness
+from models.pack.loading import load_liveness
 from models.pack.minifasnet import FACE_SIZES, THRESHOLD, to_onnx, write_minifasnet
 from models.pack.torch_file import TorchFileError
 from models.pack.verification import run_liveness
@@ -138,11 +138,9 @@ def test_the_score_is_the_mean_of_both_networks(rng: np.random.Generator) -> Non
     np.testing.assert_allclose(scores, expected.numpy(), atol=1e-5)
 
 
-def test_it_is_used_beside_packs_without_a_network(tmp_path: Path) -> None:
-    folder = tmp_path / "liveness"
+def test_the_written_network_has_the_crops_of_its_authors(tmp_path: Path) -> None:
+    folder = tmp_path / "network"
     folder.mkdir()
-    bundled = load_pack(BUNDLED_PACK)
-    assert with_pulled_liveness(bundled, tmp_path) == bundled
     files = [tmp_path / "a.pth", tmp_path / "b.pth"]
     for seed, file in enumerate(files):
         file.write_bytes(content(random_network(seed, squeeze=bool(seed))))
@@ -152,7 +150,6 @@ def test_it_is_used_beside_packs_without_a_network(tmp_path: Path) -> None:
     assert (spec.normalization, spec.live_class) == (Normalization(0.0, 1.0, "BGR"), None)
     assert spec.threshold == THRESHOLD
     assert run_liveness(folder) == "the liveness network ran"
-    assert with_pulled_liveness(bundled, tmp_path).liveness == spec
 
 
 def test_other_weights_are_rejected() -> None:

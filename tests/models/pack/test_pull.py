@@ -24,11 +24,12 @@ from models.errors import (
 from models.pack import open_model_zoo
 from models.pack.catalog import ArchiveMember, CatalogEntry, Download, License, PackKind, PackPart, read_catalog
 from models.pack.download import Downloader
-from models.pack.loading import BUNDLED_PACK, find_pack, load_pack
+from models.pack.loading import BUNDLED_PACK, find_pack, load_pack, with_pulled_liveness
 from models.pack.pull import pull
 from models.pack.verification import PULL_RECORD, check_pack, is_present, pack_directory, read_pull_record
 from models.vision.specs import Normalization
 from tests.http_files import File, Server, serving
+from tests.models.pack.test_minifasnet import content, random_network
 
 DETECTOR = (BUNDLED_PACK / "detector.onnx").read_bytes()
 RECOGNIZER = (BUNDLED_PACK / "recognizer.onnx").read_bytes()
@@ -306,6 +307,25 @@ def test_the_shipped_measurement_is_of_the_catalog_s_recognizer(reference: Path)
     measured = open_model_zoo.read_measurements()
     assert measured["calibration"]["recognizer"] == measured["recognizer"]
     assert measured["metrics"]["lfw_view2"]["accuracy"]["mean"] > 0.99
+
+
+def test_a_liveness_network_is_pulled_beside_packs(server: Server, models_dir: Path) -> None:
+    files = {f"{name}.pth": content(random_network(seed, bool(seed))) for seed, name in enumerate("ab")}
+    server.files |= {f"/{name}": File(data) for name, data in files.items()}
+    downloads = [Download(name, f"{server.url}/{name}", sha256(data), len(data)) for name, data in files.items()]
+    entry = CatalogEntry("minifasnet", "liveness", "Minivision's.", FREE, tuple(downloads))
+    bundled = load_pack(BUNDLED_PACK)
+    assert with_pulled_liveness(bundled, models_dir) == bundled
+    directory = fetch(entry, models_dir)
+    assert directory == models_dir / "liveness" / "minifasnet"
+    found = with_pulled_liveness(bundled, models_dir).liveness
+    assert found is not None
+    assert found.path == directory / "liveness.onnx"
+    assert all(result.ok for result in check_pack(entry, models_dir))
+    (directory / PULL_RECORD).write_text("{")
+    assert not all(result.ok for result in check_pack(entry, models_dir))
+    fetch(entry, models_dir)
+    assert all(result.ok for result in check_pack(entry, models_dir))
 
 
 def test_a_damaged_network_is_not_installed(reference: Path, server: Server, models_dir: Path) -> None:

@@ -193,6 +193,16 @@ def test_the_license_is_asked_for_at_a_terminal(answer: str, fetched: bool, mirr
     assert bool(mirror.requests) == fetched
 
 
+def test_packs_and_liveness_networks_are_pulled_by_their_own_option(models: Command) -> None:
+    for arguments, told in (
+        (("minifasnet",), "kith models pull --liveness minifasnet"),
+        (("--liveness", "open-model-zoo"), "kith models pull open-model-zoo"),
+        ((), "Name a pack"),
+    ):
+        assert told in " ".join(models("pull", *arguments, code=2).split())
+    assert "kith models pull --liveness minifasnet" in " ".join(models("show", "minifasnet").split())
+
+
 def test_the_default_catalog_lists_all_packs(models: Command) -> None:
     listed = {row["name"]: row for row in json.loads(models("list", "--json"))}
     assert listed["kith-compact"]["served"]

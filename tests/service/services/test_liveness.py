@@ -14,13 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from PIL import ExifTags, Image
 
 from kith import Kith, KithClientError
+from models.pack.minifasnet import write_minifasnet
 from models.vision.liveness import LivenessResult
 from service.domain.decision import check_presentation
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
+from tests.models.pack.test_minifasnet import content, random_network
 from tests.packs import judging_pack
 
 Photo = NDArray[np.uint8]
@@ -214,3 +217,40 @@ def test_a_gallery_that_asks_is_not_served_without_the_model(
         ):
             with pytest.raises(KithClientError, match="liveness_unavailable"):
                 ask()
+
+
+@pytest.fixture(scope="module")
+def pulled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with a pulled liveness network beside the bundled pack."""
+    folder = tmp_path_factory.mktemp("pulled")
+    network = folder / "models" / "liveness" / "minifasnet"
+    network.mkdir(parents=True)
+    files = [folder / f"{name}.pth" for name in "ab"]
+    for seed, file in enumerate(files):
+        file.write_bytes(content(random_network(seed, squeeze=bool(seed))))
+    write_minifasnet(network, files)
+    settings = load_settings(data_dir=folder / "data", models_dir=folder / "models", log_level="ERROR")
+    with embedded(settings) as url:
+        yield url
+
+
+def test_a_pulled_network_judges_photos_upright(pulled: str, astronaut: Photo, passport: bytes) -> None:
+    """Its crops follow the box, which EXIF orientations turn, and stay inside of the photo."""
+    with Kith(pulled) as kith:
+        scores = []
+        for orientation, turns in ((1, 0), (6, 1), (3, 2), (8, 3)):
+            buffer = io.BytesIO()
+            exif = Image.Exif()
+            exif[ExifTags.Base.Orientation] = orientation
+            Image.fromarray(np.ascontiguousarray(np.rot90(astronaut, turns))).save(buffer, "PNG", exif=exif)
+            judged = kith.detect(buffer.getvalue()).images[0].faces[0].liveness
+            assert judged is not None
+            assert judged.score is not None
+            scores.append(judged.score)
+        assert scores == pytest.approx([scores[0]] * 4, abs=0.01)
+        at_the_edge = kith.detect(passport).images[0].faces[0].liveness
+        assert at_the_edge is not None
+        assert at_the_edge.verdict != "not_judged"
+        kith.create_gallery("strict", liveness="required", liveness_threshold=min(1.0, scores[0] + 0.05))
+        with pytest.raises(KithClientError, match="not_live"):
+            kith.enroll("strict", "eileen", jpeg(astronaut))

@@ -19,13 +19,14 @@ from models.errors import ModelError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.open_model_zoo import ALIGNMENT
 from models.vision.detection import Detector
+from models.vision.specs import Normalization, RecognitionSpec
 from training.backbones import BottleneckNet
 from training.backbones.bottleneck_net import SIDE_PX, Stem
 from training.config import ConfigError
-from training.imitation.blocks import BlockFit, fit_blocks, to_student, to_teacher
+from training.imitation.blocks import BlockFit, fit_blocks
 from training.imitation.run import imitate
 from training.imitation.teacher import Teacher
-from training.imitation.views import MARGIN_PX, Portraits, draw_views, read_portraits, see
+from training.imitation.views import MARGIN_PX, Portraits, cut_portraits, draw_views, see
 
 Photo = NDArray[np.uint8]
 PARTS = 17
@@ -41,6 +42,10 @@ class Pixels(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.parts((x - 127.5) / 127.5)
         return out
+
+
+def spec_of(path: Path) -> RecognitionSpec:
+    return RecognitionSpec(path, None, Normalization(0.0, 1.0, "BGR"), ALIGNMENT, 16, "test")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +75,7 @@ def portraits() -> Portraits:
 
 def test_a_teacher_is_cut_between_its_blocks(published: tuple[Pixels, Path], rng: np.random.Generator) -> None:
     network, path = published
-    teacher = Teacher(path)
+    teacher = Teacher(spec_of(path))
     pixels = rng.integers(0, 256, (3, 3, SIDE_PX, SIDE_PX)).astype(np.float32)
     x, expected = pixels, (torch.from_numpy(pixels) - 127.5) / 127.5
     for part, block in enumerate(network.parts):
@@ -78,25 +83,26 @@ def test_a_teacher_is_cut_between_its_blocks(published: tuple[Pixels, Path], rng
         with torch.no_grad():
             expected = block(expected)
         np.testing.assert_allclose(x, expected.numpy(), atol=2e-4, err_msg=str(part))
-    np.testing.assert_array_equal(teacher.embed(pixels), x)
+    views = rng.integers(0, 256, (2, SIDE_PX, SIDE_PX, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(teacher.prepare(views), views[..., ::-1].transpose(0, 3, 1, 2))
 
 
 def test_another_network_is_no_teacher() -> None:
     with pytest.raises(ModelError, match="no bottlenecks"):
-        Teacher(BUNDLED_PACK / "detector.onnx")
+        Teacher(spec_of(BUNDLED_PACK / "detector.onnx"))
 
 
 def test_blocks_learn_and_a_run_that_was_cut_off_goes_on(
     published: tuple[Pixels, Path], portraits: Portraits, tmp_path: Path
 ) -> None:
-    teacher = Teacher(published[1])
+    teacher = Teacher(spec_of(published[1]))
     fits = (BlockFit(blocks=3, steps=40, views=24, weight_decay=0.1, start_steps=5),)
 
     def run(fits: tuple[BlockFit, ...], output: Path) -> BottleneckNet:
         torch.manual_seed(0)
         student = BottleneckNet(16)
         output.mkdir(exist_ok=True)
-        fit_blocks(student, teacher, portraits, portraits, ALIGNMENT, fits, output, seed=0)
+        fit_blocks(student, teacher, portraits, portraits, fits, output, seed=0)
         return student
 
     whole = run(fits, tmp_path / "whole")
@@ -156,14 +162,15 @@ def test_turned_heads_are_drawn_more_often(portraits: Portraits) -> None:
 def test_portraits_are_cut_as_the_teacher_wants_them(detector: Detector, astronaut: Photo, tmp_path: Path) -> None:
     Image.fromarray(astronaut).save(tmp_path / "face.png")
     Image.fromarray(np.full((200, 200, 3), 128, np.uint8)).save(tmp_path / "none.png")
-    found = read_portraits(sorted(tmp_path.iterdir()), detector, ALIGNMENT)
-    assert found.crops.shape == (1, SIDE_PX + 2 * MARGIN_PX, SIDE_PX + 2 * MARGIN_PX, 3)
-    inner = found.crops[0][MARGIN_PX:-MARGIN_PX, MARGIN_PX:-MARGIN_PX]
-    (faces,) = detector.detect([np.ascontiguousarray(found.crops[0])])
+    files, cache, companion = sorted(tmp_path.iterdir()), tmp_path / "crops.npy", tmp_path / "turns.npy"
+    cut_portraits(files, detector, ALIGNMENT, cache, companion)
+    crops, turns = np.load(cache), np.load(companion)
+    assert np.isfinite(turns).tolist() == [True, False]
+    assert turns[0] < 0.25  # she faces the camera
+    assert crops.shape == (2, SIDE_PX + 2 * MARGIN_PX, SIDE_PX + 2 * MARGIN_PX, 3)
+    (faces,) = detector.detect([crops[0]])
     points = faces.landmarks_xy[faces.largest()] - MARGIN_PX
     assert np.abs(points - ALIGNMENT.template_xy).mean() < 4
-    student, teacher = to_student(inner[None]), to_teacher(inner[None])
-    np.testing.assert_allclose(student.numpy()[:, ::-1] * 127.5 + 127.5, teacher, atol=1e-3)
 
 
 def test_packs_with_other_crops_are_no_teachers(tmp_path: Path) -> None:
@@ -189,6 +196,8 @@ def test_a_student_imitates_the_published_network(reference: Path, data: Path, t
     rows = [json.loads(line) for line in (tmp_path / "run" / "blocks.jsonl").read_text().splitlines()]
     assert rows[1]["error"] < 0.6
     assert sum(p.numel() for p in student.parts.parameters()) == pytest.approx(1_107_064, abs=0)
-    with pytest.raises(ConfigError, match="are held out"):
+    with pytest.raises(ConfigError, match=r"started with other settings \(held_out\)"):
         imitate(photos, pack, tmp_path / "run", fits=fits, held_out=60)
+    with pytest.raises(ConfigError, match="are held out"):
+        imitate(photos, pack, tmp_path / "other", fits=fits, held_out=60)
     assert onnx.load(pack.recognition.path).graph.output[0].name == "embedding"
