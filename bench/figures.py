@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from bench.common import RESULTS, ROOT
 from bench.serving import EMBED_PINNED, IDENTIFY, NAIVE, NAIVE_SMALL
-from models.pack.open_model_zoo import read_measurements
+from models.pack.evidence import read_evidence
 
 FOLDER: Final = ROOT / "docs" / "images"
 INK, PAPER, GRID = "#1f2933", "#ffffff", "#d9dee3"
@@ -115,7 +115,7 @@ def accuracy(axes: Axes) -> None:
     measured = _read("accuracy.json")
     packs = (
         ("bundled, kith-compact", measured["kith-compact"], THIRD),
-        ("pulled, open-model-zoo", read_measurements()["metrics"], OURS),
+        ("pulled, open-model-zoo", read_evidence("open-model-zoo")["metrics"], OURS),
         ("reference: SCRFD-500M, MobileFaceNet", measured["reference"], OTHERS),
     )
     measures: tuple[tuple[str, Callable[[Any], tuple[float, Sequence[float]]]], ...] = (

@@ -520,9 +520,9 @@ def deliveries(webhook: str, states: Iterable[DeliveryState] = ()) -> Pages[Deli
 # Server
 
 
-def model() -> Call[ModelsOut]:
-    """Return the pack of KITH_PACK and all other served packs."""
-    return json_call(ModelsOut, "GET", "/v1/models")
+def model(*fpir: float) -> Call[ModelsOut]:
+    """Return the pack of KITH_PACK and all other served packs, with their misses at these FPIRs (default: presets)."""
+    return json_call(ModelsOut, "GET", "/v1/models", params=_targets(fpir))
 
 
 def health() -> Call[HealthOut]:

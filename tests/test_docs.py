@@ -18,6 +18,7 @@ from kith.errors import UNKNOWN_CODE
 from models.errors import PullError
 from models.pack import open_model_zoo
 from models.pack.catalog import read_catalog
+from models.pack.evidence import read_evidence
 from models.pack.manifest import ModelPack
 from service.cli.commands.packs import app as models_app
 from service.core.error_catalog import all_errors
@@ -107,7 +108,7 @@ def test_packs_and_what_pulling_them_may_end_in() -> None:
     text = (ROOT / "docs" / "models.md").read_text()
     assert codes <= documented
     assert all(name.removeprefix("buffalo") in text for name in read_catalog())
-    metrics = open_model_zoo.read_measurements()["metrics"]
+    metrics = read_evidence("open-model-zoo")["metrics"]
     assert {f"| {name} | {value} |" for name, value in open_model_zoo.accuracy_rows(metrics)} <= set(text.splitlines())
     shown = f"LFW View 2 {metrics['lfw_view2']['accuracy']['mean']:.2%}, calibrated"
     assert shown in (ROOT / "README.md").read_text()

@@ -24,6 +24,20 @@ class NetworkOut(BaseModel):
     providers: list[str]
 
 
+class BetterPackOut(BaseModel):
+    """Pack of the catalog that misses fewer people."""
+
+    model: str
+    fnir: float
+
+
+class MissesOut(BaseModel):
+    fpir: float
+    subjects: int = Field(description="Size of the gallery, with one photo a subject.")
+    fnir: float = Field(description="Expected share of enrolled people's searches that do not identify them.")
+    better: BetterPackOut | None = Field(None, description="The measured pack that misses fewest, if it misses fewer.")
+
+
 class ModelOut(BaseModel):
     model: str
     display_name: str
@@ -34,6 +48,9 @@ class ModelOut(BaseModel):
     recognition: NetworkOut
     liveness: NetworkOut | None = Field(None, description="Liveness model of KITH_PACK, if it has one.")
     metrics: dict[str, Any]
+    misses: list[MissesOut] = Field(
+        default_factory=list, description="Expected misses of each FPIR; empty without a calibration."
+    )
 
 
 class ModelsOut(ModelOut):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -10,13 +9,13 @@ from typing import Any, Final
 import onnx
 
 from models.checksums import sha256_of
+from models.pack.evidence import read_evidence
 from models.pack.manifest import ModelPack
 from models.pack.openvino_ir import to_onnx
 from models.pack.writing import PackDraft, write_pack
 from models.vision.alignment import Alignment
 
 NAME: Final = "open-model-zoo"
-EVIDENCE: Final = Path(__file__).parents[1] / "evidence" / f"{NAME}.json"
 """Output of `kith-train measure`."""
 DIMENSION: Final = 256
 SIDE_PX: Final = 128
@@ -72,7 +71,7 @@ def build_open_model_zoo_pack(
     Raises:
         OpenVinoFormatError: the network is damaged, or has layers that Kith does not convert.
     """
-    measurements = read_measurements()
+    measurements = read_evidence(NAME)
     found, recognizer = directory / "detector.onnx", directory / "recognizer.onnx"
     found.write_bytes(detector.read_bytes())
     onnx.save(to_onnx(xml.read_bytes(), weights.read_bytes()), str(recognizer))
@@ -106,12 +105,6 @@ def build_open_model_zoo_pack(
 def describe_source(file: Path, source: str, license: str) -> dict[str, str]:
     """Return the provenance of a published file."""
     return {"from": source, "file": file.name, "sha256": sha256_of(file), "license": license}
-
-
-def read_measurements() -> dict[str, Any]:
-    """Return the calibration and metrics of the pack that ship with this version of Kith."""
-    measurements: dict[str, Any] = json.loads(EVIDENCE.read_text(encoding="utf-8"))
-    return measurements
 
 
 def accuracy_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:

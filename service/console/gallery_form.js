@@ -1,11 +1,12 @@
 // Fields of a gallery's settings: common ones first, the others under “Advanced”.
 
+import { call } from "./api.js";
 import { h } from "./dom.js";
 import { field } from "./ui.js";
-import { PRESETS, riskBriefly } from "./words.js";
+import { misses, PRESETS, riskBriefly } from "./words.js";
 
 const DEFAULT = {
-  risk: { fpir: 0.001 },
+  risk: { fpir: 0.01 },
   keep_crops: false,
   retention_days: null,
   liveness: "off",
@@ -70,8 +71,20 @@ export function galleryForm(from = DEFAULT) {
   const recall = number(from.recall, { min: 0.5, max: 1, required: true });
   const gate = GATE.map(([name, label]) => [name, label, number(from.quality_gate[name], { min: 0, required: true })]);
 
+  const chosenRisk = () => (risk.value === "as-it-is" ? from.risk : { fpir: risk.value === "own" ? 1 / rate.valueAsNumber : PRESETS.find(([name]) => name === risk.value)[3] });
+  const cost = h("p", { class: "hint", role: "status" });
+  const showCost = async () => {
+    const { fpir } = chosenRisk();
+    const model = fpir > 0 && fpir < 1 ? await call("GET", `/v1/models?fpir=${fpir}`).catch(() => null) : null;
+    if (chosenRisk().fpir === fpir) cost.textContent = model ? misses(model) : ""; // else an answer to an earlier choice
+  };
+  if (from === DEFAULT) {
+    for (const input of [risk, rate]) input.addEventListener("change", showCost);
+    showCost();
+  }
+
   const all = () => ({
-    risk: risk.value === "as-it-is" ? from.risk : { fpir: risk.value === "own" ? 1 / rate.valueAsNumber : PRESETS.find(([name]) => name === risk.value)[3] },
+    risk: chosenRisk(),
     keep_crops: crops.checked,
     retention_days: days.value === "" ? null : days.valueAsNumber,
     liveness: live.checked ? "required" : "off",
@@ -101,6 +114,7 @@ export function galleryForm(from = DEFAULT) {
     elements: [
       field("How strict", risk, "The number of strangers per wrong match. Stricter settings miss enrolled people more often."),
       own,
+      cost,
       tick(crops, "Keep a small picture of each enrolled face", "Allows a later migration to a better model without new photos. Pictures are stored encrypted. Without this setting no picture is stored."),
       field("Delete photos after days", days, "People without photos are deleted too. Empty: never."),
       advanced,

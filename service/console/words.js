@@ -52,6 +52,16 @@ export function riskBriefly(risk) {
   return `similarity ${similarity(risk.threshold)}`;
 }
 
+/** What a recognizer misses in a new gallery, and the one that misses fewer. `model`: as in GET /v1/models. */
+export function misses({ display_name: name, misses: [found] }) {
+  if (!found) return "";
+  const { subjects, fnir, better } = found;
+  const other = better ? `; the pack ${better.model} misses ${percent(better.fnir)} (“kith models pull ${better.model}”)` : "";
+  return `With ${subjects} people enrolled by one photo each, ${name} misses about ${percent(fnir)} of their other photos${other}.`;
+}
+
+const percent = (share) => share.toLocaleString("en", { style: "percent", maximumSignificantDigits: 2 });
+
 export const PRESETS = [
   ["strict", "Strict", "one stranger in 10,000", 0.0001],
   ["standard", "Standard", "one stranger in 1,000", 0.001],

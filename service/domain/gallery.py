@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Keys = NDArray[np.int64]
 """Primary keys of templates or subjects, (n,)."""
-DEFAULT_RISK: Final = RiskTarget("fpir", 0.001)
+DEFAULT_RISK: Final = RiskTarget("fpir", 0.01)
 TemplateKind = Literal["photo", "embedding"]
 SUBJECT_ID_PATTERN: Final = r"^[^/\\]{1,128}$"
 IndexSetting = Literal["auto", "exact", "compact", "graph"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -19,6 +19,8 @@ RiskWarning = Literal["photos_of_one_sitting", "people_unlike_calibration", "pro
 TARGETS: Final = (0.1, 0.01, 0.001, 0.0001)
 GROWTH_FACTOR: Final = 10
 """Growth of the gallery for which the report forecasts thresholds."""
+EXAMPLE_SUBJECTS: Final = 100
+"""Size of the gallery for which a pack's misses are stated before there is one."""
 CURVE_POINTS: Final = 61
 CURVE_MAX_FPIR, CURVE_MIN_FPIR = 0.5, 1e-5
 """FPIR range of the curve."""
@@ -39,6 +41,19 @@ class TargetThreshold:
     high: float
     extrapolated: bool
     misses: MissRate | None
+
+
+@dataclass(frozen=True)
+class ExpectedMisses:
+    """Share of enrolled people's searches that do not identify them, in a gallery of ``subjects`` with one photo each.
+
+    ``better`` is the measured pack that misses fewest, with its share; None if no pack misses fewer.
+    """
+
+    fpir: float
+    subjects: int
+    fnir: float
+    better: tuple[str, float] | None
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,23 @@ def target_threshold(
     found = curve.threshold_at_fmr(fmr_for_fpir(fpir, subjects))
     misses = promised_misses(evidence, calibration, found.similarity)
     return TargetThreshold(fpir, subjects, found.similarity, found.low, found.high, found.extrapolated, misses)
+
+
+def expected_misses(fpir: float, pack: Calibration, measured: Mapping[str, Calibration]) -> ExpectedMisses:
+    """Return what a pack misses in a new gallery of EXAMPLE_SUBJECTS.
+
+    Args:
+        measured: calibrations of packs that could be used instead, by name.
+    """
+    fmr = fmr_for_fpir(fpir, EXAMPLE_SUBJECTS)
+
+    def misses(calibration: Calibration) -> float:
+        return calibration.fnmr(min(1.0, calibration.threshold_at_fmr(fmr).similarity))
+
+    own, others = misses(pack), {name: misses(calibration) for name, calibration in measured.items()}
+    best = min(others, key=lambda name: others[name], default=None)
+    better = None if best is None or others[best] >= own else (best, others[best])
+    return ExpectedMisses(fpir, EXAMPLE_SUBJECTS, own, better)
 
 
 def fpir_curve(subjects: int, curve: FmrCurve) -> list[FpirPoint]:

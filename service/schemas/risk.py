@@ -14,6 +14,7 @@ from service.schemas.fields import RequestModel
 Probability = Annotated[float, Field(ge=1e-12, lt=1)]
 Similarity = Annotated[float, Field(ge=-1, le=1)]
 PRESETS: Final = {"strict": 0.0001, "standard": 0.001, "relaxed": 0.01}
+PRESET_RATES: Final = tuple(PRESETS.values())
 
 
 class RiskIn(RequestModel):

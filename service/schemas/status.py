@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kith.wire.status import CheckOut, HeldOut, LagOut, QueueOut, RetentionStatusOut
+from kith.wire.status import BetterPackOut, CheckOut, HeldOut, LagOut, MissesOut, QueueOut, RetentionStatusOut
 from service.core.errors import KithError, MasterKeyError
+from service.domain.risk_report import ExpectedMisses
 from service.inference.batcher import Batcher
 from service.security.master_keys import MasterKeys
 from service.services.status import Lag, Sample
@@ -29,6 +30,12 @@ def to_master_key_out(master: MasterKeys) -> CheckOut | None:
         "On the server, run 'kith master backup FILE', and keep FILE on another machine.",
     )
     return to_check_out("master_key", None if backed_up else never)
+
+
+def to_misses_out(found: ExpectedMisses) -> MissesOut:
+    """Convert the expected misses of a pack, rounded to 4 decimals."""
+    better = None if found.better is None else BetterPackOut(model=found.better[0], fnir=round(found.better[1], 4))
+    return MissesOut(fpir=found.fpir, subjects=found.subjects, fnir=round(found.fnir, 4), better=better)
 
 
 def to_queue_out(batcher: Batcher[object, object]) -> QueueOut:

@@ -111,6 +111,16 @@ test("a risk has a long and a short description", () => {
   assert.equal(words.risk({ threshold: 0.7 }), "accepts a similarity of 0.70, with unknown risk");
 });
 
+test("the misses of a recognizer name the pack that misses fewer", () => {
+  const found = { fpir: 0.01, subjects: 100, fnir: 0.0913, better: { model: "other", fnir: 0.032 } };
+  assert.equal(
+    words.misses({ display_name: "Kith compact", misses: [found] }),
+    "With 100 people enrolled by one photo each, Kith compact misses about 9.1% of their other photos; the pack other misses 3.2% (“kith models pull other”).",
+  );
+  assert.match(words.misses({ display_name: "Other", misses: [{ ...found, better: null }] }), /9\.1% of their other photos\.$/);
+  assert.equal(words.misses({ display_name: "Uncalibrated", misses: [] }), "");
+});
+
 test("metadata values survive display and parsing", () => {
   for (const value of ["Ada", "12", 12, true, "true", null, { a: [1] }, "", " x", '"q"']) assert.deepEqual(words.readTyped(words.typed(value)), value);
 });

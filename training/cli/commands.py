@@ -50,7 +50,7 @@ from training.liveness.fit import TRAINED_ALIGNMENT, LivenessLoopConfig
 from training.losses import HEADS, TERMS, list_options
 from training.optimization.loop import Checkpoint
 from training.optimization.run_folder import CONFIG, read_run_config
-from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES, SET_SIZES
+from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES, SET_SIZES, imitated
 from training.run.html_report import write_pack_report
 from training.run.plan import make_plan, measure_speed
 from training.run.train import compare as compare_losses
@@ -242,12 +242,12 @@ def imitate(
         Path | None,
         typer.Option(help="File with the names of photos to leave out, relative to PHOTOS.", exists=True),
     ] = None,
+    pack: Annotated[Path, typer.Option(help="Pack whose detector the student is served with.")] = BUNDLED_PACK,
     threads: Threads = None,
 ) -> None:
     """Train the bundled recognizer's network to compute what a pack's recognizer does; run again to resume."""
     torch.set_num_threads(threads or available_cores())
-    excluded = frozenset() if exclude is None else frozenset(exclude.read_text(encoding="utf-8").splitlines())
-    imitate_recognizer(photos, load_pack(teacher), output, excluded)
+    imitate_recognizer(imitated(photos, output, teacher, exclude), load_pack(pack).detection)
 
 
 @app.command()

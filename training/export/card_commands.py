@@ -8,7 +8,7 @@ from typing import Any
 
 from models.pack.manifest import ModelPack
 from training.detection.fit import LANDMARK_REFINEMENT, DetectorLoopConfig
-from training.recipes import RECIPES
+from training.recipes import IMITATED, RECIPES
 
 
 def commands(pack: ModelPack, settings: Sequence[str]) -> list[str]:
@@ -52,6 +52,11 @@ def _recognizer(provenance: Mapping[str, Any], settings: Sequence[str]) -> tuple
         return [], f"--recognizer-of {provenance['pack']}"
     run = provenance["run"]
     output = f"runs/{run['name']}"
+    if run["name"] == IMITATED:
+        excluded = f" --exclude {run['data']['exclude']}" if run["data"]["exclude"] else ""
+        teacher = run["distill"]["teacher"]
+        command = f"kith-train imitate DATA/{run['data']['root']} --teacher {teacher}{excluded} --output {output}"
+        return [command], f"--recognizer {output}"
     if run["name"] not in RECIPES:
         return [f"# {output} is no recipe: manifest.json has its settings"], f"--recognizer {output}"
     teacher = f" --teacher {run['distill']['teacher']}" if run["distill"]["teacher"] else ""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,13 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from training.backbones.bottleneck_net import BottleneckNet
+from training.imitation.descent import Descent
 from training.imitation.teacher import BATCH, Teacher
 from training.imitation.views import Portraits, draw_views
 from training.optimization.loop import to_tensor
-from training.optimization.run_folder import CHECKPOINT, load_checkpoint, save_checkpoint
+from training.optimization.run_folder import append_json, load_checkpoint, save_checkpoint
 
 log = logging.getLogger(__name__)
 Half = NDArray[np.float16]
+BLOCKS: Final = "blocks.pt"
+"""Checkpoint of the fitted parts."""
 ERRORS: Final = "blocks.jsonl"
 """Error of the student up to each part, a line each."""
 HELD_OUT_VIEWS: Final = 500
@@ -69,12 +71,12 @@ def fit_blocks(
     """Fit each part of the student, given the student's own map before it, to the teacher's map after it.
 
     So each part mends what those before it lack. The student is saved after each part, and a run that was cut off goes
-    on with the next one. Optimizer: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
+    on with the next one.
 
     Raises:
         NonFiniteLossError: a part became NaN or infinite; the checkpoint of the parts before it is kept.
     """
-    checkpoint = output / CHECKPOINT
+    checkpoint = output / BLOCKS
     start = _restore(student, checkpoint)
     student.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     first = views = 0
@@ -98,7 +100,8 @@ def fit_blocks(
             error = float((difference**2).mean() / taught_test.astype(np.float32).var())
             row = {"part": part, "steps": fit.steps, "error": round(error, 5), "s": round(time.monotonic() - began)}
             save_checkpoint(checkpoint, {"averaged": student.state_dict(), "step": part + 1})
-            _log(output, row)
+            append_json(output / ERRORS, row)
+            log.info("%s", row)
 
 
 def _choose_start(part: nn.Module, own: Half, taught: Half, fit: BlockFit, seed: int) -> None:
@@ -120,36 +123,18 @@ def _choose_start(part: nn.Module, own: Half, taught: Half, fit: BlockFit, seed:
 
 
 def _fit_part(part: nn.Module, own: Half, taught: Half, fit: BlockFit, seed: int) -> float:
-    """Minimize the mean square error in units of the variance of the teacher's map, and return its last mean.
-
-    Rates fall linearly to zero.
-    """
+    """Minimize the mean square error in units of the variance of the teacher's map, and return its last mean."""
     last: deque[float] = deque(maxlen=100)
     rng = np.random.default_rng(seed)
-    matrices = [weight for weight in part.parameters() if weight.ndim == 2]
-    others = [weight for weight in part.parameters() if weight.ndim != 2]
-    muon = torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=fit.weight_decay)
-    adam = torch.optim.Adam(others, lr=ADAM_RATE)
+    descent = Descent(part, MUON_RATE, ADAM_RATE, fit.weight_decay, fit.steps)
     scale = 1 / float(taught[:256].astype(np.float32).var())
     for step in range(fit.steps):
-        _set_rates((muon, adam), (MUON_RATE, ADAM_RATE), 1 - step / fit.steps)
         rows = rng.integers(0, len(own), BATCH_SIZE)
         x, wanted = (torch.from_numpy(maps[rows]).float() for maps in (own, taught))
         with torch.autocast("cpu", torch.bfloat16):
             y = part(x.contiguous(memory_format=torch.channels_last))
-        loss = F.mse_loss(y.float(), wanted) * scale
-        loss.backward()  # type: ignore[no-untyped-call]
-        for optimizer in (muon, adam):
-            optimizer.step()  # type: ignore[no-untyped-call]
-            optimizer.zero_grad()
-        last.append(float(loss.detach()))
+        last.append(descent.step(F.mse_loss(y.float(), wanted) * scale, step))
     return float(np.mean(last))
-
-
-def _set_rates(optimizers: tuple[torch.optim.Optimizer, ...], rates: tuple[float, ...], share: float) -> None:
-    for optimizer, rate in zip(optimizers, rates, strict=True):
-        for group in optimizer.param_groups:
-            group["lr"] = rate * share
 
 
 def _start_maps(
@@ -202,9 +187,3 @@ def _restore(student: BottleneckNet, path: Path) -> int:
     saved = load_checkpoint(path)
     student.load_state_dict(saved["averaged"])
     return int(saved["step"])
-
-
-def _log(output: Path, row: Mapping[str, Any]) -> None:
-    log.info("%s", row)
-    with (output / ERRORS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")

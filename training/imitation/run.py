@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import asdict
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 
-from models.checksums import sha256_of
-from models.pack.manifest import ModelPack
+from models.pack.loading import load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.detection import Detector
+from models.vision.specs import DetectionSpec
 from training.backbones import BottleneckNet
 from training.backbones.bottleneck_net import SIDE_PX
-from training.config import ConfigError
+from training.config import ConfigError, RunConfig
 from training.data.folders import photos_below
 from training.imitation.blocks import BlockFit, fit_blocks
+from training.imitation.joint import JointFit, fit_embeddings
 from training.imitation.teacher import Teacher
 from training.imitation.views import Portraits, cut_portraits
 from training.optimization.run_folder import write_run_config
@@ -29,60 +27,54 @@ BLOCK_FITS: Final = (
     BlockFit(blocks=4, steps=30_000, views=32_000, weight_decay=0.3),
 )
 """Stem and first five bottlenecks, whose maps are large; those of 16 and of 8 cells, and the head."""
-HELD_OUT: Final = 1000
+JOINT_FIT: Final = JointFit(steps=10_000)
 CROPS: Final = "portraits.npy"
-TURNS: Final = "turns.npy"
+DETECTED: Final = "detected.npy"
 
 
 def imitate(
-    photos: Path,
-    teacher: ModelPack,
-    output: Path,
-    exclude: Collection[str] = (),
-    fits: tuple[BlockFit, ...] = BLOCK_FITS,
-    held_out: int = HELD_OUT,
-    seed: int = 0,
+    config: RunConfig,
+    served: DetectionSpec,
+    blocks: tuple[BlockFit, ...] = BLOCK_FITS,
+    joint: JointFit = JOINT_FIT,
 ) -> BottleneckNet:
-    """Train the bundled recognizer's network to compute what the recognizer of a pack computes.
+    """Train or resume the bundled recognizer's network, so that it computes what the recognizer of a pack computes.
 
     Args:
-        photos: folder of portraits without names.
-        teacher: pack of a network with the student's blocks, on crops of 128 pixels, and of the detector that finds the
-            faces.
-        exclude: names of photos, relative to the folder, that are left out.
-        fits: settings of the blocks, in their order.
-        held_out: number of photos to measure on instead of learning from.
+        config: the recipe `training.recipes.imitated`. Its teacher is a pack with a network of the student's blocks, on
+            crops of 128 pixels, and with the detector whose landmarks align the teacher's crops.
+        served: detector that the student will be served with. Its landmarks align the student's crops.
+        blocks: settings of the fits of single blocks, in their order.
+        joint: settings of the fit of the whole student, which comes after them.
 
     Raises:
-        ConfigError: the pack has other crops, there are too few photos, or ``output`` has a run with other settings.
+        ConfigError: the pack has other crops, there are too few photos, or the run was started with other settings.
         ModelError: the teacher's network has other blocks.
     """
-    spec = teacher.recognition
+    assert config.distill.teacher is not None  # noqa: S101  # by the recipe
+    pack, seed = load_pack(config.distill.teacher), config.loop.seed
+    spec = pack.recognition
     if spec.alignment.size_px != SIDE_PX:
-        raise ConfigError(f"{teacher.model_id} has crops of {spec.alignment.size_px} pixels. A teacher needs {SIDE_PX}")
-    network = Teacher(spec)
-    settings = {
-        "photos": photos.name,
-        "excluded": len(exclude),
-        "teacher": spec.fingerprint(),
-        "detector": sha256_of(teacher.detection.path),
-        "fits": [asdict(fit) for fit in fits],
-        "held_out": held_out,
-        "seed": seed,
-    }
-    crops, turns = output / CROPS, output / TURNS
-    write_run_config(output, settings, turns, mutable=())
+        raise ConfigError(f"{pack.model_id} has crops of {spec.alignment.size_px} pixels. A teacher needs {SIDE_PX}")
+    teacher = Teacher(spec)
+    crops, detected = config.output / CROPS, config.output / DETECTED
+    write_run_config(config.output, config.as_dict(), detected, mutable=("root", "output"))
     if not crops.exists():
-        files = [file for file in photos_below(photos).photos if file.relative_to(photos).as_posix() not in exclude]
-        detector = Detector(OnnxNetwork(teacher.detection.path), teacher.detection)
-        cut_portraits(files, detector, spec.alignment, crops, turns)
-    portraits = Portraits(np.load(crops, mmap_mode="r"), np.load(turns))
-    found = np.flatnonzero(np.isfinite(portraits.turns))
+        excluded = set() if config.data.exclude is None else set(config.data.exclude.read_text("utf-8").splitlines())
+        root = config.data.root
+        files = [file for file in photos_below(root).photos if file.relative_to(root).as_posix() not in excluded]
+        true, own = (Detector(OnnxNetwork(detection.path), detection) for detection in (pack.detection, served))
+        cut_portraits(files, true, own, spec.alignment, crops, detected)
+    portraits = Portraits(np.load(crops, mmap_mode="r"), np.load(detected))
+    found, held_out = portraits.found, config.distill.held_out
     if len(found) <= held_out:
-        raise ConfigError(f"{photos} has {len(found)} photos with a face; {held_out} are held out. Add photos")
+        raise ConfigError(
+            f"{config.data.root} has {len(found)} photos with a face; {held_out} are held out. Add photos"
+        )
     order = np.random.default_rng(seed).permutation(found)
     test, train = (portraits.select(np.sort(rows)) for rows in (order[:held_out], order[held_out:]))
     torch.manual_seed(seed)
     student = BottleneckNet(spec.dimension)
-    fit_blocks(student, network, train, test, fits, output, seed)
+    fit_blocks(student, teacher, train, test, blocks, config.output, seed)
+    fit_embeddings(student, teacher, train, test, joint, config.output, seed)
     return student

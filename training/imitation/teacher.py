@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from models.errors import ModelError
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.pixels import to_planes
+from models.vision.recognition import l2_normalize
 from models.vision.specs import RecognitionSpec
 
 Float = NDArray[np.floating]
@@ -30,6 +31,7 @@ class Teacher:
 
     def __init__(self, spec: RecognitionSpec) -> None:
         self.alignment, self._normalization = spec.alignment, spec.normalization
+        self._network = OnnxNetwork(spec.path, "CPUExecutionProvider")
         model = onnx.load(spec.path)
         cuts = [model.graph.input[0].name, *find_cuts(model), model.graph.output[0].name]
         extractor = onnx.utils.Extractor(onnx.shape_inference.infer_shapes(model, data_prop=True))
@@ -37,6 +39,15 @@ class Teacher:
         self._parts = [
             OnnxNetwork(spec.path, "CPUExecutionProvider", graph=graph.SerializeToString()) for graph in graphs
         ]
+
+    def embed(self, views: NDArray[np.uint8]) -> Float:
+        """Return (B, D) unit embeddings of (B, side, side, 3) RGB views: the mean with those of the mirror images.
+
+        The mean is better than either, and a student can learn it.
+        """
+        both = np.concatenate([views, views[:, :, ::-1]])
+        vectors = l2_normalize(self._network.run(self.prepare(both))[0].reshape(len(both), -1))
+        return l2_normalize(vectors[: len(views)] + vectors[len(views) :])
 
     def prepare(self, views: NDArray[np.uint8]) -> Float:
         """Return (B, 3, side, side) input of the first part, of (B, side, side, 3) RGB views."""

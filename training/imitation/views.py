@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -12,17 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from models.vision.alignment import Alignment, similarity_transforms
+from models.vision.alignment import Alignment, align, similarity_transforms
 from models.vision.detection import Detector
 from training.data.cache import create_crop_cache
 from training.data.identities import map_in_threads, read_rgb
 
 Pixels = NDArray[np.uint8]
+Points = NDArray[np.floating]
 MARGIN_PX: Final = 16
 """Pixels around the teacher's crop that are kept, so that a moved crop shows the photo and no border."""
 MIN_SCORE: Final = 0.6
-MAX_LANDMARK_NOISE: Final = 0.09
-"""Largest standard deviation of a landmark, as a share of the distance of the eyes."""
+MAX_LANDMARK_NOISE: Final = 0.05
+"""Largest standard deviation that is added to a landmark, as a share of the distance of the eyes."""
+MAX_SHIFT: Final = 0.5
+"""Largest distance of two detectors' landmarks of one face, as a share of the distance of the eyes."""
 
 TURNED: Final = 0.25
 """Turn of the head from which it is drawn more often: a fifth of FairFace."""
@@ -31,19 +36,45 @@ TURNED_WEIGHT: Final = 2
 
 @dataclass(frozen=True)
 class Portraits:
-    """Aligned crops with margins.
+    """Crops with margins, aligned by the teacher's detector.
 
     Attributes:
         crops: (N, side, side, 3) uint8 RGB.
-        turns: (N,) turn of the head, see `head_turn`.
+        detected: (N, 5, 2) landmarks in pixels of the crop, by the detector that the student is served with; NaN in
+            photos without a face.
     """
 
     crops: Pixels
-    turns: NDArray[np.float32]
+    detected: NDArray[np.float32]
+
+    @property
+    def found(self) -> NDArray[np.int64]:
+        """Rows of photos with a face."""
+        return np.flatnonzero(np.isfinite(self.detected).all((1, 2)))
+
+    @cached_property
+    def chances(self) -> NDArray[np.float64]:
+        """Probability of each row in `draw_sights`: turned heads are rare, and drawn more often."""
+        weights = 1 + TURNED_WEIGHT * (head_turns(self.detected) > TURNED)
+        return np.asarray(weights / weights.sum())
 
     def select(self, rows: NDArray[np.int64]) -> Portraits:
         """Return some of the portraits, in memory."""
-        return Portraits(self.crops[rows], self.turns[rows])
+        return Portraits(self.crops[rows], self.detected[rows])
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Portrait as a camera would give it: (side, side, 3) uint8 RGB, and its (5, 2) landmarks.
+
+    Attributes:
+        detected: landmarks as a detector would find them.
+        true: the landmarks.
+    """
+
+    photo: Pixels
+    detected: Points
+    true: Points
 
 
 def widen(alignment: Alignment) -> Alignment:
@@ -52,64 +83,95 @@ def widen(alignment: Alignment) -> Alignment:
     return Alignment(alignment.size_px + 2 * MARGIN_PX, points)
 
 
-def cut_portraits(files: Sequence[Path], detector: Detector, alignment: Alignment, cache: Path, turns: Path) -> None:
-    """Write the face nearest the center of each photo to ``cache``, and its turn to ``turns``: NaN without a face."""
+def cut_portraits(
+    files: Sequence[Path], true: Detector, served: Detector, alignment: Alignment, cache: Path, detected: Path
+) -> None:
+    """Write the face nearest the center of each photo to ``cache``, and the landmarks of ``served`` to ``detected``.
+
+    Args:
+        true: detector whose landmarks align the crops.
+        served: detector that the student is served with.
+    """
     wide = widen(alignment)
 
-    def cut(file: Path) -> tuple[Pixels, float] | None:
+    def cut(file: Path) -> tuple[Pixels, Points] | None:
         image = read_rgb(file)
-        (faces,) = detector.detect([image])
-        sure = faces[np.flatnonzero(faces.scores >= MIN_SCORE)]
-        if not len(sure):
+        points, own = (_central_landmarks(detector, image) for detector in (true, served))
+        if points is None or own is None:
             return None
-        height, width = image.shape[:2]
-        points = sure.landmarks_xy[sure.nearest(width / 2, height / 2)]
         (matrix,) = similarity_transforms(points[None], wide)
+        own = own @ matrix[:, :2].T + matrix[:, 2]
+        if np.linalg.norm(own - wide.template_xy, axis=1).max() > MAX_SHIFT * eye_distance(wide.template_xy):
+            return None  # another face
         # FairFace's photos end at the hair: its mirror image is more like hair than a repeated edge is.
         crop = cv2.warpAffine(image, matrix, (wide.size_px,) * 2, borderMode=cv2.BORDER_REFLECT_101)
-        return np.asarray(crop, np.uint8), head_turn(points)
+        return np.asarray(crop, np.uint8), own
 
-    with create_crop_cache(cache, turns, len(files), wide.size_px) as (crops, save_companion):
-        found = np.full(len(files), np.nan, np.float32)
+    with create_crop_cache(cache, detected, len(files), wide.size_px) as (crops, save_companion):
+        found = np.full((len(files), 5, 2), np.nan, np.float32)
         for row, portrait in enumerate(tqdm(map_in_threads(cut, files), total=len(files), desc="cut", unit="photo")):
             if portrait is not None:
                 crops[row], found[row] = portrait
         save_companion(found)
 
 
-def head_turn(points: NDArray[np.floating]) -> float:
-    """Return the turn of a head with (5, 2) landmarks: 0 from the front, about 0.5 in profile.
+def _central_landmarks(detector: Detector, image: Pixels) -> Points | None:
+    (faces,) = detector.detect([image])
+    sure = faces[np.flatnonzero(faces.scores >= MIN_SCORE)]
+    if not len(sure):
+        return None
+    height, width = image.shape[:2]
+    return np.asarray(sure.landmarks_xy[sure.nearest(width / 2, height / 2)])
+
+
+def eye_distance(points: Points) -> float:
+    """Return the distance of the eyes of (5, 2) landmarks."""
+    return float(np.linalg.norm(points[1] - points[0]))
+
+
+def head_turns(points: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the (N,) turns of heads with (N, 5, 2) landmarks: 0 from the front, about 0.5 in profile.
 
     It is the nose's distance from the line between the middles of eyes and mouth, in distances of these middles.
     """
-    eyes, mouth = points[:2].mean(0), points[3:].mean(0)
-    down = mouth - eyes
-    offset = points[2] - eyes
-    return float(abs(down[0] * offset[1] - down[1] * offset[0]) / max(1e-6, float(down @ down)))
+    eyes, mouth = points[:, :2].mean(1), points[:, 3:].mean(1)
+    down, offset = mouth - eyes, points[:, 2] - eyes
+    lengths = np.maximum(1e-6, (down**2).sum(1))
+    return np.asarray(np.abs(down[:, 0] * offset[:, 1] - down[:, 1] * offset[:, 0]) / lengths, np.float64)
 
 
-def see(crop: Pixels, alignment: Alignment, rng: np.random.Generator) -> Pixels:
-    """Return a view of a crop with margins: (side, side, 3) uint8 RGB in the teacher's alignment."""
-    template = alignment.template_xy
-    noise = rng.normal(size=template.shape) * rng.uniform(0, MAX_LANDMARK_NOISE) * (template[1, 0] - template[0, 0])
-    (matrix,) = similarity_transforms((template + MARGIN_PX + noise)[None], alignment)
-    side = alignment.size_px
+def see(crop: Pixels, detected: Points, alignment: Alignment, rng: np.random.Generator) -> Sight:
+    """Return a crop with margins as a camera would give it.
+
+    Args:
+        crop: crop of `cut_portraits`.
+        detected: its landmarks, by the detector that the student is served with.
+        alignment: that of the teacher.
+    """
+    true: Points = widen(alignment).template_xy
+    noise = rng.normal(size=true.shape) * rng.uniform(0, MAX_LANDMARK_NOISE) * eye_distance(true)
     if rng.random() < 0.07:
-        crop = _wear_mask(crop, template + MARGIN_PX, rng)
-    view = np.asarray(
-        cv2.warpAffine(crop, matrix, (side, side), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE), np.uint8
-    )
+        crop = _wear_mask(crop, true, rng)
+    detected = detected + noise
     if rng.random() < 0.5:
-        view = view[:, ::-1]
-    view = _lower_resolution(view, rng)
-    view = _change_light(view, rng)
+        crop = crop[:, ::-1]
+        detected, true = (mirror_points(points, crop.shape[1]) for points in (detected, true))
+    photo = _lower_resolution(crop, rng)
+    photo = _change_light(photo, rng)
     if rng.random() < 0.05:
-        view = _cover(view, rng)
+        photo = _cover(photo, rng)
     if rng.random() < 0.3:
         quality = int(rng.integers(25, 96))
-        _, data = cv2.imencode(".jpg", view, [cv2.IMWRITE_JPEG_QUALITY, quality])
-        view = np.asarray(cv2.imdecode(data, cv2.IMREAD_UNCHANGED), np.uint8)
-    return np.ascontiguousarray(view)
+        _, data = cv2.imencode(".jpg", photo, [cv2.IMWRITE_JPEG_QUALITY, quality])
+        photo = np.asarray(cv2.imdecode(data, cv2.IMREAD_UNCHANGED), np.uint8)
+    return Sight(np.ascontiguousarray(photo), detected, true)
+
+
+def mirror_points(points: Points, width: int) -> Points:
+    """Return the (5, 2) landmarks of the mirror image."""
+    mirrored = points[[1, 0, 2, 4, 3]]
+    mirrored[:, 0] = width - 1 - mirrored[:, 0]
+    return mirrored
 
 
 def _lower_resolution(view: Pixels, rng: np.random.Generator) -> Pixels:
@@ -176,12 +238,14 @@ def _cover(view: Pixels, rng: np.random.Generator) -> Pixels:
     return covered
 
 
+def draw_sights(portraits: Portraits, alignment: Alignment, count: int, rng: np.random.Generator) -> Iterator[Sight]:
+    """Yield sights of random portraits."""
+    for row in rng.choice(len(portraits.crops), count, p=portraits.chances):
+        yield see(portraits.crops[row], portraits.detected[row], alignment, rng)
+
+
 def draw_views(portraits: Portraits, alignment: Alignment, count: int, seed: int, batch: int = 32) -> Iterator[Pixels]:
-    """Yield views of random photos, in batches. Turned heads, which are rare, are drawn more often."""
-    rng = np.random.default_rng(seed)
-    weights = 1 + TURNED_WEIGHT * (portraits.turns > TURNED)
-    drawn = rng.choice(len(portraits.crops), count, p=weights / weights.sum())
-    streams = rng.spawn(count)
-    for first in range(0, count, batch):
-        rows = range(first, min(count, first + batch))
-        yield np.stack([see(portraits.crops[drawn[row]], alignment, streams[row]) for row in rows])
+    """Yield (batch, side, side, 3) uint8 RGB views of random portraits, in the teacher's alignment."""
+    sights = draw_sights(portraits, alignment, count, np.random.default_rng(seed))
+    while seen := list(islice(sights, batch)):
+        yield np.concatenate([align(s.photo, s.detected[None], alignment, repeat_edge=True) for s in seen])

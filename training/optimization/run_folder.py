@@ -99,3 +99,9 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} does not exist: train first")
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return document
+
+
+def append_json(path: Path, row: Mapping[str, Any]) -> None:
+    """Append a line of JSON."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")

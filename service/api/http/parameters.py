@@ -9,6 +9,7 @@ from fastapi import Path, Query
 
 from service.core.errors import InvalidRequestError
 from service.schemas.fields import SEALED_CURSOR, WITHOUT_NUL, GalleryName
+from service.schemas.risk import Probability
 from service.security.sealing import Seal, SealBrokenError
 from service.storage.db import row_sealing
 from service.storage.db.row_sealing import seal_cursor
@@ -17,6 +18,7 @@ Row = TypeVar("Row")
 GalleryPath = Annotated[GalleryName, Path(examples=["staff"])]
 PageLimit = Annotated[int, Query(ge=1, le=1000)]
 NameCursor = Annotated[str | None, Query(max_length=128, pattern=WITHOUT_NUL, description="'next' of the page before.")]
+Targets = Annotated[list[Probability], Query(max_length=20, description="FPIR targets; repeatable.")]
 Cursor = Annotated[str | None, Query(pattern=SEALED_CURSOR, description="'next' of the page before.")]
 
 

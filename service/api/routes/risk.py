@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 
 from kith.wire.risk import EvidenceOut, GalleryRiskOut, HoldoutCheckOut, MoveOut, PointOut, TargetOut
 from service.api.http.context import Context, ContextDep
 from service.api.http.openapi import PROBLEMS
-from service.api.http.parameters import GalleryPath
+from service.api.http.parameters import GalleryPath, Targets
 from service.api.http.routing import PermittedRoute
 from service.core.errors import GalleryMovedError, RiskUncalibratedError
 from service.domain import risk_report
 from service.domain.decision import thresholds_for
 from service.domain.gallery import Gallery
-from service.schemas.risk import Probability, to_threshold_out
+from service.schemas.risk import to_threshold_out
 from service.services.gallery_risks import THRESHOLD_MOVED
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries/{gallery}", tags=["risk"], responses=PROBLEMS)
-Targets = Annotated[list[Probability], Query(max_length=20, description="FPIR targets; repeatable.")]
 
 
 @router.get("/risk")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 
@@ -19,18 +20,24 @@ from kith.wire.status import (
     NetworkOut,
     StatusOut,
 )
+from models.pack.evidence import read_measured
 from models.pack.manifest import ModelPack
+from models.risk.calibration import Calibration
 from models.runtime.network import Network
 from service.api.http.context import Context, ContextDep
 from service.api.http.openapi import PROBLEMS
+from service.api.http.parameters import Targets
 from service.api.http.routing import PermittedRoute
+from service.domain.risk_report import expected_misses
 from service.inference.recognizers import ServedRecognizer
 from service.observability.metrics import CONTENT_TYPE
 from service.schemas.galleries import to_drift_out
+from service.schemas.risk import PRESET_RATES
 from service.schemas.status import (
     to_check_out,
     to_lag_out,
     to_master_key_out,
+    to_misses_out,
     to_queue_out,
     to_retention_status_out,
 )
@@ -88,13 +95,17 @@ async def get_status(context: ContextDep) -> StatusOut:
 
 
 @router.get("/v1/models")
-async def list_models(context: ContextDep) -> ModelsOut:
-    """List the served model packs and their execution providers. All use the detector of the first."""
-    served = [_model(context, recognizer) for recognizer in context.recognizers]
+async def list_models(context: ContextDep, fpir: Targets = list(PRESET_RATES)) -> ModelsOut:  # noqa: B006
+    """List the served model packs, their execution providers, and the people that each misses at some FPIRs. All use
+    the detector of the first."""
+    measured = await asyncio.to_thread(read_measured)
+    served = [_model(context, recognizer, fpir, measured) for recognizer in context.recognizers]
     return ModelsOut(**vars(served[0]), models=served)
 
 
-def _model(context: Context, served: ServedRecognizer) -> ModelOut:
+def _model(
+    context: Context, served: ServedRecognizer, targets: Sequence[float], measured: Mapping[str, Calibration]
+) -> ModelOut:
     first, judge = context.recognizers.default, context.pipeline.photos.judge
     return ModelOut(
         model=served.pack.model_id,
@@ -106,6 +117,9 @@ def _model(context: Context, served: ServedRecognizer) -> ModelOut:
         recognition=_network(served.pack, served.network),
         liveness=None if judge is None or first is not served else _network(first.pack, judge.network),
         metrics=dict(served.pack.metrics),
+        misses=[]
+        if served.calibration is None
+        else [to_misses_out(expected_misses(target, served.calibration, measured)) for target in targets],
     )
 
 

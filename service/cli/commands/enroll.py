@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from models.vision.photo_files import PhotoFolder, list_photos, printable_path, visible_subfolders
+from service.cli.commands.risk import misses_text
 from service.cli.completion import complete_galleries
 from service.cli.connection import connect
 from service.cli.options import EnrollmentOptions, ServerOptions
@@ -109,12 +110,14 @@ def enroll(
     result = EnrollmentReport()
     try:
         with connect(server, "create") as kith:
-            _create_if_missing(kith, gallery)
+            created = _create_if_missing(kith, gallery)
             _BulkEnrollment(kith, gallery, enrollment.fields(), result).run(source)
     finally:
         if report is not None:
             _write_report(report, result.photos)
     _print_report(result, server.as_json)
+    if created and not server.as_json:
+        print_line(created)
     if result.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if result.refused:
@@ -262,15 +265,17 @@ def _advise_to_resume() -> Iterator[None]:
         raise
 
 
-def _create_if_missing(kith: Kith, name: str) -> None:
+def _create_if_missing(kith: Kith, name: str) -> str:
+    """Return a description of the new gallery; empty if it exists."""
     from kith import KithClientError
 
     try:
         kith.gallery(name)
+        return ""
     except KithClientError as error:
         if error.code != "gallery_not_found":
             raise
-        kith.create_gallery(name)
+        return f"Created gallery {name}.{misses_text(kith, kith.create_gallery(name).risk)}"
 
 
 def _write_report(path: Path, photos: list[dict[str, str]]) -> None:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import DownloadColumn, TransferSpeedColumn
 from rich.table import Column, Table
 
-from service.cli.commands.risk import format_risk
+from service.cli.commands.risk import format_risk, misses_text
 from service.cli.completion import complete_galleries
 from service.cli.connection import connect, local_database, local_settings
 from service.cli.options import AsJson, CommandGroup, GalleryArgument, RiskOptions, ServerOptions, Yes
@@ -86,7 +86,8 @@ def create(
     given = settings.given(risk)
     with connect(server, "create") as kith:
         created = kith.create_gallery(name, **given)
-    print_json(created) if server.as_json else print_line(f"Created gallery {created.name}")
+        misses = None if server.as_json else misses_text(kith, created.risk)
+    print_json(created) if server.as_json else print_line(f"Created gallery {created.name}.{misses}")
 
 
 @app.command()

@@ -14,6 +14,7 @@ from service.cli.options import GalleryArgument, GalleryOption, ServerOptions, c
 from service.cli.terminal import print_json, print_line, print_table, stdout_console
 
 if TYPE_CHECKING:
+    from kith import Kith
     from kith.wire.risk import GalleryRiskOut, ThresholdOut
 
 WARNINGS: Final = {
@@ -97,6 +98,21 @@ def risk_png(report: GalleryRiskOut) -> bytes:
 def format_risk(risk: dict[str, float]) -> str:
     """Return a gallery's risk in one line: 'fpir 0.001'."""
     return ", ".join(f"{kind} {value:g}" for kind, value in risk.items())
+
+
+def misses_text(kith: Kith, risk: dict[str, float]) -> str:
+    """Return a sentence on what the server's recognizer misses at a new gallery's FPIR, and the pack that misses fewer,
+    with a leading space; empty without an FPIR or a calibration."""
+    model = kith.model(risk["fpir"]) if "fpir" in risk else None
+    if model is None or not model.misses:
+        return ""
+    (misses,) = model.misses
+    better = misses.better
+    other = "" if better is None else f"; {better.model} misses {better.fnir:.0%} ('kith models pull {better.model}')"
+    return (
+        f" With {misses.subjects} people enrolled by one photo each and an FPIR of {misses.fpir:g}, {model.model} "
+        f"misses about {misses.fnir:.0%} of their other photos{other}."
+    )
 
 
 def _print_risk(report: GalleryRiskOut) -> None:

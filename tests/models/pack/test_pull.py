@@ -24,6 +24,7 @@ from models.errors import (
 from models.pack import open_model_zoo
 from models.pack.catalog import ArchiveMember, CatalogEntry, Download, License, PackKind, PackPart, read_catalog
 from models.pack.download import Downloader
+from models.pack.evidence import read_evidence
 from models.pack.loading import BUNDLED_PACK, find_pack, load_pack, with_pulled_liveness
 from models.pack.pull import pull
 from models.pack.verification import PULL_RECORD, check_pack, is_present, pack_directory, read_pull_record
@@ -304,7 +305,7 @@ def test_the_shipped_measurement_is_of_the_catalog_s_recognizer(reference: Path)
         content = (reference / f"retail0095.{suffix}").read_bytes()
         assert hashlib.sha384(content).hexdigest() == published[suffix]
         assert (sha256(content), len(content)) == (download.sha256, download.size)
-    measured = open_model_zoo.read_measurements()
+    measured = read_evidence("open-model-zoo")
     assert measured["calibration"]["recognizer"] == measured["recognizer"]
     assert measured["metrics"]["lfw_view2"]["accuracy"]["mean"] > 0.99
 

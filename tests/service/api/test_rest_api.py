@@ -43,6 +43,19 @@ def test_health_and_model(kith: Kith) -> None:
     assert model.recognition.providers
 
 
+def test_a_model_states_what_it_misses(kith: Kith) -> None:
+    usual = kith.model().misses
+    assert [found.fpir for found in usual] == [0.0001, 0.001, 0.01]
+    (relaxed,) = kith.model(0.02).misses
+    assert (relaxed.fpir, relaxed.subjects) == (0.02, 100)
+    assert 0 < relaxed.fnir < usual[2].fnir
+    assert relaxed.better is not None
+    assert relaxed.better.fnir < relaxed.fnir
+    with pytest.raises(KithClientError) as error:
+        kith.model(1.5)
+    assert error.value.code == "invalid_request"
+
+
 def test_detect_reports_upright_pixels(kith: Kith, group: Photo) -> None:
     (photo,) = kith.detect(jpeg(group)).images
     assert (photo.width, photo.height) == (group.shape[1], group.shape[0])
@@ -102,7 +115,7 @@ def test_enroll_identify_delete(kith: Kith, gallery: str, astronaut: Photo, acto
     assert found.similarity >= found.threshold > (found.review_threshold or 0)
     assert found.false_alarm_probability is not None
     assert found.false_alarm_probability < 0.001
-    strangers = kith.identify(gallery, jpeg(group)).results
+    strangers = kith.identify(gallery, jpeg(group), risk={"fpir": 0.001}).results
     assert {s.outcome for s in strangers} <= {"unknown", "rejected_quality"}
     assert all(s.subject is None for s in strangers)
     # An unknown result still has the best candidate.

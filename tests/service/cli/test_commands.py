@@ -74,6 +74,7 @@ def test_embedded_enroll_resume_identify_verify(people: Path, tmp_path: Path, as
     (tmp_path / "one" / "eileen" / "1.jpg").write_bytes(probe.read_bytes())
     one = kith_command("enroll", str(tmp_path / "one"), "--gallery", "one", cwd=tmp_path)
     assert one.stdout.startswith("1 photo enrolled, 0 refused")
+    assert "Created gallery one. With 100 people" in one.stdout
     found = kith_command("identify", str(probe), "-g", "g", "--draw", "out.png", cwd=tmp_path)
     assert "eileen" in found.stdout, found.stderr
     with Image.open(tmp_path / "out.png") as drawn:
@@ -84,16 +85,19 @@ def test_embedded_enroll_resume_identify_verify(people: Path, tmp_path: Path, as
     same = kith_command("verify", str(probe), str(people / "eileen" / "1.jpg"), cwd=tmp_path)
     assert same.stdout.startswith("same")
     listed = kith_command("gallery", "list", cwd=tmp_path)
-    assert "fpir 0.001" in listed.stdout
+    assert "fpir 0.01" in listed.stdout
     assert kith_command("gallery", "delete", "g", "--yes", cwd=tmp_path).stdout.startswith("Deleted 2 subjects")
 
 
 def test_commands_use_the_server_of_url(server: str, people: Path, tmp_path: Path) -> None:
     created = kith_command("gallery", "create", "by-url", "--fpir", "0.01", "--url", server, cwd=tmp_path)
-    assert created.stdout == "Created gallery by-url\n"
+    assert created.stdout.startswith("Created gallery by-url. With 100 people")
     with Kith(server) as kith:
         assert kith.gallery("by-url").risk == {"fpir": 0.01}
         kith.delete_gallery("by-url")
+        fixed = kith_command("gallery", "create", "fixed", "--threshold", "0.9", "--url", server, cwd=tmp_path)
+        assert fixed.stdout == "Created gallery fixed.\n"  # a threshold of an unknown risk
+        kith.delete_gallery("fixed")
     assert not (tmp_path / "data").exists()
 
 

@@ -24,9 +24,21 @@ from training.backbones import BottleneckNet
 from training.backbones.bottleneck_net import SIDE_PX, Stem
 from training.config import ConfigError
 from training.imitation.blocks import BlockFit, fit_blocks
+from training.imitation.joint import JointFit, fit_embeddings
 from training.imitation.run import imitate
 from training.imitation.teacher import Teacher
-from training.imitation.views import MARGIN_PX, Portraits, cut_portraits, draw_views, see
+from training.imitation.views import (
+    MARGIN_PX,
+    Portraits,
+    cut_portraits,
+    draw_views,
+    head_turns,
+    mirror_points,
+    see,
+    widen,
+)
+from training.optimization.run_folder import CHECKPOINT, append_json, load_ema_weights
+from training.recipes import imitated
 
 Photo = NDArray[np.uint8]
 PARTS = 17
@@ -70,7 +82,8 @@ def portraits() -> Portraits:
     side = SIDE_PX + 2 * MARGIN_PX
     small = rng.integers(0, 256, (24, 10, 10, 3), dtype=np.uint8)
     crops = [np.asarray(Image.fromarray(pixels).resize((side, side), Image.Resampling.BICUBIC)) for pixels in small]
-    return Portraits(np.stack(crops), rng.uniform(0, 0.5, 24).astype(np.float32))
+    detected = widen(ALIGNMENT).template_xy + rng.normal(size=(24, 5, 2)) * 4
+    return Portraits(np.stack(crops), detected.astype(np.float32))
 
 
 def test_a_teacher_is_cut_between_its_blocks(published: tuple[Pixels, Path], rng: np.random.Generator) -> None:
@@ -131,14 +144,14 @@ def test_whitening_changes_only_coordinates(rng: np.random.Generator) -> None:
 
 
 def test_views_stay_near_the_template(portraits: Portraits) -> None:
-    sharp = replace(portraits, turns=np.zeros(24, np.float32))
+    sharp = Portraits(portraits.crops, np.tile(widen(ALIGNMENT).template_xy, (24, 1, 1)).astype(np.float32))
     (batch,) = draw_views(sharp, ALIGNMENT, 8, seed=3)
     (again,) = draw_views(sharp, ALIGNMENT, 8, seed=3)
     np.testing.assert_array_equal(batch, again)
     assert batch.shape == (8, SIDE_PX, SIDE_PX, 3)
-    rng = np.random.default_rng(0)
     center = portraits.crops[0][MARGIN_PX:-MARGIN_PX, MARGIN_PX:-MARGIN_PX].astype(int)
-    views = [see(portraits.crops[0], ALIGNMENT, rng) for _ in range(60)]
+    one = sharp.select(np.array([0]))
+    views = np.concatenate(list(draw_views(one, ALIGNMENT, 60, seed=0)))
     distances = [min(np.abs(center - v).mean(), np.abs(center[:, ::-1] - v).mean()) for v in views]
     others = [
         np.abs(center - other[MARGIN_PX:-MARGIN_PX, MARGIN_PX:-MARGIN_PX]).mean() for other in portraits.crops[1:]
@@ -146,27 +159,45 @@ def test_views_stay_near_the_template(portraits: Portraits) -> None:
     assert np.median(distances) < min(others)
 
 
+def test_landmarks_move_with_the_photo() -> None:
+    """A white square on the left eye is where both landmarks of a sight say, in the mirror image as well."""
+    side, points = SIDE_PX + 2 * MARGIN_PX, widen(ALIGNMENT).template_xy
+    crop = np.zeros((side, side, 3), np.uint8)
+    column, row = np.round(points[0]).astype(int)
+    crop[row - 6 : row + 7, column - 6 : column + 7] = 255
+    rng, mirrored, found = np.random.default_rng(0), 0, 0
+    for _ in range(60):
+        sight = see(crop, points, ALIGNMENT, rng)
+        bright = sight.photo.astype(float).mean(2)
+        rows, columns = np.nonzero(bright > 0.7 * bright.max())
+        center = np.array([columns.mean(), rows.mean()])
+        eye = 1 if center[0] > side / 2 else 0
+        mirrored += eye
+        found += bool(np.linalg.norm(sight.true[eye] - center) < 4 > np.linalg.norm(sight.detected[eye] - center) / 3)
+    assert 15 < mirrored < 45
+    assert found > 50  # else something that covers the photo is brighter
+    np.testing.assert_allclose(mirror_points(mirror_points(points, side), side), points)
+
+
 def test_turned_heads_are_drawn_more_often(portraits: Portraits) -> None:
-    flat = np.stack(
-        [
-            np.full_like(crop, 10 if turn > 0.25 else 240)
-            for crop, turn in zip(portraits.crops, portraits.turns, strict=True)
-        ]
-    )
-    views = np.concatenate(list(draw_views(replace(portraits, crops=flat), ALIGNMENT, 400, seed=1)))
-    dark = float((np.median(views, axis=(1, 2, 3)) < 60).mean())
-    turned = float((portraits.turns > 0.25).mean())
-    assert dark > turned + 0.1
+    front = widen(ALIGNMENT).template_xy
+    turned = front.copy()
+    turned[2] += (40, 0)  # the nose beside the line between eyes and mouth
+    assert head_turns(np.stack([front, turned])).tolist() == pytest.approx([0.0, 0.6], abs=0.3)
+    both = replace(portraits, detected=np.stack([front] * 20 + [turned] * 4).astype(np.float32))
+    assert both.chances[20:].sum() == pytest.approx(3 * 4 / (20 + 3 * 4))
+    assert both.chances.sum() == pytest.approx(1)
 
 
 def test_portraits_are_cut_as_the_teacher_wants_them(detector: Detector, astronaut: Photo, tmp_path: Path) -> None:
     Image.fromarray(astronaut).save(tmp_path / "face.png")
     Image.fromarray(np.full((200, 200, 3), 128, np.uint8)).save(tmp_path / "none.png")
-    files, cache, companion = sorted(tmp_path.iterdir()), tmp_path / "crops.npy", tmp_path / "turns.npy"
-    cut_portraits(files, detector, ALIGNMENT, cache, companion)
-    crops, turns = np.load(cache), np.load(companion)
-    assert np.isfinite(turns).tolist() == [True, False]
-    assert turns[0] < 0.25  # she faces the camera
+    files, cache, companion = sorted(tmp_path.iterdir()), tmp_path / "crops.npy", tmp_path / "detected.npy"
+    cut_portraits(files, detector, detector, ALIGNMENT, cache, companion)
+    crops, detected = np.load(cache), np.load(companion)
+    assert Portraits(crops, detected).found.tolist() == [0]
+    assert head_turns(detected[:1])[0] < 0.25  # she faces the camera
+    assert np.abs(detected[0] - widen(ALIGNMENT).template_xy).mean() < 4
     assert crops.shape == (2, SIDE_PX + 2 * MARGIN_PX, SIDE_PX + 2 * MARGIN_PX, 3)
     (faces,) = detector.detect([crops[0]])
     points = faces.landmarks_xy[faces.largest()] - MARGIN_PX
@@ -175,7 +206,36 @@ def test_portraits_are_cut_as_the_teacher_wants_them(detector: Detector, astrona
 
 def test_packs_with_other_crops_are_no_teachers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has crops of 112 pixels"):
-        imitate(tmp_path, load_pack(BUNDLED_PACK), tmp_path / "run")
+        imitate(imitated(tmp_path, tmp_path / "run", BUNDLED_PACK), load_pack(BUNDLED_PACK).detection)
+
+
+def test_a_whole_student_learns_and_goes_on_as_if_it_had_not_been_cut_off(
+    published: tuple[Pixels, Path], portraits: Portraits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = Teacher(spec_of(published[1]))
+
+    def run(output: Path) -> list[dict[str, float]]:
+        torch.manual_seed(0)
+        output.mkdir(exist_ok=True)
+        fit_embeddings(BottleneckNet(16), teacher, portraits, portraits, JointFit(30, 4, 10), output, seed=0)
+        return [json.loads(line) for line in (output / "joint.jsonl").read_text().splitlines()]
+
+    def fail(path: Path, row: dict[str, float]) -> None:
+        append_json(path, row)
+        if row["step"] == 20:
+            raise KeyboardInterrupt
+
+    rows = run(tmp_path / "whole")
+    assert [row["step"] for row in rows] == [10, 20, 30]
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.05
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("training.imitation.joint.append_json", fail)
+        run(tmp_path / "cut")
+    again = run(tmp_path / "cut")
+    assert [row["step"] for row in again] == [10, 20, 30]
+    one, other = (load_ema_weights(tmp_path / name / CHECKPOINT) for name in ("whole", "cut"))
+    torch.testing.assert_close(one, other)
+    assert run(tmp_path / "whole") == rows  # a finished run is left as it is
 
 
 def test_a_student_imitates_the_published_network(reference: Path, data: Path, tmp_path: Path) -> None:
@@ -192,12 +252,16 @@ def test_a_student_imitates_the_published_network(reference: Path, data: Path, t
     for file in sorted((data / "scenes" / "images").iterdir())[:40]:
         (photos / file.name).write_bytes(file.read_bytes())
     fits = (BlockFit(blocks=2, steps=60, views=48, weight_decay=0.1, start_steps=5),)
-    student = imitate(photos, pack, tmp_path / "run", fits=fits, held_out=10)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "blocks.jsonl").read_text().splitlines()]
+    config = imitated(photos, tmp_path / "run", pack.directory)
+    config = replace(config, distill=replace(config.distill, held_out=10))
+    student = imitate(config, pack.detection, fits, JointFit(steps=4, batch_size=4))
+    rows = [json.loads(line) for line in (config.output / "blocks.jsonl").read_text().splitlines()]
     assert rows[1]["error"] < 0.6
     assert sum(p.numel() for p in student.parts.parameters()) == pytest.approx(1_107_064, abs=0)
-    with pytest.raises(ConfigError, match=r"started with other settings \(held_out\)"):
-        imitate(photos, pack, tmp_path / "run", fits=fits, held_out=60)
+    saved = load_ema_weights(config.output / CHECKPOINT)
+    torch.testing.assert_close(saved, dict(student.state_dict()))
+    with pytest.raises(ConfigError, match=r"started with other settings \(distill.held_out\)"):
+        imitate(imitated(photos, config.output, pack.directory), pack.detection, fits)
     with pytest.raises(ConfigError, match="are held out"):
-        imitate(photos, pack, tmp_path / "other", fits=fits, held_out=60)
+        imitate(imitated(photos, tmp_path / "other", pack.directory), pack.detection, fits)
     assert onnx.load(pack.recognition.path).graph.output[0].name == "embedding"

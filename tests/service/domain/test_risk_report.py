@@ -1,0 +1,41 @@
+"""What a pack misses is known before there is a gallery."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from models.pack.evidence import read_evidence, read_measured
+from models.pack.loading import BUNDLED_PACK, load_pack
+from models.risk.calibration import Calibration
+from service.domain.risk_report import EXAMPLE_SUBJECTS, expected_misses
+
+
+def calibration_of(name: str) -> Calibration:
+    return Calibration.from_document(read_evidence(name)["calibration"])
+
+
+def test_a_pack_that_misses_fewer_is_named() -> None:
+    document = load_pack(BUNDLED_PACK).calibration
+    assert document is not None
+    bundled, measured = Calibration.from_document(document), read_measured()
+    rates = [expected_misses(fpir, bundled, measured) for fpir in (0.01, 0.001, 0.0001)]
+    assert np.all(np.diff([found.fnir for found in rates]) > 0)  # a smaller risk misses more
+    for found in rates:
+        assert found.subjects == EXAMPLE_SUBJECTS
+        assert found.better is not None
+        name, share = found.better
+        assert name == "open-model-zoo"
+        assert share == expected_misses(found.fpir, calibration_of(name), {}).fnir < found.fnir
+
+
+def test_the_best_pack_names_no_other() -> None:
+    measured = read_measured()
+    assert expected_misses(0.01, calibration_of("open-model-zoo"), measured).better is None
+    assert expected_misses(0.01, calibration_of("open-model-zoo"), {}).better is None
+
+
+def test_the_share_is_that_of_the_measured_open_set() -> None:
+    """The estimate from pairs is near the share that was counted with 610 people."""
+    counted = read_evidence("open-model-zoo")["metrics"]["lfw_open_set"]["fnir"]
+    assert expected_misses(0.01, calibration_of("open-model-zoo"), {}).fnir == pytest.approx(counted["0.01"], abs=0.04)
