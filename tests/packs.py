@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import onnx
@@ -15,6 +16,8 @@ from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import MANIFEST_FILE, ModelPack
 from models.pack.writing import replace_calibration
 
+BUNDLED_DIMENSION: Final = load_pack(BUNDLED_PACK).recognition.dimension
+"""Dimension of the bundled recognizer's embeddings."""
 PROJECTED = 96
 
 

@@ -21,6 +21,7 @@ def finalize_onnx(source: Path, target: Path, metadata: dict[str, str], fp16_wei
     """
     model = onnx.load(str(source))
     graph = model.graph
+    _fuse_slopes(graph)
     casts: list[onnx.NodeProto] = []
     for tensor in list(graph.initializer):
         values = numpy_helper.to_array(tensor)
@@ -45,6 +46,22 @@ def finalize_onnx(source: Path, target: Path, metadata: dict[str, str], fp16_wei
     model.producer_name = "kith"
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, str(target))
+
+
+def _fuse_slopes(graph: onnx.GraphProto) -> None:
+    """Replace each PRelu of one slope by LeakyRelu, which ONNX Runtime fuses into the convolution before it."""
+    numbers = (tensor for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT)
+    single = {tensor.name: tensor for tensor in numbers if np.prod(tensor.dims) == 1}
+    for node in graph.node:
+        if node.op_type == "PRelu" and node.input[1] in single:
+            slope = numpy_helper.to_array(single[node.input[1]]).item()
+            node.op_type = "LeakyRelu"
+            del node.input[1]
+            node.attribute.append(helper.make_attribute("alpha", float(slope)))
+    used = {name for node in graph.node for name in node.input}
+    for name, tensor in single.items():
+        if name not in used:
+            graph.initializer.remove(tensor)
 
 
 def restore_fp32_weights(source: Path, target: Path) -> None:

@@ -32,15 +32,16 @@ from models.risk.impostor_evidence import RIVAL_WEIGHT
 from models.vision.recognition import l2_normalize
 from service.domain.decision import RiskTarget, thresholds_for
 from service.domain.fusion import fuse_similarities
+from tests.packs import BUNDLED_DIMENSION
 
 SIMULATED = Domain("simulated", "LFW", "faces", "faces", "faces", ((1, (40, 100)), (2, (40,))))
 
 
 def simulated(rng: np.random.Generator, several: int = 120, strangers: int = 1500) -> dict[str, Faces]:
     """Photos of 120 people, four each, and strangers from the same distribution."""
-    centers = l2_normalize(rng.normal(size=(several, 128)) + 1.4)
-    own = np.repeat(centers, 4, axis=0) + 0.03 * rng.normal(size=(4 * several, 128))
-    vectors = l2_normalize(np.concatenate([own, l2_normalize(rng.normal(size=(strangers, 128)) + 1.4)]))
+    centers = l2_normalize(rng.normal(size=(several, BUNDLED_DIMENSION)) + 1.4)
+    own = np.repeat(centers, 4, axis=0) + 0.03 * rng.normal(size=(4 * several, BUNDLED_DIMENSION))
+    vectors = l2_normalize(np.concatenate([own, l2_normalize(rng.normal(size=(strangers, BUNDLED_DIMENSION)) + 1.4)]))
     people = [*np.repeat([f"own{i}" for i in range(several)], 4), *(f"stranger{i}" for i in range(strangers))]
     photos = [f"{'side' if i % 4 == 3 else 'front'}/{i}" for i in range(len(people))]
     quality = rng.uniform(0.3, 1, (len(people), len(QUALITY))).astype(np.float32)

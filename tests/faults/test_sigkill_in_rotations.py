@@ -23,12 +23,12 @@ from tests.faults import LONG
 from tests.faults.killing import Killed
 from tests.faults.servers import Server
 from tests.faults.tally import Tally
+from tests.packs import BUNDLED_DIMENSION
 from tests.postgres import DatabaseUrl
 
 pytestmark = pytest.mark.long
 
 ROUNDS = 24 if LONG else 4
-DIMENSION = 128
 
 
 def _rotate(url: str, path: Path, pipe: Pipe) -> None:
@@ -74,7 +74,7 @@ class Load:
 
 
 def vector(subject: str) -> list[float]:
-    drawn = np.random.default_rng(list(subject.encode())).normal(size=DIMENSION)
+    drawn = np.random.default_rng(list(subject.encode())).normal(size=BUNDLED_DIMENSION)
     return [float(number) for number in drawn / np.linalg.norm(drawn)]
 
 

@@ -27,7 +27,7 @@ BLOCK_FITS: Final = (
     BlockFit(blocks=4, steps=30_000, views=32_000, weight_decay=0.3),
 )
 """Stem and first five bottlenecks, whose maps are large; those of 16 and of 8 cells, and the head."""
-JOINT_FIT: Final = JointFit(steps=10_000)
+JOINT_FIT: Final = JointFit(steps=4_800)
 CROPS: Final = "portraits.npy"
 DETECTED: Final = "detected.npy"
 

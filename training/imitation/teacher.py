@@ -10,7 +10,10 @@ import onnx
 from numpy.typing import NDArray
 
 from models.errors import ModelError
+from models.runtime import openvino_network
+from models.runtime.network import Network
 from models.runtime.onnx_runtime import OnnxNetwork
+from models.runtime.openvino_network import OpenVinoNetwork
 from models.vision.pixels import to_planes
 from models.vision.recognition import l2_normalize
 from models.vision.specs import RecognitionSpec
@@ -31,7 +34,10 @@ class Teacher:
 
     def __init__(self, spec: RecognitionSpec) -> None:
         self.alignment, self._normalization = spec.alignment, spec.normalization
-        self._network = OnnxNetwork(spec.path, "CPUExecutionProvider")
+        fast = openvino_network.is_installed() and "bf16" in openvino_network.fast_precisions()
+        self._network: Network = (
+            OpenVinoNetwork(spec.path, "bf16") if fast else OnnxNetwork(spec.path, "CPUExecutionProvider")
+        )
         model = onnx.load(spec.path)
         cuts = [model.graph.input[0].name, *find_cuts(model), model.graph.output[0].name]
         extractor = onnx.utils.Extractor(onnx.shape_inference.infer_shapes(model, data_prop=True))

@@ -86,7 +86,8 @@ def widen(alignment: Alignment) -> Alignment:
 def cut_portraits(
     files: Sequence[Path], true: Detector, served: Detector, alignment: Alignment, cache: Path, detected: Path
 ) -> None:
-    """Write the face nearest the center of each photo to ``cache``, and the landmarks of ``served`` to ``detected``.
+    """Write the face nearest the center of each photo to ``cache``, and the landmarks of ``served`` to ``detected``, or
+    those of ``true`` if it misses the face.
 
     Args:
         true: detector whose landmarks align the crops.
@@ -97,15 +98,15 @@ def cut_portraits(
     def cut(file: Path) -> tuple[Pixels, Points] | None:
         image = read_rgb(file)
         points, own = (_central_landmarks(detector, image) for detector in (true, served))
-        if points is None or own is None:
+        if points is None:
             return None
         (matrix,) = similarity_transforms(points[None], wide)
-        own = own @ matrix[:, :2].T + matrix[:, 2]
-        if np.linalg.norm(own - wide.template_xy, axis=1).max() > MAX_SHIFT * eye_distance(wide.template_xy):
-            return None  # another face
+        seen = wide.template_xy if own is None else own @ matrix[:, :2].T + matrix[:, 2]
+        if np.linalg.norm(seen - wide.template_xy, axis=1).max() > MAX_SHIFT * eye_distance(wide.template_xy):
+            seen = wide.template_xy  # another face
         # FairFace's photos end at the hair: its mirror image is more like hair than a repeated edge is.
         crop = cv2.warpAffine(image, matrix, (wide.size_px,) * 2, borderMode=cv2.BORDER_REFLECT_101)
-        return np.asarray(crop, np.uint8), own
+        return np.asarray(crop, np.uint8), seen
 
     with create_crop_cache(cache, detected, len(files), wide.size_px) as (crops, save_companion):
         found = np.full((len(files), 5, 2), np.nan, np.float32)

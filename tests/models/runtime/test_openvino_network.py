@@ -93,7 +93,7 @@ def test_bf16_keeps_boxes_and_embeddings(group: NDArray[np.uint8], astronaut: ND
         Recognizer(network, pack.recognition).embed(np.concatenate(crops))
         for network in (OnnxNetwork(pack.recognition.path), OpenVinoNetwork(pack.recognition.path, "bf16"))
     )
-    assert (before * after).sum(1).min() >= 0.999
+    assert (before * after).sum(1).min() >= 0.998
 
 
 @needs_bf16

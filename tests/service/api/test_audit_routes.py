@@ -18,6 +18,7 @@ from models.vision.recognition import l2_normalize
 from service.server import embedded
 from service.settings import Settings, load_settings
 from tests.conftest import jpeg
+from tests.packs import BUNDLED_DIMENSION
 from tests.service.storage.audit.test_audit_log import brief, report_of
 
 GALLERY = "staff"
@@ -47,7 +48,7 @@ def call_every_route(kith: Kith, astronaut: NDArray[np.uint8], actor: NDArray[np
     """Call every route that changes or searches, and return a stored vector."""
     photo, other = jpeg(astronaut), jpeg(actor)
     kith.create_gallery(GALLERY, keep_crops=True)
-    kith.update_gallery(GALLERY, risk={"fpir": 0.01})
+    kith.update_gallery(GALLERY, risk={"fpir": 0.02})
     kith.put_subject(GALLERY, IDS[0], NAMES[0], {"mail": SECRETS[1]}, [SECRETS[0]])
     kith.put_subject(GALLERY, IDS[1], NAMES[1], {"note": SECRETS[2]})
     kith.enroll(GALLERY, IDS[0], photo)
@@ -95,7 +96,7 @@ def test_every_action_is_audited_without_personal_data(
         "subject_deleted",
     ]
     assert all(line.request_id for line in entries) and {line.actor for line in entries} == {"anonymous"}
-    assert entries[1].details == {"changed": {"risk": {"kind": "fpir", "value": 0.01}}}
+    assert entries[1].details == {"changed": {"risk": {"kind": "fpir", "value": 0.02}}}
     assert entries[6].details == {"outcomes": {"identified": 1}} and entries[6].subject == entries[4].subject
     assert (
         entries[7].details["outcomes"] == {"identified": 2} and entries[7].details["subjects"][0] == entries[4].subject
@@ -141,7 +142,7 @@ def test_every_action_is_audited_without_personal_data(
 
 
 def test_search_entries_survive_a_shutdown(settings: Settings) -> None:
-    vectors = l2_normalize(np.random.default_rng(0).normal(size=(3, 128)))
+    vectors = l2_normalize(np.random.default_rng(0).normal(size=(3, BUNDLED_DIMENSION)))
     with embedded(settings) as url, Kith(url) as kith:
         kith.create_gallery(GALLERY)
         kith.enroll(GALLERY, IDS[0], embeddings=list(vectors))
@@ -153,7 +154,7 @@ def test_search_entries_survive_a_shutdown(settings: Settings) -> None:
 
 def test_mode_before_writes_a_search_before_its_response(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path, log_level="WARNING", audit_searches="before")
-    vectors = l2_normalize(np.random.default_rng(0).normal(size=(1, 128)))
+    vectors = l2_normalize(np.random.default_rng(0).normal(size=(1, BUNDLED_DIMENSION)))
     with embedded(settings) as url, Kith(url) as kith, closing(sqlite3.connect(tmp_path / "kith.db")) as database:
         kith.create_gallery(GALLERY)
         for count in range(1, 4):

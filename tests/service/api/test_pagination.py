@@ -16,8 +16,8 @@ from service.app import create_app
 from service.cli.main import app
 from service.domain import hygiene
 from service.settings import load_settings
+from tests.packs import BUNDLED_DIMENSION
 
-DIMENSION: Final = 128
 PAIRS: Final = 5
 UNPAGED: Final = {
     "/v1/galleries/{gallery}/migrate",
@@ -141,7 +141,7 @@ def _run(*command: str, server: str) -> str:
 
 
 def _axis(number: int) -> Float:
-    return np.asarray(np.eye(DIMENSION)[number], np.float32)
+    return np.asarray(np.eye(BUNDLED_DIMENSION)[number], np.float32)
 
 
 def _alike(count: int) -> list[Float]:

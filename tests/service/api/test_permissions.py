@@ -34,11 +34,12 @@ from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from tests.conftest import jpeg
 from tests.databases import open_database
+from tests.packs import BUNDLED_DIMENSION
 
 OPERATOR = "an operator key of sufficient length"
 OWN, OTHER, ABSENT = "own", "zebra", "quail"
 GRAY = b64encode(jpeg(np.full((48, 48, 3), 128, np.uint8))).decode()
-VECTOR = [1.0, *[0.0] * 127]
+VECTOR = [1.0, *[0.0] * (BUNDLED_DIMENSION - 1)]
 NOTHING = "0" * 32
 COLUMNS: tuple[Scope, ...] = ("identify", "read", "enroll", "admin")
 

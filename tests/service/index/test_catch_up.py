@@ -26,6 +26,7 @@ from service.security.sealing import Seal, new_key
 from service.server import embedded
 from service.settings import load_settings
 from service.storage.repositories.change_log import ChangeLog
+from tests.packs import BUNDLED_DIMENSION
 
 QUEUE: Final = 40
 TOO_MANY: Final = 10
@@ -53,7 +54,7 @@ def test_galleries_being_loaded_hold_up_no_others(
     tmp_path: Path, held: threading.Event, rng: np.random.Generator
 ) -> None:
     settings = load_settings(data_dir=tmp_path, log_level="ERROR", queue_size=QUEUE)
-    vector, *more = l2_normalize(rng.normal(size=(3, 128))).tolist()
+    vector, *more = l2_normalize(rng.normal(size=(3, BUNDLED_DIMENSION))).tolist()
     free: dict[str, Any] = {"embeddings": [vector], "allow_duplicate": True, "allow_inconsistent": True}
     probe: dict[str, Any] = {"embeddings": [vector], "risk": {"threshold": 0.9}}
     with (

@@ -35,11 +35,11 @@ from tests.conftest import ROOT
 from tests.databases import open_database
 from tests.milvus_lite import MilvusLite
 from tests.nodes import Model, Node, Nodes
+from tests.packs import BUNDLED_DIMENSION
 from tests.service.index.test_gallery import template
 
 pytestmark = pytest.mark.long
 
-DIMENSION = 128
 HEALING_S = 60
 
 
@@ -55,7 +55,7 @@ def test_a_service_outlives_the_absence_of_milvus(
     tmp_path: Path, own_lite: MilvusLite, rng: np.random.Generator
 ) -> None:
     """It starts without Milvus and says so, works once Milvus is there, and again after Milvus was killed."""
-    vectors = l2_normalize(rng.normal(size=(3, DIMENSION))).tolist()
+    vectors = l2_normalize(rng.normal(size=(3, BUNDLED_DIMENSION))).tolist()
     with (
         embedded(
             load_settings(data_dir=tmp_path, log_level="ERROR", milvus_uri=own_lite.uri, milvus_plaintext=True)

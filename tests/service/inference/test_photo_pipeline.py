@@ -76,7 +76,7 @@ def test_a_recognizer_is_given_crops_by_its_own_alignment(
     (faces,) = detector.detect([astronaut])
     (expected,) = recognizer.embed(align(astronaut, faces.landmarks_xy[:1], closer))
     (standard,) = recognizer.embed(align(astronaut, faces.landmarks_xy[:1]))
-    assert float(expected @ np.array(found.embedding)) > 0.99
+    assert float(expected @ np.array(found.embedding)) > 0.98
     assert float(expected @ standard) < 0.98
 
 
@@ -89,7 +89,7 @@ def test_a_rotated_photo_is_recognized(
     (upright,), (found,) = kith.embed(jpeg(photo, 95)).images, kith.embed(rotated, detail="medium").images
     assert (found.height, found.width) == np.rot90(photo, turns).shape[:2]
     (face,), (expected,) = found.faces, upright.faces
-    assert float(np.array(face.embedding) @ np.array(expected.embedding)) > 0.99
+    assert float(np.array(face.embedding) @ np.array(expected.embedding)) > 0.98
     assert abs((face.quality.roll_deg - expected.quality.roll_deg - roll_deg + 180) % 360 - 180) < 2
     points = rotate_points(np.array(expected.landmarks, np.float32), turns, photo.shape[1], photo.shape[0])
     assert np.allclose(face.landmarks, points, atol=1)
@@ -98,7 +98,7 @@ def test_a_rotated_photo_is_recognized(
     kith.enroll(gallery, "tom", jpeg(actor))
     (result,) = kith.identify(gallery, jpeg(photo)).results
     assert result.candidates[0].subject == "eileen"
-    assert result.candidates[0].similarity > 0.99
+    assert result.candidates[0].similarity > 0.98
 
 
 def test_a_search_ends_though_its_gallery_is_replaced_meanwhile(tmp_path: Path, rng: np.random.Generator) -> None:

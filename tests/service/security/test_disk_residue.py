@@ -33,6 +33,7 @@ from tests.conftest import jpeg
 from tests.faults import LONG
 from tests.faults.killing import pause
 from tests.faults.servers import Server
+from tests.packs import BUNDLED_DIMENSION
 from tests.service.security.disk_search import (
     Needles,
     forms_of_bytes,
@@ -46,7 +47,6 @@ from tests.service.security.disk_search import (
 pytestmark = pytest.mark.long
 
 OPERATOR = "operator-token-of-this-test-quagga"
-DIMENSION = 128
 NAME, OTHER_NAME = "Ægir Žižek-Numbat", "Thomas Axolotl-Xq"
 ADA, TOM, DELETED, ABSENT = "ada-okapi-7f3", "tom-pangolin-51", "gone-dugong-8", "absent-fossa-66"
 BULK, BROKEN, FOLDER = "tapir-5521.jpg", "ibex-broken-91.jpg", "person-lemur-404"
@@ -135,7 +135,7 @@ def work(server: Watched, photo: bytes, other: bytes, nobody: bytes) -> dict[str
             kith.enroll("people", ABSENT, photo)
         with pytest.raises(KithClientError, match="no_face"):
             kith.enroll("people", ADA, nobody)
-        strangers = l2_normalize(np.random.default_rng(17).normal(size=(3, DIMENSION))).astype(np.float32)
+        strangers = l2_normalize(np.random.default_rng(17).normal(size=(3, BUNDLED_DIMENSION))).astype(np.float32)
         kith.enroll("people", DELETED, embeddings=[strangers[0]])
         kith.delete_subject("people", DELETED)
         lines = [
@@ -173,7 +173,7 @@ def parquet(vectors: NDArray[np.float32]) -> bytes:
     columns = {
         "subject": [f"imported-{uuid.uuid4().hex}" for _ in range(rows)],
         "name": [KINKAJOU] * rows,
-        "embedding": pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), DIMENSION),
+        "embedding": pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), BUNDLED_DIMENSION),
     }
     written = io.BytesIO()
     pq.write_table(pa.table(columns), written, compression="none", use_dictionary=False)
@@ -197,7 +197,7 @@ def killed_at_work(server: Watched, photo: bytes, needles: Needles) -> dict[str,
     """
     with server.client() as kith:
         recognizer = kith.gallery("people").recognizer
-    whole = parquet(l2_normalize(np.random.default_rng(3).normal(size=(20_000, DIMENSION))).astype(np.float32))
+    whole = parquet(l2_normalize(np.random.default_rng(3).normal(size=(20_000, BUNDLED_DIMENSION))).astype(np.float32))
     looked, found, size = threading.Event(), dict[str, set[str]](), 0
 
     def body() -> Iterator[bytes]:

@@ -25,6 +25,7 @@ from service.server import embedded
 from service.settings import Settings, load_settings
 from service.storage.privacy.master_key_rotation import Rewrapped, Use, rewrap, uses
 from service.storage.repositories.store import Store
+from tests.packs import BUNDLED_DIMENSION
 
 KEY = b"k" * 32
 # A minimal KMS that never returns its key. The file ``how`` selects a failure; ``count`` grows with each start.
@@ -237,11 +238,11 @@ def test_searches_continue_while_the_program_fails(of_program: Settings, fails: 
         for name in ("open", "closed"):
             kith.create_gallery(name)
     with embedded(of_program) as url, Kith(url, attempts=1) as kith:
-        probe = [[1.0] + [0.0] * 127]
+        probe = [[1.0] + [0.0] * (BUNDLED_DIMENSION - 1)]
         kith.enroll("open", "ada", embeddings=probe)
         fails("fails")
         assert kith.identify("open", embeddings=probe, risk={"threshold": 0.9}).results[0].subject == "ada"
-        kith.enroll("open", "grace", embeddings=[[0.0, 1.0] + [0.0] * 126])
+        kith.enroll("open", "grace", embeddings=[[0.0, 1.0] + [0.0] * (BUNDLED_DIMENSION - 2)])
         with pytest.raises(KithClientError, match="master_key_unavailable") as closed:
             kith.gallery("closed")
         with pytest.raises(KithClientError, match="master_key_unavailable") as new:

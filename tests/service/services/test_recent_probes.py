@@ -39,7 +39,7 @@ def rng() -> np.random.Generator:
 
 def dark(rng: np.random.Generator, count: int) -> Float:
     """Unit vectors that resemble everyone more, as those of dark photos do."""
-    return people(rng, count, 2.5)
+    return people(rng, count, 0.6)
 
 
 @pytest.fixture(scope="module")

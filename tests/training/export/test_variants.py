@@ -44,7 +44,7 @@ def test_variants_agree_with_fp32(engine: str, pack: ModelPack, group: NDArray[n
     for row in range(len(faces)):
         off = np.linalg.norm(others.landmarks_xy - faces.landmarks_xy[row], axis=2).mean(1).min()
         assert off < 0.05 * np.linalg.norm(faces.landmarks_xy[row, 0] - faces.landmarks_xy[row, 1])
-    assert (vectors * other_vectors).sum(1).min() > 0.995
+    assert (vectors * other_vectors).sum(1).min() > 0.96
 
 
 def test_bundled_variants_lose_less_than_allowed(pack: ModelPack) -> None:

@@ -217,7 +217,8 @@ def test_a_whole_student_learns_and_goes_on_as_if_it_had_not_been_cut_off(
     def run(output: Path) -> list[dict[str, float]]:
         torch.manual_seed(0)
         output.mkdir(exist_ok=True)
-        fit_embeddings(BottleneckNet(16), teacher, portraits, portraits, JointFit(30, 4, 10), output, seed=0)
+        fit = JointFit(30, 4, 10, compiled=False)
+        fit_embeddings(BottleneckNet(16), teacher, portraits, portraits, fit, output, seed=0)
         return [json.loads(line) for line in (output / "joint.jsonl").read_text().splitlines()]
 
     def fail(path: Path, row: dict[str, float]) -> None:
@@ -254,7 +255,7 @@ def test_a_student_imitates_the_published_network(reference: Path, data: Path, t
     fits = (BlockFit(blocks=2, steps=60, views=48, weight_decay=0.1, start_steps=5),)
     config = imitated(photos, tmp_path / "run", pack.directory)
     config = replace(config, distill=replace(config.distill, held_out=10))
-    student = imitate(config, pack.detection, fits, JointFit(steps=4, batch_size=4))
+    student = imitate(config, pack.detection, fits, JointFit(steps=4, batch_size=4, compiled=False))
     rows = [json.loads(line) for line in (config.output / "blocks.jsonl").read_text().splitlines()]
     assert rows[1]["error"] < 0.6
     assert sum(p.numel() for p in student.parts.parameters()) == pytest.approx(1_107_064, abs=0)

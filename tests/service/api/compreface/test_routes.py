@@ -22,6 +22,7 @@ from service.app import create_app
 from service.core.errors import SettingsError
 from service.security.api_keys import SCOPES
 from service.settings import load_settings
+from tests.packs import BUNDLED_DIMENSION
 from tests.service.api.compreface.conftest import OPERATOR, CompatServer
 
 KNOWN, UNKNOWN = 0.6, 0.4
@@ -172,7 +173,7 @@ def test_options(http: httpx.Client, photos: Path) -> None:
     first, second = document["result"]
     assert _area(first["box"]) >= _area(second["box"])
     assert [len(point) for point in first["landmarks"]] == [2] * 5
-    assert len(first["embedding"]) == 128
+    assert len(first["embedding"]) == BUNDLED_DIMENSION
     assert set(document["plugins_versions"]) == {"detector", "calculator"}
     (largest,) = _post(http, "/recognition/recognize", photos / "group.jpg", limit=1).json()["result"]
     assert largest["box"] == first["box"]
@@ -187,7 +188,7 @@ def _area(box: dict[str, float]) -> float:
 def test_detect(http: httpx.Client, photos: Path) -> None:
     document = _post(http, "/detection/detect", photos / "group.jpg", face_plugins="calculator").json()
     assert len(document["result"]) == 6
-    assert {len(face["embedding"]) for face in document["result"]} == {128}
+    assert {len(face["embedding"]) for face in document["result"]} == {BUNDLED_DIMENSION}
     plain = _post(http, "/detection/detect", photos / "group.jpg", limit=1).json()
     assert plain["result"] == [{"box": document["result"][0]["box"]}]
 

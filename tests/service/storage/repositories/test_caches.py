@@ -42,6 +42,7 @@ from service.storage.repositories.read_cache import ReadCache
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.faults.workers import Worker
+from tests.packs import BUNDLED_DIMENSION
 from tests.postgres import DatabaseUrl, Postgres
 
 DIMENSION = 16
@@ -266,7 +267,7 @@ def test_autocommitted_writes_are_noticed(tmp_path: Path) -> None:
 def test_a_subject_row_removed_by_another_program_is_reported_as_damage(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    vectors = [template.vector.tolist() for template in some(rng, 2, 128)]
+    vectors = [template.vector.tolist() for template in some(rng, 2, BUNDLED_DIMENSION)]
     with embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url, Kith(url) as kith:
         kith.create_gallery("g", risk={"threshold": 0.5})
         for i, vector in enumerate(vectors):
@@ -290,7 +291,7 @@ def test_the_event_loop_decides_about_few_candidates_alone(
             return super()._identify(*arguments)
 
     monkeypatch.setattr("service.app.Pipeline", Watched)
-    probes = [template.vector.tolist() for template in some(rng, 26, 128)]
+    probes = [template.vector.tolist() for template in some(rng, 26, BUNDLED_DIMENSION)]
     with embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url, Kith(url) as kith:
         kith.create_gallery("g", risk={"threshold": 0.5})
         for i in range(2):

@@ -26,6 +26,7 @@ from service.storage.repositories.erasures import ErasureStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.subjects import MAX_LABELS, merged_record
 from tests.databases import open_database
+from tests.packs import BUNDLED_DIMENSION
 from tests.postgres import DatabaseUrl
 
 DIMENSION: Final = 16
@@ -145,14 +146,14 @@ def test_it_is_done_whole_or_not_at_all(store: Store, monkeypatch: pytest.Monkey
 
 def test_over_http(kith: Kith, gallery: str, server: str) -> None:
     for number, name in enumerate(("ada", "countess", "augusta")):
-        axis = np.asarray(np.eye(128)[number], np.float32)
+        axis = np.asarray(np.eye(BUNDLED_DIMENSION)[number], np.float32)
         kith.enroll(gallery, name, embeddings=[axis])
     done = kith.merge_subject(gallery, "countess", "ada")
     assert (done.subject.id, done.subject.templates, done.templates) == ("ada", 2, 1)
     again = kith.merge_subject(gallery, "countess", "ada")
     assert (again.subject, again.templates, again.receipt.id) == (done.subject, 1, done.receipt.id)
     assert kith.verify_receipt(done.receipt.id).holds
-    (seen,) = kith.identify(gallery, embeddings=[np.asarray(np.eye(128)[1], np.float32)]).results
+    (seen,) = kith.identify(gallery, embeddings=[np.asarray(np.eye(BUNDLED_DIMENSION)[1], np.float32)]).results
     assert [candidate.subject for candidate in seen.candidates] == ["ada", "augusta"]
     for subject, into, code in (("ada", "ada", "invalid_request"), ("nobody", "ada", "subject_not_found")):
         with pytest.raises(KithClientError) as refused:
