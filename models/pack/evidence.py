@@ -9,6 +9,7 @@ from typing import Any, Final
 from models.risk.calibration import Calibration
 
 EVIDENCE_DIR: Final = Path(__file__).parents[1] / "evidence"
+"""Outputs of `kith-train measure`."""
 
 
 def read_evidence(name: str) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from models.pack.writing import PackDraft, write_pack
 from models.vision.alignment import Alignment
 
 NAME: Final = "open-model-zoo"
-"""Output of `kith-train measure`."""
 DIMENSION: Final = 256
 SIDE_PX: Final = 128
 TEMPLATE: Final = ((0.3156, 0.4616), (0.6827, 0.4616), (0.5003, 0.6405), (0.3495, 0.8247), (0.6534, 0.8247))

@@ -183,7 +183,7 @@ def list_identities(config: DataConfig) -> IdentityList:
         source = TarShards(config.root)
         people, repeats = source.labels, np.ones(len(source.labels), np.int64)
     else:
-        excluded = _read_excluded(config)
+        excluded = read_excluded(config)
         if config.manifest is None:
             files = photos_below(config.root, in_subfolders=True)
             listing: Iterable[tuple[Path, str, int]] = _name_people(config.root, files)
@@ -213,7 +213,8 @@ def list_identities(config: DataConfig) -> IdentityList:
     )
 
 
-def _read_excluded(config: DataConfig) -> frozenset[Path]:
+def read_excluded(config: DataConfig) -> frozenset[Path]:
+    """Return the photos that a data set leaves out. Raises ConfigError: their list cannot be read."""
     if config.exclude is None:
         return frozenset()
     try:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from training.backbones.bottleneck_net import BottleneckNet
 from training.imitation.descent import Descent
 from training.imitation.teacher import BATCH, Teacher
-from training.imitation.views import Portraits, draw_views
+from training.imitation.views import Portraits, draw_crops
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import append_json, load_checkpoint, save_checkpoint
 
@@ -148,7 +148,7 @@ def _start_maps(
     """Return the student's and the teacher's maps before a part; before the first, the pixels that each takes."""
     own, taught = np.empty(0, np.float16), np.empty(0, np.float16)
     first = 0
-    for views in draw_views(portraits, teacher.alignment, count, seed):
+    for views in draw_crops(portraits, teacher.alignment, count, seed):
         x, y = to_tensor(views), teacher.prepare(views)
         for before in range(part):
             y = teacher.advance(before, y)

@@ -17,7 +17,7 @@ from models.vision.alignment import align
 from training.backbones.bottleneck_net import BottleneckNet
 from training.imitation.descent import Descent
 from training.imitation.teacher import Teacher
-from training.imitation.views import Portraits, draw_sights
+from training.imitation.views import Portraits, draw_views
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import CHECKPOINT, append_json, load_checkpoint, save_checkpoint
 
@@ -98,9 +98,9 @@ def _views(portraits: Portraits, teacher: Teacher, count: int, rng: np.random.Ge
     """Return (count, 3, 112, 112) standard crops at detected landmarks, and the teacher's embeddings of its own crops
     of the same photos at the true landmarks: so the student learns to make up for its detector."""
     own, taught = [], []
-    for sight in draw_sights(portraits, teacher.alignment, count, rng):
-        own.append(align(sight.photo, sight.detected[None], repeat_edge=True))
-        taught.append(align(sight.photo, sight.true[None], teacher.alignment, repeat_edge=True))
+    for view in draw_views(portraits, teacher.alignment, count, rng):
+        own.append(align(view.photo, view.detected[None], repeat_edge=True))
+        taught.append(align(view.photo, view.true[None], teacher.alignment, repeat_edge=True))
     return to_tensor(np.concatenate(own)), torch.from_numpy(teacher.embed(np.concatenate(taught)))
 
 

@@ -15,6 +15,7 @@ from training.backbones import BottleneckNet
 from training.backbones.bottleneck_net import SIDE_PX
 from training.config import ConfigError, RunConfig
 from training.data.folders import photos_below
+from training.data.identities import read_excluded
 from training.imitation.blocks import BlockFit, fit_blocks
 from training.imitation.joint import JointFit, fit_embeddings
 from training.imitation.teacher import Teacher
@@ -60,9 +61,8 @@ def imitate(
     crops, detected = config.output / CROPS, config.output / DETECTED
     write_run_config(config.output, config.as_dict(), detected, mutable=("root", "output"))
     if not crops.exists():
-        excluded = set() if config.data.exclude is None else set(config.data.exclude.read_text("utf-8").splitlines())
-        root = config.data.root
-        files = [file for file in photos_below(root).photos if file.relative_to(root).as_posix() not in excluded]
+        excluded = read_excluded(config.data)
+        files = [file for file in photos_below(config.data.root).photos if file not in excluded]
         true, own = (Detector(OnnxNetwork(detection.path), detection) for detection in (pack.detection, served))
         cut_portraits(files, true, own, spec.alignment, crops, detected)
     portraits = Portraits(np.load(crops, mmap_mode="r"), np.load(detected))

@@ -54,7 +54,7 @@ class Portraits:
 
     @cached_property
     def chances(self) -> NDArray[np.float64]:
-        """Probability of each row in `draw_sights`: turned heads are rare, and drawn more often."""
+        """Probability of each row in `draw_views`: turned heads are rare, and drawn more often."""
         weights = 1 + TURNED_WEIGHT * (head_turns(self.detected) > TURNED)
         return np.asarray(weights / weights.sum())
 
@@ -64,7 +64,7 @@ class Portraits:
 
 
 @dataclass(frozen=True)
-class Sight:
+class View:
     """Portrait as a camera would give it: (side, side, 3) uint8 RGB, and its (5, 2) landmarks.
 
     Attributes:
@@ -141,7 +141,7 @@ def head_turns(points: NDArray[np.floating]) -> NDArray[np.float64]:
     return np.asarray(np.abs(down[:, 0] * offset[:, 1] - down[:, 1] * offset[:, 0]) / lengths, np.float64)
 
 
-def see(crop: Pixels, detected: Points, alignment: Alignment, rng: np.random.Generator) -> Sight:
+def make_view(crop: Pixels, detected: Points, alignment: Alignment, rng: np.random.Generator) -> View:
     """Return a crop with margins as a camera would give it.
 
     Args:
@@ -165,7 +165,7 @@ def see(crop: Pixels, detected: Points, alignment: Alignment, rng: np.random.Gen
         quality = int(rng.integers(25, 96))
         _, data = cv2.imencode(".jpg", photo, [cv2.IMWRITE_JPEG_QUALITY, quality])
         photo = np.asarray(cv2.imdecode(data, cv2.IMREAD_UNCHANGED), np.uint8)
-    return Sight(np.ascontiguousarray(photo), detected, true)
+    return View(np.ascontiguousarray(photo), detected, true)
 
 
 def mirror_points(points: Points, width: int) -> Points:
@@ -175,27 +175,27 @@ def mirror_points(points: Points, width: int) -> Points:
     return mirrored
 
 
-def _lower_resolution(view: Pixels, rng: np.random.Generator) -> Pixels:
-    side, chance = len(view), rng.random()
+def _lower_resolution(photo: Pixels, rng: np.random.Generator) -> Pixels:
+    side, chance = len(photo), rng.random()
     if chance < 0.5:
         share = rng.uniform(0.25, 0.5) if chance < 0.12 else rng.uniform(0.5, 1)
-        small = cv2.resize(view, [max(8, round(side * share))] * 2, interpolation=cv2.INTER_AREA)
-        view = np.asarray(cv2.resize(small, (side, side), interpolation=cv2.INTER_LINEAR), np.uint8)
+        small = cv2.resize(photo, [max(8, round(side * share))] * 2, interpolation=cv2.INTER_AREA)
+        photo = np.asarray(cv2.resize(small, (side, side), interpolation=cv2.INTER_LINEAR), np.uint8)
     if rng.random() < 0.1:
-        view = np.asarray(cv2.GaussianBlur(view, (0, 0), rng.uniform(0.5, 1.6)), np.uint8)
+        photo = np.asarray(cv2.GaussianBlur(photo, (0, 0), rng.uniform(0.5, 1.6)), np.uint8)
     if rng.random() < 0.05:
         length, angle = rng.integers(3, 8), rng.uniform(0, np.pi)
         kernel = np.zeros((9, 9), np.float32)
         for t in np.linspace(-length / 2, length / 2, 33):
             kernel[round(4 + t * np.sin(angle)), round(4 + t * np.cos(angle))] = 1
-        view = np.asarray(cv2.filter2D(view, -1, kernel / kernel.sum()), np.uint8)
-    return view
+        photo = np.asarray(cv2.filter2D(photo, -1, kernel / kernel.sum()), np.uint8)
+    return photo
 
 
-def _change_light(view: Pixels, rng: np.random.Generator) -> Pixels:
+def _change_light(photo: Pixels, rng: np.random.Generator) -> Pixels:
     if rng.random() < 0.3:
-        return view
-    pixels = view.astype(np.float32) / 255
+        return photo
+    pixels = photo.astype(np.float32) / 255
     if rng.random() < 0.05:
         pixels = np.repeat(pixels @ np.array([[0.299], [0.587], [0.114]], np.float32), 3, axis=2)
     pixels = pixels * rng.uniform(0.92, 1.08, 3).astype(np.float32)
@@ -229,24 +229,24 @@ def _wear_mask(crop: Pixels, points: NDArray[np.floating], rng: np.random.Genera
     return covered
 
 
-def _cover(view: Pixels, rng: np.random.Generator) -> Pixels:
+def _cover(photo: Pixels, rng: np.random.Generator) -> Pixels:
     """Cover a rectangle with one color."""
-    side = len(view)
+    side = len(photo)
     height, width = rng.integers(side // 8, side // 2, 2)
     top, left = rng.integers(0, side - height), rng.integers(0, side - width)
-    covered = view.copy()
+    covered = photo.copy()
     covered[top : top + height, left : left + width] = rng.integers(0, 256, 3)
     return covered
 
 
-def draw_sights(portraits: Portraits, alignment: Alignment, count: int, rng: np.random.Generator) -> Iterator[Sight]:
-    """Yield sights of random portraits."""
+def draw_views(portraits: Portraits, alignment: Alignment, count: int, rng: np.random.Generator) -> Iterator[View]:
+    """Yield views of random portraits."""
     for row in rng.choice(len(portraits.crops), count, p=portraits.chances):
-        yield see(portraits.crops[row], portraits.detected[row], alignment, rng)
+        yield make_view(portraits.crops[row], portraits.detected[row], alignment, rng)
 
 
-def draw_views(portraits: Portraits, alignment: Alignment, count: int, seed: int, batch: int = 32) -> Iterator[Pixels]:
-    """Yield (batch, side, side, 3) uint8 RGB views of random portraits, in the teacher's alignment."""
-    sights = draw_sights(portraits, alignment, count, np.random.default_rng(seed))
-    while seen := list(islice(sights, batch)):
-        yield np.concatenate([align(s.photo, s.detected[None], alignment, repeat_edge=True) for s in seen])
+def draw_crops(portraits: Portraits, alignment: Alignment, count: int, seed: int, batch: int = 32) -> Iterator[Pixels]:
+    """Yield (batch, side, side, 3) uint8 RGB crops of random views, at detected landmarks."""
+    drawn = draw_views(portraits, alignment, count, np.random.default_rng(seed))
+    while views := list(islice(drawn, batch)):
+        yield np.concatenate([align(view.photo, view.detected[None], alignment, repeat_edge=True) for view in views])

@@ -31,10 +31,10 @@ from training.imitation.views import (
     MARGIN_PX,
     Portraits,
     cut_portraits,
-    draw_views,
+    draw_crops,
     head_turns,
+    make_view,
     mirror_points,
-    see,
     widen,
 )
 from training.optimization.run_folder import CHECKPOINT, append_json, load_ema_weights
@@ -145,13 +145,13 @@ def test_whitening_changes_only_coordinates(rng: np.random.Generator) -> None:
 
 def test_views_stay_near_the_template(portraits: Portraits) -> None:
     sharp = Portraits(portraits.crops, np.tile(widen(ALIGNMENT).template_xy, (24, 1, 1)).astype(np.float32))
-    (batch,) = draw_views(sharp, ALIGNMENT, 8, seed=3)
-    (again,) = draw_views(sharp, ALIGNMENT, 8, seed=3)
+    (batch,) = draw_crops(sharp, ALIGNMENT, 8, seed=3)
+    (again,) = draw_crops(sharp, ALIGNMENT, 8, seed=3)
     np.testing.assert_array_equal(batch, again)
     assert batch.shape == (8, SIDE_PX, SIDE_PX, 3)
     center = portraits.crops[0][MARGIN_PX:-MARGIN_PX, MARGIN_PX:-MARGIN_PX].astype(int)
     one = sharp.select(np.array([0]))
-    views = np.concatenate(list(draw_views(one, ALIGNMENT, 60, seed=0)))
+    views = np.concatenate(list(draw_crops(one, ALIGNMENT, 60, seed=0)))
     distances = [min(np.abs(center - v).mean(), np.abs(center[:, ::-1] - v).mean()) for v in views]
     others = [
         np.abs(center - other[MARGIN_PX:-MARGIN_PX, MARGIN_PX:-MARGIN_PX]).mean() for other in portraits.crops[1:]
@@ -160,20 +160,20 @@ def test_views_stay_near_the_template(portraits: Portraits) -> None:
 
 
 def test_landmarks_move_with_the_photo() -> None:
-    """A white square on the left eye is where both landmarks of a sight say, in the mirror image as well."""
+    """A white square on the left eye is where both landmarks of a view say, in the mirror image as well."""
     side, points = SIDE_PX + 2 * MARGIN_PX, widen(ALIGNMENT).template_xy
     crop = np.zeros((side, side, 3), np.uint8)
     column, row = np.round(points[0]).astype(int)
     crop[row - 6 : row + 7, column - 6 : column + 7] = 255
     rng, mirrored, found = np.random.default_rng(0), 0, 0
     for _ in range(60):
-        sight = see(crop, points, ALIGNMENT, rng)
-        bright = sight.photo.astype(float).mean(2)
+        view = make_view(crop, points, ALIGNMENT, rng)
+        bright = view.photo.astype(float).mean(2)
         rows, columns = np.nonzero(bright > 0.7 * bright.max())
         center = np.array([columns.mean(), rows.mean()])
         eye = 1 if center[0] > side / 2 else 0
         mirrored += eye
-        found += bool(np.linalg.norm(sight.true[eye] - center) < 4 > np.linalg.norm(sight.detected[eye] - center) / 3)
+        found += bool(np.linalg.norm(view.true[eye] - center) < 4 > np.linalg.norm(view.detected[eye] - center) / 3)
     assert 15 < mirrored < 45
     assert found > 50  # else something that covers the photo is brighter
     np.testing.assert_allclose(mirror_points(mirror_points(points, side), side), points)
