@@ -20,7 +20,7 @@ from requirements import release
 from tests.conftest import ROOT, jpeg
 
 PACKAGES = ("kith", "models", "service", "training")
-UNPACKAGED = {"kith/pyproject.toml", "service/storage/db/migrations/script.py.mako", "models/checkpoints/imitated.pt"}
+UNPACKAGED = {"kith/pyproject.toml", "service/storage/db/migrations/script.py.mako"}
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from models.runtime.dynamic_shapes import make_dynamic
 from models.runtime.network import Float
 from models.runtime.onnx_files import finalize_onnx, restore_fp32_weights
 from models.runtime.quantization import Quantizer
-from models.vision.specs import NetworkSpec
+from models.vision.specs import NetworkSpec, RecognitionSpec
 
 INT8_FOLDER: Final = "int8"
 """Subfolder of a pack: InsightFace opens every ONNX file beside the manifest."""
@@ -37,7 +37,8 @@ def quantizing(spec: NetworkSpec, batches: Iterable[Float], dynamic: bool = Fals
         restore_fp32_weights(spec.path, wide)
         if dynamic and (graph := make_dynamic(wide)) is not None:
             wide.write_bytes(graph)
-        yield Quantizer(wide, batches, Path(work))
+        # A recognizer's batch has many faces. A detector's photo is a batch of its own, and its faces are rare.
+        yield Quantizer(wide, batches, Path(work), isinstance(spec, RecognitionSpec))
 
 
 def write_int8(quantizer: Quantizer, spec: NetworkSpec, target: Path, excluded: Collection[str]) -> None:

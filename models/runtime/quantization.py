@@ -18,6 +18,9 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from models.runtime.network import Float
 
 WEIGHTED_OPS: Final = frozenset({"Conv", "Gemm", "MatMul"})
+END_LAYERS: Final = 4
+AVERAGING: Final = 0.1
+"""Weight of a batch in the mean of ranges."""
 MIN_OPSET: Final = 13
 """Oldest opset with scales per channel."""
 INT8_PASSTHROUGH_OPS: Final = ("Add", "MaxPool", "Relu", "Resize")
@@ -41,6 +44,8 @@ class Quantizer:
         source: network with fp32 weights.
         batches: representative inputs, which set the ranges. They are read by the first :meth:`write`.
         folder: work folder.
+        is_recognizer: take the mean of the batches' ranges, which rounds less and cuts rare values off, and not the
+            widest range. What the first layers round goes through all others, so END_LAYERS at both ends are sensitive.
 
     Attributes:
         folder: work folder.
@@ -49,8 +54,9 @@ class Quantizer:
             layers with weights, and those of a head shared by several levels.
     """
 
-    def __init__(self, source: Path, batches: Iterable[Float], folder: Path) -> None:
+    def __init__(self, source: Path, batches: Iterable[Float], folder: Path, is_recognizer: bool = False) -> None:
         self.folder = folder
+        self._is_recognizer = is_recognizer
         self._prepared = folder / "prepared.onnx"
         self._ranges = folder / "ranges.json"
         model = onnx.load(str(source))
@@ -67,6 +73,8 @@ class Quantizer:
         self.layers = tuple(node.name for node in prepared.node if node.op_type in WEIGHTED_OPS)
         # The preparation gives each use of shared weights its own copy.
         self.sensitive = _sensitive_layers(model.graph) & frozenset(self.layers)
+        if is_recognizer:
+            self.sensitive |= {*self.layers[:END_LAYERS], *self.layers[-END_LAYERS:]}
 
     def write(self, target: Path, excluded: Collection[str]) -> None:
         """Write the network with 8-bit weights (per channel) and activations, as QDQ.
@@ -86,6 +94,7 @@ class Quantizer:
                 op_types_to_quantize=[*sorted(WEIGHTED_OPS), *INT8_PASSTHROUGH_OPS],
                 nodes_to_exclude=sorted(excluded),
                 calibration_cache_path=self._ranges,
+                extra_options={"CalibMovingAverage": self._is_recognizer, "CalibMovingAverageConstant": AVERAGING},
             )
 
 

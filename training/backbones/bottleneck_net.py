@@ -128,6 +128,13 @@ class BottleneckNet(nn.Module):
         window = x[:, :, top : top + side, left : left + side]
         return F.interpolate(window, size=(SIDE_PX, SIDE_PX), mode="bilinear", align_corners=False)
 
+    def maps(self, x: Tensor) -> list[Tensor]:
+        """Return the map after each part; the last one is the embedding."""
+        x, maps = self.cut_window(x), []
+        for part in self.parts:
+            x = part(x)
+            maps.append(x)
+        return maps
+
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.parts(self.cut_window(x))
-        return out
+        return self.maps(x)[-1]

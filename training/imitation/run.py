@@ -17,7 +17,7 @@ from training.config import ConfigError, RunConfig
 from training.data.folders import photos_below
 from training.data.identities import read_excluded
 from training.imitation.blocks import BlockFit, fit_blocks
-from training.imitation.joint import JointFit, fit_embeddings
+from training.imitation.joint import JointFit, fit_whole
 from training.imitation.teacher import Teacher
 from training.imitation.views import Portraits, cut_portraits
 from training.optimization.run_folder import write_run_config
@@ -28,7 +28,7 @@ BLOCK_FITS: Final = (
     BlockFit(blocks=4, steps=30_000, views=32_000, weight_decay=0.3),
 )
 """Stem and first five bottlenecks, whose maps are large; those of 16 and of 8 cells, and the head."""
-JOINT_FIT: Final = JointFit(steps=4_800)
+JOINT_FIT: Final = JointFit(steps=7_000)
 CROPS: Final = "portraits.npy"
 DETECTED: Final = "detected.npy"
 
@@ -76,5 +76,5 @@ def imitate(
     torch.manual_seed(seed)
     student = BottleneckNet(spec.dimension)
     fit_blocks(student, teacher, train, test, blocks, config.output, seed)
-    fit_embeddings(student, teacher, train, test, joint, config.output, seed)
+    fit_whole(student, teacher, train, test, joint, config.output, seed)
     return student

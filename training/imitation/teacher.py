@@ -15,7 +15,6 @@ from models.runtime.network import Network
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.runtime.openvino_network import OpenVinoNetwork
 from models.vision.pixels import to_planes
-from models.vision.recognition import l2_normalize
 from models.vision.specs import RecognitionSpec
 
 Float = NDArray[np.floating]
@@ -34,26 +33,29 @@ class Teacher:
 
     def __init__(self, spec: RecognitionSpec) -> None:
         self.alignment, self._normalization = spec.alignment, spec.normalization
-        fast = openvino_network.is_installed() and "bf16" in openvino_network.fast_precisions()
-        self._network: Network = (
-            OpenVinoNetwork(spec.path, "bf16") if fast else OnnxNetwork(spec.path, "CPUExecutionProvider")
-        )
         model = onnx.load(spec.path)
         cuts = [model.graph.input[0].name, *find_cuts(model), model.graph.output[0].name]
         extractor = onnx.utils.Extractor(onnx.shape_inference.infer_shapes(model, data_prop=True))
-        graphs = [extractor.extract_model([before], [after]) for before, after in itertools.pairwise(cuts)]
+
+        def extract(first: str, *last: str) -> bytes:
+            return bytes(extractor.extract_model([first], list(last)).SerializeToString())
+
         self._parts = [
-            OnnxNetwork(spec.path, "CPUExecutionProvider", graph=graph.SerializeToString()) for graph in graphs
+            OnnxNetwork(spec.path, "CPUExecutionProvider", graph=extract(before, after))
+            for before, after in itertools.pairwise(cuts)
         ]
+        fast = openvino_network.is_installed() and "bf16" in openvino_network.fast_precisions()
+        whole = extract(*cuts)
+        self._whole: Network = (
+            OpenVinoNetwork(spec.path, "bf16", graph=whole)
+            if fast
+            else OnnxNetwork(spec.path, "CPUExecutionProvider", graph=whole)
+        )
 
-    def embed(self, views: NDArray[np.uint8]) -> Float:
-        """Return (B, D) unit embeddings of (B, side, side, 3) RGB views: the mean with those of the mirror images.
-
-        The mean is better than either, and a student can learn it.
-        """
-        both = np.concatenate([views, views[:, :, ::-1]])
-        vectors = l2_normalize(self._network.run(self.prepare(both))[0].reshape(len(both), -1))
-        return l2_normalize(vectors[: len(views)] + vectors[len(views) :])
+    def maps(self, views: NDArray[np.uint8]) -> list[Float]:
+        """Return the map after each part, of (B, side, side, 3) RGB views; the last is the (B, D) embedding."""
+        maps = self._whole.run(self.prepare(views))
+        return [*maps[:-1], maps[-1].reshape(len(views), -1)]
 
     def prepare(self, views: NDArray[np.uint8]) -> Float:
         """Return (B, 3, side, side) input of the first part, of (B, side, side, 3) RGB views."""

@@ -65,16 +65,11 @@ class Portraits:
 
 @dataclass(frozen=True)
 class View:
-    """Portrait as a camera would give it: (side, side, 3) uint8 RGB, and its (5, 2) landmarks.
-
-    Attributes:
-        detected: landmarks as a detector would find them.
-        true: the landmarks.
-    """
+    """Portrait as a camera would give it: (side, side, 3) uint8 RGB, and its (5, 2) landmarks as a detector would find
+    them."""
 
     photo: Pixels
-    detected: Points
-    true: Points
+    landmarks_xy: Points
 
 
 def widen(alignment: Alignment) -> Alignment:
@@ -156,7 +151,7 @@ def make_view(crop: Pixels, detected: Points, alignment: Alignment, rng: np.rand
     detected = detected + noise
     if rng.random() < 0.5:
         crop = crop[:, ::-1]
-        detected, true = (mirror_points(points, crop.shape[1]) for points in (detected, true))
+        detected = mirror_points(detected, crop.shape[1])
     photo = _lower_resolution(crop, rng)
     photo = _change_light(photo, rng)
     if rng.random() < 0.05:
@@ -165,7 +160,7 @@ def make_view(crop: Pixels, detected: Points, alignment: Alignment, rng: np.rand
         quality = int(rng.integers(25, 96))
         _, data = cv2.imencode(".jpg", photo, [cv2.IMWRITE_JPEG_QUALITY, quality])
         photo = np.asarray(cv2.imdecode(data, cv2.IMREAD_UNCHANGED), np.uint8)
-    return View(np.ascontiguousarray(photo), detected, true)
+    return View(np.ascontiguousarray(photo), detected)
 
 
 def mirror_points(points: Points, width: int) -> Points:
@@ -249,4 +244,9 @@ def draw_crops(portraits: Portraits, alignment: Alignment, count: int, seed: int
     """Yield (batch, side, side, 3) uint8 RGB crops of random views, at detected landmarks."""
     drawn = draw_views(portraits, alignment, count, np.random.default_rng(seed))
     while views := list(islice(drawn, batch)):
-        yield np.concatenate([align(view.photo, view.detected[None], alignment, repeat_edge=True) for view in views])
+        yield cut_views(views, alignment)
+
+
+def cut_views(views: Sequence[View], alignment: Alignment) -> Pixels:
+    """Return the (N, side, side, 3) uint8 RGB crops of views."""
+    return np.concatenate([align(view.photo, view.landmarks_xy[None], alignment, repeat_edge=True) for view in views])

@@ -12,6 +12,7 @@ from models.pack.manifest import ModelPack
 from models.runtime.onnx_files import restore_fp32_weights
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.runtime.quantization import Quantizer, quantize
+from models.vision.recognition import l2_normalize
 
 
 def layers(path: Path) -> dict[str, bool]:
@@ -32,7 +33,7 @@ def test_only_sensitive_layers_stay_fp32(task: str, pack: ModelPack, tmp_path: P
     batches = [np.random.default_rng(0).uniform(-1, 1, (2, 3, 112, 112)).astype(np.float32)] * 2
     if task == "detection":
         batches = [np.random.default_rng(0).uniform(-1, 1, (1, 3, 64, 96)).astype(np.float32)]
-    quantizer = Quantizer(tmp_path / "wide.onnx", batches, tmp_path)
+    quantizer = Quantizer(tmp_path / "wide.onnx", batches, tmp_path, task == "recognition")
     kept = quantizer.sensitive
     quantizer.write(tmp_path / "small.onnx", kept)
     made = layers(tmp_path / "small.onnx")
@@ -65,3 +66,20 @@ def test_networks_of_old_opsets_and_unnamed_layers_are_quantized(tmp_path: Path,
     assert sum(layers(tmp_path / "int8.onnx").values()) == 1  # first and last stay fp32
     exact, small = (OnnxNetwork(tmp_path / name).run(batch)[0] for name in ("old.onnx", "int8.onnx"))
     assert 0 < np.abs(small - exact).max() < 0.05 * np.abs(exact).max()
+
+
+def test_averaged_ranges_round_less(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
+    spec = pack.recognition
+    restore_fp32_weights(spec.path, tmp_path / "wide.onnx")
+    x = rng.uniform(-1, 1, (4, 3, 112, 112)).astype(np.float32)
+    expected = l2_normalize(OnnxNetwork(spec.path).run(x)[0])
+    errors = {}
+    for is_recognizer in (False, True):
+        folder = tmp_path / str(is_recognizer)
+        folder.mkdir()
+        batches = [30 * x, x, x, x, x, x, x, x]  # one batch is far from the others
+        quantizer = Quantizer(tmp_path / "wide.onnx", batches, folder, is_recognizer)
+        quantizer.write(folder / "small.onnx", quantizer.sensitive)
+        found = l2_normalize(OnnxNetwork(folder / "small.onnx").run(x)[0])
+        errors[is_recognizer] = float(1 - (found * expected).sum(1).mean())
+    assert errors[True] < 0.7 * errors[False]

@@ -32,7 +32,7 @@ def test_the_same_person_is_closer_than_another(
         crops.append(align(photo, faces.landmarks_xy[faces.largest()][None])[0])
     first, second, third = recognizer.embed(np.stack(crops))
     same, other = float(first @ second), float(first @ third)
-    assert same > 0.965 > other + 0.05
+    assert same > 0.85 > other + 0.5
 
 
 @pytest.mark.parametrize("vectors", [np.zeros((1, 4)), np.array([[1.0, np.nan, 0, 0]]), np.array([[np.inf, 0, 0, 0]])])
