@@ -19,6 +19,7 @@ from models.runtime.network import Float
 
 WEIGHTED_OPS: Final = frozenset({"Conv", "Gemm", "MatMul"})
 END_LAYERS: Final = 4
+"""Layers at each end of a recognizer that stay fp32: what they round goes through all others, or into the embedding."""
 AVERAGING: Final = 0.1
 """Weight of a batch in the mean of ranges."""
 MIN_OPSET: Final = 13
@@ -44,8 +45,8 @@ class Quantizer:
         source: network with fp32 weights.
         batches: representative inputs, which set the ranges. They are read by the first :meth:`write`.
         folder: work folder.
-        is_recognizer: take the mean of the batches' ranges, which rounds less and cuts rare values off, and not the
-            widest range. What the first layers round goes through all others, so END_LAYERS at both ends are sensitive.
+        is_recognizer: take the mean of the batches' ranges, which rounds less and cuts rare values off, instead of the
+            widest range, and count END_LAYERS at both ends as sensitive.
 
     Attributes:
         folder: work folder.

@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.quality import (
-    DEGRADED_PAIRS,
-    SCORE,
-    degraded_copies,
-    evidence,
-    of_the_network,
-    others_than_view1,
-)
+from bench.quality import DEGRADED_PAIRS, SCORE, degraded_copies, evidence, of_the_network, others_than_view1
 from models.pack.manifest import ModelPack
 from training.evaluation.lfw import people_of, read_pairs
 

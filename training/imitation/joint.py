@@ -54,7 +54,7 @@ class JointFit:
     compiled: bool = True
 
 
-def fit_whole(
+def fit_student(
     student: BottleneckNet,
     teacher: Teacher,
     portraits: Portraits,

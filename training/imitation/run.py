@@ -17,7 +17,7 @@ from training.config import ConfigError, RunConfig
 from training.data.folders import photos_below
 from training.data.identities import read_excluded
 from training.imitation.blocks import BlockFit, fit_blocks
-from training.imitation.joint import JointFit, fit_whole
+from training.imitation.joint import JointFit, fit_student
 from training.imitation.teacher import Teacher
 from training.imitation.views import Portraits, cut_portraits
 from training.optimization.run_folder import write_run_config
@@ -76,5 +76,5 @@ def imitate(
     torch.manual_seed(seed)
     student = BottleneckNet(spec.dimension)
     fit_blocks(student, teacher, train, test, blocks, config.output, seed)
-    fit_whole(student, teacher, train, test, joint, config.output, seed)
+    fit_student(student, teacher, train, test, joint, config.output, seed)
     return student

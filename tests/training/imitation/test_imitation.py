@@ -24,7 +24,7 @@ from training.backbones import BottleneckNet
 from training.backbones.bottleneck_net import SIDE_PX, Stem
 from training.config import ConfigError
 from training.imitation.blocks import BlockFit, fit_blocks
-from training.imitation.joint import JointFit, fit_whole, imitation_loss
+from training.imitation.joint import JointFit, fit_student, imitation_loss
 from training.imitation.run import imitate
 from training.imitation.teacher import Teacher
 from training.imitation.views import (
@@ -233,7 +233,7 @@ def test_a_whole_student_learns_and_goes_on_as_if_it_had_not_been_cut_off(
         torch.manual_seed(0)
         output.mkdir(exist_ok=True)
         fit = JointFit(30, 4, 10, compiled=False)
-        fit_whole(BottleneckNet(16), teacher, portraits, portraits, fit, output, seed=0)
+        fit_student(BottleneckNet(16), teacher, portraits, portraits, fit, output, seed=0)
         return [json.loads(line) for line in (output / "joint.jsonl").read_text().splitlines()]
 
     def fail(path: Path, row: dict[str, float]) -> None:
