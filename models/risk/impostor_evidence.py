@@ -21,8 +21,8 @@ from models.risk.tails import Floats
 Counts = NDArray[np.integer[Any]]
 RIVAL_WEIGHT: Final = 0.25
 """Weight of the runner-up's similarity, chosen on other photos than the tests' (docs/decisions/0016)."""
-MIN_ADJUSTED_SUBJECTS: Final = 3
-"""Subjects below which a search has too few runners-up for an adjustment."""
+MIN_ADJUSTED_SUBJECTS: Final = 10
+"""Subjects below which the rival is unknown: a person enrolled twice would set the median of the best similarities."""
 
 
 def rival_adjusted(similarities: Sequence[float], rival: float | None) -> list[float]:

@@ -190,7 +190,7 @@ def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(
 
 
 def test_another_rule_of_fusion_has_evidence_of_its_own(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
-    for i, center in enumerate(people(rng, 8)):
+    for i, center in enumerate(people(rng, 12)):
         vectors = l2_normalize(center + 0.05 * rng.normal(size=(3, DIMENSION)))
         kith.enroll(gallery, f"s{i}", embeddings=list(vectors), allow_duplicate=True, allow_inconsistent=True)
     kith.calibrate(gallery)
@@ -202,7 +202,7 @@ def test_another_rule_of_fusion_has_evidence_of_its_own(kith: Kith, gallery: str
     kith.identify(gallery, embeddings=[people(rng, 1)[0]])
     wait_for(lambda: kith.risk(gallery).evidence.source == "both")
     report = kith.risk(gallery)
-    assert (report.fusion, report.subjects, report.evidence.up_to_date) == ("centroid", 8, True)
+    assert (report.fusion, report.subjects, report.evidence.up_to_date) == ("centroid", 12, True)
     (found,) = kith.identify(gallery, embeddings=[people(rng, 1)[0]]).results
     assert usual_threshold(found, report) == pytest.approx(report.threshold, abs=ROUNDED)
 
@@ -298,6 +298,18 @@ def test_evidence_of_an_earlier_release_is_derived_again(tmp_path: Path, rng: np
     assert last.details["before"] == last.details["after"], "what the last line left, as nothing else changed"
     risks.close()
     store.close()
+
+
+def test_a_person_enrolled_twice_in_a_small_gallery_makes_no_stranger_similar(
+    kith: Kith, gallery: str, rng: np.random.Generator
+) -> None:
+    twice, other = people(rng, 2, common=0.0)
+    enroll(kith, gallery, np.stack([twice, other]))
+    before = kith.calibrate(gallery).threshold
+    enroll(kith, gallery, l2_normalize(twice[None] + 0.01 * rng.normal(size=(1, DIMENSION))), first=2)
+    kith.calibrate(gallery)
+    (found,) = kith.identify(gallery, embeddings=[people(rng, 1, common=0.0)[0]]).results
+    assert before is not None and found.threshold is not None and found.threshold > before
 
 
 def test_a_gallery_of_one_rests_on_the_pack(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
