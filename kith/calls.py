@@ -234,11 +234,11 @@ def import_gallery(
     skip: int = 0,
     progress: Callable[[int], object] = lambda _: None,
 ) -> Call[ImportOut]:
-    """Import a file (.ndjson, .ndjson.gz, .parquet). Existing templates are skipped, so an import can be repeated.
+    """Import a file (.ndjson, .ndjson.gz). Existing templates are skipped, so an import can be repeated.
 
     ``progress`` is called with the number of bytes of each sent chunk."""
     path = Path(file)
-    headers = {"Content-Type": _media_type(path)} | ({"Content-Encoding": "gzip"} if path.suffix == ".gz" else {})
+    headers = {"Content-Type": "application/x-ndjson"} | ({"Content-Encoding": "gzip"} if path.suffix == ".gz" else {})
     return Call(
         "POST",
         f"{_path(gallery)}/import",
@@ -551,11 +551,6 @@ def _only_new(only_new: bool) -> dict[str, str]:
 
 def _embeddings(vectors: Sequence[Vector]) -> dict[str, Any]:
     return {"embeddings": [to_floats(vector) for vector in vectors]} if len(vectors) else {}
-
-
-def _media_type(path: Path) -> str:
-    name = path.name.removesuffix(".gz")
-    return "application/vnd.apache.parquet" if name.endswith(".parquet") else "application/x-ndjson"
 
 
 def _path(gallery: str, subject: str | None = None) -> str:

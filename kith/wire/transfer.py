@@ -8,7 +8,7 @@ from kith.wire.common import Problem
 
 
 class ImportRefusalOut(BaseModel):
-    item: int = Field(description="Line of the file, or row in Parquet, from 1.")
+    item: int = Field(description="Line of the file, from 1.")
     error: Problem
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -143,28 +142,3 @@ class SealedFile:
         except BaseException:
             file.close()
             raise
-
-
-class TemporaryFile:
-    """Anonymous temporary file in a folder, encrypted under a key that exists only in memory. Written once, then
-    read."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file, self._key = tempfile.TemporaryFile(dir=folder), new_key()  # noqa: SIM115 - closed by close()
-        self._writer = SealedWriter(self._file, self._key)
-
-    def write(self, block: ReadableBuffer) -> None:
-        """Raises OSError."""
-        self._writer.write(block)
-
-    def tell(self) -> int:
-        """Return the number of bytes written."""
-        return self._writer.tell()
-
-    def reader(self) -> BinaryIO:
-        """Finish writing and return a reader of the whole file. Raises OSError."""
-        self._writer.finish()
-        return io.BufferedReader(SealedReader(self._file, self._key), CHUNK_BYTES)
-
-    def close(self) -> None:
-        self._file.close()

@@ -1,4 +1,4 @@
-"""Spool: encrypted archives of enrollment jobs on this node's disk, one per job, and temporary files of imports."""
+"""Spool: encrypted archives of enrollment jobs on this node's disk, one per job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from service.core.errors import StorageFullError
-from service.security.sealed_files import SealedFile, SealedWriter, TemporaryFile
+from service.security.sealed_files import SealedFile, SealedWriter
 from service.security.sealing import Seal
 from service.storage.repositories.job_records import Job
 from service.storage.repositories.jobs import JobStore
@@ -55,13 +55,7 @@ class Spool:
         if size + RESERVED_BYTES > free:
             raise StorageFullError(f"{size} more bytes are needed and {max(0, free - RESERVED_BYTES)} are available")
 
-    def temporary(self) -> TemporaryFile:
-        """Return a new temporary file. Raises StorageFullError."""
-        self.check_free_space(0)
-        with _disk_full_errors():
-            return TemporaryFile(self._folder)
-
-    def write(self, file: SealedWriter | TemporaryFile, block: bytes) -> None:
+    def write(self, file: SealedWriter, block: bytes) -> None:
         """Write a block and check the free space regularly. Raises StorageFullError.
 
         Announced sizes are not trusted, and other processes write too.

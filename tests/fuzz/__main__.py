@@ -23,8 +23,6 @@ READERS = [
     "service.api.http.bodies",
     "service.inference.archives",
     "service.storage.transfer.ndjson",
-    "service.storage.transfer.parquet",
-    "service.storage.transfer.parquet_footer",
     "service.domain.gallery_items",
     "service.inference.images",
 ]

@@ -31,7 +31,6 @@ from service.schemas.identification import IdentifyIn
 from service.schemas.subjects import EnrollIn
 from service.settings import Settings
 from service.storage.transfer.ndjson import Lines, header_line, lines_of
-from service.storage.transfer.parquet import Reader, Writer
 from tests.service.inference.image_files import (
     SMALL,
     canvas,
@@ -136,15 +135,6 @@ def _lines(data: bytes) -> None:
         pass
 
 
-def _parquet(data: bytes) -> None:
-    try:
-        reader = Reader(io.BytesIO(data))
-        for block in reader:
-            _check(block, reader.header.dimension)
-    except KithError:
-        pass
-
-
 def _check(block: GalleryItems, dimension: int) -> None:
     taken, refused = validate_items(block, dimension)
     assert len(taken) + len(refused) == len(block)
@@ -175,11 +165,6 @@ def _items() -> GalleryItems:
 def _ndjsons() -> Iterator[bytes]:
     for as_lists in (False, True):
         yield b"\xff" + header_line(HEADER) + lines_of(_items(), as_lists)
-
-
-def _parquets() -> Iterator[bytes]:
-    writer = Writer(HEADER)
-    yield writer.write(_items()) + writer.end()
 
 
 def _archive(data: bytes) -> None:
@@ -276,7 +261,6 @@ TARGETS: Final = {
     "decode": Target(_decode, _photos),
     "manifest": Target(_manifest, _manifests),
     "ndjson": Target(_lines, _ndjsons),
-    "parquet": Target(_parquet, _parquets),
     "archive": Target(_archive, _archives),
     "body": Target(_body, _bodies),
 }

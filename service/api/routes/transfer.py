@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final
@@ -26,7 +25,6 @@ from service.core.errors import (
     ImportFileError,
     KithError,
     RequestTooLargeError,
-    StorageError,
     UnsupportedMediaTypeError,
 )
 from service.core.extras import require_package
@@ -39,16 +37,14 @@ from service.storage.transfer.importing import Export, Format, Import, ImportRep
 from service.storage.transfer.ndjson import Lines
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries/{gallery}", tags=["transfer"], responses=PROBLEMS)
-MEDIA_TYPES: Final[dict[str, Format]] = {
-    "application/x-ndjson": "ndjson",
-    "application/vnd.apache.parquet": "parquet",
-}
+NDJSON: Final = "application/x-ndjson"
+MEDIA_TYPES: Final[dict[Format, str]] = {"ndjson": NDJSON, "parquet": "application/vnd.apache.parquet"}
 BLOCK_BYTES: Final = 8_000_000
 """Bytes of a body that are read before they are processed."""
 SETTING_NAMES: Final = frozenset(GallerySettingsIn.model_fields)
 BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
-REQUEST_BODY: Final = {"requestBody": {"required": True, "content": dict.fromkeys(MEDIA_TYPES, BINARY)}}
-RESPONSES: Final[dict[int | str, dict[str, Any]]] = {200: {"content": dict.fromkeys(MEDIA_TYPES, BINARY)}}
+REQUEST_BODY: Final = {"requestBody": {"required": True, "content": {NDJSON: BINARY}}}
+RESPONSES: Final[dict[int | str, dict[str, Any]]] = {200: {"content": dict.fromkeys(MEDIA_TYPES.values(), BINARY)}}
 
 
 @router.post("/import", openapi_extra=REQUEST_BODY)
@@ -63,20 +59,19 @@ async def import_gallery(
         str | None,
         Query(pattern="^[0-9a-f]{1,64}$", description="Fingerprint of the recognizer, for a file without a header."),
     ] = None,
-    skip: Annotated[int, Query(ge=0, description="Number of lines (Parquet: rows) to skip.")] = 0,
+    skip: Annotated[int, Query(ge=0, description="Number of lines to skip.")] = 0,
 ) -> ImportOut:
-    """Import subjects and templates from Parquet, or from NDJSON with or without `Content-Encoding: gzip`.
+    """Import subjects and templates from NDJSON, with or without `Content-Encoding: gzip`.
 
     Items are committed in blocks of thousands, and present items are skipped, so that a file can be sent again. An
     invalid item is rejected alone. Identities are not checked: GET hygiene finds duplicates and mislabeled templates.
     """
-    kind = _format_of(request)
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given != NDJSON:
+        raise UnsupportedMediaTypeError(f"content type {given or 'none'!r}; send {NDJSON}")
     intake = _Intake(context, gallery, create, recognizer, skip, await _snapshot(context, gallery))
     try:
-        if kind == "ndjson":
-            await _import_lines(context, request, intake)
-        else:
-            await _import_parquet(context, request, intake)
+        await _import_lines(context, request, intake)
         assert intake.opened is not None  # noqa: S101 - a file without header raises
         intake.opened.end()
     except KithError as error:
@@ -182,36 +177,6 @@ async def _import_lines(context: Context, request: Request, intake: _Intake) -> 
     await run(intake.add, lines, lines.end())
 
 
-async def _import_parquet(context: Context, request: Request, intake: _Intake) -> None:
-    """Store the body in a temporary file first: Parquet has its metadata at the end."""
-
-    def import_file() -> None:
-        require_package("pyarrow", "arrow", "A Parquet import")
-        from service.storage.transfer.parquet import Reader  # imports pyarrow (30 MB), which few services need
-
-        with _translate_os_errors():
-            file = stored.reader()
-        reader = Reader(file, intake.default_header())
-        intake.open(reader.header).take_all(reader)
-
-    def store(piece: bytes) -> None:
-        with _translate_os_errors():
-            context.spool.write(stored, piece)
-
-    with closing(await context.run(context.spool.temporary)) as stored:
-        async for piece in _read_blocks(context, request, _unpacker(request)):
-            await context.run(store, piece)
-        await context.transfers.importing(import_file)
-
-
-@contextmanager
-def _translate_os_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"the file cannot be stored temporarily: {error.strerror}") from error
-
-
 async def _read_blocks(context: Context, request: Request, unpacker: _Plain | Gunzip) -> AsyncIterator[bytes]:
     """Decompress the body in blocks of about BLOCK_BYTES. Raises ImportFileError, RequestTooLargeError."""
     max_bytes = context.settings.max_import_bytes
@@ -254,13 +219,6 @@ class _Plain:
         pass
 
 
-def _format_of(request: Request) -> Format:
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given not in MEDIA_TYPES:
-        raise UnsupportedMediaTypeError(f"content type {given or 'none'!r}; send one of {', '.join(MEDIA_TYPES)}")
-    return MEDIA_TYPES[given]
-
-
 @router.get("/export", response_class=StreamingResponse, responses=RESPONSES)
 async def export_gallery(
     gallery: GalleryPath,
@@ -286,7 +244,7 @@ async def export_gallery(
         context,
         first,
         pieces,
-        media_type=next(name for name, kind in MEDIA_TYPES.items() if kind == format),
+        media_type=MEDIA_TYPES[format],
         headers={"Content-Disposition": f'attachment; filename="{gallery}.{format}"'},
     )
 

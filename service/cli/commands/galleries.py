@@ -264,7 +264,7 @@ def export_gallery(
 @app.command("import")
 def import_gallery(
     name: GalleryArgument,
-    file: Annotated[Path, typer.Argument(help="Exported file, or your own.", exists=True, dir_okay=False)],
+    file: Annotated[Path, typer.Argument(help="FILE.ndjson or FILE.ndjson.gz.", exists=True, dir_okay=False)],
     server: ServerOptions,
     create: Annotated[bool, typer.Option("--create", help="Create the gallery if it does not exist.")] = False,
     recognizer: Annotated[
@@ -274,7 +274,8 @@ def import_gallery(
     """Import subjects from a file into a gallery.
 
     Run the command again to resume: templates are imported once. Exit status 1 if an item is refused."""
-    _transfer_format(file)
+    if _transfer_format(file) == "parquet":
+        raise typer.BadParameter("Parquet cannot be imported. Export the gallery as .ndjson.gz.", param_hint="FILE")
     missing: Literal["create", "refuse"] = "create" if create else "refuse"
     bar = progress_bar(DownloadColumn(), TransferSpeedColumn(), transient=True)
     with connect(server, missing) as kith, bar as progress:

@@ -73,7 +73,7 @@ const about = (gallery, found) =>
 
 function files(gallery, found, signal) {
   const many = found.templates > 100_000;
-  const take = h("input", { type: "file", accept: ".ndjson,.jsonl,.parquet", hidden: true });
+  const take = h("input", { type: "file", accept: ".ndjson,.jsonl", hidden: true });
   const begin = button("Import", () => take.click());
   const bar = h("progress", { max: 1, value: 0, "aria-label": "Upload" });
   const far = h("p", { class: "hint" });
@@ -82,7 +82,6 @@ function files(gallery, found, signal) {
     const [file] = take.files;
     take.value = "";
     if (!file) return;
-    const [type, what] = file.name.endsWith(".parquet") ? ["application/vnd.apache.parquet", "row"] : ["application/x-ndjson", "line"];
     const stop = new AbortController();
     const until = AbortSignal.any([signal, stop.signal]);
     begin.disabled = true;
@@ -93,11 +92,11 @@ function files(gallery, found, signal) {
     onProgress(0);
     fill(told, h("p", {}, `Importing “${file.name}”. Leaving this page cancels the import.`), bar, far, h("div", { class: "actions" }, button("Stop", () => stop.abort())));
     try {
-      const report = await upload(`${galleryPath(gallery)}/import`, file, { type, onProgress, signal: until });
-      fill(told, imported(report, what));
+      const report = await upload(`${galleryPath(gallery)}/import`, file, { type: "application/x-ndjson", onProgress, signal: until });
+      fill(told, imported(report));
     } catch (error) {
       const partly = error.document?.report;
-      if (error.name !== "AbortError") fill(told, problemBox(error), partly && imported(partly, what));
+      if (error.name !== "AbortError") fill(told, problemBox(error), partly && imported(partly));
       else fill(told, h("p", {}, CANCELED));
       if (signal.aborted) toast(CANCELED, "error"); // the user left the page
     } finally {
@@ -125,7 +124,7 @@ function files(gallery, found, signal) {
 const CANCELED = "The import was canceled. Imported data stays. Import the same file again to continue.";
 
 /** The result of an import: counts, and refused items with reasons. `what`: name of the file's items. */
-function imported({ subjects, templates, present, refused, refusals }, what) {
+function imported({ subjects, templates, present, refused, refusals }) {
   const of = refused > refusals.length ? ` (first ${whole(refusals.length)} listed)` : "";
   return [
     h("p", {}, `Imported: ${counted(subjects, "person", "people")}, ${counted(templates, "photo")}. Skipped: ${whole(present)}. Refused: ${whole(refused)}${of}.`),
@@ -134,7 +133,7 @@ function imported({ subjects, templates, present, refused, refusals }, what) {
         "details",
         { class: "items", open: refused <= 20 },
         h("summary", {}, `Refused items (${whole(refused)})`),
-        refusalList(refusals.map(({ item, error }) => [`${what} ${item}`, error])),
+        refusalList(refusals.map(({ item, error }) => [`line ${item}`, error])),
       ),
   ];
 }

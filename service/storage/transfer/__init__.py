@@ -1,1 +1,1 @@
-"""Import and export of galleries as NDJSON and Parquet."""
+"""Import of galleries as NDJSON, export as NDJSON and Parquet."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -93,23 +92,19 @@ class Import:
                 f"it contains {self._templates} of {self._subjects}, which were imported"
             )
 
-    def take_all(self, blocks: Iterable[GalleryItems]) -> None:
-        """Import all blocks. Each block is read and checked while the previous one is stored."""
-        checked = map(self._checked, blocks)
-        with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as reader:
-            following = reader.submit(next, checked, None)
-            while (block := following.result()) is not None:
-                following = reader.submit(next, checked, None)
-                self._store_block(*block)
-
     def take(self, items: GalleryItems) -> None:
         """Import one block. Raises GalleryNotFoundError, RecognizerMismatchError, StorageError."""
-        self._store_block(*self._checked(items))
-
-    def _checked(self, items: GalleryItems) -> tuple[int, GalleryItems, list[RejectedItem]]:
         self._count(items)
         wanted = items_after(items, self._skip)
-        return len(wanted), *validate_items(wanted, self._gallery.dimension, self._carryover)
+        sound, refusals = validate_items(wanted, self._gallery.dimension, self._carryover)
+        self.report.items += len(wanted)
+        if len(sound):
+            added = self._store.add(self._gallery, sound)
+            self.report.subjects += added.subjects
+            self.report.templates += added.templates
+            self.report.present += added.present
+            refusals = sorted(refusals + added.refused, key=lambda refusal: refusal.number)
+        self.report.refuse(refusals)
 
     def _count(self, items: GalleryItems) -> None:
         """Count templates and subjects, rounding up: a malformed item may have been a template of another subject."""
@@ -120,16 +115,6 @@ class Import:
         # Exports list the items of a subject consecutively.
         self._subjects += sum(map(operator.ne, items.subjects, [self._last, *items.subjects])) + len(unread)
         self._last = items.subjects[-1] if len(items) else self._last
-
-    def _store_block(self, count: int, sound: GalleryItems, refusals: list[RejectedItem]) -> None:
-        self.report.items += count
-        if len(sound):
-            added = self._store.add(self._gallery, sound)
-            self.report.subjects += added.subjects
-            self.report.templates += added.templates
-            self.report.present += added.present
-            refusals = sorted(refusals + added.refused, key=lambda refusal: refusal.number)
-        self.report.refuse(refusals)
 
 
 class Export:

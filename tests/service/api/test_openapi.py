@@ -51,7 +51,7 @@ def service(settings: Settings) -> Iterator[tuple[requests.Session, str]]:
         yield session, url
 
 
-@schemathesis.serializer("application/x-ndjson", "application/vnd.apache.parquet")
+@schemathesis.serializer("application/x-ndjson")
 def as_it_is(_context: Any, value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import struct
 import tarfile
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
-import pyarrow as pa
 import pytest
 
 from kith import Kith
@@ -173,19 +171,6 @@ def test_lines_of_many_values_do_not_accumulate() -> None:
     dense = b'{"subject": "ada", "metadata": {"k": [' + b"[]," * 6000 + b"[]]}}\n"
     blocks = list(lines.feed(dense * 400))
     assert max(map(len, blocks)) < 100
-
-
-def test_parquet_of_too_many_rows_is_refused() -> None:
-    import pyarrow.parquet as pq
-
-    from service.storage.transfer.parquet import Reader
-
-    rows = 3 * SIZE_EXEMPT_ITEMS
-    file = io.BytesIO()
-    subjects = pa.DictionaryArray.from_arrays([0] * rows, ["ada"])
-    pq.write_table(pa.table({"subject": subjects}), file)
-    with pytest.raises(ImportFileError, match="rows for its size"):
-        Reader(io.BytesIO(file.getvalue()), GalleryFileHeader("a" * 32, 4))
 
 
 def packed(tmp_path: Path, raw: bytes) -> Path:
