@@ -7,9 +7,9 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SERVING := $(VENV)/.serving
 INSTALLED := $(VENV)/.installed
 
-.PHONY: setup demo run test test-all test-browser screenshots supply release lock test-faults container-check fuzz bench-floor soak \
-        bench-memory bench-batching bench-serving bench-accuracy bench-open-set bench-overhead bench-reads \
-        bench-overload bench-bulk bench-hygiene bench-transfer bench-fusion bench-gallery bench-gpu bench-scale clean
+.PHONY: setup demo run test test-all test-browser screenshots supply release lock test-faults container-check fuzz soak \
+        bench-memory bench-batching bench-serving bench-accuracy bench-open-set bench-overhead \
+        bench-overload bench-hygiene bench-gallery bench-gpu clean
 
 # Dependencies of the server, and the packages with the demo's photos. Those come without dependencies, because the demo
 # does not import them (docs/decisions/0002, 0042). Bytecode is compiled at the first import, which saves 70 MB.
@@ -80,9 +80,6 @@ fuzz: setup
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10)
 	KITH_EXAMPLES=$$(awk 'BEGIN { n = int(20 * $(or $(MINUTES),10)); print (n > 1 ? n : 1) }') $(BIN)/pytest tests/service/api/test_openapi.py
 
-bench-floor: setup
-	$(BIN)/python -m bench.floor
-
 # Soak test: half an hour of mixed load with faults. Shorter: MINUTES=5. Other database: DATABASE=postgresql.
 DATABASE ?= sqlite
 soak: setup
@@ -108,23 +105,11 @@ bench-open-set: setup
 bench-overhead: setup
 	$(BIN)/python -m bench.overhead
 
-bench-reads: setup
-	$(BIN)/python -m bench.reads
-
 bench-overload: setup
 	$(BIN)/python -m bench.overload
 
-bench-bulk: setup
-	$(BIN)/python -m bench.bulk
-
 bench-hygiene: setup
 	$(BIN)/python -m bench.hygiene
-
-bench-transfer: setup
-	$(BIN)/python -m bench.transfer
-
-bench-fusion: setup
-	$(BIN)/python -m bench.fusion
 
 bench-gallery: setup
 	$(BIN)/python -m bench.gallery
@@ -132,9 +117,6 @@ bench-gallery: setup
 # Uses the current environment, not .venv: docs/gpu.md.
 bench-gpu:
 	$(PYTHON) -m bench.gpu
-
-bench-scale: setup
-	$(BIN)/python -m bench.scale
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache demo-output

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from bench.common import RESULTS, ROOT, say, write
 from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
-from bench.quality import others_than_view1
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
@@ -32,7 +31,7 @@ from models.runtime.network import Float
 from service.domain.gallery import Snapshot
 from service.domain.hygiene import HygieneFinding, find_problems
 from training.evaluation.embedding import Embedder
-from training.evaluation.lfw import people_of, read_pairs
+from training.evaluation.lfw import PARTS, files_of, people_of, read_pairs
 from training.export.calibrate import calibrate
 
 SEEDS: Final = range(100, 120)
@@ -40,6 +39,7 @@ PEOPLE: Final = 350
 PLANTED: Final = 30
 OF_STRANGERS: Final = 10
 MAX_PHOTOS: Final = 4
+ALL_PHOTOS: Final = 20
 OF_ANOTHER: Final = "not who it is labeled as, to the eye"
 SWAPPED: Final = "exchanged with one of Nora Bendijo, to the eye"
 KNOWN_ERRORS: Final[Mapping[str, str]] = {
@@ -55,6 +55,16 @@ KNOWN_ERRORS: Final[Mapping[str, str]] = {
 fact: the figures without these photos are the more favorable ones. The errors that the open-set protocol documents
 (training.evaluation.lfw.DOUBTFUL_STRANGERS) concern people with one photo, who are not enrolled here."""
 SECOND_ID: Final = " (2)"
+
+
+def others_than_view1(lfw: Path) -> list[str]:
+    """Return up to ALL_PHOTOS photos of each person of LFW's lists outside View 1's training list."""
+    chosen_on = read_pairs(lfw / "pairsDevTrain.txt")
+    known = set(people_of((*chosen_on.first, *chosen_on.second)).tolist())
+    by_person = defaultdict(list)
+    for file in sorted(set().union(*(files_of(lfw, part) for part in PARTS))):
+        by_person[file.split("/")[0]].append(file)
+    return [file for person, files in by_person.items() if person not in known for file in files[:ALL_PHOTOS]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,8 +27,8 @@ from service.settings import Settings
 from service.storage.integrity.consistency import REPAIRED
 from service.storage.repositories.erasures import EVENTS
 from service.storage.repositories.subjects import MERGED_EVENT
-from tests import cli_reference
 from tests.conftest import ROOT
+from tools import cli_reference
 from training.export.model_card import pack_rows as figures
 
 
@@ -99,7 +99,7 @@ def test_audited_events() -> None:
 
 def test_every_command_and_option_is_in_the_reference() -> None:
     text = cli_reference.DOCUMENT.read_text()
-    assert text == cli_reference.with_reference(text), "run python -m tests.cli_reference"
+    assert text == cli_reference.with_reference(text), "run python -m tools.cli_reference"
 
 
 def test_packs_and_what_pulling_them_may_end_in() -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import typer.main
 
-from bench.figures import FOLDER, draw
-from bench.rest_reference import TARGET, reference
 from service.cli.main import app
 from tests.conftest import ROOT
+from tools.figures import FOLDER, draw
+from tools.rest_reference import TARGET, reference
 from training.cli.commands import app as train_app
 
 PAGES = sorted(
@@ -71,12 +71,12 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def test_the_rest_reference_is_up_to_date() -> None:
-    """Run python -m bench.rest_reference to update the page."""
+    """Run python -m tools.rest_reference to update the page."""
     assert TARGET.read_text(encoding="utf-8") == reference()
 
 
 def test_the_figures_are_those_of_the_results(tmp_path: Path) -> None:
-    """Run python -m bench.figures to update the figures."""
+    """Run python -m tools.figures to update the figures."""
     for path in draw(tmp_path):
         assert path.read_bytes() == (FOLDER / path.name).read_bytes(), path.name
 

@@ -112,7 +112,7 @@ class Head(Protocol):
     """Decoder of network outputs.
 
     ``upright_score`` is the score of a photo's best face from which the photo counts as upright. In LFW, 1 % of the
-    upright photos and most rotated ones stay below it (``python -m bench.orientation``).
+    upright photos and most rotated ones stay below it.
     """
 
     @property

@@ -17,7 +17,7 @@ from service.domain.gallery import Crop
 CROP_MARGIN: Final = 0.5
 """Margin on each side of the face box, as a share of its longer side.
 
-On LFW, no alignment of a catalog pack needs more than 0.43 (python -m bench.crops)."""
+On LFW, no alignment of a catalog pack needs more than 0.43."""
 MAX_SIDE_PX: Final = 320
 WEBP_QUALITY: Final = 95
 MAX_STORED_SIDE_PX: Final = 1024

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 
 
 def test_a_page_of_routes_does_not_wait_for_torch() -> None:
-    told = "import sys, bench.rest_reference; print(sorted({'torch', 'training'} & set(sys.modules)))"
+    told = "import sys, tools.rest_reference; print(sorted({'torch', 'training'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.stdout == "[]\n", done.stderr
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.hygiene import Photos, judge, photos_of, plant, several
-from bench.quality import others_than_view1
+from bench.hygiene import Photos, judge, others_than_view1, photos_of, plant, several
 from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from training.evaluation.lfw import people_of, read_pairs

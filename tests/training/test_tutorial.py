@@ -19,10 +19,10 @@ import httpx2 as httpx
 import pytest
 import torch
 
-from bench.simulated_attacks import write_simulation
 from models.pack.loading import BUNDLED_PACK, load_pack
 from tests.conftest import ROOT
 from tests.faults.servers import serving
+from tests.training.liveness.simulated_attacks import write_simulation
 from training.cli.commands import app
 from training.config import ConfigError
 from training.data.identities import read_rgb

@@ -15,7 +15,6 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
-from bench.large_photos import Portrait, count_found, mosaic, packaged_backgrounds, paste, place_faces
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import rotate_points
@@ -23,6 +22,7 @@ from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs, 
 from models.vision.face_search import VIEWS_PER_BATCH, Detail, FaceSearch, find_faces, search_bytes
 from models.vision.tiles import MAX_TILES, lay_tiles, merge_levels
 from tests.conftest import photo_array
+from tests.models.vision.pasted import Portrait, count_found, mosaic, packaged_backgrounds, paste, place_faces
 from tests.models.vision.test_detection import yunet_detector
 
 Image = NDArray[np.uint8]

@@ -16,7 +16,6 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from bench.decode_memory import encode, encoders, measure_decoding, photo_of, send_at_once
 from bench.servers import Running, kith_server
 from kith import Kith
 from models.pack.loading import BUNDLED_PACK
@@ -30,6 +29,7 @@ from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
 from tests.service.inference.image_files import heic, ifd
+from tests.service.inference.large_bodies import encode, encoders, measure_decoding, photo_of, send_at_once
 from tests.service.inference.test_images import oriented
 from tests.service.inference.test_photo_pipeline import serving, until
 

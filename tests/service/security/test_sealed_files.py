@@ -6,7 +6,6 @@ import io
 import random
 import tempfile
 import zipfile
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from service.core.errors import ArchiveInvalidError
 from service.inference.archives import ArchiveLimits, iterate_members
-from service.security.sealed_files import CHUNK_BYTES, HEADER_BYTES, SEALED_CHUNK_BYTES, SealedFile, TemporaryFile
+from service.security.sealed_files import CHUNK_BYTES, HEADER_BYTES, SEALED_CHUNK_BYTES, SealedFile
 from service.security.sealing import Seal, SealBrokenError, new_key
 
 SEAL = Seal(new_key())
@@ -52,15 +51,18 @@ def test_reads_return_the_written_bytes(size: int, tmp_path: Path) -> None:
 )
 def test_random_writes_and_reads(writes: list[int], reads: list[tuple[float, int]]) -> None:
     whole = io.BytesIO(b"".join(map(payload_of, writes)))
-    with closing(TemporaryFile(Path(tempfile.gettempdir()))) as file:
-        for size in writes:
-            file.write(payload_of(size))
-        reader = file.reader()
-        for share, size in reads:
-            place = int(share * len(whole.getvalue()))
-            assert reader.seek(place) == whole.seek(place) == reader.tell()
-            assert reader.read(size) == whole.read(size)
-        assert reader.seek(0, io.SEEK_END) == len(whole.getvalue())
+    with tempfile.TemporaryDirectory() as folder:
+        file = SealedFile(Path(folder) / "f", SEAL, "archive a")
+        with file.writing() as writer:
+            for size in writes:
+                writer.write(payload_of(size))
+            writer.finish()
+        with file.open("rb") as reader:
+            for share, size in reads:
+                place = int(share * len(whole.getvalue()))
+                assert reader.seek(place) == whole.seek(place) == reader.tell()
+                assert reader.read(size) == whole.read(size)
+            assert reader.seek(0, io.SEEK_END) == len(whole.getvalue())
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -310,17 +310,6 @@ def small_disk(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("service.services.spool.CHECK_INTERVAL_BYTES", 1_000_000)
 
 
-def test_an_import_leaves_the_database_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spool = Spool(tmp_path)
-    with closing(spool.temporary()) as file:
-        assert list(tmp_path.iterdir()) == [], "it has no name"
-        small_disk(tmp_path, -1, monkeypatch)
-        with pytest.raises(StorageFullError):
-            spool.write(file, bytes(2_000_000))
-    with pytest.raises(StorageFullError):
-        spool.temporary()
-
-
 def test_archives_that_come_at_once_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each archive fits when it is announced, but not all together."""
     spool, block = Spool(tmp_path), bytes(500_000)

@@ -1,4 +1,4 @@
-"""A liveness network from photos to a served pack, on simulated attacks (bench.simulated_attacks)."""
+"""A liveness network from photos to a served pack, on simulated attacks (tests.training.liveness.simulated_attacks)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from bench.simulated_attacks import write_simulation
 from kith import Kith
 from models.errors import PackError
 from models.pack.loading import BUNDLED_PACK, load_pack
@@ -25,6 +24,7 @@ from models.vision.detection import Detector, largest_box
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
+from tests.training.liveness.simulated_attacks import write_simulation
 from training.cli.commands import app
 from training.config import ConfigError
 from training.data.identities import read_rgb

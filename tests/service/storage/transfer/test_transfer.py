@@ -51,14 +51,13 @@ from service.storage.privacy.retention import Retention
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.store import Store
 from service.storage.transfer import ndjson
-from service.storage.transfer.importing import Format, Import, ImportReport, export
+from service.storage.transfer.importing import Import, ImportReport, export
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
 
 DIMENSION = 8
 FINGERPRINT = "f" * 32
 HEADER = GalleryFileHeader(FINGERPRINT, DIMENSION)
-FORMATS: tuple[Format, ...] = ("ndjson", "parquet")
 
 
 class Place:
@@ -83,12 +82,12 @@ class Place:
             taking.take(block)
         return taking.report
 
-    def file(self, kind: Format = "ndjson", name: str = "g") -> bytes:
-        return b"".join(export(self.bulk, name, kind, lambda _: {}))
+    def file(self, name: str = "g") -> bytes:
+        return b"".join(export(self.bulk, name, "ndjson", lambda _: {}))
 
     def contents(self, name: str = "g") -> list[Any]:
         """Return all contents except keys, in comparable form."""
-        return [orjson.loads(line) for line in self.file(name=name).splitlines()[1:]]
+        return [orjson.loads(line) for line in self.file(name).splitlines()[1:]]
 
 
 @pytest.fixture
@@ -148,27 +147,25 @@ def test_an_export_imported_elsewhere_gives_the_same_gallery(
         kinds = [("photo", {"score": 0.25, "yaw": -0.5}, 0.875), ("embedding", None, None)]
         new = [NewTemplate(uuid.uuid4().hex, vector(rng), *kinds[i % 2]) for i in range(count)]  # type: ignore[arg-type]
         place.store.templates.enroll(origin, subject, new, None)
-    for kind in FORMATS:
-        file = place.file(kind, name)
-        for there in (elsewhere, place):
-            copy = there.another(f"{kind}-{uuid.uuid4().hex}")
-            report = there.take(file, kind, copy)
-            assert not report.refused
-            assert there.contents(copy.name) == place.contents(name)
-            assert (found := there.store.galleries.get(copy.name)).subjects == len(people)
-            assert found.templates == sum(count for *_, count in people.values())
-            for _, metadata, tags, _ in people.values():
-                chosen = SubjectFilter(tuple(tags), tuple(metadata.items()))
-                expected = {s.id for s in place.store.subjects.list_page(origin, None, 100, chosen)}
-                assert {s.id for s in there.store.subjects.list_page(copy, None, 100, chosen)} == expected
+    file = place.file(name)
+    for there in (elsewhere, place):
+        copy = there.another(uuid.uuid4().hex)
+        report = there.take(file, copy)
+        assert not report.refused
+        assert there.contents(copy.name) == place.contents(name)
+        assert (found := there.store.galleries.get(copy.name)).subjects == len(people)
+        assert found.templates == sum(count for *_, count in people.values())
+        for _, metadata, tags, _ in people.values():
+            chosen = SubjectFilter(tuple(tags), tuple(metadata.items()))
+            expected = {s.id for s in place.store.subjects.list_page(origin, None, 100, chosen)}
+            assert {s.id for s in there.store.subjects.list_page(copy, None, 100, chosen)} == expected
     elsewhere.store.close()
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_a_repeated_import_stores_nothing(place: Place, rng: np.random.Generator, kind: Format) -> None:
+def test_a_repeated_import_stores_nothing(place: Place, rng: np.random.Generator) -> None:
     place.take(b"".join(line(f"s{i % 3}", vector(rng)) for i in range(10)))
-    before, file = place.contents(), place.file(kind)
-    report = place.take(file, kind)
+    before, file = place.contents(), place.file()
+    report = place.take(file)
     assert (report.templates, report.subjects, report.present, report.refused) == (0, 0, 10, 0)
     assert place.contents() == before
     assert place.store.galleries.get("g").templates == 10

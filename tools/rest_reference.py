@@ -1,6 +1,6 @@
 """Write docs/rest-reference.md: every route with its scope and summary, from the OpenAPI document.
 
-A test compares the page with the code. After a change of routes: ``python -m bench.rest_reference``.
+A test compares the page with the code. After a change of routes: ``python -m tools.rest_reference``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INTRODUCTION: Final = """# REST routes
 
 All routes, with the scope that a key needs ([keys.md](keys.md)). *All galleries*: the key must not be bound to some.
 A server shows parameters, bodies and answers at `/docs`, from its OpenAPI document at `/openapi.json`. Examples are
-in [rest.md](rest.md), errors in [errors.md](errors.md). `python -m bench.rest_reference` writes this page.
+in [rest.md](rest.md), errors in [errors.md](errors.md). `python -m tools.rest_reference` writes this page.
 
 | Route | Scope | Summary |
 |---|---|---|"""

@@ -1,4 +1,4 @@
-"""Simulated photos of screens and prints that show a face, for tests and `bench.liveness`.
+"""Simulated photos of screens and prints that show a face, for tests.
 
 The simulation repeats main effects of such photos. It has neither the variety nor the look of real ones: error rates on
 it say nothing about real attacks.

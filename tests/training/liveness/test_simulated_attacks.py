@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bench.simulated_attacks import ATTACKS, take_photo, write_simulation
 from models.vision.detection import Detector
+from tests.training.liveness.simulated_attacks import ATTACKS, take_photo, write_simulation
 from training.data.identities import read_rgb
 
 Photo = NDArray[np.uint8]

@@ -1,5 +1,5 @@
 """Draw the figures of README.md from bench/results and models/evidence, after a new measurement: ``python -m
-bench.figures``. This module measures nothing."""
+tools.figures``. This module measures nothing."""
 
 from __future__ import annotations
 

@@ -1,18 +1,9 @@
-"""Measure the memory of decoding photos: bytes per pixel of each format, and a server that gets large photos at once.
-
-The first table compares the peak of each format with the estimate of service.inference.decode_memory, each in a process
-of its own. The second table shows the peak of a server that gets 24 photos of 48 megapixels at once. Prints, and
-writes bench/results/decode_memory.json.
-
-    python -m bench.decode_memory [--megapixels 48] [--photos 24] [--memory 1000000000]
-"""
+"""Encoded photos of any size, and the memory that decoding one, or a server that gets many at once, takes."""
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
-import re
 import subprocess
 import sys
 import threading
@@ -31,14 +22,10 @@ import numpy as np
 import pillow_heif
 from PIL import Image
 
-from bench.common import RESULTS, say
 from bench.load import look_at
-from bench.machine import machine
-from bench.servers import Running, kith_server
-from models.pack.loading import BUNDLED_PACK
+from bench.servers import Running
 from service.cli.tools.demo import package_file
 
-RESULT: Final = RESULTS / "decode_memory.json"
 TIMEOUT_S: Final = 600.0
 PROGRAM: Final = """
 import json, re, sys
@@ -161,34 +148,3 @@ def send_at_once(server: Running, payload: bytes, photos: int) -> Figures:
         "seconds": round(time.perf_counter() - start, 1),
         "statuses": {str(status): count for status, count in sorted(statuses.items())},
     }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--megapixels", type=float, default=48)
-    parser.add_argument("--photos", type=int, default=24)
-    parser.add_argument("--memory", type=int, default=1_000_000_000, help="KITH_DECODE_MEMORY")
-    parser.add_argument("--only", default="", help="regular expression of formats")
-    parser.add_argument("--result", type=Path, default=RESULT)
-    options = parser.parse_args()
-    small, large = encoders(photo_of(0.05)), encoders(photo_of(options.megapixels))
-    report: Figures = {
-        "machine": machine(),
-        **{name: getattr(options, name) for name in ("megapixels", "photos", "memory")},
-        "formats": {},
-    }
-    for name, encoder in large.items():
-        if re.search(options.only, name):
-            payload = encoder()
-            measured, estimated, pixels = measure_decoding(small[name](), payload)
-            settings = {"KITH_DECODE_MEMORY": str(options.memory), "KITH_DEADLINE_S": str(TIMEOUT_S)}
-            with kith_server(BUNDLED_PACK, settings | {"KITH_MAX_IMAGE_BYTES": "30000000"}, {}) as server:
-                figures = send_at_once(server, payload, options.photos)
-            figures |= {"measured": round(measured / pixels, 2), "estimated": round(estimated / pixels, 2)}
-            report["formats"][name] = figures
-            say(f"{name:20} {figures}")
-    options.result.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
