@@ -40,7 +40,6 @@ test: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
-	$(BIN)/python -m tests.prose
 	$(PYTEST) -m "not long" -n 2 --dist loadfile
 
 # The tests that take long; make test runs the others.

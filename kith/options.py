@@ -47,7 +47,6 @@ class GalleryOptions(TypedDict, total=False):
     fusion: Fusion | None
     quality_gate: QualityGateOptions | None
     review_factor: float | None
-    min_margin: float | None
     index: IndexSetting | None
     recall: float | None
     keep_crops: bool | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 import subprocess
@@ -16,10 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from kith.errors import UNKNOWN_CODE
 from models.errors import PullError
-from models.pack import open_model_zoo
 from models.pack.catalog import read_catalog
-from models.pack.evidence import read_evidence
-from models.pack.manifest import ModelPack
 from service.cli.commands.packs import app as models_app
 from service.core.error_catalog import all_errors
 from service.services.gallery_risks import THRESHOLD_MOVED
@@ -29,7 +25,6 @@ from service.storage.repositories.erasures import EVENTS
 from service.storage.repositories.subjects import MERGED_EVENT
 from tests.conftest import ROOT
 from tools import cli_reference
-from training.export.model_card import pack_rows as figures
 
 
 def rows(document: str) -> list[list[str]]:
@@ -108,41 +103,8 @@ def test_packs_and_what_pulling_them_may_end_in() -> None:
     text = (ROOT / "docs" / "models.md").read_text()
     assert codes <= documented
     assert all(name.removeprefix("buffalo") in text for name in read_catalog())
-    metrics = read_evidence("open-model-zoo")["metrics"]
-    assert {f"| {name} | {value} |" for name, value in open_model_zoo.accuracy_rows(metrics)} <= set(text.splitlines())
-    shown = f"LFW View 2 {metrics['lfw_view2']['accuracy']['mean']:.2%}, calibrated"
-    assert shown in (ROOT / "README.md").read_text()
     names = set(typer.main.get_command(models_app).list_commands(typer.Context(typer.main.get_command(models_app))))  # type: ignore[attr-defined]
     assert set(re.findall(r"kith models ([a-z]+)", text)) == names
-
-
-def test_the_figures_are_those_of_the_pack(pack: ModelPack) -> None:
-    measured = {f"| {name} | {value} |" for name, value in figures(pack)}
-    text = (ROOT / "README.md").read_text()
-    quoted = [line for line in text.splitlines() if line.startswith(("| LFW", "| WIDER"))]
-    assert len(quoted) >= 5
-    assert set(quoted) <= measured
-    assert measured <= set((pack.directory / "MODEL_CARD.md").read_text().splitlines())
-
-
-def test_the_risks_kept_are_those_measured() -> None:
-    """Compare medians over draws, as multiples of the requested risk."""
-    rows = json.loads((ROOT / "bench" / "results" / "open_set.json").read_text())["rows"]
-    assert {row["pack"] for row in rows} == {"kith-compact", "dlib-resnet", "reference"}
-
-    def span(field: str, **wanted: object) -> tuple[float, float]:
-        values = [row[field] for row in rows if all(row[name] in (value, None) for name, value in wanted.items())]
-        return min(values), max(values)
-
-    text = (ROOT / "README.md").read_text()
-    fixed = span("fixed_fpir", domain="LFW", templates=1, fpir=0.01, pack="reference")
-    assert "gives {:.1f} % with 50 people and {:.0f} % with 2,000".format(*(100 * share for share in fixed)) in text
-    assert "Kith keeps {:.1f} to {:.1f} % on LFW".format(*span("ratio", domain="LFW", fpir=0.01)) in text
-    assert "{:.1f} to {:.1f} % on CFP".format(*span("ratio", domain="CFP, frontal", fpir=0.01)) in text
-    profiles = span("ratio", domain="LFW, profiles searched", fpir=0.01)
-    assert "{:.1f} to {:.1f} % on profiles".format(*profiles) in text
-    dark = span("ratio", domain="LFW, dark", fpir=0.01)
-    assert "{:.1f} to {:.1f} % on dark photos".format(*dark) in text
 
 
 def test_every_route_is_documented_with_its_errors(server: str) -> None:

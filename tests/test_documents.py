@@ -15,7 +15,6 @@ import typer.main
 
 from service.cli.main import app
 from tests.conftest import ROOT
-from tools.figures import FOLDER, draw
 from tools.rest_reference import TARGET, reference
 from training.cli.commands import app as train_app
 
@@ -73,12 +72,6 @@ def test_every_page_is_in_the_index() -> None:
 def test_the_rest_reference_is_up_to_date() -> None:
     """Run python -m tools.rest_reference to update the page."""
     assert TARGET.read_text(encoding="utf-8") == reference()
-
-
-def test_the_figures_are_those_of_the_results(tmp_path: Path) -> None:
-    """Run python -m tools.figures to update the figures."""
-    for path in draw(tmp_path):
-        assert path.read_bytes() == (FOLDER / path.name).read_bytes(), path.name
 
 
 def commands(page: Path) -> Iterator[list[str]]:

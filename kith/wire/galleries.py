@@ -50,7 +50,6 @@ class GalleryOut(BaseModel):
     fusion: Fusion
     quality_gate: QualityGateOut
     review_factor: float
-    min_margin: float = Field(description="Deprecated: distance of the runner-up from the threshold.")
     index: IndexSetting
     recall: float
     keep_crops: bool

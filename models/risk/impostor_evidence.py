@@ -140,8 +140,7 @@ class ImpostorEvidence:
 
     Args:
         raw: similarities, for 1:1 verification and FMR targets.
-        adjusted: rival-adjusted similarities, for identification; None below MIN_ADJUSTED_SUBJECTS subjects, and in
-            evidence of releases before the adjustment.
+        adjusted: rival-adjusted similarities, for identification; None below MIN_ADJUSTED_SUBJECTS subjects.
         rival: median of the probes' largest similarities.
         genuine: scores of the probes in their own subjects, None without ``adjusted``.
         probes: number of probes.
@@ -196,7 +195,7 @@ class ImpostorEvidence:
         return max(1.0, self.templates / max(1, self.subjects))
 
     def document(self) -> dict[str, Any]:
-        """Return a JSON document. Its first level is that of releases before the adjustment."""
+        """Return a JSON document."""
         document = {**self.raw.document(), "probes": self.probes, "subjects": self.subjects}
         if self.adjusted is not None and self.genuine is not None:
             document["adjusted"] = {**self.adjusted.document(), "rival": self.rival}
@@ -207,14 +206,14 @@ class ImpostorEvidence:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Self:
-        """Parse the result of :meth:`document`, or evidence of a release before the adjustment."""
+        """Parse the result of :meth:`document`."""
         adjusted, genuine, rival = None, None, None
         if "adjusted" in document:
             adjusted = PairScores.from_document(document["adjusted"])
             genuine = GenuineScores.from_document(document["genuine"])
             rival = float(document["adjusted"]["rival"])
         probes, subjects = int(document["probes"]), int(document["subjects"])
-        templates = int(document.get("templates", subjects))
+        templates = int(document["templates"])
         panel = Panel.from_document(document["panel"]) if "panel" in document else None
         return cls(PairScores.from_document(document), adjusted, rival, genuine, probes, subjects, templates, panel)
 

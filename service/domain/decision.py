@@ -296,12 +296,11 @@ def check_presentation(
     return "rejected_liveness", [liveness]
 
 
-def decide(candidates: list[Candidate], thresholds: Thresholds, min_margin: float = 0.0) -> Decision:
+def decide(candidates: list[Candidate], thresholds: Thresholds) -> Decision:
     """Decide on a search. ``candidates`` are distinct subjects, best first.
 
     The outcome is 'uncertain' if the runner-up, adjusted by the best, reaches the threshold too: both subjects then
-    resemble the probe more than the accepted risk allows by chance. ``min_margin`` lowers the threshold for the
-    runner-up.
+    resemble the probe more than the accepted risk allows by chance.
     """
     best = candidates[0] if candidates else None
     runner_up = candidates[1] if len(candidates) > 1 else None
@@ -314,7 +313,7 @@ def decide(candidates: list[Candidate], thresholds: Thresholds, min_margin: floa
     score = runner_up.score
     if thresholds.rival is None:
         _, score = rival_adjusted([best.score, score], thresholds.accept)
-    return Decision("uncertain" if score >= thresholds.accept - min_margin else "identified", best, runner_up)
+    return Decision("uncertain" if score >= thresholds.accept else "identified", best, runner_up)
 
 
 def decide_pair(similarity: float, thresholds: Thresholds) -> VerifyOutcome:

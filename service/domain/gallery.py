@@ -31,8 +31,6 @@ LivenessSetting = Literal["off", "required"]
 ErasedKind = Literal["subject", "template", "gallery"]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 DEFAULT_RECALL: Final = 0.999
-FORMER_MIN_MARGIN: Final = 0.02
-"""Default of releases before the rival adjustment, which galleries and clients of that time still name."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,6 @@ class GallerySettings:
     fusion: Fusion = DEFAULT_FUSION
     quality_gate: QualityGate = field(default_factory=QualityGate)
     review_factor: float = REVIEW_FACTOR
-    min_margin: float = 0.0
-    """Deprecated. Distance from the threshold at which a runner-up makes the outcome 'uncertain'."""
     keep_crops: bool = False
     """Store the face crop of each template, so that another recognizer can embed it."""
     index: IndexSetting = "auto"
@@ -53,10 +49,6 @@ class GallerySettings:
     liveness: LivenessSetting = "off"
     liveness_threshold: float | None = None
     """None: the threshold of the pack."""
-
-    def __post_init__(self) -> None:
-        if self.min_margin == FORMER_MIN_MARGIN:
-            object.__setattr__(self, "min_margin", 0.0)
 
 
 GenerationState = Literal["current", "shadow", "previous", "set_aside", "dropped"]

@@ -34,13 +34,6 @@ class GallerySettingsIn(RequestModel):
         le=1000,
         description="Matches between the accepted risk and this multiple of it are 'uncertain'; 1: no review zone.",
     )
-    min_margin: FiniteFloat | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="Deprecated. The outcome is 'uncertain' if the runner-up comes this close to the threshold; 0.02, "
-        "the former default, means 0.",
-    )
     index: IndexSetting | None = Field(
         None, description="Search index: exact compares every vector; auto decides by the gallery's size."
     )

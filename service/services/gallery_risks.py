@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from models.risk.calibration import Calibration
 from models.risk.gallery_risk import GalleryRisk, min_supported_fmr
-from models.risk.impostor_evidence import MIN_ADJUSTED_SUBJECTS
 from service.core.errors import GalleryMovedError, GalleryNotFoundError
 from service.domain.decision import CalibrationSource, ImpostorRisk, RivalRisk, thresholds_for
 from service.domain.evidence import impostor_evidence
@@ -82,7 +81,7 @@ class GalleryRisks:
             known = self.known(gallery, self.gallery_risk(gallery, stored))
             if known is not None and known.source != "pack":
                 known = replace(known, mean_templates=max(1.0, stored.templates / stored.scores.subjects))
-            if stored.fusion == fusion and not is_outdated(stored):  # otherwise it is replaced soon, at this sequence
+            if stored.fusion == fusion:  # otherwise it is replaced soon, at this sequence
                 with self._lock:
                     self._known[_key(gallery)] = (stored.sequence, fusion, known)
                     self._known.move_to_end(_key(gallery))
@@ -159,10 +158,7 @@ class GalleryRisks:
             new = StoredEvidence(snapshot.sequence, gallery.settings.fusion, templates, scores, datetime.now(UTC))
             # Both use the current risk target, so that a difference comes from the evidence alone.
             before, after = self._described(gallery, stored), self._described(gallery, new)
-            outdated = stored is not None and is_outdated(stored)
-            if outdated:
-                before = self._store.evidence.last_event(gallery, THRESHOLD_MOVED).get("after", before)
-            moved = (outdated or before != after) and gallery.settings.risk.kind != "threshold"
+            moved = before != after and gallery.settings.risk.kind != "threshold"
             event = THRESHOLD_MOVED if moved else None
             target = gallery.settings.risk
             details: dict[str, Any] = {"risk": {target.kind: target.value}, "before": before, "after": after}
@@ -175,10 +171,9 @@ class GalleryRisks:
     def is_stale(self, gallery: Gallery, stored: StoredEvidence, share: float = STALE_SHARE) -> bool:
         """Return whether the evidence must be derived again.
 
-        That is so if more than this share of templates changed, or the trimmed log cannot tell, or an earlier release
-        derived it.
+        That is so if more than this share of templates changed, or the trimmed log cannot tell.
         """
-        if stored.fusion != gallery.settings.fusion or stored.sequence < gallery.log_floor or is_outdated(stored):
+        if stored.fusion != gallery.settings.fusion or stored.sequence < gallery.log_floor:
             return True
         return self._store.changes.count_after(gallery, stored.sequence) > share * stored.templates
 
@@ -215,17 +210,10 @@ class GalleryRisks:
         }
 
 
-def is_outdated(stored: StoredEvidence) -> bool:
-    """Return whether a release before the rival adjustment derived the evidence."""
-    return stored.scores.adjusted is None and stored.scores.subjects >= MIN_ADJUSTED_SUBJECTS
-
-
 def _reason(before: StoredEvidence | None, after: StoredEvidence) -> str:
     """Return why the threshold moved, for the audit."""
     if before is None:
         return "The first estimate from the photos of this gallery."
-    if is_outdated(before):
-        return "A new version of Kith estimates the risk in another way."
     if before.fusion != after.fusion:
         return f"The fusion rule changed from {before.fusion} to {after.fusion}."
     then, now = before.scores.subjects, after.scores.subjects

@@ -184,7 +184,7 @@ class Pipeline:
             candidates = score_candidates(
                 [(hit.subject_pk, hit.similarity) for hit in hits], thresholds, known, comparisons
             )
-            decision = decide(candidates, thresholds, settings.min_margin)
+            decision = decide(candidates, thresholds)
             near_miss = bool(candidates) and candidates[0].score >= floor and decision.outcome != "identified"
             identifications.append(Identification(decision, candidates[:k], thresholds, near_miss, known, comparisons))
         return identifications

@@ -145,7 +145,7 @@ def identify(
             if photo in targets:
                 from service.cli.tools.drawing import draw_decisions
 
-                draw_decisions(photo.read_bytes(), answer.results, targets[photo], gallery)
+                draw_decisions(photo.read_bytes(), answer.results, targets[photo])
     if not identified or any("error" in answer for answer in answers.values()):
         raise typer.Exit(EXIT_NO)
 

@@ -140,7 +140,7 @@ class _Demo:
         results = self._identify_group(smaller)
         output.mkdir(parents=True, exist_ok=True)
         picture = output / "decisions.png"
-        draw_decisions(smaller, results, picture, GALLERY)
+        draw_decisions(smaller, results, picture)
         return self._summarize(results, picture)
 
     def _create_gallery(self) -> None:

@@ -12,6 +12,7 @@ from service.domain.gallery import Gallery, GallerySettings, Generation
 from service.storage.db.key_vault import Vault
 from service.storage.db.tables import data_keys, evidence, galleries, generations, last_change, webhooks
 
+FORMER_SETTINGS: Final = frozenset({"min_margin"})
 OTHER_COLUMNS: Final = ("generation", "fingerprint", "dimension", "model", "state", "details")
 """Columns of the second generation, labeled ``other_...``."""
 
@@ -36,7 +37,7 @@ def gallery_rows() -> sa.Select[Any]:
 
 def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
     """Return the gallery of a :func:`gallery_rows` row. Its key is unwrapped at first use (MasterKeyError)."""
-    stored = dict(row.settings)
+    stored = {name: value for name, value in row.settings.items() if name not in FORMER_SETTINGS}
     risk, quality_gate = RiskTarget(**stored.pop("risk")), QualityGate(**stored.pop("quality_gate"))
     return Gallery(
         pk=row.pk,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 
 from kith import Kith, KithClientError
 from kith.wire.identification import IdentityOut
@@ -32,7 +30,6 @@ from service.services import gallery_risks as risks_module
 from service.services.gallery_risks import STALE_SHARE, THRESHOLD_MOVED, GalleryRisks
 from service.settings import load_settings
 from service.storage.audit.reader import AuditFilter, AuditReader
-from service.storage.db.tables import evidence
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.packs import BUNDLED_DIMENSION
@@ -262,42 +259,6 @@ def test_two_subjects_that_both_reach_the_threshold_are_uncertain(
     (found,) = kith.identify(small, embeddings=[known]).results
     assert (found.outcome, found.subject) == ("uncertain", None)
     assert [candidate.subject for candidate in found.candidates[:2]] == ["s3", "twin"]
-
-
-def test_the_former_margin_is_accepted(kith: Kith, small: str) -> None:
-    """Its default of 0.02 means none now; another value widens the range of runners-up that are too near."""
-    assert kith.gallery(small).min_margin == 0
-    kith.update_gallery(small, min_margin=0.02)
-    assert kith.gallery(small).min_margin == 0
-    known = people(np.random.default_rng(5), 12)[3]
-    kith.update_gallery(small, min_margin=0.9)
-    assert kith.gallery(small).min_margin == 0.9
-    assert kith.identify(small, embeddings=[known]).results[0].outcome == "uncertain"
-
-
-def test_evidence_of_an_earlier_release_is_derived_again(tmp_path: Path, rng: np.random.Generator) -> None:
-    """The threshold moves once, and the audit says why."""
-    database = open_database(f"sqlite:///{tmp_path / 'kith.db'}")
-    store = Store(database)
-    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
-    for i, vector in enumerate(people(rng, 60)):
-        store.templates.enroll(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
-    risks = GalleryRisks(store, {"f" * 32: None})
-    first = risks.refresh("g")
-    with database.engine.begin() as connection:
-        document = {name: value for name, value in first.scores.document().items() if name in OLD_EVIDENCE}
-        connection.execute(sa.update(evidence).values(document=json.dumps(document)))
-    gallery = store.galleries.get("g")
-    stored = store.evidence.get(gallery)
-    assert stored is not None and stored.scores.adjusted is None and risks.is_stale(gallery, stored)
-    before = risks.of(gallery)
-    assert before is not None and before.search is None
-    wait_for(lambda: (now := risks.of(store.galleries.get("g"))) is not None and now.search is not None)
-    last, _ = (line.line for line in AuditReader(database).lines(AuditFilter(event=THRESHOLD_MOVED), None, 10))
-    assert last.details["reason"] == "A new version of Kith estimates the risk in another way."
-    assert last.details["before"] == last.details["after"], "what the last line left, as nothing else changed"
-    risks.close()
-    store.close()
 
 
 def test_a_person_enrolled_twice_in_a_small_gallery_makes_no_stranger_similar(

@@ -83,7 +83,7 @@ def test_whoever_uses_it_is_told(database: Database) -> None:
 
 def test_its_settings_are_changed_and_it_is_deleted(database: Database) -> None:
     store = Store(database)
-    assert store.galleries.update("lost", lambda before: replace(before, min_margin=0.1)).settings.min_margin == 0.1
+    assert store.galleries.update("lost", lambda before: replace(before, recall=0.9)).settings.recall == 0.9
     _, receipt = store.galleries.delete("lost")
     assert receipt.kind == "gallery"
     again = store.galleries.create("lost", "f" * 32, 8, GallerySettings())

@@ -226,7 +226,7 @@ def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl
             "delete_template": lambda: store.templates.delete(now(), "s0", new[1].id),
             "merge_subject": lambda: store.subjects.merge(now(), "s8", "s0"),
             "delete_subject": lambda: store.subjects.delete(now(), "s3"),
-            "update_gallery": lambda: store.galleries.update("g", lambda s: replace(s, min_margin=0.5)),
+            "update_gallery": lambda: store.galleries.update("g", lambda s: replace(s, recall=0.5)),
             "put_evidence": derive,
             "trim_log": lambda: store.changes.trim(now(), 1),
             "start": lambda: generations.start(now(), "e" * 32, DIMENSION, "another", True),

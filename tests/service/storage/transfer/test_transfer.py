@@ -651,7 +651,6 @@ def test_an_import_can_create_the_gallery(kith: Kith, gallery: str) -> None:
             QualityGateOptions, {**kith.gallery(gallery).quality_gate.model_dump(), "min_sharpness": 1.5}
         ),
         "review_factor": 3.0,
-        "min_margin": 0.07,
         "index": "exact",
         "recall": 0.9,
         "keep_crops": True,
