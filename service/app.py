@@ -87,7 +87,7 @@ from service.services.pipeline import Pipeline
 from service.services.readiness import readiness
 from service.services.shadow import Shadow
 from service.services.spool import Spool
-from service.services.status import Sampler, Samples
+from service.services.status import RecentState, StateReader
 from service.services.transfers import Transfers
 from service.services.webhook_delivery import WebhookDelivery, Webhooks, WebhookSender
 from service.settings import Settings
@@ -260,7 +260,7 @@ class _ContextBuilder:
                 [detector.run for detector in detectors],
                 SMALL_BATCHES,
                 max(settings.queue_size, settings.max_images),
-                lambda laid: laid.planes.shape,
+                lambda canvas: canvas.planes.shape,
                 self.metrics,
             )
         )
@@ -342,12 +342,12 @@ class _ContextBuilder:
             *(self.store, self.milvus, self.audit),
         )
         max_galleries = settings.metrics_galleries
-        looking = Sampler(
+        looking = StateReader(
             *(self.readiness, self.store, self.job_store, self.followers, settings.data_dir),
             *(max_galleries, self.watches, self.retention),
         )
         looking.paused = lambda: self.housekeeping.paused
-        self.samples = Samples(looking)
+        self.samples = RecentState(looking)
         networks = {batcher.name: network for batcher, network in self.networks_by_batcher.items()}
         self.telemetry = MetricsExport(
             build=BuildInfo(version("kith-face"), self.networks.pack.model_id, networks),

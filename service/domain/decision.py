@@ -280,7 +280,7 @@ def shown_probability(chance: float | None, known: ImpostorRisk | None, comparis
     return max(chance, fpir_from_fmr(min(1.0, known.min_fmr), known.comparisons(comparisons)))
 
 
-def check_presentation(
+def refuse_presentation(
     quality: Sequence[str], liveness: LivenessVerdict | None
 ) -> tuple[RejectionOutcome | None, list[str]]:
     """Return the rejection outcome of a face, or None, and its reasons. Quality is checked before liveness.

@@ -354,8 +354,8 @@ def _is_time(us: int | None) -> bool:
     return us is None or 0 <= us < MAX_TIME_US
 
 
-def to_microseconds(from_microseconds: datetime) -> int:
-    return (from_microseconds - EPOCH) // MICROSECOND
+def to_microseconds(time: datetime) -> int:
+    return (time - EPOCH) // MICROSECOND
 
 
 def from_microseconds(us: int) -> datetime:

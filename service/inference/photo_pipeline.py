@@ -176,13 +176,13 @@ class PhotoPipeline:
                 further_bytes = search_bytes(self._detector, header.height, header.width, detail)
                 share = await place.enter_async_context(self._budget.share(header.peak_bytes + further_bytes))
                 with self.metrics.stage("decode"):
-                    picture, laid = await _until_done(in_thread(self._decode, header, patience, detail))
+                    picture, canvas = await _until_done(in_thread(self._decode, header, patience, detail))
                 share.shrink(picture.held_bytes + further_bytes)
             finally:
                 self._undecoded -= not background
             with self.metrics.stage("detect"):
-                search = FaceSearch(self._detector, laid, picture.shrunk, detail)
-                search.take(await self._detecting.submit([laid], background))
+                search = FaceSearch(self._detector, canvas, picture.shrunk, detail)
+                search.take(await self._detecting.submit([canvas], background))
                 while search.unfinished:
                     views = await _until_done(in_thread(search.next_views))
                     search.take(await self._detecting.submit(views, background, continued=True))

@@ -133,12 +133,12 @@ class _Lane(Generic[Item]):
 
     def add(self, part: QueuedItems[Item]) -> None:
         self._rings.setdefault(part.key, deque()).append(part)
-        self._less(part.key, -part.left)
+        self._change(part.key, part.left)
 
     def drop(self, part: QueuedItems[Item]) -> None:
         if part.left:
             self._rings[part.key].remove(part)
-            self._less(part.key, part.left)
+            self._change(part.key, -part.left)
             part.taken = len(part.items)
 
     def take(self, key: Hashable, size: int, now: float) -> list[tuple[QueuedItems[Item], int]]:
@@ -153,12 +153,13 @@ class _Lane(Generic[Item]):
             part.since = now
             if part.left:
                 ring.append(part)
-        self._less(key, size)
+        self._change(key, -size)
         return taken
 
-    def _less(self, key: Hashable, number: int) -> None:
-        self.count -= number
-        left = self._waiting.get(key, 0) - number
+    def _change(self, key: Hashable, number: int) -> None:
+        """Add ``number`` to the items that wait, and forget the key of none."""
+        self.count += number
+        left = self._waiting.get(key, 0) + number
         if left:
             self._waiting[key] = left
         else:

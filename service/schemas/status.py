@@ -7,7 +7,7 @@ from service.core.errors import KithError, MasterKeyError
 from service.domain.risk_report import ExpectedMisses
 from service.inference.batcher import Batcher
 from service.security.master_keys import MasterKeys
-from service.services.status import Lag, Sample
+from service.services.status import Lag, ServiceState
 
 
 def to_check_out(name: str, error: KithError | None) -> CheckOut:
@@ -55,7 +55,7 @@ def to_lag_out(lag: Lag) -> LagOut:
     return LagOut(lines=lag.lines, seconds=lag.seconds)
 
 
-def to_retention_status_out(sample: Sample) -> RetentionStatusOut:
+def to_retention_status_out(sample: ServiceState) -> RetentionStatusOut:
     """Convert the retention state of a status sample."""
     held = None
     if sample.held is not None:

@@ -12,7 +12,7 @@ from service.inference.batcher import Batcher
 from service.observability.drift import DRIFT_DIGITS, STATES, Drift, Watches
 from service.observability.metrics import Metrics, ScrapeSeries
 from service.observability.probe_windows import ProbeWindows
-from service.services.status import Sample, Samples
+from service.services.status import RecentState, ServiceState
 
 OTHERS: Final = "(others)"
 """Label for all galleries above the limit together; no gallery can have this name."""
@@ -37,7 +37,7 @@ class MetricsExport:
         watches: Watches,
         batchers: Sequence[Batcher[Any, Any]],
         audit_backlog: Callable[[], tuple[int, int]],
-        samples: Samples,
+        samples: RecentState,
         max_galleries: int,
         windows: ProbeWindows,
     ) -> None:
@@ -118,7 +118,7 @@ class MetricsExport:
             [((name, state), float(state == drift.state)) for name, drift in named for state in STATES],
         )
 
-    def _add_sample(self, series: ScrapeSeries, sample: Sample | None) -> None:
+    def _add_sample(self, series: ScrapeSeries, sample: ServiceState | None) -> None:
         """Add readiness, disk and database figures. A stale sample exports its age only."""
         age_s = float("inf") if sample is None else sample.age_s
         series.gauge("kith_sample_age_seconds", "Age of the readiness and database figures.", age_s)

@@ -43,7 +43,7 @@ class Lag:
 
 
 @dataclass(frozen=True)
-class Sample:
+class ServiceState:
     """State of the service at one time. ``sizes``, ``jobs``, ``lags``, ``held``: None while the database is away.
 
     Attributes:
@@ -78,8 +78,8 @@ class Sample:
 
 
 @dataclass
-class Sampler:
-    """Function that takes a sample; blocks. It also drops the watches of galleries that other processes deleted.
+class StateReader:
+    """Function that reads the state; blocks. It also drops the watches of galleries that other processes deleted.
 
     ``max_galleries``: number of galleries with sizes and lags.
     """
@@ -95,16 +95,16 @@ class Sampler:
     paused: Callable[[], KithError | None] = lambda: None
     _behind_since: dict[int, float] = field(default_factory=dict)
 
-    def __call__(self) -> Sample:
+    def __call__(self) -> ServiceState:
         checks = self.readiness.look()
         disk, paused = _disk(self.folder), self.paused()
         try:
             self._drop_watches()
             sizes = self.store.galleries.sizes(self.max_galleries)
             held = self.retention.held()
-            return Sample(time.time(), checks, sizes, self.jobs.states(), self._lags(), disk, held, paused)
+            return ServiceState(time.time(), checks, sizes, self.jobs.states(), self._lags(), disk, held, paused)
         except StorageError:
-            return Sample(time.time(), checks, disk=disk, paused=paused)
+            return ServiceState(time.time(), checks, disk=disk, paused=paused)
 
     def _drop_watches(self) -> None:
         watched = self.watches.known()  # read first: a new gallery may be missing from the list
@@ -123,17 +123,19 @@ class Sampler:
         return {name: Lag(behind[pk], now - self._behind_since.get(pk, now)) for pk, name in sequences}
 
 
-class Samples:
-    """Single-flight cache of samples. Safe to share between threads."""
+class RecentState:
+    """Single-flight cache of the service's state. Safe to share between threads."""
 
-    def __init__(self, look: Callable[[], Sample], fresh_s: float = FRESH_S, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, look: Callable[[], ServiceState], fresh_s: float = FRESH_S, timeout_s: float = TIMEOUT_S
+    ) -> None:
         self._look = look
         self._fresh_s = fresh_s
         self._timeout_s = timeout_s
         self._looks = SingleFlight("samples", self._take)
-        self._latest: Sample | None = None
+        self._latest: ServiceState | None = None
 
-    def latest(self) -> Sample | None:
+    def latest(self) -> ServiceState | None:
         """Return a fresh sample, or the previous one if sampling exceeds the timeout; None: none yet. Blocks."""
         if (latest := self._latest) is not None and latest.age_s < self._fresh_s:
             return latest

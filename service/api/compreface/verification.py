@@ -28,7 +28,7 @@ from service.api.http.routing import CallerDep
 from service.api.routes.faces import Verification, compare_sides
 from service.core.errors import TemplateNotFoundError
 from service.core.photo_errors import SeveralFacesError
-from service.domain.decision import check_presentation
+from service.domain.decision import refuse_presentation
 from service.domain.gallery import Gallery, Template
 from service.domain.verification import EnrolledSubject
 from service.inference.photo_pipeline import Face, verdict_of
@@ -70,7 +70,7 @@ class _Comparer:
         body = VerifyIn.model_construct(a=side, b=SideIn.model_construct({"image"}))
         served = self.context.recognizers.for_gallery(self.gallery)
         verification = Verification(body, {self.gallery.name: self.gallery} if stored else {}, served, None)
-        refusal, reasons = check_presentation(quality, None if live else "not_live")
+        refusal, reasons = refuse_presentation(quality, None if live else "not_live")
         document: Document = {"reasons": reasons}
         near_miss = compare_sides(self.context, verification, self.caller, (self.reference, vector), not face, document)
         document["outcome"] = refusal or document["outcome"]

@@ -27,7 +27,7 @@ from service.services.pipeline import Pipeline
 from service.services.readiness import Readiness
 from service.services.shadow import Shadow
 from service.services.spool import Spool
-from service.services.status import Samples
+from service.services.status import RecentState
 from service.services.transfers import Transfers
 from service.services.webhook_delivery import Webhooks
 from service.settings import Settings
@@ -71,7 +71,7 @@ class Context:
     webhooks: Webhooks
     metrics: Metrics
     readiness: Readiness
-    samples: Samples
+    samples: RecentState
     batchers: Sequence[Batcher[Any, Any]]
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:

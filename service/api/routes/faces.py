@@ -31,9 +31,9 @@ from service.core.errors import InvalidRequestError, LivenessUnavailableError, R
 from service.domain.decision import (
     RejectionOutcome,
     RiskTarget,
-    check_presentation,
     decide_pair,
     false_alarm_probability,
+    refuse_presentation,
     review_floor,
     shown_probability,
     thresholds_for,
@@ -149,8 +149,8 @@ async def _verify(
     verification = Verification(body, galleries, served, _liveness_threshold(context, body, list(galleries.values())))
     a, b = await gather_or_cancel([_process_side(context, side, verification) for side in sides])
     refusals = {
-        "a": check_presentation(a.quality_reasons, a.liveness),
-        "b": check_presentation(b.quality_reasons, b.liveness),
+        "a": refuse_presentation(a.quality_reasons, a.liveness),
+        "b": refuse_presentation(b.quality_reasons, b.liveness),
     }
     reasons = [f"{name}: {reason}" for name, (_, reasons) in refusals.items() for reason in reasons]
     document: Document = {"model": served.pack.model_id, "a": a.document, "b": b.document, "reasons": reasons}

@@ -33,8 +33,7 @@ from service.api.http.routing import CallerDep, PermittedRoute
 from service.core import deadlines
 from service.core.errors import GalleryNotFoundError, KithError, StorageDamagedError
 from service.core.photo_errors import ImageError
-from service.domain.decision import SIMILARITY_STEP, Candidate, RiskTarget
-from service.domain.decision import check_presentation as decide_gate
+from service.domain.decision import SIMILARITY_STEP, Candidate, RiskTarget, refuse_presentation
 from service.domain.events import Event
 from service.domain.gallery import Gallery, Keys, SubjectFilter, SubjectLabel
 from service.inference.photo_pipeline import Face, Photo, verdict_of
@@ -45,8 +44,15 @@ from service.services.pipeline import Identification
 from service.services.shadow import AnsweredFace
 
 EVENT_FIELDS: Final = (
-    *("outcome", "subject", "name", "similarity", "threshold", "review_threshold", "false_alarm_probability"),
-    *("risk", "reasons"),
+    "outcome",
+    "subject",
+    "name",
+    "similarity",
+    "threshold",
+    "review_threshold",
+    "false_alarm_probability",
+    "risk",
+    "reasons",
 )
 """Fields of a result that its event has."""
 router = APIRouter(route_class=PermittedRoute, tags=["identify"], responses=PROBLEMS)
@@ -126,8 +132,8 @@ async def _identify(
         return await context.pipeline.photos.embed(payload, served, shadow, detail, body.faces == "largest")
 
     photos = await process_photos(context, body.photos, embed) if body.photos else []
-    check_presentation = found.settings.quality_gate if body.check_quality else None
-    items = [*_photo_items(found, photos, check_presentation), *_embedding_items(found, body.embeddings, served)]
+    quality_gate = found.settings.quality_gate if body.check_quality else None
+    items = [*_photo_items(found, photos, quality_gate), *_embedding_items(found, body.embeddings, served)]
     searched = [item for item in items if item.vector is not None]
     if searched:
         if photos:
@@ -201,7 +207,7 @@ def _decisions(items: Iterable[ProbeResult], caller: Caller) -> Iterator[Decided
 
 
 def _photo_items(
-    gallery: Gallery, photos: list[Photo | ImageError], check_presentation: QualityGate | None
+    gallery: Gallery, photos: list[Photo | ImageError], quality_gate: QualityGate | None
 ) -> Iterator[ProbeResult]:
     """Return an item per face, and one per photo without a face. Raises LivenessUnavailableError."""
     for i, photo in enumerate(photos):
@@ -211,16 +217,16 @@ def _photo_items(
         if not photo.faces:
             yield ProbeResult(_result(image=i, outcome="no_face"))
         for face in photo.faces:
-            quality = check_presentation.reasons(face.quality) if check_presentation else []
-            document = face_document(face, check_presentation or DEFAULT_GATE, gallery.settings.liveness_threshold)
-            refusal, reasons = decide_gate(quality, verdict_of(gallery, face))
+            quality = quality_gate.reasons(face.quality) if quality_gate else []
+            document = face_document(face, quality_gate or DEFAULT_GATE, gallery.settings.liveness_threshold)
+            refusal, reasons = refuse_presentation(quality, verdict_of(gallery, face))
             result = _result(image=i, face=document, outcome=refusal or "unknown", reasons=reasons)
             yield ProbeResult(result, None if refusal else face.vector, face)
 
 
 def _embedding_items(gallery: Gallery, embeddings: list[Any], served: ServedRecognizer) -> Iterator[ProbeResult]:
     for i, vector in enumerate(check_vectors(embeddings, served.dimension)):
-        refusal, reasons = decide_gate([], verdict_of(gallery, None))
+        refusal, reasons = refuse_presentation([], verdict_of(gallery, None))
         result = _result(embedding=i, outcome=refusal or "unknown", reasons=reasons)
         yield ProbeResult(result, None if refusal else vector)
 

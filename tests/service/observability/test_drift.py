@@ -21,7 +21,7 @@ from service.observability.metrics import CONTENT_TYPE, Metrics
 from service.observability.probe_windows import ProbeWindows
 from service.server import embedded
 from service.services.metrics_export import BuildInfo, MetricsExport
-from service.services.status import Sample, Samples
+from service.services.status import RecentState, ServiceState
 from service.settings import load_settings
 from tests.conftest import jpeg
 
@@ -147,7 +147,7 @@ def test_memory_is_bounded_and_counts_are_not_lost_between_threads(calibration: 
 
 def test_a_deleted_gallery_takes_its_series_with_it(calibration: Calibration) -> None:
     watches = Watches({"f": calibration})
-    about, samples = BuildInfo("0", "pack", {}), Samples(lambda: Sample(time.time(), {}))
+    about, samples = BuildInfo("0", "pack", {}), RecentState(lambda: ServiceState(time.time(), {}))
     telemetry = MetricsExport(about, Metrics(), watches, [], lambda: (0, 0), samples, 100, ProbeWindows())
     watches.of(1, "staff", "f").add([Decided("no_face")])
     watches.of(2, "guests", "f").add([Decided("no_face")])

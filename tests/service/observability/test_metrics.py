@@ -30,7 +30,7 @@ from service.observability.drift import Decided, Watches
 from service.observability.metrics import Metrics
 from service.server import embedded
 from service.services.readiness import Readiness
-from service.services.status import STALE_S, Lag, Sample, Sampler, Samples
+from service.services.status import STALE_S, Lag, RecentState, ServiceState, StateReader
 from service.settings import load_settings
 from service.storage.privacy.retention import Retention
 from service.storage.repositories.jobs import JobStore
@@ -159,7 +159,7 @@ def test_an_index_that_has_yet_to_follow_lags(tmp_path: Path, rng: np.random.Gen
     with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
         store, ready = Store(database), Readiness({})
         followers = Followers(in_process(store))
-        look = Sampler(ready, store, JobStore(database), followers, tmp_path, 100, Watches({}), Retention(database))
+        look = StateReader(ready, store, JobStore(database), followers, tmp_path, 100, Watches({}), Retention(database))
         gallery = store.galleries.create("g", "f", 8, GallerySettings())
         assert look().lags == {}, "nobody searched it"
         followers.of(gallery).catch_up()
@@ -183,7 +183,9 @@ def test_what_another_process_deleted_is_told_no_more(tmp_path: Path) -> None:
     with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
         store, watches = Store(database), Watches({})
         followers = Followers(in_process(store))
-        look = Sampler(Readiness({}), store, JobStore(database), followers, tmp_path, 100, watches, Retention(database))
+        look = StateReader(
+            Readiness({}), store, JobStore(database), followers, tmp_path, 100, watches, Retention(database)
+        )
         for name in ("stays", "goes"):
             gallery = store.galleries.create(name, "f", 8, GallerySettings())
             watches.of(gallery.pk, name, "f").add([Decided("no_face")])
@@ -238,13 +240,13 @@ def test_status_is_one_document(told: tuple[str, str]) -> None:
 def test_a_look_that_hangs_is_not_waited_for_and_is_told_as_old() -> None:
     go, looks = Event(), []
 
-    def look() -> Sample:
+    def look() -> ServiceState:
         looks.append(time.time())
         if len(looks) > 1:
             go.wait()
-        return Sample(time.time(), {"database": None})
+        return ServiceState(time.time(), {"database": None})
 
-    samples = Samples(look, fresh_s=0, timeout_s=0.01)
+    samples = RecentState(look, fresh_s=0, timeout_s=0.01)
     while (first := samples.latest()) is None:
         pass
     assert samples.latest() is first is samples.latest()
@@ -255,8 +257,8 @@ def test_a_look_that_hangs_is_not_waited_for_and_is_told_as_old() -> None:
 
 
 def test_what_was_seen_long_ago_says_no_more_that_all_is_well_whatever_the_clock_says() -> None:
-    assert Sample(0, {"database": None}).ready
-    old = Sample(time.time(), {"database": None}, at=time.monotonic() - STALE_S)
+    assert ServiceState(0, {"database": None}).ready
+    old = ServiceState(time.time(), {"database": None}, at=time.monotonic() - STALE_S)
     assert old.stale
     assert not old.ready
 
@@ -288,7 +290,7 @@ def test_a_check_that_fails_leaves_the_others() -> None:
     found = Readiness({"database": fail, "audit": lambda: None}).look()
     assert isinstance(found["database"], StorageError)
     assert found["audit"] is None
-    assert not Sample(0, found).ready
+    assert not ServiceState(0, found).ready
 
 
 def test_failed_stages_are_timed_in_the_lane_of_their_caller() -> None:

@@ -19,7 +19,7 @@ from PIL import ExifTags, Image
 from kith import Kith, KithClientError
 from models.pack.minifasnet import write_minifasnet
 from models.vision.liveness import LivenessResult
-from service.domain.decision import check_presentation
+from service.domain.decision import refuse_presentation
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
@@ -75,7 +75,7 @@ def test_quality_is_looked_at_before_liveness(
     quality: list[str], score: float | None, threshold: float, asked: bool
 ) -> None:
     verdict = LivenessResult(score, threshold).verdict() if asked else None
-    refusal, reasons = check_presentation(quality, verdict)
+    refusal, reasons = refuse_presentation(quality, verdict)
     if quality:
         assert (refusal, reasons) == ("rejected_quality", quality)
     elif asked and (score is None or score < threshold):
