@@ -39,7 +39,7 @@ from service.inference.decode_budget import DecodeBudget
 from service.inference.images import ImageLimits
 from service.inference.photo_pipeline import PhotoPipeline
 from service.inference.recognizers import ServedRecognizer
-from service.services.gallery_risks import GalleryRisks
+from service.risk.gallery_risks import GalleryRisks
 from service.services.pipeline import Pipeline
 from service.storage.repositories.store import Store
 from tests.databases import open_database

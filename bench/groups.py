@@ -40,8 +40,9 @@ from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
 from models.risk.search_rates import threshold_at_fpir
-from service.domain.decision import RiskTarget, thresholds_for
 from service.domain.gallery import Snapshot
+from service.domain.outcomes import RiskTarget
+from service.risk.decision import thresholds_for
 from training.evaluation.metrics import Bools, Floats, Ints
 from training.export.model_card import MASKED_PHOTOS, PLAIN_PHOTOS
 from training.export.packing import store_group_figures

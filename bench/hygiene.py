@@ -28,8 +28,9 @@ from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
 from models.runtime.network import Float
+from service.domain.findings import HygieneFinding
 from service.domain.gallery import Snapshot
-from service.domain.hygiene import HygieneFinding, find_problems
+from service.risk.hygiene import find_problems
 from training.evaluation.embedding import Embedder
 from training.evaluation.lfw import PARTS, files_of, people_of, read_pairs
 from training.export.calibrate import calibrate

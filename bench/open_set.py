@@ -40,7 +40,8 @@ from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from models.pack.writing import replace_calibration
 from models.risk.calibration import Calibration
-from service.domain.decision import RiskTarget, thresholds_for
+from service.domain.outcomes import RiskTarget
+from service.risk.decision import thresholds_for
 from service.server import embedded
 from service.settings import load_settings
 from training.evaluation.embedding import Embedder

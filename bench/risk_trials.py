@@ -18,19 +18,13 @@ from models.risk.calibration import Calibration
 from models.risk.gallery_risk import GalleryRisk
 from models.risk.panel import Panel, RowLevels, row_levels
 from models.runtime.network import Float
-from service.domain.decision import (
-    ImpostorRisk,
-    RiskTarget,
-    Thresholds,
-    decide,
-    score_candidates,
-    thresholds_for,
-)
-from service.domain.evidence import impostor_evidence
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import GallerySettings, Snapshot
-from service.domain.risk_report import target_threshold
-from service.services.gallery_risks import impostor_risk
+from service.domain.outcomes import RiskTarget
+from service.risk.decision import ImpostorRisk, Thresholds, decide, score_candidates, thresholds_for
+from service.risk.evidence import impostor_evidence
+from service.risk.gallery_risks import impostor_risk
+from service.risk.risk_report import target_threshold
 from training.evaluation.metrics import Floats, Ints
 
 FPIR: Final = (0.1, 0.01, 0.003, 0.001)

@@ -60,7 +60,7 @@ from service.builders import keep_nothing, open_milvus, open_own_database, open_
 from service.core.clock import Clock
 from service.core.error_catalog import all_errors
 from service.core.memory_limit import memory_limit_bytes
-from service.domain.decision import VerifyOutcome
+from service.domain.outcomes import VerifyOutcome
 from service.index.catch_up import CatchUp
 from service.index.follower import Followers
 from service.index.replicas import IndexOptions, in_process
@@ -71,12 +71,12 @@ from service.inference.images import ImageLimits
 from service.inference.photo_pipeline import PhotoPipeline
 from service.inference.recognizers import LivenessJudge, Recognizers, ServedRecognizer, read_packs
 from service.inference.url_fetching import UrlFetcher
-from service.observability.drift import Watches
 from service.observability.metrics import Metrics
+from service.risk.drift import Watches
+from service.risk.drift_reports import DriftReports
+from service.risk.gallery_risks import GalleryRisks
 from service.security.outbound_http import OutboundHttp
 from service.services.bulk_enrollment import KIND, BulkEnrollment
-from service.services.drift_reports import DriftReports
-from service.services.gallery_risks import GalleryRisks
 from service.services.heavy_work import HeavyWork
 from service.services.housekeeping import Housekeeping
 from service.services.job_runner import Runner

@@ -18,7 +18,7 @@ from models.errors import PullError
 from models.pack.catalog import read_catalog
 from service.cli.commands.packs import app as models_app
 from service.core.error_catalog import all_errors
-from service.services.gallery_risks import THRESHOLD_MOVED
+from service.risk.gallery_risks import THRESHOLD_MOVED
 from service.settings import Settings
 from service.storage.integrity.consistency import REPAIRED
 from service.storage.repositories.erasures import EVENTS

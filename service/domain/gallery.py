@@ -14,9 +14,9 @@ from models.risk.impostor_evidence import ImpostorEvidence
 from models.runtime.network import Float
 from models.vision.quality_gate import QualityGate
 from service.core.errors import GalleryMovedError
-from service.domain.decision import REVIEW_FACTOR, RiskTarget
 from service.domain.events import EventFilter
 from service.domain.fusion import DEFAULT_FUSION, Fusion
+from service.domain.outcomes import REVIEW_FACTOR, RiskTarget
 
 if TYPE_CHECKING:
     from service.security.sealing import Seal

@@ -10,7 +10,7 @@ from kith.wire.galleries import ComparisonOut, DriftOut, GalleryOut, QualityGate
 from models.vision.quality_gate import QualityGate
 from service.domain.fusion import Fusion
 from service.domain.gallery import Gallery, GallerySettings, IndexSetting, LivenessSetting
-from service.observability.drift import DRIFT_DIGITS, Comparison, Drift
+from service.risk.drift import DRIFT_DIGITS, Comparison, Drift
 from service.schemas.fields import GalleryName, RequestModel
 from service.schemas.risk import RiskIn
 

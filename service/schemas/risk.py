@@ -7,8 +7,8 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, model_validator
 
 from kith.wire.risk import ThresholdOut
-from service.domain.decision import RiskTarget
-from service.domain.risk_report import TargetThreshold
+from service.domain.outcomes import RiskTarget
+from service.risk.risk_report import TargetThreshold
 from service.schemas.fields import RequestModel
 
 Probability = Annotated[float, Field(ge=1e-12, lt=1)]

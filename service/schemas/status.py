@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kith.wire.status import BetterPackOut, CheckOut, HeldOut, LagOut, MissesOut, QueueOut, RetentionStatusOut
 from service.core.errors import KithError, MasterKeyError
-from service.domain.risk_report import ExpectedMisses
 from service.inference.batcher import Batcher
+from service.risk.risk_report import ExpectedMisses
 from service.security.master_keys import MasterKeys
 from service.services.status import Lag, ServiceState
 

@@ -14,12 +14,13 @@ from typing import Any, Final
 from models.vision.face_search import Detail
 from service.core.errors import GalleryChangedError, GalleryMovedError, InvalidRequestError, JobCrashedError, KithError
 from service.core.identifiers import ID_RULE, normalize_id
-from service.domain.decision import FaceChoice
 from service.domain.gallery import Gallery, NewTemplate
+from service.domain.outcomes import FaceChoice
 from service.index.follower import Followers
 from service.inference.archives import ArchiveContents, ArchivedFile, ArchiveLimits, iterate_members, read_contents
 from service.inference.photo_pipeline import Photo
 from service.inference.recognizers import Recognizers
+from service.risk.gallery_risks import MIN_SUBJECTS
 from service.security.sealing import Seal
 from service.services.enrollment import (
     Overrides,
@@ -29,7 +30,6 @@ from service.services.enrollment import (
     needs_identity_check,
     template_from_face,
 )
-from service.services.gallery_risks import MIN_SUBJECTS
 from service.services.job_runner import JobContext, JobKind, JobStoppedError, is_fault
 from service.services.pipeline import Pipeline
 from service.services.spool import Spool

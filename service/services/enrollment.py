@@ -14,13 +14,14 @@ from models.runtime.network import Float
 from models.vision.face_search import Detail
 from service.core.errors import DuplicateSubjectError, InconsistentTemplateError, KithError, SubjectNotFoundError
 from service.core.photo_errors import LowQualityError, NoFaceError, NotLiveError, SeveralFacesError
-from service.domain.decision import FaceChoice, ImpostorRisk, RiskTarget, score_candidates, thresholds_for
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Gallery, NewTemplate
+from service.domain.outcomes import FaceChoice, RiskTarget
 from service.index.faiss_structures import products
 from service.index.follower import Followers
 from service.inference.photo_pipeline import Face, Photo, verdict_of
 from service.inference.recognizers import Recognizers
+from service.risk.decision import ImpostorRisk, score_candidates, thresholds_for
 from service.services.pipeline import Pipeline
 from service.storage.repositories.store import Store
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from models.runtime.network import Network
-from service.domain.decision import IdentifyOutcome
+from service.domain.outcomes import IdentifyOutcome
 from service.inference.batcher import Batcher
-from service.observability.drift import DRIFT_DIGITS, STATES, Drift, Watches
 from service.observability.metrics import Metrics, ScrapeSeries
-from service.observability.probe_windows import ProbeWindows
+from service.risk.drift import DRIFT_DIGITS, STATES, Drift, Watches
+from service.risk.probe_windows import ProbeWindows
 from service.services.status import RecentState, ServiceState
 
 OTHERS: Final = "(others)"

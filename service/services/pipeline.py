@@ -12,11 +12,15 @@ from models.risk.panel import MIN_PANEL_SUBJECTS, Panel, row_levels
 from models.runtime.network import Float
 from service.core.actor import current_actor
 from service.core.deadlines import Turns
-from service.domain.decision import (
+from service.domain.gallery import Gallery, Keys
+from service.domain.outcomes import RiskTarget
+from service.index.catch_up import CatchUp
+from service.index.follower import Follower, Followers
+from service.inference.photo_pipeline import PhotoPipeline
+from service.risk.decision import (
     Candidate,
     Decision,
     ImpostorRisk,
-    RiskTarget,
     Thresholds,
     coarse_candidates,
     decide,
@@ -25,12 +29,8 @@ from service.domain.decision import (
     shown_probability,
     thresholds_for,
 )
-from service.domain.gallery import Gallery, Keys
-from service.index.catch_up import CatchUp
-from service.index.follower import Follower, Followers
-from service.inference.photo_pipeline import PhotoPipeline
-from service.observability.probe_windows import ProbeWindows
-from service.services.gallery_risks import GalleryRisks
+from service.risk.gallery_risks import GalleryRisks
+from service.risk.probe_windows import ProbeWindows
 
 MAX_INLINE_PRODUCTS: Final = 500_000
 """Multiplications up to which a search runs on the event loop: 0.1 ms, twice the round trip to an idle thread

@@ -18,10 +18,11 @@ import numpy as np
 from models.runtime.network import Float
 from service.core.actor import Actor, acting_as, current_actor
 from service.core.errors import GalleryMovedError, KithError
-from service.domain.decision import Decision, RiskTarget
 from service.domain.gallery import Gallery, Keys
+from service.domain.outcomes import RiskTarget
 from service.inference.photo_pipeline import Face
 from service.inference.recognizers import Recognizers
+from service.risk.decision import Decision
 from service.services.pipeline import Identification, Pipeline
 from service.storage.repositories.generation_rows import Disagreement
 from service.storage.repositories.generations import GenerationStore

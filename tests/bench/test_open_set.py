@@ -30,8 +30,9 @@ from bench.risk_trials import FPIR, Domain, draws, equal_weights, identified, ju
 from models.pack.manifest import ModelPack
 from models.risk.impostor_evidence import RIVAL_WEIGHT
 from models.vision.recognition import l2_normalize
-from service.domain.decision import RiskTarget, thresholds_for
 from service.domain.fusion import fuse_similarities
+from service.domain.outcomes import RiskTarget
+from service.risk.decision import thresholds_for
 from tests.packs import BUNDLED_DIMENSION
 
 SIMULATED = Domain("simulated", "LFW", "faces", "faces", "faces", ((1, (40, 100)), (2, (40,))))

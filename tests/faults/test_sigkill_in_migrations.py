@@ -23,7 +23,7 @@ from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate
 from service.inference import crops
 from service.inference.batcher import Batcher, DevicePool
 from service.inference.recognizers import Recognizers, ServedRecognizer
-from service.services.gallery_risks import GalleryRisks
+from service.risk.gallery_risks import GalleryRisks
 from service.services.job_runner import Runner
 from service.services.migration import Migrations, aligned
 from service.storage.repositories.generations import GenerationStore

@@ -22,8 +22,8 @@ from models.vision.specs import NetworkSpec
 from service.app import create_app
 from service.cli.terminal import EXIT_FAILED
 from service.index.follower import Followers
+from service.risk.gallery_risks import GalleryRisks
 from service.server import embedded
-from service.services.gallery_risks import GalleryRisks
 from service.services.job_runner import Runner
 from service.services.transfers import Transfers
 from service.settings import load_settings

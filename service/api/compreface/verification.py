@@ -28,11 +28,11 @@ from service.api.http.routing import CallerDep
 from service.api.routes.faces import Verification, compare_sides
 from service.core.errors import TemplateNotFoundError
 from service.core.photo_errors import SeveralFacesError
-from service.domain.decision import refuse_presentation
 from service.domain.gallery import Gallery, Template
-from service.domain.verification import EnrolledSubject
 from service.inference.photo_pipeline import Face, verdict_of
 from service.inference.recognizers import check_recognizer, check_vectors
+from service.risk.decision import refuse_presentation
+from service.risk.verification import EnrolledSubject
 from service.schemas.verification import SideIn, SubjectRef, VerifyIn
 
 router = APIRouter(route_class=CompreFaceRoute, include_in_schema=False)

@@ -17,8 +17,8 @@ from service.index.protocol import SharedEngine
 from service.inference.batcher import Batcher
 from service.inference.recognizers import Recognizers
 from service.inference.url_fetching import UrlFetcher
-from service.observability.drift import Watches
 from service.observability.metrics import Metrics
+from service.risk.drift import Watches
 from service.services.heavy_work import HeavyWork
 from service.services.job_runner import Runner
 from service.services.key_usage import KeyUses

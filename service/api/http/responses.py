@@ -15,8 +15,9 @@ from starlette.responses import Response
 from models.runtime.network import Float
 from models.vision.quality_gate import QualityGate
 from service.core.errors import KithError
-from service.domain.decision import RiskTarget, Thresholds
+from service.domain.outcomes import RiskTarget
 from service.inference.photo_pipeline import Face, Photo
+from service.risk.decision import Thresholds
 
 DEFAULT_GATE: Final = QualityGate()
 

@@ -15,7 +15,7 @@ from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath
 from service.api.http.routing import PermittedRoute
 from service.core.errors import InvalidRequestError
-from service.domain.decision import FaceChoice
+from service.domain.outcomes import FaceChoice
 from service.inference.archives import SIGNATURE_BYTES, archive_kind
 from service.schemas.fields import DETAIL
 from service.schemas.jobs import to_job_out

@@ -28,9 +28,11 @@ from service.api.http.responses import (
 )
 from service.api.http.routing import CallerDep, PermittedRoute
 from service.core.errors import InvalidRequestError, LivenessUnavailableError, RecognizerMismatchError
-from service.domain.decision import (
-    RejectionOutcome,
-    RiskTarget,
+from service.domain.gallery import Gallery
+from service.domain.outcomes import RejectionOutcome, RiskTarget
+from service.inference.photo_pipeline import Photo
+from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
+from service.risk.decision import (
     decide_pair,
     false_alarm_probability,
     refuse_presentation,
@@ -38,10 +40,7 @@ from service.domain.decision import (
     shown_probability,
     thresholds_for,
 )
-from service.domain.gallery import Gallery
-from service.domain.verification import EnrolledSubject, compare
-from service.inference.photo_pipeline import Photo
-from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
+from service.risk.verification import EnrolledSubject, compare
 from service.schemas.faces import DetectIn, EmbedIn
 from service.schemas.risk import RiskIn
 from service.schemas.verification import SideIn, VerifyIn

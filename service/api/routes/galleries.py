@@ -25,8 +25,9 @@ from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, GalleryPath, NameCursor, PageLimit, open_cursor_numbers
 from service.api.http.routing import CallerDep, PermittedRoute
 from service.core.errors import GalleryMovedError, LivenessUnavailableError, RiskUncalibratedError
+from service.domain.findings import KINDS, HygieneFinding, HygieneReport
 from service.domain.gallery import Gallery, GallerySettings, LivenessSetting, Subject, Template
-from service.domain.hygiene import KINDS, SIMILARITY_DIGITS, HygieneFinding, HygieneReport, find_problems, sort_key
+from service.risk.hygiene import SIMILARITY_DIGITS, find_problems, sort_key
 from service.schemas.erasures import to_deleted_out
 from service.schemas.galleries import GalleryIn, GallerySettingsIn, RetentionIn, to_drift_out, to_gallery_out
 from service.storage.db.row_sealing import seal_cursor

@@ -33,12 +33,13 @@ from service.api.http.routing import CallerDep, PermittedRoute
 from service.core import deadlines
 from service.core.errors import GalleryNotFoundError, KithError, StorageDamagedError
 from service.core.photo_errors import ImageError
-from service.domain.decision import SIMILARITY_STEP, Candidate, RiskTarget, refuse_presentation
 from service.domain.events import Event
 from service.domain.gallery import Gallery, Keys, SubjectFilter, SubjectLabel
+from service.domain.outcomes import RiskTarget
 from service.inference.photo_pipeline import Face, Photo, verdict_of
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
-from service.observability.drift import Decided
+from service.risk.decision import SIMILARITY_STEP, Candidate, refuse_presentation
+from service.risk.drift import Decided
 from service.schemas.identification import IdentifyIn
 from service.services.pipeline import Identification
 from service.services.shadow import AnsweredFace

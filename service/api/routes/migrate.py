@@ -10,8 +10,8 @@ from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath
 from service.api.http.routing import PermittedRoute
 from service.core.errors import RiskUncalibratedError
-from service.domain.decision import thresholds_for
 from service.domain.gallery import Gallery, Generation
+from service.risk.decision import thresholds_for
 from service.schemas.migration import CutOverIn, FinishIn, MigrateIn
 from service.storage.repositories.generations import DROP, FILL
 

@@ -13,11 +13,11 @@ from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath, Targets
 from service.api.http.routing import PermittedRoute
 from service.core.errors import GalleryMovedError, RiskUncalibratedError
-from service.domain import risk_report
-from service.domain.decision import thresholds_for
 from service.domain.gallery import Gallery
+from service.risk import risk_report
+from service.risk.decision import thresholds_for
+from service.risk.gallery_risks import THRESHOLD_MOVED
 from service.schemas.risk import to_threshold_out
-from service.services.gallery_risks import THRESHOLD_MOVED
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries/{gallery}", tags=["risk"], responses=PROBLEMS)
 

@@ -28,9 +28,9 @@ from service.api.http.context import Context, ContextDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Targets
 from service.api.http.routing import PermittedRoute
-from service.domain.risk_report import expected_misses
 from service.inference.recognizers import ServedRecognizer
 from service.observability.metrics import CONTENT_TYPE
+from service.risk.risk_report import expected_misses
 from service.schemas.galleries import to_drift_out
 from service.schemas.risk import PRESET_RATES
 from service.schemas.status import (

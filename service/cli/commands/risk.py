@@ -116,7 +116,7 @@ def misses_text(kith: Kith, risk: dict[str, float]) -> str:
 
 
 def _print_risk(report: GalleryRiskOut) -> None:
-    from service.domain.risk_report import GROWTH_FACTOR
+    from service.risk.risk_report import GROWTH_FACTOR
 
     evidence = report.evidence
     print_line(

@@ -7,8 +7,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from models.vision.quality_gate import QualityGate
-from service.domain.decision import RiskTarget
 from service.domain.gallery import Gallery, GallerySettings, Generation
+from service.domain.outcomes import RiskTarget
 from service.storage.db.key_vault import Vault
 from service.storage.db.tables import data_keys, evidence, galleries, generations, last_change, webhooks
 

@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from models.runtime.network import Float
 from service.core.errors import InvalidRequestError, MigrationIncompleteError, MigrationStateError
-from service.domain.decision import RiskTarget
 from service.domain.gallery import Gallery, Generation
+from service.domain.outcomes import RiskTarget
 from service.storage.audit.log import Entry, append, record
 from service.storage.db.engine import Database
 from service.storage.db.tables import (

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from service.domain.findings import HygieneReport
 from service.domain.gallery import Gallery, SubjectLabel
-from service.domain.hygiene import HygieneReport
 
 MAX_GALLERIES: Final = 1000
 MAX_NAMES: Final = 200_000

@@ -14,7 +14,7 @@ from kith import Kith
 from models.runtime.network import Float
 from service.app import create_app
 from service.cli.main import app
-from service.domain import hygiene
+from service.risk import hygiene
 from service.settings import load_settings
 from tests.packs import BUNDLED_DIMENSION
 

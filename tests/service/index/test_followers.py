@@ -18,13 +18,13 @@ from kith import Kith
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryNotFoundError, StorageError
-from service.domain.evidence import impostor_evidence
 from service.domain.fusion import Fusion
 from service.domain.gallery import Gallery, GallerySettings, LogTrimmedError, NewTemplate, Snapshot, StoredEvidence
 from service.index import replicas
 from service.index.follower import Followers
 from service.index.replicas import TRIM_AFTER, IndexOptions, LogReplica, in_process
 from service.index.selection import Sizes
+from service.risk.evidence import impostor_evidence
 from service.storage.db.engine import Database
 from service.storage.db.tables import changes, galleries, index_states
 from service.storage.repositories import change_log

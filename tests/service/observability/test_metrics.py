@@ -26,8 +26,8 @@ from service.core.errors import OverloadedError, ReadinessUnknownError, StorageE
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.index.follower import Followers
 from service.index.replicas import in_process
-from service.observability.drift import Decided, Watches
 from service.observability.metrics import Metrics
+from service.risk.drift import Decided, Watches
 from service.server import embedded
 from service.services.readiness import Readiness
 from service.services.status import STALE_S, Lag, RecentState, ServiceState, StateReader

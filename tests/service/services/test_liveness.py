@@ -19,7 +19,7 @@ from PIL import ExifTags, Image
 from kith import Kith, KithClientError
 from models.pack.minifasnet import write_minifasnet
 from models.vision.liveness import LivenessResult
-from service.domain.decision import refuse_presentation
+from service.risk.decision import refuse_presentation
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg

@@ -24,9 +24,9 @@ from service.api.http.probe_budget import MIN_AUDITED_NEAR_MISSES, NEAR_MISS_COS
 from service.cli.commands import faces
 from service.core.deadlines import Deadline
 from service.core.errors import DeadlineExceededError
-from service.domain.decision import SIMILARITY_STEP, Thresholds
 from service.domain.gallery import Gallery
 from service.observability.metrics import Metrics
+from service.risk.decision import SIMILARITY_STEP, Thresholds
 from service.security.api_keys import Rights, Scope
 from service.security.rate_limits import Buckets, Limit
 from service.server import embedded

@@ -20,13 +20,13 @@ from kith import Kith, KithClientError
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryNotFoundError, StorageError
-from service.domain.decision import RiskTarget
-from service.domain.evidence import impostor_evidence
+from service.domain.findings import HygieneFinding, HygieneReport
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, StoredEvidence, SubjectLabel
 from service.domain.gallery_items import GalleryItems, validate_items
-from service.domain.hygiene import HygieneFinding, HygieneReport
+from service.domain.outcomes import RiskTarget
 from service.index.follower import Followers
 from service.index.replicas import in_process
+from service.risk.evidence import impostor_evidence
 from service.security.sealing import Seal, new_key
 from service.server import embedded
 from service.services.pipeline import Identification, Pipeline

@@ -11,13 +11,13 @@ import pytest
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryMovedError, MigrationIncompleteError, MigrationStateError, StorageDamagedError
-from service.domain.decision import RiskTarget
-from service.domain.evidence import impostor_evidence
 from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate, StoredEvidence
+from service.domain.outcomes import RiskTarget
 from service.index.follower import Followers
 from service.index.replicas import in_process
+from service.risk.evidence import impostor_evidence
+from service.risk.gallery_risks import GalleryRisks
 from service.services.gallery_check import open_check
-from service.services.gallery_risks import GalleryRisks
 from service.storage.audit.reader import AuditFilter, AuditReader
 from service.storage.db import tables
 from service.storage.db.engine import Database

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from models.risk.calibration import Calibration
 from service.core.errors import RiskUncalibratedError
-from service.domain.decision import (
+from service.domain.outcomes import RiskTarget
+from service.risk.decision import (
     Candidate,
     ImpostorRisk,
-    RiskTarget,
     Thresholds,
     decide,
     decide_pair,

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from service.core.errors import GalleryNotFoundError, KithError
 from service.domain.events import Event
-from service.observability.drift import Drift, DriftState, Watches
+from service.risk.drift import Drift, DriftState, Watches
 from service.storage.audit.log import record_entries
 from service.storage.repositories.store import Store
 

@@ -11,11 +11,12 @@ import pytest
 from models.risk.calibration import Calibration
 from models.risk.gallery_risk import GalleryRisk
 from models.runtime.network import Float
-from service.domain.decision import ImpostorRisk, RiskTarget, false_alarm_probability, thresholds_for
-from service.domain.evidence import impostor_evidence
 from service.domain.fusion import Fusion, fuse_similarities
 from service.domain.gallery import Snapshot
-from service.domain.verification import EnrolledSubject, compare
+from service.domain.outcomes import RiskTarget
+from service.risk.decision import ImpostorRisk, false_alarm_probability, thresholds_for
+from service.risk.evidence import impostor_evidence
+from service.risk.verification import EnrolledSubject, compare
 
 RULES: Final = get_args(Fusion)
 

@@ -8,7 +8,7 @@ import pytest
 from models.pack.evidence import read_evidence, read_measured
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.risk.calibration import Calibration
-from service.domain.risk_report import EXAMPLE_SUBJECTS, expected_misses
+from service.risk.risk_report import EXAMPLE_SUBJECTS, expected_misses
 
 
 def calibration_of(name: str) -> Calibration:

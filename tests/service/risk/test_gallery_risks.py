@@ -22,12 +22,12 @@ from models.risk.gallery_risk import GalleryRisk
 from models.risk.impostor_evidence import RIVAL_WEIGHT
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.domain.evidence import MAX_PROBES, impostor_evidence
 from service.domain.fusion import Fusion, fuse_similarities
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, Snapshot, StoredEvidence
+from service.risk import gallery_risks as risks_module
+from service.risk.evidence import MAX_PROBES, impostor_evidence
+from service.risk.gallery_risks import STALE_SHARE, THRESHOLD_MOVED, GalleryRisks
 from service.server import embedded
-from service.services import gallery_risks as risks_module
-from service.services.gallery_risks import STALE_SHARE, THRESHOLD_MOVED, GalleryRisks
 from service.settings import load_settings
 from service.storage.audit.reader import AuditFilter, AuditReader
 from service.storage.repositories.store import Store

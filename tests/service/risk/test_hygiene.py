@@ -15,8 +15,9 @@ from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
 from models.runtime.network import Float
 from service.cli.main import app
+from service.domain.findings import HygieneFinding, HygieneReport
 from service.domain.gallery import Snapshot
-from service.domain.hygiene import LOOKALIKE_ODDS, MAX_NEAREST, HygieneFinding, HygieneReport, find_problems
+from service.risk.hygiene import LOOKALIKE_ODDS, MAX_NEAREST, find_problems
 from tests.conftest import jpeg
 from training.evaluation.embedding import Embedder
 
@@ -156,7 +157,7 @@ def test_blocks_do_not_change_the_report(calibration: Calibration, monkeypatch: 
         return [(f.kind, f.subjects, f.templates) for f in find_problems(snapshot, calibration).findings]
 
     whole = found()
-    monkeypatch.setattr("service.domain.hygiene.BLOCK_ROWS", 7)
+    monkeypatch.setattr("service.risk.hygiene.BLOCK_ROWS", 7)
     assert whole
     assert found() == whole
 

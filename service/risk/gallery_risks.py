@@ -14,10 +14,11 @@ from typing import Any, Final
 from models.risk.calibration import Calibration
 from models.risk.gallery_risk import GalleryRisk, min_supported_fmr
 from service.core.errors import GalleryMovedError, GalleryNotFoundError
-from service.domain.decision import CalibrationSource, ImpostorRisk, RivalRisk, thresholds_for
-from service.domain.evidence import impostor_evidence
 from service.domain.fusion import Fusion
 from service.domain.gallery import Gallery, StoredEvidence
+from service.domain.outcomes import CalibrationSource
+from service.risk.decision import ImpostorRisk, RivalRisk, thresholds_for
+from service.risk.evidence import impostor_evidence
 from service.storage.repositories.store import Store
 
 STALE_SHARE: Final = 0.02

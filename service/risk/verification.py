@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from models.runtime.network import Float
-from service.domain.decision import REVIEW_FACTOR, ImpostorRisk
 from service.domain.fusion import Fusion, fuse_similarities
+from service.domain.outcomes import REVIEW_FACTOR
+from service.risk.decision import ImpostorRisk
 
 
 @dataclass(frozen=True, eq=False)

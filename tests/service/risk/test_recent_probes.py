@@ -14,7 +14,7 @@ from kith import Kith
 from models.risk.panel import MIN_PROBES
 from models.runtime.network import Float
 from service.domain.gallery import Gallery, GallerySettings
-from service.observability.probe_windows import (
+from service.risk.probe_windows import (
     MAX_AGE_S,
     MAX_PROBES_AT_ONCE,
     MAX_WINDOWS,
@@ -25,7 +25,7 @@ from service.observability.probe_windows import (
 from service.security.sealing import Seal, new_key
 from service.server import embedded
 from service.settings import load_settings
-from tests.service.services.test_gallery_risks import enroll, people
+from tests.service.risk.test_gallery_risks import enroll, people
 
 OPERATOR = "o" * 32
 UNLIKE = "probes_unlike_gallery"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from models.risk.panel import MIN_PROBES, RowLevels
 from service.domain.fusion import Fusion
 from service.domain.gallery import Gallery
-from service.observability.drift import standard_error
+from service.risk.drift import standard_error
 
 WINDOW_PROBES: Final = 400
 MAX_AGE_S: Final = 24 * 3600.0

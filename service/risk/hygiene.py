@@ -15,30 +15,22 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.risk.calibration import EDGES, Calibration, count_at_or_above
 from models.risk.impostor_evidence import ImpostorEvidence
-from models.risk.miss_rate import MissRate
 from models.risk.pair_odds import PairOdds, bounded
 from models.runtime.network import Float
-from service.domain.evidence import MAX_PROBES, impostor_evidence
+from service.domain.findings import KINDS, HygieneFinding, HygieneKind, HygieneReport
 from service.domain.gallery import Snapshot
+from service.risk.evidence import MAX_PROBES, impostor_evidence
 
-HygieneKind = Literal["duplicate_subjects", "mislabeled_template", "inconsistent_subject", "lookalikes"]
-KINDS: Final[tuple[HygieneKind, ...]] = (
-    "duplicate_subjects",
-    "mislabeled_template",
-    "inconsistent_subject",
-    "lookalikes",
-)
-"""Kinds in the order of the report."""
 BLOCK_ROWS: Final = 1024
 MAX_NEIGHBORS: Final = 5
 """Neighbors kept for each group."""
@@ -58,48 +50,6 @@ UNLIKE_FMR: Final = 0.001
 SIMILARITY_DIGITS: Final = 4
 """Decimal places of similarities in the report."""
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class HygieneFinding:
-    """Problem of one or two subjects, by primary key.
-
-    Attributes:
-        templates: Templates in question; for duplicates and lookalikes the most similar pair.
-        similarity: Mean over the compared templates, None without a similar subject.
-        chance: Share of pairs of different people with such a score.
-        odds: Odds that two subjects are one person, or that templates show another person than their subject.
-        own_similarity: Similarity of the templates to the nearest other template of their subject.
-        belongs_to: Subject to which the templates should be moved.
-        rank: Confidence, for the order of findings of one kind.
-    """
-
-    kind: HygieneKind
-    subjects: tuple[int, ...]
-    templates: tuple[int, ...]
-    similarity: float | None
-    chance: float | None
-    odds: float | None
-    own_similarity: float | None
-    belongs_to: int | None
-    action: str
-    rank: float
-
-
-@dataclass(frozen=True)
-class HygieneReport:
-    """Findings by kind as in ``KINDS``, then by confidence.
-
-    ``nearest`` are the next similar pairs of subjects, as lookalikes, however small their odds. ``recall`` is the share
-    of duplicates that findings are expected to show; None below two subjects.
-    """
-
-    findings: Sequence[HygieneFinding]
-    nearest: Sequence[HygieneFinding]
-    recall: MissRate | None
-
-    def __len__(self) -> int:
-        return len(self.findings) + len(self.nearest)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.risk.calibration import Calibration, GenuineScores
-from service.domain.decision import IdentifyOutcome
+from service.domain.outcomes import IdentifyOutcome
 
 DriftState = Literal["too_few", "ok", "watch", "drifted"]
 STATES: Final[tuple[DriftState, ...]] = ("too_few", "ok", "watch", "drifted")
@@ -31,7 +31,7 @@ MIN_DECISIONS: Final = 100
 WATCH_Z: Final = 3.0
 DRIFT_Z: Final = 4.0
 """Standard errors. Without drift, ``drifted`` occurs in under 0.1 % of checks, ``watch`` or ``drifted`` in under 1 %
- (tests/service/observability/test_drift.py)."""
+ (tests/service/risk/test_drift.py)."""
 DRIFT_DIGITS: Final = 2
 """Decimals of reported means. With more, two means would reveal the exact similarity of the search between them."""
 BLOCK: Final = 25

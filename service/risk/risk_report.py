@@ -13,7 +13,8 @@ from models.risk.gallery_risk import GalleryRisk
 from models.risk.impostor_evidence import ImpostorEvidence
 from models.risk.miss_rate import MissRate, is_one_sitting, promised_misses
 from models.risk.panel import RowLevels
-from service.domain.decision import ImpostorRisk, RiskTarget, Thresholds, thresholds_for
+from service.domain.outcomes import RiskTarget
+from service.risk.decision import ImpostorRisk, Thresholds, thresholds_for
 
 RiskWarning = Literal["photos_of_one_sitting", "people_unlike_calibration", "probes_unlike_gallery"]
 TARGETS: Final = (0.1, 0.01, 0.001, 0.0001)

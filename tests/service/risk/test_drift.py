@@ -15,10 +15,10 @@ from scipy import stats
 
 from kith import Kith
 from models.risk.calibration import Calibration
-from service.domain.decision import IdentifyOutcome
-from service.observability.drift import MIN_DECISIONS, WINDOW, Decided, Watch, Watches
+from service.domain.outcomes import IdentifyOutcome
 from service.observability.metrics import CONTENT_TYPE, Metrics
-from service.observability.probe_windows import ProbeWindows
+from service.risk.drift import MIN_DECISIONS, WINDOW, Decided, Watch, Watches
+from service.risk.probe_windows import ProbeWindows
 from service.server import embedded
 from service.services.metrics_export import BuildInfo, MetricsExport
 from service.services.status import RecentState, ServiceState

@@ -15,15 +15,15 @@ from models.risk.panel import Panel, RowLevels
 from models.risk.probe_shift import ProbeShift
 from models.vision.quality_gate import LivenessVerdict
 from service.core.errors import RiskUncalibratedError
+from service.domain.outcomes import (
+    REVIEW_FACTOR,
+    CalibrationSource,
+    IdentifyOutcome,
+    RejectionOutcome,
+    RiskTarget,
+    VerifyOutcome,
+)
 
-RejectionOutcome = Literal["rejected_quality", "rejected_liveness"]
-IdentifyOutcome = Literal["identified", "uncertain", "unknown", "no_face", "rejected_quality", "rejected_liveness"]
-VerifyOutcome = Literal["same", "uncertain", "different", "no_face", "rejected_quality", "rejected_liveness"]
-CalibrationSource = Literal["pack", "gallery", "both"]
-FaceChoice = Literal["only", "largest"]
-
-REVIEW_FACTOR: Final = 10.0
-"""Review risk as a multiple of the target risk. Between the two, the outcome is 'uncertain'."""
 MAX_REVIEW_RISK: Final = 0.5
 MEDIAN_FPIR: Final = 0.5
 UNLIKE_FACTOR: Final = 2.0
@@ -37,14 +37,6 @@ UNCALIBRATED_REVIEW_THRESHOLD: Final = 0.3
 """Lowest threshold for these callers in galleries without calibration.
 
 It exceeds three standard deviations of the similarity of random 128-dimensional vectors."""
-
-
-@dataclass(frozen=True)
-class RiskTarget:
-    """Accepted risk: a false positive identification rate, a false match rate, or a fixed similarity."""
-
-    kind: Literal["fpir", "fmr", "threshold"]
-    value: float
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,60 @@
+"""Findings of the hygiene report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from models.risk.miss_rate import MissRate
+
+HygieneKind = Literal["duplicate_subjects", "mislabeled_template", "inconsistent_subject", "lookalikes"]
+KINDS: Final[tuple[HygieneKind, ...]] = (
+    "duplicate_subjects",
+    "mislabeled_template",
+    "inconsistent_subject",
+    "lookalikes",
+)
+"""Kinds in the order of the report."""
+
+
+@dataclass(frozen=True)
+class HygieneFinding:
+    """Problem of one or two subjects, by primary key.
+
+    Attributes:
+        templates: Templates in question; for duplicates and lookalikes the most similar pair.
+        similarity: Mean over the compared templates, None without a similar subject.
+        chance: Share of pairs of different people with such a score.
+        odds: Odds that two subjects are one person, or that templates show another person than their subject.
+        own_similarity: Similarity of the templates to the nearest other template of their subject.
+        belongs_to: Subject to which the templates should be moved.
+        rank: Confidence, for the order of findings of one kind.
+    """
+
+    kind: HygieneKind
+    subjects: tuple[int, ...]
+    templates: tuple[int, ...]
+    similarity: float | None
+    chance: float | None
+    odds: float | None
+    own_similarity: float | None
+    belongs_to: int | None
+    action: str
+    rank: float
+
+
+@dataclass(frozen=True)
+class HygieneReport:
+    """Findings by kind as in ``KINDS``, then by confidence.
+
+    ``nearest`` are the next similar pairs of subjects, as lookalikes, however small their odds. ``recall`` is the share
+    of duplicates that findings are expected to show; None below two subjects.
+    """
+
+    findings: Sequence[HygieneFinding]
+    nearest: Sequence[HygieneFinding]
+    recall: MissRate | None
+
+    def __len__(self) -> int:
+        return len(self.findings) + len(self.nearest)

@@ -1,0 +1,23 @@
+"""Accepted risks and outcomes: words that galleries, decisions and answers share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+RejectionOutcome = Literal["rejected_quality", "rejected_liveness"]
+IdentifyOutcome = Literal["identified", "uncertain", "unknown", "no_face", "rejected_quality", "rejected_liveness"]
+VerifyOutcome = Literal["same", "uncertain", "different", "no_face", "rejected_quality", "rejected_liveness"]
+CalibrationSource = Literal["pack", "gallery", "both"]
+FaceChoice = Literal["only", "largest"]
+
+REVIEW_FACTOR: Final = 10.0
+"""Review risk as a multiple of the target risk. Between the two, the outcome is 'uncertain'."""
+
+
+@dataclass(frozen=True)
+class RiskTarget:
+    """Accepted risk: a false positive identification rate, a false match rate, or a fixed similarity."""
+
+    kind: Literal["fpir", "fmr", "threshold"]
+    value: float
