@@ -197,10 +197,7 @@ class Settings(BaseSettings):
     )
     max_unpacked_bytes: int = Field(100_000_000_000, ge=1000, description="Maximum decompressed archive size in bytes.")
     max_import_bytes: int = Field(
-        100_000_000_000,
-        ge=1_000_000,
-        description="Maximum import size in bytes, compressed and decompressed; Parquet is stored temporarily in the "
-        "data directory.",
+        100_000_000_000, ge=1_000_000, description="Maximum import size in bytes, compressed and decompressed."
     )
     queue_size: int = Field(
         64,
