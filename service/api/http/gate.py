@@ -221,8 +221,8 @@ class Gate:
             "code": code,
             "caller": caller.name,
         }
-        line = f"{exchange.request_id} {method} {route} {status} {elapsed_ms:.1f} ms"
-        log.info(line, extra={"fields": fields})
+        words = (exchange.request_id, method, route, status, elapsed_ms)
+        log.info("%s %s %s %d %.1f ms", *words, extra={"fields": fields})
 
     def _body_limit(self, method: str, path: str) -> _BodyLimit:
         """Return the limit of a body. Routing happens later, so that the path decides."""

@@ -17,7 +17,6 @@ from service.api.compreface.similarity import (
     to_client,
     to_probability,
 )
-from tests.conftest import ROOT
 
 COSINES = st.floats(-1, 1)
 
@@ -91,9 +90,3 @@ def test_cutoffs_of_a_setting() -> None:
 def test_invalid_cutoffs(text: str) -> None:
     with pytest.raises(ValueError, match=r"known|float"):
         parse_cutoffs(text)
-
-
-def test_the_documented_table_is_the_measured_one() -> None:
-    results = (ROOT / "bench" / "results" / "client_cutoffs.md").read_text(encoding="utf-8")
-    table = results[results.index("| People |") :].strip()
-    assert table in (ROOT / "docs" / "compat.md").read_text(encoding="utf-8")
