@@ -216,7 +216,7 @@ class _ContextBuilder:
             webhooks=self.webhooks,
             metrics=self.metrics,
             readiness=self.readiness,
-            samples=self.samples,
+            recent_state=self.recent_state,
             batchers=list(self.networks_by_batcher),
         )
 
@@ -347,7 +347,7 @@ class _ContextBuilder:
             *(max_galleries, self.watches, self.retention),
         )
         looking.paused = lambda: self.housekeeping.paused
-        self.samples = RecentState(looking)
+        self.recent_state = RecentState(looking)
         networks = {batcher.name: network for batcher, network in self.networks_by_batcher.items()}
         self.telemetry = MetricsExport(
             build=BuildInfo(version("kith-face"), self.networks.pack.model_id, networks),
@@ -355,7 +355,7 @@ class _ContextBuilder:
             watches=self.watches,
             batchers=list(self.networks_by_batcher),
             audit_backlog=self.audit.backlog,
-            samples=self.samples,
+            recent_state=self.recent_state,
             max_galleries=max_galleries,
             windows=self.pipeline.windows,
         )

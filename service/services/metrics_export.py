@@ -37,7 +37,7 @@ class MetricsExport:
         watches: Watches,
         batchers: Sequence[Batcher[Any, Any]],
         audit_backlog: Callable[[], tuple[int, int]],
-        samples: RecentState,
+        recent_state: RecentState,
         max_galleries: int,
         windows: ProbeWindows,
     ) -> None:
@@ -46,7 +46,7 @@ class MetricsExport:
         self._watches = watches
         self._batchers = batchers
         self._audit_backlog = audit_backlog
-        self._samples = samples
+        self._recent_state = recent_state
         self._max = max_galleries
         self._windows = windows
 
@@ -62,7 +62,7 @@ class MetricsExport:
             ["gallery"],
             [((name,), float(found)) for name, found in unlike],
         )
-        self._add_sample(series, self._samples.latest())
+        self._add_sample(series, self._recent_state.latest())
         return self._metrics.text() + series.text()
 
     def _add_process(self, series: ScrapeSeries) -> None:

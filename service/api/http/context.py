@@ -71,7 +71,7 @@ class Context:
     webhooks: Webhooks
     metrics: Metrics
     readiness: Readiness
-    samples: RecentState
+    recent_state: RecentState
     batchers: Sequence[Batcher[Any, Any]]
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:

@@ -66,7 +66,7 @@ async def get_readiness(context: ContextDep) -> HealthOut:
 @router.get("/v1/status")
 async def get_status(context: ContextDep) -> StatusOut:
     """Return the state of this process: readiness checks, queues, jobs, drift, and lag of its indexes."""
-    sample = await asyncio.to_thread(context.samples.latest)
+    sample = await asyncio.to_thread(context.recent_state.latest)
     drifts = await asyncio.to_thread(context.watches.drifts)
     waiting, lost = context.audit.backlog()
     began = context.metrics.started_at_s

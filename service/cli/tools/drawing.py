@@ -33,7 +33,7 @@ def draw_decisions(photo: bytes, results: Sequence[IdentityOut], target: Path) -
     _draw(
         photo,
         [
-            (result.face.box, COLORS.get(result.outcome, REJECTED), f"{number} {_describe(result)}".rstrip())
+            (result.face.box, COLORS.get(result.outcome, REJECTED), replace_controls(f"{number} {_describe(result)}"))
             for number, result in enumerate(faces, start=1)
             if result.face is not None
         ],
@@ -66,7 +66,7 @@ def _draw(photo: bytes, marks: Sequence[Mark], target: Path) -> None:
     for box, color, label in marks:
         x0, y0, x1, y1 = label_area(box, scale, pen.textbbox((0, 0), label, font)[2:], 4 * unit, image.size)
         pen.rectangle((x0, y0, x1, y1), fill=DARK, outline=color, width=max(1, round(unit)))
-        pen.text((x0 + 4 * unit, y0 + 2 * unit), replace_controls(label), font=font, fill=LIGHT)
+        pen.text((x0 + 4 * unit, y0 + 2 * unit), label, font=font, fill=LIGHT)
     image.save(target) if target.suffix.lower() == ".png" else image.save(target, quality=92, subsampling=0)
 
 

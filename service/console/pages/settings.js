@@ -123,7 +123,7 @@ function files(gallery, found, signal) {
 
 const CANCELED = "The import was canceled. Imported data stays. Import the same file again to continue.";
 
-/** The result of an import: counts, and refused items with reasons. `what`: name of the file's items. */
+/** The result of an import: counts, and refused items with reasons. */
 function imported({ subjects, templates, present, refused, refusals }) {
   const of = refused > refusals.length ? ` (first ${whole(refusals.length)} listed)` : "";
   return [
