@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,18 +30,12 @@ from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import available_cores
 from models.vision.detection import Detector
 from models.vision.recognition import Recognizer
-from service.index.catch_up import CatchUp
-from service.index.follower import Followers
-from service.index.replicas import in_process
+from service.core.request_threads import RequestThreads
 from service.inference.batcher import Batcher, DevicePool
 from service.inference.decode_budget import DecodeBudget
 from service.inference.images import ImageLimits
 from service.inference.photo_pipeline import PhotoPipeline
 from service.inference.recognizers import ServedRecognizer
-from service.risk.gallery_risks import GalleryRisks
-from service.services.pipeline import Pipeline
-from service.storage.repositories.store import Store
-from tests.databases import open_database
 
 RESULT: Final = Path(__file__).parent / "results" / "batching.json"
 LIMITS: Final = ImageLimits(20_000_000, 50_000_000)
@@ -168,14 +161,14 @@ class Bench:
         return Detector(detection, self._pack.detection), Recognizer(recognition, self._pack.recognition)
 
     async def run(self, way: Opener, clients: int, seconds: float) -> dict[str, float]:
-        async with self._pipeline(way) as (pipeline, served):
+        async with self._pipeline(way) as (opened, served):
             photos, waits = itertools.cycle(self._photos), list[float]()
-            await asyncio.gather(*(pipeline.photos.embed(next(photos), served) for _ in range(2 * clients)))
+            await asyncio.gather(*(opened.embed(next(photos), served) for _ in range(2 * clients)))
             begin, cpu = time.perf_counter(), time.process_time()
 
             async def client() -> None:
                 while (start := time.perf_counter()) < begin + seconds:
-                    await pipeline.photos.embed(next(photos), served)
+                    await opened.embed(next(photos), served)
                     waits.append((time.perf_counter() - start) * 1000)
 
             await asyncio.gather(*(client() for _ in range(clients)))
@@ -189,25 +182,14 @@ class Bench:
         }
 
     @asynccontextmanager
-    async def _pipeline(self, way: Opener) -> AsyncIterator[tuple[Pipeline, ServedRecognizer]]:
+    async def _pipeline(self, way: Opener) -> AsyncIterator[tuple[PhotoPipeline, ServedRecognizer]]:
         async with AsyncExitStack() as opened:
-            folder = opened.enter_context(tempfile.TemporaryDirectory())
-            threads = opened.enter_context(ThreadPoolExecutor(max(4, 2 * available_cores())))
-            store = Store(open_database(f"sqlite:///{folder}/kith.db"))
-            opened.callback(store.close)
-            followers = Followers(in_process(store))
-            opened.callback(followers.close)
-            catching_up = await opened.enter_async_context(CatchUp(QUEUE))
-            risks = GalleryRisks(store, {})
-            opened.callback(risks.close)
-            detecting, embedding = await way(opened, self._functions, lambda laid: laid.planes.shape)
+            threads = opened.enter_context(RequestThreads(max(4, 2 * available_cores())))
+            detecting, embedding = await way(opened, self._functions, lambda canvas: canvas.planes.shape)
             network = open_network(self._pack.recognition, EnginePreference())
             served = ServedRecognizer(self._pack, network, self._recognition, None, embedding)
             photos = PhotoPipeline(self._detection, detecting, LIMITS, 100, threads, DecodeBudget(AT_ONCE, 10**9))
-            yield (
-                Pipeline(photos, followers, catching_up, risks),
-                served,
-            )
+            yield photos, served
 
 
 async def overhead(clients: int) -> float:

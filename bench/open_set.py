@@ -248,7 +248,6 @@ def over_http(pack: ModelPack, sets: Mapping[str, Faces], folder: Path) -> int:
         database_url=None,
         api_key=None,
         max_embeddings=BATCH,
-        embedding_rate=1e9,
     )
     differing = 0
     with embedded(settings) as url, Kith(url) as kith:

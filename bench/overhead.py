@@ -43,11 +43,10 @@ from models.runtime.onnx_runtime import available_cores
 from models.vision.quality_gate import QualityGate
 from service.app import create_app
 from service.cli.tools.demo import package_file
-from service.inference.photo_pipeline import Face, Photo
+from service.inference.photo_pipeline import Face, Photo, PhotoPipeline
 from service.inference.recognizers import ServedRecognizer
 from service.schemas.faces import DetectIn
 from service.server import bind
-from service.services.pipeline import Pipeline
 from service.settings import Settings, load_settings
 
 RESULT = Path(__file__).parent / "results" / "overhead.json"
@@ -120,13 +119,13 @@ BODIES: dict[str, Callable[[bytes], tuple[str, bytes]]] = {
 # The servers
 
 
-class Remembering(Pipeline):
+class Remembering(PhotoPipeline):
     """Pipeline with stored results for known photos."""
 
     seen: Photo
     embedded: Photo
 
-    async def detect(self, payload: bytes) -> Photo:
+    async def detect(self, *arguments: Any, **options: Any) -> Photo:
         return self.seen
 
     async def embed(self, *arguments: Any, **options: Any) -> Photo:
@@ -165,8 +164,8 @@ def kith(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with inner(app):
-            context = app.state.context
-            await _remember(context.pipeline, context.recognizers.default)
+            backend = app.state.backend
+            await _remember(backend.faces.photos, backend.faces.recognizers.default)
             yield
 
     app.router.lifespan_context = lifespan
@@ -175,8 +174,8 @@ def kith(settings: Settings) -> FastAPI:
 
 async def _remember(pipeline: Any, by: ServedRecognizer) -> Photo:
     photo = photos()["20 kB"]
-    embedded: Photo = await pipeline.photos.embed(photo, by)
-    seen = await pipeline.photos.detect(photo)
+    embedded: Photo = await pipeline.embed(photo, by)
+    seen = await pipeline.detect(photo)
     pipeline.__class__, pipeline.seen, pipeline.embedded = Remembering, seen, embedded
     return embedded
 
@@ -189,8 +188,8 @@ def plain(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with inner.router.lifespan_context(inner):
-            context = inner.state.context
-            remembered["embed"] = await _remember(context.pipeline, context.recognizers.default)
+            backend = inner.state.backend
+            remembered["embed"] = await _remember(backend.faces.photos, backend.faces.recognizers.default)
             remembered["detect"] = replace(
                 remembered["embed"], faces=[replace(face, vector=None) for face in remembered["embed"].faces]
             )

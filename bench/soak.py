@@ -434,7 +434,7 @@ def ends(pair: Pair, folder: Path, book: Book) -> None:
     for command in (("gallery", "check"), ("audit", "verify")):
         finding = pair.living.found_by(*command)
         book.must(not finding, f"kith {' '.join(command)}: {finding}")
-    # The spool keeps an interrupted upload, encrypted, for an hour (service/services/spool.py).
+    # The spool keeps an interrupted upload, encrypted, for an hour (service/jobs/spool.py).
     broken_off = book.outcomes["enroll archive: server away"]
     left = sorted(path.name for path in (folder / "spool").glob("*"))
     book.must(len(left) <= broken_off, f"left in the spool, and {broken_off} uploads broke off: {left}")

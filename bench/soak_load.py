@@ -38,7 +38,7 @@ from service.security.api_keys import Scope
 
 PEOPLE: Final = "people"
 BULK: Final = "bulk-"
-SCOPES: Final[Sequence[Scope]] = ("identify", "read", "enroll")
+SCOPES: Final[Sequence[Scope]] = ("identify", "read", "enroll", "vectors")
 SAME: Final = 0.97
 """Minimum cosine of a photo to itself, in any batch and on any server."""
 DIFFERENT: Final = 0.93

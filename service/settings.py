@@ -184,13 +184,6 @@ class Settings(BaseSettings):
         100, ge=1, le=10_000, description="Maximum number of faces reported per photo, highest score first."
     )
     max_embeddings: int = Field(16, ge=1, le=100_000, description="Maximum number of embeddings per request.")
-    embedding_rate: float = Field(
-        2.0,
-        ge=1e-6,
-        description="Embeddings, and photos at a risk chosen in the request, per second that a key may compare with "
-        "enrolled subjects, an hour's worth at once; a rejected or uncertain embedding counts as 300, a photo as 30 "
-        "(docs/keys.md).",
-    )
     max_archive_bytes: int = Field(20_000_000_000, ge=1000, description="Maximum archive size in bytes.")
     max_archive_photos: int = Field(
         1_000_000, ge=1, description="Maximum number of entries in an archive, including folders and links."

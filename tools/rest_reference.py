@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from bench.common import ROOT
-from service.api.http.permissions import PERMISSIONS, Need
-from service.app import create_app
+from service.api.http.permissions import Need
+from service.api.http.routing import needs_of
+from service.app import ROUTERS, create_app
 from service.settings import load_settings
 
 TARGET: Final = ROOT / "docs" / "rest-reference.md"
@@ -25,9 +26,10 @@ in [rest.md](rest.md), errors in [errors.md](errors.md). `python -m tools.rest_r
 
 def reference() -> str:
     """Return the text of the page."""
-    document = create_app(load_settings(_env_file=None)).openapi()
+    app = create_app(load_settings(_env_file=None))
+    document, needs = app.openapi(), needs_of(ROUTERS)
     rows = [
-        f"| `{method.upper()} {path}` | {_scope(method.upper(), path)} | {_summary(operation)} |"
+        f"| `{method.upper()} {path}` | {_scope(needs[f'{method.upper()} {path}'])} | {_summary(operation)} |"
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
@@ -40,8 +42,7 @@ def _summary(operation: dict[str, str]) -> str:
     return first.rstrip(".").replace("|", "\\|")
 
 
-def _scope(method: str, path: str) -> str:
-    need = PERMISSIONS.get(f"{method} {path}", Need(keyless=True))
+def _scope(need: Need) -> str:
     if need.keyless:
         return "no key"
     if need.keyless_on_loopback:

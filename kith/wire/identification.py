@@ -38,7 +38,7 @@ class IdentityOut(BaseModel):
     name: str | None = None
     similarity: float | None = Field(
         None,
-        description="Similarity of the best candidate. Without the scope admin it is coarse, and so are candidates, "
+        description="Similarity of the best candidate. Without the scope vectors it is coarse, and so are candidates, "
         "runner_up, margin and probabilities (docs/keys.md).",
     )
     threshold: float | None = None

@@ -18,7 +18,7 @@ class VerifyOut(BaseModel):
     model: str
     outcome: VerifyOutcome
     similarity: float | None = Field(
-        None, description="Coarse in a comparison with a subject without the scope admin (docs/keys.md)."
+        None, description="Coarse in a comparison with a subject without the scope vectors (docs/keys.md)."
     )
     threshold: float | None = None
     review_threshold: float | None = None

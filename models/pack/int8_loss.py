@@ -12,7 +12,7 @@ import numpy as np
 
 from models.checksums import sha256_of
 from models.engines.selection import EngineChoice, EnginePreference, open_with_engine
-from models.pack.int8_samples import Crops, People, Samples, crop_batches, photo_batches
+from models.pack.int8_samples import Crops, People, QuantizationSamples, crop_batches, photo_batches
 from models.risk.search_rates import rates_at, search_gallery, threshold_at_fpir
 from models.runtime.network import Engine, Float, Network
 from models.runtime.onnx_runtime import OnnxNetwork
@@ -73,7 +73,7 @@ class Judge(ABC):
 
 
 class RecognizerJudge(Judge):
-    def __init__(self, spec: RecognitionSpec, samples: Samples, people: People | None) -> None:
+    def __init__(self, spec: RecognitionSpec, samples: QuantizationSamples, people: People | None) -> None:
         super().__init__(spec)
         self._spec, self._samples, self._people = spec, samples, people
         self._fp32 = Recognizer(OnnxNetwork(spec.path), spec)
@@ -134,7 +134,7 @@ class RecognizerJudge(Judge):
 
 
 class DetectorJudge(Judge):
-    def __init__(self, spec: DetectionSpec, detector: Detector, samples: Samples) -> None:
+    def __init__(self, spec: DetectionSpec, detector: Detector, samples: QuantizationSamples) -> None:
         super().__init__(spec)
         self._spec, self._fp32, self._samples = spec, detector, samples
         self._exact = [detector.detect([photo])[0] for photo in samples.measured_photos]

@@ -32,7 +32,7 @@ Photos = list[NDArray[np.uint8]]
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class QuantizationSamples:
     """Photos scaled to the detector's canvas, and (n, size_px, size_px, 3) crops of their faces, in two halves."""
 
     photos: Photos
@@ -59,7 +59,9 @@ def spread(folder: Path) -> Iterator[NDArray[np.uint8]]:
             yield photo
 
 
-def collect_samples(photos: Iterable[NDArray[np.uint8]], detector: Detector, alignment: Alignment) -> Samples:
+def collect_samples(
+    photos: Iterable[NDArray[np.uint8]], detector: Detector, alignment: Alignment
+) -> QuantizationSamples:
     """Detect the faces of (H, W, 3) RGB photos. Every second photo is kept for measuring.
 
     Raises:
@@ -80,7 +82,7 @@ def collect_samples(photos: Iterable[NDArray[np.uint8]], detector: Detector, ali
             f"they show {len(ranges) + len(measured)} usable faces. Use photos with at least {MIN_FACES} faces, like "
             "those that the service will see",
         )
-    return Samples(halves[0], ranges, halves[1], measured)
+    return QuantizationSamples(halves[0], ranges, halves[1], measured)
 
 
 def crop_batches(crops: Crops, spec: RecognitionSpec) -> Iterator[Float]:

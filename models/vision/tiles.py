@@ -112,7 +112,11 @@ def _lay_level(height_px: int, width_px: int, scale: float, side_px: int) -> lis
     tile_height, tile_width = min(height, side_px), min(width, side_px)
     return [
         Tile(
-            *(left, top, tile_width, tile_height, scale),
+            left,
+            top,
+            tile_width,
+            tile_height,
+            scale,
             (left > 0, top > 0, left + tile_width < width, top + tile_height < height),
         )
         for top in _starts(height, side_px)

@@ -102,14 +102,6 @@ class RateLimitedError(KithError):
         self.seconds = seconds
 
 
-class ProbeBudgetError(RateLimitedError):
-    code, title = "probe_budget", "Too many embeddings were compared with subjects"
-    remedy = (
-        "Wait for the seconds in Retry-After, send photos instead of embeddings, or raise KITH_EMBEDDING_RATE. To "
-        "enroll many embeddings, use an import."
-    )
-
-
 class KeyNotFoundError(KithError):
     status, code, title = 404, "key_not_found", "The API key does not exist"
     remedy = "List the keys with 'kith keys list' or GET /v1/keys."

@@ -1,19 +1,28 @@
-"""Followers: searchable replicas that apply a gallery's change log before each search."""
+"""Followers: searchable replicas of galleries, which apply the change log before a search."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol
 
 from models.runtime.network import Float
+from service.core.errors import OverloadedError
 from service.domain.gallery import Gallery, GallerySettings, Hit, Keys
 from service.index.protocol import IndexStats
 
 BYTES_PER_GALLERY: Final = 10_000
 BYTES_PER_DIMENSION: Final = 5
 """Four bytes of the vector, and overhead."""
+THREADS: Final = 4
+MAX_LARGE_LOADS: Final = 2
+"""Threads that may load large galleries at the same time. A load takes seconds to minutes."""
+LARGE_TEMPLATES: Final = 20_000
+MAX_WAITING: Final = 256
+"""Requests that may wait for a gallery to be loaded."""
 
 
 class Replica(Protocol):
@@ -29,7 +38,15 @@ class Replica(Protocol):
         """Return whether the replica has reached this version of the gallery."""
 
     def search(self, probes: Float, k: int, among: Keys | None) -> tuple[list[list[Hit]], int]:
-        """Search as :meth:`Follower.search`, without catching up."""
+        """Search for (q, d) probes.
+
+        Args:
+            among: ascending keys of the subjects to search; None: all.
+
+        Returns:
+            The ``k`` best subjects of each probe by the gallery's fusion, best first, and the number of subjects
+            compared. Subjects without templates do not count.
+        """
 
     def stats(self) -> IndexStats:
         """Return the current state of the index."""
@@ -42,48 +59,39 @@ class Replica(Protocol):
 
 
 class Follower:
-    """Replica of one gallery that catches up before each search. Safe to share between threads."""
+    """Replica of one gallery, and the turns of the requests that wait for it. Safe to share between threads.
+
+    ``loaded``: True after the first catch-up; later ones are short.
+    """
 
     def __init__(self, gallery: Gallery, replica: Replica) -> None:
         self.name = gallery.name
         self.settings = gallery.settings
-        self.caught_up = False
-        """True after the first catch-up; later ones are short."""
+        self.loaded = False
+        self.turn = asyncio.Lock()
+        self.begun = self.ended = self.waiting = 0
         self._replica = replica
 
     def catch_up(self, version: int | None = None) -> None:
         """Catch up as :meth:`Replica.catch_up`. The first call loads the gallery, which can take minutes."""
         self._replica.catch_up(version)
-        self.caught_up = True
+        self.loaded = True
 
     def is_at(self, version: int) -> bool:
         """Return whether the replica has reached this version of the gallery."""
         return self._replica.is_at(version)
 
-    def search(
-        self, probes: Float, k: int, among: Keys | None = None, version: int | None = None
-    ) -> tuple[list[list[Hit]], int]:
-        """Catch up, then search for (q, d) probes.
-
-        Args:
-            among: ascending keys of the subjects to search; None: all.
-            version: current version of the gallery, as for :meth:`Replica.catch_up`.
-
-        Returns:
-            The ``k`` best subjects of each probe by the gallery's fusion, best first, and the number of subjects
-            compared. Subjects without templates do not count.
-        """
-        self.catch_up(version)
+    def search(self, probes: Float, k: int, among: Keys | None = None) -> tuple[list[list[Hit]], int]:
+        """Search as :meth:`Replica.search`, as of the last catch-up."""
         return self._replica.search(probes, k, among)
 
     def stats(self) -> IndexStats:
-        """Catch up and return the state of the index."""
-        self.catch_up()
+        """Return the state of the index, as of the last catch-up."""
         return self._replica.stats()
 
     def sequence(self) -> int | None:
         """Return the last applied line of the change log; None: not loaded."""
-        return self._replica.sequence() if self.caught_up else None
+        return self._replica.sequence() if self.loaded else None
 
     def close(self) -> None:
         """Stop the replica without waiting."""
@@ -94,15 +102,19 @@ class Followers:
     """LRU cache of followers, one per gallery and generation.
 
     A follower is replaced when an index setting of its gallery changes. ``memory``: limit in bytes for all vectors;
-    None: no limit.
+    None: no limit. ``max_waiting``: requests that may wait for a gallery to be loaded.
     """
 
     def __init__(
         self,
         make_replica: Callable[[Gallery], Replica],
         memory: int | None = None,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
         self._make_replica = make_replica
+        self._max_waiting = max_waiting
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="following")
+        self._loading = asyncio.Semaphore(MAX_LARGE_LOADS)
         self._memory = memory
         self._followers: OrderedDict[tuple[int, int], Follower] = OrderedDict()
         self._held: dict[tuple[int, int], int] = {}
@@ -129,6 +141,50 @@ class Followers:
         _close(gone)
         return follower
 
+    def caught_up(self, gallery: Gallery) -> Follower:
+        """Return the follower after it has applied every write that was acknowledged before this call. Blocks.
+
+        Raises StorageError, IndexUnavailableError: the change log cannot be read or applied.
+        """
+        follower = self.of(gallery)
+        follower.catch_up()
+        return follower
+
+    async def when_caught_up(self, gallery: Gallery) -> Follower:
+        """Return the follower after it has applied every write acknowledged before ``gallery`` was read.
+
+        Requests that wait hold no thread, so a slow load delays no other gallery. A catch-up that begins after a
+        request has arrived applies all that it needs (single-flight).
+
+        Raises:
+            OverloadedError: too many requests wait for the gallery to be loaded.
+            StorageError, IndexUnavailableError: as caught_up.
+        """
+        follower = self.of(gallery)
+        if follower.is_at(gallery.version):
+            return follower
+        if not follower.loaded and follower.waiting >= self._max_waiting:
+            raise OverloadedError(f"{follower.waiting} requests are waiting for the gallery to be loaded")
+        arrived = follower.begun
+        follower.waiting += 1
+        try:
+            async with follower.turn:
+                if follower.ended > arrived:
+                    return follower
+                follower.begun = begun = follower.begun + 1
+                if follower.loaded or gallery.templates < LARGE_TEMPLATES:
+                    await self._in_thread(follower, gallery)
+                else:
+                    async with self._loading:
+                        await self._in_thread(follower, gallery)
+                follower.ended = begun
+        finally:
+            follower.waiting -= 1
+        return follower
+
+    async def _in_thread(self, follower: Follower, gallery: Gallery) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, follower.catch_up, gallery.version)
+
     def drop(self, gallery: Gallery) -> None:
         """Evict all generations of a deleted gallery."""
         with self._lock:
@@ -136,7 +192,8 @@ class Followers:
         _close(gone)
 
     def close(self) -> None:
-        """Close all followers."""
+        """Finish running catch-ups, and close all followers."""
+        self._threads.shutdown()
         with self._lock:
             gone = [each for key in list(self._followers) for each in self._evict(key)]
         _close(gone)

@@ -85,10 +85,10 @@ class MilvusReplica:
             position = self._shared.position(self._gallery, collection.engine)
         latest = self._latest
         if latest is None or (latest.collection is not collection or latest.position != position):
-            latest = self._latest = _Reached(collection, position, time.monotonic())
-        self._own_thread.reached = latest
+            self._latest = _Reached(collection, position, time.monotonic())
 
     def search(self, probes: Float, k: int, among: Keys | None) -> tuple[list[list[Hit]], int]:
+        self._own_thread.reached = self._latest
         with self._reopening_if_dropped():
             compared = self._compared(among)
             if not compared or not len(probes):
@@ -99,6 +99,7 @@ class MilvusReplica:
             return hits, compared
 
     def stats(self) -> IndexStats:
+        self._own_thread.reached = self._latest
         with self._reopening_if_dropped():
             reached = self._reached
             kind = self._milvus.options.index
@@ -118,6 +119,7 @@ class MilvusReplica:
 
     @property
     def _reached(self) -> _Reached:
+        """What the search of this thread began with: a concurrent catch-up must not change it."""
         reached: _Reached = self._own_thread.reached
         return reached
 

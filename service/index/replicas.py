@@ -109,7 +109,6 @@ class LogReplica(ABC):
         self._loaded = False
         self._closed = False
         self._trimmed_at = gallery.log_floor
-        self._begun = self._ended = 0
         self._version = UNKNOWN_VERSION
         self._catching_up = threading.Lock()
 
@@ -119,11 +118,9 @@ class LogReplica(ABC):
     def catch_up(self, version: int | None = None) -> None:
         if version is not None and self.is_at(version):
             return
-        arrived = self._begun
         with self._catching_up:
-            if self._ended > arrived:
-                return  # another thread's catch-up began after this call, so it has applied all that this call needs
-            self._begun += 1
+            if version is not None and self.is_at(version):
+                return
             try:
                 if self._loaded:
                     self._follow()
@@ -131,7 +128,6 @@ class LogReplica(ABC):
                     self._load()
             except LogTrimmedError:
                 self._load()
-            self._ended = self._begun
             if version is not None:
                 self._version = version
             self._trim_if_long()

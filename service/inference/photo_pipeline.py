@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar, TypeVarTuple
@@ -22,9 +21,9 @@ from models.vision.quality import Quality
 from models.vision.quality_gate import LivenessVerdict
 from models.vision.specs import BoxCrops, LivenessSpec
 from service.core import deadlines
-from service.core.actor import run_in_thread
 from service.core.deadlines import Deadline
 from service.core.errors import LivenessUnavailableError
+from service.core.request_threads import RequestThreads
 from service.domain.gallery import Crop, Gallery
 from service.inference import crops
 from service.inference.batcher import Batcher
@@ -95,7 +94,7 @@ class PhotoPipeline:
         detecting: Batcher[PreparedPhoto, RawOutputs],
         limits: ImageLimits,
         max_faces: int,
-        threads: ThreadPoolExecutor,
+        threads: RequestThreads,
         budget: DecodeBudget,
         judge: LivenessJudge | None = None,
         metrics: Metrics | None = None,
@@ -149,10 +148,6 @@ class PhotoPipeline:
         ]
         return replace(photo, faces=faces)
 
-    async def in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        """Run a blocking function in the threads of requests."""
-        return await run_in_thread(self._threads, function, *arguments)
-
     async def _faces(
         self,
         payload: bytes,
@@ -162,7 +157,7 @@ class PhotoPipeline:
         keep_crop: bool = False,
         background: bool = False,
     ) -> tuple[Photo, list[Image]]:
-        in_thread = self._in_background_thread if background else self.in_thread
+        in_thread = self._in_background_thread if background else self._threads.run
         patience = None if background else deadlines.current_deadline()
         if not background:
             # Reject before decoding if the network's queue cannot take the photo in time.
@@ -251,7 +246,7 @@ class PhotoPipeline:
     async def _in_background_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run in one of BACKGROUND_THREADS, so that requests find free threads."""
         async with self._background:
-            return await self.in_thread(function, *arguments)
+            return await self._threads.run(function, *arguments)
 
 
 async def _until_done(work: Coroutine[Any, Any, Result]) -> Result:

@@ -116,12 +116,6 @@ class Metrics:
             "outcome",
             ["enrolled"],
         )
-        self._probed = self._counter(
-            "kith_probed",
-            "Audit entries about callers whose embeddings look like probes for a template, by reason.",
-            "reason",
-            ["near_misses", "exhausted"],
-        )
         self._batch_items = self._histogram("kith_batch_items", "Items per batch.", BATCH_BUCKETS, "network")
         self._batch_fill = self._histogram(
             "kith_batch_fill_ratio", "Items of a batch divided by its capacity.", FILL_BUCKETS, "network"
@@ -170,10 +164,6 @@ class Metrics:
     def count_enrollment(self, outcome: str, count: int = 1) -> None:
         """Count photos or embeddings ``enrolled``, or rejected with an error code."""
         self._enrolled.labels(outcome).inc(count)
-
-    def count_probing(self, reason: str) -> None:
-        """Count an audit entry about a caller who may probe for a template."""
-        self._probed.labels(reason).inc()
 
     def of_batches(self, network: str) -> BatchMetrics:
         """Return the metrics of one network's batcher."""

@@ -29,14 +29,7 @@ MEDIAN_FPIR: Final = 0.5
 UNLIKE_FACTOR: Final = 2.0
 """Risk of recent probes at the usual threshold, as a multiple of the accepted risk, that callers are told of."""
 SIMILARITY_STEP: Final = 0.05
-"""Rounding step of similarities for callers that may not export templates; applied to photos only.
-
-Embeddings get thresholds only: an attacker could probe the step edges at no cost and recover a template
-(bench/results/template_recovery.md)."""
-UNCALIBRATED_REVIEW_THRESHOLD: Final = 0.3
-"""Lowest threshold for these callers in galleries without calibration.
-
-It exceeds three standard deviations of the similarity of random 128-dimensional vectors."""
+"""Rounding step of similarities for callers without the scope vectors."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +117,6 @@ class Thresholds:
         """True if no similarity is high enough for the target risk."""
         return self.accept > 1
 
-    def at_least(self, floor: float) -> Thresholds:
-        """Return these thresholds, raised to ``floor`` where they are below it."""
-        return replace(self, accept=max(self.accept, floor), review=max(self.review, floor))
-
     def of_search(self, runner_up: float | None) -> Thresholds:
         """Return the thresholds that apply to the best similarity of a search with this runner-up."""
         if self.rival is None or runner_up is None or self.out_of_reach:
@@ -136,16 +125,16 @@ class Thresholds:
         accept = min(self.accept + moved, UNREACHABLE_SIMILARITY)
         return replace(self, accept=accept, review=min(self.review + moved, accept), rival=None)
 
-    def coarse(self, similarity: float, photo: bool) -> float | None:
-        """Return the score that a caller without export permission may see.
+    def coarse(self, similarity: float) -> float | None:
+        """Return the score that a caller without the scope vectors may see.
 
-        Below the review threshold it is None. Above, it is the highest threshold reached; for photos it is the
-        similarity rounded down to SIMILARITY_STEP, if that is higher. The decision stays the same.
+        Below the review threshold it is None. Above, it is the similarity rounded down to SIMILARITY_STEP, or the
+        highest threshold reached if that is higher. The decision stays the same.
         """
         if similarity < self.review:
             return None
         reached = self.accept if similarity >= self.accept else self.review
-        return max(reached, math.floor(similarity / SIMILARITY_STEP) * SIMILARITY_STEP) if photo else reached
+        return max(reached, math.floor(similarity / SIMILARITY_STEP) * SIMILARITY_STEP)
 
 
 @dataclass(frozen=True)
@@ -207,13 +196,6 @@ def thresholds_for(
     return Thresholds(raised, known.raised(review.similarity), known.source, accept.extrapolated, rival, unlike)
 
 
-def review_floor(own: RiskTarget, known: ImpostorRisk | None, comparisons: int, review_factor: float) -> float:
-    """Return the review threshold of the gallery's risk, the lowest for callers that may not export templates."""
-    if known is None and own.kind != "threshold":
-        return UNCALIBRATED_REVIEW_THRESHOLD
-    return thresholds_for(own, known, comparisons, review_factor).review
-
-
 def score_candidates(
     hits: Sequence[tuple[int, float]], thresholds: Thresholds, known: ImpostorRisk | None, comparisons: int
 ) -> list[Candidate]:
@@ -227,13 +209,13 @@ def score_candidates(
 
 
 def coarse_candidates(
-    candidates: Sequence[Candidate], thresholds: Thresholds, known: ImpostorRisk | None, comparisons: int, photo: bool
+    candidates: Sequence[Candidate], thresholds: Thresholds, known: ImpostorRisk | None, comparisons: int
 ) -> list[Candidate]:
     """Return the candidates from the review threshold up, with coarse scores as similarities.
 
     Exact thresholds of the search would reveal the similarity of the runner-up.
     """
-    coarse = [thresholds.coarse(candidate.score, photo) for candidate in candidates]
+    coarse = [thresholds.coarse(candidate.score) for candidate in candidates]
     adjusted = thresholds.rival is not None
     return [
         Candidate(candidate.subject_pk, score, false_alarm_probability(score, known, comparisons, adjusted), score)

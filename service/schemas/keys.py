@@ -18,7 +18,7 @@ class KeyIn(RequestModel):
     name: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=SINGLE_LINE), NORMALIZED] = Field(
         description="Label of the key, such as its owner."
     )
-    scopes: list[Scope] = Field(min_length=1, max_length=4)
+    scopes: list[Scope] = Field(min_length=1, max_length=5)
     galleries: list[GalleryName] | None = Field(
         None, min_length=1, max_length=100, description="Names of galleries, existing or future; null: all."
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from kith.wire.status import BetterPackOut, CheckOut, HeldOut, LagOut, MissesOut, QueueOut, RetentionStatusOut
 from service.core.errors import KithError, MasterKeyError
 from service.inference.batcher import Batcher
+from service.operations.status import Lag, ServiceState
 from service.risk.risk_report import ExpectedMisses
 from service.security.master_keys import MasterKeys
-from service.services.status import Lag, ServiceState
 
 
 def to_check_out(name: str, error: KithError | None) -> CheckOut:

@@ -25,7 +25,7 @@ MAX_EXPIRY: Final = datetime(9999, 12, 31, tzinfo=UTC)
 DUMMY_DIGEST: Final = "0" * 64
 """Compared for unknown ids, so that they take as long as known ones."""
 
-Scope = Literal["identify", "read", "enroll", "admin"]
+Scope = Literal["identify", "read", "enroll", "vectors", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 KeyState = Literal["active", "expired", "revoked", "altered"]
 
@@ -34,7 +34,8 @@ KeyState = Literal["active", "expired", "revoked", "altered"]
 class Rights:
     """Scopes and galleries that a key may use.
 
-    ``scopes``: ``admin`` includes all others. ``galleries``: names; None allows every gallery, including future ones.
+    ``scopes``: ``vectors`` extends the others to embeddings, chosen risks and exact similarities; ``admin`` includes
+    all. ``galleries``: names; None allows every gallery, including future ones.
     """
 
     scopes: frozenset[Scope]

@@ -50,28 +50,15 @@ class Buckets:
     def __len__(self) -> int:
         return len(self._buckets)
 
-    def take(self, name: str, limit: Limit, now: float, cost: int = 1) -> Standing:
-        """Take ``cost`` tokens if the bucket has them.
-
-        A cost above the burst passes when the bucket is full, and leaves a negative balance. ``now``: seconds of a
-        monotonic clock.
-        """
+    def take(self, name: str, limit: Limit, now: float) -> Standing:
+        """Take a token if the bucket has one. ``now``: seconds of a monotonic clock."""
         tokens = self._tokens(name, limit, now)
-        needed = min(cost, limit.burst)
-        passes = tokens >= needed
+        passes = tokens >= 1
         if passes:
-            tokens -= cost
+            tokens -= 1
         self._put(name, tokens, now)
-        next_s = 0 if tokens >= needed else math.ceil((needed - tokens) / limit.rate)
-        return Standing(passes, max(0, int(tokens)), math.ceil((limit.burst - tokens) / limit.rate), next_s)
-
-    def charge(self, name: str, limit: Limit, now: float, cost: int) -> None:
-        """Take ``cost`` tokens, even if the balance becomes negative."""
-        self._put(name, self._tokens(name, limit, now) - cost, now)
-
-    def left(self, name: str, limit: Limit, now: float) -> float:
-        """Return the balance of a bucket, which may be negative."""
-        return self._tokens(name, limit, now)
+        next_s = 0 if tokens >= 1 else math.ceil((1 - tokens) / limit.rate)
+        return Standing(passes, int(tokens), math.ceil((limit.burst - tokens) / limit.rate), next_s)
 
     def wait_s(self, name: str, limit: Limit, now: float) -> int:
         """Return the seconds until a request would pass. Takes no token."""

@@ -17,10 +17,24 @@ KEY: Final = "check-" + "k" * 32
 START_TIMEOUT_S: Final = 90
 STOP_TIMEOUT_S: Final = 20
 LOCKED: Final = (
-    *("--read-only", "--tmpfs", "/tmp:size=256m", "--cap-drop", "all", "--security-opt", "no-new-privileges"),
-    *("--memory", "1g", "--pids-limit", "200", "--network", "host"),
+    "--read-only",
+    "--tmpfs",
+    "/tmp:size=256m",
+    "--cap-drop",
+    "all",
+    "--security-opt",
+    "no-new-privileges",
+    "--memory",
+    "1g",
+    "--pids-limit",
+    "200",
+    "--network",
+    "host",
     # The defaults exceed the limits of root inside another container.
-    *("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"),
+    "--ulimit",
+    "nofile=1024:1024",
+    "--ulimit",
+    "nproc=1024:1024",
 )
 
 

@@ -20,7 +20,7 @@ from kith import Kith, KithClientError
 from models.vision.recognition import l2_normalize
 from service.core.errors import StorageFullError
 from service.domain.gallery import GallerySettings, NewTemplate
-from service.services.gallery_check import open_check
+from service.operations.gallery_check import open_check
 from service.storage.db.disk_reserve import RESERVE_BYTES
 from tests.databases import open_database
 from tests.faults.servers import serving

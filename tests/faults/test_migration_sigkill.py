@@ -27,7 +27,7 @@ from models.vision.recognition import Recognizer
 from service.core.errors import StorageError
 from service.domain.gallery import Crop, GallerySettings, NewTemplate
 from service.inference import crops
-from service.services.gallery_check import open_check
+from service.operations.gallery_check import open_check
 from service.storage.db.tables import jobs
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.store import Store

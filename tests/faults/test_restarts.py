@@ -18,8 +18,8 @@ import pytest
 from kith import KithClientError
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
+from service.operations.gallery_check import open_check
 from service.server import SHUTDOWN_CLOSE_S, SHUTDOWN_REQUESTS_S
-from service.services.gallery_check import open_check
 from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.servers import Server, serving

@@ -17,7 +17,7 @@ from kith import KithClientError
 from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryExistsError, GalleryNotFoundError
 from service.domain.gallery import GallerySettings, NewTemplate, SubjectFilter
-from service.services.gallery_check import Finding, open_check
+from service.operations.gallery_check import Finding, open_check
 from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.judging import halves, operations_of, without_an_order

@@ -28,7 +28,7 @@ def test_events_of_killed_servers_arrive(tmp_path: Path, some_database_url: Data
     """One client per gallery enrolls a subject, then searches for it, until the server dies; again after a restart."""
     acknowledged: dict[str, list[tuple[str, str]]] = {gallery: [] for gallery in GALLERIES}
     with receiving() as receiver:
-        server = Server(tmp_path, some_database_url(), KITH_WEBHOOK_HOSTS=receiver.origin, KITH_EMBEDDING_RATE="1e6")
+        server = Server(tmp_path, some_database_url(), KITH_WEBHOOK_HOSTS=receiver.origin)
         try:
             server.wait_until_ready()
             with server.client() as kith:

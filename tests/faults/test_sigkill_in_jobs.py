@@ -30,7 +30,7 @@ KILLS = 6
 
 
 @pytest.mark.skipif(
-    not LONG, reason="make test-faults; tests/service/services/test_bulk_enrollment.py has one kill of it"
+    not LONG, reason="make test-faults; tests/service/usecases/test_bulk_enrollment.py has one kill of it"
 )
 def test_an_archive_is_enrolled_as_if_no_server_had_been_killed(
     some_database_url: DatabaseUrl, tmp_path: Path, astronaut: NDArray[np.uint8], tally: Tally

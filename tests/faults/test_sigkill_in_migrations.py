@@ -23,12 +23,12 @@ from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate
 from service.inference import crops
 from service.inference.batcher import Batcher, DevicePool
 from service.inference.recognizers import Recognizers, ServedRecognizer
+from service.jobs.runner import Runner
 from service.risk.gallery_risks import GalleryRisks
-from service.services.job_runner import Runner
-from service.services.migration import Migrations, aligned
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
+from service.usecases.migration import Migrations, aligned
 from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.killing import Killed

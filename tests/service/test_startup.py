@@ -19,13 +19,14 @@ from models.engines.selection import EnginePreference, OpenedNetworks, open_netw
 from models.errors import PackError
 from models.runtime.network import Engine
 from models.vision.specs import NetworkSpec
+from service import wiring
 from service.app import create_app
 from service.cli.terminal import EXIT_FAILED
 from service.index.follower import Followers
+from service.jobs.runner import Runner
+from service.operations.transfers import Transfers
 from service.risk.gallery_risks import GalleryRisks
 from service.server import embedded
-from service.services.job_runner import Runner
-from service.services.transfers import Transfers
 from service.settings import load_settings
 from service.storage.audit.writer import AuditWriter
 from service.storage.repositories.store import Store
@@ -79,7 +80,7 @@ def closed(
 ) -> list[str]:
     """Return the names of closed resources, in order."""
     names = list[str]()
-    monkeypatch.setattr("service.app.open_networks", opened_once)
+    monkeypatch.setattr(wiring, "open_networks", opened_once)
 
     def watch(name: str, close: str, each: type) -> None:
         closing = getattr(each, close)
@@ -96,12 +97,12 @@ def closed(
     return names
 
 
-OPENED = ["Store", "Followers", "GalleryRisks", "AuditWriter", "Transfers", "Runner"]
+OPENED = ["Store", "Followers", "GalleryRisks", "Transfers", "Runner", "AuditWriter"]
 
 
 @pytest.mark.parametrize(
     ("failing", "opened"),
-    [("Followers", 1), ("CatchUp", 2), ("AuditWriter", 3), ("Spool", 5), ("Runner", 5), ("Context", 6)],
+    [("Followers", 1), ("GalleryRisks", 2), ("Spool", 4), ("Runner", 4), ("AuditWriter", 5), ("Backend", 6)],
 )
 def test_a_start_that_fails_closes_what_was_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: list[str], failing: str, opened: int
@@ -109,7 +110,7 @@ def test_a_start_that_fails_closes_what_was_opened(
     def fail(*arguments: object, **named: object) -> None:
         raise FailedError
 
-    monkeypatch.setattr(f"service.app.{failing}", fail)
+    monkeypatch.setattr(wiring, failing, fail)
     _serve(tmp_path)
     assert closed == OPENED[:opened][::-1]
 
@@ -117,7 +118,7 @@ def test_a_start_that_fails_closes_what_was_opened(
 def test_an_index_that_fails_to_start_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: list[str]
 ) -> None:
-    monkeypatch.setattr("service.app.open_milvus", lambda *_: Milvus(closed))
+    monkeypatch.setattr(wiring, "open_milvus", lambda *_: Milvus(closed))
     _serve(tmp_path)
     assert closed == ["Milvus", "Store"]
 

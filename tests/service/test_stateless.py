@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import httpx2 as httpx
@@ -20,7 +21,7 @@ def test_it_detects_embeds_and_verifies_without_a_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
 ) -> None:
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     photo, key = jpeg(astronaut), "k" * 32
     settings = load_settings(stateless=True, data_dir=tmp_path / "data", api_key=key, log_level="WARNING")
     with embedded(settings) as url, Kith(url, api_key=key) as kith:

@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Final
 
 from fastapi import Depends, Request
 
-from service.api.http.context import context_of
-from service.api.http.permissions import ENROLL, IDENTIFY, READ, Caller, Need
+from service.api.http.backend import backend_of
 from service.api.http.routing import PermittedRoute, caller_of
 from service.core.errors import ForbiddenError
 from service.domain.gallery import Gallery
+from service.security.callers import Caller
 
 PREFIX: Final = "/api/v1"
 RECOGNITION: Final = f"{PREFIX}/recognition"
-FACE: Final = f"{RECOGNITION}/faces/{{image_id}}"
-COMPREFACE_PERMISSIONS: Final[dict[str, Need]] = {
-    f"GET {RECOGNITION}/subjects": READ,
-    f"GET {RECOGNITION}/subjects/": READ,
-    f"POST {RECOGNITION}/subjects": ENROLL,
-    f"PUT {RECOGNITION}/subjects/{{subject}}": ENROLL,
-    f"DELETE {RECOGNITION}/subjects/{{subject}}": ENROLL,
-    f"DELETE {RECOGNITION}/subjects": ENROLL,
-    f"GET {RECOGNITION}/faces": READ,
-    f"POST {RECOGNITION}/faces": ENROLL,
-    f"POST {RECOGNITION}/faces/delete": ENROLL,
-    f"DELETE {RECOGNITION}/faces": ENROLL,
-    f"DELETE {FACE}": ENROLL,
-    f"GET {FACE}/img": READ,
-    f"POST {FACE}/verify": IDENTIFY,
-    f"POST {RECOGNITION}/recognize": IDENTIFY,
-    f"POST {RECOGNITION}/embeddings/recognize": IDENTIFY,
-    f"POST {RECOGNITION}/embeddings/faces/{{image_id}}/verify": IDENTIFY,
-    f"POST {PREFIX}/detection/detect": IDENTIFY,
-    f"POST {PREFIX}/verification/verify": IDENTIFY,
-    f"POST {PREFIX}/verification/embeddings/verify": IDENTIFY,
-}
 
 
 def bound_gallery(caller: Caller) -> str:
@@ -54,11 +31,9 @@ def bound_gallery(caller: Caller) -> str:
 class CompreFaceRoute(PermittedRoute):
     """Permitted route that reads the key's gallery when the request begins, as GallerySnapshotRoute does."""
 
-    permissions: ClassVar[Mapping[str, Need]] = COMPREFACE_PERMISSIONS
-
     async def before_body(self, request: Request) -> None:
         name = bound_gallery(caller_of(request))
-        request.state.gallery_snapshot = await context_of(request).find_gallery(name)
+        request.state.gallery_snapshot = await backend_of(request).find_gallery(name)
 
 
 async def _bound_gallery(request: Request) -> Gallery:

@@ -13,22 +13,26 @@ from fastapi import APIRouter, Query, Request, Response
 from service.api.compreface.access import RECOGNITION, BoundGallery, CompreFaceRoute
 from service.api.compreface.requests import MAX_ERASED, ImageId, OptionsDep, SubjectQuery, read_file
 from service.api.compreface.responses import example
-from service.api.http.context import Context, ContextDep
+from service.api.http.backend import BackendDep
+from service.api.http.parameters import IdempotencyKey
+from service.api.http.permissions import ENROLL, READ, permitted
 from service.api.http.routing import CallerDep
 from service.api.routes.pictures import picture_response
-from service.api.routes.subjects import IdempotencyKey, enroll_in
 from service.core.errors import SubjectNotFoundError
 from service.domain.gallery import Gallery, Template
 from service.schemas.fields import SubjectId
 from service.schemas.subjects import EnrollIn
+from service.usecases.backend import Backend
+from service.usecases.enroll import enroll
 
 router = APIRouter(route_class=CompreFaceRoute, prefix=f"{RECOGNITION}/faces", include_in_schema=False)
 
 
 @router.get("")
+@permitted(READ)
 async def list_faces(
     gallery: BoundGallery,
-    context: ContextDep,
+    backend: BackendDep,
     page: Annotated[int, Query(ge=0)] = 0,
     size: Annotated[int, Query(ge=1, le=2000)] = 20,
     subject: SubjectQuery = "",
@@ -36,10 +40,12 @@ async def list_faces(
     """List a page of templates of a subject, or of all, oldest first. The page of an unknown subject is empty."""
     found, total = [], 0
     with suppress(SubjectNotFoundError):
-        found = await context.run(context.store.templates.list_by_offset, gallery, subject or None, page * size, size)
+        found = await backend.run(
+            backend.galleries.store.templates.list_by_offset, gallery, subject or None, page * size, size
+        )
         total = gallery.templates
         if subject:
-            total = (await context.run(context.store.subjects.get, gallery, subject)).templates
+            total = (await backend.run(backend.galleries.store.subjects.get, gallery, subject)).templates
     return {
         "faces": [example(template) for template in found],
         "page_number": page,
@@ -50,58 +56,63 @@ async def list_faces(
 
 
 @router.post("", status_code=201)
+@permitted(ENROLL)
 async def add_face(
     gallery: BoundGallery,
     subject: SubjectId,
     request: Request,
-    context: ContextDep,
+    backend: BackendDep,
     caller: CallerDep,
     options: OptionsDep,
     key: IdempotencyKey = None,
 ) -> dict[str, Any]:
     """Enroll a photo with one face. ``det_prob_threshold`` is ignored: the gallery's quality gate applies."""
-    body = EnrollIn(detail=options.detail).model_copy(update={"images": [await read_file(request, context)]})
-    response = await enroll_in(context, gallery, caller, subject, body, key, only_new=False)
-    (result,) = json.loads(bytes(response.body))["results"]
+    body = EnrollIn(detail=options.detail).model_copy(update={"images": [await read_file(request, backend)]})
+    done = await enroll(backend, gallery, caller, subject, body, key, only_new=False)
+    (result,) = json.loads(done.document)["results"]
     return {"image_id": str(UUID(hex=result["template"])), "subject": subject}
 
 
 @router.delete("")
-async def delete_faces(gallery: BoundGallery, context: ContextDep, subject: SubjectQuery = "") -> dict[str, Any]:
+@permitted(ENROLL)
+async def delete_faces(gallery: BoundGallery, backend: BackendDep, subject: SubjectQuery = "") -> dict[str, Any]:
     """Erase all templates of a subject, or of all subjects. The subjects stay."""
     try:
-        found = await context.run(context.store.templates.list_by_offset, gallery, subject or None, 0, None)
+        found = await backend.run(backend.galleries.store.templates.list_by_offset, gallery, subject or None, 0, None)
     except SubjectNotFoundError:  # clients delete before they enroll
         return {"deleted": 0}
-    return {"deleted": len(await _delete(context, gallery, [template.id for template in found]))}
+    return {"deleted": len(await _delete(backend, gallery, [template.id for template in found]))}
 
 
 @router.delete("/{image_id}")
-async def delete_face(gallery: BoundGallery, image_id: ImageId, context: ContextDep) -> dict[str, Any]:
+@permitted(ENROLL)
+async def delete_face(gallery: BoundGallery, image_id: ImageId, backend: BackendDep) -> dict[str, Any]:
     """Erase a template."""
-    template = await context.run(context.store.templates.find, gallery, image_id.hex)
-    await _delete(context, gallery, [template.id])
+    template = await backend.run(backend.galleries.store.templates.find, gallery, image_id.hex)
+    await _delete(backend, gallery, [template.id])
     return example(template)
 
 
 @router.post("/delete")
-async def delete_many(gallery: BoundGallery, image_ids: list[UUID], context: ContextDep) -> list[dict[str, Any]]:
+@permitted(ENROLL)
+async def delete_many(gallery: BoundGallery, image_ids: list[UUID], backend: BackendDep) -> list[dict[str, Any]]:
     """Erase the templates with these ids. Ids that do not exist are left out of the response."""
-    return [example(template) for template in await _delete(context, gallery, [each.hex for each in image_ids])]
+    return [example(template) for template in await _delete(backend, gallery, [each.hex for each in image_ids])]
 
 
 @router.get("/{image_id}/img")
-async def download(gallery: BoundGallery, image_id: ImageId, request: Request, context: ContextDep) -> Response:
+@permitted(READ)
+async def download(gallery: BoundGallery, image_id: ImageId, request: Request, backend: BackendDep) -> Response:
     """Return the stored crop of a template."""
-    template = await context.run(context.store.templates.find, gallery, image_id.hex)
-    return await picture_response(request, context, gallery, template.subject, template.id)
+    template = await backend.run(backend.galleries.store.templates.find, gallery, image_id.hex)
+    return await picture_response(request, backend, gallery, template.subject, template.id)
 
 
-async def _delete(context: Context, gallery: Gallery, ids: list[str]) -> list[Template]:
+async def _delete(backend: Backend, gallery: Gallery, ids: list[str]) -> list[Template]:
     """Erase templates, each with its receipt, in transactions of MAX_ERASED. Return those that existed until now."""
     deleted = []
     for start in range(0, len(ids), MAX_ERASED):
         some = ids[start : start + MAX_ERASED]
-        deleted += await context.run_on_gallery(gallery, context.store.templates.delete_many, some)
-    context.pipeline.risks.follow(await context.find_gallery(gallery.name))
+        deleted += await backend.run_on_gallery(gallery, backend.galleries.store.templates.delete_many, some)
+    backend.galleries.risks.follow(await backend.find_gallery(gallery.name))
     return deleted

@@ -13,13 +13,13 @@ from pydantic import BaseModel
 from models.vision.face_search import Detail
 from service.api.compreface.similarity import Cutoffs, to_probability
 from service.api.http.bodies import read_json, read_parts
-from service.api.http.context import Context
 from service.core.errors import InvalidRequestError, UnsupportedMediaTypeError
 from service.core.photo_errors import ImageTooLargeError, NoFaceError
 from service.domain.gallery import Gallery
 from service.inference.photo_pipeline import Face
 from service.schemas.fields import NORMALIZED, Embedding, SubjectId
 from service.schemas.photos import PhotoBytes
+from service.usecases.backend import Backend
 
 MAX_PREDICTIONS: Final = 100
 MAX_ERASED: Final = 200
@@ -94,19 +94,19 @@ def max_predictions(count: int) -> int:
     return min(count, MAX_PREDICTIONS) if count > 0 else MAX_PREDICTIONS
 
 
-async def read_file(request: Request, context: Context) -> bytes:
+async def read_file(request: Request, backend: Backend) -> bytes:
     """Return the photo ``file`` of a form or of JSON. Raises as :func:`read_files`."""
-    (photo,) = await read_files(request, context, FileBody)
+    (photo,) = await read_files(request, backend, FileBody)
     return photo
 
 
-async def read_files(request: Request, context: Context, model: type[BaseModel]) -> list[bytes]:
+async def read_files(request: Request, backend: Backend, model: type[BaseModel]) -> list[bytes]:
     """Return the photos that are the fields of ``model``, from form parts or base64 strings of JSON.
 
     Raises InvalidRequestError, ImageTooLargeError, UnsupportedMediaTypeError.
     """
-    names, max_bytes = list(model.model_fields), context.settings.max_image_bytes
-    with context.metrics.stage("read"):
+    names, max_bytes = list(model.model_fields), backend.settings.max_image_bytes
+    with backend.operations.metrics.stage("read"):
         media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type == "application/json":
             body = await read_json(request, model, len(names), max_bytes, 0)
@@ -123,9 +123,9 @@ async def read_files(request: Request, context: Context, model: type[BaseModel])
     return photos
 
 
-async def read_embeddings(request: Request, context: Context, gallery: Gallery, model: type[Body]) -> Body:
+async def read_embeddings(request: Request, backend: Backend, gallery: Gallery, model: type[Body]) -> Body:
     """Read JSON with embeddings, as many as a request may have. Raises InvalidRequestError."""
-    count = context.settings.max_embeddings
+    count = backend.settings.max_embeddings
     body = await read_json(request, model, 0, 0, (count + 1) * gallery.dimension)
     embeddings = body.embeddings if isinstance(body, EmbeddingsBody) else getattr(body, "targets", [])
     if not 0 < len(embeddings) <= count:

@@ -9,10 +9,10 @@ import numpy as np
 
 from service.api.compreface.requests import FaceOptions
 from service.api.compreface.similarity import Cutoffs, level_of, level_of_candidate, to_client, to_probability
-from service.api.http.responses import Document
 from service.domain.gallery import Gallery, Template
 from service.inference.photo_pipeline import Face
 from service.inference.recognizers import ServedRecognizer
+from service.schemas.documents import Document
 
 UNKNOWN_SUBJECT: Final = {"subject": "unknown", "similarity": 0.0}
 """Stands for candidates that the key may not see. Clients read the first subject without checking that there is one."""

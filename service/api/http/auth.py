@@ -15,12 +15,12 @@ from typing import Final, NoReturn
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from service.api.http.context import Context
-from service.api.http.permissions import ANONYMOUS, OPERATOR, Caller
 from service.core.errors import ForeignOriginError, RateLimitedError, UnauthorizedError
 from service.security.addresses import is_loopback
+from service.security.callers import ANONYMOUS, OPERATOR, Caller
 from service.security.rate_limits import Buckets, Limit, Standing
 from service.settings import Settings
+from service.usecases.backend import Backend
 
 WRONG_KEY_LIMIT: Final = Limit(rate=0.2, burst=10)
 """Wrong keys that one address may send before it gets 429."""
@@ -56,7 +56,7 @@ class Authenticator:
             None if settings.rate_limit is None else rate_limit(settings.rate_limit, settings.rate_burst)
         )
 
-    async def authenticate(self, scope: Scope, headers: Headers, context: Context) -> tuple[Caller, Limit | None]:
+    async def authenticate(self, scope: Scope, headers: Headers, backend: Backend) -> tuple[Caller, Limit | None]:
         """Return the caller and its rate limit.
 
         Raises:
@@ -70,9 +70,9 @@ class Authenticator:
             return OPERATOR, self._default_limit
         if token is None and self._operator_key is not None:
             raise UnauthorizedError("the API key is missing")
-        ring = context.keys.cached_ring()
+        ring = backend.operations.keys.cached_ring()
         if ring is None:
-            ring = await context.run(context.keys.ring)
+            ring = await backend.run(backend.operations.keys.ring)
         if token is None or (self._operator_key is None and not len(ring)):
             if len(ring) or not self._allow_anonymous:
                 raise UnauthorizedError("the API key is missing")
@@ -84,7 +84,7 @@ class Authenticator:
             self._reject_wrong_key(_client_address(scope))
         if (state := key.state(now)) != "active":
             raise UnauthorizedError(f"the API key {INACTIVE_KEY_STATES[state]}", INACTIVE_KEY_REMEDY)
-        context.key_uses.note(key.id, now)
+        backend.operations.key_uses.note(key.id, now)
         limit = self._default_limit if key.rate is None else rate_limit(key.rate, key.burst)
         return Caller(f"key:{key.id}", key.rights), limit
 

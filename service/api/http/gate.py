@@ -7,6 +7,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -18,7 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.http.auth import Authenticator, rate_limit_headers
 from service.api.http.bodies import VERIFY_SIDES
 from service.api.http.content_encoding import ARCHIVE_CODINGS, IMPORT_CODINGS, content_coding
-from service.api.http.permissions import ANONYMOUS, CONSOLE, Caller, paths_where
 from service.api.http.problems import problem_response
 from service.core.actor import Actor, acting_as
 from service.core.errors import (
@@ -33,7 +33,7 @@ from service.core.errors import (
     UrlEncodingError,
 )
 from service.observability.metrics import Metrics, RequestSpan
-from service.security.addresses import is_loopback
+from service.security.callers import ANONYMOUS, Caller
 from service.settings import Settings
 
 DEFAULT_BODY_BYTES: Final = 1_000_000
@@ -119,20 +119,23 @@ class _BodyLimit:
     codings: tuple[str, ...] = ()
 
 
+CONSOLE: Final = "/console"
+"""Path of the console's page. Its files lie below it and need no key; their API calls do."""
 OTHER_BODIES: Final = _BodyLimit(DEFAULT_BODY_BYTES)
 
 
 class Gate:
     """ASGI middleware, so that it sees each chunk as it arrives and stops a body at its limit.
 
+    ``keyless_paths``: paths of routes that need no key.
+
     Log lines contain the route's template, not the path: subject ids may be people's names.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, keyless_paths: Collection[str]) -> None:
         self._app = app
         self._metrics = metrics
-        on_loopback = is_loopback(settings.host)
-        self._public_paths = paths_where(lambda need: need.keyless or (need.keyless_on_loopback and on_loopback))
+        self._public_paths = keyless_paths
         self._authenticator = Authenticator(settings)
         self._photos = _BodyLimit(settings.max_request_bytes(settings.max_images))
         self._verify = _BodyLimit(settings.max_request_bytes(VERIFY_SIDES))
@@ -207,7 +210,7 @@ class Gate:
             self._metrics.count_problem(error.code)
             # A hidden gallery is audited whether or not it exists, so that the audit does not reveal it either.
             if error.hides_existence or isinstance(error, AUDITED_REFUSALS):
-                scope["app"].state.context.audit.record_refusal(caller.name, error.code)
+                scope["app"].state.backend.operations.audit.record_refusal(caller.name, error.code)
         if span is not None:
             span.answered(f"{method} {route}", route, status, code, exchange.request_id)
         elapsed_ms = elapsed_s * 1000
@@ -250,7 +253,7 @@ class Gate:
         headers, caller = Headers(scope=scope), ANONYMOUS
         _check_url(scope.get("raw_path") or scope["path"].encode(), scope["query_string"])
         if scope["path"] not in self._public_paths and not scope["path"].startswith(f"{CONSOLE}/"):
-            caller, rate = await self._authenticator.authenticate(scope, headers, scope["app"].state.context)
+            caller, rate = await self._authenticator.authenticate(scope, headers, scope["app"].state.backend)
             scope["state"]["caller"] = caller
             if rate is not None:
                 standing = self._authenticator.count_request(caller, rate)

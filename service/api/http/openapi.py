@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
 
 from kith.wire.common import Problem
 from service.api.http.bodies import OPTIONS_FIELD
+from service.api.http.permissions import description_of
 from service.api.http.problems import MEDIA_TYPE
 from service.schemas.faces import DetectIn, EmbedIn
 from service.schemas.identification import IdentifyIn
@@ -29,22 +33,6 @@ EXAMPLES: dict[type[BaseModel], Any] = {
         "risk": {"fmr": 0.001},
     },
 }
-BODIES: dict[str, Any] = {
-    "createGallery": {"name": "staff", "risk": {"fpir": 0.001}, "retention_days": 365},
-    "updateGallery": {"risk": {"fpir": 0.0001}},
-    "applyRetention": {"templates": 12, "subjects": 3},
-    "putSubject": {"name": "Ada Lovelace", "tags": ["staff"], "metadata": {"room": 12}},
-    "patchSubject": {"name": "Countess of Lovelace"},
-    "mergeSubject": {"into": "ada"},
-    "moveTemplate": {"subject": "grace"},
-    "startMigration": {"to": "open-model-zoo"},
-    "cutOverMigration": {"min_share": 0.99},
-    "finishMigration": {"force": False},
-    "createKey": {"name": "door", "scopes": ["identify"], "galleries": ["staff"]},
-    "rotateKey": {"overlap_s": 86_400},
-    "createWebhook": {"url": "https://door.example.org/events", "types": ["decision"], "outcomes": ["unknown"]},
-}
-"""Examples of other JSON bodies, by operation id."""
 PATH_EXAMPLES = {
     "gallery": "staff",
     "subject": "ada",
@@ -117,11 +105,17 @@ def _describe_defaults(schema: dict[str, Any]) -> None:
             field["description"] = f"{field.get('description', '')} Default: {json.dumps(default)}.".lstrip()
 
 
-def install_openapi(app: FastAPI) -> None:
+def install_openapi(app: FastAPI, routers: Sequence[APIRouter]) -> None:
     """Add to the OpenAPI document what signatures lack: body schemas, examples, problem types and authentication."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
+            examples = {
+                to_camel(route.name): description_of(route.endpoint).example
+                for router in routers
+                for route in router.routes
+                if isinstance(route, APIRoute)
+            }
             document = get_openapi(
                 title=app.title,
                 version=app.version,
@@ -130,7 +124,7 @@ def install_openapi(app: FastAPI) -> None:
                 tags=app.openapi_tags,
                 servers=[{"url": "."}],  # relative to /openapi.json, because a proxy may add a path prefix
             )
-            _complete(document)
+            _complete(document, examples)
             document["components"]["securitySchemes"] = {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -142,7 +136,7 @@ def install_openapi(app: FastAPI) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _complete(document: dict[str, Any]) -> None:
+def _complete(document: dict[str, Any], examples: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     schemas |= _body_schemas()
     for name, each in schemas.items():
@@ -151,7 +145,7 @@ def _complete(document: dict[str, Any]) -> None:
     schema = {"$ref": "#/components/schemas/Problem"}
     for operations in document["paths"].values():
         for operation in operations.values():
-            if example := BODIES.get(operation["operationId"]):
+            if example := examples.get(operation["operationId"]):
                 operation["requestBody"]["content"]["application/json"]["example"] = example
             for parameter in operation.get("parameters", ()):
                 if parameter["in"] == "path":

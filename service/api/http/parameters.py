@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, TypeVar
 
-from fastapi import Path, Query
+from fastapi import Header, Path, Query
 
 from service.core.errors import InvalidRequestError
 from service.schemas.fields import SEALED_CURSOR, WITHOUT_NUL, GalleryName
@@ -48,3 +48,11 @@ def paginate(
     """Return a page and the cursor of the next one, from up to ``limit + 1`` rows."""
     page = rows[:limit]
     return page, seal_cursor(seal, number_of(page[-1])) if len(rows) > limit else None
+
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key", min_length=1, max_length=255, description="A repeated request gets the first response."
+    ),
+]

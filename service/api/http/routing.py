@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import Annotated, Any, ClassVar, Final, cast
+from typing import Annotated, Any, Final, cast
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 
+from service.api.http.backend import backend_of
 from service.api.http.bodies import JsonRequest
-from service.api.http.context import context_of
 from service.api.http.parameters import GalleryPath
-from service.api.http.permissions import PERMISSIONS, Caller, Need
+from service.api.http.permissions import Need, description_of
 from service.core.errors import GalleryNotFoundError
 from service.domain.gallery import Gallery
 from service.schemas.fields import GALLERY_NAME
+from service.security.callers import Caller
 
 METHODS_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 
@@ -34,26 +35,20 @@ CallerDep = Annotated[Caller, Depends(_caller)]
 
 
 class PermittedRoute(APIRoute):
-    """Route that checks ``permissions`` first: the body of a rejected request is never read.
+    """Route that checks what its handler is `permitted` first: the body of a rejected request is never read.
 
     A gallery in the path that the key is not for gives 404, whatever else is wrong with the request.
     """
 
-    permissions: ClassVar[Mapping[str, Need]] = PERMISSIONS
-
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Raises LookupError: the table has no row for the route."""
-        handle = super().get_route_handler()
-        needs = [self._need(method) for method in self.methods or ()]
-        if len(needs) != 1:
-            raise LookupError(f"{self.path}: give each route one method, as PERMISSIONS has one row per method")
-        need = needs[0]
+        """Raises LookupError: the handler does not say what it requires."""
+        handle, need = super().get_route_handler(), description_of(self.endpoint).need
         if need.keyless or need.keyless_on_loopback:
             return handle  # the gate has checked it
 
         async def check_and_handle(request: Request) -> Response:
             caller = caller_of(request)
-            caller.check(need)
+            need.check(caller)
             if (gallery := request.path_params.get("gallery")) is not None:
                 caller.check_gallery(gallery)
             await self.before_body(request)
@@ -64,12 +59,6 @@ class PermittedRoute(APIRoute):
     async def before_body(self, request: Request) -> None:
         """Run after the permission check and before the body is read."""
 
-    def _need(self, method: str) -> Need:
-        try:
-            return self.permissions[f"{method} {self.path}"]
-        except KeyError as error:
-            raise LookupError(f"{method} {self.path} has no row in service/api/http/permissions.py") from error
-
 
 def check_routes(router: APIRouter) -> APIRouter:
     """Raises LookupError: a route does not check permissions."""
@@ -77,6 +66,25 @@ def check_routes(router: APIRouter) -> APIRouter:
         if not isinstance(route, PermittedRoute):
             raise LookupError(f"{getattr(route, 'path', route)} is not a PermittedRoute")
     return router
+
+
+def needs_of(routers: Iterable[APIRouter]) -> dict[str, Need]:
+    """Return what each route requires, by method and path."""
+    return {
+        f"{method} {route.path}": description_of(route.endpoint).need
+        for router in routers
+        for route in router.routes
+        if isinstance(route, PermittedRoute)
+        for method in route.methods or ()
+    }
+
+
+def keyless_paths(routers: Iterable[APIRouter], on_loopback: bool) -> frozenset[str]:
+    """Return the paths that need no key."""
+    needs = needs_of(routers).items()
+    return frozenset(
+        route.partition(" ")[2] for route, need in needs if need.keyless or (need.keyless_on_loopback and on_loopback)
+    )
 
 
 class GallerySnapshotRoute(PermittedRoute):
@@ -89,7 +97,7 @@ class GallerySnapshotRoute(PermittedRoute):
         name = request.path_params["gallery"]
         if request.method in METHODS_WITH_BODY and re.match(GALLERY_NAME, name):
             with suppress(GalleryNotFoundError):  # reported after the rest of the request was validated
-                request.state.gallery_snapshot = await context_of(request).find_gallery(name)
+                request.state.gallery_snapshot = await backend_of(request).find_gallery(name)
 
 
 async def _gallery_snapshot(gallery: GalleryPath, request: Request) -> Gallery:

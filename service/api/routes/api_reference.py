@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from swagger_ui_bundle import swagger_ui_path
 
+from service.api.http.permissions import PUBLIC_ON_LOOPBACK, permitted
 from service.api.http.routing import PermittedRoute
 from service.api.routes.console import SECURITY_HEADERS as CONSOLE_HEADERS
 
@@ -37,16 +38,19 @@ PAGE: Final = """<!doctype html>
 
 
 @router.get(SCHEMA)
+@permitted(PUBLIC_ON_LOOPBACK)
 async def schema(request: Request) -> Response:
     return JSONResponse(request.app.openapi())
 
 
 @router.get("/docs")
+@permitted(PUBLIC_ON_LOOPBACK)
 async def docs() -> Response:
     return HTMLResponse(PAGE, headers=HEADERS)
 
 
 @router.get("/docs/openapi.json")
+@permitted(PUBLIC_ON_LOOPBACK)
 async def schema_3_0(request: Request) -> Response:
     """Return the document as OpenAPI 3.0, the latest version that Swagger UI 4 reads."""
     document = to_openapi_3_0(request.app.openapi())
@@ -54,11 +58,13 @@ async def schema_3_0(request: Request) -> Response:
 
 
 @router.get("/docs/swagger-ui.css")
+@permitted(PUBLIC_ON_LOOPBACK)
 async def styles() -> Response:
     return Response(_bundled("swagger-ui.css"), media_type="text/css", headers=HEADERS)
 
 
 @router.get("/docs/swagger-ui-bundle.js")
+@permitted(PUBLIC_ON_LOOPBACK)
 async def script() -> Response:
     return Response(_bundled("swagger-ui-bundle.js"), media_type="text/javascript", headers=HEADERS)
 

@@ -10,14 +10,16 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import AfterValidator
 
 from kith.wire.audit import AuditLineOut, AuditOut
-from service.api.http.context import Context, ContextDep
+from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
+from service.api.http.permissions import ADMIN, ADMIN_ALL, permitted
 from service.api.http.routing import PermittedRoute
 from service.schemas.fields import WITHOUT_NUL, GalleryName, SubjectId, to_utc
 from service.security.sealing import Seal
 from service.storage.audit.log import pseudonym
 from service.storage.audit.reader import AuditFilter, ListedLine
+from service.usecases.backend import Backend
 
 router = APIRouter(route_class=PermittedRoute, tags=["audit"], responses=PROBLEMS)
 
@@ -57,34 +59,36 @@ QueryDep = Annotated[_Query, Depends(_query)]
 
 
 @router.get("/v1/audit")
+@permitted(ADMIN_ALL)
 async def list_audit(
-    context: ContextDep,
+    backend: BackendDep,
     query: QueryDep,
     gallery: Annotated[GalleryName | None, Query(description="Also finds a deleted gallery.")] = None,
 ) -> AuditOut:
     """List the audit entries of the whole service, newest first."""
     chosen = AuditFilter(None, gallery, query.event, query.actor, query.since, query.until)
-    return await _page(context, chosen, (await context.run(context.keys.ring)).seal, query)
+    return await _page(backend, chosen, (await backend.run(backend.operations.keys.ring)).seal, query)
 
 
 @router.get("/v1/galleries/{gallery}/audit")
+@permitted(ADMIN)
 async def list_gallery_audit(
     gallery: GalleryPath,
-    context: ContextDep,
+    backend: BackendDep,
     query: QueryDep,
     subject: Annotated[SubjectId | None, Query(description="Only entries about this subject.")] = None,
 ) -> AuditOut:
     """List the audit entries of a gallery, newest first: changes, searches, exports and automatic changes."""
-    found = await context.find_gallery(gallery)
+    found = await backend.find_gallery(gallery)
     subject_pseudonym = None if subject is None else pseudonym(found, subject)
     chosen = AuditFilter(found.pk, None, query.event, query.actor, query.since, query.until, subject_pseudonym)
-    return await _page(context, chosen, found.seal, query)
+    return await _page(backend, chosen, found.seal, query)
 
 
-async def _page(context: Context, chosen: AuditFilter, seal: Seal, query: _Query) -> AuditOut:
+async def _page(backend: Backend, chosen: AuditFilter, seal: Seal, query: _Query) -> AuditOut:
     before = open_cursor(seal, query.cursor)
-    await context.audit.written()
-    entries = await context.run(context.audit.reader.lines, chosen, before, query.limit + 1)
+    await backend.operations.audit.written()
+    entries = await backend.run(backend.operations.audit.reader.lines, chosen, before, query.limit + 1)
     page, more = paginate(entries, query.limit, seal, lambda listed: listed.pk)
     return AuditOut(lines=[_out(listed) for listed in page], next=more)
 

@@ -13,7 +13,8 @@ from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from service.api.http.permissions import CONSOLE
+from service.api.http.gate import CONSOLE
+from service.api.http.permissions import PUBLIC, permitted
 from service.api.http.routing import PermittedRoute
 
 router = APIRouter(route_class=PermittedRoute, include_in_schema=False)
@@ -47,17 +48,20 @@ class _StaticFile:
 
 
 @router.get("/")
+@permitted(PUBLIC)
 async def root() -> Response:
     """Redirect a browser to the console. Locations are relative, because a proxy may add a path prefix."""
     return RedirectResponse(CONSOLE.removeprefix("/"), 307)
 
 
 @router.get(CONSOLE)
+@permitted(PUBLIC)  # static files; their API calls need a key
 async def index(request: Request) -> Response:
     return _respond(request, "index.html")
 
 
 @router.get(f"{CONSOLE}/{{file:path}}")
+@permitted(PUBLIC)
 async def file(request: Request, file: str) -> Response:
     return RedirectResponse(f"..{CONSOLE}", 308) if file in ("", "index.html") else _respond(request, file)
 

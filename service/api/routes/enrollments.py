@@ -10,9 +10,10 @@ from starlette.requests import ClientDisconnect
 
 from kith.wire.jobs import JobOut
 from models.vision.face_search import Detail
-from service.api.http.context import Context, ContextDep
+from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath
+from service.api.http.permissions import ENROLL, permitted
 from service.api.http.routing import PermittedRoute
 from service.core.errors import InvalidRequestError
 from service.domain.outcomes import FaceChoice
@@ -20,7 +21,8 @@ from service.inference.archives import SIGNATURE_BYTES, archive_kind
 from service.schemas.fields import DETAIL
 from service.schemas.jobs import to_job_out
 from service.security.sealed_files import SealedWriter
-from service.services.bulk_enrollment import KIND, BulkOptions
+from service.usecases.backend import Backend
+from service.usecases.bulk_enrollment import KIND, BulkOptions
 
 router = APIRouter(
     route_class=PermittedRoute, prefix="/v1/galleries/{gallery}/enrollments", tags=["subjects"], responses=PROBLEMS
@@ -36,7 +38,7 @@ DetailOption = Annotated[Detail | None, Query(description=f"{DETAIL} Default: KI
 
 
 async def _options(
-    context: ContextDep,
+    backend: BackendDep,
     face: FaceChoice = "only",
     allow_duplicate: bool = False,
     allow_inconsistent: bool = False,
@@ -45,7 +47,7 @@ async def _options(
     strip: StripFolders = None,
     detail: DetailOption = None,
 ) -> BulkOptions:
-    chosen = detail or context.settings.expected_face_detail
+    chosen = detail or backend.settings.expected_face_detail
     return BulkOptions(face, allow_duplicate, allow_inconsistent, allow_low_quality, strip, allow_not_live, chosen)
 
 
@@ -54,10 +56,11 @@ async def _options(
     status_code=202,
     openapi_extra={"requestBody": {"required": True, "content": dict.fromkeys(ARCHIVES, BINARY)}},
 )
+@permitted(ENROLL)
 async def enroll_archive(
     gallery: GalleryPath,
     request: Request,
-    context: ContextDep,
+    backend: BackendDep,
     options: Annotated[BulkOptions, Depends(_options)],
 ) -> JobOut:
     """Start a job that enrolls the photos of an archive: zip, or tar with gzip, zstd or no compression.
@@ -65,20 +68,20 @@ async def enroll_archive(
     Paths in the archive are SUBJECT/PHOTO, unless a manifest.csv or manifest.ndjson (file, subject) assigns them. The
     archive is on disk when the response is sent.
     """
-    found = await context.find_gallery(gallery)
-    context.recognizers.for_gallery(found)  # raises here rather than in the job
+    found = await backend.find_gallery(gallery)
+    backend.faces.recognizers.for_gallery(found)  # raises here rather than in the job
     job_id = uuid.uuid4().hex
     declared = request.headers.get("content-length", "0")
-    await context.run(context.spool.check_free_space, int(declared) if declared.isdigit() else 0)
-    with context.spool.receiving(job_id, found.seal) as file:
-        await _receive(request, context, file)
-        await context.run(context.spool.sync, file)
-        job = await context.run(context.jobs.submit, found, KIND, options.parameters(), job_id)
-    context.jobs.wake()
+    await backend.run(backend.jobs.spool.check_free_space, int(declared) if declared.isdigit() else 0)
+    with backend.jobs.spool.receiving(job_id, found.seal) as file:
+        await _receive(request, backend, file)
+        await backend.run(backend.jobs.spool.sync, file)
+        job = await backend.run(backend.jobs.runner.submit, found, KIND, options.parameters(), job_id)
+    backend.jobs.runner.wake()
     return to_job_out(job)
 
 
-async def _receive(request: Request, context: Context, file: SealedWriter) -> None:
+async def _receive(request: Request, backend: Backend, file: SealedWriter) -> None:
     """Write the body to ``file`` as it arrives. Raises ArchiveInvalidError once its first bytes are no archive's."""
     head = b""
     try:
@@ -87,7 +90,7 @@ async def _receive(request: Request, context: Context, file: SealedWriter) -> No
                 head += block
                 if len(head) >= SIGNATURE_BYTES:
                     archive_kind(head)
-            await context.run(context.spool.write, file, block)
+            await backend.run(backend.jobs.spool.write, file, block)
         archive_kind(head)
     except ClientDisconnect as error:
         raise InvalidRequestError("the connection closed before the archive ended") from error

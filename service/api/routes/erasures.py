@@ -7,9 +7,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 
 from kith.wire.erasures import ReceiptsOut, VerdictOut
-from service.api.http.context import ContextDep
+from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
+from service.api.http.permissions import ADMIN, ADMIN_ALL, permitted
 from service.api.http.routing import PermittedRoute
 from service.api.routes.subjects import SubjectPath
 from service.schemas.erasures import to_receipt_out, to_verdict_out
@@ -20,32 +21,35 @@ ReceiptPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
 @router.get("/galleries/{gallery}/erasures")
+@permitted(ADMIN)
 async def list_erasures(
     gallery: GalleryPath,
-    context: ContextDep,
+    backend: BackendDep,
     subject: Annotated[SubjectId | None, Query(description="Only receipts of this subject id.")] = None,
     cursor: Cursor = None,
     limit: PageLimit = 100,
 ) -> ReceiptsOut:
     """List the erasure receipts of a gallery, newest first."""
-    found = await context.run(context.store.galleries.get, gallery)
+    found = await backend.run(backend.galleries.store.galleries.get, gallery)
     before = open_cursor(found.seal, cursor)
-    listed = await context.run(context.erasures.list_page, found, subject, before, limit + 1)
+    listed = await backend.run(backend.galleries.erasures.list_page, found, subject, before, limit + 1)
     page, more = paginate(listed, limit, found.seal, lambda row: row[0])
     return ReceiptsOut(receipts=[to_receipt_out(receipt) for _, receipt in page], next=more)
 
 
 @router.get("/erasures/{receipt}")
-async def verify_receipt(receipt: ReceiptPath, context: ContextDep) -> VerdictOut:
+@permitted(ADMIN_ALL)  # includes deleted galleries
+async def verify_receipt(receipt: ReceiptPath, backend: BackendDep) -> VerdictOut:
     """Verify a receipt: the audit has its entry, and what it names is absent or was enrolled again since."""
-    return to_verdict_out(await context.run(context.erasures.verify, receipt))
+    return to_verdict_out(await backend.run(backend.galleries.erasures.verify, receipt))
 
 
 @router.get("/galleries/{gallery}/subjects/{subject}/export", response_model=dict[str, Any])
-async def export_subject(gallery: GalleryPath, subject: SubjectPath, context: ContextDep) -> dict[str, Any]:
+@permitted(ADMIN)
+async def export_subject(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> dict[str, Any]:
     """Export all data about a subject: stored data with embeddings and crops, and audit entries.
 
     For an erased subject the export has the receipts and the audit entries.
     """
-    found = await context.run(context.store.galleries.get, gallery)
-    return await context.run(context.subject_access.everything_about, found, subject)
+    found = await backend.run(backend.galleries.store.galleries.get, gallery)
+    return await backend.run(backend.galleries.subject_access.everything_about, found, subject)

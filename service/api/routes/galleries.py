@@ -20,9 +20,10 @@ from kith.wire.galleries import (
     RetentionOut,
 )
 from kith.wire.hygiene import FindingOut, HygieneOut, NamedOut, TemplateRefOut
-from service.api.http.context import Context, ContextDep
+from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, GalleryPath, NameCursor, PageLimit, open_cursor_numbers
+from service.api.http.permissions import ADMIN, ADMIN_ALL, READ, permitted
 from service.api.http.routing import CallerDep, PermittedRoute
 from service.core.errors import GalleryMovedError, LivenessUnavailableError, RiskUncalibratedError
 from service.domain.findings import KINDS, HygieneFinding, HygieneReport
@@ -32,53 +33,60 @@ from service.schemas.erasures import to_deleted_out
 from service.schemas.galleries import GalleryIn, GallerySettingsIn, RetentionIn, to_drift_out, to_gallery_out
 from service.storage.db.row_sealing import seal_cursor
 from service.storage.repositories.store import Store
+from service.usecases.backend import Backend
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries", tags=["galleries"], responses=PROBLEMS)
 
 
 @router.post("", status_code=201)
-async def create_gallery(body: GalleryIn, context: ContextDep) -> GalleryOut:
+@permitted(
+    ADMIN_ALL, example={"name": "staff", "risk": {"fpir": 0.001}, "retention_days": 365}
+)  # a 409 reveals that a name is taken
+async def create_gallery(body: GalleryIn, backend: BackendDep) -> GalleryOut:
     """Create a gallery. Its vectors come from the recognizer of KITH_PACK."""
     settings = body.over(GallerySettings())
-    _check_liveness(context, body.liveness)
-    recognizer = context.recognizers.default
-    created = await context.run(
-        context.store.galleries.create, body.name, recognizer.fingerprint, recognizer.dimension, settings
+    _check_liveness(backend, body.liveness)
+    recognizer = backend.faces.recognizers.default
+    created = await backend.run(
+        backend.galleries.store.galleries.create, body.name, recognizer.fingerprint, recognizer.dimension, settings
     )
     return to_gallery_out(created)
 
 
-def _check_liveness(context: Context, setting: LivenessSetting | None) -> None:
+def _check_liveness(backend: Backend, setting: LivenessSetting | None) -> None:
     """Raises LivenessUnavailableError: liveness is required and the served pack has no liveness model."""
-    if setting == "required" and context.pipeline.photos.judge is None:
+    if setting == "required" and backend.faces.photos.judge is None:
         raise LivenessUnavailableError("the served model pack has no liveness model")
 
 
 @router.get("")
+@permitted(READ)
 async def list_galleries(
-    context: ContextDep, caller: CallerDep, cursor: NameCursor = None, limit: PageLimit = 100
+    backend: BackendDep, caller: CallerDep, cursor: NameCursor = None, limit: PageLimit = 100
 ) -> GalleriesOut:
     """List the galleries that the key is for, by name."""
-    found = await context.run(context.store.galleries.list_page, cursor, limit + 1, caller.rights.galleries)
+    found = await backend.run(backend.galleries.store.galleries.list_page, cursor, limit + 1, caller.rights.galleries)
     page = found[:limit]
     more = page[-1].name if len(found) > limit else None
     return GalleriesOut(galleries=[to_gallery_out(g) for g in page], next=more)
 
 
 @router.get("/{gallery}")
-async def get_gallery(gallery: GalleryPath, context: ContextDep) -> GalleryOut:
+@permitted(READ)
+async def get_gallery(gallery: GalleryPath, backend: BackendDep) -> GalleryOut:
     """Return a gallery's settings, counts, and drift of its decisions from the calibration."""
-    found = await context.run(context.store.galleries.get, gallery)
-    drift = await context.run(context.watches.drift_of, found.pk, found.name, found.fingerprint)
+    found = await backend.run(backend.galleries.store.galleries.get, gallery)
+    drift = await backend.run(backend.galleries.watches.drift_of, found.pk, found.name, found.fingerprint)
     return to_gallery_out(found).model_copy(update={"drift": to_drift_out(drift)})
 
 
 @router.get("/{gallery}/stats")
-async def get_statistics(gallery: GalleryPath, context: ContextDep, caller: CallerDep) -> GalleryStatsOut:
+@permitted(READ)
+async def get_statistics(gallery: GalleryPath, backend: BackendDep, caller: CallerDep) -> GalleryStatsOut:
     """Return statistics of the gallery's index: its kind and why, recall, size and position in the change log."""
-    found = await context.run(context.store.galleries.get, gallery)
-    follower = await context.pipeline.caught_up(found)
-    stats = await context.run(follower.stats)
+    found = await backend.run(backend.galleries.store.galleries.get, gallery)
+    follower = await backend.galleries.search.caught_up(found)
+    stats = await backend.run(follower.stats)
     index = IndexOut(**asdict(stats))
     if caller.rights.galleries is not None:
         index.sequence = None
@@ -86,10 +94,11 @@ async def get_statistics(gallery: GalleryPath, context: ContextDep, caller: Call
 
 
 @router.get("/{gallery}/retention")
-async def get_retention(gallery: GalleryPath, context: ContextDep) -> RetentionOut:
+@permitted(READ)
+async def get_retention(gallery: GalleryPath, backend: BackendDep) -> RetentionOut:
     """Count the templates and subjects whose retention has expired, and tell if erasure awaits confirmation."""
-    found, now = await context.run(context.store.galleries.get, gallery), datetime.now(UTC)
-    due = await context.run(context.retention.due, found, now)
+    found, now = await backend.run(backend.galleries.store.galleries.get, gallery), datetime.now(UTC)
+    due = await backend.run(backend.galleries.retention.due, found, now)
     return RetentionOut(
         gallery=found.name,
         retention_days=found.settings.retention_days,
@@ -98,72 +107,80 @@ async def get_retention(gallery: GalleryPath, context: ContextDep) -> RetentionO
         due_subjects=due.subjects,
         templates=due.of_templates,
         subjects=due.of_subjects,
-        held=context.retention.needs_confirmation(due),
+        held=backend.galleries.retention.needs_confirmation(due),
     )
 
 
 @router.post("/{gallery}/retention")
-async def apply_retention(gallery: GalleryPath, body: RetentionIn, context: ContextDep) -> RetentionAppliedOut:
+@permitted(ADMIN, example={"templates": 12, "subjects": 3})
+async def apply_retention(gallery: GalleryPath, body: RetentionIn, backend: BackendDep) -> RetentionAppliedOut:
     """Erase expired templates and subjects once, if there are no more than the request confirms."""
     now = datetime.now(UTC)
-    swept = await context.run_on_gallery(gallery, context.retention.erase_due, now, body.templates, body.subjects)
+    swept = await backend.run_on_gallery(
+        gallery, backend.galleries.retention.erase_due, now, body.templates, body.subjects
+    )
     for changed in swept.galleries:
-        context.pipeline.risks.follow(changed)
+        backend.galleries.risks.follow(changed)
     return RetentionAppliedOut(templates=swept.templates, subjects=swept.subjects)
 
 
 @router.patch("/{gallery}")
-async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, context: ContextDep) -> GalleryOut:
+@permitted(ADMIN, example={"risk": {"fpir": 0.0001}})
+async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, backend: BackendDep) -> GalleryOut:
     """Change the given settings of the gallery. The others stay."""
-    _check_liveness(context, body.liveness)
-    updated = await context.run(context.store.galleries.update, gallery, body.over)
-    context.pipeline.risks.follow(updated)
+    _check_liveness(backend, body.liveness)
+    updated = await backend.run(backend.galleries.store.galleries.update, gallery, body.over)
+    backend.galleries.risks.follow(updated)
     return to_gallery_out(updated)
 
 
 @router.delete("/{gallery}")
-async def delete_gallery(gallery: GalleryPath, context: ContextDep) -> DeletedOut:
+@permitted(ADMIN)
+async def delete_gallery(gallery: GalleryPath, backend: BackendDep) -> DeletedOut:
     """Delete the gallery with all its subjects and templates."""
-    deleted, receipt = await context.run_on_gallery(gallery, lambda found: context.store.galleries.delete(found.name))
-    await context.run(context.followers.drop, deleted)
-    if context.shared_engine is not None:
-        await context.run(context.shared_engine.forget, deleted)
-    context.pipeline.risks.forget(deleted)
-    context.pipeline.windows.forget(deleted)
-    context.watches.drop(deleted.pk, deleted.name)
+    deleted, receipt = await backend.run_on_gallery(
+        gallery, lambda found: backend.galleries.store.galleries.delete(found.name)
+    )
+    await backend.run(backend.galleries.followers.drop, deleted)
+    if backend.galleries.shared_engine is not None:
+        await backend.run(backend.galleries.shared_engine.forget, deleted)
+    backend.galleries.risks.forget(deleted)
+    backend.galleries.search.windows.forget(deleted)
+    backend.galleries.watches.drop(deleted.pk, deleted.name)
     return to_deleted_out(receipt)
 
 
 @router.get("/{gallery}/hygiene")
+@permitted(ADMIN)  # similarities between templates, which a caller may have made up
 async def check_hygiene(
-    gallery: GalleryPath, context: ContextDep, cursor: Cursor = None, limit: PageLimit = 100
+    gallery: GalleryPath, backend: BackendDep, cursor: Cursor = None, limit: PageLimit = 100
 ) -> HygieneOut:
     """Find duplicate subjects, mislabeled templates and lookalikes, with the odds of each. Changes nothing.
 
     The first request after a change of the gallery takes seconds for 10,000 templates. Concurrent requests share it,
     and other requests are served meanwhile.
     """
-    found = await context.run(context.store.galleries.get, gallery)
+    found = await backend.run(backend.galleries.store.galleries.get, gallery)
     after = open_cursor_numbers(found.seal, cursor, 4)
-    context.recognizers.for_gallery(found)
-    calibration = context.pipeline.risks.calibration(found)
+    backend.faces.recognizers.for_gallery(found)
+    calibration = backend.galleries.risks.calibration(found)
     if calibration is None:
         raise RiskUncalibratedError("hygiene needs a calibrated recognizer")
 
     def inspect() -> HygieneReport:
-        current = context.store.galleries.get(gallery)
+        current = backend.galleries.store.galleries.get(gallery)
         if (current.pk, current.fingerprint) != (found.pk, found.fingerprint):
             raise GalleryMovedError(f"gallery {gallery!r} was replaced or moved to another recognizer meanwhile")
-        report = context.store.cache.findings(current)
+        report = backend.galleries.store.cache.findings(current)
         if report is None:
-            report = find_problems(context.store.changes.snapshot(current), calibration)
-            context.store.cache.add_findings(current, report)
+            report = find_problems(backend.galleries.store.changes.snapshot(current), calibration)
+            backend.galleries.store.cache.add_findings(current, report)
         return report
 
-    report = context.store.cache.findings(found)
+    report = backend.galleries.store.cache.findings(found)
     if report is None:
-        report = await context.heavy.run(("hygiene", found.pk, found.fingerprint), inspect)
-    return await context.run(_hygiene_page, context.store, found, report, after, limit)
+        report = await backend.jobs.heavy.run(("hygiene", found.pk, found.fingerprint), inspect)
+    return await backend.run(_hygiene_page, backend.galleries.store, found, report, after, limit)
 
 
 def _hygiene_page(

@@ -7,25 +7,28 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from kith.wire.jobs import JobItemsOut, JobOut, JobsOut
-from service.api.http.context import Context, ContextDep
+from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
-from service.api.http.permissions import ADMIN, Caller, mark_hidden
+from service.api.http.permissions import ADMIN, ENROLL, READ, permitted
 from service.api.http.routing import CallerDep, PermittedRoute
 from service.domain.gallery import JobState
 from service.schemas.fields import GalleryName
 from service.schemas.jobs import to_job_item_out, to_job_out
-from service.services.bulk_enrollment import KIND
+from service.security.callers import Caller, mark_hidden
 from service.storage.repositories.job_records import Job
 from service.storage.repositories.jobs import missing
+from service.usecases.backend import Backend
+from service.usecases.bulk_enrollment import KIND
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
 JobPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
 @router.get("")
+@permitted(READ)
 async def list_jobs(
-    context: ContextDep,
+    backend: BackendDep,
     caller: CallerDep,
     gallery: Annotated[GalleryName | None, Query(description="Only jobs of this gallery.")] = None,
     state: Annotated[list[JobState], Query(max_length=8, description="Only jobs in one of these states.")] = [],  # noqa: B006
@@ -35,51 +38,56 @@ async def list_jobs(
     """List the jobs of all galleries that the key is for, newest first. Finished jobs are kept for two weeks."""
     if gallery is not None:
         caller.check_gallery(gallery)
-    chosen = None if gallery is None else await context.run(context.store.galleries.get, gallery)
-    seal = (await context.run(context.keys.ring)).seal
+    chosen = None if gallery is None else await backend.run(backend.galleries.store.galleries.get, gallery)
+    seal = (await backend.run(backend.operations.keys.ring)).seal
     before, among = open_cursor(seal, cursor), caller.rights.galleries
-    found = await context.run(context.jobs.store.list_jobs, chosen, state, before, limit + 1, among)
+    found = await backend.run(backend.jobs.runner.store.list_jobs, chosen, state, before, limit + 1, among)
     page, more = paginate(found, limit, seal, lambda job: job.pk)
     return JobsOut(jobs=[to_job_out(job) for job in page], next=more)
 
 
 @router.get("/{job}")
-async def get_job(job: JobPath, context: ContextDep, caller: CallerDep) -> JobOut:
+@permitted(READ)
+async def get_job(job: JobPath, backend: BackendDep, caller: CallerDep) -> JobOut:
     """Return a job and its progress."""
-    return to_job_out(await _find_job(context, caller, job))
+    return to_job_out(await _find_job(backend, caller, job))
 
 
 @router.get("/{job}/items")
+@permitted(READ)
 async def list_job_items(
     job: JobPath,
-    context: ContextDep,
+    backend: BackendDep,
     caller: CallerDep,
     failed: Annotated[bool, Query(description="Only items that failed.")] = False,
     cursor: Cursor = None,
     limit: PageLimit = 100,
 ) -> JobItemsOut:
     """List the processed items in order of completion, each with its problem if it was rejected."""
-    found = await _find_job(context, caller, job)
-    items = await context.run(context.jobs.store.items, found, open_cursor(found.seal, cursor), limit + 1, failed)
+    found = await _find_job(backend, caller, job)
+    items = await backend.run(
+        backend.jobs.runner.store.items, found, open_cursor(found.seal, cursor), limit + 1, failed
+    )
     page, more = paginate(items, limit, found.seal, lambda item: item.pk)
     return JobItemsOut(items=[to_job_item_out(item) for item in page], next=more)
 
 
 @router.delete("/{job}")
-async def cancel_job(job: JobPath, context: ContextDep, caller: CallerDep) -> JobOut:
+@permitted(ENROLL)
+async def cancel_job(job: JobPath, backend: BackendDep, caller: CallerDep) -> JobOut:
     """Cancel a job: at once if it is queued, after the current item if it runs. Finished items stay.
 
     A job other than an enrollment needs the scope `admin`, as starting it does.
     """
-    found = await _find_job(context, caller, job)
+    found = await _find_job(backend, caller, job)
     if found.kind != KIND:
-        caller.check(ADMIN)
-    return to_job_out(await context.run(context.jobs.cancel, job))
+        ADMIN.check(caller)
+    return to_job_out(await backend.run(backend.jobs.runner.cancel, job))
 
 
-async def _find_job(context: Context, caller: Caller, job_id: str) -> Job:
+async def _find_job(backend: Backend, caller: Caller, job_id: str) -> Job:
     """Raises JobNotFoundError, also if the job is of a gallery that the caller's key is not for."""
-    found = await context.run(context.jobs.store.job, job_id)
+    found = await backend.run(backend.jobs.runner.store.job, job_id)
     if not caller.rights.sees(found.gallery):
         raise mark_hidden(missing(job_id))
     return found

@@ -8,20 +8,22 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from kith.wire.keys import CreatedKeyOut, KeyOut, KeysOut
-from service.api.http.context import ContextDep
+from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
-from service.api.http.permissions import ANONYMOUS
+from service.api.http.permissions import ADMIN_ALL, permitted
 from service.api.http.routing import CallerDep, PermittedRoute
 from service.core.errors import InvalidRequestError
 from service.schemas.keys import KeyIn, RotateIn, to_created_key_out, to_key_out
+from service.security.callers import ANONYMOUS
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/keys", tags=["keys"], responses=PROBLEMS)
 KeyPath = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
 
 
 @router.post("", status_code=201)
-async def create_key(body: KeyIn, context: ContextDep, caller: CallerDep) -> CreatedKeyOut:
+@permitted(ADMIN_ALL, example={"name": "door", "scopes": ["identify"], "galleries": ["staff"]})
+async def create_key(body: KeyIn, backend: BackendDep, caller: CallerDep) -> CreatedKeyOut:
     """Create a key. Only this response contains its token.
 
     The first key needs the scope `admin` for all galleries: it ends anonymous access, and no caller without that scope
@@ -33,37 +35,45 @@ async def create_key(body: KeyIn, context: ContextDep, caller: CallerDep) -> Cre
             remedy="Create the first key with the scope 'admin' for all galleries, then create the others with it "
             "(docs/keys.md).",
         )
-    made = await context.run(context.keys.create, body.name, body.rights, body.expires_at, body.rate, body.burst)
+    made = await backend.run(
+        backend.operations.keys.create, body.name, body.rights, body.expires_at, body.rate, body.burst
+    )
     return to_created_key_out(*made)
 
 
 @router.get("")
+@permitted(ADMIN_ALL)
 async def list_keys(
-    context: ContextDep,
+    backend: BackendDep,
     ended: Annotated[bool, Query(description="Include revoked and expired keys.")] = False,
     cursor: Cursor = None,
     limit: PageLimit = 100,
 ) -> KeysOut:
     """List the keys, oldest first."""
-    seal = (await context.run(context.keys.ring)).seal
-    found = await context.run(context.keys.list_keys, ended, open_cursor(seal, cursor), limit + 1)
+    seal = (await backend.run(backend.operations.keys.ring)).seal
+    found = await backend.run(backend.operations.keys.list_keys, ended, open_cursor(seal, cursor), limit + 1)
     page, more = paginate(found, limit, seal, lambda row: row[0])
     return KeysOut(keys=[to_key_out(key) for _, key in page], next=more)
 
 
 @router.get("/{key}")
-async def get_key(key: KeyPath, context: ContextDep) -> KeyOut:
+@permitted(ADMIN_ALL)
+async def get_key(key: KeyPath, backend: BackendDep) -> KeyOut:
     """Return a key, without its token."""
-    return to_key_out(await context.run(context.keys.key, key))
+    return to_key_out(await backend.run(backend.operations.keys.key, key))
 
 
 @router.delete("/{key}")
-async def revoke_key(key: KeyPath, context: ContextDep) -> KeyOut:
+@permitted(ADMIN_ALL)
+async def revoke_key(key: KeyPath, backend: BackendDep) -> KeyOut:
     """Revoke a key permanently. Every process rejects its next request."""
-    return to_key_out(await context.run(context.keys.revoke, key))
+    return to_key_out(await backend.run(backend.operations.keys.revoke, key))
 
 
 @router.post("/{key}/rotate", status_code=201)
-async def rotate_key(key: KeyPath, body: RotateIn, context: ContextDep) -> CreatedKeyOut:
+@permitted(ADMIN_ALL, example={"overlap_s": 86_400})
+async def rotate_key(key: KeyPath, body: RotateIn, backend: BackendDep) -> CreatedKeyOut:
     """Create a key with the same rights. The old key stays valid for `overlap_s`."""
-    return to_created_key_out(*await context.run(context.keys.rotate, key, timedelta(seconds=body.overlap_s)))
+    return to_created_key_out(
+        *await backend.run(backend.operations.keys.rotate, key, timedelta(seconds=body.overlap_s))
+    )

@@ -5,15 +5,17 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from kith.wire.migration import DisagreementOut, GenerationOut, MigrationOut, MigrationThresholdOut, ShadowOut
-from service.api.http.context import Context, ContextDep
+from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath
+from service.api.http.permissions import ADMIN, permitted
 from service.api.http.routing import PermittedRoute
 from service.core.errors import RiskUncalibratedError
 from service.domain.gallery import Gallery, Generation
 from service.risk.decision import thresholds_for
 from service.schemas.migration import CutOverIn, FinishIn, MigrateIn
 from service.storage.repositories.generations import DROP, FILL
+from service.usecases.backend import Backend
 
 router = APIRouter(
     route_class=PermittedRoute, prefix="/v1/galleries/{gallery}/migrate", tags=["migration"], responses=PROBLEMS
@@ -21,72 +23,77 @@ router = APIRouter(
 
 
 @router.post("", status_code=202)
-async def start_migration(gallery: GalleryPath, body: MigrateIn, context: ContextDep) -> MigrationOut:
+@permitted(ADMIN, example={"to": "open-model-zoo"})
+async def start_migration(gallery: GalleryPath, body: MigrateIn, backend: BackendDep) -> MigrationOut:
     """Start a migration to another served pack's recognizer, in shadow mode. A job embeds the stored crops."""
-    to = context.recognizers.by_name(body.to)
-    await context.run_on_gallery(
-        gallery, context.generations.start, to.fingerprint, to.dimension, to.pack.model_id, body.on_sight
+    to = backend.faces.recognizers.by_name(body.to)
+    await backend.run_on_gallery(
+        gallery, backend.galleries.generations.start, to.fingerprint, to.dimension, to.pack.model_id, body.on_sight
     )
-    context.jobs.wake()
-    return await _report(context, gallery)
+    backend.jobs.runner.wake()
+    return await _report(backend, gallery)
 
 
 @router.get("")
-async def get_migration(gallery: GalleryPath, context: ContextDep) -> MigrationOut:
+@permitted(ADMIN)
+async def get_migration(gallery: GalleryPath, backend: BackendDep) -> MigrationOut:
     """Return each recognizer's coverage and thresholds, and how the shadow's answers compare."""
-    return await _report(context, gallery)
+    return await _report(backend, gallery)
 
 
 @router.post("/cut-over")
-async def cut_over_migration(gallery: GalleryPath, body: CutOverIn, context: ContextDep) -> MigrationOut:
+@permitted(ADMIN, example={"min_share": 0.99})
+async def cut_over_migration(gallery: GalleryPath, body: CutOverIn, backend: BackendDep) -> MigrationOut:
     """Answer with the new recognizer from the next request on."""
-    await context.shadow.settle()
+    await backend.galleries.shadow.settle()
     share = 0.0 if body.force else body.min_share
     risk = body.risk.target("fpir") if body.risk else None
-    await context.run_on_gallery(gallery, context.generations.cut_over, share, risk)
-    context.pipeline.risks.follow(await context.find_gallery(gallery))
-    return await _report(context, gallery)
+    await backend.run_on_gallery(gallery, backend.galleries.generations.cut_over, share, risk)
+    backend.galleries.risks.follow(await backend.find_gallery(gallery))
+    return await _report(backend, gallery)
 
 
 @router.post("/roll-back")
-async def roll_back_migration(gallery: GalleryPath, context: ContextDep) -> MigrationOut:
+@permitted(ADMIN)
+async def roll_back_migration(gallery: GalleryPath, backend: BackendDep) -> MigrationOut:
     """Answer with the previous recognizer again, or end shadow mode. Nothing is deleted."""
-    await context.run_on_gallery(gallery, context.generations.roll_back)
-    context.jobs.wake()
-    return await _report(context, gallery)
+    await backend.run_on_gallery(gallery, backend.galleries.generations.roll_back)
+    backend.jobs.runner.wake()
+    return await _report(backend, gallery)
 
 
 @router.post("/finish")
-async def finish_migration(gallery: GalleryPath, body: FinishIn, context: ContextDep) -> MigrationOut:
+@permitted(ADMIN, example={"force": False})
+async def finish_migration(gallery: GalleryPath, body: FinishIn, backend: BackendDep) -> MigrationOut:
     """Delete the vectors of the other recognizer. This cannot be undone."""
-    await context.run_on_gallery(gallery, context.generations.finish, body.force)
-    context.jobs.wake()
-    return await _report(context, gallery)
+    await backend.run_on_gallery(gallery, backend.galleries.generations.finish, body.force)
+    backend.jobs.runner.wake()
+    return await _report(backend, gallery)
 
 
-async def _report(context: Context, name: str) -> MigrationOut:
-    await context.shadow.settle()
-    return await context.run_on_gallery(name, _read_migration, context)
+async def _report(backend: Backend, name: str) -> MigrationOut:
+    await backend.galleries.shadow.settle()
+    return await backend.run_on_gallery(name, _read_migration, backend)
 
 
-def _read_migration(gallery: Gallery, context: Context) -> MigrationOut:
-    current, *rest = context.generations.list_live(gallery)
+def _read_migration(gallery: Gallery, backend: Backend) -> MigrationOut:
+    current, *rest = backend.galleries.generations.list_live(gallery)
     other = rest[0] if rest else None
-    unfinished = context.jobs.store.list_jobs(gallery, ("queued", "running"), None, 100)
+    unfinished = backend.jobs.runner.store.list_jobs(gallery, ("queued", "running"), None, 100)
     return MigrationOut(
         gallery=gallery.name,
         state="none" if other is None else "cut_over" if other.state == "previous" else other.state,
         on_sight=other is not None and bool(other.details.get("on_sight")),
-        current=_generation(context, gallery, current),
-        other=None if other is None else _generation(context, gallery, other),
-        shadow=None if other is None or other.state == "previous" else _shadow(context, gallery, other),
+        current=_generation(backend, gallery, current),
+        other=None if other is None else _generation(backend, gallery, other),
+        shadow=None if other is None or other.state == "previous" else _shadow(backend, gallery, other),
         jobs=[job.id for job in unfinished if job.kind in (FILL, DROP)],
     )
 
 
-def _generation(context: Context, gallery: Gallery, generation: Generation) -> GenerationOut:
-    served = context.recognizers.get(generation.fingerprint)
-    covered = context.generations.coverage(gallery, generation.number)
+def _generation(backend: Backend, gallery: Gallery, generation: Generation) -> GenerationOut:
+    served = backend.faces.recognizers.get(generation.fingerprint)
+    covered = backend.galleries.generations.coverage(gallery, generation.number)
     counts = generation.details.get("counts", {})
     return GenerationOut(
         recognizer=generation.fingerprint,
@@ -99,15 +106,15 @@ def _generation(context: Context, gallery: Gallery, generation: Generation) -> G
         by_sight=counts.get("by_sight", 0),
         waiting_with_crop=covered.with_crop,
         waiting_without_crop=covered.without_crop,
-        threshold=None if served is None else _threshold(context, gallery.at_generation(generation.number)),
+        threshold=None if served is None else _threshold(backend, gallery.at_generation(generation.number)),
     )
 
 
-def _threshold(context: Context, view: Gallery) -> MigrationThresholdOut | None:
+def _threshold(backend: Backend, view: Gallery) -> MigrationThresholdOut | None:
     target = view.settings.risk
     try:
         found = thresholds_for(
-            target, context.pipeline.risks.of(view), max(1, view.subjects), view.settings.review_factor
+            target, backend.galleries.risks.of(view), max(1, view.subjects), view.settings.review_factor
         )
     except RiskUncalibratedError:
         return None
@@ -120,11 +127,11 @@ def _threshold(context: Context, view: Gallery) -> MigrationThresholdOut | None:
     )
 
 
-def _shadow(context: Context, gallery: Gallery, generation: Generation) -> ShadowOut:
+def _shadow(backend: Backend, gallery: Gallery, generation: Generation) -> ShadowOut:
     counts = generation.details.get("counts", {})
-    latest = context.generations.disagreements(gallery, generation)
+    latest = backend.galleries.generations.disagreements(gallery, generation)
     keys = sorted({pk for disagreement in latest for pk in disagreement.subject_pks if pk is not None})
-    named = context.store.subjects.by_pk(gallery, keys)
+    named = backend.galleries.store.subjects.by_pk(gallery, keys)
     known: dict[int | None, str] = {pk: subject.id for pk, subject in named.items()}
     return ShadowOut(
         compared=counts.get("compared", 0),

@@ -8,9 +8,10 @@ from functools import partial
 from fastapi import APIRouter
 
 from kith.wire.risk import EvidenceOut, GalleryRiskOut, HoldoutCheckOut, MoveOut, PointOut, TargetOut
-from service.api.http.context import Context, ContextDep
+from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath, Targets
+from service.api.http.permissions import ADMIN, READ, permitted
 from service.api.http.routing import PermittedRoute
 from service.core.errors import GalleryMovedError, RiskUncalibratedError
 from service.domain.gallery import Gallery
@@ -18,43 +19,46 @@ from service.risk import risk_report
 from service.risk.decision import thresholds_for
 from service.risk.gallery_risks import THRESHOLD_MOVED
 from service.schemas.risk import to_threshold_out
+from service.usecases.backend import Backend
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries/{gallery}", tags=["risk"], responses=PROBLEMS)
 
 
 @router.get("/risk")
+@permitted(READ)
 async def get_risk(
     gallery: GalleryPath,
-    context: ContextDep,
+    backend: BackendDep,
     fpir: Targets = list(risk_report.TARGETS),  # noqa: B006
 ) -> GalleryRiskOut:
     """Return the FPIR curve, thresholds for FPIR targets with 95 % intervals, and the evidence.
 
     Thresholds are for the gallery's current size and for ten times as many subjects.
     """
-    found = await context.run(context.store.galleries.get, gallery)
-    context.recognizers.for_gallery(found)
-    return await context.run(_report, context, found, fpir)
+    found = await backend.run(backend.galleries.store.galleries.get, gallery)
+    backend.faces.recognizers.for_gallery(found)
+    return await backend.run(_report, backend, found, fpir)
 
 
 @router.post("/calibrate")
+@permitted(ADMIN)
 async def calibrate(
     gallery: GalleryPath,
-    context: ContextDep,
+    backend: BackendDep,
     fpir: Targets = list(risk_report.TARGETS),  # noqa: B006
 ) -> GalleryRiskOut:
     """Bring the gallery's evidence up to date with all its templates. The response is that of GET risk."""
-    found = await context.find_gallery(gallery)
-    context.recognizers.for_gallery(found)
-    refresh = partial(context.pipeline.risks.refresh, gallery, exact=True)
+    found = await backend.find_gallery(gallery)
+    backend.faces.recognizers.for_gallery(found)
+    refresh = partial(backend.galleries.risks.refresh, gallery, exact=True)
     with suppress(GalleryMovedError):  # the move derives the evidence of the new recognizer
-        await context.heavy.run(("evidence", found.pk), refresh)
-    return await context.run(_report, context, await context.find_gallery(gallery), fpir)
+        await backend.jobs.heavy.run(("evidence", found.pk), refresh)
+    return await backend.run(_report, backend, await backend.find_gallery(gallery), fpir)
 
 
-def _report(context: Context, gallery: Gallery, targets: list[float]) -> GalleryRiskOut:
-    risks = context.pipeline.risks
-    stored = context.store.evidence.get(gallery)
+def _report(backend: Backend, gallery: Gallery, targets: list[float]) -> GalleryRiskOut:
+    risks = backend.galleries.risks
+    stored = backend.galleries.store.evidence.get(gallery)
     risk = risks.gallery_risk(gallery, stored)
     known = risks.known(gallery, risk)
     if known is None:
@@ -63,7 +67,7 @@ def _report(context: Context, gallery: Gallery, targets: list[float]) -> Gallery
     target = gallery.settings.risk
     own = thresholds_for(target, known, subjects, gallery.settings.review_factor)
     probes = risk_report.thresholds_of_probes(
-        target, known, subjects, context.pipeline.windows.levels_of_callers(gallery)
+        target, known, subjects, backend.galleries.search.windows.levels_of_callers(gallery)
     )
     calibration, curve = risks.calibration(gallery), known.curve_of(subjects)
     ratio = risk.fmr_over_pack() if risk else None
@@ -94,14 +98,14 @@ def _report(context: Context, gallery: Gallery, targets: list[float]) -> Gallery
         ],
         curve=[PointOut(**vars(point)) for point in risk_report.fpir_curve(known.comparisons(subjects), curve)],
         check=HoldoutCheckOut(**vars(risk_report.check_maxima(risk.evidence, curve))) if risk else None,
-        last_move=_last_move(context, gallery),
+        last_move=_last_move(backend, gallery),
         probes_threshold=None if probes is None else round(probes.accept, 4),
         warnings=risk_report.warnings(risk, probes),
     )
 
 
-def _last_move(context: Context, gallery: Gallery) -> MoveOut | None:
-    details = context.store.evidence.last_event(gallery, THRESHOLD_MOVED)
+def _last_move(backend: Backend, gallery: Gallery) -> MoveOut | None:
+    details = backend.galleries.store.evidence.last_event(gallery, THRESHOLD_MOVED)
     if "reason" not in details:
         return None  # none, or one of an earlier release
     before, after = ((details.get(when) or {}).get("threshold") for when in ("before", "after"))

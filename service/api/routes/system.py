@@ -24,9 +24,10 @@ from models.pack.evidence import read_measured
 from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
 from models.runtime.network import Network
-from service.api.http.context import Context, ContextDep
+from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Targets
+from service.api.http.permissions import ANY_KEY, PUBLIC, READ_ALL, permitted
 from service.api.http.routing import PermittedRoute
 from service.inference.recognizers import ServedRecognizer
 from service.observability.metrics import CONTENT_TYPE
@@ -41,46 +42,50 @@ from service.schemas.status import (
     to_queue_out,
     to_retention_status_out,
 )
+from service.usecases.backend import Backend
 
 router = APIRouter(route_class=PermittedRoute, tags=["system"], responses=PROBLEMS)
 
 
 @router.get("/healthz")
+@permitted(PUBLIC)
 async def get_health() -> HealthOut:
     """Return 200 while the process runs."""
     return HealthOut(version=version("kith-face"))
 
 
 @router.get("/readyz")
-async def get_readiness(context: ContextDep) -> HealthOut:
+@permitted(PUBLIC)
+async def get_readiness(backend: BackendDep) -> HealthOut:
     """Return 200 if the service can process requests, else 503.
 
     Checks: the networks are loaded, on the configured GPU; the database and, if used, Milvus respond in time; no audit
     entry was lost. A device thread that has crashed gives 500.
     """
     # The checks have their own threads: a busy node is ready as well.
-    await context.readiness.check()
+    await backend.operations.readiness.check()
     return HealthOut(version=version("kith-face"))
 
 
 @router.get("/v1/status")
-async def get_status(context: ContextDep) -> StatusOut:
+@permitted(READ_ALL)  # names every gallery
+async def get_status(backend: BackendDep) -> StatusOut:
     """Return the state of this process: readiness checks, queues, jobs, drift, and lag of its indexes."""
-    sample = await asyncio.to_thread(context.recent_state.latest)
-    drifts = await asyncio.to_thread(context.watches.drifts)
-    waiting, lost = context.audit.backlog()
-    began = context.metrics.started_at_s
+    sample = await asyncio.to_thread(backend.operations.recent_state.latest)
+    drifts = await asyncio.to_thread(backend.galleries.watches.drifts)
+    waiting, lost = backend.operations.audit.backlog()
+    began = backend.operations.metrics.started_at_s
     return StatusOut(
         version=version("kith-face"),
-        model=context.recognizers.default.pack.model_id,
+        model=backend.faces.recognizers.default.pack.model_id,
         started_at=datetime.fromtimestamp(began, UTC),
         uptime_s=time.time() - began,
-        ready=await context.readiness.holds() and sample is not None and sample.ready,
+        ready=await backend.operations.readiness.holds() and sample is not None and sample.ready,
         looked_at=None if sample is None else datetime.fromtimestamp(sample.taken, UTC),
         checks=[] if sample is None else [to_check_out(*each) for each in sample.checks.items()],
-        master_key=await asyncio.to_thread(to_master_key_out, context.store.database.vault.master),
-        requests_in_progress=context.metrics.in_progress,
-        queues=[to_queue_out(batcher) for batcher in context.batchers],
+        master_key=await asyncio.to_thread(to_master_key_out, backend.galleries.store.database.vault.master),
+        requests_in_progress=backend.operations.metrics.in_progress,
+        queues=[to_queue_out(batcher) for batcher in backend.faces.networks],
         audit=AuditBacklogOut(waiting=waiting, lost=lost),
         jobs=None if sample is None or sample.jobs is None else dict(sample.jobs),
         drift={name: to_drift_out(drift) for name, drift in drifts.items()},
@@ -95,25 +100,26 @@ async def get_status(context: ContextDep) -> StatusOut:
 
 
 @router.get("/v1/models")
-async def list_models(context: ContextDep, fpir: Targets = list(PRESET_RATES)) -> ModelsOut:  # noqa: B006
+@permitted(ANY_KEY)
+async def list_models(backend: BackendDep, fpir: Targets = list(PRESET_RATES)) -> ModelsOut:  # noqa: B006
     """List the served model packs, their execution providers, and the people that each misses at some FPIRs. All use
     the detector of the first."""
     measured = await asyncio.to_thread(read_measured)
-    served = [_model(context, recognizer, fpir, measured) for recognizer in context.recognizers]
+    served = [_model(backend, recognizer, fpir, measured) for recognizer in backend.faces.recognizers]
     return ModelsOut(**vars(served[0]), models=served)
 
 
 def _model(
-    context: Context, served: ServedRecognizer, targets: Sequence[float], measured: Mapping[str, Calibration]
+    backend: Backend, served: ServedRecognizer, targets: Sequence[float], measured: Mapping[str, Calibration]
 ) -> ModelOut:
-    first, judge = context.recognizers.default, context.pipeline.photos.judge
+    first, judge = backend.faces.recognizers.default, backend.faces.photos.judge
     return ModelOut(
         model=served.pack.model_id,
         display_name=served.pack.display_name,
         recognizer=served.fingerprint,
         dimension=served.dimension,
         calibrated=served.calibration is not None,
-        detection=_network(first.pack, context.detection_network),
+        detection=_network(first.pack, backend.faces.detection_network),
         recognition=_network(served.pack, served.network),
         liveness=None if judge is None or first is not served else _network(first.pack, judge.network),
         metrics=dict(served.pack.metrics),
@@ -124,10 +130,11 @@ def _model(
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-async def get_metrics(context: ContextDep) -> Response:
+@permitted(READ_ALL)  # names every gallery and counts its subjects
+async def get_metrics(backend: BackendDep) -> Response:
     """Return Prometheus metrics of this process since its start."""
     # Not in the threads of requests, so that a busy node can report it.
-    return Response(await asyncio.to_thread(context.telemetry.text), media_type=CONTENT_TYPE)
+    return Response(await asyncio.to_thread(backend.operations.telemetry.text), media_type=CONTENT_TYPE)
 
 
 def _network(pack: ModelPack, network: Network) -> NetworkOut:

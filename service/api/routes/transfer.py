@@ -13,10 +13,11 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from kith.wire.transfer import ImportOut, ImportRefusalOut
+from service.api.http.backend import BackendDep
 from service.api.http.content_encoding import IMPORT_CODINGS, content_coding
-from service.api.http.context import Context, ContextDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath
+from service.api.http.permissions import ADMIN, permitted
 from service.api.http.problems import to_problem
 from service.api.http.routing import PermittedRoute
 from service.core.errors import (
@@ -35,6 +36,7 @@ from service.schemas.galleries import GallerySettingsIn, to_gallery_out
 from service.storage.audit.log import Entry
 from service.storage.transfer.importing import Export, Format, Import, ImportReport, check_header, export
 from service.storage.transfer.ndjson import Lines
+from service.usecases.backend import Backend
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries/{gallery}", tags=["transfer"], responses=PROBLEMS)
 NDJSON: Final = "application/x-ndjson"
@@ -48,10 +50,11 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {200: {"content": dict.fromk
 
 
 @router.post("/import", openapi_extra=REQUEST_BODY)
+@permitted(ADMIN)
 async def import_gallery(
     gallery: GalleryPath,
     request: Request,
-    context: ContextDep,
+    backend: BackendDep,
     create: Annotated[
         bool, Query(description="Create the gallery if it does not exist, with the settings in the file.")
     ] = False,
@@ -69,9 +72,9 @@ async def import_gallery(
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given != NDJSON:
         raise UnsupportedMediaTypeError(f"content type {given or 'none'!r}; send {NDJSON}")
-    intake = _Intake(context, gallery, create, recognizer, skip, await _snapshot(context, gallery))
+    intake = _Intake(backend, gallery, create, recognizer, skip, await _snapshot(backend, gallery))
     try:
-        await _import_lines(context, request, intake)
+        await _import_lines(backend, request, intake)
         assert intake.opened is not None  # noqa: S101 - a file without header raises
         intake.opened.end()
     except KithError as error:
@@ -80,14 +83,14 @@ async def import_gallery(
         raise
     finally:
         if intake.gallery is not None:
-            context.pipeline.risks.follow(intake.gallery)
+            backend.galleries.risks.follow(intake.gallery)
     return _out(gallery, intake.opened.report)
 
 
-async def _snapshot(context: Context, gallery: str) -> Gallery | None:
+async def _snapshot(backend: Backend, gallery: str) -> Gallery | None:
     """Read the gallery before the body: what is erased during the request must stay erased."""
     try:
-        return await context.find_gallery(gallery)
+        return await backend.find_gallery(gallery)
     except GalleryNotFoundError:
         return None
 
@@ -96,9 +99,9 @@ class _Intake:
     """Import that opens or creates its gallery once the file's header is read."""
 
     def __init__(
-        self, context: Context, name: str, create: bool, recognizer: str | None, skip: int, snapshot: Gallery | None
+        self, backend: Backend, name: str, create: bool, recognizer: str | None, skip: int, snapshot: Gallery | None
     ) -> None:
-        self._context = context
+        self._galleries, self._recognizers = backend.galleries, backend.faces.recognizers
         self._name = name
         self._create = create and snapshot is None
         self._recognizer = recognizer
@@ -112,25 +115,25 @@ class _Intake:
         if self._recognizer is None:
             return None
         try:
-            dimension = self._context.store.galleries.get(self._name).dimension
+            dimension = self._galleries.store.galleries.get(self._name).dimension
         except GalleryNotFoundError:
             if not self._create:
                 raise
-            served = self._context.recognizers.get(self._recognizer) or self._context.recognizers.default
+            served = self._recognizers.get(self._recognizer) or self._recognizers.default
             dimension = served.dimension
         return GalleryFileHeader(self._recognizer, dimension)
 
     def open(self, header: GalleryFileHeader) -> Import:
         if self.opened is None:
             self.gallery = self._with_erasures_of_snapshot(self._find_or_create(header))
-            new = Import(self._context.transfers.bulk, self.gallery, self._skip)
+            new = Import(self._galleries.transfers.bulk, self.gallery, self._skip)
             new.accept(header)
             self.opened = new
         return self.opened
 
     def _find_or_create(self, header: GalleryFileHeader) -> Gallery:
         try:
-            return self._context.store.galleries.get(self._name)
+            return self._galleries.store.galleries.get(self._name)
         except GalleryNotFoundError:
             if not self._create:
                 raise
@@ -139,15 +142,15 @@ class _Intake:
             settings = GallerySettingsIn.model_validate(given).over(GallerySettings())
         except ValueError as error:
             raise ImportFileError("the file's header has invalid gallery settings") from error
-        recognizer = self._context.recognizers.get(header.recognizer) or self._context.recognizers.default
+        recognizer = self._recognizers.get(header.recognizer) or self._recognizers.default
         try:
             # Raise before creating: a file of another recognizer must not leave an empty gallery behind.
             check_header(header, self._name, recognizer.fingerprint, recognizer.dimension)
-            return self._context.store.galleries.create(
+            return self._galleries.store.galleries.create(
                 self._name, recognizer.fingerprint, recognizer.dimension, settings
             )
         except GalleryExistsError:  # created concurrently
-            return self._context.store.galleries.get(self._name)
+            return self._galleries.store.galleries.get(self._name)
 
     def _with_erasures_of_snapshot(self, current: Gallery) -> Gallery:
         """Raises GalleryNotFoundError: the gallery was deleted, even if a new one has its name."""
@@ -165,11 +168,11 @@ class _Intake:
             self.open(lines.header)
 
 
-async def _import_lines(context: Context, request: Request, intake: _Intake) -> None:
-    run = context.transfers.importing
+async def _import_lines(backend: Backend, request: Request, intake: _Intake) -> None:
+    run = backend.galleries.transfers.importing
     lines = Lines(await run(intake.default_header))
     unpacker, count = _unpacker(request), 0
-    async for piece in _read_blocks(context, request, unpacker):
+    async for piece in _read_blocks(backend, request, unpacker):
         count += piece.count(b"\n")
         if count > max_items(unpacker.packed):
             raise ImportFileError(f"the file has more than {max_items(unpacker.packed)} lines for its size")
@@ -177,9 +180,9 @@ async def _import_lines(context: Context, request: Request, intake: _Intake) -> 
     await run(intake.add, lines, lines.end())
 
 
-async def _read_blocks(context: Context, request: Request, unpacker: _Plain | Gunzip) -> AsyncIterator[bytes]:
+async def _read_blocks(backend: Backend, request: Request, unpacker: _Plain | Gunzip) -> AsyncIterator[bytes]:
     """Decompress the body in blocks of about BLOCK_BYTES. Raises ImportFileError, RequestTooLargeError."""
-    max_bytes = context.settings.max_import_bytes
+    max_bytes = backend.settings.max_import_bytes
     pending: list[bytes] = []
     size = 0
     try:
@@ -220,9 +223,10 @@ class _Plain:
 
 
 @router.get("/export", response_class=StreamingResponse, responses=RESPONSES)
+@permitted(ADMIN)
 async def export_gallery(
     gallery: GalleryPath,
-    context: ContextDep,
+    backend: BackendDep,
     format: Format = "ndjson",  # noqa: A002 - name of the query parameter
     embeddings: Annotated[
         bool, Query(description="False: only subjects and metadata. Such a file cannot be imported.")
@@ -232,16 +236,18 @@ async def export_gallery(
     """Export a snapshot of the gallery: subjects, metadata, templates and embeddings."""
     if format == "parquet":
         require_package("pyarrow", "arrow", "A Parquet export")
-    await context.transfers.begin_export()
-    pieces = Export(export(context.transfers.bulk, gallery, format, _settings_document, embeddings, crops))
+    await backend.galleries.transfers.begin_export()
+    pieces = Export(export(backend.galleries.transfers.bulk, gallery, format, _settings_document, embeddings, crops))
     try:
-        first = await context.transfers.exporting(pieces.next)  # errors are raised before the response begins
-        await context.audit.write(_export_entry(await context.find_gallery(gallery), format, embeddings, crops))
+        first = await backend.galleries.transfers.exporting(pieces.next)  # errors are raised before the response begins
+        await backend.operations.audit.write(
+            _export_entry(await backend.find_gallery(gallery), format, embeddings, crops)
+        )
     except BaseException:
-        context.transfers.end_export(pieces.close)
+        backend.galleries.transfers.end_export(pieces.close)
         raise
     return _ExportResponse(
-        context,
+        backend,
         first,
         pieces,
         media_type=MEDIA_TYPES[format],
@@ -257,9 +263,9 @@ def _export_entry(gallery: Gallery, kind: Format, embeddings: bool, crops: bool)
 class _ExportResponse(StreamingResponse):
     """Response that ends the export, even if nothing could be sent."""
 
-    def __init__(self, context: Context, first: bytes | None, pieces: Export, **options: Any) -> None:
-        super().__init__(_stream(context, first, pieces), **options)
-        self._end = partial(context.transfers.end_export, pieces.close)
+    def __init__(self, backend: Backend, first: bytes | None, pieces: Export, **options: Any) -> None:
+        super().__init__(_stream(backend, first, pieces), **options)
+        self._end = partial(backend.galleries.transfers.end_export, pieces.close)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -268,11 +274,11 @@ class _ExportResponse(StreamingResponse):
             self._end()
 
 
-async def _stream(context: Context, first: bytes | None, pieces: Export) -> AsyncIterator[bytes]:
+async def _stream(backend: Backend, first: bytes | None, pieces: Export) -> AsyncIterator[bytes]:
     piece = first
     while piece is not None:
         yield piece
-        piece = await context.transfers.exporting(pieces.next)
+        piece = await backend.galleries.transfers.exporting(pieces.next)
 
 
 def _settings_document(gallery: Gallery) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from kith.wire.webhooks import (
     WebhooksOut,
     WebhookTestOut,
 )
-from service.api.http.context import ContextDep
+from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
+from service.api.http.permissions import ADMIN_ALL, permitted
 from service.api.http.routing import PermittedRoute
 from service.domain.events import DeliveryState
 from service.schemas.webhooks import WebhookIn, to_delivery_out, to_new_webhook_out, to_webhook_out
@@ -26,44 +27,54 @@ WebhookPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
 @router.post("", status_code=201)
-async def create_webhook(body: WebhookIn, context: ContextDep) -> CreatedWebhookOut:
+@permitted(
+    ADMIN_ALL, example={"url": "https://door.example.org/events", "types": ["decision"], "outcomes": ["unknown"]}
+)
+async def create_webhook(body: WebhookIn, backend: BackendDep) -> CreatedWebhookOut:
     """Create a webhook for the events from now on. Only this response contains its secret."""
-    context.webhooks.sender.check(body.url)
-    made = await context.run(context.webhooks.store.create, body.url, body.name, body.filter)
+    backend.operations.webhooks.sender.check(body.url)
+    made = await backend.run(backend.operations.webhooks.store.create, body.url, body.name, body.filter)
     return to_new_webhook_out(made)
 
 
 @router.get("")
-async def list_webhooks(context: ContextDep) -> WebhooksOut:
+@permitted(ADMIN_ALL)
+async def list_webhooks(backend: BackendDep) -> WebhooksOut:
     """List the webhooks, oldest first."""
-    found = await context.run(context.webhooks.store.list_all)
+    found = await backend.run(backend.operations.webhooks.store.list_all)
     return WebhooksOut(webhooks=[to_webhook_out(webhook) for webhook in found])
 
 
 @router.get("/{webhook}")
-async def get_webhook(webhook: WebhookPath, context: ContextDep) -> WebhookOut:
+@permitted(ADMIN_ALL)
+async def get_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookOut:
     """Return a webhook, without its secret."""
-    return to_webhook_out(await context.run(context.webhooks.store.get, webhook))
+    return to_webhook_out(await backend.run(backend.operations.webhooks.store.get, webhook))
 
 
 @router.delete("/{webhook}")
-async def delete_webhook(webhook: WebhookPath, context: ContextDep) -> DeletedWebhookOut:
+@permitted(ADMIN_ALL)
+async def delete_webhook(webhook: WebhookPath, backend: BackendDep) -> DeletedWebhookOut:
     """Delete a webhook with its deliveries. Pending ones are not sent."""
-    await context.run(context.webhooks.store.delete, webhook)
+    await backend.run(backend.operations.webhooks.store.delete, webhook)
     return DeletedWebhookOut(id=webhook)
 
 
 @router.post("/{webhook}/test")
-async def test_webhook(webhook: WebhookPath, context: ContextDep) -> WebhookTestOut:
+@permitted(ADMIN_ALL)
+async def test_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookTestOut:
     """Send an event of the type `test` now, once, and return the receiver's answer."""
-    answer = await context.webhooks.sender.test(await context.run(context.webhooks.store.get, webhook))
+    answer = await backend.operations.webhooks.sender.test(
+        await backend.run(backend.operations.webhooks.store.get, webhook)
+    )
     return WebhookTestOut(delivered=answer.error is None, status=answer.status, error=answer.error)
 
 
 @router.get("/{webhook}/deliveries")
+@permitted(ADMIN_ALL)
 async def list_deliveries(
     webhook: WebhookPath,
-    context: ContextDep,
+    backend: BackendDep,
     state: Annotated[
         list[DeliveryState], Query(max_length=3, description="Only deliveries in one of these states.")
     ] = [],  # noqa: B006
@@ -71,9 +82,9 @@ async def list_deliveries(
     limit: PageLimit = 100,
 ) -> DeliveriesOut:
     """List the deliveries to a webhook, latest first: all pending ones, the last 100 delivered and 1,000 dead ones."""
-    found = await context.run(context.webhooks.store.get, webhook)
-    seal = (await context.run(context.keys.ring)).seal
+    found = await backend.run(backend.operations.webhooks.store.get, webhook)
+    seal = (await backend.run(backend.operations.keys.ring)).seal
     before = open_cursor(seal, cursor)
-    rows = await context.run(context.webhooks.deliveries.list_page, found, state, before, limit + 1)
+    rows = await backend.run(backend.operations.webhooks.deliveries.list_page, found, state, before, limit + 1)
     page, more = paginate(rows, limit, seal, lambda row: row.pk)
     return DeliveriesOut(deliveries=[to_delivery_out(row) for row in page], next=more)

@@ -37,6 +37,7 @@ class ScopeName(StrEnum):
     identify = "identify"
     read = "read"
     enroll = "enroll"
+    vectors = "vectors"
     admin = "admin"
 
 

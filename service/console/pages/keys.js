@@ -12,6 +12,7 @@ const SCOPES = {
   identify: "Detect, identify and compare faces",
   read: "Read people, settings, risks and jobs",
   enroll: "Add, change and delete people",
+  vectors: "With the others: send embeddings, choose risks, see exact similarities",
   admin: "Everything: galleries, audit, exports, keys",
 };
 const LIVES = { 30: "a month", 365: "a year", "": "unlimited time" };

@@ -104,12 +104,6 @@ class AuditWriter:
         known = pseudonym(gallery, subject)
         await self._take(Entry("enrollment_refused", (gallery.pk, gallery.name), known, code, {"count": count}))
 
-    async def probed(self, gallery: Gallery, outcome: str, probes: int, near_misses: int) -> None:
-        """Record that a caller's embeddings look like probes for a template, or used up their budget, whatever the
-        setting for searches. Raises as :meth:`searched`."""
-        details = {"probes": probes, "near_misses": near_misses}
-        await self._take(Entry("probed", (gallery.pk, gallery.name), None, outcome, details))
-
     async def write(self, entry: Entry) -> None:
         """Write a line; it is on disk on return. Raises AuditWriteError."""
         await self._wait_for(entry)

@@ -196,8 +196,11 @@ BODIES: Final = (
         deliveries.c.pk,
         deliveries.c.gallery_pk,
         deliveries.c.attempts,
-        *(events.c.id, events.c.sealed, events.c.at),
-        *(data_keys.c.wrapped, data_keys.c.master_key),
+        events.c.id,
+        events.c.sealed,
+        events.c.at,
+        data_keys.c.wrapped,
+        data_keys.c.master_key,
     )
     .select_from(
         deliveries.join(events, events.c.pk == deliveries.c.event_pk).outerjoin(
@@ -217,8 +220,13 @@ LISTED: Final = sa.select(
     events.c.id,
     events.c.type,
     galleries.c.name,
-    *(deliveries.c.state, deliveries.c.attempts, deliveries.c.status, deliveries.c.error),
-    *(events.c.at, deliveries.c.updated_at, deliveries.c.next_at),
+    deliveries.c.state,
+    deliveries.c.attempts,
+    deliveries.c.status,
+    deliveries.c.error,
+    events.c.at,
+    deliveries.c.updated_at,
+    deliveries.c.next_at,
 ).select_from(
     deliveries.join(events, events.c.pk == deliveries.c.event_pk).join(
         galleries, galleries.c.pk == deliveries.c.gallery_pk

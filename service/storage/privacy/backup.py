@@ -79,8 +79,14 @@ REFERENCES: Final[dict[sa.Column[Any], sa.Table]] = {
 }
 """Columns that refer to another table without a foreign key."""
 NULLABLE_BY_ZERO: Final = (
-    *(galleries.c.log_floor, galleries.c.erased, jobs.c.erased, subjects.c.erased, templates.c.erased),
-    *(erasures.c.gallery_pk, audit.c.chain, audit_heads.c.chain),
+    galleries.c.log_floor,
+    galleries.c.erased,
+    jobs.c.erased,
+    subjects.c.erased,
+    templates.c.erased,
+    erasures.c.gallery_pk,
+    audit.c.chain,
+    audit_heads.c.chain,
 )
 """Columns where 0 means none and must not be shifted."""
 TIME: Final = pa.timestamp("us", "UTC")

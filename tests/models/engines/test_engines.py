@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from models.checksums import sha256_of
+from models.engines import selection
 from models.engines.selection import (
     EngineChoice,
     EnginePreference,
@@ -176,8 +177,8 @@ def test_the_fallback_from_openvino_keeps_the_precision(
     varied: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recognition = load_pack(varied[0]).recognition
-    monkeypatch.setattr("models.engines.selection.OpenVinoNetwork", FailingOpenVinoNetwork)
-    monkeypatch.setattr("models.engines.selection.available_precisions", lambda only=None: BOTH)
+    monkeypatch.setattr(selection, "OpenVinoNetwork", FailingOpenVinoNetwork)
+    monkeypatch.setattr(selection, "available_precisions", lambda only=None: BOTH)
     chosen = open_network(recognition, EnginePreference())
     assert (chosen.engine, chosen.precision, chosen.path.parent.name) == ("onnxruntime", "int8", "int8")
     assert chosen.reason.startswith("OpenVINO cannot run this file; the pack has INT8")

@@ -12,6 +12,7 @@ from PIL import Image
 
 from models.engines.selection import EnginePreference, available_precisions, choose_engine, open_network
 from models.errors import PackError
+from models.pack import int8_loss, int8_samples, quantization
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import VARIANTS_FILE, ModelPack
 from models.pack.quantization import choose_fp32_layers, quantize_pack
@@ -47,7 +48,7 @@ def test_the_fewest_layers_stay_fp32(losses: dict[str, float], limit_s: float, k
 @pytest.fixture
 def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelPack:
     """Pack without a manifest and without INT8. Its speed does not count."""
-    monkeypatch.setattr("models.pack.quantization.MIN_SPEEDUP", 0.0)
+    monkeypatch.setattr(quantization, "MIN_SPEEDUP", 0.0)
     if not any("int8" in precisions for precisions in available_precisions().values()):
         pytest.skip("this processor has no fast INT8")
     (tmp_path / "plain").mkdir()
@@ -72,8 +73,8 @@ def test_a_pack_without_a_manifest_is_quantized_and_serves_int8(plain: ModelPack
 
 
 def test_a_network_that_loses_too_much_stays_as_it_is(plain: ModelPack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.pack.int8_loss.MAX_LANDMARK_SHIFT", 1e-6)
-    monkeypatch.setattr("models.pack.quantization.SEARCH_S", 0.0)
+    monkeypatch.setattr(int8_loss, "MAX_LANDMARK_SHIFT", 1e-6)
+    monkeypatch.setattr(quantization, "SEARCH_S", 0.0)
     detection, recognition = quantize_pack(plain, varied_samples())
     assert (detection.accepted, recognition.accepted) == (False, True)
     (file,) = (plain.directory / "int8").iterdir()
@@ -82,7 +83,7 @@ def test_a_network_that_loses_too_much_stays_as_it_is(plain: ModelPack, monkeypa
 
 
 def test_a_network_that_is_no_faster_stays_as_it_is(plain: ModelPack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.pack.quantization.MIN_SPEEDUP", 1e6)
+    monkeypatch.setattr(quantization, "MIN_SPEEDUP", 1e6)
     assert not any(result.accepted for result in quantize_pack(plain, varied_samples()))
     assert not load_pack(plain.directory).has_int8
 
@@ -90,18 +91,18 @@ def test_a_network_that_is_no_faster_stays_as_it_is(plain: ModelPack, monkeypatc
 def test_an_interrupted_quantization_leaves_the_pack_as_it_was(
     plain: ModelPack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("models.pack.quantization.SEARCH_S", 0.0)
+    monkeypatch.setattr(quantization, "SEARCH_S", 0.0)
     quantize_pack(plain, varied_samples())
     before = load_pack(plain.directory)
-    monkeypatch.setattr("models.pack.quantization.update_variants", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(quantization, "update_variants", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         quantize_pack(before, list(varied_samples())[::2])
     after = load_pack(plain.directory)
     after.verify()
     assert after.detection.variants == before.detection.variants
     monkeypatch.undo()
-    monkeypatch.setattr("models.pack.quantization.SEARCH_S", 0.0)
-    monkeypatch.setattr("models.pack.quantization.MIN_SPEEDUP", 0.0)
+    monkeypatch.setattr(quantization, "SEARCH_S", 0.0)
+    monkeypatch.setattr(quantization, "MIN_SPEEDUP", 0.0)
     quantize_pack(before, varied_samples())
     names = {
         variant.path.name
@@ -113,7 +114,7 @@ def test_an_interrupted_quantization_leaves_the_pack_as_it_was(
 
 
 def test_a_folder_of_people_measures_fnir(plain: ModelPack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.pack.int8_samples.MIN_PROBES", 2)
+    monkeypatch.setattr(int8_samples, "MIN_PROBES", 2)
     photos = list(varied_samples())
     per_person = len(photos) // 3
     for row, photo in enumerate(photos):

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from models.pack.loading import BUNDLED_PACK, load_pack
+from models.runtime import openvino_network
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.runtime.openvino_network import MAX_COMPILED_SHAPES, OpenVinoNetwork, fast_precisions
 from models.vision.alignment import align
@@ -44,7 +45,7 @@ def test_compiled_shapes_are_bounded() -> None:
 def test_a_large_network_is_compiled_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     crops = rng.standard_normal((11, 3, 112, 112)).astype(np.float32)
     wanted = OpenVinoNetwork(BUNDLED_PACK / "recognizer.onnx").run(crops)[0]
-    monkeypatch.setattr("models.runtime.openvino_network.LARGE_FILE_BYTES", 1)
+    monkeypatch.setattr(openvino_network, "LARGE_FILE_BYTES", 1)
     network = OpenVinoNetwork(BUNDLED_PACK / "recognizer.onnx")
     np.testing.assert_allclose(network.run(crops)[0], wanted, atol=1e-3 * np.abs(wanted).max())
     assert len(network._requests) == 1
@@ -55,7 +56,7 @@ def test_a_large_detector_is_compiled_once_for_all_canvases(
 ) -> None:
     path = BUNDLED_PACK / "detector.onnx"
     exact = OnnxNetwork(path)
-    monkeypatch.setattr("models.runtime.openvino_network.LARGE_FILE_BYTES", 1)
+    monkeypatch.setattr(openvino_network, "LARGE_FILE_BYTES", 1)
     network = OpenVinoNetwork(path)
     for shape in ((1, 3, 256, 256), (5, 3, 256, 384), (2, 3, 384, 256)):
         canvases = rng.uniform(-1, 1, shape).astype(np.float32)
@@ -67,7 +68,7 @@ def test_a_large_detector_is_compiled_once_for_all_canvases(
 def test_int8_counts_as_fast_only_with_dot_product_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenVINO itself reports INT8 on every processor."""
     for has in (True, False):
-        monkeypatch.setattr("models.runtime.openvino_network.has_fast_int8", lambda has=has: has)
+        monkeypatch.setattr(openvino_network, "has_fast_int8", lambda has=has: has)
         assert ("int8" in fast_precisions()) == has
 
 

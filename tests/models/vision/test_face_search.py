@@ -17,6 +17,7 @@ from PIL import Image as PillowImage
 
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision import face_search
 from models.vision.alignment import rotate_points
 from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs, downscale, overlaps
 from models.vision.face_search import VIEWS_PER_BATCH, Detail, FaceSearch, find_faces, search_bytes
@@ -236,7 +237,7 @@ def test_tiles_add_the_faces_that_half_the_size_hides(
         scales.append(scale)
         return merge_levels(whole, scale, *others)
 
-    monkeypatch.setattr("models.vision.face_search.merge_levels", record)
+    monkeypatch.setattr(face_search, "merge_levels", record)
     assert len(find_faces(detector, close, "high")) == 1
     assert scales == [detector.prepare(close).canvas.scale / 2]
 

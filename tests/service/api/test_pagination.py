@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from kith import Kith
 from models.runtime.network import Float
+from service.api.routes import galleries as gallery_routes
 from service.app import create_app
+from service.cli.commands import galleries
 from service.cli.main import app
 from service.risk import hygiene
 from service.settings import load_settings
@@ -42,7 +44,15 @@ def test_every_list_of_the_api_has_pages(tmp_path: Any) -> None:
         assert {"cursor", "limit"} <= parameters, path
         assert "next" in schema["properties"], path
     assert lists == {
-        *("galleries", "subjects", "templates", "hygiene", "jobs", "items", "erasures", "audit", "keys"),
+        "galleries",
+        "subjects",
+        "templates",
+        "hygiene",
+        "jobs",
+        "items",
+        "erasures",
+        "audit",
+        "keys",
         "deliveries",
     }
 
@@ -85,7 +95,7 @@ def test_findings_come_in_pages_of_one_report(
         inspected.append(1)
         return hygiene.find_problems(*given)
 
-    monkeypatch.setattr("service.api.routes.galleries.find_problems", inspect)
+    monkeypatch.setattr(gallery_routes, "find_problems", inspect)
     for pair in range(PAIRS):
         for name in ("a", "b"):
             kith.enroll(gallery, f"{name}{pair}", embeddings=[_axis(pair)], allow_duplicate=True)
@@ -107,7 +117,7 @@ def test_findings_come_in_pages_of_one_report(
 
     printed = _run("gallery", "hygiene", gallery, "--limit", "3", "--json", server=server)
     assert [len(json.loads(printed)["findings"]), json.loads(printed)["next"] is None] == [3, False]
-    monkeypatch.setattr("service.cli.commands.galleries.MAX_FINDINGS_PER_REQUEST", 1)
+    monkeypatch.setattr(galleries, "MAX_FINDINGS_PER_REQUEST", 1)
     assert len(json.loads(_run("gallery", "hygiene", gallery, "--json", server=server))["findings"]) == PAIRS - 1
 
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from kith import Kith, KithClientError, Risk
 from kith.wire.common import Fusion
 from models.vision.recognition import l2_normalize
-from service.api.http.permissions import PERMISSIONS
+from service.api.http.routing import needs_of
+from service.app import ROUTERS
 from service.server import embedded
 from service.settings import Settings, load_settings
 from tests.conftest import jpeg
@@ -336,7 +337,8 @@ def test_json_and_multipart_are_the_same_request(server: str, kith: Kith, galler
 
 def test_head_is_answered_wherever_get_is(server: str) -> None:
     """HEAD returns the headers of GET without a body (RFC 9110, 9.3.2)."""
-    paths = [route.removeprefix("GET ") for route in PERMISSIONS if route.startswith("GET ") and "{" not in route]
+    routes = needs_of(ROUTERS)
+    paths = [route.removeprefix("GET ") for route in routes if route.startswith("GET ") and "{" not in route]
     assert {"/healthz", "/readyz", "/console", "/v1/galleries"} <= {*paths}
     with httpx.Client(base_url=server) as client:
         for path in [*paths, "/console/main.js", "/v1/galleries/nowhere", "/nowhere"]:

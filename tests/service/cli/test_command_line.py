@@ -26,6 +26,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from kith import Kith
+from service import server as server_module
 from service.cli.main import app
 from service.core.text import format_odds
 from service.server import embedded
@@ -606,7 +607,7 @@ def test_an_interrupted_start_ends_the_embedded_service(tmp_path: Path, monkeypa
         raise KeyboardInterrupt
 
     before = {thread for thread in threading.enumerate() if thread.name == "kith-server"}
-    monkeypatch.setattr("service.server._wait_for_start", interrupted)
+    monkeypatch.setattr(server_module, "_wait_for_start", interrupted)
     with pytest.raises(KeyboardInterrupt), embedded(load_settings(data_dir=tmp_path, log_level="WARNING")):
         pass
     assert {thread for thread in threading.enumerate() if thread.name == "kith-server"} == before

@@ -14,8 +14,10 @@ from packaging.requirements import Requirement
 
 from models.engines.selection import available_precisions
 from models.pack.loading import BUNDLED_PACK, load_pack
+from models.runtime import onnx_runtime
 from models.runtime.network import Engine, Precision
 from service.cli.main import app
+from service.cli.tools import doctor, engine_benchmark
 from service.cli.tools.doctor import check_conflicts, check_gpu_runtime, diagnose, installed_versions
 from service.cli.tools.engine_benchmark import EngineRate, advise, measure
 from service.settings import load_settings
@@ -48,12 +50,12 @@ def test_this_installation_is_sound() -> None:
 
 def test_openvino_suffices_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.setattr("models.runtime.onnx_runtime.is_installed", lambda: False)
+    monkeypatch.setattr(onnx_runtime, "is_installed", lambda: False)
     checks = diagnose(load_settings(engine=None))
     assert [c.what for c in checks if c.verdict == "error"] == []
     assert [c.what for c in checks if c.verdict == "warning"] == ["onnxruntime"]
     assert any("nodes on OpenVINO" in c.detail for c in checks)
-    monkeypatch.setattr("service.cli.tools.doctor.openvino_is_installed", lambda: False)
+    monkeypatch.setattr(doctor, "openvino_is_installed", lambda: False)
     assert [c.what for c in diagnose(load_settings(engine=None)) if c.verdict == "error"] == ["onnxruntime"]
 
 
@@ -101,8 +103,8 @@ def test_every_engine_is_measured_and_the_default_marked() -> None:
 
 
 def test_int8_is_offered_for_packs_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.cli.tools.engine_benchmark.ROUNDS", 1)
-    monkeypatch.setattr("service.cli.tools.engine_benchmark.has_fast_int8", lambda: True)
+    monkeypatch.setattr(engine_benchmark, "ROUNDS", 1)
+    monkeypatch.setattr(engine_benchmark, "has_fast_int8", lambda: True)
     for name in ("detector.onnx", "recognizer.onnx"):
         shutil.copy(BUNDLED_PACK / name, tmp_path / name)
     assert f"`kith models quantize {tmp_path} --photos FOLDER`" in measure(load_pack(tmp_path), load_settings()).advice
@@ -110,7 +112,7 @@ def test_int8_is_offered_for_packs_without_it(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_gpu_benchmark_is_named_if_a_gpu_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.cli.tools.engine_benchmark.ROUNDS", 1)
+    monkeypatch.setattr(engine_benchmark, "ROUNDS", 1)
     found = measure(load_pack(BUNDLED_PACK), load_settings(device="gpu", precision="fp16"))
     assert "make bench-gpu" in found.advice
     assert not any(rate.chosen for rate in found.rates)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -19,8 +20,8 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import StorageError
 from service.domain.gallery import Gallery, GallerySettings, Hit, Snapshot
-from service.index.catch_up import MAX_LARGE_LOADS, CatchUp
-from service.index.follower import Follower
+from service.index import follower
+from service.index.follower import MAX_LARGE_LOADS, Followers
 from service.index.protocol import IndexStats
 from service.security.sealing import Seal, new_key
 from service.server import embedded
@@ -45,7 +46,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         return snapshot(log, gallery)
 
     monkeypatch.setattr(ChangeLog, "snapshot", slow)
-    monkeypatch.setattr("service.index.catch_up.LARGE_TEMPLATES", 2)
+    monkeypatch.setattr(follower, "LARGE_TEMPLATES", 2)
     yield go
     go.set()
 
@@ -124,25 +125,23 @@ def test_requests_that_come_meanwhile_are_served_by_the_next_catching_up() -> No
 
     async def ask() -> None:
         replica = Counted()
-        follower = Follower(gallery, replica)
-        async with CatchUp(QUEUE) as catching_up:
-            first = asyncio.create_task(catching_up.of(follower, gallery))
+        with closing(Followers(lambda _: replica, max_waiting=QUEUE)) as followers:
+            first = asyncio.create_task(followers.when_caught_up(gallery))
             while not replica.began:
                 await asyncio.sleep(0.01)
             # Later searches must see writes made after the first one began.
-            later = [asyncio.create_task(catching_up.of(follower, gallery)) for _ in range(QUEUE - 1)]
+            later = [asyncio.create_task(followers.when_caught_up(gallery)) for _ in range(QUEUE - 1)]
             await asyncio.sleep(0.05)
             assert replica.began == 1 and not first.done()
             replica.go.set()
             await asyncio.gather(first, *later)
-            assert replica.began == 2 and follower.caught_up
+            assert replica.began == 2 and followers.of(gallery).loaded
             replica.failing = True
-            told = await asyncio.gather(
-                catching_up.of(follower, gallery), catching_up.of(follower, gallery), return_exceptions=True
-            )
+            failing = [followers.when_caught_up(gallery) for _ in range(2)]
+            told = await asyncio.gather(*failing, return_exceptions=True)
             assert [type(error) for error in told] == [StorageError] * 2
             replica.failing = False
-            await catching_up.of(follower, gallery)
+            await followers.when_caught_up(gallery)
             assert replica.began == 5
 
     asyncio.run(ask())

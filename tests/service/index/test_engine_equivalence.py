@@ -11,6 +11,7 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.domain.fusion import Fusion
 from service.domain.gallery import GallerySettings, NewTemplate
+from service.index import milvus
 from service.index.milvus import IndexKind
 from tests.nodes import Model, Nodes
 from tests.service.domain.test_fusion import RULES
@@ -18,8 +19,15 @@ from tests.service.index.test_gallery import of_some_quality, template
 
 DIMENSION = 8
 STEPS = [
-    *("enroll", "enroll", "delete subject", "delete template", "move", "merge"),
-    *("change the fusion", "search", "search"),
+    "enroll",
+    "enroll",
+    "delete subject",
+    "delete template",
+    "move",
+    "merge",
+    "change the fusion",
+    "search",
+    "search",
 ]
 
 
@@ -123,7 +131,7 @@ def test_subjects_are_found_below_what_similarities_by_the_vectors_leave_out(
 def test_filters_longer_than_an_expression(
     nodes: Nodes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.index.milvus.KEYS_PER_EXPRESSION", 4)
+    monkeypatch.setattr(milvus, "KEYS_PER_EXPRESSION", 4)
     node = nodes()
     gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
     model = Model("max")

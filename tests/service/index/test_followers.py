@@ -19,9 +19,9 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryNotFoundError, StorageError
 from service.domain.fusion import Fusion
-from service.domain.gallery import Gallery, GallerySettings, LogTrimmedError, NewTemplate, Snapshot, StoredEvidence
+from service.domain.gallery import Gallery, GallerySettings, Hit, LogTrimmedError, NewTemplate, Snapshot, StoredEvidence
 from service.index import replicas
-from service.index.follower import Followers
+from service.index.follower import Follower, Followers
 from service.index.replicas import TRIM_AFTER, IndexOptions, LogReplica, in_process
 from service.index.selection import Sizes
 from service.risk.evidence import impostor_evidence
@@ -40,6 +40,12 @@ def store(database: Database) -> Store:
     return Store(database)
 
 
+def searched(follower: Follower, probes: Float, k: int) -> tuple[list[list[Hit]], int]:
+    """Search after catching up."""
+    follower.catch_up()
+    return follower.search(probes, k)
+
+
 def enroll(store: Store, gallery: Gallery, subject: str, vectors: Float) -> None:
     store.templates.enroll(gallery, subject, [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in vectors], None)
 
@@ -53,7 +59,7 @@ def test_a_follower_behind_a_trimmed_log_starts_from_a_snapshot(
     follower = Followers(in_process(store)).of(gallery)
     for number, vector in enumerate(vectors[:6]):
         enroll(store, gallery, f"s{number}", vector[None])
-    assert follower.search(vectors[:1], 1)[1] == 6
+    assert searched(follower, vectors[:1], 1)[1] == 6
     for number, vector in enumerate(vectors[6:], 6):
         enroll(store, gallery, f"s{number}", vector[None])
     for number in range(9):
@@ -65,11 +71,11 @@ def test_a_follower_behind_a_trimmed_log_starts_from_a_snapshot(
     with pytest.raises(LogTrimmedError):
         store.changes.changed_subjects(gallery, 6, 100)
     for later in (follower, Followers(in_process(store)).of(gallery)):
-        found, compared = later.search(vectors[9:10], 1)
+        found, compared = searched(later, vectors[9:10], 1)
         assert compared == 3 and found[0][0].similarity == pytest.approx(1, abs=1e-5)
         assert later.stats().sequence == 21
     enroll(store, gallery, "new", vectors[:1])
-    assert follower.search(vectors[:1], 1)[0][0][0].similarity == pytest.approx(1, abs=1e-5)
+    assert searched(follower, vectors[:1], 1)[0][0][0].similarity == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("fusion", RULES)
@@ -81,7 +87,7 @@ def test_a_long_log_is_followed_in_parts(
     gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
     follower = Followers(in_process(store)).of(gallery)
     vectors = l2_normalize(rng.normal(size=(20, DIMENSION)))
-    assert follower.search(vectors[:1], 1) == ([[]], 0)
+    assert searched(follower, vectors[:1], 1) == ([[]], 0)
     for number, vector in enumerate(vectors):
         enroll(store, gallery, f"s{number % 12}", vector[None])
     store.subjects.delete(gallery, "s11")
@@ -94,10 +100,10 @@ def test_a_long_log_is_followed_in_parts(
         return taken
 
     monkeypatch.setattr(change_log, "read_snapshot", noted)
-    found, compared = follower.search(vectors, 1)
+    found, compared = searched(follower, vectors, 1)
     assert compared == 11 and max(read, default=0) <= 10
     monkeypatch.undo()
-    anew = Followers(in_process(store)).of(gallery).search(vectors, 1)[0]
+    anew = Followers(in_process(store)).caught_up(gallery).search(vectors, 1)[0]
     assert [hits[0].subject_pk for hits in found] == [hits[0].subject_pk for hits in anew]
     similarities = [hits[0].similarity for hits in anew]
     assert [hits[0].similarity for hits in found] == pytest.approx(similarities, abs=1e-5)
@@ -113,7 +119,7 @@ def test_a_gallery_loaded_again_is_in_memory_once_less(
     follower = Followers(in_process(store)).of(gallery)
     enroll(store, gallery, "a", l2_normalize(rng.normal(size=(1, DIMENSION))))
     vectors = l2_normalize(rng.normal(size=(1, DIMENSION)))
-    follower.search(vectors, 1)
+    searched(follower, vectors, 1)
     replica = follower._replica
     assert isinstance(replica, LogReplica)
     held = weakref.ref(replica._index.view.segments[0])
@@ -130,9 +136,9 @@ def test_a_gallery_loaded_again_is_in_memory_once_less(
         patch.setattr(store.changes, "snapshot", broken)
         for _ in range(2):
             with pytest.raises(StorageError):
-                follower.search(vectors, 1)
+                searched(follower, vectors, 1)
     assert holding == [False, False]
-    found, compared = follower.search(vectors, 1)
+    found, compared = searched(follower, vectors, 1)
     assert compared == 1 and found[0][0].similarity == pytest.approx(1, abs=1e-5)
 
 
@@ -194,7 +200,7 @@ def test_closing_waits_for_no_database(
     followers.of(gallery)  # as of an empty log
     with database.write(GalleryNotFoundError("gone")) as connection:
         connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(created_at=datetime.now(UTC)))
-        followers.of(gallery).search(probe, 1)
+        followers.caught_up(gallery).search(probe, 1)
         assert shortening.wait(60)  # the background has chosen its lines, and waits to delete them
         for step in (lambda: followers.drop(gallery), lambda: followers.of(other), followers.close):
             thread = threading.Thread(target=step, daemon=True)
@@ -215,7 +221,7 @@ def test_an_empty_log_after_shortening_is_not_a_beginning(store: Store, rng: np.
     assert store.changes.trim(gallery, keep=0) == 2
     assert store.changes.snapshot(gallery).sequence == 2
     follower = Followers(in_process(store)).of(gallery)
-    assert follower.search(l2_normalize(rng.normal(size=(1, DIMENSION))), 1) == ([[]], 0)
+    assert searched(follower, l2_normalize(rng.normal(size=(1, DIMENSION))), 1) == ([[]], 0)
     assert follower.stats().sequence == 2
 
 
@@ -235,13 +241,13 @@ def test_many_threads_see_acknowledged_writes(store: Store, fusion: Fusion) -> N
             enroll(store, gallery, name, vectors[:1])
             pk = store.subjects.get(gallery, name).pk
             for each in followers:
-                ((hit, *_),), _ = each.of(gallery).search(vectors[:1], 1)
+                ((hit, *_),), _ = each.caught_up(gallery).search(vectors[:1], 1)
                 if hit.subject_pk != pk:
                     failures.append(f"{name} was not found")
             if step % 3 == 0:
                 store.subjects.delete(gallery, name)
                 for each in followers:
-                    hits, _ = each.of(gallery).search(vectors[:1], 3)
+                    hits, _ = each.caught_up(gallery).search(vectors[:1], 3)
                     if any(hit.subject_pk == pk for hit in hits[0]):
                         failures.append(f"{name} was found after it was deleted")
 
@@ -251,7 +257,7 @@ def test_many_threads_see_acknowledged_writes(store: Store, fusion: Fusion) -> N
     for thread in threads:
         thread.join()
     assert failures == []
-    assert {each.of(gallery).stats().vectors for each in followers} == {4 * 16}
+    assert {each.caught_up(gallery).stats().vectors for each in followers} == {4 * 16}
     for each in followers:
         each.close()
 
@@ -265,7 +271,7 @@ def test_galleries_searched_least_lately_make_room(store: Store, rng: np.random.
     followers = Followers(in_process(store), memory=25_000)
     first = followers.of(galleries["a"])
     for name in "bacd":
-        assert followers.of(galleries[name]).search(vectors[:1], 1)[1] == 1
+        assert followers.caught_up(galleries[name]).search(vectors[:1], 1)[1] == 1
     assert len(followers) == 2
     assert followers.of(galleries["a"]) is not first
     followers.drop(galleries["a"])
@@ -278,8 +284,8 @@ def test_two_generations_are_searched_side_by_side(store: Store, rng: np.random.
     followers = Followers(in_process(store))
     probe = l2_normalize(rng.normal(size=(1, DIMENSION)))
     other = replace(gallery, generation=1)
-    assert followers.of(gallery).search(probe, 1)[1] == 1
-    assert followers.of(other).search(probe, 1)[1] == 0
+    assert followers.caught_up(gallery).search(probe, 1)[1] == 1
+    assert followers.caught_up(other).search(probe, 1)[1] == 0
     assert followers.of(gallery) is followers.of(gallery) is not followers.of(other)
 
 

@@ -23,11 +23,13 @@ from models.vision.recognition import l2_normalize
 from service.builders import open_milvus
 from service.core.errors import GalleryNotFoundError, IndexUnavailableError, SettingsError
 from service.domain.gallery import GallerySettings, NewTemplate
+from service.index import milvus_replica
 from service.index.milvus_replica import MilvusEngine
+from service.operations.gallery_check import open_check
 from service.server import embedded
-from service.services.gallery_check import open_check
 from service.settings import Settings, load_settings
 from service.storage.db.tables import changes, galleries, index_states
+from service.storage.repositories import shared_indexes
 from service.storage.repositories.change_log import MIN_KEPT_LINES
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.shared_indexes import SharedIndexes
@@ -229,8 +231,8 @@ def test_many_nodes_write_and_search_at_once(nodes: Nodes, rng: np.random.Genera
 def test_a_passage_that_was_cut_short_is_gone_on_with(
     nodes: Nodes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.storage.repositories.shared_indexes.SUBJECTS_PER_TURN", 4)
-    monkeypatch.setattr("service.storage.repositories.shared_indexes.LINES_PER_TURN", 1)
+    monkeypatch.setattr(shared_indexes, "SUBJECTS_PER_TURN", 4)
+    monkeypatch.setattr(shared_indexes, "LINES_PER_TURN", 1)
     here, there, model = nodes(), nodes(), Model("centroid")
     gallery = here.store.galleries.create("g", "f" * 32, SMALL, GallerySettings(fusion="centroid"))
     enroll(here, model, [f"s{i}" for i in range(10)], rng)
@@ -409,7 +411,7 @@ def test_generations_do_not_mix(nodes: Nodes, rng: np.random.Generator) -> None:
     pk = node.store.subjects.get(gallery, "a").pk
     (vector,) = l2_normalize(rng.normal(size=(1, 2 * SMALL)))
     assert generations.add_on_sight(gallery, 1, pk, vector)
-    ((hit,),), compared = node.followers.of(shadow).search(vector[None], 3)
+    ((hit,),), compared = node.followers.caught_up(shadow).search(vector[None], 3)
     assert (hit.subject_pk, compared) == (pk, 1)
     assert hit.similarity == pytest.approx(1, abs=1e-5)
     model.check(node, probes(rng), 5)
@@ -452,7 +454,8 @@ def test_writers_do_not_wait_for_milvus(own_lite: MilvusLite, nodes: Nodes, rng:
     own_lite.halt()
     with ThreadPoolExecutor(waiting) as threads:
         begun = time.monotonic()
-        searches = [threads.submit(node.follower().search, probes(rng), 1) for _ in range(waiting)]
+        asked = probes(rng)
+        searches = [threads.submit(lambda: node.follower().search(asked, 1)) for _ in range(waiting)]
         time.sleep(0.3)
         enroll(node, model, ["d", "e"], rng)
         assert not any(search.done() for search in searches)
@@ -467,7 +470,7 @@ def test_writers_do_not_wait_for_milvus(own_lite: MilvusLite, nodes: Nodes, rng:
 def test_what_was_applied_long_ago_is_read_without_waiting(
     nodes: Nodes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.index.milvus_replica.SETTLED_S", -1.0)
+    monkeypatch.setattr(milvus_replica, "SETTLED_S", -1.0)
     node, model = nodes(), Model("mean_top_k")
     node.store.galleries.create("g", "f" * 32, SMALL, GallerySettings(fusion="mean_top_k"))
     enroll(node, model, ["a", "b"], rng)

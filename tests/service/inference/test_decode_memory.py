@@ -189,8 +189,8 @@ def test_requests_and_jobs_share_the_memory(
     gate.opened.set()
 
     async def main() -> None:
-        async with serving(tmp_path, monkeypatch, decode_memory=1_000_000) as context:
-            photos, recognizer = context.pipeline.photos, context.recognizers.default
+        async with serving(tmp_path, monkeypatch, decode_memory=1_000_000) as backend:
+            photos, recognizer = backend.faces.photos, backend.faces.recognizers.default
             requests = [photos.detect(photo) for _ in range(6)]
             jobs = [photos.embed(photo, recognizer, background=True) for _ in range(2)]
             assert all(len(found.faces) == 1 for found in await asyncio.gather(*requests, *jobs))
@@ -205,11 +205,11 @@ def test_a_canceled_photo_keeps_its_memory_until_its_thread_ends(
     photo, gate = jpeg(astronaut), Gate(monkeypatch)
 
     async def main() -> None:
-        async with serving(tmp_path, monkeypatch, decode_memory=1_000_000) as context:
-            canceled = asyncio.create_task(context.pipeline.photos.detect(photo))
+        async with serving(tmp_path, monkeypatch, decode_memory=1_000_000) as backend:
+            canceled = asyncio.create_task(backend.faces.photos.detect(photo))
             await until(lambda: gate.inside == 1)
             canceled.cancel()
-            second = asyncio.create_task(context.pipeline.photos.detect(photo))
+            second = asyncio.create_task(backend.faces.photos.detect(photo))
             await asyncio.sleep(0.2)
             assert (gate.inside, gate.most) == (1, 1)
             gate.opened.set()

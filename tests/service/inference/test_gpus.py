@@ -22,15 +22,15 @@ from models.runtime.cuda_network import Device
 from models.runtime.onnx_runtime import available_providers
 from models.vision.recognition import Recognizer
 from models.vision.specs import MAX_POINTS_LOST
-from service.api.http.context import Context
 from service.api.routes.system import get_readiness
 from service.app import create_app
 from service.cli.tools.doctor import diagnose
 from service.core.errors import GpuUnavailableError
 from service.inference.batcher import FAILED_BATCHES, DevicePool
+from service.operations.readiness import readiness
 from service.server import embedded
-from service.services.readiness import readiness
 from service.settings import load_settings
+from service.usecases.backend import Backend
 from tests.conftest import jpeg
 
 without_gpu = pytest.mark.skipif(CUDA in available_providers() and bool(visible_gpus()), reason="a GPU is here")
@@ -58,10 +58,12 @@ def test_not_ready_after_a_gpu_is_lost_until_it_answers_again(tmp_path: Path) ->
     async def main() -> None:
         app = create_app(load_settings(data_dir=tmp_path, log_level="ERROR", device="cpu"))
         async with app.router.lifespan_context(app):
-            kith: Context = app.state.context
+            kith: Backend = app.state.backend
             await get_readiness(kith)
             with DevicePool(2) as gpus:
-                lost = replace(kith, readiness=readiness([], False, gpus, gpus, kith.store, None, kith.audit))
+                audit, store = kith.operations.audit, kith.galleries.store
+                checks = readiness([], False, gpus, gpus, store, None, audit)
+                lost = replace(kith, operations=replace(kith.operations, readiness=checks))
                 for _ in range(FAILED_BATCHES):
                     await get_readiness(lost)
                     gpus.record(0, True)

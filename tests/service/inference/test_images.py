@@ -10,6 +10,7 @@ import zlib
 import cv2
 import numpy as np
 import pytest
+import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -200,7 +201,7 @@ def test_a_lack_of_memory_is_not_the_photos_fault(
     def full(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("service.inference.jpeg.simplejpeg.decode_jpeg", full)
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", full)
     with pytest.raises(MemoryError):
         decode(jpeg(astronaut), LIMITS)
 

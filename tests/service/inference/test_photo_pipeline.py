@@ -26,18 +26,20 @@ from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs
 from models.vision.face_search import search_bytes
 from models.vision.quality import Quality
 from models.vision.recognition import Recognizer
-from service.api.http.context import Context
-from service.api.routes.identify import search_gallery
+from service import wiring
 from service.app import create_app
 from service.core.deadlines import Deadline
 from service.core.errors import DeadlineExceededError, GalleryNotFoundError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
+from service.inference import photo_pipeline
 from service.inference.decode_budget import DecodeBudget, Share
 from service.inference.images import ImageLimits, PhotoHeader, read_header
 from service.inference.photo_pipeline import Face, Photo
 from service.server import embedded
 from service.settings import load_settings
 from service.storage.repositories.store import Store
+from service.usecases.backend import Backend
+from service.usecases.identify import search_gallery
 from tests.conftest import jpeg
 from tests.databases import open_database
 
@@ -106,8 +108,8 @@ def test_a_search_ends_though_its_gallery_is_replaced_meanwhile(tmp_path: Path, 
     served = load_settings(data_dir=tmp_path, log_level="WARNING")
     other = Store(open_database(served.sql_url))
 
-    async def search(context: Context) -> None:
-        by = context.recognizers.default
+    async def search(backend: Backend) -> None:
+        by = backend.faces.recognizers.default
         (vector,) = np.eye(1, by.dimension, dtype=np.float32)
 
         def made(subject: str) -> Gallery:
@@ -117,7 +119,7 @@ def test_a_search_ends_though_its_gallery_is_replaced_meanwhile(tmp_path: Path, 
 
         async def found(gallery: Gallery) -> set[str]:
             async with asyncio.timeout(60):
-                _, named = await search_gallery(context, gallery, vector[None], gallery.settings.risk, 5, None)
+                _, named = await search_gallery(backend, gallery, vector[None], gallery.settings.risk, 5, None)
             return {subject.id for subject in named.values()}
 
         first = made("before")
@@ -126,17 +128,17 @@ def test_a_search_ends_though_its_gallery_is_replaced_meanwhile(tmp_path: Path, 
         second = made("after")
         with pytest.raises(GalleryNotFoundError):
             await found(first)
-        assert len(context.followers) == 0
+        assert len(backend.galleries.followers) == 0
         assert await found(second) == {"after"}
         # A subject that is deleted meanwhile is another matter: an answer is as of when the gallery was read, or later.
         other.subjects.delete(second, "after")
         assert await found(second) <= {"after"}
-        assert await found(await context.find_gallery("g")) == set()
+        assert await found(await backend.find_gallery("g")) == set()
 
     async def main() -> None:
         app = create_app(served)
         async with app.router.lifespan_context(app):
-            await search(app.state.context)
+            await search(app.state.backend)
 
     asyncio.run(main())
     other.close()
@@ -147,11 +149,11 @@ AT_ONCE = 12
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: int) -> AsyncIterator[Context]:
-    monkeypatch.setattr("service.app.available_cores", lambda: 2)
+async def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: int) -> AsyncIterator[Backend]:
+    monkeypatch.setattr(wiring, "available_cores", lambda: 2)
     app = create_app(load_settings(data_dir=tmp_path, log_level="WARNING", **settings))
     async with app.router.lifespan_context(app), asyncio.timeout(60):
-        yield app.state.context
+        yield app.state.backend
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -170,20 +172,20 @@ def test_few_photos_are_held_decoded(
         return read_header(payload, limits)
 
     class Held(Detector):
-        def run(self, laid: Sequence[PreparedPhoto]) -> list[RawOutputs]:
+        def run(self, canvases: Sequence[PreparedPhoto]) -> list[RawOutputs]:
             assert gate.wait(60)
-            return super().run(laid)
+            return super().run(canvases)
 
-    monkeypatch.setattr("service.inference.photo_pipeline.read_header", counting)
-    monkeypatch.setattr("service.app.Detector", Held)
+    monkeypatch.setattr(photo_pipeline, "read_header", counting)
+    monkeypatch.setattr(wiring, "Detector", Held)
 
     async def main() -> None:
-        async with serving(tmp_path, monkeypatch) as context:
-            pipeline = context.pipeline
-            asked = [asyncio.create_task(pipeline.photos.detect(photo)) for _ in range(30)]
+        async with serving(tmp_path, monkeypatch) as backend:
+            photos = backend.faces.photos
+            asked = [asyncio.create_task(photos.detect(photo)) for _ in range(30)]
             await until(lambda: len(decoded) >= AT_ONCE)
             # Let the threads finish all earlier work.
-            await asyncio.gather(*(pipeline.in_thread(int) for _ in range(100)))
+            await asyncio.gather(*(backend.run(int) for _ in range(100)))
             assert len(decoded) == AT_ONCE
             gate.set()
             assert all(len(found.faces) for found in await asyncio.gather(*asked))
@@ -200,21 +202,21 @@ class Counting(Detector):
 
     taken: ClassVar[list[int]] = []
 
-    def run(self, laid: Sequence[PreparedPhoto]) -> list[RawOutputs]:
-        self.taken.append(len(laid))
-        return super().run(laid)
+    def run(self, canvases: Sequence[PreparedPhoto]) -> list[RawOutputs]:
+        self.taken.append(len(canvases))
+        return super().run(canvases)
 
 
 def test_only_a_photo_without_a_confident_face_is_detected_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8], nobody: NDArray[np.uint8]
 ) -> None:
-    monkeypatch.setattr("service.app.Detector", Counting)
+    monkeypatch.setattr(wiring, "Detector", Counting)
     Counting.taken.clear()
     taken = Counting.taken
 
     async def main() -> None:
-        async with serving(tmp_path, monkeypatch) as context:
-            photos, served = context.pipeline.photos, context.recognizers.default
+        async with serving(tmp_path, monkeypatch) as backend:
+            photos, served = backend.faces.photos, backend.faces.recognizers.default
             assert len((await photos.detect(jpeg(astronaut), "medium")).faces) == 1
             assert taken == [1]
             assert (await photos.detect(jpeg(nobody), "low")).faces == []
@@ -234,8 +236,8 @@ def test_a_full_queue_does_not_end_a_search_that_was_admitted(
     photo = jpeg(np.pad(group, ((500, 1000), (400, 1000), (0, 0))))
 
     async def main() -> None:
-        async with serving(tmp_path, monkeypatch, queue_size=4, max_images=4) as context:
-            asked = [asyncio.create_task(context.pipeline.photos.detect(photo, "high")) for _ in range(4)]
+        async with serving(tmp_path, monkeypatch, queue_size=4, max_images=4) as backend:
+            asked = [asyncio.create_task(backend.faces.photos.detect(photo, "high")) for _ in range(4)]
             assert [len(found.faces) for found in await asyncio.gather(*asked)] == [6] * 4
 
     asyncio.run(main())
@@ -251,9 +253,9 @@ def test_the_memory_of_tiles_is_reserved(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(DecodeBudget, "share", recorded)
 
     async def main() -> None:
-        async with serving(tmp_path, monkeypatch) as context:
+        async with serving(tmp_path, monkeypatch) as backend:
             for detail in ("medium", "high"):
-                await context.pipeline.photos.detect(photo, detail)
+                await backend.faces.photos.detect(photo, detail)
 
     asyncio.run(main())
     medium, high = reserved
@@ -262,19 +264,19 @@ def test_the_memory_of_tiles_is_reserved(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_search_of_tiles_ends_with_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(Counting):
-        def run(self, laid: Sequence[PreparedPhoto]) -> list[RawOutputs]:
+        def run(self, canvases: Sequence[PreparedPhoto]) -> list[RawOutputs]:
             time.sleep(0.2)
-            return super().run(laid)
+            return super().run(canvases)
 
-    monkeypatch.setattr("service.app.Detector", Slow)
+    monkeypatch.setattr(wiring, "Detector", Slow)
     Counting.taken.clear()
     photo = jpeg(np.zeros((4000, 6000, 3), np.uint8))
 
     async def main() -> None:
-        async with serving(tmp_path, monkeypatch) as context:
+        async with serving(tmp_path, monkeypatch) as backend:
             with Deadline(1.0) as patience, pytest.raises(DeadlineExceededError):
                 patience.begin()
-                await context.pipeline.photos.detect(photo, "high")
+                await backend.faces.photos.detect(photo, "high")
 
     asyncio.run(main())
     assert sum(Counting.taken) < 80  # of about 200
@@ -289,16 +291,16 @@ def test_a_request_waiting_for_a_thread_is_answered_by_the_deadline(
         assert gate.wait(60)
         return read_header(payload, limits)
 
-    monkeypatch.setattr("service.inference.photo_pipeline.read_header", slow)
+    monkeypatch.setattr(photo_pipeline, "read_header", slow)
 
     async def main() -> None:
-        async with serving(tmp_path, monkeypatch) as context:
-            asked = [asyncio.create_task(context.pipeline.photos.detect(photo)) for _ in range(20)]
+        async with serving(tmp_path, monkeypatch) as backend:
+            asked = [asyncio.create_task(backend.faces.photos.detect(photo)) for _ in range(20)]
             await asyncio.sleep(0)
             with Deadline(0.05) as patience, pytest.raises(DeadlineExceededError):
                 patience.begin()
                 async with asyncio.timeout(60):
-                    await context.pipeline.photos.detect(photo)
+                    await backend.faces.photos.detect(photo)
             asked.pop().cancel()
             gate.set()
             assert all(len(found.faces) for found in await asyncio.gather(*asked))
@@ -321,12 +323,12 @@ def test_a_request_alone_has_room_for_all_its_faces(
             gate.wait(60)
             return super().embed_each(crops)
 
-    monkeypatch.setattr("service.app.Recognizer", Held)
+    monkeypatch.setattr(wiring, "Recognizer", Held)
 
     async def main() -> None:
-        async with serving(tmp_path, monkeypatch, queue_size=1, max_images=3) as context:
-            by = context.recognizers.default
-            asked = [asyncio.create_task(context.pipeline.photos.embed(photo, by)) for _ in range(3)]
+        async with serving(tmp_path, monkeypatch, queue_size=1, max_images=3) as backend:
+            by = backend.faces.recognizers.default
+            asked = [asyncio.create_task(backend.faces.photos.embed(photo, by)) for _ in range(3)]
             # The first batch may hold any number of the eighteen faces.
             await until(lambda: by.batcher.waiting + sum(taken) >= 18 or any(one.done() for one in asked))
             gate.set()

@@ -26,8 +26,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import service.app
 from kith import Kith, Url
+from service import wiring
 from service.core.deadlines import Deadline
 from service.core.errors import ClientGoneError, KithError
 from service.core.photo_errors import ImageTooLargeError, UrlFailedError, UrlRefusedError
@@ -410,7 +410,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory, astronaut: NDArray[np.uint8])
         port = urlsplit(photos.url).port
         assert port is not None
         fetcher = partial(UrlFetcher, resolve=Names([LOOPBACK]), permits=is_loopback, ports={port})
-        patch.setattr(service.app, "UrlFetcher", fetcher)
+        patch.setattr(wiring, "UrlFetcher", fetcher)
         settings = load_settings(
             data_dir=tmp_path_factory.mktemp("fetching"), url_hosts="*.example", url_http=True, log_level="ERROR"
         )

@@ -40,7 +40,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_every_line_is_a_document_also_the_http_servers(lines: list[dict[str, Any]]) -> None:
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
-    assert {"uvicorn.error", "service.access", "service.app"} <= {line["logger"] for line in lines}
+    assert {"uvicorn.error", "service.access", "service.wiring"} <= {line["logger"] for line in lines}
 
 
 def test_requests_have_their_fields_and_nobodys_name(lines: list[dict[str, Any]]) -> None:

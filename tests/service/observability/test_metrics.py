@@ -27,10 +27,10 @@ from service.domain.gallery import GallerySettings, NewTemplate
 from service.index.follower import Followers
 from service.index.replicas import in_process
 from service.observability.metrics import Metrics
+from service.operations.readiness import Readiness
+from service.operations.status import STALE_S, Lag, RecentState, ServiceState, StateReader
 from service.risk.drift import Decided, Watches
 from service.server import embedded
-from service.services.readiness import Readiness
-from service.services.status import STALE_S, Lag, RecentState, ServiceState, StateReader
 from service.settings import load_settings
 from service.storage.privacy.retention import Retention
 from service.storage.repositories.jobs import JobStore

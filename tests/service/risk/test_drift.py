@@ -17,11 +17,11 @@ from kith import Kith
 from models.risk.calibration import Calibration
 from service.domain.outcomes import IdentifyOutcome
 from service.observability.metrics import CONTENT_TYPE, Metrics
+from service.operations.metrics_export import BuildInfo, MetricsExport
+from service.operations.status import RecentState, ServiceState
 from service.risk.drift import MIN_DECISIONS, WINDOW, Decided, Watch, Watches
 from service.risk.probe_windows import ProbeWindows
 from service.server import embedded
-from service.services.metrics_export import BuildInfo, MetricsExport
-from service.services.status import RecentState, ServiceState
 from service.settings import load_settings
 from tests.conftest import jpeg
 

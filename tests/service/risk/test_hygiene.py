@@ -17,6 +17,7 @@ from models.runtime.network import Float
 from service.cli.main import app
 from service.domain.findings import HygieneFinding, HygieneReport
 from service.domain.gallery import Snapshot
+from service.risk import hygiene
 from service.risk.hygiene import LOOKALIKE_ODDS, MAX_NEAREST, find_problems
 from tests.conftest import jpeg
 from training.evaluation.embedding import Embedder
@@ -157,7 +158,7 @@ def test_blocks_do_not_change_the_report(calibration: Calibration, monkeypatch: 
         return [(f.kind, f.subjects, f.templates) for f in find_problems(snapshot, calibration).findings]
 
     whole = found()
-    monkeypatch.setattr("service.risk.hygiene.BLOCK_ROWS", 7)
+    monkeypatch.setattr(hygiene, "BLOCK_ROWS", 7)
     assert whole
     assert found() == whole
 

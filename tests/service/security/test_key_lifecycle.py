@@ -24,11 +24,11 @@ from kith.wire.keys import KeysOut
 from service.builders import has_keys
 from service.cli.main import app
 from service.core.errors import KeyEndedError, KeyNotFoundError, KithError, SettingsError
+from service.operations.gallery_check import open_check
+from service.operations.key_usage import KeyUses
 from service.schemas.keys import KeyIn
 from service.security.api_keys import EVERYTHING, Keyring, Rights, Scope
 from service.server import embedded
-from service.services.gallery_check import open_check
-from service.services.key_usage import KeyUses
 from service.settings import Settings, load_settings
 from service.storage.db.engine import Database
 from service.storage.db.tables import api_keys, audit

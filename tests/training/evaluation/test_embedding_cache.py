@@ -15,6 +15,7 @@ from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import align
 from models.vision.detection import Detector
 from models.vision.recognition import Recognizer
+from training.evaluation import embedding
 from training.evaluation.embedding import Embedder
 from training.evaluation.embedding_cache import ArrayCache, CachedDetector, CachedRecognizer
 
@@ -87,7 +88,7 @@ def test_known_photos_are_not_decoded(
     def unread(file: Path) -> NDArray[np.uint8]:
         raise AssertionError(f"{file} was decoded again")
 
-    monkeypatch.setattr("training.evaluation.embedding.read_rgb", unread)
+    monkeypatch.setattr(embedding, "read_rgb", unread)
     vectors, seen = again.embed(files)
     assert np.array_equal(vectors, expected)
     assert seen.tolist() == found.tolist()

@@ -18,6 +18,7 @@ from training.detection.targets import FaceTargets, assign_faces, box_overlap
 from training.errors import ParityError
 from training.evaluation.embedding import Embed
 from training.evaluation.lfw import read_pairs
+from training.export import onnx_export
 from training.export.onnx_export import (
     Centered,
     export_detector,
@@ -58,7 +59,7 @@ def test_a_parity_error_leaves_no_file(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crops = to_tensor(rng.integers(0, 255, (12, 112, 112, 3), dtype=np.uint8))
-    monkeypatch.setattr("training.export.onnx_export.MIN_COSINE_FP16", 1.1)
+    monkeypatch.setattr(onnx_export, "MIN_COSINE_FP16", 1.1)
     with pytest.raises(ParityError, match="fp16"):
         export_recognizer(ThinIResNet(), crops, tmp_path / "r.onnx", {})
     assert list(tmp_path.iterdir()) == []

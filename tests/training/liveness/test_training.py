@@ -30,6 +30,7 @@ from training.config import ConfigError
 from training.data.identities import read_rgb
 from training.errors import NonFiniteLossError, ParityError, RunInterruptedError
 from training.evaluation.liveness import evaluate_liveness, score_presentations
+from training.export import onnx_export
 from training.export.liveness import check_writable
 from training.export.onnx_export import export_liveness
 from training.liveness import fit
@@ -149,7 +150,7 @@ def test_a_non_finite_loss_keeps_the_last_checkpoint(tmp_path: Path) -> None:
 
 def test_an_export_that_differs_from_torch_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crops = to_tensor(noise().crops_NHWC)
-    monkeypatch.setattr("training.export.onnx_export.MAX_SCORE_SHIFT", -1.0)
+    monkeypatch.setattr(onnx_export, "MAX_SCORE_SHIFT", -1.0)
     with pytest.raises(ParityError, match="liveness score"):
         export_liveness(build_network(), crops, tmp_path / "liveness.onnx")
     assert list(tmp_path.iterdir()) == []

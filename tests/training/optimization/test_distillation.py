@@ -23,6 +23,7 @@ from training.config import AugmentConfig, ConfigError, DistillConfig, TermConfi
 from training.data.identities import load_identities
 from training.evaluation.embedding import load_run, torch_embedder
 from training.export.onnx_export import export_recognizer
+from training.optimization import objective as objective_module
 from training.optimization.distillation import Distillation, load_teacher
 from training.optimization.loop import to_tensor
 from training.optimization.objective import build_objective
@@ -133,7 +134,7 @@ def test_repeated_batches_call_the_teacher_once(folder: Path, tmp_path: Path, mo
         asked.append(images_BCHW.clone())
         return F.normalize(images_BCHW.flatten(1)[:, :16] + 0.1)
 
-    monkeypatch.setattr("training.optimization.objective.load_teacher", lambda _: teacher)
+    monkeypatch.setattr(objective_module, "load_teacher", lambda _: teacher)
     config = replace(
         tiny_run(folder, tmp_path / "run", "none", epochs=6),
         distill=DistillConfig(folder, match="euclidean", views=2),

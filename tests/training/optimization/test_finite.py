@@ -27,6 +27,7 @@ from training.export.onnx_export import export_detector
 from training.liveness.data import LIVE, Presentations
 from training.liveness.fit import LivenessLoopConfig, fit_liveness
 from training.losses import PartialFC
+from training.optimization import loop as loop_module
 from training.optimization.finite import require_finite
 from training.optimization.health import RunHealth
 from training.optimization.logs import RunLog
@@ -82,8 +83,8 @@ def test_infinite_weights_keep_the_checkpoint(
         with pytest.raises(RunInterruptedError):
             run(config)
     names = {file.name for file in output.iterdir()}
-    monkeypatch.setattr("training.optimization.loop._time_to_save", lambda step, due: path == "periodic")
-    monkeypatch.setattr("training.optimization.loop._agree_to_stop", lambda step, requested: path == "interrupted")
+    monkeypatch.setattr(loop_module, "_time_to_save", lambda step, due: path == "periodic")
+    monkeypatch.setattr(loop_module, "_agree_to_stop", lambda step, requested: path == "interrupted")
     epochs = LAST // STEPS_PER_EPOCH if path == "last" else config.loop.epochs
     message = r"checkpoint of step (\d) is not saved.*backbone\..*last checkpoint is kept"
     with overflowing_steps(), pytest.raises(NonFiniteLossError, match=message) as refused:

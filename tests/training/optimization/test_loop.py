@@ -29,6 +29,7 @@ from training.data.identities import load_identities
 from training.data.sampling import BatchSampler
 from training.errors import NonFiniteLossError
 from training.losses import HEADS, TERMS, PartialFC
+from training.optimization import loop as loop_module
 from training.optimization.logs import truncate_log
 from training.optimization.loop import Checkpoint, fit, learning_rate, margin_share
 from training.optimization.objective import build_objective
@@ -128,7 +129,7 @@ def test_an_interrupted_run_resumes_with_equal_losses(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]
 ) -> None:
     # Save at some steps only, so that others are repeated and logged twice.
-    monkeypatch.setattr("training.optimization.loop._time_to_save", lambda step, due: step % 3 == 2)
+    monkeypatch.setattr(loop_module, "_time_to_save", lambda step, due: step % 3 == 2)
 
     def config(name: str) -> RunConfig:
         return replace(tiny_run(folder, tmp_path / name).overridden(settings), output=tmp_path / name)
@@ -296,8 +297,17 @@ def test_a_run_writes_logs_plots_and_checkpoint(folder: Path, tmp_path: Path) ->
     with (run / "losses.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert set(rows[0]) == {
-        *("step", "loss", "learning_rate", "scale", "target_angle_deg", "embedding_norm", "embedding_spread"),
-        *("gradient_backbone", "gradient_head", "clip_backbone", "clip_head"),
+        "step",
+        "loss",
+        "learning_rate",
+        "scale",
+        "target_angle_deg",
+        "embedding_norm",
+        "embedding_spread",
+        "gradient_backbone",
+        "gradient_head",
+        "clip_backbone",
+        "clip_head",
     }
     with (run / "validation.csv").open(newline="") as stream:
         figures = list(csv.DictReader(stream))

@@ -22,7 +22,7 @@ from tests.conftest import jpeg
 from tests.databases import open_database
 
 OPERATOR = "an operator key of sufficient length"
-CLIENT_SCOPES: tuple[Scope, ...] = ("identify", "read", "enroll")
+CLIENT_SCOPES: tuple[Scope, ...] = ("identify", "read", "enroll", "vectors")
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,6 @@ def compat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompatServer]:
         compat="compreface",
         compat_cutoffs="double-take",
         max_embeddings=16,
-        embedding_rate=0.2,
     )
     with embedded(settings) as url:
         yield CompatServer(url, settings)

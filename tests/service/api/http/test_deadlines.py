@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from kith import Kith
 from models.vision.detection import Detector, PreparedPhoto, RawOutputs
+from service import wiring
+from service.inference import photo_pipeline
 from service.inference.images import ImageLimits, PhotoHeader, read_header
 from service.server import embedded
 from service.settings import load_settings
@@ -29,11 +31,11 @@ def held_detector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None
     gate = threading.Event()
 
     class Held(Detector):
-        def run(self, laid: Sequence[PreparedPhoto]) -> list[RawOutputs]:
+        def run(self, canvases: Sequence[PreparedPhoto]) -> list[RawOutputs]:
             assert gate.wait(60)
-            return super().run(laid)
+            return super().run(canvases)
 
-    monkeypatch.setattr("service.app.Detector", Held)
+    monkeypatch.setattr(wiring, "Detector", Held)
     try:
         yield gate.set
     finally:
@@ -151,7 +153,7 @@ def test_photos_are_not_decoded_if_the_queue_is_full(
         decoded.append(len(payload))
         return read_header(payload, limits)
 
-    monkeypatch.setattr("service.inference.photo_pipeline.read_header", counting)
+    monkeypatch.setattr(photo_pipeline, "read_header", counting)
     statuses: list[int] = []
 
     def ask(url: str) -> None:

@@ -17,7 +17,7 @@ from kith.wire.identification import IdentifyOut
 from kith.wire.subjects import EnrollOut
 from kith.wire.verification import VerifyOut
 from models.vision.recognition import Recognizer
-from service.api.http import responses
+from service.schemas import documents as responses
 from tests.conftest import jpeg
 
 Photo = NDArray[np.uint8]

@@ -239,7 +239,8 @@ def test_audit_lines_of_searches_keep_caches_valid(database: Database) -> None:
     followers = Followers(in_process(store))
     gallery = store.galleries.get("g")
     follower = followers.of(gallery)
-    follower.search(np.eye(1, 8, dtype=np.float32), 1, None, gallery.version)
+    follower.catch_up(gallery.version)
+    follower.search(np.eye(1, 8, dtype=np.float32), 1)
     store.subjects.names(gallery, [1])
     counted: list[str] = []
     sa.event.listen(

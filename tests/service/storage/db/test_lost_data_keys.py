@@ -13,9 +13,9 @@ from sqlalchemy.sql.dml import UpdateBase
 
 from service.core.errors import MasterKeyError, StorageError
 from service.domain.gallery import GallerySettings, SubjectFilter
+from service.operations.gallery_check import open_check
 from service.security.master_keys import LocalKey
 from service.security.sealing import new_key
-from service.services.gallery_check import open_check
 from service.storage.db.engine import Database
 from service.storage.db.tables import data_keys
 from service.storage.privacy.master_key_rotation import Rewrapped, Use, rewrap

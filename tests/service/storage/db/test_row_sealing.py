@@ -15,8 +15,8 @@ from models.vision.recognition import l2_normalize
 from service.core.actor import Actor, acting_as
 from service.core.errors import GalleryNotFoundError, IdempotencyConflictError, StorageDamagedError
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
+from service.operations.gallery_check import open_check
 from service.security.sealing import Seal, SealBrokenError, new_key
-from service.services.gallery_check import open_check
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_crop, open_cursor, seal_cursor, subject_lookup
 from service.storage.db.tables import (

@@ -26,7 +26,7 @@ from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
 from tests.receivers import receiving
-from tests.service.services.test_webhook_delivery import sending
+from tests.service.operations.test_webhook_delivery import sending
 from tests.service.storage.privacy.test_erasure import some
 
 URL = "https://receiver.example/kith"

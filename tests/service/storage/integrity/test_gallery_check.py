@@ -23,9 +23,9 @@ from service.domain.gallery import GallerySettings, NewTemplate
 from service.index.follower import Followers
 from service.index.replicas import IndexOptions, in_process
 from service.index.selection import Sizes
+from service.jobs.spool import ABANDONED_AFTER_S, Spool
+from service.operations.gallery_check import GalleryCheck, open_check
 from service.security.sealing import Seal, new_key, vector_purpose
-from service.services.gallery_check import GalleryCheck, open_check
-from service.services.spool import ABANDONED_AFTER_S, Spool
 from service.storage.db.key_vault import Vault
 from service.storage.db.tables import vectors
 from service.storage.integrity.consistency import Consistency
@@ -187,7 +187,7 @@ def test_an_index_of_codes_is_judged_by_what_it_promises(tmp_path: Path) -> None
     followers = Followers(in_process(store, IndexOptions(sizes=sizes), in_foreground=True))
     check = GalleryCheck(store, Consistency(database), followers, {})
     assert list(check.findings("g", False)) == []
-    stats = followers.of(store.galleries.get("g")).stats()
+    stats = followers.caught_up(store.galleries.get("g")).stats()
     assert stats.kind == "compact" and stats.recall is not None
     assert stats.recall.at_1 >= 0.5 and stats.recall.at_10 < 0.9  # which is not promised
     others = l2_normalize(rng.normal(size=(40 * 64, DIMENSION))).astype("<f4")

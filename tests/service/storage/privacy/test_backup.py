@@ -24,8 +24,8 @@ from service.domain.events import EventFilter
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
 from service.index.follower import Followers
 from service.index.replicas import in_process
+from service.operations.gallery_check import open_check
 from service.security.api_keys import Rights
-from service.services.gallery_check import open_check
 from service.storage.audit.log import record
 from service.storage.audit.reader import AuditFilter, AuditReader
 from service.storage.db.engine import Database
@@ -128,7 +128,7 @@ def check(database: Database) -> None:
 def names(store: Store, gallery: str, followers: Followers) -> list[str]:
     """Return the subject that a search for each vector finds."""
     found = store.galleries.get(gallery)
-    hits, _ = followers.of(found).search(vectors(20), 1)
+    hits, _ = followers.caught_up(found).search(vectors(20), 1)
     subjects = store.subjects.by_pk(found, [hit.subject_pk for (hit,) in hits])
     return [subjects[hit.subject_pk].id for (hit,) in hits]
 

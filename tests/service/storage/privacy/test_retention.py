@@ -22,11 +22,12 @@ from service.core.errors import RetentionChangedError
 from service.domain.gallery import Gallery, IdempotentResponse, SubjectFilter
 from service.index.follower import Followers
 from service.index.replicas import in_process
-from service.services.housekeeping import RETRY_INTERVAL, SWEEP_INTERVAL, Housekeeping
+from service.operations.housekeeping import RETRY_INTERVAL, SWEEP_INTERVAL, Housekeeping
 from service.storage.audit.reader import AuditFilter, AuditReader
 from service.storage.db.engine import Database
 from service.storage.db.tables import data_keys, idempotency, templates, vectors
 from service.storage.db.tables import jobs as job_rows
+from service.storage.privacy import retention as retention_module
 from service.storage.privacy.backup import back_up, restore
 from service.storage.privacy.retention import Due, Retention
 from service.storage.repositories.erasures import ErasureStore
@@ -74,7 +75,7 @@ def aged(database: Database, ids: list[str], days: float) -> None:
 def test_due_templates_and_then_empty_subjects_are_erased(
     database_url: DatabaseUrl, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.storage.privacy.retention.BATCH_ROWS", 2)
+    monkeypatch.setattr(retention_module, "BATCH_ROWS", 2)
     database = open_database(database_url())
     store, gallery, other = Store(database), limited(database, 30), limited(database, None, "for-ever")
     followers = Followers(in_process(store))
@@ -85,7 +86,7 @@ def test_due_templates_and_then_empty_subjects_are_erased(
     store.templates.enroll(other, "old", kept := some(rng), None)
     aged(database, [t.id for t in (*old, *kept)], 31)
     aged(database, [t.id for t in young], 29)
-    assert followers.of(gallery).search(old[0].vector[None], 9)[1] == 3
+    assert followers.caught_up(gallery).search(old[0].vector[None], 9)[1] == 3
 
     swept = Retention(database).sweep(NOW, answers_days=36_500)
     assert [g.name for g in swept.galleries] == ["g"]
@@ -93,7 +94,7 @@ def test_due_templates_and_then_empty_subjects_are_erased(
     now = store.galleries.get("g")
     assert (now.subjects, now.templates, store.galleries.get("for-ever").templates) == (2, 2, 1)
     assert {t.id for s in ("both", "young") for t in store.templates.list_page(now, s)} == {t.id for t in young}
-    _, compared = followers.of(now).search(old[0].vector[None], 9, None, now.version)
+    _, compared = followers.caught_up(now).search(old[0].vector[None], 9)
     assert compared == 2
     listed = AuditReader(database).lines(AuditFilter(now.pk), None, 100)
     lines = [one.line for one in listed if one.line.event == "retention_applied"]

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from kith import Kith, KithClientError
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
+from service import wiring
 from service.core.errors import GalleryNotFoundError, StorageError
 from service.domain.findings import HygieneFinding, HygieneReport
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, StoredEvidence, SubjectLabel
@@ -27,9 +28,9 @@ from service.domain.outcomes import RiskTarget
 from service.index.follower import Followers
 from service.index.replicas import in_process
 from service.risk.evidence import impostor_evidence
+from service.risk.search import GallerySearch, Identification
 from service.security.sealing import Seal, new_key
 from service.server import embedded
-from service.services.pipeline import Identification, Pipeline
 from service.settings import load_settings
 from service.storage.integrity.consistency import Consistency
 from service.storage.integrity.database_checks import DATABASE_CHECKS
@@ -63,7 +64,9 @@ class Process:
 
     def search(self, name: str, probe: Float) -> list[SubjectLabel]:
         gallery = self.store.galleries.get(name)
-        (hits,), _ = self.followers.of(gallery).search(probe[None], 3, None, gallery.version)
+        follower = self.followers.of(gallery)
+        follower.catch_up(gallery.version)
+        (hits,), _ = follower.search(probe[None], 3)
         pks = [hit.subject_pk for hit in hits]
         known = self.store.subjects.names(gallery, pks)
         return [known[pk] for pk in pks]
@@ -285,12 +288,12 @@ def test_the_event_loop_decides_about_few_candidates_alone(
 ) -> None:
     threads: list[str] = []
 
-    class Watched(Pipeline):
+    class Watched(GallerySearch):
         def _identify(self, *arguments: Any) -> list[Identification]:
             threads.append(threading.current_thread().name.partition("_")[0])
             return super()._identify(*arguments)
 
-    monkeypatch.setattr("service.app.Pipeline", Watched)
+    monkeypatch.setattr(wiring, "GallerySearch", Watched)
     probes = [template.vector.tolist() for template in some(rng, 26, BUNDLED_DIMENSION)]
     with embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url, Kith(url) as kith:
         kith.create_gallery("g", risk={"threshold": 0.5})

@@ -34,6 +34,7 @@ from kith import Kith, KithClientError
 from kith.options import GalleryOptions, QualityGateOptions
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
+from service.api.routes import transfer
 from service.api.routes.transfer import _Intake
 from service.cli.main import app
 from service.core.errors import ImportFileError, ItemError, RecognizerMismatchError, StorageError
@@ -43,9 +44,9 @@ from service.domain.gallery import Gallery, GallerySettings, NewTemplate, Subjec
 from service.domain.gallery_items import GalleryFileHeader, GalleryItems, validate_items
 from service.index.follower import Followers
 from service.index.replicas import in_process
+from service.operations.gallery_check import open_check
+from service.operations.transfers import MAX_EXPORTS, THREADS
 from service.schemas.galleries import GallerySettingsIn
-from service.services.gallery_check import open_check
-from service.services.transfers import MAX_EXPORTS, THREADS
 from service.settings import Settings
 from service.storage.privacy.retention import Retention
 from service.storage.repositories.bulk_templates import BulkStore
@@ -216,9 +217,9 @@ def test_followers_see_imported_templates(database_url: DatabaseUrl, rng: np.ran
     followers = Followers(in_process(place.store))
     one, other, third = (vector(rng) for _ in range(3))
     place.take(line("one", one))
-    assert followers.of(place.gallery).search(one[None], 1)[1] == 1
+    assert followers.caught_up(place.gallery).search(one[None], 1)[1] == 1
     place.take(line("one", one) + line("other", other) + line("third", third))
-    hits, compared = followers.of(place.gallery).search(other[None], 3)
+    hits, compared = followers.caught_up(place.gallery).search(other[None], 3)
     assert compared == 3
     assert place.store.subjects.by_pk(place.gallery, [hits[0][0].subject_pk])[hits[0][0].subject_pk].id == "other"
     place.store.close()
@@ -718,7 +719,7 @@ def test_imports_delay_no_other_requests(
 
     take = Import.take
     monkeypatch.setattr(Import, "take", taking)
-    monkeypatch.setattr("service.api.routes.transfer._Intake", Watched)
+    monkeypatch.setattr(transfer, "_Intake", Watched)
     with closing(sqlite3.connect(settings.data_dir / "kith.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         threads = [

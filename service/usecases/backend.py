@@ -1,35 +1,37 @@
-"""Objects that a request needs, built once by service.app and passed to every route."""
+"""What the use cases work with, in four groups; `service.wiring` builds each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar, TypeVarTuple, cast
-
-from fastapi import Depends, Request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, TypeVarTuple
 
 from models.runtime.network import Network
-from service.api.http.probe_budget import ProbeBudget
+from service.core.deadlines import Turns
 from service.core.errors import GalleryMovedError, GalleryNotFoundError
+from service.core.request_threads import RequestThreads
 from service.domain.gallery import Gallery
 from service.index.follower import Followers
 from service.index.protocol import SharedEngine
 from service.inference.batcher import Batcher
+from service.inference.photo_pipeline import PhotoPipeline
 from service.inference.recognizers import Recognizers
 from service.inference.url_fetching import UrlFetcher
+from service.jobs.heavy_work import HeavyWork
+from service.jobs.runner import Runner
+from service.jobs.spool import Spool
 from service.observability.metrics import Metrics
+from service.operations.housekeeping import Housekeeping
+from service.operations.key_usage import KeyUses
+from service.operations.metrics_export import MetricsExport
+from service.operations.readiness import Readiness
+from service.operations.shadow import Shadow
+from service.operations.status import RecentState
+from service.operations.transfers import Transfers
+from service.operations.webhook_delivery import Webhooks
 from service.risk.drift import Watches
-from service.services.heavy_work import HeavyWork
-from service.services.job_runner import Runner
-from service.services.key_usage import KeyUses
-from service.services.metrics_export import MetricsExport
-from service.services.pipeline import Pipeline
-from service.services.readiness import Readiness
-from service.services.shadow import Shadow
-from service.services.spool import Spool
-from service.services.status import RecentState
-from service.services.transfers import Transfers
-from service.services.webhook_delivery import Webhooks
+from service.risk.gallery_risks import GalleryRisks
+from service.risk.search import GallerySearch
 from service.settings import Settings
 from service.storage.audit.writer import AuditWriter
 from service.storage.privacy.retention import Retention
@@ -44,44 +46,83 @@ Arguments = TypeVarTuple("Arguments")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context:
-    settings: Settings
-    detection_network: Network
+class Faces:
+    """From photos to faces and embeddings. ``networks``: by batcher, the detector's first."""
+
+    photos: PhotoPipeline
     recognizers: Recognizers
+    fetcher: UrlFetcher
+    networks: Mapping[Batcher[Any, Any], Network]
+
+    @property
+    def detection_network(self) -> Network:
+        return next(iter(self.networks.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Galleries:
+    """Enrolled subjects, their indexes and their risks.
+
+    ``enrolling``: turns by gallery key, to check the identity of templates and store them. Without turns, concurrent
+    requests would each be checked before the others are stored. Writes of other processes are detected when storing.
+    """
+
     store: Store
+    followers: Followers
+    shared_engine: SharedEngine | None
+    search: GallerySearch
+    risks: GalleryRisks
+    watches: Watches
+    generations: GenerationStore
+    shadow: Shadow
     retention: Retention
     erasures: ErasureStore
     subject_access: SubjectAccess
-    generations: GenerationStore
-    shadow: Shadow
-    followers: Followers
-    shared_engine: SharedEngine | None
-    pipeline: Pipeline
-    watches: Watches
-    telemetry: MetricsExport
-    heavy: HeavyWork
-    jobs: Runner
-    spool: Spool
     transfers: Transfers
-    audit: AuditWriter
-    probes: ProbeBudget
+    enrolling: Turns = field(default_factory=Turns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jobs:
+    """Background jobs, the files that they read, housekeeping, and the computations over whole galleries."""
+
+    runner: Runner
+    spool: Spool
+    heavy: HeavyWork
+    housekeeping: Housekeeping
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operations:
+    """Keys, audit, webhooks, and what monitors the service."""
+
     keys: KeyStore
     key_uses: KeyUses
-    fetcher: UrlFetcher
+    audit: AuditWriter
     webhooks: Webhooks
     metrics: Metrics
+    telemetry: MetricsExport
     readiness: Readiness
     recent_state: RecentState
-    batchers: Sequence[Batcher[Any, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    settings: Settings
+    threads: RequestThreads
+    faces: Faces
+    galleries: Galleries
+    jobs: Jobs
+    operations: Operations
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        """Run a blocking function in a worker thread."""
-        return await self.pipeline.in_thread(function, *arguments)
+        """Run a blocking function in a thread of requests."""
+        return await self.threads.run(function, *arguments)
 
     async def find_gallery(self, name: str) -> Gallery:
         """Return a gallery, from the cache if it is current. Raises GalleryNotFoundError."""
-        cached = self.store.galleries.get_cached(name)
-        return await self.run(self.store.galleries.get, name) if cached is None else cached
+        cached = self.galleries.store.galleries.get_cached(name)
+        return await self.run(self.galleries.store.galleries.get, name) if cached is None else cached
 
     async def run_on_gallery(
         self, gallery: str | Gallery, function: Callable[[Gallery, *Arguments], Result], *arguments: *Arguments
@@ -108,14 +149,3 @@ class Context:
         if current.pk != gallery.pk:
             raise GalleryNotFoundError(f"gallery {gallery.name!r} was deleted during the request")
         return replace(current, erased=gallery.erased)
-
-
-def context_of(request: Request) -> Context:
-    return cast(Context, request.app.state.context)
-
-
-async def _context(request: Request) -> Context:  # async: FastAPI calls synchronous dependencies in a thread
-    return context_of(request)
-
-
-ContextDep = Annotated[Context, Depends(_context)]

@@ -15,8 +15,8 @@ from service.core.errors import KithError, StorageError
 from service.core.single_flight import SingleFlight
 from service.domain.gallery import GalleryCounts, JobState
 from service.index.follower import Followers
+from service.operations.readiness import Readiness
 from service.risk.drift import Watches
-from service.services.readiness import Readiness
 from service.storage.privacy.retention import Due, Retention
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store

@@ -15,15 +15,14 @@ from models.vision.face_search import Detail
 from service.core.errors import DuplicateSubjectError, InconsistentTemplateError, KithError, SubjectNotFoundError
 from service.core.photo_errors import LowQualityError, NoFaceError, NotLiveError, SeveralFacesError
 from service.domain.fusion import fuse_similarities
-from service.domain.gallery import Gallery, NewTemplate
+from service.domain.gallery import Gallery, Hit, NewTemplate
 from service.domain.outcomes import FaceChoice, RiskTarget
 from service.index.faiss_structures import products
-from service.index.follower import Followers
 from service.inference.photo_pipeline import Face, Photo, verdict_of
-from service.inference.recognizers import Recognizers
 from service.risk.decision import ImpostorRisk, score_candidates, thresholds_for
-from service.services.pipeline import Pipeline
+from service.risk.gallery_risks import GalleryRisks
 from service.storage.repositories.store import Store
+from service.usecases.backend import Faces, Galleries
 
 DUPLICATE_RISK: Final = RiskTarget("fpir", 0.001)
 """Maximum rate of new people mistaken for an enrolled subject, independent of the gallery's risk."""
@@ -44,8 +43,7 @@ class Overrides:
 async def embed_for(
     gallery: Gallery,
     payload: bytes,
-    pipeline: Pipeline,
-    recognizers: Recognizers,
+    faces: Faces,
     detail: Detail,
     background: bool = False,
 ) -> Photo:
@@ -58,10 +56,10 @@ async def embed_for(
         ImageError: the photo cannot be decoded.
         RecogniserMismatchError: the gallery's recognizer is not served.
     """
-    other = None if gallery.other is None else recognizers.get(gallery.other.fingerprint)
+    other = None if gallery.other is None else faces.recognizers.get(gallery.other.fingerprint)
     keep = gallery.settings.keep_crops
-    photo = await pipeline.photos.embed(
-        payload, recognizers.for_gallery(gallery), other, detail, keep_crop=keep, background=background
+    photo = await faces.photos.embed(
+        payload, faces.recognizers.for_gallery(gallery), other, detail, keep_crop=keep, background=background
     )
     if gallery.other is not None and other is not None and photo.faces:
         row, largest = photo.largest_row(), photo.largest()
@@ -95,7 +93,7 @@ def template_from_face(
             else "the face looks like a presentation attack",
             liveness={"verdict": verdict} | ({} if score is None else {"score": round(score, 4)}),
         )
-    assert face.vector is not None  # noqa: S101 - faces come from Pipeline.embed
+    assert face.vector is not None  # noqa: S101 - embed_for sets the vector of every face
     return NewTemplate(
         template_id or uuid.uuid4().hex,
         face.vector,
@@ -114,19 +112,17 @@ def new_template(vector: Float, gallery: Gallery, overrides: Overrides) -> NewTe
     return NewTemplate(uuid.uuid4().hex, vector, "embedding")
 
 
-def needs_identity_check(gallery: Gallery, pipeline: Pipeline, overrides: Overrides) -> bool:
+def needs_identity_check(gallery: Gallery, risks: GalleryRisks, overrides: Overrides) -> bool:
     """Return whether templates are compared with the gallery before they are stored."""
     skipped = overrides.allow_duplicate and overrides.allow_inconsistent
-    return not skipped and pipeline.risks.calibration(gallery) is not None
+    return not skipped and risks.calibration(gallery) is not None
 
 
 def check_identities(
     templates: Sequence[NewTemplate],
     gallery: Gallery,
     subject_id: str,
-    store: Store,
-    followers: Followers,
-    pipeline: Pipeline,
+    galleries: Galleries,
     overrides: Overrides,
 ) -> list[KithError | None]:
     """Check that faces do not match another subject, and match their own. Needs a calibrated pack.
@@ -136,7 +132,7 @@ def check_identities(
         another subject is more similar than the subject itself, or an InconsistentTemplateError, if the face is too
         unlike the subject's templates.
     """
-    calibration = pipeline.risks.calibration(gallery)
+    store, calibration = galleries.store, galleries.risks.calibration(gallery)
     if calibration is None or not templates:
         return [None] * len(templates)
     try:
@@ -145,9 +141,11 @@ def check_identities(
     except SubjectNotFoundError:
         own, qualities, own_pk = np.empty((0, gallery.dimension), np.float32), np.empty(0, np.float32), -1
     faces = np.stack([template.vector for template in templates])
-    index = followers.of(gallery)
-    hits_of, comparisons = ([()] * len(faces), 0) if overrides.allow_duplicate else index.search(faces, 3)
-    known = pipeline.risks.of(gallery)
+    hits_of: Sequence[Sequence[Hit]] = [()] * len(faces)
+    comparisons = 0
+    if not overrides.allow_duplicate:
+        hits_of, comparisons = galleries.followers.caught_up(gallery).search(faces, 3)
+    known = galleries.risks.of(gallery)
     rejections: list[KithError | None] = []
     for template, face, hits in zip(templates, faces[:, None], hits_of, strict=True):
         try:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from kith import Kith
 from models.vision.recognition import l2_normalize
 from service.core.errors import OverloadedError
+from service.jobs.heavy_work import MAX_WAITING, HeavyWork
 from service.server import embedded
-from service.services.heavy_work import MAX_WAITING, HeavyWork
 from service.settings import load_settings
 from tests.conftest import jpeg
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +23,8 @@ from service.core.clock import Clock
 from service.core.errors import GalleryChangedError, GalleryNotFoundError, JobNotFoundError, OverloadedError
 from service.core.photo_errors import LowQualityError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
-from service.services.job_runner import MAX_TAKEOVERS, JobContext, JobKind, Runner, has_ended
+from service.jobs import runner as runner_module
+from service.jobs.runner import MAX_TAKEOVERS, JobContext, JobKind, Runner, has_ended
 from service.settings import Settings
 from service.storage.db.engine import Database
 from service.storage.db.tables import jobs
@@ -161,14 +163,14 @@ def test_a_process_of_another_machine_is_not_taken_for_dead(
         assert len(f"{here}:{2**22}:{nonce}") <= 48
         return f"{here}:{ended.pid}:{nonce}:claim"
 
-    monkeypatch.setattr("socket.gethostname", lambda: "kith-production-node-1")
+    monkeypatch.setattr(socket, "gethostname", lambda: "kith-production-node-1")
     theirs = owner()
     assert has_ended(theirs)
-    monkeypatch.setattr("socket.gethostname", lambda: "kith-production-node-2")
+    monkeypatch.setattr(socket, "gethostname", lambda: "kith-production-node-2")
     assert not has_ended(theirs)
     # Of the same name, and without one that is known to be of this start of it.
-    monkeypatch.setattr("socket.gethostname", lambda: "kith-production-node-1")
-    monkeypatch.setattr("service.services.job_runner.BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr(socket, "gethostname", lambda: "kith-production-node-1")
+    monkeypatch.setattr(runner_module, "BOOT_ID", tmp_path / "boot_id")
     assert not has_ended(theirs)
     assert not has_ended(owner())
     (tmp_path / "boot_id").write_text("another\n")
@@ -335,7 +337,7 @@ def test_two_runners_never_run_one_job_twice(url: str, store: JobStore, gallery:
 
 @pytest.fixture
 def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.services.job_runner.RETRY_S", 0.01)
+    monkeypatch.setattr(runner_module, "RETRY_S", 0.01)
 
 
 @pytest.mark.usefixtures("short_delays")
@@ -386,7 +388,7 @@ def test_a_fault_is_over_at_a_later_attempt(store: JobStore, gallery: Gallery, f
 def test_a_job_that_waits_for_its_next_attempt_can_be_cancelled(
     store: JobStore, gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.services.job_runner.RETRY_S", 1)
+    monkeypatch.setattr(runner_module, "RETRY_S", 1)
 
     def work(context: JobContext) -> None:
         raise RuntimeError("the device is lost")
@@ -442,7 +444,7 @@ def test_a_service_that_stops_gives_its_jobs_back_at_once(store: JobStore, galle
         await begun.wait()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.services.job_runner.STOP_S", 0.05)
+        patch.setattr("service.jobs.runner.STOP_S", 0.05)
         stopped = run_until(store, job, runner(store, work), during=wait)
     assert (stopped.state, stopped.owner, stopped.progress.done) == ("queued", None, 1)
     resumed = run_until(store, job, runner(store, work))

@@ -202,6 +202,7 @@ def _wrong_answers(gallery: Gallery, taken: Snapshot, follower: Follower) -> int
     rng = np.random.default_rng(len(taken.template_pks))
     drawn = taken.vectors[rng.integers(len(taken.vectors), size=PROBES)]
     probes = l2_normalize(drawn + rng.normal(size=drawn.shape) * 0.3 / np.sqrt(drawn.shape[1]))
+    follower.catch_up()
     results, compared = follower.search(probes, NEAREST)
     subject_pks = np.unique(taken.subject_pks)
     expected = fuse_similarities(probes, taken.vectors, taken.subject_pks, taken.qualities, gallery.settings.fusion)

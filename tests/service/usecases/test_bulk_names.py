@@ -18,7 +18,7 @@ from kith import Kith
 from kith.wire.jobs import JobOut
 from tests.conftest import jpeg
 from tests.service.inference.test_zip_names import unicode_path, zip_of
-from tests.service.services.test_bulk_enrollment import Bytes, as_tar
+from tests.service.usecases.test_bulk_enrollment import Bytes, as_tar
 
 LATIN1 = os.fsdecode(b"Ren\xe9")
 

@@ -14,9 +14,9 @@ from service.core.errors import WebhookRefusedError
 from service.domain import events as rules
 from service.domain.events import Event, EventFilter
 from service.domain.gallery import Gallery, GallerySettings
+from service.operations.webhook_delivery import WebhookDelivery, WebhookSender
 from service.security.addresses import Hosts
 from service.security.outbound_http import OutboundHttp
-from service.services.webhook_delivery import WebhookDelivery, WebhookSender
 from service.storage.audit.log import record_entries
 from service.storage.db.engine import Database
 from service.storage.db.leases import Lease

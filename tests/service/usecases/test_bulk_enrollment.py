@@ -35,9 +35,10 @@ from service.core.photo_errors import ImageTooLargeError
 from service.domain.gallery import GallerySettings
 from service.inference import archives
 from service.inference.archives import ArchiveContents, ArchiveLimits, iterate_members, read_contents
+from service.jobs import spool as spool_module
+from service.jobs.spool import ABANDONED_AFTER_S, RESERVED_BYTES, Spool
 from service.security.sealing import Seal, new_key
 from service.server import embedded
-from service.services.spool import ABANDONED_AFTER_S, RESERVED_BYTES, Spool
 from service.settings import Settings, load_settings
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
@@ -306,8 +307,8 @@ def small_disk(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> None
         taken = sum(file.stat().st_size for file in path.iterdir())
         return usage._replace(free=RESERVED_BYTES + free - taken)
 
-    monkeypatch.setattr("service.services.spool.shutil.disk_usage", seen)
-    monkeypatch.setattr("service.services.spool.CHECK_INTERVAL_BYTES", 1_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", seen)
+    monkeypatch.setattr(spool_module, "CHECK_INTERVAL_BYTES", 1_000_000)
 
 
 def test_archives_that_come_at_once_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from service.core.photo_errors import ImageDamagedError
 from service.domain.gallery import Crop, Gallery
 from service.inference import crops
 from service.inference.recognizers import Recognizers, ServedRecognizer
+from service.jobs.runner import JobContext, JobKind
 from service.risk.gallery_risks import GalleryRisks
-from service.services.job_runner import JobContext, JobKind
 from service.storage.db.row_sealing import open_crop
 from service.storage.repositories.generations import DROP, FILL, GenerationStore
 from service.storage.repositories.job_records import ItemOutcome, Job

@@ -16,13 +16,17 @@ from service.core.errors import GalleryChangedError, GalleryMovedError, InvalidR
 from service.core.identifiers import ID_RULE, normalize_id
 from service.domain.gallery import Gallery, NewTemplate
 from service.domain.outcomes import FaceChoice
-from service.index.follower import Followers
 from service.inference.archives import ArchiveContents, ArchivedFile, ArchiveLimits, iterate_members, read_contents
 from service.inference.photo_pipeline import Photo
-from service.inference.recognizers import Recognizers
+from service.jobs.runner import JobContext, JobKind, JobStoppedError, is_fault
+from service.jobs.spool import Spool
+from service.observability.metrics import Metrics
 from service.risk.gallery_risks import MIN_SUBJECTS
 from service.security.sealing import Seal
-from service.services.enrollment import (
+from service.storage.repositories.job_records import ItemOutcome
+from service.storage.repositories.jobs import ALREADY_ENROLLED, IGNORED, DoneItems
+from service.usecases.backend import Faces, Galleries
+from service.usecases.enrollment_checks import (
     Overrides,
     check_identities,
     choose_face,
@@ -30,12 +34,6 @@ from service.services.enrollment import (
     needs_identity_check,
     template_from_face,
 )
-from service.services.job_runner import JobContext, JobKind, JobStoppedError, is_fault
-from service.services.pipeline import Pipeline
-from service.services.spool import Spool
-from service.storage.repositories.job_records import ItemOutcome
-from service.storage.repositories.jobs import ALREADY_ENROLLED, IGNORED, DoneItems
-from service.storage.repositories.store import Store
 
 KIND: Final = "enrollment"
 MAX_IN_FLIGHT: Final = 16
@@ -70,10 +68,9 @@ class BulkEnrollment:
 
     spool: Spool
     limits: ArchiveLimits
-    store: Store
-    followers: Followers
-    pipeline: Pipeline
-    recognizers: Recognizers
+    faces: Faces
+    galleries: Galleries
+    metrics: Metrics
 
     def kind(self) -> JobKind:
         """Return the functions of this kind of job."""
@@ -82,12 +79,12 @@ class BulkEnrollment:
     async def run(self, context: JobContext) -> None:
         """Enroll the photos of the archive that have no recorded outcome yet."""
         options = BulkOptions(**context.job.parameters)
-        gallery = await context.run(self.store.galleries.get, context.job.gallery)
+        gallery = await context.run(self.galleries.store.galleries.get, context.job.gallery)
         archive = self.spool.archive(context.job.id, gallery.seal)
         found = await context.run(read_contents, archive, self.limits, options.strip, context.check)
         done = await context.run(context.done)
         await context.run(_record_other_files, context, found, done)
-        run = _Run(self, context, options, await context.run(self.store.galleries.get, context.job.gallery))
+        run = _Run(self, context, options, await context.run(self.galleries.store.galleries.get, context.job.gallery))
         await run.derive_risk()  # an earlier process may have ended before it did
         waiting = _waiting(iterate_members(archive, self.limits), found, done)
         try:
@@ -158,7 +155,7 @@ class _Run:
             options.allow_duplicate, options.allow_inconsistent, options.allow_low_quality, options.allow_not_live
         )
         self.gallery = gallery
-        work.recognizers.for_gallery(gallery)  # fail the job, not each photo, if the recognizer is not served
+        work.faces.recognizers.for_gallery(gallery)  # fail the job, not each photo, if the recognizer is not served
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._embedding: set[asyncio.Task[Photo | KithError]] = set()
         self._ahead: asyncio.Queue[_Pending | Exception | None] = asyncio.Queue(MAX_AHEAD)
@@ -189,7 +186,7 @@ class _Run:
         try:
             while block := await self._context.run(_read, waiting):
                 ids = [item.template_id for item in block]
-                known = await self._context.run(self._work.store.templates.existing_ids, self.gallery, ids)
+                known = await self._context.run(self._work.galleries.store.templates.existing_ids, self.gallery, ids)
                 for item in block:
                     await self._slots.acquire()
                     task = asyncio.create_task(self._embed_item(item, item.template_id in known))
@@ -209,13 +206,13 @@ class _Run:
     async def derive_risk(self) -> None:
         """Update the gallery's risk in the foreground, so that decisions do not depend on timing."""
         if self.gallery.subjects >= MIN_SUBJECTS:
-            await self._context.run(self._work.pipeline.risks.refresh, self.gallery.name)
+            await self._context.run(self._work.galleries.risks.refresh, self.gallery.name)
             await self._read_gallery()
 
     async def _read_gallery(self) -> None:
         """Read the gallery's current settings, counts and risk. Raises GalleryMovedError."""
         before = self.gallery.generation
-        self.gallery = await self._context.run(self._work.store.galleries.get, self.gallery.name)
+        self.gallery = await self._context.run(self._work.galleries.store.galleries.get, self.gallery.name)
         if self.gallery.generation != before:
             raise GalleryMovedError(f"gallery {self.gallery.name!r} moved to another recognizer meanwhile")
 
@@ -223,10 +220,7 @@ class _Run:
         if known or isinstance(item.payload, KithError):
             return item.payload if isinstance(item.payload, KithError) else _KNOWN
         try:
-            return await embed_for(
-                *(self.gallery, item.payload, self._work.pipeline, self._work.recognizers, self._detail),
-                background=True,
-            )
+            return await embed_for(self.gallery, item.payload, self._work.faces, self._detail, background=True)
         except KithError as error:
             return error
 
@@ -258,7 +252,7 @@ class _Run:
         except KithError as error:
             if is_fault(error) or isinstance(error, GalleryMovedError):
                 raise  # not an error of the photo
-            self._work.pipeline.metrics.count_enrollment(error.code)
+            self._work.metrics.count_enrollment(error.code)
             self._refused.append(_refusal(item.name, error, item.subject))
         else:
             self._admitted.append((item.name, template))
@@ -275,9 +269,9 @@ class _Run:
         admitted, refused = self._admitted, self._refused
         self._admitted, self._refused = [], []
         while admitted:
-            async with self._work.pipeline.enrolling.of(self.gallery.pk):
+            async with self._work.galleries.enrolling.of(self.gallery.pk):
                 await self._read_gallery()
-                checked = needs_identity_check(self.gallery, self._work.pipeline, self._overrides)
+                checked = needs_identity_check(self.gallery, self._work.galleries.risks, self._overrides)
                 if checked:
                     admitted, unlike = await self._check(admitted)
                     refused += unlike
@@ -295,7 +289,7 @@ class _Run:
                 await self._context.run(self._context.record, refused)
             return
         # The archive may have copies of a photo.
-        self._work.pipeline.metrics.count_enrollment("enrolled", len({template.id for _, template in admitted}))
+        self._work.metrics.count_enrollment("enrolled", len({template.id for _, template in admitted}))
         await self._read_gallery()
         await self.derive_risk()
 
@@ -305,14 +299,13 @@ class _Run:
         """Return the items whose identity passes, and the outcomes of the others."""
         assert self._subject is not None  # noqa: S101 - only photos with a subject are embedded
         new = [template for _, template in admitted]
-        stores = (self._work.store, self._work.followers, self._work.pipeline)
         rejections = await self._context.run(
-            partial(check_identities, new, self.gallery, self._subject, *stores, self._overrides)
+            partial(check_identities, new, self.gallery, self._subject, self._work.galleries, self._overrides)
         )
         outcomes = []
         for (name, _), rejection in zip(admitted, rejections, strict=True):
             if rejection is not None:
-                self._work.pipeline.metrics.count_enrollment(rejection.code)
+                self._work.metrics.count_enrollment(rejection.code)
                 outcomes.append(_refusal(name, rejection, self._subject))
         passing = [item for item, rejection in zip(admitted, rejections, strict=True) if rejection is None]
         return passing, outcomes

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from service.api.http.context import Context
 from service.core.errors import InvalidRequestError
 from service.core.photo_errors import ImageError
 from service.inference.photo_pipeline import Photo
+from service.usecases.backend import Backend
 
 Result = TypeVar("Result")
 
 
 async def process_photos(
-    context: Context, photos: list[bytes | str], stage: Callable[[bytes], Awaitable[Photo]]
+    backend: Backend, photos: list[bytes | str], stage: Callable[[bytes], Awaitable[Photo]]
 ) -> list[Photo | ImageError]:
     """Apply ``stage`` to every photo; a photo given as a URL is fetched first.
 
@@ -27,7 +27,7 @@ async def process_photos(
         raise InvalidRequestError("send at least one photo in images or urls")
 
     async def process(photo: bytes | str) -> Photo:
-        return await stage(photo if isinstance(photo, bytes) else await fetch_photo(context, photo))
+        return await stage(photo if isinstance(photo, bytes) else await fetch_photo(backend, photo))
 
     if len(photos) == 1:
         return [await process(photos[0])]
@@ -41,13 +41,13 @@ async def process_photos(
     return await gather_or_cancel([process_or_return_error(photo) for photo in photos])
 
 
-async def fetch_photo(context: Context, url: str) -> bytes:
+async def fetch_photo(backend: Backend, url: str) -> bytes:
     """Fetch the photo at ``url`` if KITH_URL_HOSTS allows it.
 
     Raises as :meth:`service.inference.url_fetching.Fetcher.fetch`.
     """
-    with context.metrics.stage("fetch"):
-        return await context.fetcher.fetch(url)
+    with backend.operations.metrics.stage("fetch"):
+        return await backend.faces.fetcher.fetch(url)
 
 
 async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:

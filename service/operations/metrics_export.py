@@ -10,9 +10,9 @@ from models.runtime.network import Network
 from service.domain.outcomes import IdentifyOutcome
 from service.inference.batcher import Batcher
 from service.observability.metrics import Metrics, ScrapeSeries
+from service.operations.status import RecentState, ServiceState
 from service.risk.drift import DRIFT_DIGITS, STATES, Drift, Watches
 from service.risk.probe_windows import ProbeWindows
-from service.services.status import RecentState, ServiceState
 
 OTHERS: Final = "(others)"
 """Label for all galleries above the limit together; no gallery can have this name."""

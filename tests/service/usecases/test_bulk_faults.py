@@ -17,16 +17,17 @@ from PIL import Image
 
 from kith import Kith
 from models.runtime.network import Float
+from models.vision import recognition
 from models.vision.detection import Detector
 from models.vision.pixels import to_planes
 from service.core.errors import GpuUnavailableError
 from service.inference.archives import ArchiveContents, ArchiveLimits, iterate_members, read_contents
+from service.jobs import runner
 from service.server import embedded
-from service.services import job_runner
 from service.settings import load_settings
 from tests.commands import run_kith
 from tests.conftest import jpeg
-from tests.service.services.test_bulk_enrollment import KINDS, Bytes, as_tar
+from tests.service.usecases.test_bulk_enrollment import KINDS, Bytes, as_tar
 
 PHOTOS = 12
 LIMITS = ArchiveLimits(1000, 100_000, 1_000_000)
@@ -39,7 +40,7 @@ def photos(astronaut: NDArray[np.uint8]) -> dict[str, bytes]:
 
 @pytest.fixture(autouse=True)
 def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_runner, "RETRY_S", 0.05)
+    monkeypatch.setattr(runner, "RETRY_S", 0.05)
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception, int], None]:
                 raise error
             return prepare(*arguments)
 
-        monkeypatch.setattr("models.vision.recognition.to_planes", prepare_or_fail)
+        monkeypatch.setattr(recognition, "to_planes", prepare_or_fail)
 
     return fail
 

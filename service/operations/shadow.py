@@ -18,12 +18,13 @@ import numpy as np
 from models.runtime.network import Float
 from service.core.actor import Actor, acting_as, current_actor
 from service.core.errors import GalleryMovedError, KithError
+from service.core.request_threads import RequestThreads
 from service.domain.gallery import Gallery, Keys
 from service.domain.outcomes import RiskTarget
 from service.inference.photo_pipeline import Face
 from service.inference.recognizers import Recognizers
 from service.risk.decision import Decision
-from service.services.pipeline import Identification, Pipeline
+from service.risk.search import GallerySearch, Identification
 from service.storage.repositories.generation_rows import Disagreement
 from service.storage.repositories.generations import GenerationStore
 
@@ -55,9 +56,12 @@ class _Tally:
 class Shadow:
     """Shadow searches on one event loop; use as an async context manager. Leaving it finishes queued work."""
 
-    def __init__(self, recognizers: Recognizers, pipeline: Pipeline, generations: GenerationStore) -> None:
+    def __init__(
+        self, threads: RequestThreads, recognizers: Recognizers, search: GallerySearch, generations: GenerationStore
+    ) -> None:
         self._recognizers = recognizers
-        self._pipeline = pipeline
+        self._threads = threads
+        self._search = search
         self._generations = generations
         self._waiting = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -109,7 +113,7 @@ class Shadow:
             served = self._recognizers.for_gallery(view)
             cut = [one.face.other_crop for one in answered if one.face.other_crop is not None]
             vectors = np.stack(await served.batcher.submit(cut, background=True))
-            found = await self._pipeline.identify(view, vectors, target, 1, among)
+            found = await self._search.identify(view, vectors, target, 1, among, watch=False)
             for one, vector, then in zip(answered, vectors, found, strict=True):
                 disagreement = disagreement_of(one.found.decision, then.decision)
                 counts.update(agreement(one.found.decision, then.decision))
@@ -119,7 +123,7 @@ class Shadow:
                     lacking = nearest is not None and await self._lacks(shadow, nearest)
                     counts["absent"] += lacking
                 if among is None:  # otherwise an excluded subject may be more similar
-                    await self._pipeline.in_thread(self._substitute, gallery, one, vector)
+                    await self._threads.run(self._substitute, gallery, one, vector)
         except KithError as error:
             counts[f"skipped_{error.code}"] += len(answered) - counts["compared"]
         except Exception:  # no caller waits for this task, so the log is the only report
@@ -133,7 +137,7 @@ class Shadow:
             await self._write_counts()
 
     async def _lacks(self, generation: int, subject_pk: int) -> bool:
-        return not await self._pipeline.in_thread(self._generations.has_subject, generation, subject_pk)
+        return not await self._threads.run(self._generations.has_subject, generation, subject_pk)
 
     def _substitute(self, gallery: Gallery, one: AnsweredFace, vector: Float) -> None:
         """Store the vector of a confident match for a template of its subject that has no crop."""
@@ -150,7 +154,7 @@ class Shadow:
         tallies, self._tallies = self._tallies, {}
         for tally in tallies.values():
             if tally.counts:
-                await self._pipeline.in_thread(self._write, tally)
+                await self._threads.run(self._write, tally)
 
     def _write(self, tally: _Tally) -> None:
         try:

@@ -1,0 +1,1 @@
+"""Background jobs, the files that they read, and heavy computations."""

@@ -1,0 +1,1 @@
+"""Work beside requests: housekeeping, webhooks, shadow searches, metrics, readiness."""

@@ -1,0 +1,253 @@
+"""Enrollment of photos and embeddings of one subject."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from models.runtime.network import Float
+from service.core import deadlines
+from service.core.errors import (
+    DuplicateSubjectError,
+    GalleryChangedError,
+    GalleryMovedError,
+    InconsistentTemplateError,
+    KithError,
+    SubjectExistsError,
+)
+from service.domain.gallery import Gallery, IdempotentResponse, NewTemplate
+from service.inference.photo_pipeline import Photo
+from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
+from service.schemas.documents import Document, encode_json, face_document, problem_document, stored_problem_document
+from service.schemas.subjects import EnrollIn
+from service.security.callers import Caller
+from service.usecases.backend import Backend
+from service.usecases.enrollment_checks import (
+    Overrides,
+    check_identities,
+    choose_face,
+    embed_for,
+    needs_identity_check,
+    new_template,
+    template_from_face,
+)
+from service.usecases.photos import process_photos
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """``document``: the JSON of an ``EnrollOut``. ``stored``: whether templates were stored, now or by the first
+    attempt of a repeated request."""
+
+    document: str
+    stored: bool
+
+
+async def enroll(
+    backend: Backend,
+    snapshot: Gallery,
+    caller: Caller,
+    subject: str,
+    body: EnrollIn,
+    key: str | None,
+    only_new: bool,
+) -> Enrolled:
+    """Enroll the photos and embeddings of ``body``. ``key``: an Idempotency-Key.
+
+    Raises the rejection of a single photo or embedding.
+    """
+    if body.embeddings:
+        caller.check_vectors("embeddings")
+    gallery = await backend.reload_gallery(snapshot)
+    if body.embeddings and body.recognizer is None and not gallery.moved:
+        body.recognizer = gallery.fingerprint  # the embeddings stay this recognizer's if the gallery moves now
+    enrollment = _Enrollment(backend, caller, subject, body, key, only_new)
+    while True:
+        try:
+            return await enrollment.run(gallery)
+        except GalleryMovedError:
+            gallery = await backend.reload_gallery(gallery)
+
+
+@dataclass(frozen=True)
+class _Enrollment:
+    """Enrollment request. ``run`` may be repeated after the gallery moved to another recognizer."""
+
+    backend: Backend
+    caller: Caller
+    subject: str
+    body: EnrollIn
+    key: str | None
+    only_new: bool
+
+    async def run(self, gallery: Gallery) -> Enrolled:
+        backend, body = self.backend, self.body
+        served = backend.faces.recognizers.for_gallery(gallery)
+        if earlier := await self._stored_answer(gallery):
+            return Enrolled(earlier, True)
+        if self.only_new:  # before the photos are compared with the templates of an existing subject
+            try:
+                await backend.run(backend.galleries.store.subjects.refuse_existing, gallery, self.subject)
+            except SubjectExistsError:  # perhaps created by the first attempt of this request
+                if earlier := await self._stored_answer(gallery):
+                    return Enrolled(earlier, True)
+                raise
+        if body.recognizer is not None or body.embeddings:
+            check_recognizer(gallery, body.recognizer)
+
+        results, templates = await self._examine(gallery, served)
+        if not needs_identity_check(gallery, backend.galleries.risks, self._overrides):
+            await self._report_rejections(gallery, results, results)
+            return await self._store(gallery, results, templates, checked=False)
+        async with backend.galleries.enrolling.of(gallery.pk):
+            return await self._check_and_store(gallery, results, templates)
+
+    async def _stored_answer(self, gallery: Gallery) -> str | None:
+        if self.key is None:
+            return None
+        return await self.backend.run(
+            self.backend.galleries.store.templates.stored_answer, gallery, self.key, self._digest
+        )
+
+    @cached_property
+    def _digest(self) -> str:
+        """Digest that is equal for repetitions of the request. It reads all photos."""
+        digest = hashlib.sha256(self.subject.encode())
+        digest.update(self.body.model_dump_json(exclude={"images", "recognizer"}).encode())
+        for payload in self.body.images:
+            digest.update(hashlib.sha256(payload).digest())
+        return digest.hexdigest()
+
+    @property
+    def _overrides(self) -> Overrides:
+        body = self.body
+        return Overrides(body.allow_duplicate, body.allow_inconsistent, body.allow_low_quality, body.allow_not_live)
+
+    async def _examine(
+        self, gallery: Gallery, served: ServedRecognizer
+    ) -> tuple[list[Document], dict[int, NewTemplate]]:
+        """Return a result per photo and embedding, whose ``error`` is its rejection, and templates by result."""
+        backend, body = self.backend, self.body
+        detail = body.detail or backend.settings.expected_face_detail
+
+        async def embed(payload: bytes) -> Photo:
+            return await embed_for(gallery, payload, backend.faces, detail)
+
+        vectors = check_vectors(body.embeddings, served.dimension)
+        photos = await process_photos(backend, body.photos, embed) if body.photos else []
+        results: list[Document] = [{"image": i} for i in range(len(photos))]
+        results += [{"embedding": i} for i in range(len(vectors))]
+        items: list[Photo | KithError | Float] = [*photos, *vectors]
+        templates: dict[int, NewTemplate] = {}
+        for i, item in enumerate(items):
+            try:
+                templates[i] = self._new_template(gallery, item, results[i])
+            except KithError as rejection:
+                results[i]["error"] = rejection
+        return results, templates
+
+    async def _check_and_store(
+        self, gallery: Gallery, results: list[Document], templates: dict[int, NewTemplate]
+    ) -> Enrolled:
+        """Compare the templates with the gallery and store them; again if its templates changed in between.
+
+        The writes of other processes are found only then, since a turn is among the requests of this process.
+
+        Raises the rejection of a single photo or embedding.
+        """
+        backend, reported = self.backend, [result for result in results if "error" in result]
+        while True:
+            current = await backend.reload_gallery(gallery)
+            if current.generation != gallery.generation:
+                raise GalleryMovedError(f"gallery {gallery.name!r} moved to another recognizer meanwhile")
+            if not self.body.allow_duplicate:
+                await backend.galleries.search.caught_up(current)  # the duplicate check searches the index
+            with backend.operations.metrics.stage("check"):
+                new = list(templates.values())
+                rejections = await backend.run(
+                    partial(check_identities, new, current, self.subject, backend.galleries, self._overrides)
+                )
+            for i, rejection in zip(list(templates), rejections, strict=True):
+                if rejection is not None:
+                    del templates[i]
+                    results[i].pop("template", None)
+                    results[i]["error"] = rejection
+                    reported.append(results[i])
+            await self._report_rejections(gallery, results, reported)
+            try:
+                return await self._store(current, results, templates, checked=True)
+            except GalleryChangedError:
+                reported = []
+                if (deadline := deadlines.current_deadline()) is not None:
+                    deadline.check()
+
+    async def _store(
+        self, gallery: Gallery, results: list[Document], templates: dict[int, NewTemplate], checked: bool
+    ) -> Enrolled:
+        """Store the templates. Raises GalleryChangedError: ``checked``, and the checks must be repeated."""
+        backend, key = self.backend, self.key
+        for i, template in templates.items():
+            results[i]["template"] = template.id
+
+        def encode(describe_error: Callable[[KithError], Document]) -> str:
+            documents = [r | {"error": describe_error(r["error"])} if "error" in r else r for r in results]
+            return encode_json({"subject": self.subject, "enrolled": len(templates), "results": documents}).decode()
+
+        if not templates:
+            return Enrolled(encode(problem_document), False)
+        idempotent = IdempotentResponse(key, self._digest, encode(stored_problem_document)) if key else None
+        new = list(templates.values())
+        with backend.operations.metrics.stage("write"):
+            earlier = await backend.run(
+                backend.galleries.store.templates.enroll, gallery, self.subject, new, idempotent, self.only_new, checked
+            )
+        backend.operations.metrics.count_enrollment("enrolled", len(new))
+        backend.galleries.risks.follow(gallery)
+        return Enrolled(earlier or encode(problem_document), True)
+
+    def _new_template(self, gallery: Gallery, item: Photo | KithError | Float, result: Document) -> NewTemplate:
+        """Create a template and add the face to ``result``. Raises the photo's own error, or why it is rejected."""
+        if isinstance(item, KithError):
+            raise item
+        if not isinstance(item, Photo):
+            return new_template(item, gallery, self._overrides)
+        face, settings = choose_face(item, self.body.face), gallery.settings
+        result["face"] = face_document(face, settings.quality_gate, settings.liveness_threshold)
+        return template_from_face(face, gallery, self._overrides)
+
+    async def _report_rejections(self, gallery: Gallery, results: list[Document], new: list[Document]) -> None:
+        """Count and audit new rejections, and hide what the caller may not know.
+
+        Raises the rejection of a single photo or embedding.
+        """
+        refused = [result for result in new if "error" in result]
+        for result in refused:
+            self.backend.operations.metrics.count_enrollment(result["error"].code)
+        of_identity = (InconsistentTemplateError, DuplicateSubjectError)
+        identity_errors = [result for result in refused if isinstance(result["error"], of_identity)]
+        for code, count in Counter(result["error"].code for result in identity_errors).items():
+            await self.backend.operations.audit.enrollment_refused(gallery, self.subject, code, count)
+        for result in refused:
+            result["error"] = await self._redact(gallery, result["error"])
+        if len(results) == 1 and (error := results[0].get("error")) is not None:
+            raise error
+
+    async def _redact(self, gallery: Gallery, rejection: KithError) -> KithError:
+        """Return the rejection as the caller may know it, and audit which subject a duplicate revealed.
+
+        The scopes identify and read show the subject of a duplicate, vectors also exact similarities.
+        """
+        if isinstance(rejection, InconsistentTemplateError) and not self.caller.sees_vectors:
+            return InconsistentTemplateError("the face is unlike the subject's other templates")
+        if not isinstance(rejection, DuplicateSubjectError):
+            return rejection
+        subject = rejection.extra["subject"]
+        await self.backend.operations.audit.searched(gallery, [{"outcome": "identified", "subject": subject}])
+        if self.caller.sees_vectors:
+            return rejection
+        if self.caller.rights.may("identify") or self.caller.rights.may("read"):
+            return DuplicateSubjectError(rejection.detail, subject=subject)
+        return DuplicateSubjectError("the face resembles another subject")

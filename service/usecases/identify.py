@@ -1,0 +1,265 @@
+"""Open-set identification (1:N) of faces and embeddings in a gallery."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from models.runtime.network import Float
+from models.vision.quality_gate import QualityGate
+from service.core import deadlines
+from service.core.errors import GalleryNotFoundError, KithError, StorageDamagedError
+from service.core.photo_errors import ImageError
+from service.domain.events import Event
+from service.domain.gallery import Gallery, Keys, SubjectFilter, SubjectLabel
+from service.domain.outcomes import RiskTarget
+from service.inference.photo_pipeline import Face, Photo, verdict_of
+from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
+from service.operations.shadow import AnsweredFace
+from service.risk.decision import SIMILARITY_STEP, Candidate, refuse_presentation
+from service.risk.drift import Decided
+from service.risk.search import Identification
+from service.schemas.documents import (
+    DEFAULT_GATE,
+    Document,
+    face_document,
+    problem_document,
+    risk_document,
+    without_none,
+)
+from service.schemas.identification import IdentifyIn
+from service.security.callers import Caller
+from service.usecases.backend import Backend
+from service.usecases.photos import process_photos
+
+EVENT_FIELDS: Final = (
+    "outcome",
+    "subject",
+    "name",
+    "similarity",
+    "threshold",
+    "review_threshold",
+    "false_alarm_probability",
+    "risk",
+    "reasons",
+)
+"""Fields of a result that its event has."""
+
+
+@dataclass
+class ProbeResult:
+    """One result of the response.
+
+    ``document``: ``IdentityOut``. ``vector``: the (d,) probe, None if nothing is searched. ``face``: None for an
+    embedding. ``found``: result of the search.
+    """
+
+    document: Document
+    vector: Float | None = None
+    face: Face | None = None
+    found: Identification | None = None
+
+
+async def identify(
+    backend: Backend, found: Gallery, body: IdentifyIn, caller: Caller
+) -> tuple[ServedRecognizer, list[ProbeResult]]:
+    """Identify the photos and embeddings of ``body``, and record the decisions.
+
+    Raises:
+        ForbiddenError: embeddings or a chosen risk, and the caller lacks the scope vectors.
+        As search_gallery, and for a single photo its own error.
+    """
+    served = backend.faces.recognizers.for_gallery(found)
+    target = body.risk.target("fpir") if body.risk else found.settings.risk
+    if body.embeddings:
+        caller.check_vectors("embeddings")
+    if target != found.settings.risk:
+        caller.check_vectors("risks other than the gallery's")
+    if body.recognizer is not None or body.embeddings:
+        check_recognizer(found, body.recognizer)
+    among = None
+    if body.filter is not None:
+        subject_filter = SubjectFilter(tuple(body.filter.tags), tuple(body.filter.metadata.items()))
+        among = await backend.run(backend.galleries.store.subjects.matching_pks, found, subject_filter)
+
+    shadow = None
+    if found.other is not None and found.other.state == "shadow":
+        shadow = backend.faces.recognizers.get(found.other.fingerprint)
+
+    detail = body.detail or backend.settings.detail
+
+    async def embed(payload: bytes) -> Photo:
+        return await backend.faces.photos.embed(payload, served, shadow, detail, body.faces == "largest")
+
+    photos = await process_photos(backend, body.photos, embed) if body.photos else []
+    quality_gate = found.settings.quality_gate if body.check_quality else None
+    items = [*_photo_items(found, photos, quality_gate), *_embedding_items(found, body.embeddings, served)]
+    searched = [item for item in items if item.vector is not None]
+    if searched:
+        if photos:
+            found = _at_current_version(found, await backend.find_gallery(found.name))
+        probes = np.stack([item.vector for item in searched if item.vector is not None])
+        results, names = await search_gallery(backend, found, probes, target, body.top_k, among)
+        for item, result in zip(searched, results, strict=True):
+            item.found = result
+            shown = result if caller.sees_vectors else result.coarse()
+            item.document |= _decision_fields(shown, names, target)
+        _observe_similarities(backend, served, searched)
+        if shadow is not None:
+            answered = [AnsweredFace(item.face, item.found) for item in searched if item.face and item.found]
+            backend.galleries.shadow.observe(found, answered, target, among)
+    events = _events(found, items)
+    await backend.operations.audit.searched(found, [item.document for item in items], events)
+    if events:
+        backend.operations.webhooks.delivery.wake()
+    backend.galleries.watches.of(found.pk, found.name, found.fingerprint).add(_decisions(items))
+    return served, items
+
+
+def _events(gallery: Gallery, items: Iterable[ProbeResult]) -> list[Event]:
+    """Return the decisions that a webhook wants, as the response states them."""
+    if not gallery.listeners:
+        return []
+    events = [
+        Event(
+            "decision", {k: item.document[k] for k in EVENT_FIELDS if k in item.document}, item.document.get("subject")
+        )
+        for item in items
+        if item.document["outcome"] != "error"
+    ]
+    return [event for event in events if any(chosen.wants(gallery.name, event) for chosen in gallery.listeners)]
+
+
+def _observe_similarities(backend: Backend, served: ServedRecognizer, items: Iterable[ProbeResult]) -> None:
+    """Record the best similarities of photos in the metrics, rounded: any key with the scope read sees them."""
+    for item in items:
+        best = None if item.found is None else item.found.decision.best
+        if item.found is not None and best is not None and item.face is not None:
+            rounded = math.ceil(best.similarity / SIMILARITY_STEP) * SIMILARITY_STEP
+            backend.operations.metrics.observe_similarity(served.pack.model_id, item.found.decision.outcome, rounded)
+
+
+def _decisions(items: Iterable[ProbeResult]) -> Iterator[Decided]:
+    """Return the decisions that the drift watch counts; errors are none."""
+    for item in items:
+        outcome = item.document["outcome"]
+        if item.found is not None and item.found.decision.best is not None:
+            yield Decided(outcome, item.found.decision.best.similarity, item.found.shown_thresholds.accept)
+        elif outcome != "error":
+            yield Decided(outcome)
+
+
+def _photo_items(
+    gallery: Gallery, photos: list[Photo | ImageError], quality_gate: QualityGate | None
+) -> Iterator[ProbeResult]:
+    """Return an item per face, and one per photo without a face. Raises LivenessUnavailableError."""
+    for i, photo in enumerate(photos):
+        if isinstance(photo, KithError):
+            yield ProbeResult(_result(image=i, outcome="error", error=problem_document(photo)))
+            continue
+        if not photo.faces:
+            yield ProbeResult(_result(image=i, outcome="no_face"))
+        for face in photo.faces:
+            quality = quality_gate.reasons(face.quality) if quality_gate else []
+            document = face_document(face, quality_gate or DEFAULT_GATE, gallery.settings.liveness_threshold)
+            refusal, reasons = refuse_presentation(quality, verdict_of(gallery, face))
+            result = _result(image=i, face=document, outcome=refusal or "unknown", reasons=reasons)
+            yield ProbeResult(result, None if refusal else face.vector, face)
+
+
+def _embedding_items(gallery: Gallery, embeddings: list[Any], served: ServedRecognizer) -> Iterator[ProbeResult]:
+    for i, vector in enumerate(check_vectors(embeddings, served.dimension)):
+        refusal, reasons = refuse_presentation([], verdict_of(gallery, None))
+        result = _result(embedding=i, outcome=refusal or "unknown", reasons=reasons)
+        yield ProbeResult(result, None if refusal else vector)
+
+
+def _result(**fields: Any) -> Document:
+    return {"candidates": [], "reasons": [], **fields}
+
+
+def _at_current_version(gallery: Gallery, current: Gallery) -> Gallery:
+    """Return ``gallery`` at the current version, so that writes during photo processing are found as well."""
+    if current.pk != gallery.pk or current.version == gallery.version:
+        return gallery
+    return replace(gallery, version=current.version, subjects=current.subjects, templates=current.templates)
+
+
+async def search_gallery(
+    backend: Backend,
+    gallery: Gallery,
+    probes: Float,
+    target: RiskTarget,
+    k: int,
+    among: Keys | None,
+) -> tuple[list[Identification], dict[int, SubjectLabel]]:
+    """Search (q, d) unit vectors and look up the subjects found, again if one was deleted in between.
+
+    Raises:
+        GalleryNotFoundError: the gallery was deleted meanwhile, even if a new gallery has its name.
+        StorageDamagedError: the index has a subject that the database does not have.
+        DeadlineExceededError, ClientGoneError: the deadline passed, or the client disconnected.
+    """
+    while True:
+        results = await backend.galleries.search.identify(gallery, probes, target, k, among)
+        keys = {
+            candidate.subject_pk
+            for result in results
+            for candidate in (*result.candidates, result.decision.best, result.decision.runner_up)
+            if candidate
+        }
+        named = backend.galleries.store.subjects.cached_names(gallery, keys)
+        if named is None:
+            named = await backend.run(backend.galleries.store.subjects.names, gallery, keys)
+        if keys <= named.keys():
+            return results, named
+        if (deadline := deadlines.current_deadline()) is not None:
+            deadline.check()
+        current = await backend.find_gallery(gallery.name)
+        if current.pk != gallery.pk:
+            # The change log has no further entries for the old gallery: its index would keep deleted subjects.
+            await backend.run(backend.galleries.followers.drop, gallery)
+            raise GalleryNotFoundError(f"gallery {gallery.name!r} was replaced by another during the request")
+        if current.version == gallery.version:  # deleting a subject would have changed it
+            raise StorageDamagedError(f"templates of gallery {gallery.name!r} belong to missing subjects")
+        gallery = _at_current_version(gallery, current)
+
+
+def _decision_fields(found: Identification, named: dict[int, SubjectLabel], target: RiskTarget) -> Document:
+    """Return the fields that a search adds to an ``IdentityOut``."""
+    decision, best, thresholds = found.decision, found.decision.best, found.shown_thresholds
+    subject = named[best.subject_pk] if decision.outcome == "identified" and best is not None else None
+    return without_none(
+        outcome=decision.outcome,
+        subject=subject.id if subject else None,
+        name=subject.name if subject else None,
+        similarity=round(best.similarity, 4) if best else None,
+        threshold=round(thresholds.accept, 4),
+        review_threshold=round(thresholds.review, 4),
+        runner_up=_candidate_document(decision.runner_up, found, named) if decision.runner_up else None,
+        margin=round(decision.margin, 4) if decision.margin is not None else None,
+        false_alarm_probability=found.shown_probability(best) if best else None,
+        risk=risk_document(target, thresholds),
+        reasons=_risk_reasons(found),
+        candidates=[_candidate_document(candidate, found, named) for candidate in found.candidates],
+    )
+
+
+def _risk_reasons(found: Identification) -> list[str]:
+    thresholds = found.thresholds
+    reasons = ["risk_out_of_reach"] if thresholds.out_of_reach else []
+    return [*reasons, "probes_unlike_gallery"] if thresholds.unlike_gallery else reasons
+
+
+def _candidate_document(candidate: Candidate, found: Identification, named: dict[int, SubjectLabel]) -> Document:
+    subject = named[candidate.subject_pk]
+    return without_none(
+        subject=subject.id,
+        name=subject.name,
+        similarity=round(candidate.similarity, 4),
+        false_alarm_probability=found.shown_probability(candidate),
+    )

@@ -1,0 +1,224 @@
+"""Verification (1:1) of two sides: photos, embeddings or enrolled subjects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import get_args
+
+from models.runtime.network import Float
+from models.vision.quality_gate import LivenessVerdict, QualityGate
+from service.core.errors import InvalidRequestError, LivenessUnavailableError, RecognizerMismatchError
+from service.domain.gallery import Gallery
+from service.domain.outcomes import RejectionOutcome, RiskTarget
+from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
+from service.risk.decision import (
+    decide_pair,
+    false_alarm_probability,
+    refuse_presentation,
+    shown_probability,
+    thresholds_for,
+)
+from service.risk.verification import EnrolledSubject, compare
+from service.schemas.documents import DEFAULT_GATE, Document, face_document, risk_document, without_none
+from service.schemas.risk import RiskIn
+from service.schemas.verification import SideIn, VerifyIn
+from service.security.callers import Caller
+from service.usecases.backend import Backend
+from service.usecases.photos import fetch_photo, gather_or_cancel
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Request with what its two sides share.
+
+    ``galleries``: by name, those of enrolled subjects. ``liveness_threshold``: None if liveness is not required.
+    """
+
+    body: VerifyIn
+    galleries: dict[str, Gallery]
+    served: ServedRecognizer
+    liveness_threshold: float | None
+
+    @property
+    def quality_gate(self) -> QualityGate:
+        return next((gallery.settings.quality_gate for gallery in self.galleries.values()), DEFAULT_GATE)
+
+    def target(self, risk: RiskIn | None) -> RiskTarget:
+        """Return the requested risk, or the gallery's if one side is a subject. An FPIR applies to searches only."""
+        if risk is not None:
+            return risk.target("fmr")
+        subjects = [side.subject for side in (self.body.a, self.body.b) if side.subject]
+        if len(subjects) == 1:
+            own = self.galleries[subjects[0].gallery].settings.risk
+            if own.kind != "fpir":
+                return own
+        return RiskIn(preset="standard").target("fmr")
+
+
+@dataclass(frozen=True, eq=False)
+class _SideResult:
+    """One side of the comparison.
+
+    ``person``: a (d,) vector or an enrolled subject; None if the photo has no face. ``document``: ``SideOut``.
+    ``liveness``: None if it is not required.
+    """
+
+    person: Float | EnrolledSubject | None
+    document: Document = field(default_factory=dict)
+    quality_reasons: list[str] = field(default_factory=list)
+    liveness: LivenessVerdict | None = None
+
+
+async def verify(backend: Backend, body: VerifyIn, caller: Caller) -> Document:
+    """Compare the sides of ``body``, record the outcome, and return a ``VerifyOut``.
+
+    Raises:
+        GalleryNotFoundError, SubjectNotFoundError: a side is a subject that the caller may not see or that is missing.
+        ForbiddenError: a side is a subject, the other an embedding or the risk chosen, and the caller lacks the scope
+            vectors.
+        ImageError, RecognizerMismatchError, ModelNotServedError, LivenessUnavailableError: a side cannot be compared.
+    """
+    sides = (body.a, body.b)
+    names = [side.subject.gallery for side in sides if side.subject]
+    for name in names:
+        caller.check_gallery(name)
+    galleries = {name: await backend.find_gallery(name) for name in names}
+    if names and any(side.embedding is not None for side in sides):
+        caller.check_vectors("embeddings")
+    served = _choose_recognizer(backend, body, list(galleries.values()))
+    verification = Verification(body, galleries, served, _liveness_threshold(backend, body, list(galleries.values())))
+    if names and verification.target(body.risk) != verification.target(None):
+        caller.check_vectors("risks other than the gallery's")
+    a, b = await gather_or_cancel([_process_side(backend, side, verification) for side in sides])
+    refusals = {
+        "a": refuse_presentation(a.quality_reasons, a.liveness),
+        "b": refuse_presentation(b.quality_reasons, b.liveness),
+    }
+    reasons = [f"{name}: {reason}" for name, (_, reasons) in refusals.items() for reason in reasons]
+    document: Document = {"model": served.pack.model_id, "a": a.document, "b": b.document, "reasons": reasons}
+    if a.person is None or b.person is None:
+        document["outcome"] = "no_face"
+    else:
+        refused = {refusal for refusal, _ in refusals.values()}
+        refusal = next((each for each in get_args(RejectionOutcome) if each in refused), None)
+        compare_sides(backend, verification, caller, (a.person, b.person), document)
+        document["outcome"] = refusal or document["outcome"]
+    await _record(backend, body, galleries, document["outcome"])
+    return document
+
+
+def compare_sides(
+    backend: Backend,
+    verification: Verification,
+    caller: Caller,
+    persons: tuple[Float | EnrolledSubject, Float | EnrolledSubject],
+    document: Document,
+) -> None:
+    """Add the comparison to ``document``."""
+    compared = compare(*persons, backend.galleries.risks.of_pack(verification.served.fingerprint))
+    target = verification.target(verification.body.risk)
+    thresholds = thresholds_for(_joint(target), compared.known, compared.comparisons, compared.review_factor)
+    similarity: float | None = compared.similarity
+    if verification.galleries and not caller.sees_vectors:
+        similarity = thresholds.coarse(compared.similarity)
+    if thresholds.out_of_reach:
+        document["reasons"].append("risk_out_of_reach")
+    probability = None
+    if similarity is not None:
+        chance = false_alarm_probability(similarity, compared.known, compared.comparisons)
+        probability = shown_probability(chance, compared.known, compared.comparisons)
+    document |= without_none(
+        outcome=decide_pair(compared.similarity, thresholds),
+        similarity=None if similarity is None else round(similarity, 4),
+        threshold=round(thresholds.accept, 4),
+        review_threshold=round(thresholds.review, 4),
+        false_match_probability=probability,
+        risk=risk_document(target, thresholds),
+    )
+
+
+async def _record(backend: Backend, body: VerifyIn, galleries: dict[str, Gallery], outcome: str) -> None:
+    """Write the metric, and an audit entry for each enrolled subject."""
+    backend.operations.metrics.count_verification(outcome)
+    for side in (body.a, body.b):
+        if side.subject:
+            await backend.operations.audit.verified(galleries[side.subject.gallery], side.subject.subject, outcome)
+
+
+def _joint(target: RiskTarget) -> RiskTarget:
+    """Return a target for all comparisons of a pair together: a subject has several templates."""
+    return RiskTarget("fpir", target.value) if target.kind == "fmr" else target
+
+
+def _choose_recognizer(backend: Backend, body: VerifyIn, galleries: list[Gallery]) -> ServedRecognizer:
+    """Return the requested recognizer, else that of the subjects' gallery, else the default.
+
+    Raises:
+        ModelNotServedError: the recognizer is not served.
+        RecognizerMismatchError: a subject or embedding is of another recognizer, or an embedding names none and the
+            gallery has, or had, vectors of two.
+    """
+    if body.model is not None or not galleries:
+        served = backend.faces.recognizers.by_name(body.model)
+    else:
+        served = backend.faces.recognizers.for_gallery(galleries[0])
+    for gallery in galleries:
+        check_recognizer(gallery, served.fingerprint)
+        for side in (body.a, body.b):
+            if side.embedding is not None and body.model is None:
+                check_recognizer(gallery, side.recognizer)
+    for side in (body.a, body.b):
+        if side.recognizer not in (None, served.fingerprint):
+            raise RecognizerMismatchError(
+                f"an embedding of {side.recognizer[:12]} cannot be compared by {served.fingerprint[:12]}"
+            )
+    return served
+
+
+def _liveness_threshold(backend: Backend, body: VerifyIn, galleries: list[Gallery]) -> float | None:
+    """Return the minimum score of a live face, None if liveness is not required.
+
+    A request may require liveness where the galleries do not. It cannot lower their threshold.
+
+    Raises LivenessUnavailableError: liveness is required and the served pack has no liveness model.
+    """
+    required = [gallery.settings for gallery in galleries if gallery.settings.liveness == "required"]
+    if not required and not body.require_liveness:
+        return None
+    if backend.faces.photos.judge is None:
+        raise LivenessUnavailableError("liveness is required, and the served model pack has no liveness model")
+    default = backend.faces.photos.judge.spec.threshold
+    thresholds = [default if each.liveness_threshold is None else each.liveness_threshold for each in required]
+    return max(thresholds, default=default)
+
+
+async def _process_side(backend: Backend, side: SideIn, verification: Verification) -> _SideResult:
+    threshold = verification.liveness_threshold
+    if side.embedding is not None:
+        (vector,) = check_vectors([side.embedding], verification.served.dimension)
+        return _SideResult(vector, liveness=None if threshold is None else "not_judged")
+    if side.subject is not None:
+        gallery = verification.galleries[side.subject.gallery]
+        return _SideResult(await backend.run(_read_subject, backend, gallery, side.subject.subject))
+    payload = side.image or b"" if side.url is None else await fetch_photo(backend, side.url)
+    detail = verification.body.detail or backend.settings.expected_face_detail
+    photo = await backend.faces.photos.embed(payload, verification.served, detail=detail)
+    if not photo.faces:
+        return _SideResult(None, {"faces_found": 0}, ["no_face"])
+    face = photo.largest()
+    assert face.vector is not None  # noqa: S101 - embed sets the vector of every face
+    quality_gate = verification.quality_gate
+    document = {"face": face_document(face, quality_gate, threshold), "faces_found": len(photo.faces)}
+    liveness: LivenessVerdict | None = None
+    if threshold is not None:
+        liveness = "not_judged" if face.liveness is None else face.liveness.verdict(threshold)
+    return _SideResult(face.vector, document, quality_gate.reasons(face.quality), liveness)
+
+
+def _read_subject(backend: Backend, gallery: Gallery, subject_id: str) -> EnrolledSubject:
+    """Raises SubjectNotFoundError, or InvalidRequestError for a subject without templates."""
+    vectors, qualities = backend.galleries.store.templates.vectors(gallery, subject_id)
+    if not len(vectors):
+        raise InvalidRequestError(f"subject {subject_id!r} has no template")
+    known, settings = backend.galleries.risks.of(gallery), gallery.settings
+    return EnrolledSubject(vectors, qualities, settings.fusion, known, settings.review_factor)

@@ -1,0 +1,363 @@
+"""Wiring: one function per group of the backend, from the settings to objects that serve.
+
+Each registers its closing on ``stack``, so that all close in reverse order, also if a later one fails to open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any, Final
+
+import cv2
+
+from models.engines.selection import OpenedNetworks, open_networks
+from models.pack.manifest import ModelPack
+from models.risk.calibration import Calibration
+from models.runtime.cuda_network import CudaNetwork
+from models.runtime.network import Network
+from models.runtime.onnx_runtime import BATCH_BUCKETS, available_cores
+from models.vision.detection import Detector
+from models.vision.liveness import LivenessClassifier
+from models.vision.recognition import Recognizer
+from models.vision.specs import LivenessSpec
+from service.builders import open_milvus, open_own_database, open_tracing
+from service.core.clock import Clock
+from service.core.memory_limit import memory_limit_bytes
+from service.core.request_threads import RequestThreads
+from service.index.follower import Followers
+from service.index.replicas import IndexOptions, in_process
+from service.inference.archives import ArchiveLimits
+from service.inference.batcher import Batcher, DevicePool
+from service.inference.decode_budget import DecodeBudget
+from service.inference.images import ImageLimits
+from service.inference.photo_pipeline import PhotoPipeline
+from service.inference.recognizers import LivenessJudge, Recognizers, ServedRecognizer, read_packs
+from service.inference.url_fetching import UrlFetcher
+from service.jobs.heavy_work import HeavyWork
+from service.jobs.runner import Runner
+from service.jobs.spool import Spool
+from service.observability.metrics import Metrics
+from service.operations.housekeeping import Housekeeping
+from service.operations.key_usage import KeyUses
+from service.operations.metrics_export import BuildInfo, MetricsExport
+from service.operations.readiness import readiness
+from service.operations.shadow import Shadow
+from service.operations.status import RecentState, StateReader
+from service.operations.transfers import Transfers
+from service.operations.webhook_delivery import WebhookDelivery, Webhooks, WebhookSender
+from service.risk.drift import Watches
+from service.risk.drift_reports import DriftReports
+from service.risk.gallery_risks import GalleryRisks
+from service.risk.search import GallerySearch
+from service.security.outbound_http import OutboundHttp
+from service.settings import Settings
+from service.storage.audit.writer import AuditWriter
+from service.storage.db.engine import Database
+from service.storage.db.leases import Lease
+from service.storage.events.deliveries import DeliveryStore
+from service.storage.privacy.retention import Retention
+from service.storage.privacy.subject_access import SubjectAccess
+from service.storage.repositories.api_keys import KeyStore
+from service.storage.repositories.erasures import ErasureStore
+from service.storage.repositories.generations import GenerationStore
+from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.store import Store
+from service.storage.repositories.webhooks import WebhookStore
+from service.usecases.backend import Backend, Faces, Galleries, Jobs, Operations
+from service.usecases.bulk_enrollment import KIND, BulkEnrollment
+from service.usecases.migration import Migrations
+
+SMALL_BATCHES: Final = BATCH_BUCKETS[:4]
+"""Batch sizes of photos, and of crops on a CPU. Larger batches are no faster there and delay other requests."""
+BLOCKING_THREADS_PER_CORE: Final = 2
+DECODE_MEMORY_SHARE: Final = 0.25
+"""Default of KITH_DECODE_MEMORY as a share of the memory limit. Networks, bodies and indexes need the rest."""
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def open_backend(settings: Settings, metrics: Metrics) -> AsyncIterator[Backend]:
+    """Open the networks, the database and all that works beside requests."""
+    async with AsyncExitStack() as stack:
+        networks = _open_networks(settings)
+        if (tracing := open_tracing(settings)) is not None:
+            metrics.spans = tracing
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
+        threads = stack.enter_context(RequestThreads(max(4, BLOCKING_THREADS_PER_CORE * available_cores())))
+        devices = stack.enter_context(DevicePool(networks.devices))
+        database = open_own_database(settings)
+        faces = await _open_faces(stack, settings, networks, devices, threads, metrics)
+        galleries = await _open_galleries(stack, settings, database, faces.recognizers, threads, metrics)
+        jobs = await _open_jobs(stack, settings, database, faces, galleries, metrics)
+        operations = await _open_operations(stack, settings, networks, devices, faces, galleries, jobs, metrics)
+        yield Backend(
+            settings=settings, threads=threads, faces=faces, galleries=galleries, jobs=jobs, operations=operations
+        )
+
+
+async def _open_faces(
+    stack: AsyncExitStack,
+    settings: Settings,
+    networks: _Networks,
+    devices: DevicePool,
+    threads: RequestThreads,
+    metrics: Metrics,
+) -> Faces:
+    cv2.setNumThreads(1)  # photos are processed in parallel; OpenCV's own threads would compete for the cores
+    detectors = [
+        Detector(network, networks.pack.detection, settings.detection_score)
+        for network in networks.detection.networks[: networks.devices]
+    ]
+    detecting = await stack.enter_async_context(
+        Batcher(
+            f"detector/{networks.pack.model_id}",
+            devices,
+            [detector.run for detector in detectors],
+            SMALL_BATCHES,
+            max(settings.queue_size, settings.max_images),
+            lambda canvas: canvas.planes.shape,
+            metrics,
+        )
+    )
+    # A request alone has room for all of its faces.
+    max_faces = max(4 * settings.queue_size, settings.max_images * settings.max_faces)
+    served = [
+        await stack.enter_async_context(_serve(pack, opened, devices, max_faces, metrics))
+        for pack, opened in zip(networks.packs, networks.recognition, strict=True)
+    ]
+    by_batcher: dict[Batcher[Any, Any], Network] = {
+        detecting: networks.detection.networks[0],
+        **{each.batcher: each.network for each in served},
+    }
+    judge = None
+    if networks.pack.liveness is not None and networks.liveness is not None:
+        liveness = _serve_liveness(networks.pack.liveness, networks.liveness, devices, max_faces, metrics)
+        judge = await stack.enter_async_context(liveness)
+        by_batcher[judge.batcher] = judge.network
+    decode_memory = settings.decode_memory or int(DECODE_MEMORY_SHARE * memory_limit_bytes())
+    log.info("photos are decoded in at most %d MB", decode_memory // 1_000_000)
+    photos = PhotoPipeline(
+        detector=detectors[0],
+        detecting=detecting,
+        limits=ImageLimits(settings.max_image_bytes, settings.max_image_pixels),
+        max_faces=settings.max_faces,
+        threads=threads,
+        budget=DecodeBudget(threads.count + SMALL_BATCHES[-1], decode_memory),  # one photo per thread, and a batch
+        judge=judge,
+        metrics=metrics,
+    )
+    hosts = settings.url_host_list
+    if hosts.are_all:
+        log.warning("photos may be fetched from every public host; list the allowed hosts in KITH_URL_HOSTS")
+    fetcher = await stack.enter_async_context(UrlFetcher(hosts, settings.max_image_bytes, settings.url_http))
+    return Faces(photos=photos, recognizers=Recognizers(*served), fetcher=fetcher, networks=by_batcher)
+
+
+async def _open_galleries(
+    stack: AsyncExitStack,
+    settings: Settings,
+    database: Database,
+    recognizers: Recognizers,
+    threads: RequestThreads,
+    metrics: Metrics,
+) -> Galleries:
+    store = Store(database)
+    stack.callback(store.close)
+    milvus = open_milvus(settings, database)
+    if milvus is None:
+        in_memory = in_process(store, IndexOptions(settings.index_device))
+        followers = Followers(in_memory, settings.index_memory, settings.queue_size)
+    else:
+        stack.callback(milvus.close)
+        milvus.start()
+        followers = Followers(milvus.replica, None, settings.queue_size)
+    stack.callback(followers.close)
+    calibrations = {served.fingerprint: served.calibration for served in recognizers}
+    risks = GalleryRisks(store, calibrations)
+    stack.callback(risks.close)
+    search = GallerySearch(threads, followers, risks, metrics)
+    transfers = Transfers(database)
+    stack.callback(transfers.close)
+    generations = GenerationStore(database)
+    return Galleries(
+        store=store,
+        followers=followers,
+        shared_engine=milvus,
+        search=search,
+        risks=risks,
+        watches=Watches(calibrations),
+        generations=generations,
+        shadow=await stack.enter_async_context(Shadow(threads, recognizers, search, generations)),
+        retention=Retention(database, settings.retention_max_share),
+        erasures=ErasureStore(database),
+        subject_access=SubjectAccess(database),
+        transfers=transfers,
+    )
+
+
+async def _open_jobs(
+    stack: AsyncExitStack, settings: Settings, database: Database, faces: Faces, galleries: Galleries, metrics: Metrics
+) -> Jobs:
+    limits = ArchiveLimits(settings.max_archive_photos, settings.max_image_bytes, settings.max_unpacked_bytes)
+    spool = Spool(settings.data_dir / "spool")
+    migrations = Migrations(galleries.store, galleries.generations, faces.recognizers, galleries.risks)
+    kinds = {**migrations.kinds(), KIND: BulkEnrollment(spool, limits, faces, galleries, metrics).kind()}
+    clock, days = Clock(), settings.retention_answers_days
+    housekeeping = await stack.enter_async_context(
+        Housekeeping(database, galleries.store, galleries.retention, days, galleries.risks.follow, clock)
+    )
+    runner = Runner(JobStore(database), kinds, retention_days=settings.retention_jobs_days, clock=clock)
+    return Jobs(
+        runner=await stack.enter_async_context(runner), spool=spool, heavy=HeavyWork(), housekeeping=housekeeping
+    )
+
+
+async def _open_operations(
+    stack: AsyncExitStack,
+    settings: Settings,
+    networks: _Networks,
+    devices: DevicePool,
+    faces: Faces,
+    galleries: Galleries,
+    jobs: Jobs,
+    metrics: Metrics,
+) -> Operations:
+    database = galleries.store.database
+    audit = AuditWriter(database, settings.audit_searches)
+    stack.callback(audit.close)
+    keys = KeyStore(database)
+    webhooks = await _open_webhooks(stack, settings, database, galleries)
+    on_gpu = isinstance(networks.detection.networks[0], CudaNetwork)
+    checks = readiness(
+        networks.shortfalls,
+        settings.allow_cpu,
+        devices,
+        devices if on_gpu else None,
+        galleries.store,
+        galleries.shared_engine,
+        audit,
+    )
+    reader = StateReader(
+        readiness=checks,
+        store=galleries.store,
+        jobs=jobs.runner.store,
+        followers=galleries.followers,
+        folder=settings.data_dir,
+        max_galleries=settings.metrics_galleries,
+        watches=galleries.watches,
+        retention=galleries.retention,
+        paused=lambda: jobs.housekeeping.paused,
+    )
+    recent_state = RecentState(reader)
+    telemetry = MetricsExport(
+        build=BuildInfo(
+            version("kith-face"),
+            networks.pack.model_id,
+            {batcher.name: network for batcher, network in faces.networks.items()},
+        ),
+        metrics=metrics,
+        watches=galleries.watches,
+        batchers=list(faces.networks),
+        audit_backlog=audit.backlog,
+        recent_state=recent_state,
+        max_galleries=settings.metrics_galleries,
+        windows=galleries.search.windows,
+    )
+    return Operations(
+        keys=keys,
+        key_uses=await stack.enter_async_context(KeyUses(keys)),
+        audit=audit,
+        webhooks=webhooks,
+        metrics=metrics,
+        telemetry=telemetry,
+        readiness=checks,
+        recent_state=recent_state,
+    )
+
+
+async def _open_webhooks(
+    stack: AsyncExitStack, settings: Settings, database: Database, galleries: Galleries
+) -> Webhooks:
+    public, origins = settings.webhook_targets
+    http = await stack.enter_async_context(OutboundHttp(public, origins=origins))
+    deliveries, sender = DeliveryStore(database), WebhookSender(http)
+    delivery = WebhookDelivery(deliveries, Lease(database, "webhooks"), sender)
+    await stack.enter_async_context(delivery)
+    await stack.enter_async_context(DriftReports(galleries.store, galleries.watches))
+    return Webhooks(WebhookStore(database), deliveries, sender, delivery)
+
+
+@dataclass(frozen=True)
+class _Networks:
+    """Networks of the served packs: a recognizer of each; the detector and the liveness model of the first."""
+
+    packs: list[ModelPack]
+    detection: OpenedNetworks
+    recognition: list[OpenedNetworks]
+    liveness: OpenedNetworks | None
+
+    @property
+    def pack(self) -> ModelPack:
+        return self.packs[0]
+
+    @property
+    def with_packs(self) -> list[tuple[ModelPack, OpenedNetworks]]:
+        liveness = [] if self.liveness is None else [(self.pack, self.liveness)]
+        return [(self.pack, self.detection), *zip(self.packs, self.recognition, strict=True), *liveness]
+
+    @property
+    def devices(self) -> int:
+        """Number of devices that every network runs on.
+
+        If one network runs on the CPU only, further GPUs would wait for it.
+        """
+        return min(len(opened.networks) for _, opened in self.with_packs)
+
+    @property
+    def shortfalls(self) -> list[str]:
+        """Reasons why networks do not run on the requested GPU."""
+        return [opened.gpu_error for _, opened in self.with_packs if opened.gpu_error is not None]
+
+
+def _open_networks(settings: Settings) -> _Networks:
+    packs = read_packs(settings.pack_paths, settings.models_path)
+    detection = open_networks(packs[0].detection, settings.wish)
+    recognition = [open_networks(pack.recognition, settings.wish) for pack in packs]
+    # fp32: the liveness threshold was measured in it only, and the network is small.
+    in_fp32, spec = replace(settings.wish, precision="fp32"), packs[0].liveness
+    networks = _Networks(packs, detection, recognition, None if spec is None else open_networks(spec, in_fp32))
+    for pack in packs:
+        log.info("serving %s", pack.model_id)
+        for name, reason in pack.ignored.items():
+            log.warning("ignored %s of %s: %s", name, pack.model_id, reason)
+    for pack, opened in networks.with_packs:
+        for network in opened.networks:
+            file = pack.name_of(network.path)
+            log.info("%s by %s in %s: %s", file, network.engine, network.precision, network.reason)
+    return networks
+
+
+@asynccontextmanager
+async def _serve(
+    pack: ModelPack, opened: OpenedNetworks, devices: DevicePool, max_waiting: int, metrics: Metrics
+) -> AsyncIterator[ServedRecognizer]:
+    recognizers = [Recognizer(network, pack.recognition) for network in opened.networks[: devices.count]]
+    calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
+    sizes = BATCH_BUCKETS if isinstance(opened.networks[0], CudaNetwork) else SMALL_BATCHES
+    run = [recognizer.embed_each for recognizer in recognizers]
+    async with Batcher(f"recognizer/{pack.model_id}", devices, run, sizes, max_waiting, metrics=metrics) as batcher:
+        yield ServedRecognizer(pack, opened.networks[0], recognizers[0], calibration, batcher)
+
+
+@asynccontextmanager
+async def _serve_liveness(
+    spec: LivenessSpec, opened: OpenedNetworks, devices: DevicePool, max_waiting: int, metrics: Metrics
+) -> AsyncIterator[LivenessJudge]:
+    run = [LivenessClassifier(network, spec).score_each for network in opened.networks[: devices.count]]
+    async with Batcher("liveness", devices, run, SMALL_BATCHES, max_waiting, metrics=metrics) as batcher:
+        yield LivenessJudge(spec, opened.networks[0], batcher)

@@ -1,0 +1,199 @@
+"""Keys without the scope vectors send photos at the gallery's risk and get coarse answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kith import Kith, KithClientError, Risk
+from kith.wire.verification import SideOut, VerifyOut
+from models.runtime.network import Float
+from service.cli.commands import faces
+from service.risk.decision import SIMILARITY_STEP, Thresholds
+from service.security.api_keys import Rights, Scope
+from service.server import embedded
+from service.settings import load_settings
+from service.storage.repositories.api_keys import KeyStore
+from tests.conftest import jpeg
+from tests.databases import open_database
+
+OPERATOR = "an operator's key that is long enough"
+STAFF = "staff"
+NUMBERS = ("similarity", "runner_up", "margin", "false_alarm_probability", "false_match_probability")
+SAME_RISK: Risk = {"fpir": 0.001}
+LAX_RISKS: tuple[Risk, ...] = ({"threshold": -1.0}, {"fmr": 0.9}, {"fpir": 0.9}, {"fpir": 0.0001})
+
+
+@dataclass(frozen=True)
+class House:
+    """Server whose gallery has the subjects ``ada``, a vector, and ``actor``, a photo."""
+
+    url: str
+    admin: Kith
+    keys: KeyStore
+    template: Float
+    photo: bytes
+
+    def key(self, *scopes: Scope) -> Kith:
+        return Kith(self.url, self.keys.create("k", Rights(frozenset(scopes), None))[1], attempts=1)
+
+    def near(self, similarity: float, seed: int = 0) -> Float:
+        """Return a unit vector of this similarity to ada's template."""
+        other = np.random.default_rng(seed).normal(size=self.template.shape)
+        other -= (other @ self.template) * self.template
+        across = np.sqrt(1 - similarity**2) / np.linalg.norm(other)
+        return np.asarray(similarity * self.template + across * other, np.float32)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory, actor: NDArray[np.uint8]) -> Iterator[House]:
+    settings = load_settings(data_dir=tmp_path_factory.mktemp("kith"), api_key=OPERATOR, log_level="WARNING")
+    with embedded(settings) as url, Kith(url, OPERATOR) as admin:
+        database = open_database(settings.sql_url)
+        template = np.random.default_rng(3).normal(size=admin.model().dimension)
+        template /= np.linalg.norm(template)
+        admin.create_gallery(STAFF, risk=SAME_RISK)
+        admin.enroll(STAFF, "ada", embeddings=[template])
+        admin.enroll(STAFF, "actor", jpeg(actor))
+        yield House(url, admin, KeyStore(database), np.asarray(template, np.float32), jpeg(actor))
+        database.close()
+
+
+def test_embeddings_need_the_scope_vectors(house: House) -> None:
+    probe = house.near(0.9)
+    for scopes, allowed in ((("identify", "enroll"), False), (("identify", "enroll", "vectors"), True)):
+        with house.key(*scopes) as key:
+            calls: tuple[Callable[[], object], ...] = (
+                partial(key.identify, STAFF, embeddings=[probe]),
+                partial(key.verify, probe, (STAFF, "ada")),
+                partial(key.enroll, STAFF, "ada", embeddings=[probe]),
+            )
+            for call in calls:
+                if allowed:
+                    call()
+                else:
+                    with pytest.raises(KithClientError, match="embeddings need the scope 'vectors'") as refused:
+                        call()
+                    assert (refused.value.status, refused.value.problem["scope"]) == (403, "vectors")
+    outcomes = [line.outcome for line in house.admin.audit(event="access_refused")]
+    assert "forbidden" in outcomes
+
+
+def test_embeddings_without_a_subject_need_no_trust(house: House) -> None:
+    with house.key("identify") as key:
+        assert key.verify(house.near(0.9), house.near(0.9)).similarity == pytest.approx(1, abs=1e-4)
+        assert key.embed(house.photo).images[0].faces[0].embedding is not None
+
+
+@pytest.mark.parametrize("risk", LAX_RISKS)
+def test_a_chosen_risk_needs_the_scope_vectors(house: House, risk: Risk) -> None:
+    with house.key("identify") as key:
+        with pytest.raises(KithClientError, match="risks other than the gallery's need the scope 'vectors'"):
+            key.identify(STAFF, house.photo, risk=risk)
+        with pytest.raises(KithClientError, match="risks other than the gallery's need the scope 'vectors'"):
+            key.verify(house.photo, (STAFF, "actor"), risk=risk)
+        assert key.identify(STAFF, house.photo, risk=SAME_RISK).results[0].subject == "actor"
+        key.verify(house.photo, house.photo, risk=risk)
+    with house.key("identify", "vectors") as key:
+        key.identify(STAFF, house.photo, risk=risk)
+        key.verify(house.photo, (STAFF, "actor"), risk=risk)
+
+
+def test_a_photo_gets_a_similarity_in_steps(house: House) -> None:
+    (exact,) = house.admin.identify(STAFF, house.photo).results
+    with house.key("identify") as key:
+        (coarse,) = key.identify(STAFF, house.photo).results
+        verified = key.verify(house.photo, (STAFF, "actor"))
+    assert (coarse.outcome, coarse.subject) == (exact.outcome, exact.subject) == ("identified", "actor")
+    for similarity in (coarse.similarity, verified.similarity):
+        assert similarity is not None and exact.similarity is not None and similarity <= exact.similarity
+        assert similarity / SIMILARITY_STEP == pytest.approx(round(similarity / SIMILARITY_STEP))
+    assert coarse.false_alarm_probability is not None
+    assert coarse.false_alarm_probability >= (exact.false_alarm_probability or 0)
+
+
+def test_a_stranger_reveals_no_number(house: House, astronaut: NDArray[np.uint8]) -> None:
+    with house.key("identify") as key:
+        (result,) = key.identify(STAFF, jpeg(astronaut), top_k=9).results
+        verified = key.verify(jpeg(astronaut), (STAFF, "ada"))
+    assert (result.outcome, result.candidates, verified.outcome) == ("unknown", [], "different")
+    assert not {name for name in NUMBERS if getattr(result, name, None) is not None}
+    assert (verified.similarity, verified.false_match_probability) == (None, None)
+
+
+def test_two_subjects_reveal_no_number(house: House) -> None:
+    """A caller may have enrolled one subject as a probe."""
+    with house.key("identify", "enroll") as key:
+        assert key.verify((STAFF, "actor"), (STAFF, "ada")).similarity is None
+
+
+@pytest.mark.parametrize("scopes", [("enroll",), ("enroll", "read"), ("enroll", "vectors")])
+def test_a_rejected_photo_reveals_a_similarity_to_trusted_keys(
+    house: House, scopes: tuple[Scope, ...], astronaut: NDArray[np.uint8]
+) -> None:
+    before = sum(line.details["count"] for line in house.admin.audit(STAFF, event="enrollment_refused"))
+    with house.key(*scopes) as key:
+        with pytest.raises(KithClientError) as inconsistent:
+            key.enroll(STAFF, "actor", jpeg(astronaut), allow_duplicate=True)
+        with pytest.raises(KithClientError) as duplicate:
+            key.enroll(STAFF, "eve", house.photo)
+    assert (inconsistent.value.code, duplicate.value.code) == ("inconsistent_template", "duplicate_subject")
+    for refused in (inconsistent.value, duplicate.value):
+        assert bool({"similarity", "threshold"} & refused.problem.keys()) == ("vectors" in scopes)
+    assert duplicate.value.problem.get("subject") == ("actor" if len(scopes) > 1 else None)
+    lines = list(house.admin.audit(STAFF, event="enrollment_refused"))
+    assert sum(line.details["count"] for line in lines) == before + 2
+
+
+def test_a_stored_response_contains_no_similarity(house: House, astronaut: NDArray[np.uint8]) -> None:
+    """Any key that repeats the request gets the stored response."""
+    sent: dict[str, Any] = {"idempotency_key": "one", "allow_duplicate": True}
+    photos = (house.photo, jpeg(astronaut))
+    first = house.admin.enroll(STAFF, "actor", *photos, **sent)
+    assert first.results[1].error is not None and "similarity" in first.results[1].error.model_dump()
+    with house.key("enroll") as key:
+        again = key.enroll(STAFF, "actor", *photos, **sent)
+    assert again.results[0].template == first.results[0].template is not None
+    assert again.results[1].error is not None and "similarity" not in again.results[1].error.model_dump()
+    house.admin.delete_template(STAFF, "actor", str(first.results[0].template))
+
+
+def test_hygiene_needs_the_scope_admin(house: House) -> None:
+    with house.key("read", "enroll", "identify", "vectors") as key, pytest.raises(KithClientError) as refused:
+        key.hygiene(STAFF)
+    assert refused.value.code == "forbidden"
+
+
+def test_metrics_contain_no_exact_similarities(house: House) -> None:
+    with house.key("identify") as key:
+        key.identify(STAFF, house.photo)
+    text = httpx.get(f"{house.url}/metrics", headers={"Authorization": f"Bearer {OPERATOR}"}).text
+    sums = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("kith_similarity_sum")]
+    assert any(sums)
+    assert all(total / SIMILARITY_STEP == pytest.approx(round(total / SIMILARITY_STEP)) for total in sums)
+
+
+def test_coarse_and_exact_similarities_give_the_same_decision() -> None:
+    at = Thresholds(accept=0.512, review=0.431, source="pack", extrapolated=False)
+    given = (-1.0, 0.43, 0.431, 0.49, 0.511, 0.512, 0.99)
+    assert [at.coarse(s) for s in given] == [
+        None,
+        None,
+        0.431,
+        pytest.approx(0.45),
+        pytest.approx(0.5),
+        0.512,
+        pytest.approx(0.95),
+    ]
+
+
+def test_the_command_prints_the_bound_of_a_withheld_similarity() -> None:
+    answer = VerifyOut(model="m", outcome="different", review_threshold=0.431, a=SideOut(), b=SideOut())
+    assert faces._describe_verdict(answer, {"a": "one.jpg", "b": "two.jpg"}).endswith("similarity below 0.431")
