@@ -39,7 +39,6 @@ SMALLER = {
     "kith-train run": SMALL_RUN,
     "torchrun": SMALL_RUN,
     "kith-train resume": "--threads 1 --set loop.epochs=2",
-    "kith-train detector": "--steps 2 --threads 1",
     "kith-train liveness": "--steps 2 --threads 1",
     "kith-train compare": "softmax triplet --epochs 1 --people 40 --threads 1",
 }

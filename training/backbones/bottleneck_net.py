@@ -44,18 +44,16 @@ class Mixing(nn.Module):
 
 
 class Stem(nn.Module):
-    """Full 3x3 convolution and a depthwise one: (B, 3, 128, 128) to (B, 64, 64, 64)."""
+    """Full 3x3 convolution of (B, 3, H, W) images to ``width`` channels at half the size, and what follows it."""
 
     whitening: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, rest: nn.Module) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(STEM_WIDTH, 27) * 27**-0.5)
-        self.bias = nn.Parameter(torch.zeros(STEM_WIDTH))
+        self.weight = nn.Parameter(torch.randn(width, 27) * 27**-0.5)
+        self.bias = nn.Parameter(torch.zeros(width))
         self.register_buffer("whitening", torch.eye(27))
-        self.rest = nn.Sequential(
-            nn.PReLU(), nn.Conv2d(STEM_WIDTH, STEM_WIDTH, 3, padding=1, groups=STEM_WIDTH), nn.PReLU()
-        )
+        self.rest = rest
 
     @torch.no_grad()
     def whiten(self, images_BCHW: Tensor, floor: float = WHITENING_FLOOR) -> None:
@@ -68,7 +66,7 @@ class Stem(nn.Module):
         self.whitening.copy_(vectors @ torch.diag((values + floor * values.max()).rsqrt()) @ vectors.T)
 
     def forward(self, x: Tensor) -> Tensor:
-        kernel = (self.weight @ self.whitening).view(STEM_WIDTH, 3, 3, 3)
+        kernel = (self.weight @ self.whitening).view(-1, 3, 3, 3)
         out: Tensor = self.rest(F.conv2d(x, kernel, self.bias, stride=2, padding=1))
         return out
 
@@ -112,7 +110,9 @@ class BottleneckNet(nn.Module):
             Mixing(HEAD_WIDTH, embedding_dim),
             nn.Flatten(),
         )
-        self.parts = nn.Sequential(Stem(), *(Bottleneck(*shape) for shape in SHAPES), head)
+        depthwise = nn.Conv2d(STEM_WIDTH, STEM_WIDTH, 3, padding=1, groups=STEM_WIDTH)
+        stem = Stem(STEM_WIDTH, nn.Sequential(nn.PReLU(), depthwise, nn.PReLU()))
+        self.parts = nn.Sequential(stem, *(Bottleneck(*shape) for shape in SHAPES), head)
         """Stem, bottlenecks and head: each maps the teacher's map before it to the one after it."""
 
     @property

@@ -21,10 +21,10 @@ from training import distributed
 from training.cli.light import app as light
 from training.cli.light import print_figures
 from training.config import ConfigError, DataConfig, RunConfig
+from training.data.identities import read_excluded
 from training.data.preflight import contact_sheet, preflight
-from training.detection.annotate import annotate_photos
-from training.detection.fit import LANDMARK_REFINEMENT, DetectorLoopConfig
-from training.detection.photos import ANNOTATIONS, load_training_photos
+from training.detection.crops import load_photos
+from training.detection.fit import DetectorFit
 from training.evaluation import figures
 from training.evaluation.benchmarks import evaluate_other_benchmarks
 from training.evaluation.embedding import load_embedder
@@ -217,23 +217,6 @@ def plot(
 
 
 @app.command()
-def annotate(
-    folder: Annotated[Path, typer.Argument(help="Folder of photos.", exists=True, file_okay=False)],
-    pack: Annotated[Path, typer.Option(help="Pack whose detector finds the faces.", exists=True)],
-    exclude: Annotated[
-        Path | None,
-        typer.Option(help="File with the names of photos to leave out, relative to FOLDER.", exists=True),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of photos.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace an existing annotations.jsonl.")] = False,
-) -> None:
-    """Write annotations.jsonl for photos without annotations, to train a detector on them."""
-    excluded = frozenset() if exclude is None else frozenset(exclude.read_text(encoding="utf-8").splitlines())
-    count = annotate_photos(folder, load_pack(pack).detection, excluded, limit, replace)
-    print(f"{folder / ANNOTATIONS}: {count} faces")
-
-
-@app.command()
 def imitate(
     photos: Annotated[Path, typer.Argument(help="Folder of portraits without names.", exists=True, file_okay=False)],
     teacher: Annotated[Path, typer.Option(help="Pack whose recognizer is imitated: open-model-zoo.", exists=True)],
@@ -252,18 +235,21 @@ def imitate(
 
 @app.command()
 def detector(
-    photos: Annotated[
-        list[Path], typer.Option(help="Folder of photos with annotations.jsonl. Repeatable.", exists=True)
-    ],
+    photos: Annotated[list[Path], typer.Option(help="Folder of photos. Repeatable.", exists=True, file_okay=False)],
+    teacher: Annotated[Path, typer.Option(help="Pack whose YuNet is imitated: open-model-zoo.", exists=True)],
     output: Output,
-    steps: Annotated[int | None, typer.Option(min=1, help="Number of steps instead of the default.")] = None,
-    polish: Annotated[Path | None, typer.Option(help="Refine the landmarks of this finished detector run.")] = None,
+    exclude: Annotated[
+        Path | None,
+        typer.Option(help="File with the names of photos to leave out, relative to their folder.", exists=True),
+    ] = None,
     threads: Threads = None,
 ) -> None:
-    """Train the detector; run again to resume."""
+    """Train the bundled detector's network to compute what a pack's YuNet does; run again to resume."""
     torch.set_num_threads(threads or available_cores())
-    loop = LANDMARK_REFINEMENT if polish else DetectorLoopConfig()
-    train_detector(load_training_photos(photos), output, replace(loop, steps=steps or loop.steps), polish)
+    pack = load_pack(teacher)
+    excluded = [read_excluded(DataConfig(folder, exclude=exclude)) for folder in photos]
+    finder = Detector(OnnxNetwork(pack.detection.path), pack.detection)
+    train_detector(load_photos(photos, finder, frozenset().union(*excluded)), pack, output, DetectorFit())
 
 
 Live = Annotated[Path, typer.Option(help="Folder of photos of live people.", exists=True, file_okay=False)]

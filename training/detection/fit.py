@@ -1,139 +1,310 @@
-"""Training loop of the detector."""
+"""Imitation of YuNet: one block after another, then neck and heads, then the whole detector."""
 
 from __future__ import annotations
 
-import copy
-import math
+import logging
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from tqdm import tqdm
+from torch.nn import functional as F
 
-from training.detection.data import training_crop
-from training.detection.network import FaceDetector
-from training.detection.photos import TrainingPhotos
-from training.detection.targets import FaceTargets, detection_loss
-from training.errors import NonFiniteLossError
-from training.optimization.logs import LossLog
-from training.optimization.run_folder import save_checkpoint
-from training.optimization.state import update_ema
+from training.detection.crops import Photos, Pixels, draw_crop
+from training.detection.network import FaceDetector, Outputs
+from training.detection.teacher import DetectorTeacher
+from training.optimization.descent import Descent
+from training.optimization.run_folder import append_json, load_checkpoint, save_checkpoint
 
-DETECTOR_CHECKPOINT = "detector.pt"
+log = logging.getLogger(__name__)
+Rows = NDArray[np.int64]
+DETECTOR_CHECKPOINT: Final = "detector.pt"
+BLOCKS: Final = "blocks.pt"
+"""Checkpoint of the fitted blocks and neck."""
+ERRORS: Final = "errors.jsonl"
+"""Errors on held-out crops as the run proceeds."""
+CROP_PX: Final = 320
+SCALE_CROPS: Final = 100
+"""Crops whose maps scale those of the teacher."""
+HELD_OUT: Final = 200
+BATCH: Final = 40
+"""Crops per run of a network whose maps are kept."""
+PATCH_BATCH: Final = 8
+PATCH_CELLS: Final = 12
+"""Side of the part of a map from which a block learns in one step: many small steps win, as for the recognizer."""
+MARGIN_CELLS: Final = 2
+"""Cells at a patch's sides that lack neighbors, so that they do not count, unless they are at the border of the map."""
+NECK_BATCH: Final = 6
+MUON_RATE, ADAM_RATE, WEIGHT_DECAY = 0.02, 0.02, 0.1
+STEM_ADAM_RATE: Final = 0.005
+JOINT_MUON_RATE, JOINT_ADAM_RATE = 6e-4, 2e-4
+WARMUP_STEPS: Final = 50
+MAP_WEIGHT: Final = 0.3
+"""Weight of the blocks' maps beside the outputs, when the whole is fitted."""
+POINT_WEIGHT: Final = 4.0
+MIN_SCORE: Final = 0.1
+"""Score of the teacher from which a cell's box and points count."""
+ELSEWHERE: Final = 0.02
+"""Weight of the class score where neither network sees a face: the teacher learned none there."""
 
 
 @dataclass(frozen=True)
-class DetectorLoopConfig:
-    steps: int = 14000
-    batch_size: int = 16
-    """Number of the smallest crops. Batches of larger crops have as many pixels, and at least two crops."""
-    crop_sizes_px: tuple[int, ...] = (256, 256, 384, 256, 256, 640)
-    """Side of the crops, cycled by batch. The largest are for faces that fill a picture."""
-    point_weight: float = 4.0
-    """Weight of the landmark loss while faces and boxes are learned."""
-    late_point_weight: float = 16.0
-    """Weight of the landmark loss after ``late_share`` of the steps."""
-    late_share: float = 0.63
-    point_beta: float = 0.02
-    """Landmark error, in face sizes, below which the loss is quadratic."""
-    face_sizes_px: tuple[float, float] = (10.0, 620.0)
-    learning_rate: float = 2e-3
-    weight_decay: float = 1e-4
-    warmup_steps: int = 200
-    ema_decay: float = 0.998
-    checkpoint_seconds: float = 120.0
+class DetectorFit:
+    """Settings of the imitation.
+
+    Attributes:
+        crops: number of crops whose maps are kept in memory, in half precision, for blocks and neck.
+        block_steps: steps of each block.
+        neck_steps: steps of neck and heads.
+        joint_steps: steps of the whole detector, each of ``joint_batch`` new crops.
+    """
+
+    crops: int = 3_000
+    block_steps: int = 14_000
+    neck_steps: int = 5_000
+    joint_steps: int = 2_500
+    joint_batch: int = 8
+    save_steps: int = 500
     seed: int = 11
 
 
-LANDMARK_REFINEMENT = DetectorLoopConfig(
-    steps=2500, point_weight=16.0, point_beta=0.003, face_sizes_px=(14.0, 620.0), learning_rate=1e-3, seed=12
-)
-"""Second run, from the weights of the first, that refines the landmarks."""
+def fit_detector(photos: Photos, teacher: DetectorTeacher, fit: DetectorFit, output: Path) -> FaceDetector:
+    """Fit or resume a detector that computes what the teacher does.
 
-
-def fit_detector(model: FaceDetector, photos: TrainingPhotos, config: DetectorLoopConfig, output: Path) -> FaceDetector:
-    """Train, resuming from ``output/detector.pt``; return the EMA network in evaluation mode.
-
-    The crops of a step depend only on (seed, step), so resumed and uninterrupted runs see the same data. Raises
-    NonFiniteLossError if the loss or a value of the checkpoint is NaN or infinite; the last checkpoint is kept.
+    Raises:
+        NonFiniteLossError: the detector became NaN or infinite; the last checkpoint is kept.
     """
-    output.mkdir(parents=True, exist_ok=True)
-    path = output / DETECTOR_CHECKPOINT
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    averaged = copy.deepcopy(model).requires_grad_(False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+    torch.manual_seed(fit.seed)
+    student = FaceDetector()
+    held_out = draw_crops(photos, HELD_OUT, fit.seed, 0)
+    fit_blocks(student, photos, held_out, teacher, fit, output)
+    fit_whole(student, photos, held_out, teacher, fit, output)
+    return student.eval()
+
+
+def fit_blocks(
+    student: FaceDetector, photos: Photos, held_out: Pixels, teacher: DetectorTeacher, fit: DetectorFit, output: Path
+) -> None:
+    """Fit each block, given the student's own map before it, to the teacher's map after it; then the neck.
+
+    So each block mends what those before it lack. The student is saved after each, and a run that was cut off goes on
+    with the next one.
+    """
+    checkpoint = output / BLOCKS
+    done = 0
+    if checkpoint.exists():
+        state = load_checkpoint(checkpoint)
+        student.load_state_dict(state["averaged"])
+        done = int(state["step"])
+    count = len(student.parts)
+    if done > count:
+        return
+    crops = draw_crops(photos, fit.crops, fit.seed, 1)
+    if done == 0:
+        student.stem.whiten(to_tensor(crops[:BATCH]).float())
+    own, own_test = to_tensor(crops), to_tensor(held_out)
+    kept: list[Tensor] = []
+    for number, part in enumerate(student.parts):
+        began = time.monotonic()
+        if number >= done:
+            taught, wanted = _taught_map(teacher, crops, number), _taught_map(teacher, held_out, number)
+            rate = STEM_ADAM_RATE if number == 0 else ADAM_RATE
+            fit_part(part, own, taught, Descent(part, MUON_RATE, rate, WEIGHT_DECAY, fit.block_steps), fit, number)
+            del taught
+            error = float(F.mse_loss(_advance(part, own_test).float(), wanted.float()))
+            row = {"part": number, "error": round(error, 5), "s": round(time.monotonic() - began)}
+            _save(student, checkpoint, number + 1, row)
+        own, own_test = _advance(part, own), _advance(part, own_test)
+        if number >= count - 3:
+            kept.append(own)
+    fit_neck(student.neck, kept, _taught_outputs(teacher, crops), fit)
+    _save(student, checkpoint, count + 1, {"part": count, **measure(student, teacher, held_out)})
+
+
+def _save(student: FaceDetector, checkpoint: Path, step: int, row: Mapping[str, float]) -> None:
+    save_checkpoint(checkpoint, {"averaged": student.state_dict(), "step": step})
+    append_json(checkpoint.with_name(ERRORS), row)
+    log.info("%s", row)
+
+
+def fit_part(part: nn.Module, own: Tensor, taught: Tensor, descent: Descent, fit: DetectorFit, seed: int) -> float:
+    """Minimize the mean square error of a part on patches of maps, and return its last mean.
+
+    Args:
+        own: (N, C, H, W) maps before the part.
+        taught: (N, c, h, w) maps after it, with a variance of one.
+    """
+    rng, last = np.random.default_rng((fit.seed, seed)), deque[float](maxlen=200)
+    count, _, side, _ = taught.shape
+    cells, factor = min(PATCH_CELLS + 2 * MARGIN_CELLS, side), own.shape[2] // side
+    free = side - cells
+    for step in range(fit.block_steps):
+        rows = rng.integers(0, count, PATCH_BATCH)
+        # A third of the corners are at a border: what a convolution finds there tells its bias from that of the next.
+        corners = rng.integers(-(free // 5) - 1, free + free // 5 + 2, (PATCH_BATCH, 2)).clip(0, free)
+        before, wanted = _patches(own, rows, corners, cells, factor), _patches(taught, rows, corners, cells)
+        counted = torch.stack([_counted(y, x, cells, free) for y, x in corners.tolist()])[:, None]
+        after = part(before)
+        loss = ((after - wanted) ** 2 * counted).sum() / (counted.sum() * after.shape[1])
+        last.append(descent.step(loss, step))
+    return float(np.mean(last))
+
+
+def _patches(maps: Tensor, rows: Rows, corners: Rows, cells: int, factor: int = 1) -> Tensor:
+    """Cut a square of each map, ``factor`` times as large and as far from the map's corner."""
+    side, cut = cells * factor, zip(rows.tolist(), (corners * factor).tolist(), strict=True)
+    parts = [maps[row, :, y : y + side, x : x + side].permute(1, 2, 0) for row, (y, x) in cut]
+    return torch.stack(parts).permute(0, 3, 1, 2).float()
+
+
+def _counted(y: int, x: int, cells: int, free: int) -> Tensor:
+    """Return (cells, cells): 1 where a patch at this corner has all neighbors, or lies at the map's border."""
+    counted = torch.zeros(cells, cells)
+    first = [0 if corner == 0 else MARGIN_CELLS for corner in (y, x)]
+    last = [cells if corner == free else cells - MARGIN_CELLS for corner in (y, x)]
+    counted[first[0] : last[0], first[1] : last[1]] = 1
+    return counted
+
+
+def fit_neck(neck: nn.Module, own: list[Tensor], taught: Outputs, fit: DetectorFit) -> None:
+    """Fit neck and heads to the teacher's outputs, given the student's own maps."""
+    rng = np.random.default_rng((fit.seed, 99))
+    descent = Descent(neck, MUON_RATE, ADAM_RATE / 2, WEIGHT_DECAY, fit.neck_steps, WARMUP_STEPS)
+    for step in range(fit.neck_steps):
+        rows = torch.from_numpy(rng.integers(0, len(own[0]), NECK_BATCH))
+        outputs = neck([maps[rows].float() for maps in own])
+        descent.step(output_loss(outputs, [[y[rows].float() for y in level] for level in taught]), step)
+
+
+def output_loss(own: Outputs, taught: Outputs) -> Tensor:
+    """Return the divergence of the scores and the distance of boxes and points, per face cell of the teacher.
+
+    Boxes and points count in units of the face's size, by the teacher's score.
+    """
+    scores, lengths, faces = [], [], []
+    for (cls, obj, box, points), (true_cls, true_obj, true_box, true_points) in zip(own, taught, strict=True):
+        score = (true_cls.sigmoid() * true_obj.sigmoid()).sqrt()
+        weight = score * (score > MIN_SCORE)
+        somewhere = torch.maximum(true_obj.sigmoid(), obj.detach().sigmoid()) + ELSEWHERE
+        scores.append((_divergence(obj, true_obj) + _divergence(cls, true_cls) * somewhere).sum())
+        size = true_box[:, 2:].mean(1, keepdim=True).exp()
+        moved = F.smooth_l1_loss(box[:, :2] / size, true_box[:, :2] / size, reduction="none", beta=0.02)
+        grown = F.smooth_l1_loss(box[:, 2:], true_box[:, 2:], reduction="none", beta=0.02)
+        points_moved = F.smooth_l1_loss(points / size, true_points / size, reduction="none", beta=0.02)
+        distance = moved.mean(1) + grown.mean(1) + POINT_WEIGHT * points_moved.mean(1)
+        lengths.append((distance * weight[:, 0]).sum())
+        faces.append(weight.sum())
+    return (torch.stack(scores).sum() + torch.stack(lengths).sum()) / torch.stack(faces).sum().clamp(min=1)
+
+
+def _divergence(logits: Tensor, true_logits: Tensor) -> Tensor:
+    """Return the Kullback-Leibler divergence of two Bernoulli distributions."""
+    share = true_logits.sigmoid()
+    cross, own = (F.binary_cross_entropy_with_logits(x, share, reduction="none") for x in (logits, true_logits))
+    return cross - own
+
+
+def fit_whole(
+    student: FaceDetector, photos: Photos, held_out: Pixels, teacher: DetectorTeacher, fit: DetectorFit, output: Path
+) -> None:
+    """Fit all blocks, neck and heads at once, to the teacher's maps and outputs.
+
+    A step depends only on the weights and its number, so a run that was cut off goes on as if it had not been.
+    """
+    checkpoint = output / DETECTOR_CHECKPOINT
+    student.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    descent = Descent(student, JOINT_MUON_RATE, JOINT_ADAM_RATE, WEIGHT_DECAY, fit.joint_steps, WARMUP_STEPS)
     first = 0
-    if path.exists():
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(state["model"])
-        averaged.load_state_dict(state["averaged"])
-        optimizer.load_state_dict(state["optimizer"])
+    if checkpoint.exists():
+        state = load_checkpoint(checkpoint)
+        student.load_state_dict(state["averaged"])
+        descent.load_state_dict(state["descent"])
         first = int(state["step"])
-    model.train()
-    last_saved = time.monotonic()
-    with closing(LossLog(output / "losses.csv", first, ("score", "box", "points", "positives"))) as losses:
-        bar = tqdm(load_batches(photos, config, first), initial=first, total=config.steps, unit="step")
-        for step, (images, faces) in enumerate(bar, start=first):
-            for group in optimizer.param_groups:
-                group["lr"] = _learning_rate(step, config)
-            late = step >= config.late_share * config.steps
-            weight = config.late_point_weight if late else config.point_weight
-            loss, parts = detection_loss(model, images, faces, weight, config.point_beta)
-            if not math.isfinite(float(loss.detach())):
-                raise NonFiniteLossError(f"loss is not finite at step {step}: {parts}")
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), 10.0)
-            optimizer.step()
-            update_ema(averaged, model, min(config.ema_decay, (step + 1) / (step + 10)))
-            losses.add(step + 1, *parts.values())
-            bar.set_postfix({k: f"{v:.3f}" for k, v in parts.items() if k != "positives"})
-            if time.monotonic() - last_saved > config.checkpoint_seconds or step + 1 == config.steps:
+    began, losses = time.monotonic(), []
+    with ThreadPoolExecutor(1) as pool:
+        ahead = deque(pool.submit(draw_crops, photos, fit.joint_batch, fit.seed, 100 + first + i) for i in range(3))
+        for step in range(first, fit.joint_steps):
+            ahead.append(pool.submit(draw_crops, photos, fit.joint_batch, fit.seed, 103 + step))
+            crops = ahead.popleft().result()
+            taught_maps, taught = teacher.run(crops)
+            maps = student.maps(to_tensor(crops).float())
+            errors = [F.mse_loss(y, wanted) for y, wanted in zip(maps, taught_maps, strict=True)]
+            loss = output_loss(student.neck(maps[-3:]), taught) + MAP_WEIGHT * torch.stack(errors).sum()
+            losses.append(descent.step(loss, step))
+            done = step + 1
+            if done % fit.save_steps == 0 or done == fit.joint_steps:
+                row = {"step": done, "loss": round(float(np.mean(losses)), 4), **measure(student, teacher, held_out)}
                 save_checkpoint(
-                    path,
-                    {
-                        "model": model.state_dict(),
-                        "averaged": averaged.state_dict(),
-                        "optimizer": optimizer.state_dict(),
-                        "step": step + 1,
-                    },
+                    checkpoint, {"averaged": student.state_dict(), "descent": descent.state_dict(), "step": done}
                 )
-                last_saved = time.monotonic()
-    return averaged.eval()
+                append_json(output / ERRORS, {**row, "s": round(time.monotonic() - began)})
+                log.info("%s", row)
+                losses = []
 
 
-def _learning_rate(step: int, config: DetectorLoopConfig) -> float:
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * step / config.steps))
+@torch.inference_mode()
+def measure(student: FaceDetector, teacher: DetectorTeacher, crops: Pixels) -> dict[str, float]:
+    """Return the student's output loss on held-out crops, and how many cells one network takes for faces and the other
+    does not, as a share of the teacher's."""
+    loss, missed, invented, faces = 0.0, 0, 0, 0
+    batches = range(0, len(crops), BATCH)
+    for first in batches:
+        batch = crops[first : first + BATCH]
+        own, (_, taught) = student.neck(student.maps(to_tensor(batch).float())[-3:]), teacher.run(batch)
+        loss += float(output_loss(own, taught)) / len(batches)
+        for (cls, obj, *_), (true_cls, true_obj, *_) in zip(own, taught, strict=True):
+            seen, true = (a.sigmoid() * b.sigmoid() > 0.25 for a, b in ((cls, obj), (true_cls, true_obj)))
+            missed += int((true & ~seen).sum())
+            invented += int((seen & ~true).sum())
+            faces += int(true.sum())
+    return {
+        "held_out": round(loss, 4),
+        "missed": round(missed / max(1, faces), 4),
+        "invented": round(invented / max(1, faces), 4),
+    }
 
 
-def load_batches(
-    photos: TrainingPhotos, config: DetectorLoopConfig, first: int
-) -> Iterator[tuple[Tensor, list[FaceTargets]]]:
-    """Yield normalized (B, 3, s, s) batches with their faces, prepared in threads ahead of use."""
+def draw_crops(photos: Photos, count: int, seed: int, stream: int) -> Pixels:
+    """Return (count, CROP_PX, CROP_PX, 3) random crops."""
+    with ThreadPoolExecutor() as pool:
+        rngs = [np.random.default_rng((seed, stream, row)) for row in range(count)]
+        return np.stack(list(pool.map(lambda rng: draw_crop(photos, CROP_PX, rng), rngs)))
 
-    def make(step: int) -> tuple[Tensor, list[FaceTargets]]:
-        rng = np.random.default_rng((config.seed, step))
-        size = config.crop_sizes_px[step % len(config.crop_sizes_px)]
-        min_size = min(config.crop_sizes_px)
-        count = max(2, round(config.batch_size * (min_size / size) ** 2))
-        crops = [training_crop(photos, size, config.face_sizes_px, rng) for _ in range(count)]
-        images = torch.from_numpy(np.stack([image for image, _ in crops])).permute(0, 3, 1, 2)
-        return ((images.float() - 127.5) / 128).contiguous(memory_format=torch.channels_last), [f for _, f in crops]
 
-    ahead = 3
-    with ThreadPoolExecutor(2) as pool:
-        queue: list[Future[tuple[Tensor, list[FaceTargets]]]] = [
-            pool.submit(make, step) for step in range(first, min(first + ahead, config.steps))
-        ]
-        for step in range(first, config.steps):
-            if step + ahead < config.steps:
-                queue.append(pool.submit(make, step + ahead))
-            yield queue.pop(0).result()
+def to_tensor(crops: Pixels) -> Tensor:
+    """Return (B, 3, H, W) uint8 input of the detector, of (B, H, W, 3) crops."""
+    return torch.from_numpy(crops).permute(0, 3, 1, 2)
+
+
+@torch.inference_mode()
+def _advance(part: nn.Module, maps: Tensor) -> Tensor:
+    return _collect(len(maps), lambda rows: part(maps[rows].float()))
+
+
+def _taught_map(teacher: DetectorTeacher, crops: Pixels, number: int) -> Tensor:
+    return _collect(len(crops), lambda rows: teacher.map_after(number, crops[rows]))
+
+
+def _collect(count: int, compute: Callable[[slice], Tensor]) -> Tensor:
+    """Return the maps of all rows in half precision, computed BATCH rows at a time."""
+    maps = torch.empty(0)
+    for first in range(0, count, BATCH):
+        rows = slice(first, min(first + BATCH, count))
+        found = compute(rows)
+        if first == 0:
+            shape = (count, *found.shape[1:])
+            maps = torch.empty(shape, dtype=torch.float16, memory_format=torch.channels_last)
+        maps[rows] = found
+    return maps
+
+
+def _taught_outputs(teacher: DetectorTeacher, crops: Pixels) -> Outputs:
+    runs = [teacher.run(crops[i : i + BATCH])[1] for i in range(0, len(crops), BATCH)]
+    return [[torch.cat(parts).half() for parts in zip(*levels, strict=True)] for levels in zip(*runs, strict=True)]

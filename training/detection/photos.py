@@ -1,9 +1,8 @@
-"""Photos with annotated faces, and what each teaches the detector."""
+"""Photos with annotated faces, by which detectors are measured."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,11 +16,9 @@ from training.data.identities import map_in_threads, read_rgb
 
 ANNOTATIONS: Final = "annotations.jsonl"
 MAX_PHOTO_SIDE_PX: Final = 768
-"""Photos are kept in memory; crops are at most this large."""
+"""Photos are kept in memory."""
 MIN_FACE_SCORE: Final = 0.7
-"""Faces found with a lower score are neither learned nor background."""
-PORTRAIT_SHARE: Final = 0.4
-"""Size of a portrait's face, as a share of the photo's longer side."""
+"""Faces found with a lower score count neither as faces nor as background."""
 
 
 @dataclass(frozen=True)
@@ -41,53 +38,6 @@ class AnnotatedPhoto:
     doubtful: NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class TrainingPhotos:
-    """Photos of one training run, by what their crops teach.
-
-    Attributes:
-        scenes: faces in their surroundings.
-        portraits: one face fills the photo. They also become the faces of composed pages.
-        backgrounds: no faces.
-    """
-
-    scenes: list[AnnotatedPhoto]
-    portraits: list[AnnotatedPhoto]
-    backgrounds: list[AnnotatedPhoto]
-
-    def counts(self) -> dict[str, int]:
-        """Return the number of photos of each kind."""
-        return {
-            "scenes": len(self.scenes),
-            "portraits": len(self.portraits),
-            "backgrounds": len(self.backgrounds),
-        }
-
-
-def load_training_photos(folders: Sequence[Path]) -> TrainingPhotos:
-    """Read the training photos of annotated folders. Raises ConfigError as `load_annotated`, or if no photo has a
-    face."""
-    photos = [photo for folder in folders for photo in load_annotated(folder, "train")]
-    sorted_photos = sort_photos(photos)
-    if not sorted_photos.scenes and not sorted_photos.portraits:
-        raise ConfigError("no photo has a face. Run kith-train annotate on a folder of photos of people")
-    return sorted_photos
-
-
-def sort_photos(photos: Iterable[AnnotatedPhoto]) -> TrainingPhotos:
-    """Sort photos by the size of their largest face."""
-    kinds = TrainingPhotos([], [], [])
-    for photo in photos:
-        sizes = np.sqrt((photo.boxes[:, 2:] - photo.boxes[:, :2]).prod(1))[~photo.doubtful]
-        if not len(photo.boxes):
-            kinds.backgrounds.append(photo)
-        elif len(sizes) and sizes.max() >= PORTRAIT_SHARE * max(photo.image.shape[:2]):
-            kinds.portraits.append(photo)
-        else:
-            kinds.scenes.append(photo)
-    return kinds
-
-
 def load_annotated(root: Path, split: str | None = None, limit: int | None = None) -> list[AnnotatedPhoto]:
     """Read ``root/annotations.jsonl`` and its photos, scaled to at most MAX_PHOTO_SIDE_PX.
 
@@ -101,7 +51,7 @@ def load_annotated(root: Path, split: str | None = None, limit: int | None = Non
     """
     annotations = root / ANNOTATIONS
     if not annotations.is_file():
-        raise ConfigError(f"{annotations} does not exist. Write it with kith-train annotate {root}")
+        raise ConfigError(f"{annotations} does not exist. Name a folder of annotated photos, such as DATA/wider")
     try:
         rows = [json.loads(line) for line in annotations.read_text(encoding="utf-8").splitlines() if line]
     except ValueError as error:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from models.pack.manifest import ModelPack
-from training.detection.fit import LANDMARK_REFINEMENT, DetectorLoopConfig
 from training.recipes import IMITATED, RECIPES
 
 
@@ -35,15 +34,9 @@ def _detector(provenance: Mapping[str, Any]) -> tuple[list[str], str]:
     """Return the commands that train a detector, and the option that names it."""
     if "pack" in provenance or "run" not in provenance:
         return [], f"--detector-of {provenance.get('pack', 'PACK')}"
-    run = provenance["run"]
-    polished = run.get("point_beta") == LANDMARK_REFINEMENT.point_beta
-    usual = LANDMARK_REFINEMENT if polished else DetectorLoopConfig()
-    steps = f" --steps {run['steps']}" if run.get("steps", usual.steps) != usual.steps else ""
-    first = "kith-train detector --photos PHOTOS --output runs/detector"
-    if not polished:
-        return [first + steps], "--detector runs/detector"
-    second = "kith-train detector --photos PHOTOS --output runs/detector-polished --polish runs/detector"
-    return [first, second + steps], "--detector runs/detector-polished"
+    teacher = provenance["run"]["teacher"]
+    command = f"kith-train detector --photos PHOTOS --teacher {teacher} --output runs/detector"
+    return [command], "--detector runs/detector"
 
 
 def _recognizer(provenance: Mapping[str, Any], settings: Sequence[str]) -> tuple[list[str], str]:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from training.backbones.bottleneck_net import BottleneckNet
-from training.imitation.descent import Descent
 from training.imitation.teacher import BATCH, Teacher
 from training.imitation.views import Portraits, draw_crops
+from training.optimization.descent import Descent
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import append_json, load_checkpoint, save_checkpoint
 

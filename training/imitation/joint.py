@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from models.vision.alignment import STANDARD_ALIGNMENT
 from training.backbones.bottleneck_net import BottleneckNet
-from training.imitation.descent import Descent
 from training.imitation.teacher import Teacher
 from training.imitation.views import Portraits, cut_views, draw_views
+from training.optimization.descent import Descent
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import CHECKPOINT, append_json, load_checkpoint, save_checkpoint
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from models.checksums import sha256_of
+from models.pack.manifest import ModelPack
 from models.vision.detection import Detector
 from models.vision.specs import DetectionSpec
 from training import distributed
@@ -19,9 +20,10 @@ from training.backbones import build_backbone
 from training.config import RunConfig
 from training.data.identities import hold_out, load_identities
 from training.data.verification import read_bin
-from training.detection.fit import DETECTOR_CHECKPOINT, DetectorLoopConfig, fit_detector
+from training.detection.crops import Photos
+from training.detection.fit import BLOCKS, SCALE_CROPS, DetectorFit, draw_crops, fit_detector
 from training.detection.network import FaceDetector
-from training.detection.photos import TrainingPhotos
+from training.detection.teacher import DetectorTeacher
 from training.evaluation import plots
 from training.evaluation.benchmarks import evaluate_bin
 from training.evaluation.embedding import cached_embedder, load_run, torch_embedder
@@ -36,7 +38,6 @@ from training.optimization.run_folder import (
     LOSSES,
     check_classes,
     load_checkpoint,
-    load_ema_weights,
     write_run_config,
 )
 from training.optimization.sharded import read_class_weights
@@ -128,21 +129,17 @@ def compare(losses: Sequence[str], data: Path, output: Path, detection: Detectio
     return markdown(rows)
 
 
-def train_detector(
-    photos: TrainingPhotos, output: Path, loop: DetectorLoopConfig, start_from: Path | None = None
-) -> FaceDetector:
-    """Train or resume the detector. Raises ConfigError if the run was started with other photos or settings.
+def train_detector(photos: Photos, teacher: ModelPack, output: Path, fit: DetectorFit) -> FaceDetector:
+    """Train or resume a detector that computes what the YuNet of a pack does.
 
-    Args:
-        start_from: an earlier run whose EMA weights initialize the network.
+    Raises:
+        ConfigError: the run was started with other photos or settings.
+        ModelError: the pack's detector is not a YuNet.
     """
-    torch.manual_seed(loop.seed)
-    settings = {**asdict(loop), "photos": photos.counts()}
-    write_run_config(output, settings, output / DETECTOR_CHECKPOINT, mutable=("steps",))
-    model = FaceDetector()
-    if start_from is not None:
-        model.load_state_dict(load_ema_weights(start_from / DETECTOR_CHECKPOINT))
-    return fit_detector(model, photos, loop, output)
+    settings = {**asdict(fit), "photos": photos.counts(), "teacher": teacher.model_id}
+    write_run_config(output, settings, output / BLOCKS, mutable=())
+    crops = draw_crops(photos, SCALE_CROPS, fit.seed, 2)
+    return fit_detector(photos, DetectorTeacher(teacher.detection, crops), fit, output)
 
 
 def train_liveness(photos: Presentations, output: Path, loop: LivenessLoopConfig) -> nn.Module:

@@ -1,4 +1,4 @@
 """Commands of ``kith``, one module per group.
 
-Modules import slow packages inside the commands, so that help and completion stay fast (docs/decisions/0046).
+Modules import slow packages inside the commands, so that help and completion stay fast.
 """

@@ -159,7 +159,7 @@ def test_a_mixed_batch_matches_single_photos(
 def test_scale_does_not_move_the_face(detector: Detector, astronaut: NDArray[np.uint8]) -> None:
     doubled = np.kron(astronaut, np.ones((2, 2, 1), np.uint8))
     (one,), (two,) = detector.detect([astronaut]), detector.detect([doubled])
-    assert np.allclose(one.boxes_xyxy[0] * 2, two.boxes_xyxy[0], atol=12)
+    assert np.allclose(one.boxes_xyxy[0] * 2, two.boxes_xyxy[0], atol=20)
 
 
 def test_largest_and_nearest_face() -> None:

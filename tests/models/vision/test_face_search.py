@@ -78,7 +78,7 @@ def crowd(height: int, width: int, face_px: float, portraits: Sequence[Portrait]
 @pytest.mark.parametrize(
     ("width", "height", "face_px", "at_low"),
     [
-        (12_000, 4000, 150, 2),
+        (12_000, 4000, 150, 8),
         (4000, 3000, 60, 15),
         (3000, 12_000, 100, 1),
         (1920, 1080, 40, 18),

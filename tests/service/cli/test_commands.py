@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import cv2
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
@@ -106,7 +107,10 @@ def test_commands_choose_the_detail(
 ) -> None:
     photo = tmp_path / "people" / "eileen" / "sideways.jpg"
     photo.parent.mkdir(parents=True)
-    photo.write_bytes(jpeg(astronaut.transpose(1, 0, 2)[::-1], 95))
+    small = cv2.resize(
+        astronaut, None, fx=0.35, fy=0.35, interpolation=cv2.INTER_AREA
+    )  # a large sideways face is found
+    photo.write_bytes(jpeg(small.transpose(1, 0, 2)[:, ::-1], 95))
     at, of = ("--url", server), ("--gallery", gallery)
     folder = str(tmp_path / "people")
     assert "no_face" in kith_command("enroll", folder, *of, *at, "--detail", "low", cwd=tmp_path).stdout

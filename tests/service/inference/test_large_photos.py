@@ -71,7 +71,7 @@ def test_small_faces_are_cut_from_the_whole_photo(kith: Kith, group: Photo) -> N
     photo = jpeg(np.pad(group, ((300, 400), (640, 640), (0, 0)), constant_values=128), 95)
     (found,), (expected,) = kith.embed(photo).images, kith.embed(uncompressed(photo)).images
     assert len(found.faces) == 6
-    check(found, expected, 1 / (640 / 2560), 0.999)
+    check(found, expected, 1 / (640 / 2560), 0.995)
 
 
 @pytest.mark.parametrize("orientation", range(2, 9))
@@ -80,4 +80,4 @@ def test_a_large_photo_may_be_stored_turned(kith: Kith, astronaut: Photo, orient
     mirrored = orientation in (2, 4, 5, 7)  # such photos are decoded whole
     (expected,) = kith.embed(uncompressed(jpeg(upright, 95)) if mirrored else jpeg(upright, 95)).images
     (found,) = kith.embed(oriented(upright, orientation, quality=95)).images
-    check(found, expected, 1 / (640 / 2048), 0.998)
+    check(found, expected, 1.5 / (640 / 2048), 0.996)

@@ -215,7 +215,7 @@ def test_without_crops_it_waits_for_sights(both: Kith, people: dict[str, bytes])
     cut = both.cut_over(g, force=True)
     assert (cut.current.embedded, cut.current.waiting_without_crop) == (1, 1)
     assert both.identify(g, darker(people["eileen"])).results[0].subject == "eileen"
-    assert both.identify(g, people["tom"]).results[0].outcome == "unknown"
+    assert both.identify(g, people["tom"]).results[0].outcome != "identified"
     assert code(both.finish_migration, g) == "migration_incomplete"
     both.roll_back(g)
     assert both.identify(g, people["tom"]).results[0].subject == "tom"

@@ -1,4 +1,4 @@
-"""Annotated photos: which faces count, and which kind a photo is."""
+"""Annotated photos: which faces count."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from training.config import ConfigError
-from training.detection.photos import MAX_PHOTO_SIDE_PX, load_annotated, load_training_photos
+from training.detection.photos import MAX_PHOTO_SIDE_PX, load_annotated
 
 FACE = {"landmarks": [[1.0, 1.0]] * 5, "score": 0.9}
 
@@ -25,20 +25,6 @@ def folder(tmp_path: Path, astronaut: NDArray[np.uint8]) -> Path:
 def annotate(folder: Path, *rows: dict[str, object]) -> None:
     text = "".join(json.dumps({"file": "a.png", **row}) + "\n" for row in rows)
     (folder / "annotations.jsonl").write_text(text)
-
-
-def test_photos_are_sorted_by_their_largest_certain_face(folder: Path) -> None:
-    large, small = [100, 50, 600, 450], [100, 50, 160, 110]
-    annotate(
-        folder,
-        {"faces": [{**FACE, "box_xyxy": large}]},
-        {"faces": [{**FACE, "box_xyxy": small}]},
-        {"faces": [{**FACE, "box_xyxy": large, "score": 0.4}]},
-        {},
-    )
-    photos = load_training_photos([folder])
-    assert photos.counts() == {"scenes": 2, "portraits": 1, "backgrounds": 1}
-    assert [photo.doubtful.tolist() for photo in photos.scenes] == [[False], [True]]
 
 
 def test_large_photos_are_scaled_with_their_faces(folder: Path) -> None:
@@ -74,9 +60,6 @@ def test_at_most_limit_photos_are_read(folder: Path) -> None:
     assert len(load_annotated(folder, limit=2)) == 2
 
 
-def test_folders_without_annotations_or_faces_are_rejected(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="kith-train annotate"):
+def test_folders_without_annotations_are_rejected(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="Name a folder of annotated photos"):
         load_annotated(folder)
-    annotate(folder, {})
-    with pytest.raises(ConfigError, match="no photo has a face"):
-        load_training_photos([folder])

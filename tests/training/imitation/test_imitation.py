@@ -139,7 +139,7 @@ def test_blocks_learn_and_a_run_that_was_cut_off_goes_on(
 
 def test_whitening_changes_only_coordinates(rng: np.random.Generator) -> None:
     images = torch.from_numpy(rng.normal(size=(8, 3, SIDE_PX, SIDE_PX)).astype(np.float32)).cumsum(3) / 10
-    stem = Stem()
+    stem = Stem(8, nn.Identity())
     stem.whiten(images)
     patches = torch.nn.functional.unfold(images, 3, stride=7).transpose(1, 2).reshape(-1, 27)
     covariance = torch.cov((patches @ stem.whitening.T).T)

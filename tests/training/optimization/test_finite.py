@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.training.optimization.test_sharded import finish, start
@@ -19,9 +21,10 @@ from training import distributed
 from training.backbones import build_backbone
 from training.config import HeadConfig, LoopConfig, RunConfig
 from training.data.identities import load_identities
-from training.detection.fit import DETECTOR_CHECKPOINT, DetectorLoopConfig, fit_detector
-from training.detection.network import FaceDetector
-from training.detection.photos import AnnotatedPhoto, TrainingPhotos
+from training.detection.crops import Photo, Photos
+from training.detection.fit import DETECTOR_CHECKPOINT, DetectorFit, draw_crops, fit_whole, to_tensor
+from training.detection.network import FaceDetector, Outputs
+from training.detection.teacher import DetectorTeacher
 from training.errors import NonFiniteLossError, ParityError, RunInterruptedError
 from training.export.onnx_export import export_detector
 from training.liveness.data import LIVE, Presentations
@@ -167,30 +170,42 @@ def _refuse(self: torch.Tensor, *_: object) -> None:
     raise AssertionError("asked for a value")
 
 
+class _Teacher:
+    """A detector with random weights."""
+
+    def __init__(self) -> None:
+        self.network = FaceDetector()
+
+    @torch.no_grad()
+    def run(self, photos_BHWC: NDArray[np.uint8]) -> tuple[list[torch.Tensor], Outputs]:
+        maps = self.network.maps(to_tensor(photos_BHWC).float())
+        return maps, self.network.neck(maps[-3:])
+
+
 def test_detector_and_liveness_runs_keep_their_checkpoints(tmp_path: Path) -> None:
     noise = np.random.default_rng(3)
     crops = noise.integers(0, 256, (12, 112, 112, 3), dtype=np.uint8)
     names = np.array([LIVE, LIVE, "print", "screen"] * 3)
     presentations = Presentations(crops, names, np.array([str(i) for i in range(12)]), {})
     image = noise.integers(0, 256, (300, 300, 3), dtype=np.uint8)
-    points = np.array([[[120, 130], [180, 130], [150, 160], [125, 185], [175, 185]]], np.float32)
-    photo = AnnotatedPhoto(image, np.array([[100, 90, 200, 215]], np.float32), points, np.zeros(1, bool))
-    scenes = TrainingPhotos([photo], [], [])
+    photos = Photos([Photo(image, np.array([[100, 90, 200, 215]], np.float32))], [], [])
+    held_out = draw_crops(photos, 4, 0, 0)
+    teacher = cast(DetectorTeacher, _Teacher())
 
     def liveness(steps: int) -> None:
         loop = LivenessLoopConfig(steps=steps, batch_size=8, checkpoint_seconds=0)
         fit_liveness(presentations, loop, tmp_path)
 
     def detector(steps: int) -> None:
-        loop = DetectorLoopConfig(steps=steps, batch_size=2, crop_sizes_px=(256,), checkpoint_seconds=0)
-        fit_detector(FaceDetector(), scenes, loop, tmp_path)
+        fit = DetectorFit(joint_steps=steps, joint_batch=2, save_steps=1)
+        fit_whole(FaceDetector(), photos, held_out, teacher, fit, tmp_path)
 
-    for train, file in ((liveness, CHECKPOINT), (detector, DETECTOR_CHECKPOINT)):
+    for train, file, weights in ((liveness, CHECKPOINT, "model"), (detector, DETECTOR_CHECKPOINT, "averaged")):
         train(1)
         saved = (tmp_path / file).read_bytes()
         with (
             overflowing_steps(),
-            pytest.raises(NonFiniteLossError, match=r"step 2 is not saved.*: model\..*last checkpoint is kept"),
+            pytest.raises(NonFiniteLossError, match=rf"step 2 is not saved.*: {weights}\..*last checkpoint is kept"),
         ):
             train(3)
         assert (tmp_path / file).read_bytes() == saved
