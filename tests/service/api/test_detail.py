@@ -23,7 +23,7 @@ Photo = NDArray[np.uint8]
 @pytest.fixture(scope="module")
 def sideways(astronaut: Photo) -> bytes:
     """Small, as the detector finds large sideways faces, with wrong landmarks."""
-    small = cv2.resize(astronaut, None, fx=0.35, fy=0.35, interpolation=cv2.INTER_AREA)
+    small = np.asarray(cv2.resize(astronaut, None, fx=0.35, fy=0.35, interpolation=cv2.INTER_AREA), np.uint8)
     return jpeg(np.rot90(small, 3), 95)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
@@ -107,9 +108,8 @@ def test_commands_choose_the_detail(
 ) -> None:
     photo = tmp_path / "people" / "eileen" / "sideways.jpg"
     photo.parent.mkdir(parents=True)
-    small = cv2.resize(
-        astronaut, None, fx=0.35, fy=0.35, interpolation=cv2.INTER_AREA
-    )  # a large sideways face is found
+    # The detector finds a large sideways face.
+    small = np.asarray(cv2.resize(astronaut, None, fx=0.35, fy=0.35, interpolation=cv2.INTER_AREA), np.uint8)
     photo.write_bytes(jpeg(small.transpose(1, 0, 2)[:, ::-1], 95))
     at, of = ("--url", server), ("--gallery", gallery)
     folder = str(tmp_path / "people")

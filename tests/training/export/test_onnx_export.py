@@ -70,7 +70,7 @@ def test_a_detector_exports_with_free_sides(tmp_path: Path) -> None:
     network = OnnxNetwork(tmp_path / "d.onnx")
     for height, width in ((64, 64), (256, 320), (640, 640)):
         outputs = network.run(np.zeros((1, 3, height, width), np.float32))
-        assert [o.shape for o in outputs[:3]] == [(1, height // s * (width // s), 1) for s in (8, 16, 32)]
+        assert [o.shape for o in outputs[:3]] == [(1, height // s * (width // s) * 2, 1) for s in (8, 16, 32)]
 
 
 def test_lfw_lists_have_their_published_sizes(data: Path) -> None:
