@@ -306,7 +306,7 @@ def known_faces(url: str, data: Path, count: int) -> list[Known]:
         for person in people(data):
             photo = person.photos[0].read_bytes()
             (seen,) = kith.embed(photo).images
-            if len(seen.faces) != 1 or seen.faces[0].score < 0.8:
+            if len(seen.faces) != 1 or seen.faces[0].score < 0.65:
                 continue
             vector = np.array(seen.faces[0].embedding, np.float32)
             if all(float(vector @ one.vector) < DIFFERENT for one in found):
