@@ -2,7 +2,7 @@
 
 W. Wu et al., "YuNet: A Tiny Millisecond-level Face Detector", Machine Intelligence Research, 2023. The maps between its
 blocks have YuNet's channels, so that a student can learn each block on its own. Within a block there are half as many
-channels more: with as many as the teacher's, the same number of steps leaves two to three times the error.
+channels more: with as many as the teacher's, the same number of steps leaves three times the error.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Neck(nn.Module):
         for lateral, features in zip(reversed(self.lateral), reversed(maps), strict=True):
             above = F.interpolate(merged[0], scale_factor=2.0) if merged else 0
             merged.insert(0, lateral(features + above))
-        levels = zip(self.shared, self.heads, merged, strict=True)
-        return [[head(shared(x)) for head in heads.children()] for shared, heads, x in levels]
+        features_of = [shared(x) for shared, x in zip(self.shared, merged, strict=True)]
+        return [[head(x) for head in heads.children()] for heads, x in zip(self.heads, features_of, strict=True)]
 
 
 class FaceDetector(nn.Module):
