@@ -202,8 +202,7 @@ class _Demo:
     def _identify_group(self, photo: bytes) -> Sequence[IdentityOut]:
         self._explain(
             "Identify people in a group with strangers",
-            f"{len(self._friends)} of the {self._faces_in_group} people are enrolled. The others must be unknown. "
-            "A face in profile is too poor to tell.",
+            f"{len(self._friends)} of the {self._faces_in_group} people are enrolled. The others must be unknown.",
         )
         results = self._kith.identify(GALLERY, photo).results
         for number, result in enumerate(sorted(results, key=lambda r: r.face.box[0] if r.face else 0.0), start=1):
