@@ -153,7 +153,7 @@ def fit_part(part: nn.Module, own: Tensor, taught: Tensor, descent: Descent, fit
         counted = torch.stack([_counted(y, x, cells, free) for y, x in corners.tolist()])[:, None]
         after = part(before)
         loss = ((after - wanted) ** 2 * counted).sum() / (counted.sum() * after.shape[1])
-        last.append(descent.step(loss, step))
+        last.append(float(descent.step(loss, step)))
     return float(np.mean(last))
 
 
@@ -237,7 +237,7 @@ def fit_whole(
             maps = student.maps(to_tensor(crops).float())
             errors = [F.mse_loss(y, wanted) for y, wanted in zip(maps, taught_maps, strict=True)]
             loss = output_loss(student.neck(maps[-3:]), taught) + MAP_WEIGHT * torch.stack(errors).sum()
-            losses.append(descent.step(loss, step))
+            losses.append(float(descent.step(loss, step)))
             done = step + 1
             if done % fit.save_steps == 0 or done == fit.joint_steps:
                 row = {"step": done, "loss": round(float(np.mean(losses)), 4), **measure(student, teacher, held_out)}

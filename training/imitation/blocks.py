@@ -133,7 +133,7 @@ def _fit_part(part: nn.Module, own: Half, taught: Half, fit: BlockFit, seed: int
         x, wanted = (torch.from_numpy(maps[rows]).float() for maps in (own, taught))
         with torch.autocast("cpu", torch.bfloat16):
             y = part(x.contiguous(memory_format=torch.channels_last))
-        last.append(descent.step(F.mse_loss(y.float(), wanted) * scale, step))
+        last.append(float(descent.step(F.mse_loss(y.float(), wanted) * scale, step)))
     return float(np.mean(last))
 
 

@@ -11,6 +11,7 @@ from models.pack.loading import load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.detection import Detector
 from models.vision.specs import DetectionSpec
+from training import distributed
 from training.backbones import BottleneckNet
 from training.backbones.bottleneck_net import SIDE_PX
 from training.config import ConfigError, RunConfig
@@ -18,7 +19,7 @@ from training.data.folders import photos_below
 from training.data.identities import read_excluded
 from training.imitation.blocks import BlockFit, fit_blocks
 from training.imitation.joint import JointFit, fit_student
-from training.imitation.teacher import Teacher
+from training.imitation.teacher import Teacher, TorchTeacher
 from training.imitation.views import Portraits, cut_portraits
 from training.optimization.run_folder import write_run_config
 
@@ -29,6 +30,8 @@ BLOCK_FITS: Final = (
 )
 """Stem and first five bottlenecks, whose maps are large; those of 16 and of 8 cells, and the head."""
 JOINT_FIT: Final = JointFit(steps=7_000)
+GPU_JOINT_FIT: Final = JointFit(steps=8_400, batch_size=128, muon_rate=3e-3, adam_rate=5e-4, workers=16, compiled=False)
+"""A quarter of an hour of an H100. Views are limited by the memory of the maps, and by the processes that draw them."""
 CROPS: Final = "portraits.npy"
 DETECTED: Final = "detected.npy"
 
@@ -37,7 +40,7 @@ def imitate(
     config: RunConfig,
     served: DetectionSpec,
     blocks: tuple[BlockFit, ...] = BLOCK_FITS,
-    joint: JointFit = JOINT_FIT,
+    joint: JointFit | None = None,
 ) -> BottleneckNet:
     """Train or resume the bundled recognizer's network, so that it computes what the recognizer of a pack computes.
 
@@ -46,7 +49,7 @@ def imitate(
             crops of 128 pixels, and with the detector whose landmarks align the teacher's crops.
         served: detector that the student will be served with. Its landmarks align the student's crops.
         blocks: settings of the fits of single blocks, in their order.
-        joint: settings of the fit of the whole student, which comes after them.
+        joint: settings of the fit of the whole student, which comes after them, on a GPU if there is one.
 
     Raises:
         ConfigError: the pack has other crops, there are too few photos, or the run was started with other settings.
@@ -76,5 +79,9 @@ def imitate(
     torch.manual_seed(seed)
     student = BottleneckNet(spec.dimension)
     fit_blocks(student, teacher, train, test, blocks, config.output, seed)
-    fit_student(student, teacher, train, test, joint, config.output, seed)
+    device = distributed.device()
+    if device.type == "cpu":
+        fit_student(student, teacher, train, test, joint or JOINT_FIT, config.output, seed)
+    else:
+        fit_student(student, TorchTeacher(spec, device), train, test, joint or GPU_JOINT_FIT, config.output, seed)
     return student

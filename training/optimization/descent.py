@@ -39,8 +39,8 @@ class Descent:
         self._rates = (muon_rate, adam_rate)
         self._steps, self._warmup = steps, warmup
 
-    def step(self, loss: Tensor, step: int) -> float:
-        """Take a step and return the loss."""
+    def step(self, loss: Tensor, step: int) -> Tensor:
+        """Take a step and return the loss, without waiting for a GPU."""
         loss.backward()  # type: ignore[no-untyped-call]
         share = min(1 - step / self._steps, (step + 1) / (self._warmup + 1))
         for optimizer, rate in zip(self._optimizers, self._rates, strict=True):
@@ -48,7 +48,7 @@ class Descent:
                 group["lr"] = rate * share
             optimizer.step()
             optimizer.zero_grad()
-        return float(loss.detach())
+        return loss.detach()
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the moments, for a checkpoint."""

@@ -6,6 +6,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,9 +25,10 @@ from training.backbones import BottleneckNet
 from training.backbones.bottleneck_net import SIDE_PX, Stem
 from training.config import ConfigError
 from training.imitation.blocks import BlockFit, fit_blocks
+from training.imitation.graph import GraphNetwork
 from training.imitation.joint import JointFit, fit_student, imitation_loss
 from training.imitation.run import imitate
-from training.imitation.teacher import Teacher
+from training.imitation.teacher import Teacher, TorchTeacher
 from training.imitation.views import (
     MARGIN_PX,
     Portraits,
@@ -89,20 +91,47 @@ def portraits() -> Portraits:
 def test_a_teacher_is_cut_between_its_blocks(published: tuple[Pixels, Path], rng: np.random.Generator) -> None:
     network, path = published
     teacher = Teacher(spec_of(path))
-    pixels = rng.integers(0, 256, (3, 3, SIDE_PX, SIDE_PX)).astype(np.float32)
-    x, expected = pixels, (torch.from_numpy(pixels) - 127.5) / 127.5
-    maps = teacher.maps(pixels.astype(np.uint8).transpose(0, 2, 3, 1)[..., ::-1])
-    assert len(maps) == PARTS
+    views = rng.integers(0, 256, (3, SIDE_PX, SIDE_PX, 3), dtype=np.uint8)
+    x = teacher.prepare(views)
+    np.testing.assert_array_equal(x, views[..., ::-1].transpose(0, 3, 1, 2))
+    expected = (torch.from_numpy(x) - 127.5) / 127.5
+    engine = teacher.maps(torch.from_numpy(views))
+    on_torch = TorchTeacher(spec_of(path), torch.device("cpu"), torch.float32).maps(torch.from_numpy(views))
+    assert len(engine) == len(on_torch) == PARTS
     for part, block in enumerate(network.parts):
         x = np.asarray(teacher.advance(part, x), np.float32)
         with torch.no_grad():
             expected = block(expected)
         np.testing.assert_allclose(x, expected.numpy(), atol=2e-4, err_msg=str(part))
+        torch.testing.assert_close(on_torch[part], expected, atol=2e-4, rtol=1e-3)
         # The whole teacher may compute in bf16.
-        error = np.square(maps[part] - expected.numpy()).mean() / expected.numpy().var()
+        error = np.square(engine[part].numpy() - expected.numpy()).mean() / expected.numpy().var()
         assert error < 1e-3, part
-    views = rng.integers(0, 256, (2, SIDE_PX, SIDE_PX, 3), dtype=np.uint8)
-    np.testing.assert_array_equal(teacher.prepare(views), views[..., ::-1].transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes", "expected"),
+    [
+        ("LeakyRelu", {"alpha": 0.2}, [[-0.2, 2.0]]),
+        ("Flatten", {}, [[-1.0, 2.0]]),
+        ("ReduceMean", {"keepdims": 0, "axes": [1]}, [0.5]),
+    ],
+)
+def test_operators_follow_their_attributes(operator: str, attributes: dict[str, Any], expected: list[Any]) -> None:
+    node = onnx.helper.make_node(operator, ["x"], ["y"], **attributes)
+    assert GraphNetwork(model_of(node), ["y"])(torch.tensor([[-1.0, 2.0]]))[0].tolist() == [
+        pytest.approx(value) for value in expected
+    ]
+
+
+def test_unknown_operators_are_named() -> None:
+    with pytest.raises(ModelError, match="not known here: Erf"):
+        GraphNetwork(model_of(onnx.helper.make_node("Erf", ["x"], ["y"])), ["y"])
+
+
+def model_of(node: onnx.NodeProto) -> onnx.ModelProto:
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("x", "y")]
+    return onnx.helper.make_model(onnx.helper.make_graph([node], "one", values[:1], values[1:]))
 
 
 def test_another_network_is_no_teacher() -> None:
@@ -229,10 +258,10 @@ def test_a_whole_student_learns_and_goes_on_as_if_it_had_not_been_cut_off(
 ) -> None:
     teacher = Teacher(spec_of(published[1]))
 
-    def run(output: Path) -> list[dict[str, float]]:
+    def run(output: Path, workers: int = 0) -> list[dict[str, float]]:
         torch.manual_seed(0)
         output.mkdir(exist_ok=True)
-        fit = JointFit(30, 4, 10, compiled=False)
+        fit = JointFit(30, 4, save_steps=10, workers=workers, compiled=False)
         fit_student(BottleneckNet(16), teacher, portraits, portraits, fit, output, seed=0)
         return [json.loads(line) for line in (output / "joint.jsonl").read_text().splitlines()]
 
@@ -252,6 +281,9 @@ def test_a_whole_student_learns_and_goes_on_as_if_it_had_not_been_cut_off(
     one, other = (load_ema_weights(tmp_path / name / CHECKPOINT) for name in ("whole", "cut"))
     torch.testing.assert_close(one, other)
     assert run(tmp_path / "whole") == rows  # a finished run is left as it is
+    assert [row["loss"] for row in run(tmp_path / "workers", 2)] == pytest.approx(
+        [row["loss"] for row in rows], rel=0.01
+    )
 
 
 def test_a_student_imitates_the_published_network(reference: Path, data: Path, tmp_path: Path) -> None:
