@@ -14,11 +14,13 @@ from torch.nn import functional as F
 
 from models.errors import ModelError
 
+REMEDY: Final = "Set CUDA_VISIBLE_DEVICES to an empty value, so that the CPU computes the teacher"
+
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
     pads = options.get("pads", [0, 0, 0, 0])
     if pads[:2] != pads[2:] or options.get("auto_pad", b"NOTSET") != b"NOTSET":
-        raise ModelError("the teacher pads the sides of a map differently")
+        raise ModelError(f"The teacher pads the sides of a map differently. {REMEDY}")
     strides, dilations = options.get("strides", [1, 1]), options.get("dilations", [1, 1])
     return F.conv2d(x, weight, bias, strides, pads[:2], dilations, options.get("group", 1))
 
@@ -65,14 +67,16 @@ class GraphNetwork(nn.Module):
         outputs: names of the values that ``forward`` returns.
 
     Raises:
-        ModelError: the graph has another operator.
+        ModelError: the graph has another operator, or at its first run, uneven padding.
     """
 
     def __init__(self, model: onnx.ModelProto, outputs: Sequence[str]) -> None:
         super().__init__()
         unknown = sorted({node.op_type for node in model.graph.node} - {*OPERATORS, "Constant"})
         if unknown:
-            raise ModelError(f"the teacher has operators that are not known here: {', '.join(unknown)}")
+            raise ModelError(
+                f"The teacher has operators that torch does not compute here: {', '.join(unknown)}. {REMEDY}"
+            )
         self._outputs, self._input = tuple(outputs), model.graph.input[0].name
         self._names: dict[str, str] = {}
         constants = [(tensor.name, tensor) for tensor in model.graph.initializer]
