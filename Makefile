@@ -40,7 +40,7 @@ test: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
-	$(PYTEST) -m "not long" -n 2 --dist loadfile
+	$(PYTEST) -m "not long" -n 2 --dist loadfile --max-worker-restart 0
 
 # The tests that take long; make test runs the others.
 test-all: setup

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +51,17 @@ def _import_openvino() -> Any:
     return openvino
 
 
+@lru_cache(maxsize=1)
+def _core() -> Any:
+    """Return the process's only Core, which stays until its end.
+
+    Each Core replaces the signal stack of the thread that first uses it, and puts back the former one when it goes. If
+    Cores go in the order in which they came, the last one puts back a stack that was freed, and the next signal ends
+    the process.
+    """
+    return _import_openvino().Core()
+
+
 def openvino_version() -> str:
     """Return the version of OpenVINO. Raises RuntimeUnavailableError."""
     return str(_import_openvino().__version__).split("-")[0]
@@ -57,7 +69,7 @@ def openvino_version() -> str:
 
 def fast_precisions() -> frozenset[Precision]:
     """Return fp32 and the precisions that this processor runs faster. Raises RuntimeUnavailableError."""
-    capabilities = _import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    capabilities = _core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     known = frozenset(CAPABILITIES[name] for name in capabilities if name in CAPABILITIES)
     # OpenVINO reports INT8 on every processor, fast or not.
     return known if has_fast_int8() else known - {"int8"}
@@ -91,7 +103,6 @@ class OpenVinoNetwork:
         self.path = path
         self.precision = precision
         self.reason = ""
-        self._core = _import_openvino().Core()
         rest: Precision = precision
         if precision == "int8":
             rest = "bf16" if "bf16" in fast_precisions() else "fp32"
@@ -102,7 +113,7 @@ class OpenVinoNetwork:
         }
         check_network(path)
         try:
-            self._model = self._core.read_model(graph or path)
+            self._model = _core().read_model(graph or path)
         except Exception as error:  # OpenVINO raises RuntimeError and own exception types
             raise PackError(path.name, f"cannot be opened by OpenVINO: {summarize(error)}") from error
         declared = self._model.inputs[0].partial_shape
@@ -154,7 +165,7 @@ class OpenVinoNetwork:
         """Return OpenVINO's profiling records of one warm run."""
         self._model.reshape(list(batch.shape))
         options = self._options | {"PERF_COUNT": True}
-        request = self._core.compile_model(self._model, "CPU", options).create_infer_request()
+        request = _core().compile_model(self._model, "CPU", options).create_infer_request()
         for _ in range(2):
             request.infer([np.require(batch, self._input_type, ["C", "W"])])
         return list(request.get_profiling_info())
@@ -175,7 +186,7 @@ class OpenVinoNetwork:
             return self._requests[shape]
         try:
             self._model.reshape(list(shape))
-            request = self._core.compile_model(self._model, "CPU", self._options).create_infer_request()
+            request = _core().compile_model(self._model, "CPU", self._options).create_infer_request()
         except Exception as error:
             raise PackError(self.path.name, f"OpenVINO cannot run it on {shape}: {summarize(error)}") from error
         self._requests[shape] = request

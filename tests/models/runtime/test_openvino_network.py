@@ -119,3 +119,19 @@ def test_no_telemetry_is_written_or_sent(tmp_path: Path) -> None:
     environment |= {"HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
     assert not list(tmp_path.rglob("*"))
+
+
+def test_signals_arrive_after_networks_were_closed_in_the_order_of_their_opening() -> None:
+    """OpenVINO replaces the signal stack. A server that has replaced its recognizer must still stop on SIGTERM."""
+    script = (
+        "import gc, signal\nimport numpy as np\nfrom pathlib import Path\n"
+        "from models.runtime.openvino_network import OpenVinoNetwork\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('stopped'))\n"
+        f"networks = [OpenVinoNetwork(Path({str(BUNDLED_PACK / 'recognizer.onnx')!r})) for _ in range(2)]\n"
+        "for network in networks: network.run(np.zeros((1, 3, 112, 112), np.float32))\n"
+        "del network\n"
+        "while networks: networks.pop(0), gc.collect()\n"
+        "signal.raise_signal(signal.SIGTERM)\n"
+    )
+    command = [sys.executable, "-X", "faulthandler", "-c", script]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "stopped\n"
