@@ -39,7 +39,7 @@ from models.errors import RuntimeUnavailableError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
 from models.runtime.cuda import diagnose_cuda, visible_gpus
-from models.runtime.cuda_network import CudaNetwork, CudaOptions, Device
+from models.runtime.cuda_network import CudaNetwork, Device
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import BATCH_BUCKETS, OnnxNetwork
 from models.vision.alignment import align
@@ -49,13 +49,8 @@ from service.index.faiss_structures import builders, exact, similarities_at
 from service.index.protocol import Kind
 
 PLAIN: Final = "fp32"
-CONFIGURATIONS: Final = {
-    PLAIN: CudaOptions(half=False, graphs=False, tensorrt=False),
-    "fp32, graphs": CudaOptions(half=False, tensorrt=False),
-    "fp16": CudaOptions(graphs=False, tensorrt=False),
-    "fp16, graphs": CudaOptions(tensorrt=False),
-    "fp16, TensorRT": CudaOptions(graphs=False),
-}
+CONFIGURATIONS: Final = {PLAIN: False, "fp16": True}
+"""Use of fp16 by name."""
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CLIENTS: Final = (1, 16, 64)
 SIDE_PX: Final = 112
@@ -252,16 +247,13 @@ def _rates(file: Path, shapes: Sequence[tuple[int, ...]], plan: Plan, folder: Pa
     """Return items a second by configuration and shape: medians of interleaved rounds, ratios within a round."""
     opened: dict[str, CudaNetwork] = {}
     left_out: dict[str, str] = {}
-    for name, numbers in CONFIGURATIONS.items():
-        if numbers.tensorrt and importlib.util.find_spec("tensorrt") is None:
-            left_out[name] = "TensorRT is not installed"
-            continue
+    for name, half in CONFIGURATIONS.items():
         try:
-            opened[name] = CudaNetwork(file, shapes, _noise(min(shapes)), folder, plan.device, numbers)
+            opened[name] = CudaNetwork(file, shapes, _noise(min(shapes)), folder, plan.device, half)
         except RuntimeUnavailableError as error:
             left_out[name] = str(error)
         else:
-            if numbers.half and opened[name].file == file:
+            if half and opened[name].file == file:
                 left_out[name] = "its numbers do not fit into fp16"
                 del opened[name]
     rates: dict[str, dict[str, list[float]]] = {name: {str(list(shape)): [] for shape in shapes} for name in opened}

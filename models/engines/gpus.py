@@ -12,7 +12,7 @@ import numpy as np
 
 from models.errors import RuntimeUnavailableError
 from models.runtime.cuda import diagnose_cuda, visible_gpus
-from models.runtime.cuda_network import DEFAULT_OPTIONS, CudaNetwork, CudaOptions, Device
+from models.runtime.cuda_network import CudaNetwork, Device
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import BATCH_BUCKETS, OnnxNetwork, is_gpu_build
 from models.vision.detection import CANVAS_BUCKETS_PX
@@ -59,20 +59,17 @@ def open_on_gpus(spec: NetworkSpec, preference: GpuPreference) -> list[CudaNetwo
     indices = tuple(visible) if preference.indices is None else preference.indices
     if missing := set(indices) - set(visible):
         raise RuntimeUnavailableError(f"GPU {min(missing)} is not visible: there are {len(visible)}, counted from 0")
-    options = CudaOptions(half=preference.half)
-    return [open_on_device(spec, Device("cuda", index), preference.folder, options) for index in indices]
+    return [open_on_device(spec, Device("cuda", index), preference.folder, preference.half) for index in indices]
 
 
-def open_on_device(
-    spec: NetworkSpec, device: Device, folder: Path, options: CudaOptions = DEFAULT_OPTIONS
-) -> CudaNetwork:
+def open_on_device(spec: NetworkSpec, device: Device, folder: Path, half: bool = True) -> CudaNetwork:
     """Open the network on one device.
 
     Raises:
         RuntimeUnavailableError: the device cannot start, its results differ from the CPU, or it left nodes to the CPU.
     """
     shapes = input_shapes(spec)
-    network = CudaNetwork(spec.path, shapes, make_probe(spec, shapes), folder, device, options)
+    network = CudaNetwork(spec.path, shapes, make_probe(spec, shapes), folder, device, half)
     if network.cpu_nodes:
         listed = ", ".join(f"{count} {operator}" for operator, count in sorted(network.cpu_nodes.items()))
         raise RuntimeUnavailableError(f"{spec.path.name}: some nodes ran on the CPU instead of the GPU: {listed}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from models.engines.gpus import GpuPreference, open_on_gpus
 from models.errors import ModelError, RuntimeUnavailableError
 from models.runtime import onnx_runtime, openvino_network
-from models.runtime.cuda import CUDA, TENSORRT
+from models.runtime.cuda import CUDA
 from models.runtime.dynamic_shapes import agrees, make_dynamic
 from models.runtime.network import Engine, Network, Precision
 from models.runtime.onnx_runtime import CPU, OnnxNetwork
@@ -43,7 +43,7 @@ class EnginePreference:
     @property
     def wants_gpu(self) -> bool:
         """Resolved choice between GPU and CPU. A pinned CPU engine wins unless the GPU is requested explicitly."""
-        pinned = self.engine == "openvino" or self.provider not in (None, CUDA, TENSORRT)
+        pinned = self.engine == "openvino" or self.provider not in (None, CUDA)
         return self.gpu.wants_gpu and (self.gpu.device == "gpu" or not pinned)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from models.runtime.onnx_runtime import available_providers, import_onnxruntime
 
 CUDA = "CUDAExecutionProvider"
-TENSORRT = "TensorrtExecutionProvider"
 MAX_NAME_BYTES = 256
 
 

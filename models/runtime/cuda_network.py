@@ -1,14 +1,12 @@
-"""Networks on NVIDIA GPUs with half precision, persistent device buffers and one CUDA graph per shape."""
+"""Networks on NVIDIA GPUs with half precision and persistent device buffers."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from importlib import import_module
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -16,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.errors import RuntimeUnavailableError
-from models.runtime.cuda import CUDA, TENSORRT, diagnose_cuda, preload_cuda_libraries
+from models.runtime.cuda import CUDA, diagnose_cuda, preload_cuda_libraries
 from models.runtime.half_precision import convert_to_fp16
 from models.runtime.network import Engine, Float, Precision, input_type
 from models.runtime.onnx_check import check_network
@@ -25,7 +23,6 @@ from models.runtime.onnx_runtime import NodeProfile, choose_bucket, import_onnxr
 MIN_COSINE: Final = 0.999
 """Required cosine between outputs of the device and of the CPU in fp32."""
 MAX_EXHAUSTIVE_SHAPES: Final = 16
-NO_GRAPH_ID: Final = "-1"
 log = logging.getLogger(__name__)
 
 
@@ -37,23 +34,6 @@ class Device:
     index: int = 0
 
 
-@dataclass(frozen=True)
-class CudaOptions:
-    """Optional features, used where they work: fp16 (``half``), CUDA ``graphs`` and ``tensorrt``."""
-
-    half: bool = True
-    graphs: bool = True
-    tensorrt: bool = True
-
-    @property
-    def captures(self) -> bool:
-        """Use of CUDA graphs. TensorRT captures graphs only for some networks and does not report which."""
-        return self.graphs and not self.tensorrt
-
-
-DEFAULT_OPTIONS: Final = CudaOptions()
-
-
 @dataclass(frozen=True, eq=False)
 class _ShapeBuffers:
     """Bound buffers of one shape. ``staging`` is the host copy of the device buffer ``input``, in its element type."""
@@ -61,20 +41,20 @@ class _ShapeBuffers:
     binding: Any
     input: Any
     staging: NDArray[Any]
-    run_options: Any
 
 
 class CudaNetwork:
     """ONNX network on one GPU, run in prepared shapes; batches are padded to the next prepared size.
 
-    Opening runs every shape, to warm up kernels and capture graphs, and compares the outputs for ``probe`` with the
-    CPU in fp32. If fp16 overflows, fp32 is used. A device with other results is rejected.
+    Opening runs every shape, to warm up kernels, and compares the outputs for ``probe`` with the CPU in fp32. If fp16
+    overflows, fp32 is used. A device with other results is rejected.
 
     Args:
         path: ONNX file.
         shapes: input shapes (n, ...) to prepare.
         probe: (1, ...) float32 input of one of the shapes, in the network's usual range.
-        folder: cache of fp16 networks and TensorRT engines.
+        folder: cache of fp16 networks.
+        half: compute in fp16.
 
     Raises:
         PackError: the file fails :func:`check_network`.
@@ -90,7 +70,7 @@ class CudaNetwork:
         probe: Float,
         folder: Path,
         device: Device = Device(),
-        options: CudaOptions = DEFAULT_OPTIONS,
+        half: bool = True,
     ) -> None:
         self.path = path
         self.reason = ""
@@ -98,8 +78,7 @@ class CudaNetwork:
         self._probe = probe
         self._folder = folder
         self.device = device
-        # onnxruntime stores captured graphs per thread, so one thread runs everything.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{device.kind}-{device.index}")
+        self._lock = threading.Lock()  # The buffers hold one batch at a time.
         self._sizes: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for shape in self._shapes:
             self._sizes[shape[1:]].append(shape[0])
@@ -107,16 +86,12 @@ class CudaNetwork:
         self._inputs: dict[int, Any] = {}
         check_network(path)
         try:
-            self._thread.submit(self._start, options).result()
+            self._start(half)
+        except RuntimeUnavailableError:
+            raise
         except Exception as error:
-            self._thread.shutdown(wait=False)
-            if isinstance(error, RuntimeUnavailableError):
-                raise
             # onnxruntime raises many unrelated types. The caller falls back to the CPU on this one.
             raise RuntimeUnavailableError(f"{path.name} on {device.kind} {device.index}: {error!r}") from error
-        except BaseException:
-            self._thread.shutdown(wait=False)
-            raise
 
     @property
     def providers(self) -> list[str]:
@@ -125,25 +100,25 @@ class CudaNetwork:
 
     def run(self, batch: Float) -> list[Float]:
         """Run a batch; see :meth:`Network.run`."""
-        return self._thread.submit(self._run, batch).result()
+        with self._lock:
+            return self._run(batch)
 
-    def _start(self, options: CudaOptions) -> None:
+    def _start(self, half: bool) -> None:
         if self.device.kind == "cuda":
             preload_cuda_libraries()
         expected = self._run_on_cpu()
         # A network with an fp16 input computes in fp16 already.
-        converts = options.half and self._input_type is np.float32
-        half = convert_to_fp16(self.path, self._folder) if converts else None
+        converted = convert_to_fp16(self.path, self._folder) if half and self._input_type is np.float32 else None
         cosine = 0.0
-        for file in filter(None, (half, self.path)):
-            self.options = self._open_best(file, replace(options, half=file is not self.path))
+        for file in filter(None, (converted, self.path)):
+            self._session = self._open(file)
             cosine = _min_cosine(expected, self._run_eagerly(self._probe))
             if cosine >= MIN_COSINE:
                 break
             log.warning(
                 "%s in %s is not used: its cosine with fp32 on the CPU is %.4f",
                 self.path.name,
-                "fp16" if file == half else "fp32",
+                "fp16" if file == converted else "fp32",
                 cosine,
             )
         else:
@@ -153,9 +128,9 @@ class CudaNetwork:
             )
         self.file = file
         self.cpu_nodes = self._count_cpu_nodes()
-        for number, shape in enumerate(self._shapes, 1):
-            self._buffers[shape] = self._bind(shape, number)
-            self._replay(self._buffers[shape])
+        for shape in self._shapes:
+            self._buffers[shape] = self._bind(shape)
+            self._run_bound(self._buffers[shape])
         self.reason = self.describe()
 
     @property
@@ -165,16 +140,15 @@ class CudaNetwork:
 
     def placement(self, batch: Float) -> dict[str, int]:
         """Run once under the profiler and return the number of nodes that each provider executed."""
-        return self._thread.submit(self._placement, batch).result()
+        return dict(Counter(node.provider for node in self._profiled(batch)))
 
     def describe(self) -> str:
         """Describe device, precision and number of prepared shapes."""
-        graphs = ", CUDA graphs" if self.device.kind == "cuda" and self.options.captures else ""
         device = f"{self.providers[0]} {self.device.index}"
-        return f"on {device} in {self.precision}{graphs}, {len(self._shapes)} shapes prepared"
+        return f"on {device} in {self.precision}, {len(self._shapes)} shapes prepared"
 
     def _run_on_cpu(self) -> list[Float]:
-        session = self._open(self.path, ["CPUExecutionProvider"])
+        session = self._open_with(self.path, ["CPUExecutionProvider"])
         inputs, outputs = session.get_inputs(), session.get_outputs()
         self.input_name: str = inputs[0].name
         self.input_shape: tuple[int | str | None, ...] = tuple(inputs[0].shape)
@@ -183,54 +157,21 @@ class CudaNetwork:
         ran = session.run(self.output_names, {self.input_name: self._probe.astype(self._input_type, copy=False)})
         return [np.asarray(output, np.float32) for output in ran]
 
-    def _open_best(self, file: Path, options: CudaOptions) -> CudaOptions:
-        """Open the session with as many ``options`` as possible and return those in use."""
+    def _open(self, file: Path, options: Any = None) -> Any:
         if self.device.kind == "cpu":
-            self._session = self._open(file, ["CPUExecutionProvider"])
-            return options
-        tensorrt = [options] if options.tensorrt and find_spec("tensorrt") is not None else []
-        plain = replace(options, tensorrt=False)
-        eager = replace(plain, graphs=False)
-        failure: Exception | None = None
-        for candidate in (*tensorrt, plain, eager):
-            try:
-                self._session = self._open(file, self._providers(candidate))
-                return candidate
-            except (RuntimeUnavailableError, ImportError, OSError) as error:  # TensorRT raises the last two
-                log.warning("%s: %s", self.path.name, error)
-                failure = error
-        raise RuntimeUnavailableError(diagnose_cuda() or str(failure))
-
-    def _providers(self, options: CudaOptions) -> list[Any]:
+            return self._open_with(file, ["CPUExecutionProvider"], options)
         cuda = {
             "device_id": self.device.index,
             "arena_extend_strategy": "kSameAsRequested",
             # An exhaustive search over the many shapes of a detector takes minutes.
             "cudnn_conv_algo_search": "EXHAUSTIVE" if len(self._shapes) <= MAX_EXHAUSTIVE_SHAPES else "HEURISTIC",
-            "enable_cuda_graph": int(options.captures),
         }
-        if not options.tensorrt:
-            return [(CUDA, cuda), "CPUExecutionProvider"]
-        import_module("tensorrt")  # loads the libraries that onnxruntime needs
-        engines = str(self._folder / "tensorrt")
-        items = np.array(self._shapes)
-        tensorrt = {
-            "device_id": self.device.index,
-            "trt_fp16_enable": options.half,
-            "trt_engine_cache_enable": True,
-            "trt_engine_cache_path": engines,
-            "trt_timing_cache_enable": True,
-            "trt_timing_cache_path": engines,
-            "trt_profile_min_shapes": self._profile(items.min(0)),
-            "trt_profile_opt_shapes": self._profile(items.max(0)),
-            "trt_profile_max_shapes": self._profile(items.max(0)),
-        }
-        return [(TENSORRT, tensorrt), (CUDA, cuda), "CPUExecutionProvider"]
+        try:
+            return self._open_with(file, [(CUDA, cuda), "CPUExecutionProvider"], options)
+        except RuntimeUnavailableError as error:
+            raise RuntimeUnavailableError(diagnose_cuda() or str(error)) from error
 
-    def _profile(self, shape: Sequence[int]) -> str:
-        return f"{self.input_name}:{'x'.join(str(side) for side in shape)}"
-
-    def _open(self, file: Path, providers: list[Any], options: Any = None) -> Any:
+    def _open_with(self, file: Path, providers: list[Any], options: Any = None) -> Any:
         first = providers[0] if isinstance(providers[0], str) else providers[0][0]
         try:
             session = import_onnxruntime().InferenceSession(
@@ -248,8 +189,8 @@ class CudaNetwork:
         options.log_severity_level = 3
         return options
 
-    def _bind(self, shape: tuple[int, ...], number: int) -> _ShapeBuffers:
-        """Allocate input and outputs of a shape at fixed addresses, as captured graphs require.
+    def _bind(self, shape: tuple[int, ...]) -> _ShapeBuffers:
+        """Allocate input and outputs of a shape on the device.
 
         Shapes with equal numbers of elements share one input buffer, since only one runs at a time.
         """
@@ -263,9 +204,7 @@ class CudaNetwork:
         binding.bind_input(self.input_name, *device, self._input_type, shape, self._inputs[count].data_ptr())
         for name, output in zip(self.output_names, outputs, strict=True):
             binding.bind_ortvalue_output(name, make(output.shape, output.dtype.type, *device))
-        run_options = import_onnxruntime().RunOptions()
-        run_options.add_run_config_entry("gpu_graph_id", str(number))
-        return _ShapeBuffers(binding, self._inputs[count], np.zeros(shape, self._input_type), run_options)
+        return _ShapeBuffers(binding, self._inputs[count], np.zeros(shape, self._input_type))
 
     def _run(self, batch: Float) -> list[Float]:
         sizes = self._sizes.get(batch.shape[1:])
@@ -278,12 +217,12 @@ class CudaNetwork:
             buffers.staging[: len(piece)] = piece
             buffers.staging[len(piece) :] = 0
             padded = len(buffers.staging)
-            pieces.append([output[: len(output) * len(piece) // padded] for output in self._replay(buffers)])
+            pieces.append([output[: len(output) * len(piece) // padded] for output in self._run_bound(buffers)])
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*pieces, strict=True)]
 
-    def _replay(self, buffers: _ShapeBuffers) -> list[Float]:
+    def _run_bound(self, buffers: _ShapeBuffers) -> list[Float]:
         buffers.input.update_inplace(buffers.staging.reshape(-1))
-        self._session.run_with_iobinding(buffers.binding, buffers.run_options)
+        self._session.run_with_iobinding(buffers.binding)
         buffers.binding.synchronize_outputs()
         return [np.asarray(output, np.float32) for output in buffers.binding.copy_outputs_to_cpu()]
 
@@ -291,29 +230,20 @@ class CudaNetwork:
         return [np.asarray(output, np.float32) for output in self._run_uncast(batch)]
 
     def _run_uncast(self, batch: Float) -> list[NDArray[Any]]:
-        """Run without a CUDA graph: the first run of a shape, and unprepared shapes."""
-        run_options = import_onnxruntime().RunOptions()
-        run_options.add_run_config_entry("gpu_graph_id", NO_GRAPH_ID)
         given = batch.astype(self._input_type, copy=False)
-        outputs: list[NDArray[Any]] = self._session.run(self.output_names, {self.input_name: given}, run_options)
+        outputs: list[NDArray[Any]] = self._session.run(self.output_names, {self.input_name: given})
         return outputs
 
     def _count_cpu_nodes(self) -> dict[str, int]:
         """Count nodes by operator that ran off the device. Shape arithmetic is excluded: it belongs on the CPU."""
-        wanted = {"CPUExecutionProvider"} if self.device.kind == "cpu" else {CUDA, TENSORRT}
+        wanted = "CPUExecutionProvider" if self.device.kind == "cpu" else CUDA
         ran = self._profiled(self._probe)
-        return dict(Counter(node.operator for node in ran if node.computes and node.provider not in wanted))
-
-    def _placement(self, batch: Float) -> dict[str, int]:
-        return dict(Counter(node.provider for node in self._profiled(batch)))
+        return dict(Counter(node.operator for node in ran if node.computes and node.provider != wanted))
 
     def _profiled(self, batch: Float) -> list[NodeProfile]:
-        providers = ["CPUExecutionProvider"]
-        if self.device.kind == "cuda":
-            providers = self._providers(replace(self.options, graphs=False))
         options = self._session_options()
         given = batch.astype(self._input_type, copy=False)
-        return profile_nodes(options, lambda: self._open(self.file, providers, options), given)
+        return profile_nodes(options, lambda: self._open(self.file, options), given)
 
 
 def _min_cosine(expected: Sequence[Float], given: Sequence[Float]) -> float:

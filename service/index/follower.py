@@ -150,8 +150,8 @@ class Followers:
         follower.catch_up()
         return follower
 
-    async def when_caught_up(self, gallery: Gallery) -> Follower:
-        """Return the follower after it has applied every write acknowledged before ``gallery`` was read.
+    async def catch_up(self, gallery: Gallery) -> Follower:
+        """Catch up with every write acknowledged before ``gallery`` was read, and return the follower.
 
         Requests that wait hold no thread, so a slow load delays no other gallery. A catch-up that begins after a
         request has arrived applies all that it needs (single-flight).

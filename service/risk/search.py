@@ -120,13 +120,13 @@ class GallerySearch:
     async def caught_up(self, gallery: Gallery) -> Follower:
         """Return the gallery's follower after it has applied all earlier writes, so that a search is short.
 
-        Raises as `Followers.when_caught_up`.
+        Raises as `Followers.catch_up`.
         """
         follower = self._followers.of(gallery)
         if follower.is_at(gallery.version):
             return follower
         with self._metrics.stage("follow"):
-            return await self._followers.when_caught_up(gallery)
+            return await self._followers.catch_up(gallery)
 
     def _identify(
         self,

@@ -65,7 +65,7 @@ class ProbeResult:
 
 
 async def identify(
-    backend: Backend, found: Gallery, body: IdentifyIn, caller: Caller
+    backend: Backend, gallery: Gallery, body: IdentifyIn, caller: Caller
 ) -> tuple[ServedRecognizer, list[ProbeResult]]:
     """Identify the photos and embeddings of ``body``, and record the decisions.
 
@@ -73,22 +73,22 @@ async def identify(
         ForbiddenError: embeddings or a chosen risk, and the caller lacks the scope vectors.
         As search_gallery, and for a single photo its own error.
     """
-    served = backend.faces.recognizers.for_gallery(found)
-    target = body.risk.target("fpir") if body.risk else found.settings.risk
+    served = backend.faces.recognizers.for_gallery(gallery)
+    target = body.risk.target("fpir") if body.risk else gallery.settings.risk
     if body.embeddings:
         caller.check_vectors("embeddings")
-    if target != found.settings.risk:
+    if target != gallery.settings.risk:
         caller.check_vectors("risks other than the gallery's")
     if body.recognizer is not None or body.embeddings:
-        check_recognizer(found, body.recognizer)
+        check_recognizer(gallery, body.recognizer)
     among = None
     if body.filter is not None:
         subject_filter = SubjectFilter(tuple(body.filter.tags), tuple(body.filter.metadata.items()))
-        among = await backend.run(backend.galleries.store.subjects.matching_pks, found, subject_filter)
+        among = await backend.run(backend.galleries.store.subjects.matching_pks, gallery, subject_filter)
 
     shadow = None
-    if found.other is not None and found.other.state == "shadow":
-        shadow = backend.faces.recognizers.get(found.other.fingerprint)
+    if gallery.other is not None and gallery.other.state == "shadow":
+        shadow = backend.faces.recognizers.get(gallery.other.fingerprint)
 
     detail = body.detail or backend.settings.detail
 
@@ -96,14 +96,14 @@ async def identify(
         return await backend.faces.photos.embed(payload, served, shadow, detail, body.faces == "largest")
 
     photos = await process_photos(backend, body.photos, embed) if body.photos else []
-    quality_gate = found.settings.quality_gate if body.check_quality else None
-    items = [*_photo_items(found, photos, quality_gate), *_embedding_items(found, body.embeddings, served)]
+    quality_gate = gallery.settings.quality_gate if body.check_quality else None
+    items = [*_photo_items(gallery, photos, quality_gate), *_embedding_items(gallery, body.embeddings, served)]
     searched = [item for item in items if item.vector is not None]
     if searched:
         if photos:
-            found = _at_current_version(found, await backend.find_gallery(found.name))
+            gallery = _at_current_version(gallery, await backend.find_gallery(gallery.name))
         probes = np.stack([item.vector for item in searched if item.vector is not None])
-        results, names = await search_gallery(backend, found, probes, target, body.top_k, among)
+        results, names = await search_gallery(backend, gallery, probes, target, body.top_k, among)
         for item, result in zip(searched, results, strict=True):
             item.found = result
             shown = result if caller.sees_vectors else result.coarse()
@@ -111,12 +111,12 @@ async def identify(
         _observe_similarities(backend, served, searched)
         if shadow is not None:
             answered = [AnsweredFace(item.face, item.found) for item in searched if item.face and item.found]
-            backend.galleries.shadow.observe(found, answered, target, among)
-    events = _events(found, items)
-    await backend.operations.audit.searched(found, [item.document for item in items], events)
+            backend.galleries.shadow.observe(gallery, answered, target, among)
+    events = _events(gallery, items)
+    await backend.operations.audit.searched(gallery, [item.document for item in items], events)
     if events:
         backend.operations.webhooks.delivery.wake()
-    backend.galleries.watches.of(found.pk, found.name, found.fingerprint).add(_decisions(items))
+    backend.galleries.watches.of(gallery.pk, gallery.name, gallery.fingerprint).add(_decisions(items))
     return served, items
 
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, load, save
 from models.errors import PackError, RuntimeUnavailableError
 from models.pack.manifest import ModelPack
 from models.runtime.cuda import CUDA, diagnose_cuda, visible_gpus
-from models.runtime.cuda_network import DEFAULT_OPTIONS, CudaNetwork, CudaOptions, Device
+from models.runtime.cuda_network import CudaNetwork, Device
 from models.runtime.half_precision import convert_to_fp16
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import OnnxNetwork, available_providers, profile_nodes
@@ -27,10 +27,10 @@ def recognizer_on(
     pack: ModelPack,
     folder: Path,
     sizes: Sequence[int] = (1, 2, 4),
-    numbers: CudaOptions = DEFAULT_OPTIONS,
+    half: bool = True,
 ) -> CudaNetwork:
     probe = np.random.default_rng(1).uniform(-1, 1, (1, *CROP)).astype(np.float32)
-    return CudaNetwork(pack.recognition.path, [(n, *CROP) for n in sizes], probe, folder, HERE, numbers)
+    return CudaNetwork(pack.recognition.path, [(n, *CROP) for n in sizes], probe, folder, HERE, half)
 
 
 def cosines(a: Float, b: Float) -> Float:
@@ -57,7 +57,7 @@ def test_half_precision_halves_the_weights_and_keeps_the_interface(pack: ModelPa
     assert {t.data_type for t in made.graph.initializer if len(t.dims) > 1} <= {TensorProto.FLOAT16, TensorProto.INT64}
     ends = [*made.graph.input, *made.graph.output]
     assert {end.type.tensor_type.elem_type for end in ends} == {TensorProto.FLOAT}
-    assert recognizer_on(pack, tmp_path, numbers=CudaOptions(half=False)).file == pack.recognition.path
+    assert recognizer_on(pack, tmp_path, half=False).file == pack.recognition.path
 
 
 def test_half_precision_is_cached(pack: ModelPack, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_networks_that_overflow_fp16_run_in_fp32(tmp_path: Path, caplog: pytest.
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "x.onnx")
     network = CudaNetwork(tmp_path / "x.onnx", [(1, 2)], np.ones((1, 2), np.float32), tmp_path / "made", HERE)
     assert network.file == tmp_path / "x.onnx"
-    assert not network.options.half, "TensorRT would convert to fp16 again"
+    assert network.precision == "fp32"
     assert "fp16 is not used" in caplog.text
     assert np.allclose(network.run(np.array([[3, 5]], np.float32))[0], [[3, 5]])
 
@@ -168,33 +168,6 @@ def test_all_device_failures_raise_one_error_type(pack: ModelPack, tmp_path: Pat
         CudaNetwork(pack.recognition.path, [(1, *CROP)], probe, tmp_path / "file", HERE)
     with pytest.raises(RuntimeUnavailableError, match="InvalidArgument"):
         CudaNetwork(pack.recognition.path, [(1, 3, 56, 56)], np.zeros((1, 3, 56, 56), np.float32), tmp_path, HERE)
-
-
-def test_a_broken_tensorrt_falls_back_to_cuda(pack: ModelPack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tensorrt.py").write_text("raise ImportError('libnvinfer is missing')")
-    monkeypatch.syspath_prepend(tmp_path)
-    network = recognizer_on(pack, tmp_path)
-    tried: list[str] = []
-
-    def opened(file: Path, providers: list[tuple[str, object]]) -> object:
-        tried.append(providers[0][0])
-        return network._session
-
-    monkeypatch.setattr(network, "_open", opened)
-    network.device = Device("cuda")
-    assert network._open_best(pack.recognition.path, DEFAULT_OPTIONS) == CudaOptions(tensorrt=False)
-    assert tried == [CUDA]
-
-
-def test_cuda_graphs_are_reported_only_without_tensorrt(pack: ModelPack, tmp_path: Path) -> None:
-    assert CudaOptions(tensorrt=False).captures
-    assert not CudaOptions(tensorrt=True).captures
-    assert not CudaOptions(graphs=False, tensorrt=False).captures
-    network = recognizer_on(pack, tmp_path)
-    network.device = Device("cuda")
-    assert "graphs" not in network.describe()
-    network.options = CudaOptions(tensorrt=False)
-    assert "CUDA graphs" in network.describe()
 
 
 def test_an_invalid_file_is_rejected(tmp_path: Path) -> None:

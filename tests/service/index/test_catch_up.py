@@ -126,22 +126,22 @@ def test_requests_that_come_meanwhile_are_served_by_the_next_catching_up() -> No
     async def ask() -> None:
         replica = Counted()
         with closing(Followers(lambda _: replica, max_waiting=QUEUE)) as followers:
-            first = asyncio.create_task(followers.when_caught_up(gallery))
+            first = asyncio.create_task(followers.catch_up(gallery))
             while not replica.began:
                 await asyncio.sleep(0.01)
             # Later searches must see writes made after the first one began.
-            later = [asyncio.create_task(followers.when_caught_up(gallery)) for _ in range(QUEUE - 1)]
+            later = [asyncio.create_task(followers.catch_up(gallery)) for _ in range(QUEUE - 1)]
             await asyncio.sleep(0.05)
             assert replica.began == 1 and not first.done()
             replica.go.set()
             await asyncio.gather(first, *later)
             assert replica.began == 2 and followers.of(gallery).loaded
             replica.failing = True
-            failing = [followers.when_caught_up(gallery) for _ in range(2)]
+            failing = [followers.catch_up(gallery) for _ in range(2)]
             told = await asyncio.gather(*failing, return_exceptions=True)
             assert [type(error) for error in told] == [StorageError] * 2
             replica.failing = False
-            await followers.when_caught_up(gallery)
+            await followers.catch_up(gallery)
             assert replica.began == 5
 
     asyncio.run(ask())
