@@ -261,29 +261,25 @@ def test_a_whole_student_learns_and_goes_on_as_if_it_had_not_been_cut_off(
     def run(output: Path, workers: int = 0) -> list[dict[str, float]]:
         torch.manual_seed(0)
         output.mkdir(exist_ok=True)
-        fit = JointFit(30, 4, save_steps=10, workers=workers, compiled=False)
+        fit = JointFit(20, 4, save_steps=10, workers=workers, compiled=False)
         fit_student(BottleneckNet(16), teacher, portraits, portraits, fit, output, seed=0)
         return [json.loads(line) for line in (output / "joint.jsonl").read_text().splitlines()]
 
     def fail(path: Path, row: dict[str, float]) -> None:
         append_json(path, row)
-        if row["step"] == 20:
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
-    rows = run(tmp_path / "whole")
-    assert [row["step"] for row in rows] == [10, 20, 30]
+    rows = run(tmp_path / "whole", workers=2)
+    assert [row["step"] for row in rows] == [10, 20]
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.05
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("training.imitation.joint.append_json", fail)
         run(tmp_path / "cut")
     again = run(tmp_path / "cut")
-    assert [row["step"] for row in again] == [10, 20, 30]
+    assert [row["step"] for row in again] == [10, 20]
     one, other = (load_ema_weights(tmp_path / name / CHECKPOINT) for name in ("whole", "cut"))
     torch.testing.assert_close(one, other)
     assert run(tmp_path / "whole") == rows  # a finished run is left as it is
-    assert [row["loss"] for row in run(tmp_path / "workers", 2)] == pytest.approx(
-        [row["loss"] for row in rows], rel=0.01
-    )
 
 
 def test_a_student_imitates_the_published_network(reference: Path, data: Path, tmp_path: Path) -> None:
