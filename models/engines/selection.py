@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from models.engines.gpus import GpuPreference, open_on_gpus
 from models.errors import ModelError, RuntimeUnavailableError
@@ -45,6 +46,35 @@ class EnginePreference:
         """Resolved choice between GPU and CPU. A pinned CPU engine wins unless the GPU is requested explicitly."""
         pinned = self.engine == "openvino" or self.provider not in (None, CUDA)
         return self.gpu.wants_gpu and (self.gpu.device == "gpu" or not pinned)
+
+
+CpuNetwork = OpenVinoNetwork | OnnxNetwork
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Runtime on CPUs. ``open``: opens a file, or the graph made from it, in a precision."""
+
+    is_installed: Callable[[], bool]
+    fast_precisions: Callable[[], AbstractSet[Precision]]
+    open: Callable[[Path, Precision, EnginePreference, bytes | None], CpuNetwork]
+
+
+RUNTIMES: Final[Mapping[Engine, Runtime]] = {
+    "openvino": Runtime(
+        openvino_network.is_installed,
+        openvino_network.fast_precisions,
+        lambda path, precision, wanted, graph: OpenVinoNetwork(path, precision, wanted.threads, graph),
+    ),
+    "onnxruntime": Runtime(
+        onnx_runtime.is_installed,
+        onnx_runtime.fast_precisions,
+        lambda path, precision, wanted, graph: OnnxNetwork(
+            path, wanted.provider or CPU, wanted.threads, precision, graph
+        ),
+    ),
+}
+"""Runtimes, preferred first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,29 +158,19 @@ def open_with_engine(spec: NetworkSpec, choice: EngineChoice, preference: Engine
     """
     variant = next((v for v in spec.variants if v.precision == choice.precision), None)
     path = spec.path if variant is None or variant.path is None else variant.path
-    network = _open(path, choice, preference)
+    network = RUNTIMES[choice.engine].open(path, choice.precision, preference, None)
     network.reason = choice.reason
     if isinstance(spec, DetectionSpec) and network.is_static:
         return _open_dynamic(network, choice, preference)
     return network
 
 
-def _open(
-    path: Path, choice: EngineChoice, preference: EnginePreference, graph: bytes | None = None
-) -> OpenVinoNetwork | OnnxNetwork:
-    if choice.engine == "openvino":
-        return OpenVinoNetwork(path, choice.precision, preference.threads, graph)
-    return OnnxNetwork(path, preference.provider or CPU, preference.threads, choice.precision, graph)
-
-
-def _open_dynamic(
-    static: OpenVinoNetwork | OnnxNetwork, choice: EngineChoice, preference: EnginePreference
-) -> OpenVinoNetwork | OnnxNetwork:
+def _open_dynamic(static: CpuNetwork, choice: EngineChoice, preference: EnginePreference) -> CpuNetwork:
     """Return the network for batches and canvases of any size if it equals the original, else the original."""
     try:
         if (graph := make_dynamic(static.path)) is None:
             return static
-        dynamic = _open(static.path, choice, preference, graph)
+        dynamic = RUNTIMES[choice.engine].open(static.path, choice.precision, preference, graph)
         equal = agrees(static, dynamic)
     except Exception as error:  # runtimes raise many unrelated types for shapes that do not fit
         log.info("%s keeps its fixed shape: %s", static.path.name, error)
@@ -164,15 +184,16 @@ def _open_dynamic(
 
 def available_precisions(only: Engine | None = None) -> PrecisionsByEngine:
     """Return the precisions of the installed engines, or of one engine. Raises RuntimeUnavailableError."""
-    available: dict[Engine, AbstractSet[Precision]] = {}
-    if only != "onnxruntime" and openvino_network.is_installed():
-        available["openvino"] = openvino_network.fast_precisions()
-    if only != "openvino" and onnx_runtime.is_installed():
-        precisions: set[Precision] = {"fp32", "int8"} if onnx_runtime.has_fast_int8() else {"fp32"}
-        available["onnxruntime"] = precisions
+    available = {
+        name: runtime.fast_precisions()
+        for name, runtime in RUNTIMES.items()
+        if only in (None, name) and runtime.is_installed()
+    }
     if not available:
-        missing = "neither openvino nor onnxruntime is" if only is None else f"{only} is not"
-        raise RuntimeUnavailableError(f"{missing} installed: install the distribution with its 'cpu' or 'gpu' extra")
+        missing = only or " or ".join(RUNTIMES)
+        raise RuntimeUnavailableError(
+            f"{missing} is not installed: install the distribution with its 'cpu' or 'gpu' extra"
+        )
     return available
 
 

@@ -80,6 +80,11 @@ def has_fast_int8() -> bool:
     return not INT8_CPU_FLAGS.isdisjoint(flags)
 
 
+def fast_precisions() -> frozenset[Precision]:
+    """Return fp32, and INT8 where the processor runs it faster."""
+    return frozenset({"fp32", "int8"}) if has_fast_int8() else frozenset({"fp32"})
+
+
 def available_providers() -> list[str]:
     """Return the installed providers, which may still fail to start. Raises RuntimeUnavailableError."""
     return list(import_onnxruntime().get_available_providers())
