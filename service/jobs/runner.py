@@ -12,11 +12,10 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 from service.core.actor import Actor, acting_as, run_in_thread
 from service.core.clock import Clock
@@ -28,6 +27,7 @@ from service.core.errors import (
     KithError,
     StorageError,
 )
+from service.core.periodic import PeriodicTask
 from service.domain.gallery import Gallery
 from service.storage.repositories.job_records import ItemOutcome, Job, LeaseLostError
 from service.storage.repositories.jobs import FINISHED, DoneItems, JobStore
@@ -129,8 +129,8 @@ class JobKind:
     tidy: Callable[[JobStore], None] = lambda store: None
 
 
-class Runner:
-    """Runner of queued jobs of the given kinds; use as an async context manager. Leaving it releases the jobs."""
+class Runner(PeriodicTask):
+    """Runner of queued jobs of the given kinds. Leaving it releases the jobs."""
 
     def __init__(
         self,
@@ -142,11 +142,12 @@ class Runner:
         retention_days: float = RETENTION_DAYS,
         clock: Clock | None = None,
     ) -> None:
+        super().__init__(poll_s, "polling for jobs failed", log)
         self.store = store
+        self._tidied_s = -TIDY_INTERVAL_S
         self._kinds = kinds
         self._max_jobs = max_jobs
         self._lease_s = lease_s
-        self._poll_s = poll_s
         self._retention_days = retention_days
         self._clock = Clock() if clock is None else clock
         self._process = f"{_machine() or 'unknown'}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
@@ -154,23 +155,15 @@ class Runner:
         self._threads = ThreadPoolExecutor(3 * max_jobs + 1, thread_name_prefix="jobs")
         self._contexts: set[JobContext] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._wake = asyncio.Event()
-        self._stopping = False
-        self._worker: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._worker = asyncio.create_task(self._work())
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stopping = True
-        self._wake.set()
         for context in self._contexts:
             context.stop()
-        if self._worker is not None:
-            await self._worker
+        await super().__aexit__(kind, error, trace)
+
+    async def _close(self) -> None:
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=STOP_S)
             for task in late:
@@ -182,10 +175,6 @@ class Runner:
         """Queue a job; blocks. Raises GalleryNotFoundError."""
         return self.store.create(gallery, kind, parameters, job_id)
 
-    def wake(self) -> None:
-        """Poll for jobs now."""
-        self._wake.set()
-
     def cancel(self, job_id: str) -> Job:
         """Cancel a job as :meth:`JobStore.cancel`; blocks."""
         job = self.store.cancel(job_id)
@@ -193,17 +182,14 @@ class Runner:
             self._discard(job)
         return job
 
-    async def _work(self) -> None:
-        tidied = -TIDY_INTERVAL_S
-        while not self._stopping:
-            self._wake.clear()
-            if time.monotonic() - tidied > TIDY_INTERVAL_S:
-                tidied = time.monotonic()
-                await self._in_thread(self._tidy)
-            job = await self._in_thread(self._claim) if len(self._tasks) < self._max_jobs else None
+    async def _look(self) -> None:
+        if time.monotonic() - self._tidied_s > TIDY_INTERVAL_S:
+            self._tidied_s = time.monotonic()
+            await self._in_thread(self._tidy)
+        while len(self._tasks) < self._max_jobs and not self._stopping:
+            job = await self._in_thread(self.store.claim, self._process, self._lease_s, self._is_ready, has_ended)
             if job is None:
-                await self._wait()
-                continue
+                return
             task = asyncio.create_task(self._run(job))
             self._tasks.add(task)
             task.add_done_callback(self._ended)
@@ -211,17 +197,6 @@ class Runner:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._wake.set()
-
-    async def _wait(self) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), self._poll_s)
-
-    def _claim(self) -> Job | None:
-        try:
-            return self.store.claim(self._process, self._lease_s, self._is_ready, has_ended)
-        except StorageError as error:
-            log.warning("polling for jobs failed: %s", error.detail)
-            return None
 
     def _is_ready(self, job: Job) -> bool:
         # This process still runs a job whose lease expired while the database was away.

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Final, Self
 
 from service.core.clock import Clock
 from service.core.errors import ClockSteppedError, KithError, MasterKeyError
+from service.core.periodic import PeriodicTask
 from service.domain.gallery import Gallery
 from service.storage.db.engine import Database
 from service.storage.privacy.retention import Retention
@@ -27,8 +27,8 @@ CHECK_INTERVAL_S: Final = 30.0
 log = logging.getLogger(__name__)
 
 
-class Housekeeping:
-    """Housekeeping task; use as an async context manager.
+class Housekeeping(PeriodicTask):
+    """Housekeeping task.
 
     ``answers_days``: retention of answers to idempotent requests. ``changed``: called with each gallery that lost
     templates.
@@ -44,12 +44,12 @@ class Housekeeping:
         clock: Clock | None = None,
         check_interval_s: float = CHECK_INTERVAL_S,
     ) -> None:
+        super().__init__(check_interval_s, "housekeeping failed", log)
         self._database = database
         self._store = store
         self._answers_days = answers_days
         self._changed = changed
         self._clock = Clock() if clock is None else clock
-        self._check_interval_s = check_interval_s
         self._retention = retention
         self._name = uuid.uuid4().hex
         self._next_s: float | None = None
@@ -58,20 +58,12 @@ class Housekeeping:
         """Reason why retention is paused."""
         self._took_turn = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="housekeeping")
-        self._stop = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._database.create_reserve)
-        self._task = asyncio.create_task(self._work())
-        return self
+        return await super().__aenter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        if self._task is not None:
-            await self._task
+    async def _close(self) -> None:
         if self._took_turn:
             with suppress(KithError):  # otherwise the turn expires
                 await asyncio.get_running_loop().run_in_executor(
@@ -79,11 +71,8 @@ class Housekeeping:
                 )
         self._thread.shutdown()
 
-    async def _work(self) -> None:
-        while not self._stop.is_set():
-            await asyncio.get_running_loop().run_in_executor(self._thread, self.look)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), self._check_interval_s)
+    async def _look(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.look)
 
     def look(self) -> None:
         """Do one round of housekeeping; blocks. Never raises: the next round retries."""
@@ -122,7 +111,7 @@ class Housekeeping:
         if not self._retention.lease.acquire(self._name, now, 1.5 * SWEEP_INTERVAL):
             return
         self._took_turn = True
-        swept = self._retention.sweep(now, self._answers_days, self._stop.is_set)
+        swept = self._retention.sweep(now, self._answers_days, lambda: self._stopping)
         for pk, error in swept.failed:
             log.warning("retention of the gallery with key %d failed: %s", pk, error.detail)
         for gallery, due in swept.held:

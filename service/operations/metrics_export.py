@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
+from kith.wire.common import IdentifyOutcome
 from models.runtime.network import Network
-from service.domain.outcomes import IdentifyOutcome
 from service.inference.batcher import Batcher
 from service.observability.metrics import Metrics, ScrapeSeries
 from service.operations.status import RecentState, ServiceState

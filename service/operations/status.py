@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from kith.wire.common import JobState
 from service.core.errors import KithError, StorageError
 from service.core.single_flight import SingleFlight
-from service.domain.gallery import GalleryCounts, JobState
+from service.domain.gallery import GalleryCounts
 from service.index.follower import Followers
 from service.operations.readiness import Readiness
 from service.risk.drift import Watches

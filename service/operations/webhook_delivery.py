@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from types import TracebackType
-from typing import Final, Self, TypeVar, TypeVarTuple
+from typing import Final, TypeVar, TypeVarTuple
 
 from service.core.actor import run_in_thread
 from service.core.errors import KithError, WebhookRefusedError
+from service.core.periodic import PeriodicTask
 from service.domain.events import is_refusal, next_attempt
 from service.security.outbound_http import TRANSPORT_ERRORS, NotConnectedError, OutboundHttp, TargetRefusedError
 from service.security.sealing import ENCODER
@@ -99,8 +99,8 @@ class WebhookSender:
         return await self.send(webhook, uuid.uuid4().hex, ENCODER.encode(event).encode())
 
 
-class WebhookDelivery:
-    """Background delivery; use as an async context manager."""
+class WebhookDelivery(PeriodicTask):
+    """Delivery of events to webhooks in the background."""
 
     def __init__(
         self,
@@ -110,10 +110,10 @@ class WebhookDelivery:
         poll_s: float = POLL_S,
         lease_s: float = LEASE_S,
     ) -> None:
+        super().__init__(poll_s, "webhooks wait", log)
         self._store = store
         self._lease = lease
         self._sender = sender
-        self._poll_s = poll_s
         self._lease_s = lease_s
         self._owner = uuid.uuid4().hex
         self._leased_until_s = 0.0
@@ -121,21 +121,8 @@ class WebhookDelivery:
         self._swept_s = time.monotonic()
         self._streams: dict[Stream, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="webhooks")
-        self._wake = asyncio.Event()
-        self._stopping = False
-        self._worker: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Self:
-        self._worker = asyncio.create_task(self._work())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stopping = True
-        self._wake.set()
-        if self._worker is not None:
-            await self._worker
+    async def _close(self) -> None:
         for task in self._streams.values():
             task.cancel()  # an interrupted attempt is repeated, by any process
         await asyncio.gather(*self._streams.values(), return_exceptions=True)
@@ -143,22 +130,6 @@ class WebhookDelivery:
             with suppress(KithError):  # otherwise the lease expires
                 await self._in_thread(self._lease.release, self._owner)
         self._threads.shutdown()
-
-    def wake(self) -> None:
-        """Look for due deliveries now."""
-        self._wake.set()
-
-    async def _work(self) -> None:
-        while not self._stopping:
-            self._wake.clear()
-            try:
-                await self._look()
-            except KithError as error:
-                log.warning("webhooks wait: %s", error.detail)
-            except Exception:
-                log.exception("webhooks wait")
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._poll_s)
 
     async def _look(self) -> None:
         # Reads first: without events, nothing is written, not even a lease.
@@ -206,7 +177,7 @@ class WebhookDelivery:
                 await self._in_thread(self._store.record, attempts)
             except KithError as error:
                 log.warning("results of webhook %s are not recorded: %s", webhook.id, error.detail)
-                await asyncio.sleep(0 if self._stopping else self._poll_s)
+                await asyncio.sleep(0 if self._stopping else self._interval_s)
 
     async def _attempt(self, webhook: Webhook, delivery: DueDelivery) -> Attempt:
         count = delivery.attempts + 1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
-from service.core.errors import GalleryNotFoundError, KithError
+from kith.wire.common import DriftState
+from service.core.errors import GalleryNotFoundError
+from service.core.periodic import PeriodicTask
 from service.domain.events import Event
-from service.risk.drift import Drift, DriftState, Watches
+from service.risk.drift import Drift, Watches
 from service.storage.audit.log import record_entries
 from service.storage.repositories.store import Store
 
@@ -19,40 +19,18 @@ REPORTED: Final[frozenset[DriftState]] = frozenset({"watch", "drifted"})
 log = logging.getLogger(__name__)
 
 
-class DriftReports:
-    """Task that compares the drift of all watches with the last report; use as an async context manager."""
+class DriftReports(PeriodicTask):
+    """Task that compares the drift of all watches with the last report."""
 
     def __init__(self, store: Store, watches: Watches, interval_s: float = INTERVAL_S) -> None:
+        super().__init__(interval_s, "drift is not reported", log)
         self._store = store
         self._watches = watches
-        self._interval_s = interval_s
         self._reported: dict[int, DriftState] = {}
         """Last reported state by gallery key; a gallery without an entry has no drift."""
-        self._stop = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._work())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        if self._task is not None:
-            await self._task
-
-    async def _work(self) -> None:
-        while not self._stop.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), self._interval_s)
-                return
-            try:
-                await asyncio.to_thread(self.look)
-            except KithError as error:
-                log.warning("drift is not reported: %s", error.detail)
-            except Exception:
-                log.exception("drift is not reported")
+    async def _look(self) -> None:
+        await asyncio.to_thread(self.look)
 
     def look(self) -> None:
         """Report all changes since the last call; blocks. Raises StorageError, MasterKeyError."""

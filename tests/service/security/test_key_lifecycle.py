@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from kith import Kith, KithClientError
+from kith.wire.common import Scope
 from kith.wire.keys import KeysOut
 from service.builders import has_keys
 from service.cli.main import app
@@ -27,7 +28,7 @@ from service.core.errors import KeyEndedError, KeyNotFoundError, KithError, Sett
 from service.operations.gallery_check import open_check
 from service.operations.key_usage import KeyUses
 from service.schemas.keys import KeyIn
-from service.security.api_keys import EVERYTHING, Keyring, Rights, Scope
+from service.security.api_keys import EVERYTHING, Keyring, Rights
 from service.server import embedded
 from service.settings import Settings, load_settings
 from service.storage.db.engine import Database
@@ -318,14 +319,20 @@ def test_key_usage_is_recorded_after_the_response(tmp_path: Path) -> None:
         assert used >= made.created_at
 
 
-def test_a_failing_write_of_key_usage_affects_no_request(tmp_path: Path) -> None:
+def test_a_failing_write_of_key_usage_affects_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     database = open_database(f"sqlite:///{tmp_path / 'k.db'}")
     uses = KeyUses(KeyStore(database))
     uses.note("0" * 12, datetime.now(UTC))
     database.close()
     with sa.create_engine(f"sqlite:///{tmp_path / 'k.db'}").begin() as connection:
         connection.execute(sa.text("DROP TABLE api_keys"))
-    asyncio.run(uses.flush())
+
+    async def write() -> None:
+        async with uses:
+            pass
+
+    asyncio.run(write())
+    assert "writing the last use of keys failed" in caplog.text
 
 
 def test_the_first_key_ends_anonymous_access(tmp_path: Path) -> None:
