@@ -30,11 +30,11 @@ import numpy as np
 from bench.load import HOST, multipart
 from kith import Kith, KithClientError
 from kith.options import ArchiveOptions
+from kith.wire.common import Scope
 from kith.wire.identification import IdentityOut
 from kith.wire.subjects import EnrollOut
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.security.api_keys import Scope
 
 PEOPLE: Final = "people"
 BULK: Final = "bulk-"

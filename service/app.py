@@ -14,6 +14,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.telemetry import TelemetryConfig
 from pydantic.alias_generators import to_camel
 
+from kith.wire.common import VerifyOutcome
 from service.api.compreface.mount import mount_compreface
 from service.api.http.deadlines import Deadlines
 from service.api.http.gate import Gate, RefusalPacing
@@ -41,7 +42,6 @@ from service.api.routes import (
 )
 from service.builders import keep_nothing
 from service.core.error_catalog import all_errors
-from service.domain.outcomes import VerifyOutcome
 from service.observability.metrics import Metrics
 from service.security.addresses import is_loopback
 from service.settings import Settings

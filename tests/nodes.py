@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from kith.wire.common import Fusion
 from models.runtime.network import Float
-from service.domain.fusion import Fusion
 from service.domain.gallery import NewTemplate, SubjectFilter
 from service.index.follower import Follower, Followers
 from service.index.milvus import MilvusOptions

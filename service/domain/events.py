@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-EventType = Literal["decision", "enrollment", "threshold_moved", "drift", "job_finished"]
-DeliveryState = Literal["pending", "delivered", "dead"]
+from kith.wire.common import EventType
+
 FIRST_RETRY: Final = timedelta(seconds=2)
 RETRY_FACTOR: Final = 3
 LONGEST_RETRY: Final = timedelta(hours=1)

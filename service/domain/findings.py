@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, get_args
 
+from kith.wire.common import HygieneKind
 from models.risk.miss_rate import MissRate
 
-HygieneKind = Literal["duplicate_subjects", "mislabeled_template", "inconsistent_subject", "lookalikes"]
-KINDS: Final[tuple[HygieneKind, ...]] = (
-    "duplicate_subjects",
-    "mislabeled_template",
-    "inconsistent_subject",
-    "lookalikes",
-)
+KINDS: Final[tuple[HygieneKind, ...]] = get_args(HygieneKind)
 """Kinds in the order of the report."""
 
 

@@ -15,9 +15,9 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kith.wire.common import Fusion
 from models.runtime.network import Float
 
-Fusion = Literal["max", "mean_top_k", "centroid", "quality_weighted"]
 VectorFusion = Literal["centroid", "quality_weighted"]
 VECTOR_FUSIONS: Final[tuple[VectorFusion, ...]] = ("centroid", "quality_weighted")
 TOP_K: Final = 3

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kith.wire.common import Fusion, IndexSetting, LivenessSetting, TemplateKind
 from models.risk.impostor_evidence import ImpostorEvidence
 from models.runtime.network import Float
 from models.vision.quality_gate import QualityGate
 from service.core.errors import GalleryMovedError
 from service.domain.events import EventFilter
-from service.domain.fusion import DEFAULT_FUSION, Fusion
+from service.domain.fusion import DEFAULT_FUSION
 from service.domain.outcomes import REVIEW_FACTOR, RiskTarget
 
 if TYPE_CHECKING:
@@ -24,12 +25,7 @@ if TYPE_CHECKING:
 Keys = NDArray[np.int64]
 """Primary keys of templates or subjects, (n,)."""
 DEFAULT_RISK: Final = RiskTarget("fpir", 0.01)
-TemplateKind = Literal["photo", "embedding"]
 SUBJECT_ID_PATTERN: Final = r"^[^/\\]{1,128}$"
-IndexSetting = Literal["auto", "exact", "compact", "graph"]
-LivenessSetting = Literal["off", "required"]
-ErasedKind = Literal["subject", "template", "gallery"]
-JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 DEFAULT_RECALL: Final = 0.999
 
 

@@ -6,10 +6,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 RejectionOutcome = Literal["rejected_quality", "rejected_liveness"]
-IdentifyOutcome = Literal["identified", "uncertain", "unknown", "no_face", "rejected_quality", "rejected_liveness"]
-VerifyOutcome = Literal["same", "uncertain", "different", "no_face", "rejected_quality", "rejected_liveness"]
-CalibrationSource = Literal["pack", "gallery", "both"]
-FaceChoice = Literal["only", "largest"]
 
 REVIEW_FACTOR: Final = 10.0
 """Review risk as a multiple of the target risk. Between the two, the outcome is 'uncertain'."""

@@ -11,9 +11,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from kith.wire.common import Fusion
 from models.runtime.network import Float
 from service.core.errors import GalleryNotFoundError, IndexUnavailableError, KithError
-from service.domain.fusion import TOP_K, Fusion, fuse_similarities, subject_vectors
+from service.domain.fusion import TOP_K, fuse_similarities, subject_vectors
 from service.domain.gallery import Gallery, Hit, Keys, Snapshot
 from service.index.milvus import (
     MAX_RESULTS,

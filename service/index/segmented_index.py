@@ -11,8 +11,9 @@ from typing import Final
 
 import numpy as np
 
+from kith.wire.common import IndexSetting
 from models.runtime.network import Float
-from service.domain.gallery import IndexSetting, Keys
+from service.domain.gallery import Keys
 from service.index.faiss_structures import MAX_TRAINING_VECTORS
 from service.index.protocol import Builder, IndexStats, Kind, StoppedError
 from service.index.recall import Measurement, measure, sample_of

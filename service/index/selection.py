@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from service.domain.gallery import IndexSetting
+from kith.wire.common import IndexSetting
 from service.index.protocol import Kind
 
 CODED_DIMENSIONS: Final = 4

@@ -9,20 +9,14 @@ from typing import Final, Literal
 
 import numpy as np
 
+from kith.wire.common import IdentifyOutcome, Source, VerifyOutcome
 from models.risk.calibration import UNREACHABLE_SIMILARITY, FmrCurve, Threshold, fmr_for_fpir, fpir_from_fmr
 from models.risk.impostor_evidence import MIN_ADJUSTED_SUBJECTS, RIVAL_WEIGHT, rival_adjusted
 from models.risk.panel import Panel, RowLevels
 from models.risk.probe_shift import ProbeShift
 from models.vision.quality_gate import LivenessVerdict
 from service.core.errors import RiskUncalibratedError
-from service.domain.outcomes import (
-    REVIEW_FACTOR,
-    CalibrationSource,
-    IdentifyOutcome,
-    RejectionOutcome,
-    RiskTarget,
-    VerifyOutcome,
-)
+from service.domain.outcomes import REVIEW_FACTOR, RejectionOutcome, RiskTarget
 
 MAX_REVIEW_RISK: Final = 0.5
 MEDIAN_FPIR: Final = 0.5
@@ -55,7 +49,7 @@ class ImpostorRisk:
     """
 
     curve: FmrCurve
-    source: CalibrationSource
+    source: Source
     comparisons_per_subject: float = 1.0
     """Comparisons of the curve that one subject counts as."""
     mean_templates: float = 1.0
@@ -107,7 +101,7 @@ class Thresholds:
 
     accept: float
     review: float
-    source: CalibrationSource | Literal["explicit"]
+    source: Source | Literal["explicit"]
     extrapolated: bool
     rival: float | None = None
     unlike_gallery: bool = False

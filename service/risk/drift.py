@@ -11,16 +11,15 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kith.wire.common import DriftState, IdentifyOutcome
 from models.risk.calibration import Calibration, GenuineScores
-from service.domain.outcomes import IdentifyOutcome
 
-DriftState = Literal["too_few", "ok", "watch", "drifted"]
-STATES: Final[tuple[DriftState, ...]] = ("too_few", "ok", "watch", "drifted")
+STATES: Final[tuple[DriftState, ...]] = get_args(DriftState)
 SEARCHED: Final[frozenset[IdentifyOutcome]] = frozenset({"identified", "uncertain", "unknown"})
 """Outcomes of faces that were searched."""
 

@@ -11,12 +11,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from kith.wire.common import Fusion, Source
 from models.risk.calibration import Calibration
 from models.risk.gallery_risk import GalleryRisk, min_supported_fmr
 from service.core.errors import GalleryMovedError, GalleryNotFoundError
-from service.domain.fusion import Fusion
 from service.domain.gallery import Gallery, StoredEvidence
-from service.domain.outcomes import CalibrationSource
 from service.risk.decision import ImpostorRisk, RivalRisk, thresholds_for
 from service.risk.evidence import impostor_evidence
 from service.storage.repositories.store import Store
@@ -227,7 +226,7 @@ def _pack_risk(calibration: Calibration) -> ImpostorRisk:
     return ImpostorRisk(calibration.curve, "pack", min_fmr=min_supported_fmr(calibration.impostor_pairs))
 
 
-def impostor_risk(risk: GalleryRisk, source: CalibrationSource) -> ImpostorRisk:
+def impostor_risk(risk: GalleryRisk, source: Source) -> ImpostorRisk:
     """Return the risk model for decisions in a gallery."""
     evidence, search = risk.evidence, None
     if evidence.rival is not None:

@@ -23,11 +23,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kith.wire.common import HygieneKind
 from models.risk.calibration import EDGES, Calibration, count_at_or_above
 from models.risk.impostor_evidence import ImpostorEvidence
 from models.risk.pair_odds import PairOdds, bounded
 from models.runtime.network import Float
-from service.domain.findings import KINDS, HygieneFinding, HygieneKind, HygieneReport
+from service.domain.findings import KINDS, HygieneFinding, HygieneReport
 from service.domain.gallery import Snapshot
 from service.risk.evidence import MAX_PROBES, impostor_evidence
 

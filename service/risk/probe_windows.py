@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kith.wire.common import Fusion
 from models.risk.panel import MIN_PROBES, RowLevels
-from service.domain.fusion import Fusion
 from service.domain.gallery import Gallery
 from service.risk.drift import standard_error
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
+from kith.wire.common import RiskWarning
 from models.risk.calibration import EDGES, Calibration, FmrCurve, count_at_or_above, fmr_for_fpir, fpir_from_fmr
 from models.risk.gallery_risk import GalleryRisk
 from models.risk.impostor_evidence import ImpostorEvidence
@@ -16,7 +17,6 @@ from models.risk.panel import RowLevels
 from service.domain.outcomes import RiskTarget
 from service.risk.decision import ImpostorRisk, Thresholds, thresholds_for
 
-RiskWarning = Literal["photos_of_one_sitting", "people_unlike_calibration", "probes_unlike_gallery"]
 TARGETS: Final = (0.1, 0.01, 0.001, 0.0001)
 GROWTH_FACTOR: Final = 10
 """Growth of the gallery for which the report forecasts thresholds."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kith.wire.common import Fusion
 from models.runtime.network import Float
-from service.domain.fusion import Fusion, fuse_similarities
+from service.domain.fusion import fuse_similarities
 from service.domain.outcomes import REVIEW_FACTOR
 from service.risk.decision import ImpostorRisk
 

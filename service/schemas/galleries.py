@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from pydantic import Field, FiniteFloat
 
+from kith.wire.common import Fusion, IndexSetting, LivenessSetting
 from kith.wire.galleries import ComparisonOut, DriftOut, GalleryOut, QualityGateOut
 from models.vision.quality_gate import QualityGate
-from service.domain.fusion import Fusion
-from service.domain.gallery import Gallery, GallerySettings, IndexSetting, LivenessSetting
+from service.domain.gallery import Gallery, GallerySettings
 from service.risk.drift import DRIFT_DIGITS, Comparison, Drift
 from service.schemas.fields import GalleryName, RequestModel
 from service.schemas.risk import RiskIn

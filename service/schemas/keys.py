@@ -7,9 +7,10 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, AwareDatetime, Field, StringConstraints, model_validator
 
+from kith.wire.common import Scope
 from kith.wire.keys import CreatedKeyOut, KeyOut
 from service.schemas.fields import NORMALIZED, SINGLE_LINE, GalleryName, RequestModel, to_utc
-from service.security.api_keys import ApiKey, Rights, Scope
+from service.security.api_keys import ApiKey, Rights
 
 DAY_S: Final = 86_400
 

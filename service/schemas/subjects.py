@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from kith.wire.common import FaceChoice
 from kith.wire.subjects import SubjectOut, TemplateOut
 from service.domain.gallery import Subject, Template
-from service.domain.outcomes import FaceChoice
 from service.schemas.fields import Metadata, PersonName, RequestModel, SubjectId, Tag
 from service.schemas.photos import Probes
 from service.storage.repositories.subjects import MAX_LABELS

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
+from kith.wire.common import EventType, IdentifyOutcome
 from kith.wire.webhooks import CreatedWebhookOut, DeliveryOut, WebhookOut
-from service.domain.events import EventFilter, EventType
-from service.domain.outcomes import IdentifyOutcome
+from service.domain.events import EventFilter
 from service.schemas.fields import NORMALIZED, SINGLE_LINE, GalleryName, RequestModel
 from service.security.outbound_http import MAX_URL_LENGTH
 from service.storage.events.deliveries import Delivery

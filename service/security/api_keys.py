@@ -13,8 +13,9 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
+from kith.wire.common import KeyState, Scope
 from service.security.sealing import Seal, derived
 
 PREFIX: Final = "kith"
@@ -25,9 +26,7 @@ MAX_EXPIRY: Final = datetime(9999, 12, 31, tzinfo=UTC)
 DUMMY_DIGEST: Final = "0" * 64
 """Compared for unknown ids, so that they take as long as known ones."""
 
-Scope = Literal["identify", "read", "enroll", "vectors", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
-KeyState = Literal["active", "expired", "revoked", "altered"]
 
 
 @dataclass(frozen=True)

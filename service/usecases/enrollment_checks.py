@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from kith.wire.common import FaceChoice
 from models.risk.calibration import Calibration
 from models.runtime.network import Float
 from models.vision.face_search import Detail
@@ -16,7 +17,7 @@ from service.core.errors import DuplicateSubjectError, InconsistentTemplateError
 from service.core.photo_errors import LowQualityError, NoFaceError, NotLiveError, SeveralFacesError
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Gallery, Hit, NewTemplate
-from service.domain.outcomes import FaceChoice, RiskTarget
+from service.domain.outcomes import RiskTarget
 from service.index.faiss_structures import products
 from service.inference.photo_pipeline import Face, Photo, verdict_of
 from service.risk.decision import ImpostorRisk, score_candidates, thresholds_for

@@ -14,9 +14,9 @@ import pytest
 import sqlalchemy as sa
 
 from kith import Kith, Risk
+from kith.wire.common import Fusion
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.domain.fusion import Fusion
 from service.domain.gallery import GallerySettings, NewTemplate, SubjectFilter
 from service.security.sealing import Seal, new_key
 from service.storage.db.row_sealing import labels_of

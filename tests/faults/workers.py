@@ -14,10 +14,10 @@ from typing import Any, Self
 import numpy as np
 import sqlalchemy as sa
 
+from kith.wire.common import Fusion
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import KithError, StorageError
-from service.domain.fusion import Fusion
 from service.domain.gallery import Gallery, IdempotentResponse, NewTemplate, SubjectFilter
 from service.index.follower import Followers
 from service.index.replicas import in_process

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from kith.wire.common import Scope
 from service.core.errors import ForbiddenError
-from service.security.api_keys import Scope
 from service.security.callers import Caller
 
 

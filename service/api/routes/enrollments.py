@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.requests import ClientDisconnect
 
+from kith.wire.common import FaceChoice
 from kith.wire.jobs import JobOut
 from models.vision.face_search import Detail
 from service.api.http.backend import BackendDep
@@ -16,7 +17,6 @@ from service.api.http.parameters import GalleryPath
 from service.api.http.permissions import ENROLL, permitted
 from service.api.http.routing import PermittedRoute
 from service.core.errors import InvalidRequestError
-from service.domain.outcomes import FaceChoice
 from service.inference.archives import SIGNATURE_BYTES, archive_kind
 from service.schemas.fields import DETAIL
 from service.schemas.jobs import to_job_out

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from fastapi import APIRouter
 
+from kith.wire.common import LivenessSetting
 from kith.wire.erasures import DeletedOut
 from kith.wire.galleries import (
     GalleriesOut,
@@ -27,7 +28,7 @@ from service.api.http.permissions import ADMIN, ADMIN_ALL, READ, permitted
 from service.api.http.routing import CallerDep, PermittedRoute
 from service.core.errors import GalleryMovedError, LivenessUnavailableError, RiskUncalibratedError
 from service.domain.findings import KINDS, HygieneFinding, HygieneReport
-from service.domain.gallery import Gallery, GallerySettings, LivenessSetting, Subject, Template
+from service.domain.gallery import Gallery, GallerySettings, Subject, Template
 from service.risk.hygiene import SIMILARITY_DIGITS, find_problems, sort_key
 from service.schemas.erasures import to_deleted_out
 from service.schemas.galleries import GalleryIn, GallerySettingsIn, RetentionIn, to_drift_out, to_gallery_out

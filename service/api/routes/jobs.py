@@ -6,13 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
+from kith.wire.common import JobState
 from kith.wire.jobs import JobItemsOut, JobOut, JobsOut
 from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
 from service.api.http.permissions import ADMIN, ENROLL, READ, permitted
 from service.api.http.routing import CallerDep, PermittedRoute
-from service.domain.gallery import JobState
 from service.schemas.fields import GalleryName
 from service.schemas.jobs import to_job_item_out, to_job_out
 from service.security.callers import Caller, mark_hidden

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
+from kith.wire.common import DeliveryState
 from kith.wire.webhooks import (
     CreatedWebhookOut,
     DeletedWebhookOut,
@@ -19,7 +20,6 @@ from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
 from service.api.http.permissions import ADMIN_ALL, permitted
 from service.api.http.routing import PermittedRoute
-from service.domain.events import DeliveryState
 from service.schemas.webhooks import WebhookIn, to_delivery_out, to_new_webhook_out, to_webhook_out
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/webhooks", tags=["webhooks"], responses=PROBLEMS)

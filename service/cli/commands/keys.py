@@ -20,8 +20,8 @@ from service.cli.terminal import print_json, print_line, print_note, print_table
 
 if TYPE_CHECKING:
     from kith.options import KeyOptions
+    from kith.wire.common import Scope
     from kith.wire.keys import CreatedKeyOut, KeyOut
-    from service.security.api_keys import Scope
     from service.storage.repositories.api_keys import KeyStore
 
 app = CommandGroup(help="Manage API keys and their permissions.", no_args_is_help=True)

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from kith.wire.common import DeliveryState
 from service.core.errors import MasterKeyError, MasterKeyUnavailableError, StorageError
-from service.domain.events import DeliveryState
 from service.security.sealing import ENCODER, SealBrokenError
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import EVENT

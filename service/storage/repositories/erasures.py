@@ -18,8 +18,9 @@ from typing import Any, Final, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from kith.wire.common import ErasedKind
 from service.core.errors import MasterKeyError, MasterKeyUnavailableError, ReceiptNotFoundError, SubjectErasedError
-from service.domain.gallery import ErasedKind, Gallery
+from service.domain.gallery import Gallery
 from service.security.sealing import Seal
 from service.storage.audit.log import record
 from service.storage.db.engine import Database

@@ -12,8 +12,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from kith.wire.common import JobState
 from service.core.actor import current_actor
-from service.domain.gallery import Gallery, JobState
+from service.domain.gallery import Gallery
 from service.security.sealing import Seal
 from service.storage.db.row_sealing import ITEM, subject_lookup
 from service.storage.db.tables import job_items, jobs

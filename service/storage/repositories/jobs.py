@@ -16,6 +16,7 @@ from typing import Any, Final, get_args
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from kith.wire.common import JobState
 from service.core.errors import (
     GalleryNotFoundError,
     JobNotFoundError,
@@ -25,7 +26,7 @@ from service.core.errors import (
     StorageError,
 )
 from service.domain.events import Event
-from service.domain.gallery import Gallery, JobState, NewTemplate
+from service.domain.gallery import Gallery, NewTemplate
 from service.security.sealing import Seal
 from service.storage.audit.log import Entry, append, record
 from service.storage.db.engine import Database

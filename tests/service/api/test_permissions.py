@@ -24,9 +24,10 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
 from kith import Kith
+from kith.wire.common import Scope
 from service.api.http.routing import PermittedRoute, check_routes, needs_of
 from service.app import ROUTERS
-from service.security.api_keys import SCOPES, Rights, Scope
+from service.security.api_keys import SCOPES, Rights
 from service.server import embedded
 from service.settings import load_settings
 from service.storage.repositories.api_keys import KeyStore

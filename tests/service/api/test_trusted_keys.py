@@ -13,11 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 from kith import Kith, KithClientError, Risk
+from kith.wire.common import Scope
 from kith.wire.verification import SideOut, VerifyOut
 from models.runtime.network import Float
 from service.cli.commands import faces
 from service.risk.decision import SIMILARITY_STEP, Thresholds
-from service.security.api_keys import Rights, Scope
+from service.security.api_keys import Rights
 from service.server import embedded
 from service.settings import load_settings
 from service.storage.repositories.api_keys import KeyStore

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kith.wire.common import Fusion
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.domain.fusion import (
     MAX_BLOCK_TEMPLATES,
     TOP_K,
     VECTOR_FUSIONS,
-    Fusion,
     Keys,
     VectorFusion,
     fuse_similarities,

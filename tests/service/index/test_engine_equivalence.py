@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kith.wire.common import Fusion
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.domain.fusion import Fusion
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.index import milvus
 from service.index.milvus import IndexKind

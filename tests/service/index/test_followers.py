@@ -15,10 +15,10 @@ import pytest
 import sqlalchemy as sa
 
 from kith import Kith
+from kith.wire.common import Fusion
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryNotFoundError, StorageError
-from service.domain.fusion import Fusion
 from service.domain.gallery import Gallery, GallerySettings, Hit, LogTrimmedError, NewTemplate, Snapshot, StoredEvidence
 from service.index import replicas
 from service.index.follower import Follower, Followers

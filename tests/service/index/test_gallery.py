@@ -22,6 +22,7 @@ from alembic.migration import MigrationContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kith.wire.common import Fusion
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import (
@@ -32,7 +33,6 @@ from service.core.errors import (
     SubjectNotFoundError,
     TemplateNotFoundError,
 )
-from service.domain.fusion import Fusion
 from service.domain.gallery import Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
 from service.index.follower import Followers
 from service.index.replicas import in_process

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kith.wire.common import IndexSetting
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import SettingsError
-from service.domain.gallery import IndexSetting, Keys
+from service.domain.gallery import Keys
 from service.index import recall, segment_builder
 from service.index.faiss_structures import api, builders, exact, products
 from service.index.protocol import Builder, Kind, Recall, StoppedError, Structure

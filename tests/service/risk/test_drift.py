@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from kith import Kith
+from kith.wire.common import IdentifyOutcome
 from models.risk.calibration import Calibration
-from service.domain.outcomes import IdentifyOutcome
 from service.observability.metrics import CONTENT_TYPE, Metrics
 from service.operations.metrics_export import BuildInfo, MetricsExport
 from service.operations.status import RecentState, ServiceState

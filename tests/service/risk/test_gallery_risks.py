@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from kith import Kith, KithClientError
+from kith.wire.common import Fusion
 from kith.wire.identification import IdentityOut
 from kith.wire.risk import GalleryRiskOut
 from models.pack.manifest import ModelPack
@@ -22,7 +23,7 @@ from models.risk.gallery_risk import GalleryRisk
 from models.risk.impostor_evidence import RIVAL_WEIGHT
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.domain.fusion import Fusion, fuse_similarities
+from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, Snapshot, StoredEvidence
 from service.risk import gallery_risks as risks_module
 from service.risk.evidence import MAX_PROBES, impostor_evidence

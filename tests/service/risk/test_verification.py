@@ -8,10 +8,11 @@ from typing import Final, get_args
 import numpy as np
 import pytest
 
+from kith.wire.common import Fusion
 from models.risk.calibration import Calibration
 from models.risk.gallery_risk import GalleryRisk
 from models.runtime.network import Float
-from service.domain.fusion import Fusion, fuse_similarities
+from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Snapshot
 from service.domain.outcomes import RiskTarget
 from service.risk.decision import ImpostorRisk, false_alarm_probability, thresholds_for

@@ -14,7 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from kith import Kith
-from service.security.api_keys import Rights, Scope
+from kith.wire.common import Scope
+from service.security.api_keys import Rights
 from service.server import embedded
 from service.settings import Settings, load_settings
 from service.storage.repositories.api_keys import KeyStore

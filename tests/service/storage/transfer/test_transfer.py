@@ -32,6 +32,7 @@ from typer.testing import CliRunner
 
 from kith import Kith, KithClientError
 from kith.options import GalleryOptions, QualityGateOptions
+from kith.wire.common import Fusion
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.api.routes import transfer
@@ -39,7 +40,6 @@ from service.api.routes.transfer import _Intake
 from service.cli.main import app
 from service.core.errors import ImportFileError, ItemError, RecognizerMismatchError, StorageError
 from service.core.identifiers import FORBIDDEN_IN_IDS_PATTERN, FORBIDDEN_PATTERN, JOINERS, to_nfc
-from service.domain.fusion import Fusion
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.domain.gallery_items import GalleryFileHeader, GalleryItems, validate_items
 from service.index.follower import Followers
