@@ -41,7 +41,7 @@ class QualityGateOptions(TypedDict, total=False):
 
 
 class GalleryOptions(TypedDict, total=False):
-    """Settings of a gallery; docs/rest-reference.md has their ranges. None selects the server's default."""
+    """Settings of a gallery; /docs of the server has their ranges. None selects the server's default."""
 
     risk: Risk | None
     fusion: Fusion | None

@@ -209,7 +209,7 @@ async def _open_jobs(
     kinds = {**migrations.kinds(), KIND: BulkEnrollment(spool, limits, faces, galleries, metrics).kind()}
     clock, days = Clock(), settings.retention_answers_days
     housekeeping = await stack.enter_async_context(
-        Housekeeping(database, galleries.store, galleries.retention, days, galleries.risks.follow, clock)
+        Housekeeping(database, galleries.store, galleries.retention, days, galleries.risks.derive_later, clock)
     )
     runner = Runner(JobStore(database), kinds, retention_days=settings.retention_jobs_days, clock=clock)
     return Jobs(

@@ -82,7 +82,7 @@ def test_audited_events() -> None:
         THRESHOLD_MOVED,
         MERGED_EVENT,
         *EVENTS.values(),
-    }  # the last one by migration 0008
+    }
     for path in (ROOT / "service").rglob("*.py"):
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         for call in calls:

@@ -62,6 +62,21 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert wrong == []
 
 
+def test_benchmarks_that_code_and_pages_name_exist() -> None:
+    named = re.compile(r"(?<![/\w])bench/([a-z_]+)\.py|-m bench\.([a-z_]+)")
+    files = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    files += [file for folder in ("kith", "models", "service", "training") for file in ROOT.glob(f"{folder}/**/*.py")]
+    modules = {file.stem for file in (ROOT / "bench").glob("*.py")}
+    missing = {
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in files
+        for names in named.findall(file.read_text(encoding="utf-8"))
+        for name in names
+        if name and name not in modules
+    }
+    assert not missing
+
+
 def test_every_page_is_in_the_index() -> None:
     index = ROOT / "docs" / "README.md"
     linked = {(index.parent / target.partition("#")[0]).resolve() for target in LINK.findall(index.read_text())}

@@ -129,7 +129,7 @@ def _invert(logs: Floats, rate: float) -> float:
 
 
 @dataclass(frozen=True)
-class GenuineScores:
+class GenuineMoments:
     """Mean and standard deviation of the same-person similarities at or above a threshold."""
 
     mean: float
@@ -194,7 +194,7 @@ class Calibration:
         """Return FNMR(t) by counting."""
         return 1.0 - float(np.interp(t, EDGES, self._genuine_above)) / self.genuine_pairs
 
-    def genuine_at_or_above(self, t: float) -> GenuineScores | None:
+    def genuine_at_or_above(self, t: float) -> GenuineMoments | None:
         """Return statistics of genuine similarities of at least ``t``; None for fewer than MIN_SUPPORT pairs."""
         row = max(0, math.ceil((min(t, 1.0) + 1) / BIN_WIDTH - 1e-6))
         counts = -np.diff(self._genuine_above[row:])
@@ -202,7 +202,7 @@ class Calibration:
             return None
         centers = -1 + BIN_WIDTH * (np.arange(row, BIN_COUNT) + 0.5)
         mean = float(np.average(centers, weights=counts))
-        return GenuineScores(mean, float(np.average((centers - mean) ** 2, weights=counts)) ** 0.5)
+        return GenuineMoments(mean, float(np.average((centers - mean) ** 2, weights=counts)) ** 0.5)
 
     def threshold_at_fnmr(self, rate: float) -> float:
         """Return the largest similarity with an FNMR of at most ``rate``.

@@ -1,4 +1,4 @@
-"""Quality limits and liveness verdicts, without numpy and OpenCV imports, since clients import this module."""
+"""Quality limits and liveness verdicts."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def products(probes: Float, vectors: Float) -> Float:
     """Return (q, n) similarities of a few (q, d) probes to all (n, d) vectors, in the calling thread.
 
     numpy's BLAS starts threads even for a product of 0.1 ms, and these spin for 20 ms afterwards. On two cores that
-    cost as much per photo as the networks (bench/searches.py).
+    cost as much per photo as the networks.
     """
     probes, vectors = _contiguous(probes), _contiguous(vectors)
     found = np.empty((len(probes), len(vectors)), np.float32)
@@ -104,7 +104,13 @@ def check_gpu() -> None:
 
 
 def _cpu_builder(kind: Kind, sample: Float) -> Builder:
-    return Graphs(sample.shape[1]) if kind == "graph" else Codes(sample)
+    match kind:
+        case "graph":
+            return Graphs(sample.shape[1])
+        case "compact":
+            return Codes(sample)
+        case "exact":
+            raise ValueError("a CPU compares every vector without a structure")
 
 
 def _gpu_builder(kind: Kind, sample: Float) -> Builder:

@@ -1,6 +1,6 @@
 """Estimates of the memory that decoding a photo needs at its peak, from the photo's header.
 
-The factors include the decoded RGB pixels. They were measured with bench/decode_memory.py (docs/performance.md).
+The factors include the decoded RGB pixels. docs/performance.md has the measured peaks.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""From a photo's similarity to a decision: all that yields a threshold, in this order.
+"""From a photo's similarity to a decision: all that yields a threshold.
 
-1. `service.risk.evidence`: similarities between the people of a gallery.
-2. `models.risk`: what they and the pack's calibration say of strangers (`models.risk.gallery_risk`).
-3. `service.risk.gallery_risks`: keeps that of each gallery up to date, and returns it for a search.
-4. `service.risk.probe_windows`: recent photos that are unlike the gallery raise it.
-5. `service.risk.decision`: thresholds for the accepted risk, and the outcome of a search or a comparison.
-6. `service.risk.verification`: the similarity of a pair, and the rules that decide it.
+`service.risk.search` calls the steps for a search, `service.usecases.verify` for a pair:
 
-What is told of it: `service.risk.risk_report`, `service.risk.drift`, `service.risk.drift_reports` and
-`service.risk.hygiene`.
+1. `service.risk.evidence`: similarities between the people of a gallery (`models.risk.impostor_evidence`).
+2. `models.risk.gallery_risk`: the score curve of strangers, fitted to the evidence and to the pack's calibration
+   (`calibration`, `normal_scale`, `tails`).
+3. `service.risk.gallery_risks`: keeps the model of each gallery up to date, and returns it.
+4. `service.risk.probe_windows`: recent photos that are unlike the gallery raise its thresholds
+   (`models.risk.panel`, `models.risk.probe_shift`).
+5. `service.risk.decision`: thresholds for the accepted risk, and the outcome.
+
+`service.risk.verification` has the similarity and the model of a pair. Reports: `service.risk.risk_report`,
+`service.risk.drift`, `service.risk.drift_reports` and `service.risk.hygiene`.
 """

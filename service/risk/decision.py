@@ -61,7 +61,7 @@ class ImpostorRisk:
     """Map of scores for recent probes that are unlike the gallery."""
 
     def for_probes(self, levels: RowLevels | None) -> ImpostorRisk:
-        """Return the risk for probes with these levels against the panel; None: too few are known."""
+        """Return the risk for probes with these levels against the panel; None: too few probes."""
         if levels is None or self.search is None or self.search.panel is None:
             return self
         return replace(self, shift=ProbeShift.between(self.search.power, self.search.panel.levels, levels))
@@ -70,7 +70,8 @@ class ImpostorRisk:
         """Return a score for photos like the gallery's, raised for the recent probes."""
         return score if self.shift is None else self.shift.raised(score)
 
-    def comparisons(self, subjects: int) -> int:
+    def comparisons_among(self, subjects: int) -> int:
+        """Return the number of comparisons of the curve that a search of ``subjects`` makes."""
         return math.ceil(subjects * self.comparisons_per_subject)
 
     def rival_of(self, subjects: int) -> float | None:
@@ -80,11 +81,11 @@ class ImpostorRisk:
         """
         if self.search is None or subjects < MIN_ADJUSTED_SUBJECTS:
             return None
-        known, asked = (
+        behind, asked = (
             self.curve.threshold_at_fmr(fmr_for_fpir(MEDIAN_FPIR, count)).similarity
             for count in (self.search.subjects, subjects)
         )
-        return self.raised(self.search.rival + asked - known)
+        return self.raised(self.search.rival + asked - behind)
 
     def curve_of(self, subjects: int) -> FmrCurve:
         """Return the curve for a search of ``subjects``."""
@@ -156,54 +157,54 @@ class Decision:
 
 
 def thresholds_for(
-    target: RiskTarget, known: ImpostorRisk | None, comparisons: int, review_factor: float = REVIEW_FACTOR
+    target: RiskTarget, model: ImpostorRisk | None, subjects: int, review_factor: float = REVIEW_FACTOR
 ) -> Thresholds:
     """Return the thresholds that keep the ``target`` risk.
 
     Args:
-        comparisons: Subjects in a search, or template pairs in a verification.
+        subjects: Subjects in a search, or template pairs in a verification.
 
     Raises:
-        RiskUncalibratedError: The target is a rate, and ``known`` is None.
+        RiskUncalibratedError: The target is a rate, and ``model`` is None.
     """
     if target.kind == "threshold":
         return Thresholds(target.value, target.value, "explicit", False)
-    if known is None:
+    if model is None:
         raise RiskUncalibratedError(f"no threshold for {target.kind} {target.value:g}")
 
-    curve = known.curve if target.kind == "fmr" else known.curve_of(comparisons)
+    curve = model.curve if target.kind == "fmr" else model.curve_of(subjects)
 
     def fmr_of(risk: float) -> float:
-        return risk if target.kind == "fmr" else fmr_for_fpir(risk, known.comparisons(comparisons))
+        return risk if target.kind == "fmr" else fmr_for_fpir(risk, model.comparisons_among(subjects))
 
     def at(risk: float) -> Threshold:
         return curve.threshold_at_fmr(fmr_of(risk))
 
     accept = at(target.value)
     review = at(max(target.value, min(MAX_REVIEW_RISK, target.value * review_factor)))
-    rival = known.rival_of(comparisons) if target.kind == "fpir" else None
-    raised = known.raised(accept.similarity)
+    rival = model.rival_of(subjects) if target.kind == "fpir" else None
+    raised = model.raised(accept.similarity)
     unlike = False
-    if known.shift is not None and raised > accept.similarity:
-        usual = float(known.shift.original(np.array([accept.similarity]))[0])
+    if model.shift is not None and raised > accept.similarity:
+        usual = float(model.shift.original(np.array([accept.similarity]))[0])
         unlike = curve.fmr(usual).value >= UNLIKE_FACTOR * fmr_of(target.value)
-    return Thresholds(raised, known.raised(review.similarity), known.source, accept.extrapolated, rival, unlike)
+    return Thresholds(raised, model.raised(review.similarity), model.source, accept.extrapolated, rival, unlike)
 
 
 def score_candidates(
-    hits: Sequence[tuple[int, float]], thresholds: Thresholds, known: ImpostorRisk | None, comparisons: int
+    hits: Sequence[tuple[int, float]], thresholds: Thresholds, model: ImpostorRisk | None, subjects: int
 ) -> list[Candidate]:
     """Return the candidates of one search, from (subject key, similarity), best first."""
     similarities = [similarity for _, similarity in hits]
-    adjusted = rival_adjusted(similarities, None if known is None else known.rival_of(comparisons))
-    chances = false_alarm_probabilities(adjusted, known, comparisons, adjusted=True)
+    adjusted = rival_adjusted(similarities, None if model is None else model.rival_of(subjects))
+    chances = false_alarm_probabilities(adjusted, model, subjects, adjusted=True)
     scores = rival_adjusted(similarities, thresholds.rival)
     rows = zip(hits, chances, scores, strict=True)
     return [Candidate(subject_pk, similarity, chance, score) for (subject_pk, similarity), chance, score in rows]
 
 
 def coarse_candidates(
-    candidates: Sequence[Candidate], thresholds: Thresholds, known: ImpostorRisk | None, comparisons: int
+    candidates: Sequence[Candidate], thresholds: Thresholds, model: ImpostorRisk | None, subjects: int
 ) -> list[Candidate]:
     """Return the candidates from the review threshold up, with coarse scores as similarities.
 
@@ -212,40 +213,40 @@ def coarse_candidates(
     coarse = [thresholds.coarse(candidate.score) for candidate in candidates]
     adjusted = thresholds.rival is not None
     return [
-        Candidate(candidate.subject_pk, score, false_alarm_probability(score, known, comparisons, adjusted), score)
+        Candidate(candidate.subject_pk, score, false_alarm_probability(score, model, subjects, adjusted), score)
         for candidate, score in zip(candidates, coarse, strict=True)
         if score is not None
     ]
 
 
 def false_alarm_probability(
-    score: float, known: ImpostorRisk | None, comparisons: int, adjusted: bool = False
+    score: float, model: ImpostorRisk | None, subjects: int, adjusted: bool = False
 ) -> float | None:
-    """Return the probability that a stranger's best of ``comparisons`` reaches ``score``, None if uncalibrated.
+    """Return the probability that a stranger's best of ``subjects`` reaches ``score``, None if uncalibrated.
 
     ``adjusted``: the score is rival-adjusted, unless the search has too few subjects.
     """
-    return false_alarm_probabilities([score], known, comparisons, adjusted)[0]
+    return false_alarm_probabilities([score], model, subjects, adjusted)[0]
 
 
 def false_alarm_probabilities(
-    scores: Sequence[float], known: ImpostorRisk | None, comparisons: int, adjusted: bool = False
+    scores: Sequence[float], model: ImpostorRisk | None, subjects: int, adjusted: bool = False
 ) -> Sequence[float | None]:
     """Return :func:`false_alarm_probability` for each score."""
-    if known is None:
+    if model is None:
         return [None] * len(scores)
-    curve = known.curve_of(comparisons) if adjusted else known.curve
-    subjects, places = known.comparisons(comparisons), np.asarray(scores, np.float64)
-    if known.shift is not None:
-        places = known.shift.original(places)
-    return [fpir_from_fmr(rate, subjects) for rate in curve.rates_at(places).tolist()]
+    curve = model.curve_of(subjects) if adjusted else model.curve
+    comparisons, places = model.comparisons_among(subjects), np.asarray(scores, np.float64)
+    if model.shift is not None:
+        places = model.shift.original(places)
+    return [fpir_from_fmr(rate, comparisons) for rate in curve.rates_at(places).tolist()]
 
 
-def shown_probability(chance: float | None, known: ImpostorRisk | None, comparisons: int) -> float | None:
+def shown_probability(chance: float | None, model: ImpostorRisk | None, subjects: int) -> float | None:
     """Return a false alarm probability for a response: not smaller than the pairs behind the curve support."""
-    if chance is None or known is None:
+    if chance is None or model is None:
         return chance
-    return max(chance, fpir_from_fmr(min(1.0, known.min_fmr), known.comparisons(comparisons)))
+    return max(chance, fpir_from_fmr(min(1.0, model.min_fmr), model.comparisons_among(subjects)))
 
 
 def refuse_presentation(

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kith.wire.common import DriftState, IdentifyOutcome
-from models.risk.calibration import Calibration, GenuineScores
+from models.risk.calibration import Calibration, GenuineMoments
 
 STATES: Final[tuple[DriftState, ...]] = get_args(DriftState)
 SEARCHED: Final[frozenset[IdentifyOutcome]] = frozenset({"identified", "uncertain", "unknown"})
@@ -80,7 +80,7 @@ class Drift:
 class _Record:
     outcome: IdentifyOutcome
     similarity: float = 0.0
-    expected: GenuineScores | None = None
+    expected: GenuineMoments | None = None
 
 
 class Watch:

@@ -44,7 +44,7 @@ class GalleryRisks:
         self._store = store
         self._calibrations = dict(calibrations)
         self._of_packs = {f: None if c is None else _pack_risk(c) for f, c in calibrations.items()}
-        self._known: OrderedDict[tuple[int, int], tuple[int, Fusion, ImpostorRisk | None]] = OrderedDict()
+        self._models: OrderedDict[tuple[int, int], tuple[int, Fusion, ImpostorRisk | None]] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="risk")
         self._waiting: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
@@ -62,42 +62,42 @@ class GalleryRisks:
         """Return the risk model of a served pack."""
         return self._of_packs.get(fingerprint)
 
-    def of(self, gallery: Gallery) -> ImpostorRisk | None:
+    def current(self, gallery: Gallery) -> ImpostorRisk | None:
         """Return the current risk model; None: neither pack nor gallery has enough data."""
         if gallery.evidence_sequence is None:
             if gallery.subjects >= MIN_SUBJECTS:
-                self.follow(gallery)
-            return self.known(gallery, None)
+                self.derive_later(gallery)
+            return self.with_pack(gallery, None)
         fusion = gallery.settings.fusion
         with self._lock:
-            *derived, known = self._known.get(_key(gallery), (-1, fusion, None))
-            if _key(gallery) in self._known:
-                self._known.move_to_end(_key(gallery))
+            *derived, model = self._models.get(_key(gallery), (-1, fusion, None))
+            if _key(gallery) in self._models:
+                self._models.move_to_end(_key(gallery))
         if derived != [gallery.evidence_sequence, fusion]:
             stored = self._store.evidence.get(gallery)
             if stored is None:
-                return self.known(gallery, None)
-            self.follow(gallery)  # an earlier process may have ended before it derived the evidence
-            known = self.known(gallery, self.gallery_risk(gallery, stored))
-            if known is not None and known.source != "pack":
-                known = replace(known, mean_templates=max(1.0, stored.templates / stored.scores.subjects))
+                return self.with_pack(gallery, None)
+            self.derive_later(gallery)  # an earlier process may have ended before it derived the evidence
+            model = self.with_pack(gallery, self.fit(gallery, stored))
+            if model is not None and model.source != "pack":
+                model = replace(model, mean_templates=max(1.0, stored.templates / stored.scores.subjects))
             if stored.fusion == fusion:  # otherwise it is replaced soon, at this sequence
                 with self._lock:
-                    self._known[_key(gallery)] = (stored.sequence, fusion, known)
-                    self._known.move_to_end(_key(gallery))
-                    if len(self._known) > MAX_CACHED:
-                        self._known.popitem(last=False)
-        return known
+                    self._models[_key(gallery)] = (stored.sequence, fusion, model)
+                    self._models.move_to_end(_key(gallery))
+                    if len(self._models) > MAX_CACHED:
+                        self._models.popitem(last=False)
+        return model
 
     def is_cached(self, gallery: Gallery) -> bool:
-        """Return whether :meth:`of` can answer without I/O."""
+        """Return whether :meth:`current` can answer without I/O."""
         if gallery.evidence_sequence is None:
             return True
         with self._lock:
-            *derived, _ = self._known.get(_key(gallery), (-1, gallery.settings.fusion, None))
+            *derived, _ = self._models.get(_key(gallery), (-1, gallery.settings.fusion, None))
         return derived == [gallery.evidence_sequence, gallery.settings.fusion]
 
-    def known(self, gallery: Gallery, risk: GalleryRisk | None) -> ImpostorRisk | None:
+    def with_pack(self, gallery: Gallery, risk: GalleryRisk | None) -> ImpostorRisk | None:
         """Return the risk model of pack and gallery combined."""
         of_pack = self.of_pack(gallery.fingerprint)
         if risk is not None:
@@ -107,7 +107,7 @@ class GalleryRisks:
         # The pack's calibration compares single photos; each template of a subject is another chance to match.
         return replace(of_pack, comparisons_per_subject=max(1.0, gallery.templates / max(1, gallery.subjects)))
 
-    def gallery_risk(self, gallery: Gallery, stored: StoredEvidence | None) -> GalleryRisk | None:
+    def fit(self, gallery: Gallery, stored: StoredEvidence | None) -> GalleryRisk | None:
         """Return the gallery's own risk model; None: too little evidence, or evidence of another fusion rule."""
         calibration = self.calibration(gallery)
         fewest = MIN_SUBJECTS_UNCALIBRATED if calibration is None else MIN_SUBJECTS
@@ -115,7 +115,7 @@ class GalleryRisks:
             return None
         return GalleryRisk(stored.scores, calibration)
 
-    def follow(self, gallery: Gallery) -> None:
+    def derive_later(self, gallery: Gallery) -> None:
         """Queue a derivation if the evidence may be stale; return at once. Ignores recognizers that are not served."""
         with self._lock:
             named = gallery.name, gallery.generation
@@ -123,15 +123,15 @@ class GalleryRisks:
                 return
             self._waiting.add(named)
         try:
-            self._thread.submit(self._follow, *named)
+            self._thread.submit(self._derive, *named)
         except RuntimeError:  # closing; the next start derives it
             log.debug("risk of gallery %s is not derived: the service is closing", gallery.name)
 
     def forget(self, gallery: Gallery) -> None:
         """Evict a deleted gallery from the cache."""
         with self._lock:
-            for key in [key for key in self._known if key[0] == gallery.pk]:
-                del self._known[key]
+            for key in [key for key in self._models if key[0] == gallery.pk]:
+                del self._models[key]
 
     def refresh(self, name: str, exact: bool = False, generation: int | None = None) -> StoredEvidence:
         """Derive a gallery's evidence if it is stale; return the stored evidence.
@@ -177,7 +177,7 @@ class GalleryRisks:
             return True
         return self._store.changes.count_after(gallery, stored.sequence) > share * stored.templates
 
-    def _follow(self, name: str, generation: int) -> None:
+    def _derive(self, name: str, generation: int) -> None:
         with self._lock:
             self._waiting.discard((name, generation))
         try:
@@ -192,11 +192,11 @@ class GalleryRisks:
         if stored is None:
             return None
         then = replace(gallery, settings=replace(gallery.settings, fusion=stored.fusion))
-        risk = self.gallery_risk(then, stored)
-        known = self.known(then, risk)
-        if known is None:
+        risk = self.fit(then, stored)
+        model = self.with_pack(then, risk)
+        if model is None:
             return None
-        thresholds = thresholds_for(gallery.settings.risk, known, stored.scores.subjects)
+        thresholds = thresholds_for(gallery.settings.risk, model, stored.scores.subjects)
         return {
             "threshold": round(thresholds.accept, 4),
             "source": thresholds.source,

@@ -130,12 +130,12 @@ def check_maxima(evidence: ImpostorEvidence, curve: FmrCurve) -> MaximaCheck:
 
 
 def thresholds_of_probes(
-    target: RiskTarget, known: ImpostorRisk, subjects: int, callers: Sequence[RowLevels]
+    target: RiskTarget, model: ImpostorRisk, subjects: int, callers: Sequence[RowLevels]
 ) -> Thresholds | None:
     """Return the highest thresholds of the callers with recent probes; None if no probes raise them."""
-    usual = thresholds_for(target, known, subjects)
+    usual = thresholds_for(target, model, subjects)
     found = max(
-        (thresholds_for(target, known.for_probes(levels), subjects) for levels in callers),
+        (thresholds_for(target, model.for_probes(levels), subjects) for levels in callers),
         key=lambda thresholds: thresholds.accept,
         default=usual,
     )

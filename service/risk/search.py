@@ -30,8 +30,7 @@ from service.risk.gallery_risks import GalleryRisks
 from service.risk.probe_windows import ProbeWindows
 
 MAX_INLINE_PRODUCTS: Final = 500_000
-"""Multiplications up to which a search runs on the event loop: 0.1 ms, twice the round trip to an idle thread
-(bench/searches.py)."""
+"""Multiplications up to which a search runs on the event loop: 0.1 ms, twice the round trip to an idle thread."""
 MAX_INLINE_CANDIDATES: Final = 50
 """Candidates of all probes together up to which the decisions are made on the event loop."""
 
@@ -42,14 +41,14 @@ class Identification:
 
     Attributes:
         thresholds: for scores of candidates.
-        known, comparisons: the risk model and the number of comparisons behind the probabilities.
+        model, subjects: the risk model and the number of subjects behind the probabilities.
     """
 
     decision: Decision
     candidates: list[Candidate]
     thresholds: Thresholds
-    known: ImpostorRisk | None = None
-    comparisons: int = 0
+    model: ImpostorRisk | None = None
+    subjects: int = 0
     exact: bool = True
 
     @property
@@ -60,13 +59,13 @@ class Identification:
 
     def shown_probability(self, candidate: Candidate) -> float | None:
         """Return the false alarm probability of a candidate for the response."""
-        return shown_probability(candidate.false_alarm_probability, self.known, self.comparisons)
+        return shown_probability(candidate.false_alarm_probability, self.model, self.subjects)
 
     def coarse(self) -> Identification:
         """Return the answer for a caller without the scope vectors."""
         first = [candidate for candidate in (self.decision.best, self.decision.runner_up) if candidate is not None]
         first, candidates = (
-            coarse_candidates(some, self.thresholds, self.known, self.comparisons) for some in (first, self.candidates)
+            coarse_candidates(some, self.thresholds, self.model, self.subjects) for some in (first, self.candidates)
         )
         best, runner_up, *_ = (*first, None, None)
         decision = Decision(self.decision.outcome, best, runner_up)
@@ -110,8 +109,8 @@ class GallerySearch:
                 found = self._identify(follower, gallery, probes, target, k, among)
             else:
                 found = await self._threads.run(self._identify, follower, gallery, probes, target, k, among)
-            known = found[0].known if found else None
-            panel = None if known is None or known.search is None else known.search.panel
+            model = found[0].model if found else None
+            panel = None if model is None or model.search is None else model.search.panel
             watched = len(probes) if watch else 0
             if panel is not None and (wanted := self.windows.wanted(gallery, current_actor().name, watched)):
                 await self._threads.run(self._watch, follower, gallery, panel, probes[:wanted])
@@ -138,21 +137,21 @@ class GallerySearch:
         among: Keys | None,
     ) -> list[Identification]:
         # At least two: the runner-up is needed to detect lookalikes.
-        results, comparisons = follower.search(probes, max(2, k), among)
-        known, caller = self._risks.of(gallery), current_actor().name
-        if known is not None:
-            known = known.for_probes(self.windows.levels(gallery, caller))
+        results, subjects = follower.search(probes, max(2, k), among)
+        model, caller = self._risks.current(gallery), current_actor().name
+        if model is not None:
+            model = model.for_probes(self.windows.levels(gallery, caller))
         settings = gallery.settings
-        thresholds = thresholds_for(target, known, comparisons, settings.review_factor)
+        thresholds = thresholds_for(target, model, subjects, settings.review_factor)
         if target == settings.risk:
             self.windows.mark(gallery, caller, thresholds.unlike_gallery)
         identifications = []
         for hits in results:
             candidates = score_candidates(
-                [(hit.subject_pk, hit.similarity) for hit in hits], thresholds, known, comparisons
+                [(hit.subject_pk, hit.similarity) for hit in hits], thresholds, model, subjects
             )
             decision = decide(candidates, thresholds)
-            identifications.append(Identification(decision, candidates[:k], thresholds, known, comparisons))
+            identifications.append(Identification(decision, candidates[:k], thresholds, model, subjects))
         return identifications
 
     def _watch(self, follower: Follower, gallery: Gallery, panel: Panel, probes: Float) -> None:

@@ -20,21 +20,21 @@ class EnrolledSubject:
     vectors: Float
     qualities: Float
     fusion: Fusion
-    known: ImpostorRisk | None
+    model: ImpostorRisk | None
     review_factor: float = REVIEW_FACTOR
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Similarity of two sides, in [-1, 1], and the number of ``comparisons`` of ``known`` behind it."""
+class PairSimilarity:
+    """Similarity of two sides, in [-1, 1], and the number of ``trials`` of ``model`` behind it."""
 
     similarity: float
-    known: ImpostorRisk | None
-    comparisons: int
+    model: ImpostorRisk | None
+    trials: int
     review_factor: float = REVIEW_FACTOR
 
 
-def compare(a: Float | EnrolledSubject, b: Float | EnrolledSubject, pack_risk: ImpostorRisk | None) -> Comparison:
+def compare(a: Float | EnrolledSubject, b: Float | EnrolledSubject, pack_risk: ImpostorRisk | None) -> PairSimilarity:
     """Compare two sides, each a subject or the (d,) vector of a face.
 
     A face and a subject are compared with the gallery's fusion rule and calibration, as in a search of one subject. Two
@@ -44,23 +44,23 @@ def compare(a: Float | EnrolledSubject, b: Float | EnrolledSubject, pack_risk: I
         if not isinstance(b, EnrolledSubject):
             return _with_subject(b, a)
         pairs = a.vectors @ b.vectors.T
-        return Comparison(_cosine(pairs.max()), pack_risk, pairs.size, min(a.review_factor, b.review_factor))
+        return PairSimilarity(_cosine(pairs.max()), pack_risk, pairs.size, min(a.review_factor, b.review_factor))
     if isinstance(b, EnrolledSubject):
         return _with_subject(a, b)
-    return Comparison(_cosine(np.dot(a, b)), pack_risk, 1)
+    return PairSimilarity(_cosine(np.dot(a, b)), pack_risk, 1)
 
 
-def _with_subject(probe: Float, subject: EnrolledSubject) -> Comparison:
+def _with_subject(probe: Float, subject: EnrolledSubject) -> PairSimilarity:
     count = len(subject.vectors)
     (fused,) = fuse_similarities(
         probe[None], subject.vectors, np.zeros(count, np.int64), subject.qualities, subject.fusion
     )[0]
-    known = subject.known
-    if known is not None:
+    model = subject.model
+    if model is not None:
         # Strangers score higher against a subject with more templates. In a search the subjects' template counts
         # average out; against a single subject its own count matters.
-        known = replace(known, comparisons_per_subject=max(1.0, count / known.mean_templates))
-    return Comparison(_cosine(fused), known, 1, subject.review_factor)
+        model = replace(model, comparisons_per_subject=max(1.0, count / model.mean_templates))
+    return PairSimilarity(_cosine(fused), model, 1, subject.review_factor)
 
 
 def _cosine(similarity: float) -> float:

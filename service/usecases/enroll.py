@@ -205,7 +205,7 @@ class _Enrollment:
                 backend.galleries.store.templates.enroll, gallery, self.subject, new, idempotent, self.only_new, checked
             )
         backend.operations.metrics.count_enrollment("enrolled", len(new))
-        backend.galleries.risks.follow(gallery)
+        backend.galleries.risks.derive_later(gallery)
         return Enrolled(earlier or encode(problem_document), True)
 
     def _new_template(self, gallery: Gallery, item: Photo | KithError | Float, result: Document) -> NewTemplate:

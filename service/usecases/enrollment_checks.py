@@ -143,10 +143,10 @@ def check_identities(
         own, qualities, own_pk = np.empty((0, gallery.dimension), np.float32), np.empty(0, np.float32), -1
     faces = np.stack([template.vector for template in templates])
     hits_of: Sequence[Sequence[Hit]] = [()] * len(faces)
-    comparisons = 0
+    subjects = 0
     if not overrides.allow_duplicate:
-        hits_of, comparisons = galleries.followers.caught_up(gallery).search(faces, 3)
-    known = galleries.risks.of(gallery)
+        hits_of, subjects = galleries.followers.caught_up(gallery).search(faces, 3)
+    model = galleries.risks.current(gallery)
     rejections: list[KithError | None] = []
     for template, face, hits in zip(templates, faces[:, None], hits_of, strict=True):
         try:
@@ -154,7 +154,7 @@ def check_identities(
                 one = np.zeros(len(own), np.int64)
                 itself = fuse_similarities(face, own, one, qualities, gallery.settings.fusion).max(initial=-1.0)
                 others = [(hit.subject_pk, hit.similarity) for hit in hits if hit.subject_pk != own_pk]
-                _require_no_duplicate(others, float(itself), gallery, subject_id, store, known, comparisons)
+                _require_no_duplicate(others, float(itself), gallery, subject_id, store, model, subjects)
             if len(own) and not overrides.allow_inconsistent:
                 _require_consistency(float(products(face, own).max()), len(own), subject_id, calibration)
         except (DuplicateSubjectError, InconsistentTemplateError) as rejection:
@@ -172,17 +172,17 @@ def _require_no_duplicate(
     gallery: Gallery,
     subject_id: str,
     store: Store,
-    known: ImpostorRisk | None,
-    comparisons: int,
+    model: ImpostorRisk | None,
+    subjects: int,
 ) -> None:
     """Raise DuplicateSubjectError if another subject is accepted, and more similar than ``itself``.
 
     ``others``: (subject key, similarity) of the most similar other subjects. Lookalikes may both be enrolled.
     """
-    thresholds = thresholds_for(DUPLICATE_RISK, known, comparisons)
+    thresholds = thresholds_for(DUPLICATE_RISK, model, subjects)
     alike = [
         candidate
-        for candidate in score_candidates(others, thresholds, known, comparisons)[:2]
+        for candidate in score_candidates(others, thresholds, model, subjects)[:2]
         if candidate.score >= thresholds.accept and candidate.similarity >= itself
     ]
     named = store.subjects.by_pk(gallery, [candidate.subject_pk for candidate in alike]) if alike else {}

@@ -66,7 +66,7 @@ class Migrations:
                 embedded = await self._embed(context, view, keys[start : start + EMBED_BATCH])
                 known, found = known + embedded, found or embedded > 0
         if view is not None:
-            self.risks.follow(view)
+            self.risks.derive_later(view)
 
     def _view(self, context: JobContext) -> Gallery | None:
         """Return the gallery under the job's generation; None: the generation is not needed any more."""

@@ -44,7 +44,7 @@ async def process_photos(
 async def fetch_photo(backend: Backend, url: str) -> bytes:
     """Fetch the photo at ``url`` if KITH_URL_HOSTS allows it.
 
-    Raises as :meth:`service.inference.url_fetching.Fetcher.fetch`.
+    Raises as :meth:`service.inference.url_fetching.UrlFetcher.fetch`.
     """
     with backend.operations.metrics.stage("fetch"):
         return await backend.faces.fetcher.fetch(url)

@@ -117,7 +117,7 @@ def compare_sides(
     """Add the comparison to ``document``."""
     compared = compare(*persons, backend.galleries.risks.of_pack(verification.served.fingerprint))
     target = verification.target(verification.body.risk)
-    thresholds = thresholds_for(_joint(target), compared.known, compared.comparisons, compared.review_factor)
+    thresholds = thresholds_for(_joint(target), compared.model, compared.trials, compared.review_factor)
     similarity: float | None = compared.similarity
     if verification.galleries and not caller.sees_vectors:
         similarity = thresholds.coarse(compared.similarity)
@@ -125,8 +125,8 @@ def compare_sides(
         document["reasons"].append("risk_out_of_reach")
     probability = None
     if similarity is not None:
-        chance = false_alarm_probability(similarity, compared.known, compared.comparisons)
-        probability = shown_probability(chance, compared.known, compared.comparisons)
+        chance = false_alarm_probability(similarity, compared.model, compared.trials)
+        probability = shown_probability(chance, compared.model, compared.trials)
     document |= without_none(
         outcome=decide_pair(compared.similarity, thresholds),
         similarity=None if similarity is None else round(similarity, 4),
@@ -220,5 +220,5 @@ def _read_subject(backend: Backend, gallery: Gallery, subject_id: str) -> Enroll
     vectors, qualities = backend.galleries.store.templates.vectors(gallery, subject_id)
     if not len(vectors):
         raise InvalidRequestError(f"subject {subject_id!r} has no template")
-    known, settings = backend.galleries.risks.of(gallery), gallery.settings
-    return EnrolledSubject(vectors, qualities, settings.fusion, known, settings.review_factor)
+    model, settings = backend.galleries.risks.current(gallery), gallery.settings
+    return EnrolledSubject(vectors, qualities, settings.fusion, model, settings.review_factor)

@@ -177,8 +177,8 @@ def plan(
 @app.command()
 def losses() -> None:
     """List every head and term with its options."""
-    for title, section, factories in (("Head", "head", HEADS), ("Term", "terms", TERMS)):
-        table = Table(title, "Options (--set " + f"{section}.OPTION=...)")
+    for title, key, factories in (("Head", "head.OPTION", HEADS), ("Term", "terms.NAME.OPTION", TERMS)):
+        table = Table(title, f"Options (--set {key}=...)")
         for name, factory in factories.items():
             table.add_row(name, ", ".join(f"{k}={v}" for k, v in list_options(factory).items()))
         Console().print(table)

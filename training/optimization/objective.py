@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from torch import Tensor, nn
 
-from training.config import ConfigError, DistillConfig, RunConfig
+from training.config import ConfigError, RunConfig
 from training.losses import CosineHead, Head, PartialFC, build_head, build_term
 from training.losses.core import Agents, NoHead
 from training.optimization.distillation import Distillation, load_teacher
@@ -70,16 +69,6 @@ def build_objective(config: RunConfig, num_classes: int) -> Objective:
     if config.distill.teacher is not None:
         distillation = (config.distill.weight, Distillation(load_teacher(config.distill.teacher), dim, config.distill))
     return Objective(head, terms, distillation)
-
-
-def check_objective(config: RunConfig) -> None:
-    """Build the objective for a few classes, to report errors before the data is decoded.
-
-    Raises ConfigError as `build_objective` does.
-    """
-    build_objective(
-        replace(config, distill=DistillConfig()) if config.terms or config.head.name != "none" else config, 64
-    )
 
 
 def _shard(head: Head, sampling: float) -> Head:

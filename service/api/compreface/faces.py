@@ -114,5 +114,5 @@ async def _delete(backend: Backend, gallery: Gallery, ids: list[str]) -> list[Te
     for start in range(0, len(ids), MAX_ERASED):
         some = ids[start : start + MAX_ERASED]
         deleted += await backend.run_on_gallery(gallery, backend.galleries.store.templates.delete_many, some)
-    backend.galleries.risks.follow(await backend.find_gallery(gallery.name))
+    backend.galleries.risks.derive_later(await backend.find_gallery(gallery.name))
     return deleted

@@ -49,7 +49,7 @@ async def rename_subject(
     with suppress(SubjectExistsError):
         await backend.run_on_gallery(gallery, subjects.put, body.subject, None, {}, [], True)
     await backend.run_on_gallery(gallery, subjects.merge, subject, body.subject)
-    backend.galleries.risks.follow(await backend.find_gallery(gallery.name))
+    backend.galleries.risks.derive_later(await backend.find_gallery(gallery.name))
     return {"updated": True}
 
 
@@ -58,7 +58,7 @@ async def rename_subject(
 async def delete_subject(gallery: BoundGallery, subject: SubjectPath, backend: BackendDep) -> dict[str, Any]:
     """Erase a subject."""
     await backend.run_on_gallery(gallery, backend.galleries.store.subjects.delete, subject)
-    backend.galleries.risks.follow(await backend.find_gallery(gallery.name))
+    backend.galleries.risks.derive_later(await backend.find_gallery(gallery.name))
     return {"subject": subject}
 
 
@@ -71,7 +71,7 @@ async def delete_all_subjects(gallery: BoundGallery, backend: BackendDep) -> dic
     for start in range(0, len(ids), MAX_ERASED):
         some = ids[start : start + MAX_ERASED]
         deleted += await backend.run_on_gallery(gallery, backend.galleries.store.subjects.delete_many, some)
-    backend.galleries.risks.follow(await backend.find_gallery(gallery.name))
+    backend.galleries.risks.derive_later(await backend.find_gallery(gallery.name))
     return {"deleted": deleted}
 
 

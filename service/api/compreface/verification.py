@@ -184,6 +184,6 @@ async def _stored(backend: Backend, caller: Caller, gallery: Gallery, cutoffs: C
     vectors, qualities = await backend.run(backend.galleries.store.templates.vector, gallery, template)
     if not len(vectors):
         raise TemplateNotFoundError(f"template {template_id!r} was deleted, or has no vector of this recognizer")
-    known, settings = backend.galleries.risks.of(gallery), gallery.settings
-    reference = EnrolledSubject(vectors, qualities, settings.fusion, known, settings.review_factor)
+    model, settings = backend.galleries.risks.current(gallery), gallery.settings
+    reference = EnrolledSubject(vectors, qualities, settings.fusion, model, settings.review_factor)
     return _Comparer(backend, caller, gallery, cutoffs, reference, template)

@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 
 from service.api.http.backend import backend_of
 from service.api.http.bodies import JsonRequest
+from service.api.http.gate import takes_photos
 from service.api.http.parameters import GalleryPath
 from service.api.http.permissions import Need, description_of
 from service.core.errors import GalleryNotFoundError
@@ -61,10 +62,15 @@ class PermittedRoute(APIRoute):
 
 
 def check_routes(router: APIRouter) -> APIRouter:
-    """Raises LookupError: a route does not check permissions."""
+    """Raises LookupError: a route does not check permissions, or takes photos without their limits."""
     for route in router.routes:
         if not isinstance(route, PermittedRoute):
             raise LookupError(f"{getattr(route, 'path', route)} is not a PermittedRoute")
+        content = (route.openapi_extra or {}).get("requestBody", {}).get("content", {})
+        if "multipart/form-data" in content and not takes_photos("POST", route.path):
+            raise LookupError(
+                f"{route.path} takes photos: add it to PHOTOS in service/api/http/gate.py for their limits"
+            )
     return router
 
 

@@ -30,7 +30,7 @@ async def list_erasures(
     limit: PageLimit = 100,
 ) -> ReceiptsOut:
     """List the erasure receipts of a gallery, newest first."""
-    found = await backend.run(backend.galleries.store.galleries.get, gallery)
+    found = await backend.find_gallery(gallery)
     before = open_cursor(found.seal, cursor)
     listed = await backend.run(backend.galleries.erasures.list_page, found, subject, before, limit + 1)
     page, more = paginate(listed, limit, found.seal, lambda row: row[0])
@@ -51,5 +51,5 @@ async def export_subject(gallery: GalleryPath, subject: SubjectPath, backend: Ba
 
     For an erased subject the export has the receipts and the audit entries.
     """
-    found = await backend.run(backend.galleries.store.galleries.get, gallery)
+    found = await backend.find_gallery(gallery)
     return await backend.run(backend.galleries.subject_access.everything_about, found, subject)

@@ -76,7 +76,7 @@ async def list_galleries(
 @permitted(READ)
 async def get_gallery(gallery: GalleryPath, backend: BackendDep) -> GalleryOut:
     """Return a gallery's settings, counts, and drift of its decisions from the calibration."""
-    found = await backend.run(backend.galleries.store.galleries.get, gallery)
+    found = await backend.find_gallery(gallery)
     drift = await backend.run(backend.galleries.watches.drift_of, found.pk, found.name, found.fingerprint)
     return to_gallery_out(found).model_copy(update={"drift": to_drift_out(drift)})
 
@@ -85,7 +85,7 @@ async def get_gallery(gallery: GalleryPath, backend: BackendDep) -> GalleryOut:
 @permitted(READ)
 async def get_statistics(gallery: GalleryPath, backend: BackendDep, caller: CallerDep) -> GalleryStatsOut:
     """Return statistics of the gallery's index: its kind and why, recall, size and position in the change log."""
-    found = await backend.run(backend.galleries.store.galleries.get, gallery)
+    found = await backend.find_gallery(gallery)
     follower = await backend.galleries.search.caught_up(found)
     stats = await backend.run(follower.stats)
     index = IndexOut(**asdict(stats))
@@ -98,7 +98,7 @@ async def get_statistics(gallery: GalleryPath, backend: BackendDep, caller: Call
 @permitted(READ)
 async def get_retention(gallery: GalleryPath, backend: BackendDep) -> RetentionOut:
     """Count the templates and subjects whose retention has expired, and tell if erasure awaits confirmation."""
-    found, now = await backend.run(backend.galleries.store.galleries.get, gallery), datetime.now(UTC)
+    found, now = await backend.find_gallery(gallery), datetime.now(UTC)
     due = await backend.run(backend.galleries.retention.due, found, now)
     return RetentionOut(
         gallery=found.name,
@@ -121,7 +121,7 @@ async def apply_retention(gallery: GalleryPath, body: RetentionIn, backend: Back
         gallery, backend.galleries.retention.erase_due, now, body.templates, body.subjects
     )
     for changed in swept.galleries:
-        backend.galleries.risks.follow(changed)
+        backend.galleries.risks.derive_later(changed)
     return RetentionAppliedOut(templates=swept.templates, subjects=swept.subjects)
 
 
@@ -131,7 +131,7 @@ async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, backend:
     """Change the given settings of the gallery. The others stay."""
     _check_liveness(backend, body.liveness)
     updated = await backend.run(backend.galleries.store.galleries.update, gallery, body.over)
-    backend.galleries.risks.follow(updated)
+    backend.galleries.risks.derive_later(updated)
     return to_gallery_out(updated)
 
 
@@ -161,7 +161,7 @@ async def check_hygiene(
     The first request after a change of the gallery takes seconds for 10,000 templates. Concurrent requests share it,
     and other requests are served meanwhile.
     """
-    found = await backend.run(backend.galleries.store.galleries.get, gallery)
+    found = await backend.find_gallery(gallery)
     after = open_cursor_numbers(found.seal, cursor, 4)
     backend.faces.recognizers.for_gallery(found)
     calibration = backend.galleries.risks.calibration(found)

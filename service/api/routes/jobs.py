@@ -38,7 +38,7 @@ async def list_jobs(
     """List the jobs of all galleries that the key is for, newest first. Finished jobs are kept for two weeks."""
     if gallery is not None:
         caller.check_gallery(gallery)
-    chosen = None if gallery is None else await backend.run(backend.galleries.store.galleries.get, gallery)
+    chosen = None if gallery is None else await backend.find_gallery(gallery)
     seal = (await backend.run(backend.operations.keys.ring)).seal
     before, among = open_cursor(seal, cursor), caller.rights.galleries
     found = await backend.run(backend.jobs.runner.store.list_jobs, chosen, state, before, limit + 1, among)

@@ -49,7 +49,7 @@ async def cut_over_migration(gallery: GalleryPath, body: CutOverIn, backend: Bac
     share = 0.0 if body.force else body.min_share
     risk = body.risk.target("fpir") if body.risk else None
     await backend.run_on_gallery(gallery, backend.galleries.generations.cut_over, share, risk)
-    backend.galleries.risks.follow(await backend.find_gallery(gallery))
+    backend.galleries.risks.derive_later(await backend.find_gallery(gallery))
     return await _report(backend, gallery)
 
 
@@ -114,7 +114,7 @@ def _threshold(backend: Backend, view: Gallery) -> MigrationThresholdOut | None:
     target = view.settings.risk
     try:
         found = thresholds_for(
-            target, backend.galleries.risks.of(view), max(1, view.subjects), view.settings.review_factor
+            target, backend.galleries.risks.current(view), max(1, view.subjects), view.settings.review_factor
         )
     except RiskUncalibratedError:
         return None

@@ -35,7 +35,7 @@ async def get_risk(
 
     Thresholds are for the gallery's current size and for ten times as many subjects.
     """
-    found = await backend.run(backend.galleries.store.galleries.get, gallery)
+    found = await backend.find_gallery(gallery)
     backend.faces.recognizers.for_gallery(found)
     return await backend.run(_report, backend, found, fpir)
 
@@ -59,17 +59,17 @@ async def calibrate(
 def _report(backend: Backend, gallery: Gallery, targets: list[float]) -> GalleryRiskOut:
     risks = backend.galleries.risks
     stored = backend.galleries.store.evidence.get(gallery)
-    risk = risks.gallery_risk(gallery, stored)
-    known = risks.known(gallery, risk)
-    if known is None:
+    risk = risks.fit(gallery, stored)
+    model = risks.with_pack(gallery, risk)
+    if model is None:
         raise RiskUncalibratedError(f"gallery {gallery.name!r} has no calibration")
     subjects = max(1, stored.scores.subjects if stored else gallery.subjects)
     target = gallery.settings.risk
-    own = thresholds_for(target, known, subjects, gallery.settings.review_factor)
+    own = thresholds_for(target, model, subjects, gallery.settings.review_factor)
     probes = risk_report.thresholds_of_probes(
-        target, known, subjects, backend.galleries.search.windows.levels_of_callers(gallery)
+        target, model, subjects, backend.galleries.search.windows.levels_of_callers(gallery)
     )
-    calibration, curve = risks.calibration(gallery), known.curve_of(subjects)
+    calibration, curve = risks.calibration(gallery), model.curve_of(subjects)
     ratio = risk.fmr_over_pack() if risk else None
     return GalleryRiskOut(
         gallery=gallery.name,
@@ -80,7 +80,7 @@ def _report(backend: Backend, gallery: Gallery, targets: list[float]) -> Gallery
         review_threshold=round(own.review, 4),
         rival=None if own.rival is None else round(own.rival, 4),
         evidence=EvidenceOut(
-            source=known.source,
+            source=model.source,
             gallery_share=round(risk.gallery_share, 4) if risk else 0.0,
             pairs=stored.scores.pairs if stored else 0,
             probes=stored.scores.probes if stored else 0,
@@ -93,10 +93,10 @@ def _report(backend: Backend, gallery: Gallery, targets: list[float]) -> Gallery
         targets=[
             TargetOut(fpir=today.fpir, today=to_threshold_out(today), grown=to_threshold_out(grown))
             for today, grown in risk_report.target_thresholds(
-                targets, known.comparisons(subjects), curve, risk.evidence if risk else None, calibration
+                targets, model.comparisons_among(subjects), curve, risk.evidence if risk else None, calibration
             )
         ],
-        curve=[PointOut(**vars(point)) for point in risk_report.fpir_curve(known.comparisons(subjects), curve)],
+        curve=[PointOut(**vars(point)) for point in risk_report.fpir_curve(model.comparisons_among(subjects), curve)],
         check=HoldoutCheckOut(**vars(risk_report.check_maxima(risk.evidence, curve))) if risk else None,
         last_move=_last_move(backend, gallery),
         probes_threshold=None if probes is None else round(probes.accept, 4),

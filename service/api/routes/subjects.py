@@ -55,7 +55,7 @@ async def list_subjects(
     metadata: Annotated[str | None, Query(description=METADATA_HELP, examples=['{"floor": 3}'])] = None,
 ) -> SubjectsOut:
     """List the subjects, oldest first."""
-    found_gallery = await backend.run(backend.galleries.store.galleries.get, gallery)
+    found_gallery = await backend.find_gallery(gallery)
     seal, chosen = found_gallery.seal, SubjectFilter(tuple(tag), _metadata(metadata))
     found = await backend.run(
         backend.galleries.store.subjects.list_page, found_gallery, open_cursor(seal, cursor), limit + 1, chosen
@@ -85,7 +85,7 @@ async def put_subject(
 @permitted(READ)
 async def get_subject(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> SubjectOut:
     """Return a subject."""
-    found = await backend.run(backend.galleries.store.galleries.get, gallery)
+    found = await backend.find_gallery(gallery)
     return to_subject_out(await backend.run(backend.galleries.store.subjects.get, found, subject))
 
 
@@ -110,7 +110,7 @@ async def delete_subject(gallery: GalleryPath, subject: SubjectPath, backend: Ba
     The response is a receipt. A repeated request gets 404 with the first receipt.
     """
     receipt = await backend.run_on_gallery(gallery, backend.galleries.store.subjects.delete, subject)
-    backend.galleries.risks.follow(await backend.find_gallery(gallery))
+    backend.galleries.risks.derive_later(await backend.find_gallery(gallery))
     return to_deleted_out(receipt)
 
 
@@ -125,7 +125,7 @@ async def merge_subject(
     and a repeated request gets the same. A merge cannot be undone.
     """
     done = await backend.run_on_gallery(snapshot, backend.galleries.store.subjects.merge, subject, body.into)
-    backend.galleries.risks.follow(await backend.find_gallery(snapshot.name))
+    backend.galleries.risks.derive_later(await backend.find_gallery(snapshot.name))
     return MergedOut(subject=to_subject_out(done.into), templates=done.templates, receipt=to_receipt_out(done.receipt))
 
 
@@ -135,7 +135,7 @@ async def list_templates(
     gallery: GalleryPath, subject: SubjectPath, backend: BackendDep, cursor: Cursor = None, limit: PageLimit = 100
 ) -> TemplatesOut:
     """List the templates of a subject, oldest first."""
-    found = await backend.run(backend.galleries.store.galleries.get, gallery)
+    found = await backend.find_gallery(gallery)
     listed = await backend.run(
         backend.galleries.store.templates.list_page, found, subject, open_cursor(found.seal, cursor), limit + 1
     )
@@ -149,7 +149,7 @@ async def get_template(
     gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, backend: BackendDep
 ) -> TemplateOut:
     """Return a template, without its embedding."""
-    found = await backend.run(backend.galleries.store.galleries.get, gallery)
+    found = await backend.find_gallery(gallery)
     return to_template_out(await backend.run(backend.galleries.store.templates.get, found, subject, template))
 
 
@@ -160,7 +160,7 @@ async def move_template(
 ) -> TemplatesOut:
     """Move a template to another subject. The response is the first page of that subject's templates."""
     await backend.run_on_gallery(snapshot, backend.galleries.store.templates.move, subject, template, body.subject)
-    backend.galleries.risks.follow(await backend.find_gallery(snapshot.name))
+    backend.galleries.risks.derive_later(await backend.find_gallery(snapshot.name))
     return await list_templates(snapshot.name, body.subject, backend)
 
 
@@ -171,7 +171,7 @@ async def delete_template(
 ) -> DeletedOut:
     """Erase a template. The response is a receipt."""
     receipt = await backend.run_on_gallery(gallery, backend.galleries.store.templates.delete, subject, template)
-    backend.galleries.risks.follow(await backend.find_gallery(gallery))
+    backend.galleries.risks.derive_later(await backend.find_gallery(gallery))
     return to_deleted_out(receipt)
 
 

@@ -83,7 +83,7 @@ async def import_gallery(
         raise
     finally:
         if intake.gallery is not None:
-            backend.galleries.risks.follow(intake.gallery)
+            backend.galleries.risks.derive_later(intake.gallery)
     return _out(gallery, intake.opened.report)
 
 

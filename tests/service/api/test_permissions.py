@@ -25,8 +25,11 @@ from fastapi.routing import APIRoute
 
 from kith import Kith
 from kith.wire.common import Scope
+from service.api.http.openapi import request_body
+from service.api.http.permissions import READ, permitted
 from service.api.http.routing import PermittedRoute, check_routes, needs_of
 from service.app import ROUTERS
+from service.schemas.faces import DetectIn
 from service.security.api_keys import SCOPES, Rights
 from service.server import embedded
 from service.settings import load_settings
@@ -228,6 +231,13 @@ def test_a_route_that_states_no_permission_cannot_be_registered() -> None:
     assert isinstance(plain.routes[0], APIRoute)
     with pytest.raises(LookupError, match="PermittedRoute"):
         check_routes(plain)
+
+
+def test_a_route_for_photos_without_their_limits_cannot_be_registered() -> None:
+    router = APIRouter(route_class=PermittedRoute)
+    router.post("/v1/new", openapi_extra=request_body(DetectIn))(permitted(READ)(lambda: None))
+    with pytest.raises(LookupError, match="/v1/new takes photos: add it to PHOTOS"):
+        check_routes(router)
 
 
 @pytest.mark.parametrize("route", ROWS)

@@ -359,11 +359,11 @@ def test_the_risk_of_so_many_galleries_is_kept_as_fits_in_memory(
             store.templates.enroll(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
         risks.refresh(name)
     monkeypatch.setattr(store.evidence, "get", noted)
-    monkeypatch.setattr(risks, "follow", lambda gallery: None)
-    first, _ = (risks.of(store.galleries.get(name)) for name in "ab")
+    monkeypatch.setattr(risks, "derive_later", lambda gallery: None)
+    first, _ = (risks.current(store.galleries.get(name)) for name in "ab")
     assert first is not None
     for name, reads in [("a", "ab"), ("c", "abc"), ("a", "abc"), ("b", "abcb"), ("a", "abcb"), ("c", "abcbc")]:
-        known = risks.of(store.galleries.get(name))
+        known = risks.current(store.galleries.get(name))
         assert known is not None and "".join(read) == reads
         assert name != "a" or known is first
     risks.close()

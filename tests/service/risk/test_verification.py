@@ -62,7 +62,7 @@ def test_a_face_meets_a_subject_by_the_gallerys_rule(
         found = compare(probe, subject, of_pack)
         assert found.similarity == pytest.approx(by_hand(probe, subject), abs=1e-6)
         assert found == compare(subject, probe, of_pack)
-        assert found.comparisons == 1
+        assert found.trials == 1
 
 
 def test_each_template_is_a_chance_where_only_photos_were_compared(
@@ -73,11 +73,11 @@ def test_each_template_is_a_chance_where_only_photos_were_compared(
 
     def threshold(enrolled: EnrolledSubject) -> float:
         found = compare(probe, enrolled, of_pack)
-        return thresholds_for(target, found.known, found.comparisons).accept
+        return thresholds_for(target, found.model, found.trials).accept
 
-    of_five = threshold(replace(subject, known=of_pack))
+    of_five = threshold(replace(subject, model=of_pack))
     assert of_five == pytest.approx(thresholds_for(target, of_pack, 5).accept)
-    one = replace(subject, known=of_pack, vectors=subject.vectors[:1], qualities=subject.qualities[:1])
+    one = replace(subject, model=of_pack, vectors=subject.vectors[:1], qualities=subject.qualities[:1])
     assert of_five > threshold(one)
 
 
@@ -88,10 +88,10 @@ def test_who_has_more_templates_than_the_galleries_strangers_met_is_judged_by_mo
 ) -> None:
     (probe,) = units(rng, 1)
     known = replace(of_pack, source="both", mean_templates=usual)
-    found = compare(probe, replace(subject, fusion=rule, known=known), of_pack)
-    assert found.known is not None
-    assert found.known.source == "both"
-    assert found.known.comparisons_per_subject == max(1, 5 / usual)
+    found = compare(probe, replace(subject, fusion=rule, model=known), of_pack)
+    assert found.model is not None
+    assert found.model.source == "both"
+    assert found.model.comparisons_per_subject == max(1, 5 / usual)
 
 
 def test_strangers_of_a_person_of_many_templates_are_within_the_rate(rng: np.random.Generator) -> None:
@@ -112,7 +112,7 @@ def test_strangers_of_a_person_of_many_templates_are_within_the_rate(rng: np.ran
             own = pks == person
             enrolled = EnrolledSubject(vectors[own], qualities[own], rule, known)
             found = compare(strangers[0], enrolled, None)
-            accept = thresholds_for(RiskTarget("fpir", 0.01), found.known, found.comparisons).accept
+            accept = thresholds_for(RiskTarget("fpir", 0.01), found.model, found.trials).accept
             fused = fuse_similarities(strangers, vectors[own], np.zeros(20, np.int64), qualities[own], rule)
             alarms.append((fused >= accept).mean())
         assert np.mean(alarms) <= 0.0125
@@ -124,7 +124,7 @@ def test_two_subjects_by_all_pairs_of_their_templates(
     other = replace(subject, vectors=units(rng, 3), qualities=np.full(3, np.nan, np.float32), review_factor=2.0)
     found = compare(subject, other, of_pack)
     assert found.similarity == pytest.approx(max(float(a @ b) for a in subject.vectors for b in other.vectors))
-    assert (found.known, found.comparisons, found.review_factor) == (of_pack, 15, 2.0)
+    assert (found.model, found.trials, found.review_factor) == (of_pack, 15, 2.0)
     alike, in_one = (false_alarm_probability(found.similarity, of_pack, chances) for chances in (15, 1))
     assert alike is not None
     assert in_one is not None
@@ -136,4 +136,4 @@ def test_two_faces_by_the_pack(rng: np.random.Generator, of_pack: ImpostorRisk) 
     found = compare(face, face * 1.000001, of_pack)
     assert found.similarity == pytest.approx(1)
     assert found.similarity <= 1
-    assert (found.known, found.comparisons) == (of_pack, 1)
+    assert (found.model, found.trials) == (of_pack, 1)
