@@ -29,6 +29,7 @@ from service.api.routes import (
     erasures,
     faces,
     galleries,
+    hygiene,
     identify,
     jobs,
     keys,
@@ -49,6 +50,7 @@ from service.wiring import open_backend
 
 STATEFUL: Final = (
     galleries.router,
+    hygiene.router,
     subjects.router,
     pictures.router,
     enrollments.router,

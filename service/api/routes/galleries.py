@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 
@@ -20,20 +17,15 @@ from kith.wire.galleries import (
     RetentionAppliedOut,
     RetentionOut,
 )
-from kith.wire.hygiene import FindingOut, HygieneOut, NamedOut, TemplateRefOut
 from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
-from service.api.http.parameters import Cursor, GalleryPath, NameCursor, PageLimit, open_cursor_numbers
+from service.api.http.parameters import GalleryPath, NameCursor, PageLimit
 from service.api.http.permissions import ADMIN, ADMIN_ALL, READ, permitted
 from service.api.http.routing import CallerDep, PermittedRoute
-from service.core.errors import GalleryMovedError, LivenessUnavailableError, RiskUncalibratedError
-from service.domain.findings import KINDS, HygieneFinding, HygieneReport
-from service.domain.gallery import Gallery, GallerySettings, Subject, Template
-from service.risk.hygiene import SIMILARITY_DIGITS, find_problems, sort_key
+from service.core.errors import LivenessUnavailableError
+from service.domain.gallery import GallerySettings
 from service.schemas.erasures import to_deleted_out
 from service.schemas.galleries import GalleryIn, GallerySettingsIn, RetentionIn, to_drift_out, to_gallery_out
-from service.storage.db.row_sealing import seal_cursor
-from service.storage.repositories.store import Store
 from service.usecases.backend import Backend
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries", tags=["galleries"], responses=PROBLEMS)
@@ -149,88 +141,3 @@ async def delete_gallery(gallery: GalleryPath, backend: BackendDep) -> DeletedOu
     backend.galleries.search.windows.forget(deleted)
     backend.galleries.watches.drop(deleted.pk, deleted.name)
     return to_deleted_out(receipt)
-
-
-@router.get("/{gallery}/hygiene")
-@permitted(ADMIN)  # similarities between templates, which a caller may have made up
-async def check_hygiene(
-    gallery: GalleryPath, backend: BackendDep, cursor: Cursor = None, limit: PageLimit = 100
-) -> HygieneOut:
-    """Find duplicate subjects, mislabeled templates and lookalikes, with the odds of each. Changes nothing.
-
-    The first request after a change of the gallery takes seconds for 10,000 templates. Concurrent requests share it,
-    and other requests are served meanwhile.
-    """
-    found = await backend.find_gallery(gallery)
-    after = open_cursor_numbers(found.seal, cursor, 4)
-    backend.faces.recognizers.for_gallery(found)
-    calibration = backend.galleries.risks.calibration(found)
-    if calibration is None:
-        raise RiskUncalibratedError("hygiene needs a calibrated recognizer")
-
-    def inspect() -> HygieneReport:
-        current = backend.galleries.store.galleries.get(gallery)
-        if (current.pk, current.fingerprint) != (found.pk, found.fingerprint):
-            raise GalleryMovedError(f"gallery {gallery!r} was replaced or moved to another recognizer meanwhile")
-        report = backend.galleries.store.cache.findings(current)
-        if report is None:
-            report = find_problems(backend.galleries.store.changes.snapshot(current), calibration)
-            backend.galleries.store.cache.add_findings(current, report)
-        return report
-
-    report = backend.galleries.store.cache.findings(found)
-    if report is None:
-        report = await backend.jobs.heavy.run(("hygiene", found.pk, found.fingerprint), inspect)
-    return await backend.run(_hygiene_page, backend.galleries.store, found, report, after, limit)
-
-
-def _hygiene_page(
-    store: Store, gallery: Gallery, report: HygieneReport, after: tuple[int, ...] | None, limit: int
-) -> HygieneOut:
-    findings, recall = report.findings, report.recall
-    start = 0 if after is None else bisect_right(findings, after, key=sort_key)
-    shown = findings[start : start + limit]
-    more = start + limit < len(findings)
-    named = [*shown, *report.nearest]
-    subjects = store.subjects.by_pk(gallery, sorted({pk for finding in named for pk in finding.subjects}))
-    templates = store.templates.by_pk(gallery, sorted({pk for finding in named for pk in finding.templates}))
-
-    def present(part: Sequence[HygieneFinding]) -> list[FindingOut]:
-        # Leave out subjects and templates that were deleted since the snapshot.
-        return [
-            _finding_out(finding, subjects, templates)
-            for finding in part
-            if subjects.keys() >= set(finding.subjects) and templates.keys() >= set(finding.templates)
-        ]
-
-    counts = Counter(finding.kind for finding in findings)
-    return HygieneOut(
-        gallery=gallery.name,
-        total={kind: counts[kind] for kind in KINDS},
-        findings=present(shown),
-        nearest=present(report.nearest),
-        expected_recall=None if recall is None else round(recall.value, 3),
-        expected_recall_low=None if recall is None else round(recall.low, 3),
-        expected_recall_high=None if recall is None else round(recall.high, 3),
-        next=seal_cursor(gallery.seal, *sort_key(shown[-1])) if more else None,
-    )
-
-
-def _finding_out(finding: HygieneFinding, subjects: dict[int, Subject], templates: dict[int, Template]) -> FindingOut:
-    return FindingOut(
-        kind=finding.kind,
-        subjects=[NamedOut(subject=subjects[pk].id, name=subjects[pk].name) for pk in finding.subjects],
-        templates=[
-            TemplateRefOut(template=templates[pk].id, subject=templates[pk].subject) for pk in finding.templates
-        ],
-        similarity=_round_similarity(finding.similarity),
-        chance=finding.chance,
-        odds=None if finding.odds is None else float(f"{finding.odds:.3g}"),
-        own_similarity=_round_similarity(finding.own_similarity),
-        belongs_to=None if finding.belongs_to is None else subjects[finding.belongs_to].id,
-        action=finding.action,
-    )
-
-
-def _round_similarity(similarity: float | None) -> float | None:
-    return None if similarity is None else round(similarity, SIMILARITY_DIGITS)

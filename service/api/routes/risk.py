@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from functools import partial
-
 from fastapi import APIRouter
 
-from kith.wire.risk import EvidenceOut, GalleryRiskOut, HoldoutCheckOut, MoveOut, PointOut, TargetOut
+from kith.wire.risk import GalleryRiskOut
 from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath, Targets
 from service.api.http.permissions import ADMIN, READ, permitted
 from service.api.http.routing import PermittedRoute
-from service.core.errors import GalleryMovedError, RiskUncalibratedError
-from service.domain.gallery import Gallery
 from service.risk import risk_report
-from service.risk.decision import thresholds_for
-from service.risk.gallery_risks import THRESHOLD_MOVED
-from service.schemas.risk import to_threshold_out
-from service.usecases.backend import Backend
+from service.usecases import risk as usecase
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries/{gallery}", tags=["risk"], responses=PROBLEMS)
 
@@ -35,9 +27,7 @@ async def get_risk(
 
     Thresholds are for the gallery's current size and for ten times as many subjects.
     """
-    found = await backend.find_gallery(gallery)
-    backend.faces.recognizers.for_gallery(found)
-    return await backend.run(_report, backend, found, fpir)
+    return await usecase.report_risk(backend, gallery, fpir)
 
 
 @router.post("/calibrate")
@@ -48,65 +38,4 @@ async def calibrate(
     fpir: Targets = list(risk_report.TARGETS),  # noqa: B006
 ) -> GalleryRiskOut:
     """Bring the gallery's evidence up to date with all its templates. The response is that of GET risk."""
-    found = await backend.find_gallery(gallery)
-    backend.faces.recognizers.for_gallery(found)
-    refresh = partial(backend.galleries.risks.refresh, gallery, exact=True)
-    with suppress(GalleryMovedError):  # the move derives the evidence of the new recognizer
-        await backend.jobs.heavy.run(("evidence", found.pk), refresh)
-    return await backend.run(_report, backend, await backend.find_gallery(gallery), fpir)
-
-
-def _report(backend: Backend, gallery: Gallery, targets: list[float]) -> GalleryRiskOut:
-    risks = backend.galleries.risks
-    stored = backend.galleries.store.evidence.get(gallery)
-    risk = risks.fit(gallery, stored)
-    model = risks.with_pack(gallery, risk)
-    if model is None:
-        raise RiskUncalibratedError(f"gallery {gallery.name!r} has no calibration")
-    subjects = max(1, stored.scores.subjects if stored else gallery.subjects)
-    target = gallery.settings.risk
-    own = thresholds_for(target, model, subjects, gallery.settings.review_factor)
-    probes = risk_report.thresholds_of_probes(
-        target, model, subjects, backend.galleries.search.windows.levels_of_callers(gallery)
-    )
-    calibration, curve = risks.calibration(gallery), model.curve_of(subjects)
-    ratio = risk.fmr_over_pack() if risk else None
-    return GalleryRiskOut(
-        gallery=gallery.name,
-        fusion=gallery.settings.fusion,
-        subjects=subjects,
-        risk={target.kind: target.value},
-        threshold=round(own.accept, 4),
-        review_threshold=round(own.review, 4),
-        rival=None if own.rival is None else round(own.rival, 4),
-        evidence=EvidenceOut(
-            source=model.source,
-            gallery_share=round(risk.gallery_share, 4) if risk else 0.0,
-            pairs=stored.scores.pairs if stored else 0,
-            probes=stored.scores.probes if stored else 0,
-            duplicate_pairs=round(risk.duplicate_pairs, 1) if risk else 0.0,
-            pack_pairs=calibration.impostor_pairs if calibration else 0,
-            fmr_over_pack=None if ratio is None else float(f"{ratio.value:.3g}"),
-            derived_at=stored.derived_at if stored else None,
-            up_to_date=stored is not None and not risks.is_stale(gallery, stored),
-        ),
-        targets=[
-            TargetOut(fpir=today.fpir, today=to_threshold_out(today), grown=to_threshold_out(grown))
-            for today, grown in risk_report.target_thresholds(
-                targets, model.comparisons_among(subjects), curve, risk.evidence if risk else None, calibration
-            )
-        ],
-        curve=[PointOut(**vars(point)) for point in risk_report.fpir_curve(model.comparisons_among(subjects), curve)],
-        check=HoldoutCheckOut(**vars(risk_report.check_maxima(risk.evidence, curve))) if risk else None,
-        last_move=_last_move(backend, gallery),
-        probes_threshold=None if probes is None else round(probes.accept, 4),
-        warnings=risk_report.warnings(risk, probes),
-    )
-
-
-def _last_move(backend: Backend, gallery: Gallery) -> MoveOut | None:
-    details = backend.galleries.store.evidence.last_event(gallery, THRESHOLD_MOVED)
-    if "reason" not in details:
-        return None  # none, or one of an earlier release
-    before, after = ((details.get(when) or {}).get("threshold") for when in ("before", "after"))
-    return MoveOut(before=before, after=after, reason=details["reason"])
+    return await usecase.calibrate(backend, gallery, fpir)

@@ -1,0 +1,38 @@
+"""Search for duplicate subjects, mislabeled templates and lookalikes of a gallery."""
+
+from __future__ import annotations
+
+from service.core.errors import GalleryMovedError, RiskUncalibratedError
+from service.domain.findings import HygieneReport
+from service.domain.gallery import Gallery
+from service.risk.hygiene import find_problems
+from service.usecases.backend import Backend
+
+
+async def inspect_gallery(backend: Backend, gallery: Gallery) -> HygieneReport:
+    """Return the findings of a gallery. Concurrent requests share one computation, which is kept until a change.
+
+    Raises:
+        RecognizerMismatchError: the gallery's recognizer is not served.
+        RiskUncalibratedError: the recognizer has no calibration.
+        GalleryMovedError: the gallery was replaced, or moved to another recognizer meanwhile.
+    """
+    backend.faces.recognizers.for_gallery(gallery)
+    store, calibration = backend.galleries.store, backend.galleries.risks.calibration(gallery)
+    if calibration is None:
+        raise RiskUncalibratedError("hygiene needs a calibrated recognizer")
+
+    def inspect() -> HygieneReport:
+        current = store.galleries.get(gallery.name)
+        if (current.pk, current.fingerprint) != (gallery.pk, gallery.fingerprint):
+            raise GalleryMovedError(f"gallery {gallery.name!r} was replaced or moved to another recognizer meanwhile")
+        report = store.cache.findings(current)
+        if report is None:
+            report = find_problems(store.changes.snapshot(current), calibration)
+            store.cache.add_findings(current, report)
+        return report
+
+    report = store.cache.findings(gallery)
+    if report is None:
+        report = await backend.jobs.heavy.run(("hygiene", gallery.pk, gallery.fingerprint), inspect)
+    return report

@@ -1,0 +1,95 @@
+"""Report of a gallery's risk, and its calibration on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+from kith.wire.risk import EvidenceOut, GalleryRiskOut, HoldoutCheckOut, MoveOut, PointOut, TargetOut
+from service.core.errors import GalleryMovedError, RiskUncalibratedError
+from service.domain.gallery import Gallery
+from service.risk import risk_report
+from service.risk.decision import thresholds_for
+from service.risk.gallery_risks import THRESHOLD_MOVED
+from service.schemas.risk import to_threshold_out
+from service.usecases.backend import Backend
+
+
+async def report_risk(backend: Backend, gallery: str, targets: Sequence[float]) -> GalleryRiskOut:
+    """Report the thresholds of a gallery for FPIR targets, and the evidence behind them.
+
+    Raises:
+        GalleryNotFoundError: there is no such gallery.
+        RecognizerMismatchError: its recognizer is not served.
+        RiskUncalibratedError: neither its pack nor the gallery has enough evidence.
+    """
+    found = await backend.find_gallery(gallery)
+    backend.faces.recognizers.for_gallery(found)
+    return await backend.run(_report, backend, found, targets)
+
+
+async def calibrate(backend: Backend, gallery: str, targets: Sequence[float]) -> GalleryRiskOut:
+    """Derive the gallery's evidence from all its templates, then report as :func:`report_risk`."""
+    found = await backend.find_gallery(gallery)
+    backend.faces.recognizers.for_gallery(found)
+    refresh = partial(backend.galleries.risks.refresh, gallery, exact=True)
+    with suppress(GalleryMovedError):  # the move derives the evidence of the new recognizer
+        await backend.jobs.heavy.run(("evidence", found.pk), refresh)
+    return await backend.run(_report, backend, await backend.find_gallery(gallery), targets)
+
+
+def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> GalleryRiskOut:
+    risks = backend.galleries.risks
+    stored = backend.galleries.store.evidence.get(gallery)
+    risk = risks.fit(gallery, stored)
+    model = risks.with_pack(gallery, risk)
+    if model is None:
+        raise RiskUncalibratedError(f"gallery {gallery.name!r} has no calibration")
+    subjects = max(1, stored.scores.subjects if stored else gallery.subjects)
+    target = gallery.settings.risk
+    own = thresholds_for(target, model, subjects, gallery.settings.review_factor)
+    probes = risk_report.thresholds_of_probes(
+        target, model, subjects, backend.galleries.search.windows.levels_of_callers(gallery)
+    )
+    calibration, curve = risks.calibration(gallery), model.curve_of(subjects)
+    ratio = risk.fmr_over_pack() if risk else None
+    return GalleryRiskOut(
+        gallery=gallery.name,
+        fusion=gallery.settings.fusion,
+        subjects=subjects,
+        risk={target.kind: target.value},
+        threshold=round(own.accept, 4),
+        review_threshold=round(own.review, 4),
+        rival=None if own.rival is None else round(own.rival, 4),
+        evidence=EvidenceOut(
+            source=model.source,
+            gallery_share=round(risk.gallery_share, 4) if risk else 0.0,
+            pairs=stored.scores.pairs if stored else 0,
+            probes=stored.scores.probes if stored else 0,
+            duplicate_pairs=round(risk.duplicate_pairs, 1) if risk else 0.0,
+            pack_pairs=calibration.impostor_pairs if calibration else 0,
+            fmr_over_pack=None if ratio is None else float(f"{ratio.value:.3g}"),
+            derived_at=stored.derived_at if stored else None,
+            up_to_date=stored is not None and not risks.is_stale(gallery, stored),
+        ),
+        targets=[
+            TargetOut(fpir=today.fpir, today=to_threshold_out(today), grown=to_threshold_out(grown))
+            for today, grown in risk_report.target_thresholds(
+                targets, model.comparisons_among(subjects), curve, risk.evidence if risk else None, calibration
+            )
+        ],
+        curve=[PointOut(**vars(point)) for point in risk_report.fpir_curve(model.comparisons_among(subjects), curve)],
+        check=HoldoutCheckOut(**vars(risk_report.check_maxima(risk.evidence, curve))) if risk else None,
+        last_move=_last_move(backend, gallery),
+        probes_threshold=None if probes is None else round(probes.accept, 4),
+        warnings=risk_report.warnings(risk, probes),
+    )
+
+
+def _last_move(backend: Backend, gallery: Gallery) -> MoveOut | None:
+    details = backend.galleries.store.evidence.last_event(gallery, THRESHOLD_MOVED)
+    if "reason" not in details:
+        return None  # none, or one of an earlier release
+    before, after = ((details.get(when) or {}).get("threshold") for when in ("before", "after"))
+    return MoveOut(before=before, after=after, reason=details["reason"])
