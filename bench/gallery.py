@@ -364,9 +364,9 @@ def many(count: int, size: int) -> Row:
         before = resident()
         followers = Followers(in_process(store))
         probe = stranger(0)[None]
-        first = [timed(lambda each=each: followers.caught_up(each).search(probe, 2)) for each in found]
+        first = [timed(lambda each=each: followers.catch_up_blocking(each).search(probe, 2)) for each in found]
         after = resident()
-        again = [timed(lambda each=each: followers.caught_up(each).search(probe, 2)) for each in found]
+        again = [timed(lambda each=each: followers.catch_up_blocking(each).search(probe, 2)) for each in found]
         followers.close()
     raw = count * size * DIMENSION * 4
     return {

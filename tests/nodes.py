@@ -31,7 +31,7 @@ class Node:
         self.followers = Followers(in_process(self.store) if self.engine is None else self.engine.replica)
 
     def follower(self, gallery: str = "g") -> Follower:
-        return self.followers.caught_up(self.store.galleries.get(gallery))
+        return self.followers.catch_up_blocking(self.store.galleries.get(gallery))
 
     def replica(self, gallery: str = "g") -> MilvusReplica:
         """Options of a node with Milvus."""
@@ -59,7 +59,7 @@ class Model:
         gallery = node.store.galleries.get("g")
         names = {s.pk: s.id for s in node.store.subjects.list_page(gallery, None, 1000, SubjectFilter())}
         keys = None if among is None else np.array(sorted(pk for pk, name in names.items() if name in among), np.int64)
-        results, compared = node.followers.caught_up(gallery).search(probes, k, keys)
+        results, compared = node.followers.catch_up_blocking(gallery).search(probes, k, keys)
         assert compared == sum(bool(t) and (among is None or name in among) for name, t in self.enrolled.items())
         for probe, hits in zip(probes, results, strict=True):
             expected = brute_force(self.enrolled, probe, k, among, self.fusion)

@@ -105,10 +105,11 @@ def open_networks(spec: NetworkSpec, preference: EnginePreference) -> OpenedNetw
     """
     if not preference.wants_gpu:
         return OpenedNetworks([open_network(spec, preference)])
-    if preference.engine == "openvino" or preference.precision not in (None, "fp32", "fp16"):
+    unsupported = preference.engine == "openvino" or preference.provider not in (None, CUDA)
+    if unsupported or preference.precision not in (None, "fp32", "fp16"):
         raise RuntimeUnavailableError(
-            "GPUs support only onnxruntime in fp16 and fp32: unset KITH_ENGINE and KITH_PRECISION, or set KITH_DEVICE "
-            "to cpu"
+            "GPUs support only onnxruntime's CUDA in fp16 and fp32: unset KITH_ENGINE, KITH_PROVIDER and "
+            "KITH_PRECISION, or set KITH_DEVICE to cpu"
         )
     try:
         networks = open_on_gpus(spec, replace(preference.gpu, half=preference.precision != "fp32"))
@@ -190,10 +191,8 @@ def available_precisions(only: Engine | None = None) -> PrecisionsByEngine:
         if only in (None, name) and runtime.is_installed()
     }
     if not available:
-        missing = only or " or ".join(RUNTIMES)
-        raise RuntimeUnavailableError(
-            f"{missing} is not installed: install the distribution with its 'cpu' or 'gpu' extra"
-        )
+        missing = "no runtime is" if only is None else f"{only} is not"
+        raise RuntimeUnavailableError(f"{missing} installed: install the distribution with its 'cpu' or 'gpu' extra")
     return available
 
 

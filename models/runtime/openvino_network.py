@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter, OrderedDict
 from functools import lru_cache
 from importlib.util import find_spec
@@ -29,6 +30,7 @@ MAX_DYNAMIC_BATCH: Final = 8
 MAX_COMPILED_SHAPES: Final = 24
 PRECISION_HINTS: Final[dict[Precision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 CAPABILITIES: Final[dict[str, Precision]] = {"FP32": "fp32", "BF16": "bf16", "FP16": "fp16", "INT8": "int8"}
+_LOCK: Final = threading.Lock()
 DATA_LAYERS: Final = frozenset({"Input", "Output", "Const", "Reorder", "Reshape"})
 """Layer types that only move data."""
 
@@ -52,6 +54,10 @@ def _import_openvino() -> Any:
 
 
 @lru_cache(maxsize=1)
+def _single_core() -> Any:
+    return _import_openvino().Core()
+
+
 def _core() -> Any:
     """Return the process's only Core, which stays until its end.
 
@@ -59,7 +65,8 @@ def _core() -> Any:
     Cores go in the order in which they came, the last one puts back a stack that was freed, and the next signal ends
     the process.
     """
-    return _import_openvino().Core()
+    with _LOCK:
+        return _single_core()
 
 
 def openvino_version() -> str:

@@ -36,9 +36,11 @@ class PeriodicTask(ABC):
     ) -> None:
         self._stopping = True
         self._wake.set()
-        if self._worker is not None:
-            await self._worker
-        await self._close()
+        try:
+            if self._worker is not None:
+                await self._worker
+        finally:
+            await self._close()
 
     def wake(self) -> None:
         """Look now. Call on the event loop."""

@@ -141,7 +141,7 @@ class Followers:
         _close(gone)
         return follower
 
-    def caught_up(self, gallery: Gallery) -> Follower:
+    def catch_up_blocking(self, gallery: Gallery) -> Follower:
         """Return the follower after it has applied every write that was acknowledged before this call. Blocks.
 
         Raises StorageError, IndexUnavailableError: the change log cannot be read or applied.
@@ -158,7 +158,7 @@ class Followers:
 
         Raises:
             OverloadedError: too many requests wait for the gallery to be loaded.
-            StorageError, IndexUnavailableError: as caught_up.
+            StorageError, IndexUnavailableError: as catch_up_blocking.
         """
         follower = self.of(gallery)
         if follower.is_at(gallery.version):

@@ -81,11 +81,11 @@ class ImpostorRisk:
         """
         if self.search is None or subjects < MIN_ADJUSTED_SUBJECTS:
             return None
-        behind, asked = (
+        of_evidence, of_search = (
             self.curve.threshold_at_fmr(fmr_for_fpir(MEDIAN_FPIR, count)).similarity
             for count in (self.search.subjects, subjects)
         )
-        return self.raised(self.search.rival + asked - behind)
+        return self.raised(self.search.rival + of_search - of_evidence)
 
     def curve_of(self, subjects: int) -> FmrCurve:
         """Return the curve for a search of ``subjects``."""

@@ -101,7 +101,7 @@ class GallerySearch:
             RiskUncalibratedError: there is no threshold for this risk.
             OverloadedError, StorageError, IndexUnavailableError: the gallery cannot be searched now.
         """
-        follower = await self.caught_up(gallery)
+        follower = await self.catch_up(gallery)
         small = len(probes) * gallery.templates * gallery.dimension <= MAX_INLINE_PRODUCTS
         few = len(probes) * min(gallery.templates, max(2, k)) <= MAX_INLINE_CANDIDATES
         with self._metrics.stage("search"):
@@ -116,7 +116,7 @@ class GallerySearch:
                 await self._threads.run(self._watch, follower, gallery, panel, probes[:wanted])
             return found
 
-    async def caught_up(self, gallery: Gallery) -> Follower:
+    async def catch_up(self, gallery: Gallery) -> Follower:
         """Return the gallery's follower after it has applied all earlier writes, so that a search is short.
 
         Raises as `Followers.catch_up`.

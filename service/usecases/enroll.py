@@ -164,7 +164,7 @@ class _Enrollment:
             if current.generation != gallery.generation:
                 raise GalleryMovedError(f"gallery {gallery.name!r} moved to another recognizer meanwhile")
             if not self.body.allow_duplicate:
-                await backend.galleries.search.caught_up(current)  # the duplicate check searches the index
+                await backend.galleries.search.catch_up(current)  # the duplicate check searches the index
             with backend.operations.metrics.stage("check"):
                 new = list(templates.values())
                 rejections = await backend.run(

@@ -145,7 +145,7 @@ def check_identities(
     hits_of: Sequence[Sequence[Hit]] = [()] * len(faces)
     subjects = 0
     if not overrides.allow_duplicate:
-        hits_of, subjects = galleries.followers.caught_up(gallery).search(faces, 3)
+        hits_of, subjects = galleries.followers.catch_up_blocking(gallery).search(faces, 3)
     model = galleries.risks.current(gallery)
     rejections: list[KithError | None] = []
     for template, face, hits in zip(templates, faces[:, None], hits_of, strict=True):

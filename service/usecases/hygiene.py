@@ -15,7 +15,8 @@ async def inspect_gallery(backend: Backend, gallery: Gallery) -> HygieneReport:
     Raises:
         RecognizerMismatchError: the gallery's recognizer is not served.
         RiskUncalibratedError: the recognizer has no calibration.
-        GalleryMovedError: the gallery was replaced, or moved to another recognizer meanwhile.
+        GalleryNotFoundError: the gallery was deleted meanwhile.
+        GalleryMovedError: it was replaced, or moved to another recognizer meanwhile.
     """
     backend.faces.recognizers.for_gallery(gallery)
     store, calibration = backend.galleries.store, backend.galleries.risks.calibration(gallery)

@@ -29,8 +29,8 @@ async def report_risk(backend: Backend, gallery: str, targets: Sequence[float]) 
     return await backend.run(_report, backend, found, targets)
 
 
-async def calibrate(backend: Backend, gallery: str, targets: Sequence[float]) -> GalleryRiskOut:
-    """Derive the gallery's evidence from all its templates, then report as :func:`report_risk`."""
+async def derive_and_report(backend: Backend, gallery: str, targets: Sequence[float]) -> GalleryRiskOut:
+    """Derive the gallery's evidence from all its templates, then report. Raises as :func:`report_risk`."""
     found = await backend.find_gallery(gallery)
     backend.faces.recognizers.for_gallery(found)
     refresh = partial(backend.galleries.risks.refresh, gallery, exact=True)

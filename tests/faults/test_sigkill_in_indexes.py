@@ -40,7 +40,7 @@ class Served:
         """Count the vectors that find their own template."""
         gallery = self.store.galleries.get("g")
         probes = np.stack([vector_of(template, DIMENSION) for template in templates])
-        results, _ = self.followers.caught_up(gallery).search(probes, 1)
+        results, _ = self.followers.catch_up_blocking(gallery).search(probes, 1)
         named = self.store.subjects.by_pk(gallery, [hits[0].subject_pk for hits in results if hits])
         return sum(
             bool(hits) and named[hits[0].subject_pk].id == f"s{template}"

@@ -90,7 +90,7 @@ class Node:
     def search(self, gallery: str, probes: Float, k: int, chosen: SubjectFilter | None = None) -> Found:
         found = self.store.galleries.get(gallery)
         among = None if chosen is None else self.store.subjects.matching_pks(found, chosen)
-        results, _ = self.followers.caught_up(found).search(probes, k, among)
+        results, _ = self.followers.catch_up_blocking(found).search(probes, k, among)
         named = self.store.subjects.names(found, {hit.subject_pk for hits in results for hit in hits})
         # Skip subjects deleted since the search.
         return [[(named[h.subject_pk].id, h.similarity) for h in hits if h.subject_pk in named] for hits in results]
@@ -339,7 +339,7 @@ def seen(node: Node, gallery: Gallery, templates: tuple[str, ...]) -> dict[str, 
     """
     probes = np.stack([vector_of(template, gallery.dimension) for template in templates])
     current = node.store.galleries.get(gallery.name)
-    results, _ = node.followers.caught_up(current).search(probes, 1)
+    results, _ = node.followers.catch_up_blocking(current).search(probes, 1)
     named = node.store.subjects.names(current, {hit.subject_pk for hits in results for hit in hits})
     found: dict[str, str | None] = {}
     for template, hits in zip(templates, results, strict=True):

@@ -11,13 +11,14 @@ from training.losses import CosineHead, Head, PartialFC, build_head, build_term
 from training.losses.core import Agents, NoHead
 from training.optimization.distillation import Distillation, load_teacher
 
+Terms = Mapping[str, tuple[float, nn.Module]]
+"""Weights and losses by name."""
+
 
 class Objective(nn.Module):
     """Weighted losses of a head, terms and a distillation, by name."""
 
-    def __init__(
-        self, head: Head, terms: Mapping[str, tuple[float, nn.Module]], distillation: tuple[float, Distillation] | None
-    ) -> None:
+    def __init__(self, head: Head, terms: Terms, distillation: tuple[float, Distillation] | None) -> None:
         super().__init__()
         self.head = head
         self.terms = nn.ModuleDict({name: term for name, (_, term) in terms.items()})
@@ -53,6 +54,16 @@ class Objective(nn.Module):
 
 def build_objective(config: RunConfig, num_classes: int) -> Objective:
     """Build the objective of a run. Raises ConfigError on invalid settings."""
+    head, terms = build_losses(config, num_classes)
+    if config.distill.teacher is None:
+        return Objective(head, terms, None)
+    teacher = load_teacher(config.distill.teacher)
+    distillation = Distillation(teacher, config.backbone.embedding_dim, config.distill)
+    return Objective(head, terms, (config.distill.weight, distillation))
+
+
+def build_losses(config: RunConfig, num_classes: int) -> tuple[Head, Terms]:
+    """Build head and terms, without loading a teacher. Raises ConfigError on invalid settings."""
     dim = config.backbone.embedding_dim
     head = build_head(config.head, dim, num_classes)
     if config.loop.interclass_filter:
@@ -65,10 +76,7 @@ def build_objective(config: RunConfig, num_classes: int) -> Objective:
     if isinstance(head, NoHead) and not terms and config.distill.teacher is None:
         term = "class_triplet" if isinstance(head, Agents) else "triplet"
         raise ConfigError(f"Head {config.head.name} needs a term (terms.{term}=1) or a teacher")
-    distillation = None
-    if config.distill.teacher is not None:
-        distillation = (config.distill.weight, Distillation(load_teacher(config.distill.teacher), dim, config.distill))
-    return Objective(head, terms, distillation)
+    return head, terms
 
 
 def _shard(head: Head, sampling: float) -> Head:

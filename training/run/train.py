@@ -32,7 +32,7 @@ from training.liveness.data import Presentations
 from training.liveness.fit import LivenessLoopConfig, fit_liveness
 from training.losses import build_head
 from training.optimization.loop import Checkpoint, Validator, fit, to_tensor
-from training.optimization.objective import Objective, build_objective
+from training.optimization.objective import Objective, build_losses, build_objective
 from training.optimization.run_folder import (
     CHECKPOINT,
     LOSSES,
@@ -60,7 +60,7 @@ MUTABLE_SETTINGS = ("epochs", "root", "output", "workers", "sharded_checkpoint")
 
 def train_recognizer(config: RunConfig, detector: Detector | None = None) -> Checkpoint:
     """Train or resume a recognizer. ``detector`` is needed for unaligned photos only."""
-    build_objective(config, num_classes=64)  # reports wrong settings before the photos are read
+    build_losses(config, num_classes=64)  # reports wrong settings before the photos are read
     torch.manual_seed(config.loop.seed)
     if distributed.rank() == 0:
         write_run_config(

@@ -62,12 +62,12 @@ class PermittedRoute(APIRoute):
 
 
 def check_routes(router: APIRouter) -> APIRouter:
-    """Raises LookupError: a route does not check permissions, or takes photos without their limits."""
+    """Raises LookupError: a route does not check permissions, or declares photos and would not get their limits."""
     for route in router.routes:
         if not isinstance(route, PermittedRoute):
             raise LookupError(f"{getattr(route, 'path', route)} is not a PermittedRoute")
         content = (route.openapi_extra or {}).get("requestBody", {}).get("content", {})
-        if "multipart/form-data" in content and not takes_photos("POST", route.path):
+        if "multipart/form-data" in content and not all(takes_photos(each, route.path) for each in route.methods or ()):
             raise LookupError(
                 f"{route.path} takes photos: add it to PHOTOS in service/api/http/gate.py for their limits"
             )

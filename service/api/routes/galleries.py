@@ -78,7 +78,7 @@ async def get_gallery(gallery: GalleryPath, backend: BackendDep) -> GalleryOut:
 async def get_statistics(gallery: GalleryPath, backend: BackendDep, caller: CallerDep) -> GalleryStatsOut:
     """Return statistics of the gallery's index: its kind and why, recall, size and position in the change log."""
     found = await backend.find_gallery(gallery)
-    follower = await backend.galleries.search.caught_up(found)
+    follower = await backend.galleries.search.catch_up(found)
     stats = await backend.run(follower.stats)
     index = IndexOut(**asdict(stats))
     if caller.rights.galleries is not None:

@@ -11,7 +11,7 @@ from service.api.http.parameters import GalleryPath, Targets
 from service.api.http.permissions import ADMIN, READ, permitted
 from service.api.http.routing import PermittedRoute
 from service.risk import risk_report
-from service.usecases import risk as usecase
+from service.usecases.risk import derive_and_report, report_risk
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries/{gallery}", tags=["risk"], responses=PROBLEMS)
 
@@ -27,7 +27,7 @@ async def get_risk(
 
     Thresholds are for the gallery's current size and for ten times as many subjects.
     """
-    return await usecase.report_risk(backend, gallery, fpir)
+    return await report_risk(backend, gallery, fpir)
 
 
 @router.post("/calibrate")
@@ -38,4 +38,4 @@ async def calibrate(
     fpir: Targets = list(risk_report.TARGETS),  # noqa: B006
 ) -> GalleryRiskOut:
     """Bring the gallery's evidence up to date with all its templates. The response is that of GET risk."""
-    return await usecase.calibrate(backend, gallery, fpir)
+    return await derive_and_report(backend, gallery, fpir)

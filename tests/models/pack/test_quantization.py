@@ -47,8 +47,9 @@ def test_the_fewest_layers_stay_fp32(losses: dict[str, float], limit_s: float, k
 
 @pytest.fixture
 def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelPack:
-    """Pack without a manifest and without INT8. Its speed does not count."""
+    """Pack without a manifest and without INT8. Its speed does not count, and no layer is searched for."""
     monkeypatch.setattr(quantization, "MIN_SPEEDUP", 0.0)
+    monkeypatch.setattr(quantization, "SEARCH_S", 0.0)
     if not any("int8" in precisions for precisions in available_precisions().values()):
         pytest.skip("this processor has no fast INT8")
     (tmp_path / "plain").mkdir()
@@ -77,7 +78,6 @@ def test_a_pack_without_a_manifest_is_quantized_and_serves_int8(
 
 def test_a_network_that_loses_too_much_stays_as_it_is(plain: ModelPack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8_loss, "MAX_LANDMARK_SHIFT", 1e-6)
-    monkeypatch.setattr(quantization, "SEARCH_S", 0.0)
     detection, recognition = quantize_pack(plain, varied_samples())
     assert (detection.accepted, recognition.accepted) == (False, True)
     (file,) = (plain.directory / "int8").iterdir()
@@ -94,7 +94,6 @@ def test_a_network_that_is_no_faster_stays_as_it_is(plain: ModelPack, monkeypatc
 def test_an_interrupted_quantization_leaves_the_pack_as_it_was(
     plain: ModelPack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantization, "SEARCH_S", 0.0)
     quantize_pack(plain, varied_samples())
     before = load_pack(plain.directory)
     monkeypatch.setattr(quantization, "update_variants", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,17 @@ def test_results_survive_the_next_run(pack: ModelPack, tmp_path: Path, rng: np.r
     kept = first.copy()
     network.run(-crops)
     assert np.array_equal(first, kept)
+
+
+def test_threads_share_a_network(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Its buffers hold one batch at a time."""
+    network, full = recognizer_on(pack, tmp_path), OnnxNetwork(pack.recognition.path)
+    batches = [rng.uniform(-1, 1, (1 + i % 4, *CROP)).astype(np.float32) for i in range(40)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda batch: network.run(batch)[0], batches))
+    assert (
+        min(cosines(vectors, full.run(batch)[0]).min() for vectors, batch in zip(found, batches, strict=True)) > 0.999
+    )
 
 
 def test_padding_does_not_leak_the_previous_batch(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:

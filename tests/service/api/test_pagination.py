@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from kith import Kith
 from models.runtime.network import Float
-from service.api.routes import galleries as gallery_routes
 from service.app import create_app
 from service.cli.commands import galleries
 from service.cli.main import app
 from service.risk import hygiene
 from service.settings import load_settings
+from service.usecases import hygiene as hygiene_usecase
 from tests.packs import BUNDLED_DIMENSION
 
 PAIRS: Final = 5
@@ -95,7 +95,7 @@ def test_findings_come_in_pages_of_one_report(
         inspected.append(1)
         return hygiene.find_problems(*given)
 
-    monkeypatch.setattr(gallery_routes, "find_problems", inspect)
+    monkeypatch.setattr(hygiene_usecase, "find_problems", inspect)
     for pair in range(PAIRS):
         for name in ("a", "b"):
             kith.enroll(gallery, f"{name}{pair}", embeddings=[_axis(pair)], allow_duplicate=True)

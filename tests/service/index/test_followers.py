@@ -103,7 +103,7 @@ def test_a_long_log_is_followed_in_parts(
     found, compared = searched(follower, vectors, 1)
     assert compared == 11 and max(read, default=0) <= 10
     monkeypatch.undo()
-    anew = Followers(in_process(store)).caught_up(gallery).search(vectors, 1)[0]
+    anew = Followers(in_process(store)).catch_up_blocking(gallery).search(vectors, 1)[0]
     assert [hits[0].subject_pk for hits in found] == [hits[0].subject_pk for hits in anew]
     similarities = [hits[0].similarity for hits in anew]
     assert [hits[0].similarity for hits in found] == pytest.approx(similarities, abs=1e-5)
@@ -200,7 +200,7 @@ def test_closing_waits_for_no_database(
     followers.of(gallery)  # as of an empty log
     with database.write(GalleryNotFoundError("gone")) as connection:
         connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(created_at=datetime.now(UTC)))
-        followers.caught_up(gallery).search(probe, 1)
+        followers.catch_up_blocking(gallery).search(probe, 1)
         assert shortening.wait(60)  # the background has chosen its lines, and waits to delete them
         for step in (lambda: followers.drop(gallery), lambda: followers.of(other), followers.close):
             thread = threading.Thread(target=step, daemon=True)
@@ -241,13 +241,13 @@ def test_many_threads_see_acknowledged_writes(store: Store, fusion: Fusion) -> N
             enroll(store, gallery, name, vectors[:1])
             pk = store.subjects.get(gallery, name).pk
             for each in followers:
-                ((hit, *_),), _ = each.caught_up(gallery).search(vectors[:1], 1)
+                ((hit, *_),), _ = each.catch_up_blocking(gallery).search(vectors[:1], 1)
                 if hit.subject_pk != pk:
                     failures.append(f"{name} was not found")
             if step % 3 == 0:
                 store.subjects.delete(gallery, name)
                 for each in followers:
-                    hits, _ = each.caught_up(gallery).search(vectors[:1], 3)
+                    hits, _ = each.catch_up_blocking(gallery).search(vectors[:1], 3)
                     if any(hit.subject_pk == pk for hit in hits[0]):
                         failures.append(f"{name} was found after it was deleted")
 
@@ -257,7 +257,7 @@ def test_many_threads_see_acknowledged_writes(store: Store, fusion: Fusion) -> N
     for thread in threads:
         thread.join()
     assert failures == []
-    assert {each.caught_up(gallery).stats().vectors for each in followers} == {4 * 16}
+    assert {each.catch_up_blocking(gallery).stats().vectors for each in followers} == {4 * 16}
     for each in followers:
         each.close()
 
@@ -271,7 +271,7 @@ def test_galleries_searched_least_lately_make_room(store: Store, rng: np.random.
     followers = Followers(in_process(store), memory=25_000)
     first = followers.of(galleries["a"])
     for name in "bacd":
-        assert followers.caught_up(galleries[name]).search(vectors[:1], 1)[1] == 1
+        assert followers.catch_up_blocking(galleries[name]).search(vectors[:1], 1)[1] == 1
     assert len(followers) == 2
     assert followers.of(galleries["a"]) is not first
     followers.drop(galleries["a"])
@@ -284,8 +284,8 @@ def test_two_generations_are_searched_side_by_side(store: Store, rng: np.random.
     followers = Followers(in_process(store))
     probe = l2_normalize(rng.normal(size=(1, DIMENSION)))
     other = replace(gallery, generation=1)
-    assert followers.caught_up(gallery).search(probe, 1)[1] == 1
-    assert followers.caught_up(other).search(probe, 1)[1] == 0
+    assert followers.catch_up_blocking(gallery).search(probe, 1)[1] == 1
+    assert followers.catch_up_blocking(other).search(probe, 1)[1] == 0
     assert followers.of(gallery) is followers.of(gallery) is not followers.of(other)
 
 

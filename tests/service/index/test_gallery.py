@@ -232,7 +232,7 @@ def test_two_followers_answer_as_brute_force(seed: int, fusion: Fusion, steps: l
                     None if among is None else np.array(sorted(pk for pk, n in names.items() if n in among), np.int64)
                 )
                 everybody = [name for name, owned in enrolled.items() if owned and (among is None or name in among)]
-                for follower in (r.caught_up(gallery) for r in replicas):
+                for follower in (r.catch_up_blocking(gallery) for r in replicas):
                     results, compared = follower.search(probes, k, keys)
                     assert compared == len(everybody)
                     for probe, hits in zip(probes, results, strict=True):
@@ -257,7 +257,7 @@ def test_the_best_mean_is_found_below_many_better_templates(store: Store) -> Non
     for i in range(20):
         store.templates.enroll(gallery, f"once{i}", [at(0.9 + 0.001 * i), at(0.0), at(0.1)], None)
     store.templates.enroll(gallery, "steady", [at(0.7), at(0.75), at(0.8)], None)
-    ((hit,),), compared = Followers(in_process(store)).caught_up(gallery).search(probe, 1)
+    ((hit,),), compared = Followers(in_process(store)).catch_up_blocking(gallery).search(probe, 1)
     assert (store.subjects.by_pk(gallery, [hit.subject_pk])[hit.subject_pk].id, compared) == ("steady", 21)
     assert hit.similarity == pytest.approx(0.75, abs=1e-5)
 
@@ -270,11 +270,11 @@ def test_a_process_that_did_not_change_the_fusion_searches_by_the_new_one(
     store.templates.enroll(gallery, "a", [template(v) for v in l2_normalize(rng.normal(size=(2, DIMENSION)))], None)
     vectors, _ = store.templates.vectors(gallery, "a")
     for followers in (here, elsewhere):
-        ((hit,),), _ = followers.caught_up(store.galleries.get("g")).search(vectors[:1], 1)
+        ((hit,),), _ = followers.catch_up_blocking(store.galleries.get("g")).search(vectors[:1], 1)
         assert hit.similarity == pytest.approx(1, abs=1e-5)
     store.galleries.update("g", lambda current: replace(current, fusion="mean_top_k"))
     for followers in (here, elsewhere):
-        ((hit,),), _ = followers.caught_up(store.galleries.get("g")).search(vectors[:1], 1)
+        ((hit,),), _ = followers.catch_up_blocking(store.galleries.get("g")).search(vectors[:1], 1)
         assert hit.similarity == pytest.approx((1 + float(vectors[0] @ vectors[1])) / 2, abs=1e-5)
 
 
@@ -285,11 +285,11 @@ def test_a_template_moved_is_another_persons(store: Store, gallery: Gallery, rng
     store.templates.enroll(gallery, "a", new[:2], None)
     store.templates.enroll(gallery, "b", new[2:], None)
     keys = {name: store.subjects.get(gallery, name).pk for name in ("a", "b")}
-    ((best, *_),), _ = here.caught_up(gallery).search(vectors[:1], 1)
+    ((best, *_),), _ = here.catch_up_blocking(gallery).search(vectors[:1], 1)
     assert best.subject_pk == keys["a"]
     store.templates.move(gallery, "a", new[0].id, "b")
     for followers in (here, there):
-        results, _ = followers.caught_up(gallery).search(vectors, 2)
+        results, _ = followers.catch_up_blocking(gallery).search(vectors, 2)
         for probe, hits in zip(vectors, results, strict=True):
             expected = brute_force({"a": new[1:2], "b": [new[2], new[0]]}, probe, 2, None, gallery.settings.fusion)
             assert [hit.subject_pk for hit in hits] == [keys[name] for name, _ in expected]

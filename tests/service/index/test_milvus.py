@@ -411,7 +411,7 @@ def test_generations_do_not_mix(nodes: Nodes, rng: np.random.Generator) -> None:
     pk = node.store.subjects.get(gallery, "a").pk
     (vector,) = l2_normalize(rng.normal(size=(1, 2 * SMALL)))
     assert generations.add_on_sight(gallery, 1, pk, vector)
-    ((hit,),), compared = node.followers.caught_up(shadow).search(vector[None], 3)
+    ((hit,),), compared = node.followers.catch_up_blocking(shadow).search(vector[None], 3)
     assert (hit.subject_pk, compared) == (pk, 1)
     assert hit.similarity == pytest.approx(1, abs=1e-5)
     model.check(node, probes(rng), 5)

@@ -143,7 +143,7 @@ def test_blocks_learn_and_a_run_that_was_cut_off_goes_on(
     published: tuple[Pixels, Path], portraits: Portraits, tmp_path: Path
 ) -> None:
     teacher = Teacher(spec_of(published[1]))
-    fits = (BlockFit(blocks=3, steps=40, views=24, weight_decay=0.1, start_steps=5),)
+    fits = (BlockFit(blocks=2, steps=40, views=24, weight_decay=0.1, start_steps=5),)
 
     def run(fits: tuple[BlockFit, ...], output: Path) -> BottleneckNet:
         torch.manual_seed(0)
@@ -154,16 +154,16 @@ def test_blocks_learn_and_a_run_that_was_cut_off_goes_on(
 
     whole = run(fits, tmp_path / "whole")
     rows = [json.loads(line) for line in (tmp_path / "whole" / "blocks.jsonl").read_text().splitlines()]
-    assert [row["part"] for row in rows] == [0, 1, 2]
+    assert [row["part"] for row in rows] == [0, 1]
     assert all(row["error"] < 0.8 for row in rows)
     run((replace(fits[0], blocks=1),), tmp_path / "cut")
     resumed = run(fits, tmp_path / "cut")
     for one, other in zip(whole.parts[:1].parameters(), resumed.parts[:1].parameters(), strict=True):
         torch.testing.assert_close(one, other)
     again = [json.loads(line) for line in (tmp_path / "cut" / "blocks.jsonl").read_text().splitlines()]
-    assert [row["part"] for row in again] == [0, 1, 2]
+    assert [row["part"] for row in again] == [0, 1]
     # Maps that are computed at once are rounded otherwise than maps that are stored between blocks.
-    assert again[2]["error"] == pytest.approx(rows[2]["error"], rel=0.3)
+    assert again[1]["error"] == pytest.approx(rows[1]["error"], rel=0.3)
 
 
 def test_whitening_changes_only_coordinates(rng: np.random.Generator) -> None:

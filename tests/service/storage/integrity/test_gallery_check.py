@@ -187,7 +187,7 @@ def test_an_index_of_codes_is_judged_by_what_it_promises(tmp_path: Path) -> None
     followers = Followers(in_process(store, IndexOptions(sizes=sizes), in_foreground=True))
     check = GalleryCheck(store, Consistency(database), followers, {})
     assert list(check.findings("g", False)) == []
-    stats = followers.caught_up(store.galleries.get("g")).stats()
+    stats = followers.catch_up_blocking(store.galleries.get("g")).stats()
     assert stats.kind == "compact" and stats.recall is not None
     assert stats.recall.at_1 >= 0.5 and stats.recall.at_10 < 0.9  # which is not promised
     others = l2_normalize(rng.normal(size=(40 * 64, DIMENSION))).astype("<f4")

@@ -128,7 +128,7 @@ def check(database: Database) -> None:
 def names(store: Store, gallery: str, followers: Followers) -> list[str]:
     """Return the subject that a search for each vector finds."""
     found = store.galleries.get(gallery)
-    hits, _ = followers.caught_up(found).search(vectors(20), 1)
+    hits, _ = followers.catch_up_blocking(found).search(vectors(20), 1)
     subjects = store.subjects.by_pk(found, [hit.subject_pk for (hit,) in hits])
     return [subjects[hit.subject_pk].id for (hit,) in hits]
 

@@ -86,7 +86,7 @@ def test_due_templates_and_then_empty_subjects_are_erased(
     store.templates.enroll(other, "old", kept := some(rng), None)
     aged(database, [t.id for t in (*old, *kept)], 31)
     aged(database, [t.id for t in young], 29)
-    assert followers.caught_up(gallery).search(old[0].vector[None], 9)[1] == 3
+    assert followers.catch_up_blocking(gallery).search(old[0].vector[None], 9)[1] == 3
 
     swept = Retention(database).sweep(NOW, answers_days=36_500)
     assert [g.name for g in swept.galleries] == ["g"]
@@ -94,7 +94,7 @@ def test_due_templates_and_then_empty_subjects_are_erased(
     now = store.galleries.get("g")
     assert (now.subjects, now.templates, store.galleries.get("for-ever").templates) == (2, 2, 1)
     assert {t.id for s in ("both", "young") for t in store.templates.list_page(now, s)} == {t.id for t in young}
-    _, compared = followers.caught_up(now).search(old[0].vector[None], 9)
+    _, compared = followers.catch_up_blocking(now).search(old[0].vector[None], 9)
     assert compared == 2
     listed = AuditReader(database).lines(AuditFilter(now.pk), None, 100)
     lines = [one.line for one in listed if one.line.event == "retention_applied"]

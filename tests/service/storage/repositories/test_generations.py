@@ -93,22 +93,22 @@ def test_the_shadow_is_searched_like_any_gallery(
     view = now(store).at_generation(n)
     assert (view.fingerprint, view.dimension, view.current_generation) == (NEW, NEW_D, 0)
     probe = vector(rng, NEW_D)[None]
-    assert followers.caught_up(view).search(probe, 3) == ([[]], 0)
+    assert followers.catch_up_blocking(view).search(probe, 3) == ([[]], 0)
     fill(database, generations, view, n)
     assert generations.coverage(view, n) == Coverage(6, 6, 0)
     seen = store.changes.snapshot(view)
-    (hits,), compared = followers.caught_up(view).search(probe, 6)
+    (hits,), compared = followers.catch_up_blocking(view).search(probe, 6)
     assert compared == 6
     assert [h.similarity for h in hits] == pytest.approx(
         sorted((seen.vectors @ probe[0]).tolist(), reverse=True), abs=1e-5
     )
     # The present index is none the wiser.
-    (hits,), compared = followers.caught_up(now(store)).search(store.changes.snapshot(gallery).vectors[:1], 1)
+    (hits,), compared = followers.catch_up_blocking(now(store)).search(store.changes.snapshot(gallery).vectors[:1], 1)
     assert compared == 6 and hits[0].similarity == pytest.approx(1, abs=1e-5)
     # A deletion and a move are of both.
     store.subjects.delete(now(store), "s5")
     assert [
-        followers.caught_up(now(store).at_generation(k)).search(np.eye(1, d, dtype=np.float32), 9)[1]
+        followers.catch_up_blocking(now(store).at_generation(k)).search(np.eye(1, d, dtype=np.float32), 9)[1]
         for k, d in ((0, OLD_D), (n, NEW_D))
     ] == [5, 5]
     followers.close()

@@ -166,7 +166,7 @@ def test_over_http(kith: Kith, gallery: str, server: str) -> None:
 
 
 def _best(followers: Followers, gallery: Gallery, store: Store, probes: Float) -> list[str]:
-    results, _ = followers.caught_up(gallery).search(probes, 1)
+    results, _ = followers.catch_up_blocking(gallery).search(probes, 1)
     names = store.subjects.names(gallery, [hit.subject_pk for (hit, *_) in results])
     return [names[hit.subject_pk].id for (hit, *_) in results]
 

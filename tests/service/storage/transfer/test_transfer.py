@@ -217,9 +217,9 @@ def test_followers_see_imported_templates(database_url: DatabaseUrl, rng: np.ran
     followers = Followers(in_process(place.store))
     one, other, third = (vector(rng) for _ in range(3))
     place.take(line("one", one))
-    assert followers.caught_up(place.gallery).search(one[None], 1)[1] == 1
+    assert followers.catch_up_blocking(place.gallery).search(one[None], 1)[1] == 1
     place.take(line("one", one) + line("other", other) + line("third", third))
-    hits, compared = followers.caught_up(place.gallery).search(other[None], 3)
+    hits, compared = followers.catch_up_blocking(place.gallery).search(other[None], 3)
     assert compared == 3
     assert place.store.subjects.by_pk(place.gallery, [hits[0][0].subject_pk])[hits[0][0].subject_pk].id == "other"
     place.store.close()
