@@ -49,7 +49,7 @@ FONTS: Final = "font-family: system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 def risk_kept(axes: Axes) -> None:
     """Draw FPIR over gallery size for a fixed cosine and for a threshold set for 1 % FPIR. The bundled recognizer
-    appears only with the threshold: at a cosine of 0.4 it accepts every stranger."""
+    appears only with the threshold: at a cosine of 0.4 its FPIR, 37 % with 2,000 people, is off the scale."""
     rows = [
         row
         for row in _read("open_set.json")["rows"]

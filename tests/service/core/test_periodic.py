@@ -53,28 +53,22 @@ def test_a_task_goes_on_after_failures(caplog: pytest.LogCaptureFixture) -> None
     assert "RuntimeError: a bug" in caplog.text
 
 
-def test_leaving_waits_for_the_look_and_then_closes() -> None:
+@pytest.mark.parametrize(
+    ("stays", "events"),
+    [(True, ["look", "looked", "look", "looked", "closed"]), (False, ["look", "looked", "closed"])],
+)
+def test_a_wake_up_during_a_look_is_not_lost_and_leaving_waits_for_the_look(stays: bool, events: list[str]) -> None:
     async def run() -> list[str]:
         task = Task()
         task.go.clear()
         async with task:
             await task.until_looked()
             task.wake()
-            asyncio.get_running_loop().call_later(0.05, task.go.set)
+            if stays:
+                task.go.set()
+                await task.until_looked()
+            else:
+                asyncio.get_running_loop().call_later(0.05, task.go.set)
         return task.events
 
-    assert asyncio.run(run()) == ["look", "looked", "closed"]
-
-
-def test_a_wake_up_during_a_look_is_not_lost() -> None:
-    async def run() -> list[str]:
-        task = Task()
-        task.go.clear()
-        async with task:
-            await task.until_looked()
-            task.wake()
-            task.go.set()
-            await task.until_looked()
-        return task.events
-
-    assert asyncio.run(run()) == ["look", "looked", "look", "looked", "closed"]
+    assert asyncio.run(run()) == events
