@@ -43,7 +43,7 @@ from models.runtime.cuda_network import CudaNetwork, Device
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import BATCH_BUCKETS, OnnxNetwork
 from models.vision.alignment import align
-from models.vision.detection import CANVAS_BUCKETS_PX, Detector, Faces
+from models.vision.detection import CANVAS_BUCKETS_PX, Detections, Detector
 from models.vision.recognition import Recognizer
 from service.index.faiss_structures import builders, exact, similarities_at
 from service.index.protocol import Kind
@@ -195,7 +195,7 @@ def _opened(pack: ModelPack, task: str, plan: Plan, folder: Path) -> CudaNetwork
     return open_on_device(pack.detection if task == "detection" else pack.recognition, plan.device, folder)
 
 
-def _paired(there: Sequence[Faces], here: Sequence[Faces]) -> tuple[list[float], int]:
+def _paired(there: Sequence[Detections], here: Sequence[Detections]) -> tuple[list[float], int]:
     """Return the distance in pixels from each box to the nearest reference box, and the number of faces without a
     partner within 10 pixels."""
     shifts, alone = [], 0

@@ -135,7 +135,7 @@ def measure(pack: ModelPack, data: Path, cache: Path, protocol: Protocol) -> dic
     """Return all figures of a pack as a JSON document."""
     embedder = CropEmbedder(pack, cache)
     known = calibration_of(pack, data, embedder)
-    threshold = known.threshold_at_fmr(FMR).similarity
+    threshold = known.threshold_at_fmr(FMR).score
     people = lfw(data, embedder, protocol.share)
     embedder.save()
     misses = [

@@ -57,6 +57,7 @@ from kith.wire.webhooks import (
     DeliveriesOut,
     DeliveryOut,
     WebhookOut,
+    WebhookReplayOut,
     WebhooksOut,
     WebhookTestOut,
 )
@@ -448,7 +449,7 @@ def job_items(job: str, failed: bool = False) -> Pages[JobItemOut]:
 
 def cancel_job(job: str) -> Call[JobOut]:
     """Cancel a job. A running job stops after the current item; see ``wait_for``."""
-    return json_call(JobOut, "DELETE", f"/v1/jobs/{path_segment(job)}")
+    return json_call(JobOut, "POST", f"/v1/jobs/{path_segment(job)}/cancel")
 
 
 # API keys
@@ -509,6 +510,11 @@ def delete_webhook(webhook: str) -> Call[DeletedWebhookOut]:
 def test_webhook(webhook: str) -> Call[WebhookTestOut]:
     """Send an event of the type ``test`` now, once, and return the receiver's answer."""
     return json_call(WebhookTestOut, "POST", f"/v1/webhooks/{path_segment(webhook)}/test", repeatable=False)
+
+
+def replay_webhook(webhook: str) -> Call[WebhookReplayOut]:
+    """Send the dead deliveries of a webhook again, with the same ids, after what was delivered since."""
+    return json_call(WebhookReplayOut, "POST", f"/v1/webhooks/{path_segment(webhook)}/replay")
 
 
 def deliveries(webhook: str, states: Iterable[DeliveryState] = ()) -> Pages[DeliveryOut]:

@@ -234,6 +234,7 @@ class Kith(Sender):
     webhook = _one(calls.webhook)
     delete_webhook = _one(calls.delete_webhook)
     test_webhook = _one(calls.test_webhook)
+    replay_webhook = _one(calls.replay_webhook)
     deliveries = _each(calls.deliveries)
 
     # Server

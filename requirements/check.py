@@ -1,8 +1,9 @@
-"""Check the supply chain: known vulnerabilities, licenses, and a bill of materials of this environment.
+"""Check the supply chain: known vulnerabilities, licenses, wheels for aarch64, and a bill of materials.
 
 Writes build/sbom.json (CycloneDX) and build/licenses.md. Exits 1 for a known vulnerability that
-requirements/vulnerabilities.toml does not allow, or a license that requirements/licenses.toml does not list. If the
-vulnerability service cannot be reached or does not know a package, the check reports that and does not fail.
+requirements/vulnerabilities.toml does not allow, a license that requirements/licenses.toml does not list, or a package
+of the image without a wheel for aarch64. If the vulnerability service or the package index cannot be reached, or does
+not know a package, the check reports that and does not fail.
 
     python -m requirements.check
 """
@@ -25,6 +26,8 @@ BUILD: Final = HERE.parent / "build"
 OURS: Final = "kith-face"
 BESIDE: Final = Path(sys.executable).parent
 TIMEOUT_S: Final = 120
+AARCH64: Final = "aarch64-manylinux_2_35"
+"""Platform of Linux on aarch64: OpenVINO's wheel needs glibc 2.35, as in Debian 12 and Ubuntu 22.04."""
 Document = Mapping[str, Any]
 
 
@@ -37,6 +40,7 @@ def main() -> None:
         *vulnerable(audited, read("vulnerabilities.toml"), datetime.now(UTC).date()),
         *unlicensed(licenses, read("licenses.toml")),
         *missing(bill, installed()),
+        *without_wheel("cpu.txt", AARCH64),
     ]
     unknown = not_audited(audited)
     if unknown:
@@ -165,6 +169,24 @@ def missing(bill: Document, packages: Mapping[str, str]) -> list[str]:
         for name, version in sorted(packages.items())
         if listed.get(name) != version
     ]
+
+
+# Wheels
+
+
+def without_wheel(name: str, platform: str) -> list[str]:
+    """Resolve a hashed list for another platform from wheels alone; return the problem, if any."""
+    command = [str(BESIDE / "uv"), "--quiet", "pip", "install", "--dry-run", "--target", str(BUILD / platform)]
+    command += ["--python-version", "3.11", "--python-platform", platform, "--only-binary", ":all:"]
+    command += ["--no-deps", "--require-hashes", "--requirement", str(HERE / name)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        done = subprocess.CompletedProcess(command, 2, "", "the package index did not answer")
+    if done.returncode and "has no wheels" not in done.stderr:
+        print(f"WARNING: wheels for {platform} were NOT checked ({' '.join(done.stderr.split())[:200]})")
+        return []
+    return [f"for {platform}, {' '.join(done.stderr.split())}"] if done.returncode else []
 
 
 if __name__ == "__main__":

@@ -447,4 +447,6 @@ def load_settings(**overrides: object) -> Settings:
 
 def _message(value: object, message: str) -> str:
     """Return the error message. An empty value is an error, not a default: an empty API key would open the service."""
-    return "it is empty: give it a value, or leave the variable out" if str(value) == "" else message
+    if str(value) == "":
+        return "it is empty: give it a value, or leave the variable out"
+    return message.removeprefix("Value error, ")

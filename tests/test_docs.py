@@ -114,7 +114,7 @@ def test_every_route_is_documented_with_its_errors(server: str) -> None:
             where = f"{method} {path}"
             assert {"4XX", "5XX"} <= set(operation["responses"]), where
             if method == "post" and not path.endswith(
-                ("/calibrate", "/roll-back", "/test")
+                ("/calibrate", "/roll-back", "/test", "/replay", "/cancel")
             ):  # which need nothing but a name
                 assert operation["requestBody"]["content"], where
                 assert operation.get("description"), where

@@ -160,6 +160,14 @@ def test_licenses_are_known() -> None:
     assert "AGPL" in changed
 
 
+def test_a_package_without_a_wheel_for_a_platform_is_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    problems = check.without_wheel("serve.txt", "aarch64-manylinux_2_17")
+    if "NOT checked" in capsys.readouterr().out:
+        pytest.skip("the package index cannot be reached")
+    assert ["has no wheels with a matching platform tag" in problem for problem in problems] == [True]
+    assert check.without_wheel("serve.txt", check.AARCH64) == []
+
+
 def test_the_bill_lists_all_that_is_installed(tmp_path: Path) -> None:
     bill = check.bill_of_materials(tmp_path / "sbom.json")
     assert bill["bomFormat"] == "CycloneDX"

@@ -38,6 +38,10 @@ class WebhookTestOut(BaseModel):
     error: str | None
 
 
+class WebhookReplayOut(BaseModel):
+    replayed: int = Field(description="Dead deliveries that are pending again.")
+
+
 class DeliveryOut(BaseModel):
     event: str = Field(description="ID of the event, as in the header webhook-id.")
     type: EventType

@@ -49,9 +49,12 @@ class Rate:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Similarity threshold with its 95 % interval. ``extrapolated``: too few pairs support its rate by counting."""
+    """Threshold with its 95 % interval, in the scores of its curve.
 
-    similarity: float
+    ``extrapolated``: too few pairs support its rate by counting.
+    """
+
+    score: float
     extrapolated: bool
     low: float = math.nan
     high: float = math.nan

@@ -1,6 +1,6 @@
 """Similarities between the subjects of one gallery: the evidence for its false match rate and its misses.
 
-Identification compares the rival-adjusted similarity s' = s1 - RIVAL_WEIGHT * (s2 - rival) with a threshold: s1 is the
+Identification compares the rival-adjusted similarity s' = s1 - rival_shift(s2, rival) with a threshold: s1 is the
 similarity of the best subject, s2 that of the runner-up, and ``rival`` the gallery's usual best similarity of a
 non-mated search. A probe that resembles many people thereby needs a higher similarity.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,16 @@ from models.risk.panel import Panel
 from models.risk.tails import Floats
 
 Counts = NDArray[np.integer[Any]]
+Similarity = TypeVar("Similarity", float, Floats)
 RIVAL_WEIGHT: Final = 0.25
 """Weight of the runner-up's similarity, chosen on other photos than the tests' (docs/decisions/0016)."""
 MIN_ADJUSTED_SUBJECTS: Final = 10
 """Subjects below which the rival is unknown: a person enrolled twice would set the median of the best similarities."""
+
+
+def rival_shift(runner_up: Similarity, rival: float) -> Similarity:
+    """Return how far a runner-up lowers the score of the best subject, or raises its threshold."""
+    return RIVAL_WEIGHT * (runner_up - rival)
 
 
 def rival_adjusted(similarities: Sequence[float], rival: float | None) -> list[float]:
@@ -35,8 +41,8 @@ def rival_adjusted(similarities: Sequence[float], rival: float | None) -> list[f
     if rival is None or len(similarities) < 2:
         return list(similarities)
     best, second = similarities[:2]
-    adjusted = [best - RIVAL_WEIGHT * (second - rival)]
-    adjusted += [similarity - RIVAL_WEIGHT * (best - rival) for similarity in similarities[1:]]
+    adjusted = [best - rival_shift(second, rival)]
+    adjusted += [similarity - rival_shift(best, rival) for similarity in similarities[1:]]
     return [min(1.0, score) for score in adjusted]
 
 
@@ -178,7 +184,7 @@ class ImpostorEvidence:
         if subjects < MIN_ADJUSTED_SUBJECTS:
             return cls(raw, None, None, None, len(nearest), subjects, templates)
         rival = float(np.median(nearest[:, 0]))
-        adjusted = nearest[:, 0] - RIVAL_WEIGHT * (nearest[:, 1] - rival)
+        adjusted = nearest[:, 0] - rival_shift(nearest[:, 1], rival)
         pairs = PairScores.of(_adjusted_histograms(histograms, nearest[:, 0], adjusted, rival), adjusted)
         own = _genuine_scores(genuine or GenuineProbes.none(len(nearest)), nearest[:, 0], rival)
         return cls(raw, pairs, rival, own, len(nearest), subjects, templates, panel)
@@ -221,7 +227,7 @@ class ImpostorEvidence:
 def _adjusted_histograms(histograms: Counts, best: Floats, adjusted: Floats, rival: float) -> Counts:
     """Return the histograms of s'. All scores of a probe but the best move by the same number of bins."""
     moved = np.zeros_like(histograms)
-    shifts = np.rint(RIVAL_WEIGHT * (best - rival) / BIN_WIDTH).astype(np.int64)
+    shifts = np.rint(rival_shift(best, rival) / BIN_WIDTH).astype(np.int64)
     rows = zip(histograms, moved, shifts.tolist(), bin_indices(best), bin_indices(adjusted), strict=True)
     for source, target, shift, old, new in rows:
         if shift >= 0:
@@ -248,8 +254,8 @@ def _genuine_scores(probes: GenuineProbes, others: Floats, rival: float) -> Genu
         r = float(np.clip(single.mean(), 0, 1))
         fused = fused * mean_growth(templates, r) / mean_growth(templates - 1, r)
     first = fused > best_other
-    scores = np.where(first, fused - RIVAL_WEIGHT * (best_other - rival), -1.0)
-    runners_up = (best_other - RIVAL_WEIGHT * (fused - rival))[first]
+    scores = np.where(first, fused - rival_shift(best_other, rival), -1.0)
+    runners_up = (best_other - rival_shift(fused, rival))[first]
     return GenuineScores(_histogram(scores), _histogram(runners_up), _histogram(single), len(several))
 
 

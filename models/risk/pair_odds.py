@@ -9,7 +9,7 @@ import numpy as np
 
 from models.risk.calibration import EDGES, MIN_RATE, Calibration, FmrCurve, count_at_or_above, histogram
 from models.risk.gallery_risk import GalleryRisk
-from models.risk.impostor_evidence import RIVAL_WEIGHT, ImpostorEvidence
+from models.risk.impostor_evidence import ImpostorEvidence, rival_shift
 from models.risk.miss_rate import PACK_PEOPLE, MissRate, wilson
 from models.risk.tails import Floats
 
@@ -70,7 +70,7 @@ class PairOdds:
         """Return the score of a pair. ``runners_up``: each subject's similarity to its next similar subject."""
         if self.rival is None:
             return similarity
-        return min(1.0, similarity - RIVAL_WEIGHT * (sum(runners_up) / 2 - self.rival))
+        return min(1.0, similarity - rival_shift(sum(runners_up) / 2, self.rival))
 
     def chance(self, score: float) -> float:
         """Return the share of pairs of different people with such a score, as small as the evidence supports."""

@@ -27,7 +27,7 @@ MAX_CANDIDATES: Final = 2000
 
 
 @dataclass(frozen=True, eq=False)
-class Faces:
+class Detections:
     """Faces of one photo in photo pixels, best score first.
 
     Args:
@@ -41,7 +41,7 @@ class Faces:
     scores: Float
 
     @classmethod
-    def join(cls, parts: Sequence[Faces]) -> Faces:
+    def join(cls, parts: Sequence[Detections]) -> Detections:
         """Return the faces of all parts, in their order."""
         columns = ((each.boxes_xyxy, each.landmarks_xy, each.scores) for each in parts)
         return cls(*(np.concatenate(column) for column in zip(*columns, strict=True)))
@@ -49,8 +49,8 @@ class Faces:
     def __len__(self) -> int:
         return len(self.scores)
 
-    def __getitem__(self, rows: NDArray[np.intp] | slice) -> Faces:
-        return Faces(self.boxes_xyxy[rows], self.landmarks_xy[rows], self.scores[rows])
+    def __getitem__(self, rows: NDArray[np.intp] | slice) -> Detections:
+        return Detections(self.boxes_xyxy[rows], self.landmarks_xy[rows], self.scores[rows])
 
     def largest(self) -> int:
         """Return the row of the face with the largest box. Raises ValueError if there is no face."""
@@ -299,7 +299,7 @@ class Detector:
             )
         self._buckets = tuple(buckets) if height is None else (height,)
 
-    def detect(self, images: Sequence[NDArray[np.uint8]]) -> list[Faces]:
+    def detect(self, images: Sequence[NDArray[np.uint8]]) -> list[Detections]:
         """Return the faces of each (H, W, 3) uint8 RGB photo in its given orientation."""
         photos = [self.prepare(image) for image in images]
         return [self.decode_faces(photo, outputs) for photo, outputs in zip(photos, self.run(photos), strict=True)]
@@ -372,7 +372,7 @@ class Detector:
             small[:height, :width] = cv2.resize(plane, (width, height), interpolation=cv2.INTER_AREA)
         return replace(photo, planes=planes, canvas=canvas)
 
-    def decode_faces(self, photo: PreparedPhoto, outputs: RawOutputs) -> Faces:
+    def decode_faces(self, photo: PreparedPhoto, outputs: RawOutputs) -> Detections:
         """Return the faces in the network's outputs for a photo, in pixels of the photo before its rotation."""
         canvas, width, height = photo.canvas, photo.photo_width_px, photo.photo_height_px
         found = self._head.decode(outputs, canvas.width_px, self.min_score)
@@ -384,7 +384,7 @@ class Detector:
             corners = rotate_points(boxes.reshape(-1, 2, 2), -photo.turns, width, height)
             boxes = np.clip(np.concatenate([corners.min(1), corners.max(1)], -1), 0, None)
             landmarks = rotate_points(landmarks, -photo.turns, width, height)
-        return Faces(boxes.astype(np.float32), landmarks.astype(np.float32), found.scores[kept].astype(np.float32))
+        return Detections(boxes.astype(np.float32), landmarks.astype(np.float32), found.scores[kept].astype(np.float32))
 
 
 def _scaled_photo(photo: PreparedPhoto) -> Float:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs, downscale
+from models.vision.detection import Detections, Detector, PreparedPhoto, RawOutputs, downscale
 from models.vision.tiles import MIN_FACE_PX, Tile, lay_tiles, merge_levels
 
 Detail = Literal["low", "medium", "high"]
@@ -64,7 +64,7 @@ class FaceSearch:
         self._queue: list[_Look] = []
         self._running = [(_Look(0), whole)]
         self._unread: list[tuple[_Look, PreparedPhoto, RawOutputs]] = []
-        self._found: dict[int, dict[float, list[Faces]]] = defaultdict(lambda: defaultdict(list))
+        self._found: dict[int, dict[float, list[Detections]]] = defaultdict(lambda: defaultdict(list))
         """Faces by group and by scale of the view."""
         self._best: dict[int, float] = {0: 0.0}
         self._scaled: tuple[float, Image] | None = None
@@ -120,11 +120,11 @@ class FaceSearch:
         self._running = [(look, self._prepare(look)) for look in looks]
         return [view for _, view in self._running]
 
-    def faces(self) -> Faces:
+    def faces(self) -> Detections:
         """Return the faces of the photo, in its pixels, best score first."""
         self._read_outputs()
         levels = self._found[self._chosen_group()]
-        (scale, whole), *finer = ((scale, Faces.join(levels[scale])) for scale in sorted(levels))
+        (scale, whole), *finer = ((scale, Detections.join(levels[scale])) for scale in sorted(levels))
         if not finer:
             return whole
         min_new_score = (self._detector.min_score + self._detector.confident_score) / 2
@@ -178,7 +178,7 @@ def search_bytes(detector: Detector, height_px: int, width_px: int, detail: Deta
     return round(2 * scaled_bytes) + min(len(finest), VIEWS_PER_BATCH) * view_bytes
 
 
-def find_faces(detector: Detector, image: Image, detail: Detail) -> Faces:
+def find_faces(detector: Detector, image: Image, detail: Detail) -> Detections:
     """Return the faces of a (H, W, 3) uint8 RGB photo as the service does at this detail."""
     whole = detector.prepare(image)
     search = FaceSearch(detector, whole, partial(downscale, image), detail)

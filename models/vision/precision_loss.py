@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from models.runtime.network import Float
-from models.vision.detection import Faces, box_areas
+from models.vision.detection import Detections, box_areas
 
 MIN_CONFIDENT_SCORE: Final = 0.6
 """Score from which a face counts. Weaker candidates come and go with rounding."""
@@ -20,7 +20,7 @@ def cosine_loss(exact: Float, other: Float) -> dict[str, float]:
     return {"mean": float(cosines.mean()), "worst": float(cosines.min()), "crops": len(cosines)}
 
 
-def detection_shift(exact: Sequence[Faces], other: Sequence[Faces]) -> dict[str, Any]:
+def detection_shift(exact: Sequence[Detections], other: Sequence[Detections]) -> dict[str, Any]:
     """Return how far landmarks and boxes of confident faces move, and how many faces are lost, in the same photos.
 
     A face is lost if no face of the other precision has its landmarks within one eye distance.

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from models.runtime.network import Float
-from models.vision.detection import Faces, overlaps, suppress_overlaps
+from models.vision.detection import Detections, overlaps, suppress_overlaps
 
 MIN_FACE_PX: Final = 20.0
 """Width on the network's canvas of the smallest face that detectors usually find: four of five or more."""
@@ -44,7 +44,7 @@ class Tile:
     scale: float
     inner_edges: tuple[bool, bool, bool, bool]
 
-    def place(self, faces: Faces) -> Faces:
+    def place(self, faces: Detections) -> Detections:
         """Return the faces in pixels of the photo, without those that an inner edge of the tile may cut.
 
         ``faces``: in pixels of the photo, from the corner of the tile.
@@ -54,7 +54,7 @@ class Tile:
         cut = ((distances * self.scale < EDGE_PX) & np.array(self.inner_edges)).any(1)
         whole = faces[np.flatnonzero(~cut)]
         corner = np.array([self.left, self.top], np.float32) / np.float32(self.scale)
-        return Faces(whole.boxes_xyxy + np.tile(corner, 2), whole.landmarks_xy + corner, whole.scores)
+        return Detections(whole.boxes_xyxy + np.tile(corner, 2), whole.landmarks_xy + corner, whole.scores)
 
 
 def lay_tiles(height_px: int, width_px: int, side_px: int) -> list[list[Tile]]:
@@ -73,8 +73,8 @@ def lay_tiles(height_px: int, width_px: int, side_px: int) -> list[list[Tile]]:
 
 
 def merge_levels(
-    whole: Faces, whole_scale: float, levels: Sequence[tuple[float, Faces]], min_new_score: float
-) -> Faces:
+    whole: Detections, whole_scale: float, levels: Sequence[tuple[float, Detections]], min_new_score: float
+) -> Detections:
     """Return the distinct faces of a photo, best score first. All are in pixels of the photo.
 
     Each level decides on the faces that are too small for the coarser level to find almost always. Those from a coarser
@@ -93,16 +93,16 @@ def merge_levels(
         small, was_small = (_widths(each) * coarser < SURE_FACE_PX for each in (new, found))
         known = overlaps(new.boxes_xyxy, found.boxes_xyxy).any(1)
         kept = known | (small & (new.scores >= min_new_score))
-        found = _distinct(Faces.join([found[np.flatnonzero(~was_small)], new[np.flatnonzero(kept)]]))
+        found = _distinct(Detections.join([found[np.flatnonzero(~was_small)], new[np.flatnonzero(kept)]]))
         coarser = scale
     return found
 
 
-def _widths(faces: Faces) -> Float:
+def _widths(faces: Detections) -> Float:
     return np.asarray(faces.boxes_xyxy[:, 2] - faces.boxes_xyxy[:, 0])
 
 
-def _distinct(faces: Faces) -> Faces:
+def _distinct(faces: Detections) -> Detections:
     return faces[suppress_overlaps(faces.boxes_xyxy, faces.scores)]
 
 

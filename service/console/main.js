@@ -147,7 +147,13 @@ function askForKey(problem) {
         },
       },
       problem && key() && h("p", { class: "notice error", role: "alert" }, icon("warning"), "The service does not accept this key. It is mistyped, revoked or expired."),
-      h("p", {}, "This service needs an API key. Ask its operator for one."),
+      h(
+        "p",
+        {},
+        problem || key()
+          ? "This service needs an API key. Ask its operator for one."
+          : "This service has needed no key so far. Enter one if its operator gave you one.",
+      ),
       !problem && key() && h("p", { class: "hint" }, "In use: ", h("code", {}, keyName(key()))),
       field("Key", input, "This tab keeps it until you close it."),
       h("label", { class: "check" }, remember, " Remember it on this computer"),

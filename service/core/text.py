@@ -48,8 +48,10 @@ def format_ratio(odds: float) -> str:
 
 
 def describe_outcome(outcome: str, who: str | None) -> str:
-    """Return the identified person's name, or the outcome in words."""
-    return who if outcome == "identified" and who else OUTCOME_WORDS.get(outcome, outcome.replace("_", " "))
+    """Return the outcome in words. ``who``: the identified person, or the one whom an uncertain face resembles."""
+    if who and outcome in ("identified", "uncertain"):
+        return who if outcome == "identified" else f"perhaps {who}"
+    return OUTCOME_WORDS.get(outcome, outcome.replace("_", " "))
 
 
 def describe_reasons(reasons: Iterable[str]) -> str:

@@ -129,12 +129,12 @@ class Gallery:
 
 @dataclass(frozen=True, eq=False)
 class StoredEvidence:
-    """Impostor evidence of a gallery at ``sequence`` of its change log, from ``templates`` templates."""
+    """Evidence of a gallery at ``sequence`` of its change log, from ``templates`` templates."""
 
     sequence: int
     fusion: Fusion
     templates: int
-    scores: ImpostorEvidence
+    evidence: ImpostorEvidence
     derived_at: datetime
 
 

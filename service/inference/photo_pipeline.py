@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from models.runtime.network import Float
 from models.vision import quality
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align
-from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs, largest_box
+from models.vision.detection import Detections, Detector, PreparedPhoto, RawOutputs, largest_box
 from models.vision.face_search import Detail, FaceSearch, finest_scale, search_bytes
 from models.vision.liveness import LivenessResult, cut_crops, largest_scale
 from models.vision.quality import Quality
@@ -259,7 +259,7 @@ async def _until_done(work: Coroutine[Any, Any, Result]) -> Result:
         raise
 
 
-def _required_scale(faces: Faces, wanted: Sequence[Alignment | BoxCrops], kept_row: int | None) -> float:
+def _required_scale(faces: Detections, wanted: Sequence[Alignment | BoxCrops], kept_row: int | None) -> float:
     """Return the scale of the photo (0 to 1) from which no crop has to be enlarged."""
     required = [largest_scale(faces.boxes_xyxy, faces.landmarks_xy, crop) for crop in {STANDARD_ALIGNMENT, *wanted}]
     if kept_row is not None:
@@ -268,7 +268,7 @@ def _required_scale(faces: Faces, wanted: Sequence[Alignment | BoxCrops], kept_r
 
 
 def _align_crops(
-    picture: DecodedPhoto, faces: Faces, alignments: Sequence[Alignment]
+    picture: DecodedPhoto, faces: Detections, alignments: Sequence[Alignment]
 ) -> tuple[list[Image], list[Quality]]:
     """Return (n, h, w, 3) crops for each alignment, and the quality of each face."""
     points = picture.points_stored(faces.landmarks_xy)
@@ -280,7 +280,7 @@ def _align_crops(
     return [standard if a == STANDARD_ALIGNMENT else align(picture.pixels, points, a) for a in alignments], qualities
 
 
-def _cut_for_liveness(picture: DecodedPhoto, faces: Faces, spec: LivenessSpec) -> list[Image | None]:
+def _cut_for_liveness(picture: DecodedPhoto, faces: Detections, spec: LivenessSpec) -> list[Image | None]:
     """Return the crop of each face, or None; see `cut_crops`."""
     # Alignment turns the face upright, a box does not.
     box_crops = isinstance(spec.crop, BoxCrops)
@@ -295,7 +295,7 @@ def _crop_to_keep(picture: DecodedPhoto, face: Face) -> Crop:
     return crops.cut_crop(picture.upright, corners.ravel(), points)
 
 
-def _as_list(faces: Faces, qualities: Sequence[Quality]) -> list[Face]:
+def _as_list(faces: Detections, qualities: Sequence[Quality]) -> list[Face]:
     return [
         Face(box, points, float(score), measured)
         for box, points, score, measured in zip(

@@ -11,7 +11,7 @@ import numpy as np
 
 from kith.wire.common import IdentifyOutcome, Source, VerifyOutcome
 from models.risk.calibration import UNREACHABLE_SIMILARITY, FmrCurve, Threshold, fmr_for_fpir, fpir_from_fmr
-from models.risk.impostor_evidence import MIN_ADJUSTED_SUBJECTS, RIVAL_WEIGHT, rival_adjusted
+from models.risk.impostor_evidence import MIN_ADJUSTED_SUBJECTS, rival_adjusted, rival_shift
 from models.risk.panel import Panel, RowLevels
 from models.risk.probe_shift import ProbeShift
 from models.vision.quality_gate import LivenessVerdict
@@ -82,7 +82,7 @@ class ImpostorRisk:
         if self.search is None or subjects < MIN_ADJUSTED_SUBJECTS:
             return None
         of_evidence, of_search = (
-            self.curve.threshold_at_fmr(fmr_for_fpir(MEDIAN_FPIR, count)).similarity
+            self.curve.threshold_at_fmr(fmr_for_fpir(MEDIAN_FPIR, count)).score
             for count in (self.search.subjects, subjects)
         )
         return self.raised(self.search.rival + of_search - of_evidence)
@@ -116,7 +116,7 @@ class Thresholds:
         """Return the thresholds that apply to the best similarity of a search with this runner-up."""
         if self.rival is None or runner_up is None or self.out_of_reach:
             return replace(self, rival=None)
-        moved = RIVAL_WEIGHT * (runner_up - self.rival)
+        moved = rival_shift(runner_up, self.rival)
         accept = min(self.accept + moved, UNREACHABLE_SIMILARITY)
         return replace(self, accept=accept, review=min(self.review + moved, accept), rival=None)
 
@@ -183,12 +183,12 @@ def thresholds_for(
     accept = at(target.value)
     review = at(max(target.value, min(MAX_REVIEW_RISK, target.value * review_factor)))
     rival = model.rival_of(subjects) if target.kind == "fpir" else None
-    raised = model.raised(accept.similarity)
+    raised = model.raised(accept.score)
     unlike = False
-    if model.shift is not None and raised > accept.similarity:
-        usual = float(model.shift.original(np.array([accept.similarity]))[0])
+    if model.shift is not None and raised > accept.score:
+        usual = float(model.shift.original(np.array([accept.score]))[0])
         unlike = curve.fmr(usual).value >= UNLIKE_FACTOR * fmr_of(target.value)
-    return Thresholds(raised, model.raised(review.similarity), model.source, accept.extrapolated, rival, unlike)
+    return Thresholds(raised, model.raised(review.score), model.source, accept.extrapolated, rival, unlike)
 
 
 def score_candidates(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -13,7 +12,7 @@ from models.risk.calibration import BIN_COUNT
 from models.risk.impostor_evidence import GenuineProbes, ImpostorEvidence
 from models.risk.panel import MIN_PANEL_SUBJECTS, PANEL_SUBJECTS, Panel, RowLevels, row_levels
 from models.runtime.network import Float
-from service.domain.fusion import VECTOR_FUSIONS, fuse_similarities, subject_vectors
+from service.domain.fusion import VECTOR_FUSIONS, fuse_similarities
 from service.domain.gallery import Snapshot
 
 MAX_PROBES: Final = 2048
@@ -31,28 +30,36 @@ def impostor_evidence(snapshot: Snapshot, fusion: Fusion) -> ImpostorEvidence:
     pks, first, templates = np.unique(snapshot.subject_pks, return_index=True, return_counts=True)
     sample = np.argsort(_hashes(pks), kind="stable") if len(pks) > 1 else np.empty(0, np.int64)
     drawn, panel = np.sort(sample[:MAX_PROBES]), np.sort(sample[:PANEL_SUBJECTS])
-    levels = np.empty((len(drawn), 2))
-    fuse = _fusion_function(snapshot, fusion)
+    probes, places = snapshot.vectors[first[drawn]], np.arange(len(drawn))
     histograms = np.zeros((len(drawn), BIN_COUNT), np.int32)
-    nearest = np.empty((len(drawn), 2))
-    size = max(1, MAX_BLOCK_CELLS // max(1, len(pks)))
-    for start in range(0, len(drawn), size):
-        rows = drawn[start : start + size]
-        similarities = fuse(snapshot.vectors[first[rows]])
-        for i, (row, own) in enumerate(zip(similarities, rows, strict=True), start):
-            if len(pks) >= MIN_PANEL_SUBJECTS:
-                levels[i] = row_levels(row[None, panel[panel != own]])[0]
-            row[own] = -1.0
-            histograms[i] = _fast_histogram(row)
-            histograms[i, 0] -= 1  # the own subject
-            best = int(row.argmax())
-            nearest[i, 0] = row[best]
-            row[best] = -1.0
-            nearest[i, 1] = row.max()
+    nearest = np.full((len(drawn), 2), -1.0)
+    to_panel: Float = np.empty((len(drawn), len(panel)), np.float32)
+    ends = first + templates
+    width = max(1, MAX_BLOCK_CELLS // max(1, len(drawn)))
+    for begin in range(0, len(pks) if len(drawn) else 0, width):
+        end = min(begin + width, len(pks))
+        part = slice(int(first[begin]), int(ends[end - 1]))
+        found = fuse_similarities(
+            probes, snapshot.vectors[part], snapshot.subject_pks[part], snapshot.qualities[part], fusion
+        )
+        compared = (panel >= begin) & (panel < end)
+        to_panel[:, compared] = found[:, panel[compared] - begin]
+        own = np.flatnonzero((drawn >= begin) & (drawn < end))
+        found[own, drawn[own] - begin] = -1.0
+        for histogram, row in zip(histograms, found, strict=True):
+            histogram += _fast_histogram(row)
+        best = found.argmax(1)
+        highest = found[places, best]
+        found[places, best] = -1.0
+        nearest = np.sort(np.column_stack([nearest, highest, found.max(1)]))[:, :1:-1]
+    histograms[:, :1] -= 1  # the own subject
     genuine = _genuine_probes(snapshot, fusion, first[drawn], templates[drawn])
-    compared = Panel(pks[panel], RowLevels.of(levels)) if len(pks) >= MIN_PANEL_SUBJECTS else None
+    others = None
+    if len(pks) >= MIN_PANEL_SUBJECTS:
+        levels = [row_levels(row[None, panel != own])[0] for row, own in zip(to_panel, drawn, strict=True)]
+        others = Panel(pks[panel], RowLevels.of(np.array(levels)))
     averaged = len(snapshot.vectors) if fusion in VECTOR_FUSIONS else len(pks)
-    return ImpostorEvidence.of(histograms, nearest, len(pks), averaged, genuine, compared)
+    return ImpostorEvidence.of(histograms, nearest, len(pks), averaged, genuine, others)
 
 
 def _fast_histogram(similarities: Float) -> NDArray[np.int64]:
@@ -74,15 +81,6 @@ def _genuine_probes(
         fused[i] = fuse_similarities(probe[None], vectors, one, qualities, fusion)[0, 0]
         single[i] = float((vectors @ probe).mean())
     return GenuineProbes(fused, single, templates, fusion in VECTOR_FUSIONS)
-
-
-def _fusion_function(snapshot: Snapshot, fusion: Fusion) -> Callable[[Float], Float]:
-    """Return a function from (q, d) probes to (q, s) fused similarities; subject vectors are computed once."""
-    known = snapshot.vectors, snapshot.subject_pks, snapshot.qualities
-    if fusion == "centroid" or fusion == "quality_weighted":
-        subjects = subject_vectors(*known, fusion)
-        return lambda probes: probes @ subjects.T
-    return lambda probes: fuse_similarities(probes, *known, fusion)
 
 
 def _hashes(keys: NDArray[np.int64]) -> NDArray[np.uint64]:

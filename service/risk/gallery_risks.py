@@ -80,7 +80,7 @@ class GalleryRisks:
             self.derive_later(gallery)  # an earlier process may have ended before it derived the evidence
             model = self.with_pack(gallery, self.fit(gallery, stored))
             if model is not None and model.source != "pack":
-                model = replace(model, mean_templates=max(1.0, stored.templates / stored.scores.subjects))
+                model = replace(model, mean_templates=max(1.0, stored.templates / stored.evidence.subjects))
             if stored.fusion == fusion:  # otherwise it is replaced soon, at this sequence
                 with self._lock:
                     self._models[_key(gallery)] = (stored.sequence, fusion, model)
@@ -111,9 +111,9 @@ class GalleryRisks:
         """Return the gallery's own risk model; None: too little evidence, or evidence of another fusion rule."""
         calibration = self.calibration(gallery)
         fewest = MIN_SUBJECTS_UNCALIBRATED if calibration is None else MIN_SUBJECTS
-        if stored is None or stored.scores.subjects < fewest or stored.fusion != gallery.settings.fusion:
+        if stored is None or stored.evidence.subjects < fewest or stored.fusion != gallery.settings.fusion:
             return None
-        return GalleryRisk(stored.scores, calibration)
+        return GalleryRisk(stored.evidence, calibration)
 
     def derive_later(self, gallery: Gallery) -> None:
         """Queue a derivation if the evidence may be stale; return at once. Ignores recognizers that are not served."""
@@ -158,7 +158,7 @@ class GalleryRisks:
             new = StoredEvidence(snapshot.sequence, gallery.settings.fusion, templates, scores, datetime.now(UTC))
             # Both use the current risk target, so that a difference comes from the evidence alone.
             before, after = self._described(gallery, stored), self._described(gallery, new)
-            moved = before != after and gallery.settings.risk.kind != "threshold"
+            moved = _shown(before) != _shown(after) and gallery.settings.risk.kind != "threshold"
             event = THRESHOLD_MOVED if moved else None
             target = gallery.settings.risk
             details: dict[str, Any] = {"risk": {target.kind: target.value}, "before": before, "after": after}
@@ -196,18 +196,23 @@ class GalleryRisks:
         model = self.with_pack(then, risk)
         if model is None:
             return None
-        thresholds = thresholds_for(gallery.settings.risk, model, stored.scores.subjects)
+        thresholds = thresholds_for(gallery.settings.risk, model, stored.evidence.subjects)
         return {
             "threshold": round(thresholds.accept, 4),
             "source": thresholds.source,
             "extrapolated": thresholds.extrapolated,
             "fusion": stored.fusion,
-            "subjects": stored.scores.subjects,
+            "subjects": stored.evidence.subjects,
             "templates": stored.templates,
-            "pairs": stored.scores.pairs,
+            "pairs": stored.evidence.pairs,
             "gallery_share": round(risk.gallery_share, 4) if risk else 0.0,
             "duplicate_pairs": round(risk.duplicate_pairs, 1) if risk else 0.0,
         }
+
+
+def _shown(described: dict[str, Any] | None) -> float | None:
+    """Return a threshold in the digits that people see. A smaller difference is no move."""
+    return None if described is None else round(described["threshold"], 3)
 
 
 def _reason(before: StoredEvidence | None, after: StoredEvidence) -> str:
@@ -216,7 +221,7 @@ def _reason(before: StoredEvidence | None, after: StoredEvidence) -> str:
         return "The first estimate from the photos of this gallery."
     if before.fusion != after.fusion:
         return f"The fusion rule changed from {before.fusion} to {after.fusion}."
-    then, now = before.scores.subjects, after.scores.subjects
+    then, now = before.evidence.subjects, after.evidence.subjects
     if then != now:
         return f"{'More' if now > then else 'Fewer'} people are enrolled: {now:,} instead of {then:,}."
     return "Photos of enrolled people were added or removed."

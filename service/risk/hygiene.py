@@ -82,7 +82,7 @@ Neighbors = list[list[Neighbor]]
 
 def find_problems(snapshot: Snapshot, calibration: Calibration) -> HygieneReport:
     """Inspect all templates of a gallery."""
-    unlike = min(calibration.threshold_at_fmr(UNLIKE_FMR).similarity, calibration.threshold_at_fnmr(UNLIKE_FNMR))
+    unlike = min(calibration.threshold_at_fmr(UNLIKE_FMR).score, calibration.threshold_at_fnmr(UNLIKE_FNMR))
     groups = [
         group for rows in _rows_by_subject(snapshot.subject_pks) for group in _group_templates(snapshot, rows, unlike)
     ]

@@ -86,8 +86,8 @@ def target_threshold(
     fpir: float, subjects: int, curve: FmrCurve, evidence: ImpostorEvidence | None, calibration: Calibration | None
 ) -> TargetThreshold:
     found = curve.threshold_at_fmr(fmr_for_fpir(fpir, subjects))
-    misses = promised_misses(evidence, calibration, found.similarity)
-    return TargetThreshold(fpir, subjects, found.similarity, found.low, found.high, found.extrapolated, misses)
+    misses = promised_misses(evidence, calibration, found.score)
+    return TargetThreshold(fpir, subjects, found.score, found.low, found.high, found.extrapolated, misses)
 
 
 def expected_misses(fpir: float, pack: Calibration, measured: Mapping[str, Calibration]) -> ExpectedMisses:
@@ -99,7 +99,7 @@ def expected_misses(fpir: float, pack: Calibration, measured: Mapping[str, Calib
     fmr = fmr_for_fpir(fpir, EXAMPLE_SUBJECTS)
 
     def misses(calibration: Calibration) -> float:
-        return calibration.fnmr(min(1.0, calibration.threshold_at_fmr(fmr).similarity))
+        return calibration.fnmr(min(1.0, calibration.threshold_at_fmr(fmr).score))
 
     own, others = misses(pack), {name: misses(calibration) for name, calibration in measured.items()}
     best = min(others, key=lambda name: others[name], default=None)
@@ -110,7 +110,7 @@ def expected_misses(fpir: float, pack: Calibration, measured: Mapping[str, Calib
 def fpir_curve(subjects: int, curve: FmrCurve) -> list[FpirPoint]:
     """Return the FPIR at CURVE_POINTS equally spaced similarities, from CURVE_MAX_FPIR down to CURVE_MIN_FPIR."""
     first, last = (
-        min(1.0, curve.threshold_at_fmr(fmr_for_fpir(rate, subjects)).similarity)
+        min(1.0, curve.threshold_at_fmr(fmr_for_fpir(rate, subjects)).score)
         for rate in (CURVE_MAX_FPIR, CURVE_MIN_FPIR)
     )
     points = []
@@ -124,7 +124,7 @@ def fpir_curve(subjects: int, curve: FmrCurve) -> list[FpirPoint]:
 def check_maxima(evidence: ImpostorEvidence, curve: FmrCurve) -> MaximaCheck:
     """Compare the observed maxima with the curve (leave-one-out)."""
     others = evidence.subjects - 1
-    threshold = curve.threshold_at_fmr(fmr_for_fpir(CHECKED_FPIR, others)).similarity
+    threshold = curve.threshold_at_fmr(fmr_for_fpir(CHECKED_FPIR, others)).score
     observed = round(float(np.interp(threshold, EDGES, count_at_or_above((evidence.adjusted or evidence.raw).best))))
     return MaximaCheck(CHECKED_FPIR, evidence.probes, CHECKED_FPIR * evidence.probes, observed)
 

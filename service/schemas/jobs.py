@@ -35,4 +35,4 @@ def to_job_out(job: Job) -> JobOut:
 def to_job_item_out(item: JobItem) -> JobItemOut:
     """Convert one item of a job."""
     problem = None if item.problem is None else Problem(**item.problem)
-    return JobItemOut(item=item.item, outcome=item.outcome, problem=problem, at=item.at)
+    return JobItemOut(item=item.item, outcome=item.outcome, subject=item.subject, problem=problem, at=item.at)

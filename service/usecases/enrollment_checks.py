@@ -156,7 +156,7 @@ def check_identities(
                 others = [(hit.subject_pk, hit.similarity) for hit in hits if hit.subject_pk != own_pk]
                 _require_no_duplicate(others, float(itself), gallery, subject_id, store, model, subjects)
             if len(own) and not overrides.allow_inconsistent:
-                _require_consistency(float(products(face, own).max()), len(own), subject_id, calibration)
+                _require_consistency(float(products(face, own).max()), subject_id, calibration)
         except (DuplicateSubjectError, InconsistentTemplateError) as rejection:
             rejections.append(rejection)
         else:
@@ -198,12 +198,12 @@ def _require_no_duplicate(
             )
 
 
-def _require_consistency(similarity: float, templates: int, subject_id: str, calibration: Calibration) -> None:
+def _require_consistency(similarity: float, subject_id: str, calibration: Calibration) -> None:
     """Raise InconsistentTemplateError if the best similarity to the subject's templates is too low."""
     threshold = min(calibration.equal_error_threshold(), calibration.threshold_at_fnmr(MAX_FALSE_INCONSISTENT))
     if similarity < threshold:
         raise InconsistentTemplateError(
-            f"the face is unlike the {templates} templates of subject {subject_id!r}",
+            f"the face is unlike the other photos of subject {subject_id!r}",
             similarity=round(similarity, 4),
             threshold=round(threshold, 4),
         )

@@ -46,7 +46,7 @@ def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> Gal
     model = risks.with_pack(gallery, risk)
     if model is None:
         raise RiskUncalibratedError(f"gallery {gallery.name!r} has no calibration")
-    subjects = max(1, stored.scores.subjects if stored else gallery.subjects)
+    subjects = max(1, stored.evidence.subjects if stored else gallery.subjects)
     target = gallery.settings.risk
     own = thresholds_for(target, model, subjects, gallery.settings.review_factor)
     probes = risk_report.thresholds_of_probes(
@@ -65,8 +65,8 @@ def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> Gal
         evidence=EvidenceOut(
             source=model.source,
             gallery_share=round(risk.gallery_share, 4) if risk else 0.0,
-            pairs=stored.scores.pairs if stored else 0,
-            probes=stored.scores.probes if stored else 0,
+            pairs=stored.evidence.pairs if stored else 0,
+            probes=stored.evidence.probes if stored else 0,
             duplicate_pairs=round(risk.duplicate_pairs, 1) if risk else 0.0,
             pack_pairs=calibration.impostor_pairs if calibration else 0,
             fmr_over_pack=None if ratio is None else float(f"{ratio.value:.3g}"),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from models.vision.detection import Detector, Faces
+from models.vision.detection import Detections, Detector
 from models.vision.face_search import find_faces
 from training.data.identities import read_rgb
 from training.data.subsampling import evenly_spaced_rows
@@ -93,7 +93,7 @@ def evaluate_detector(
     )
 
 
-def match(faces: Faces, photo: AnnotatedPhoto, min_side_px: float) -> Matches:
+def match(faces: Detections, photo: AnnotatedPhoto, min_side_px: float) -> Matches:
     """Match the detections of one photo, best score first.
 
     Detections that match a doubtful or too small face, and too small detections without a match, are ignored.

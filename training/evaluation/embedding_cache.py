@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from models.checksums import sha256_of
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import OnnxNetwork
-from models.vision.detection import DEFAULT_MIN_SCORE, Detector, Faces
+from models.vision.detection import DEFAULT_MIN_SCORE, Detections, Detector
 from models.vision.recognition import Recognizer
 from models.vision.specs import DetectionSpec, RecognitionSpec
 
@@ -96,7 +96,7 @@ class CachedDetector(Detector):
         self.key = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.cache = ArrayCache(cache_dir / f"faces-{self.key}.npz")
 
-    def detect(self, images: Sequence[NDArray[np.uint8]]) -> list[Faces]:
+    def detect(self, images: Sequence[NDArray[np.uint8]]) -> list[Detections]:
         keys = [image_key(image, f"{self.min_score:.4f}") for image in images]
         if new := [i for i, key in enumerate(keys) if key not in self.cache]:
             for i, faces in zip(new, super().detect([images[i] for i in new]), strict=True):
@@ -105,8 +105,8 @@ class CachedDetector(Detector):
         return [_faces(self.cache[key].reshape(-1, 15)) for key in keys]
 
 
-def _faces(table: Float) -> Faces:
-    return Faces(table[:, :4], table[:, 4:14].reshape(-1, 5, 2), table[:, 14])
+def _faces(table: Float) -> Detections:
+    return Detections(table[:, :4], table[:, 4:14].reshape(-1, 5, 2), table[:, 14])
 
 
 class CachedRecognizer(Recognizer):

@@ -25,7 +25,7 @@ from models.risk.calibration import Calibration, fmr_for_fpir
 from models.risk.search_rates import rates_at
 from models.runtime.network import Engine, Float, Precision
 from models.vision.alignment import realign_crops
-from models.vision.detection import Detector, Faces, choose_canvas, fill_canvas
+from models.vision.detection import Detections, Detector, choose_canvas, fill_canvas
 from models.vision.pixels import to_planes
 from models.vision.precision_loss import cosine_loss, detection_shift
 from models.vision.recognition import Recognizer
@@ -226,8 +226,8 @@ class _GallerySearch:
         self._protocol: OpenSetProtocol = read_open_set(lfw / "openset_protocol.json")
         assert pack.calibration is not None  # noqa: S101 - checked by quantize_pack
         calibration = Calibration.from_document(pack.calibration)
-        self._pair = calibration.threshold_at_fmr(FMR).similarity
-        self._search = calibration.threshold_at_fmr(fmr_for_fpir(FPIR, len(self._protocol.gallery))).similarity
+        self._pair = calibration.threshold_at_fmr(FMR).score
+        self._search = calibration.threshold_at_fmr(fmr_for_fpir(FPIR, len(self._protocol.gallery))).score
 
     def evaluate(self, enrolled: Embeddings, probes: Embeddings) -> Metrics:
         gallery = enrolled.vectors[enrolled.rows(self._protocol.gallery)].astype(np.float64)
@@ -257,7 +257,7 @@ def measure_detector(
     sample = [read_rgb(images / files[row]) for row in np.linspace(0, len(files) - 1, SHIFT_PHOTOS).astype(int)]
     recognizer = Recognizer(open_with_engine(pack.recognition, REFERENCE, EnginePreference()), pack.recognition)
 
-    def detect(detector: Detector) -> tuple[float, list[Faces]]:
+    def detect(detector: Detector) -> tuple[float, list[Detections]]:
         faces = [detector.detect([image])[0] for image in (*sample, *(photo.image for photo in photos))]
         return evaluate_detector(detector, photos).recall, faces
 

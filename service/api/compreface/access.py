@@ -29,7 +29,12 @@ def bound_gallery(caller: Caller) -> str:
 
 
 class CompreFaceRoute(PermittedRoute):
-    """Permitted route that reads the key's gallery when the request begins, as GallerySnapshotRoute does."""
+    """Permitted route that reads the key's gallery when the request begins, as GallerySnapshotRoute does.
+
+    CompreFace ignores parameters that it does not know, and its clients send some.
+    """
+
+    allows_unknown_parameters = True
 
     async def before_body(self, request: Request) -> None:
         name = bound_gallery(caller_of(request))

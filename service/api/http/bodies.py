@@ -116,11 +116,6 @@ def _unsupported(media_type: str) -> UnsupportedMediaTypeError:
 
 
 def _query_options(request: Request) -> dict[str, Any]:
-    unknown = request.query_params.keys() - {OPTIONS_FIELD}
-    if unknown:
-        raise InvalidRequestError(
-            f"unknown query parameter {sorted(unknown)[0]!r}: send options as JSON in {OPTIONS_FIELD!r}"
-        )
     return _parse_object(request.query_params.get(OPTIONS_FIELD, "{}"))
 
 

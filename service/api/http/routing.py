@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from typing import Annotated, Any, Final, cast
 
 from fastapi import APIRouter, Depends, Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from service.api.http.backend import backend_of
-from service.api.http.bodies import JsonRequest
+from service.api.http.bodies import OPTIONS_FIELD, JsonRequest
 from service.api.http.gate import takes_photos
 from service.api.http.parameters import GalleryPath
 from service.api.http.permissions import Need, description_of
-from service.core.errors import GalleryNotFoundError
+from service.core.errors import GalleryNotFoundError, InvalidRequestError
 from service.domain.gallery import Gallery
 from service.schemas.fields import GALLERY_NAME
 from service.security.callers import Caller
@@ -41,17 +42,24 @@ class PermittedRoute(APIRoute):
     A gallery in the path that the key is not for gives 404, whatever else is wrong with the request.
     """
 
+    allows_unknown_parameters = False
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Raises LookupError: the handler does not say what it requires."""
         handle, need = super().get_route_handler(), description_of(self.endpoint).need
         if need.keyless or need.keyless_on_loopback:
             return handle  # the gate has checked it
+        known = _query_names(self.dependant)
+        if any(takes_photos(method, self.path) for method in self.methods or ()):
+            known |= {OPTIONS_FIELD}
 
         async def check_and_handle(request: Request) -> Response:
             caller = caller_of(request)
             need.check(caller)
             if (gallery := request.path_params.get("gallery")) is not None:
                 caller.check_gallery(gallery)
+            if not self.allows_unknown_parameters:
+                _refuse_unknown(request, known)
             await self.before_body(request)
             return await handle(JsonRequest(request.scope, request.receive))
 
@@ -59,6 +67,18 @@ class PermittedRoute(APIRoute):
 
     async def before_body(self, request: Request) -> None:
         """Run after the permission check and before the body is read."""
+
+
+def _query_names(dependant: Dependant) -> set[str]:
+    own = {parameter.alias for parameter in dependant.query_params}
+    return own.union(*(_query_names(each) for each in dependant.dependencies))
+
+
+def _refuse_unknown(request: Request, known: Collection[str]) -> None:
+    """Raises InvalidRequestError: a query parameter is unknown; ignored, it could be a filter with a typing error."""
+    if unknown := sorted(request.query_params.keys() - known):
+        here = f"Known here: {', '.join(sorted(known))}" if known else "There are none here"
+        raise InvalidRequestError(f"unknown query parameter {unknown[0]!r}. {here}")
 
 
 def check_routes(router: APIRouter) -> APIRouter:

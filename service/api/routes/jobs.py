@@ -72,7 +72,7 @@ async def list_job_items(
     return JobItemsOut(items=[to_job_item_out(item) for item in page], next=more)
 
 
-@router.delete("/{job}")
+@router.post("/{job}/cancel")
 @permitted(ENROLL)
 async def cancel_job(job: JobPath, backend: BackendDep, caller: CallerDep) -> JobOut:
     """Cancel a job: at once if it is queued, after the current item if it runs. Finished items stay.

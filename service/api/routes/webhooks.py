@@ -1,4 +1,7 @@
-"""Webhooks: create, list, delete, test, and see what was delivered. A secret is shown once, when it is created."""
+"""Webhooks: create, list, delete, test, see what was delivered, and send again what was not.
+
+A secret is shown once, when it is created.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from kith.wire.webhooks import (
     DeletedWebhookOut,
     DeliveriesOut,
     WebhookOut,
+    WebhookReplayOut,
     WebhooksOut,
     WebhookTestOut,
 )
@@ -68,6 +72,14 @@ async def test_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookTest
         await backend.run(backend.operations.webhooks.store.get, webhook)
     )
     return WebhookTestOut(delivered=answer.error is None, status=answer.status, error=answer.error)
+
+
+@router.post("/{webhook}/replay")
+@permitted(ADMIN_ALL)
+async def replay_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookReplayOut:
+    """Send the dead deliveries of a webhook again, with the same ids, after what was delivered since."""
+    found = await backend.run(backend.operations.webhooks.store.get, webhook)
+    return WebhookReplayOut(replayed=await backend.run(backend.operations.webhooks.deliveries.replay, found))
 
 
 @router.get("/{webhook}/deliveries")

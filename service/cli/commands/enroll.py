@@ -13,12 +13,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.markup import escape
 from rich.progress import DownloadColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn
-from rich.table import Table
 from rich.text import Text
 
-from models.vision.photo_files import PhotoFolder, list_photos, printable_path, visible_subfolders
+from models.vision.photo_files import PhotoFolder, is_photo, list_photos, printable_path, read_head, visible_subfolders
 from service.cli.commands.risk import misses_text
 from service.cli.completion import complete_galleries
 from service.cli.connection import connect
@@ -31,7 +29,6 @@ from service.cli.terminal import (
     print_json,
     print_line,
     print_note,
-    print_table,
     progress_bar,
 )
 from service.core.atomic_files import atomic_write
@@ -44,7 +41,8 @@ CANCEL_TIMEOUT_S: Final = 30.0
 REPORT_SUFFIXES: Final = (".csv", ".ndjson")
 REPORT_COLUMNS: Final = ("photo", "status", "code", "detail")
 UNREADABLE: Final = {"code": "unreadable"}
-MAX_IGNORED_SHOWN: Final = 10
+MAX_SHOWN: Final = 10
+"""Refused photos, and ignored files, that are printed one by one."""
 
 
 @dataclass
@@ -55,6 +53,8 @@ class EnrollmentReport:
         ignored: number of files that are not photos, hidden ones included.
         photos: one row of REPORT_COLUMNS per file that is not hidden; ``status`` is "done", "refused" or "ignored".
         problems: first problem document of each error code.
+        people: ids of everyone with a photo in the source; True if one of the photos is enrolled.
+        without_photo: ids of those who have no template in the gallery.
     """
 
     enrolled: int = 0
@@ -64,6 +64,8 @@ class EnrollmentReport:
     jobs: list[str] = field(default_factory=list)
     photos: list[dict[str, str]] = field(default_factory=list)
     problems: dict[str, dict[str, Any]] = field(default_factory=dict)
+    people: dict[str, bool] = field(default_factory=dict)
+    without_photo: list[str] = field(default_factory=list)
 
     @property
     def refused(self) -> list[dict[str, str]]:
@@ -107,11 +109,21 @@ def enroll(
         raise typer.BadParameter(
             f"{source} has no folder per person. Expected {source}/PERSON/PHOTO.", param_hint="SOURCE"
         )
+    if source.is_file() and is_photo(source, lambda: read_head(source)):
+        raise typer.BadParameter(
+            f"{source} is a photo. Enroll one person with 'kith subject enroll ID {source} -g {gallery}'.",
+            param_hint="SOURCE",
+        )
     result = EnrollmentReport()
     try:
         with connect(server, "create") as kith:
             created = _create_if_missing(kith, gallery)
             _BulkEnrollment(kith, gallery, enrollment.fields(), result).run(source)
+            result.without_photo = [
+                person
+                for person, enrolled in sorted(result.people.items())
+                if not enrolled and _is_missing(kith, gallery, person)
+            ]
     finally:
         if report is not None:
             _write_report(report, result.photos)
@@ -221,6 +233,9 @@ class _BulkEnrollment:
         self._done += job.done
         for item in self._kith.job_items(job.id):
             name = folder + item.item
+            if item.subject is not None and item.outcome != IGNORED:
+                enrolled = item.outcome in (ENROLLED, ALREADY_ENROLLED)
+                report.people[item.subject] = report.people.get(item.subject, False) or enrolled
             if item.item in unreadable:
                 report.add(name, "refused", unreadable[item.item], UNREADABLE)
             elif item.problem is not None:
@@ -278,6 +293,17 @@ def _create_if_missing(kith: Kith, name: str) -> str:
         return f"Created gallery {name}.{misses_text(kith, kith.create_gallery(name).risk)}"
 
 
+def _is_missing(kith: Kith, gallery: str, person: str) -> bool:
+    from kith import KithClientError
+
+    try:
+        return kith.subject(gallery, person).templates == 0
+    except KithClientError as error:
+        if error.code != "subject_not_found":
+            raise
+        return True
+
+
 def _write_report(path: Path, photos: list[dict[str, str]]) -> None:
     """Write the report, readable by its owner only: files and folders are named after people."""
     text = io.StringIO(newline="")
@@ -299,23 +325,27 @@ def _print_report(report: EnrollmentReport, as_json: bool) -> None:
             for row in report.refused
         ]
         counts = {name: getattr(report, name) for name in ("enrolled", "already_enrolled", "ignored", "interrupted")}
-        print_json({**counts, "jobs": report.jobs, "refused": refused, "ignored_files": report.ignored_files})
+        lists = {"without_photo": report.without_photo, "refused": refused, "ignored_files": report.ignored_files}
+        print_json({**counts, "jobs": report.jobs, **lists})
         return
-    already = f", {report.already_enrolled} already enrolled" if report.already_enrolled else ""
-    ignored = f"; {count_of(report.ignored, 'file')} ignored (hidden, or not a photo)" if report.ignored else ""
-    print_line(f"{count_of(report.enrolled, 'photo')} enrolled{already}, {len(report.refused)} refused{ignored}")
+    if report.without_photo:
+        people = "1 person has" if len(report.without_photo) == 1 else f"{len(report.without_photo):,} people have"
+        print_line(f"{people} no photo in the gallery, and cannot be found: {', '.join(report.without_photo)}")
     named = report.ignored_files
-    for name in named[:MAX_IGNORED_SHOWN]:
+    for name in named[:MAX_SHOWN]:
         print_line(f"Ignored: {name}")
-    if len(named) > MAX_IGNORED_SHOWN:
-        print_line(f"Ignored: {len(named) - MAX_IGNORED_SHOWN:,} more. List all with --report FILE.")
-    if report.interrupted:
-        print_line("Cancelled. Enrolled photos stay enrolled. Run the command again to resume.")
+    if len(named) > MAX_SHOWN:
+        print_line(f"Ignored: {len(named) - MAX_SHOWN:,} more. List all with --report FILE.")
     if report.refused:
-        table = Table("Photo", "Code", "Detail")
-        for row in report.refused:
-            table.add_row(*(escape(row[column]) for column in ("photo", "code", "detail")))
-        print_table(table)
+        for row in report.refused[:MAX_SHOWN]:
+            print_line(f"Refused: {row['photo']}: {row['code']}: {row['detail']}")
+        if len(report.refused) > MAX_SHOWN:
+            print_line(f"Refused: {len(report.refused) - MAX_SHOWN:,} more. List all with --report FILE.")
         codes = {row["code"] for row in report.refused}
         for line in remedy_lines(problem for code, problem in report.problems.items() if code in codes):
             print_line(line)
+    already = f", {report.already_enrolled} already enrolled" if report.already_enrolled else ""
+    ignored = f"; {count_of(report.ignored, 'file')} ignored (hidden, or not a photo)" if report.ignored else ""
+    print_line(f"{count_of(report.enrolled, 'photo')} enrolled{already}, {len(report.refused)} refused{ignored}")
+    if report.interrupted:
+        print_line("Cancelled. Enrolled photos stay enrolled. Run the command again to resume.")

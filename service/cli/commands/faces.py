@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 from rich.markup import escape
 from rich.progress import MofNCompleteColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from service.cli.completion import complete_galleries, complete_served, complete_subjects
 from service.cli.connection import connect
@@ -129,7 +129,9 @@ def identify(
         options["risk"] = accepted
     if tag:
         options["filter"] = {"tags": tag}
-    table = Table("Photo", "Face", "Decision", "Similarity", "Threshold", "By chance")
+    table = Table(
+        Column("Photo", no_wrap=True), "Face", Column("Decision", no_wrap=True), "Similarity", "Threshold", "By chance"
+    )
     answers: dict[str, Any] = {}
     identified = 0
     with _print_on_exit(answers, table, server.as_json), connect(server) as kith:
@@ -230,8 +232,9 @@ def _describe_verdict(answer: VerifyOut, names: dict[str, str]) -> str:
 
 def _decision_cells(result: IdentityOut) -> tuple[str, str, str, str]:
     chance = result.false_alarm_probability
+    likely = next((each.name or each.subject for each in result.candidates), None)
     return (
-        escape(describe_outcome(result.outcome, result.name or result.subject)),
+        escape(describe_outcome(result.outcome, result.name or result.subject or likely)),
         "" if result.similarity is None else f"{result.similarity:.3f}",
         "" if result.threshold is None else f"{result.threshold:.3f}",
         "" if chance is None else format_odds(chance),
@@ -263,7 +266,10 @@ def _answers(photos: list[Path], send: Callable[[Path], Any]) -> Iterator[tuple[
             try:
                 answer = send(photo)
             except KithClientError as error:
-                if not error.code.startswith("image_") or len(photos) == 1:
+                if not error.code.startswith("image_"):
+                    raise
+                if len(photos) == 1:
+                    error.problem["detail"] = f"{photo}: {error.problem['detail']}"
                     raise
                 answer = {"error": error.problem}
             yield photo, answer

@@ -226,7 +226,7 @@ def calibrate(
     calibration = Calibration.from_document(document)
     table = Table("FMR", "Threshold")
     for rate in CALIBRATED_RATES:
-        table.add_row(f"{rate:.1%}", f"{calibration.threshold_at_fmr(rate).similarity:.3f}")
+        table.add_row(f"{rate:.1%}", f"{calibration.threshold_at_fmr(rate).score:.3f}")
     print_table(table)
 
 
@@ -257,7 +257,7 @@ def quantize(
     settings = load_settings()
     pack = load_pack(find_pack(Path(name), settings.models_path))
     if is_bundled(pack):
-        raise PackError("variants", "bundled packs have INT8 files already")
+        raise PackError("variants", "bundled packs come with the INT8 files that lose little")
     if pack.has_int8 and not replace:
         raise PackError("variants", f"{name} has INT8 files. Replace them with --replace")
     sample = varied_samples() if photos is None else spread(photos)
@@ -287,6 +287,11 @@ def _print_quantization(results: Sequence[Int8Result]) -> None:
             too_lossy = not result.engines[result.engine]["accepted"]
             why = "loses too much: try --photos with more photos" if too_lossy else "is no faster on this machine"
             print_note(f"{result.task}: no INT8 file was written. INT8 {why}.")
+    if any(result.task == "recognition" and result.accepted for result in results):
+        print_note(
+            "Galleries enrolled so far keep their vectors, and are searched with INT8 ones from the next start: the "
+            "cosine above is what that changes. KITH_PRECISION=fp32 avoids it."
+        )
 
 
 def _catalog(settings: Settings) -> dict[str, CatalogEntry]:

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from kith.wire.faces import FaceOut
 from kith.wire.identification import IdentityOut
-from service.core.text import OUTCOME_WORDS, replace_controls
+from service.core.text import describe_outcome, replace_controls
 from service.inference.images import ImageLimits, decode
 
 MIN_SIDE_PX: Final = 1280
@@ -42,11 +42,10 @@ def draw_decisions(photo: bytes, results: Sequence[IdentityOut], target: Path) -
 
 
 def _describe(result: IdentityOut) -> str:
-    if result.outcome == "identified":
-        return result.name or result.subject or ""
-    if result.outcome == "uncertain":
-        return f"perhaps {next((each.name or each.subject for each in result.candidates), 'known')}"
-    return "" if result.outcome == "unknown" else OUTCOME_WORDS[result.outcome]
+    if result.outcome == "unknown":
+        return ""
+    likely = next((each.name or each.subject for each in result.candidates), None)
+    return describe_outcome(result.outcome, result.name or result.subject or likely)
 
 
 def draw_faces(photo: bytes, faces: Sequence[FaceOut], target: Path) -> None:

@@ -215,7 +215,7 @@ class JobCard {
       yes: "Cancel the job",
     });
     if (!yes) return;
-    await call("DELETE", `/v1/jobs/${part(this.id)}`);
+    await call("POST", `/v1/jobs/${part(this.id)}/cancel`);
     this.look();
   }
 

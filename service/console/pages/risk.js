@@ -409,7 +409,7 @@ function checked(check) {
     "p",
     {},
     `Check: Kith searched for each of ${counted(check.probes, "person", "people")} among the others. `,
-    `${whole(check.observed)} got a wrong name, ${whole(check.expected)} were expected. `,
+    `At a risk of ${inHundred(check.fpir)}, about ${whole(check.expected)} get a wrong name; ${whole(check.observed)} did. `,
     h("strong", {}, agreement(check)),
   );
 }

@@ -94,6 +94,11 @@ function card(one, again, signal) {
         const answer = await call("POST", path(one, "/test"));
         toast(answer.delivered ? `“${name}” accepted the test.` : `The test failed: ${answer.error}.`);
       }),
+      button("Send the dead ones again", async () => {
+        const { replayed } = await call("POST", path(one, "/replay"));
+        toast(replayed ? `${counted(replayed, "delivery", "deliveries")} will be sent again.` : "There are no dead deliveries.");
+        load();
+      }),
       button("Refresh", load),
       button(
         "Delete",

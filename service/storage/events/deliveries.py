@@ -124,6 +124,14 @@ class DeliveryStore:
                 pending = (deliveries.c.pk == pk) & (deliveries.c.state == "pending")
                 connection.execute(deliveries.update().where(pending).values(**values))
 
+    def replay(self, webhook: Webhook) -> int:
+        """Make the dead deliveries of a webhook pending, as if they had not been attempted; return their number."""
+        dead = (deliveries.c.webhook_pk == webhook.pk) & (deliveries.c.state == "dead")
+        with self._database.write(_CONFLICT) as connection:
+            now = self._database.now(connection)
+            again = {"state": "pending", "attempts": 0, "status": None, "error": None, "next_at": now}
+            return connection.execute(deliveries.update().where(dead).values(**again, updated_at=now)).rowcount
+
     def list_page(
         self, webhook: Webhook, states: Collection[DeliveryState], before: int | None, limit: int
     ) -> list[Delivery]:

@@ -1,8 +1,7 @@
-"""Galleries: creation, settings, cached reads, risk evidence and deletion."""
+"""Galleries: creation, settings, cached reads and deletion."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -12,15 +11,13 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from models.risk.impostor_evidence import ImpostorEvidence
 from service.core.errors import GalleryExistsError, GalleryNotFoundError, MasterKeyError, MasterKeyUnavailableError
-from service.domain.events import Event, EventFilter
-from service.domain.gallery import Gallery, GalleryCounts, GallerySettings, StoredEvidence
+from service.domain.events import EventFilter
+from service.domain.gallery import Gallery, GalleryCounts, GallerySettings
 from service.storage.audit.log import record
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import generate_key
-from service.storage.db.tables import audit, evidence, galleries, generations
-from service.storage.events.outbox import publish
+from service.storage.db.tables import galleries, generations
 from service.storage.events.webhook_rows import read_webhooks
 from service.storage.repositories import erasures
 from service.storage.repositories.erasures import Receipt
@@ -191,64 +188,6 @@ class GalleryStore:
         return gallery, erasures.with_log_emptied(self._database, receipt)
 
 
-class EvidenceStore:
-    """Evidence in SQL: the score distribution between different subjects, one row per generation of a gallery.
-
-    It is derived once for all processes. Every method is one transaction and blocks.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def get(self, gallery: Gallery) -> StoredEvidence | None:
-        """Return the stored evidence, which may lag behind the change log."""
-        with self._database.read() as connection:
-            row = connection.execute(sa.select(evidence).where(_evidence_of(gallery))).first()
-        if row is None:
-            return None
-        scores = ImpostorEvidence.from_document(json.loads(row.document))
-        return StoredEvidence(row.sequence, row.fusion, row.templates, scores, row.derived_at)
-
-    def put(self, gallery: Gallery, new: StoredEvidence, event: str | None, details: dict[str, Any]) -> None:
-        """Replace a gallery's evidence and write ``event`` to the audit.
-
-        Does nothing if later evidence is stored, or if the gallery's fusion rule changed.
-        """
-        values = {
-            "sequence": new.sequence,
-            "fusion": new.fusion,
-            "templates": new.templates,
-            "document": json.dumps(new.scores.document()),
-            "derived_at": new.derived_at,
-        }
-        with self._database.change(gallery) as connection:
-            stored = connection.execute(sa.select(evidence).where(_evidence_of(gallery))).first()
-            settings = connection.execute(
-                sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)
-            ).scalar_one_or_none()
-            overtaken = stored is not None and stored.sequence > new.sequence
-            if overtaken or settings is None or settings["fusion"] != new.fusion:
-                return
-            if stored is None:
-                key = {"gallery_pk": gallery.pk, "generation": gallery.generation}
-                connection.execute(evidence.insert().values(**key, **values))
-            else:
-                connection.execute(evidence.update().where(_evidence_of(gallery)).values(**values))
-            if event is not None:
-                record(self._database.vault, connection, event, gallery, **details)
-                publish(self._database.vault, connection, gallery, [Event("threshold_moved", details)])
-
-    def last_event(self, gallery: Gallery, event: str) -> dict[str, Any]:
-        """Return the details of the gallery's latest audit line of this event, empty without one."""
-        own = sa.select(audit.c.details).where(audit.c.gallery_pk == gallery.pk, audit.c.event == event)
-        with self._database.read() as connection:
-            return connection.execute(own.order_by(audit.c.pk.desc()).limit(1)).scalar() or {}
-
-
 def _changed_settings(before: GallerySettings, after: GallerySettings) -> dict[str, Any]:
     old, new = asdict(before), asdict(after)
     return {name: new[name] for name in new if new[name] != old[name]}
-
-
-def _evidence_of(gallery: Gallery) -> sa.ColumnElement[bool]:
-    return (evidence.c.gallery_pk == gallery.pk) & (evidence.c.generation == gallery.generation)

@@ -147,7 +147,7 @@ def record_in(
 
 
 def _item(job: Job, lookup: str, outcome: ItemOutcome, erased: bool) -> dict[str, Any]:
-    item = {"item": outcome.item, "outcome": outcome.outcome, "problem": outcome.problem}
+    item = {"item": outcome.item, "outcome": outcome.outcome, "problem": outcome.problem, "subject": outcome.subject}
     return {
         "job_pk": job.pk,
         "lookup": lookup,

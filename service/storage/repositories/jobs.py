@@ -63,6 +63,7 @@ class JobItem:
     item: str
     outcome: str
     """Empty after an erasure."""
+    subject: str | None
     problem: dict[str, Any] | None
     at: datetime
 
@@ -141,7 +142,8 @@ class JobStore:
         with self._database.read() as connection:
             opened = ((row, job.seal.open_json(row.sealed, ITEM)) for row in connection.execute(query))
             return [
-                JobItem(row.pk, item["item"], item.get("outcome", ""), item["problem"], row.at) for row, item in opened
+                JobItem(row.pk, item["item"], item.get("outcome", ""), item.get("subject"), item["problem"], row.at)
+                for row, item in opened
             ]
 
     def done(self, job: Job) -> DoneItems:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from service.storage.db.engine import Database
 from service.storage.repositories.change_log import ChangeLog
-from service.storage.repositories.galleries import EvidenceStore, GalleryStore
+from service.storage.repositories.evidence import EvidenceStore
+from service.storage.repositories.galleries import GalleryStore
 from service.storage.repositories.read_cache import ReadCache
 from service.storage.repositories.subjects import SubjectStore
 from service.storage.repositories.templates import TemplateStore

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -41,12 +42,12 @@ class WebhookStore:
             webhook = Webhook(0, uuid.uuid4().hex, name, url, new_secret(), chosen, datetime.now(UTC))
             sealed = seal_webhook(webhook_seal(connection, self._database.vault), webhook)
             row = {"id": webhook.id, "sealed": sealed, "created_at": webhook.created_at}
-            connection.execute(webhooks.insert().values(**row))
+            pk = connection.execute(webhooks.insert().values(**row).returning(webhooks.c.pk)).scalar_one()
             galleries = None if chosen.galleries is None else sorted(chosen.galleries)
             types = None if chosen.types is None else sorted(chosen.types)
             about: dict[str, Any] = {"webhook": webhook.id, "types": types, "galleries": galleries}
             record(self._database.vault, connection, "webhook_created", **about)
-        return webhook
+        return replace(webhook, pk=pk)
 
     def list_all(self) -> Sequence[Webhook]:
         """Return all webhooks, oldest first."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from models.engines.selection import EnginePreference, available_precisions, choose_engine, open_network
@@ -15,7 +16,7 @@ from models.errors import PackError
 from models.pack import int8_loss, int8_samples, quantization
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import VARIANTS_FILE, ModelPack
-from models.pack.quantization import choose_fp32_layers, quantize_pack
+from models.pack.quantization import Int8Result, choose_fp32_layers, quantize_pack
 from models.vision.specs import NetworkSpec
 from service.cli.tools.demo import varied_samples
 
@@ -46,23 +47,31 @@ def test_the_fewest_layers_stay_fp32(losses: dict[str, float], limit_s: float, k
 
 
 @pytest.fixture
-def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelPack:
-    """Pack without a manifest and without INT8. Its speed does not count, and no layer is searched for."""
-    monkeypatch.setattr(quantization, "MIN_SPEEDUP", 0.0)
-    monkeypatch.setattr(quantization, "SEARCH_S", 0.0)
+def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speed does not count, no layer is searched for, and the bundled detector, no network for INT8, may lose much."""
     if not any("int8" in precisions for precisions in available_precisions().values()):
         pytest.skip("this processor has no fast INT8")
+    monkeypatch.setattr(quantization, "MIN_SPEEDUP", 0.0)
+    monkeypatch.setattr(quantization, "SEARCH_S", 0.0)
+    monkeypatch.setattr(int8_loss, "MAX_LANDMARK_SHIFT", 0.5)
+    monkeypatch.setattr(int8_samples, "MIN_PROBES", 2)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> ModelPack:
+    """Pack without a manifest and without INT8."""
     (tmp_path / "plain").mkdir()
     for name in ("detector.onnx", "recognizer.onnx"):
         shutil.copy(BUNDLED_PACK / name, tmp_path / "plain" / name)
     return load_pack(tmp_path / "plain")
 
 
+@pytest.mark.usefixtures("unlimited")
 def test_a_pack_without_a_manifest_is_quantized_and_serves_int8(
-    plain: ModelPack, monkeypatch: pytest.MonkeyPatch
+    plain: ModelPack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(int8_loss, "MAX_LANDMARK_SHIFT", 0.5)  # the bundled detector is no network for INT8
-    results = quantize_pack(plain, varied_samples(), note="altered photos")
+    photos = list(varied_samples())
+    results = quantize_pack(plain, photos, people_of(photos, tmp_path / "people"), note="altered photos")
     assert [(result.task, result.accepted) for result in results] == [("detection", True), ("recognition", True)]
     made = load_pack(plain.directory)
     made.verify()
@@ -72,67 +81,54 @@ def test_a_pack_without_a_manifest_is_quantized_and_serves_int8(
         assert choose_engine(spec, EnginePreference(), available_precisions()).precision == "int8"
         assert "with a measured loss of" in open_network(spec, EnginePreference()).reason
         assert 2 <= result.fp32_layers < result.layers / 2
-    (cosine,) = {result.engines[result.engine]["cosine"]["mean"] for result in results[1:]}
-    assert 0.99 < cosine < 1
+    loss = results[1].engines[results[1].engine]
+    assert 0.99 < loss["cosine"]["mean"] < 1
+    assert list(loss["galleries"]) == ["fp32, probes fp32", "fp32, probes int8", "int8, probes int8"]
+    assert all(found["fnir"] == 0 for found in loss["galleries"].values())  # altered copies of one photo
+    reason = choose_engine(made.recognition, EnginePreference(), available_precisions()).reason
+    assert "FNIR 0.0% -> 0.0% at FPIR 1%" in reason
 
+    # An interrupted quantization leaves the pack as it was.
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(quantization, "update_variants", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        quantize_pack(made, photos[::2])
+    after = load_pack(plain.directory)
+    after.verify()
+    assert after.detection.variants == made.detection.variants
+    assert len(list((plain.directory / "int8").iterdir())) > 2
 
-def test_a_network_that_loses_too_much_stays_as_it_is(plain: ModelPack, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The next one removes what was left over. A network that loses too much loses its INT8 file.
     monkeypatch.setattr(int8_loss, "MAX_LANDMARK_SHIFT", 1e-6)
-    detection, recognition = quantize_pack(plain, varied_samples())
+    detection, recognition = quantize_pack(made, photos)
     assert (detection.accepted, recognition.accepted) == (False, True)
     (file,) = (plain.directory / "int8").iterdir()
     assert file.name.startswith("recognizer-")
     assert load_pack(plain.directory).detection.variants == ()
 
 
-def test_a_network_that_is_no_faster_stays_as_it_is(plain: ModelPack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantization, "MIN_SPEEDUP", 1e6)
-    assert not any(result.accepted for result in quantize_pack(plain, varied_samples()))
-    assert not load_pack(plain.directory).has_int8
-
-
-def test_an_interrupted_quantization_leaves_the_pack_as_it_was(
-    plain: ModelPack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quantize_pack(plain, varied_samples())
-    before = load_pack(plain.directory)
-    monkeypatch.setattr(quantization, "update_variants", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        quantize_pack(before, list(varied_samples())[::2])
-    after = load_pack(plain.directory)
-    after.verify()
-    assert after.detection.variants == before.detection.variants
-    monkeypatch.undo()
-    monkeypatch.setattr(quantization, "SEARCH_S", 0.0)
-    monkeypatch.setattr(quantization, "MIN_SPEEDUP", 0.0)
-    quantize_pack(before, varied_samples())
-    names = {
-        variant.path.name
-        for spec in (before.detection, before.recognition)
-        for variant in spec.variants
-        if variant.path
-    }
-    assert {file.name for file in (plain.directory / "int8").iterdir()} == names  # leftovers are removed
-
-
-def test_a_folder_of_people_measures_fnir(plain: ModelPack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8_samples, "MIN_PROBES", 2)
-    photos = list(varied_samples())
+def people_of(photos: list[NDArray[np.uint8]], folder: Path) -> Path:
+    """Write three people, since the samples are altered copies of three photos."""
     per_person = len(photos) // 3
     for row, photo in enumerate(photos):
-        file = tmp_path / "people" / "abc"[row // per_person] / f"{row}.png"
+        file = folder / "abc"[row // per_person] / f"{row}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(photo).save(file)
-    recognition = quantize_pack(plain, photos, tmp_path / "people")[1]
-    rates = recognition.engines[recognition.engine]["galleries"]
-    assert list(rates) == ["fp32, probes fp32", "fp32, probes int8", "int8, probes int8"]
-    assert all(found["fnir"] == 0 for found in rates.values())  # altered copies of one photo
-    reason = choose_engine(load_pack(plain.directory).recognition, EnginePreference(), available_precisions()).reason
-    assert "FNIR 0.0% -> 0.0% at FPIR 1%" in reason
+    return folder
 
 
+@pytest.mark.parametrize(
+    ("loses_little", "speedup", "accepted"), [(True, 1.2, True), (True, 1.0, False), (False, 9.0, False)]
+)
+def test_what_loses_too_much_or_is_no_faster_is_not_installed(
+    loses_little: bool, speedup: float, accepted: bool
+) -> None:
+    result = Int8Result("recognition", 9, 2, "openvino", {"openvino": {"accepted": loses_little}}, speedup)
+    assert result.accepted is accepted
+
+
+@pytest.mark.usefixtures("unlimited")
 def test_too_few_faces_are_refused(plain: ModelPack) -> None:
-    def photos() -> Iterator[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
+    def photos() -> Iterator[NDArray[np.uint8]]:
         yield from (np.zeros((64, 64, 3), np.uint8) for _ in range(4))
 
     with pytest.raises(PackError, match="0 usable faces"):

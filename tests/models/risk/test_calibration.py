@@ -43,8 +43,8 @@ def test_error_rates_are_monotone_in_the_threshold(calibration: Calibration, t: 
 @given(st.floats(1e-9, 0.9))
 def test_thresholds_meet_the_fmr(calibration: Calibration, rate: float) -> None:
     threshold = calibration.threshold_at_fmr(rate)
-    assert calibration.fmr(threshold.similarity).value <= rate * (1 + 1e-9)
-    assert calibration.fmr(threshold.similarity - 0.002).value >= rate * 0.999
+    assert calibration.fmr(threshold.score).value <= rate * (1 + 1e-9)
+    assert calibration.fmr(threshold.score - 0.002).value >= rate * 0.999
 
 
 @given(st.floats(0.001, 0.9))
@@ -60,7 +60,7 @@ def test_counts_and_tail_join_monotonically() -> None:
     rates = [calibration.fmr(t).value for t in np.linspace(0.4, 1, 5000)]
     assert all(a >= b for a, b in itertools.pairwise(rates))
     # Identical vectors exceed this rate, so the threshold is unreachable.
-    assert calibration.threshold_at_fmr(1e-9).similarity > 1
+    assert calibration.threshold_at_fmr(1e-9).score > 1
 
 
 def test_errors_are_equal_at_the_equal_error_threshold(calibration: Calibration) -> None:
@@ -144,7 +144,7 @@ def test_intervals_have_their_nominal_coverage() -> None:
     rng = np.random.default_rng(11)
     many, names = people(rng, 5000)
     truth = Calibration.from_document(calibrate(many, [*names[:-30], *names[:30]], "truth"))
-    points = [truth.threshold_at_fmr(r).similarity for r in (0.03, 0.003)]
+    points = [truth.threshold_at_fmr(r).score for r in (0.03, 0.003)]
     held = []
     for _ in range(60):
         vectors, labels = people(rng, 150, 2)
@@ -172,8 +172,8 @@ def test_the_bundled_calibration_has_enough_pairs(pack: ModelPack) -> None:
     assert len(pack.calibration["histograms"]["impostor"]) == BIN_COUNT
     threshold = calibration.threshold_at_fmr(1e-3)
     assert not threshold.extrapolated
-    assert calibration.fmr(threshold.similarity).value * calibration.impostor_pairs > MIN_SUPPORT
-    assert math.isfinite(calibration.threshold_at_fmr(1e-9).similarity)
+    assert calibration.fmr(threshold.score).value * calibration.impostor_pairs > MIN_SUPPORT
+    assert math.isfinite(calibration.threshold_at_fmr(1e-9).score)
 
 
 @settings(max_examples=200)
@@ -183,7 +183,7 @@ def test_thresholds_match_bisection(seed: int, rate: float) -> None:
     steps = rng.exponential(1.0, BIN_COUNT) * (rng.random(BIN_COUNT) < rng.random())  # with flat stretches
     logs = np.minimum(0.0, -np.concatenate([[0.0], np.cumsum(steps)]) * rng.choice([1e-6, 1e-3, 1.0, 30.0]))
     curve = FmrCurve(np.exp(np.maximum(logs, -600)), np.zeros(BIN_COUNT + 1), 0.5)
-    found = curve.threshold_at_fmr(rate).similarity
+    found = curve.threshold_at_fmr(rate).score
     if curve.fmr(1.0).value > rate:
         assert found > 1
         return

@@ -32,8 +32,8 @@ def test_thresholds_give_the_requested_fmr(people: int, photos: int, rate: float
     vectors, who = faces(people, photos)
     calibration = Calibration.from_document(calibrate_faces(vectors, np.arange(len(vectors))))
     found = calibration.threshold_at_fmr(rate)
-    assert true_fmr(vectors, who, found.similarity) == pytest.approx(rate, rel=0.25)
-    assert found.low < found.similarity < found.high
+    assert true_fmr(vectors, who, found.score) == pytest.approx(rate, rel=0.25)
+    assert found.low < found.score < found.high
 
 
 def test_the_share_of_repeated_people_is_estimated() -> None:
@@ -49,8 +49,8 @@ def test_one_person_twice_in_a_photo_is_a_mirror_or_collage() -> None:
     plain = Calibration.from_document(calibrate_faces(vectors, photos))
     collage = np.concatenate([vectors, vectors[:1].repeat(60, 0)])
     repeated = Calibration.from_document(calibrate_faces(collage, np.concatenate([photos, np.zeros(60, np.int64)])))
-    expected = plain.threshold_at_fmr(1e-3).similarity
-    assert repeated.threshold_at_fmr(1e-3).similarity == pytest.approx(expected, abs=0.03)
+    expected = plain.threshold_at_fmr(1e-3).score
+    assert repeated.threshold_at_fmr(1e-3).score == pytest.approx(expected, abs=0.03)
 
 
 def test_few_pairs_are_refused() -> None:

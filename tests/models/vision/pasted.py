@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as PillowImage
 
-from models.vision.detection import Faces, overlaps
+from models.vision.detection import Detections, overlaps
 from service.cli.tools.demo import package_file
 
 TRIES: Final = 500
@@ -82,7 +82,7 @@ def place_faces(
     return np.array(boxes)
 
 
-def count_found(faces: Faces, boxes: NDArray[np.float32]) -> tuple[int, int]:
+def count_found(faces: Detections, boxes: NDArray[np.float32]) -> tuple[int, int]:
     """Return how many of the boxes were found, and how many faces are none of them."""
     found = overlaps(boxes, faces.boxes_xyxy)
     return int(found.any(1).sum()), int((~found.any(0)).sum())

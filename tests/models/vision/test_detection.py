@@ -17,8 +17,8 @@ from models.errors import PackError
 from models.pack.loading import load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.detection import (
+    Detections,
     Detector,
-    Faces,
     SCRFDHead,
     YuNetHead,
     box_areas,
@@ -164,7 +164,7 @@ def test_scale_does_not_move_the_face(detector: Detector, astronaut: NDArray[np.
 
 def test_largest_and_nearest_face() -> None:
     boxes = np.array([[0, 0, 10, 10], [50, 50, 90, 90]], np.float32)
-    faces = Faces(boxes, np.zeros((2, 5, 2), np.float32), np.array([0.9, 0.6], np.float32))
+    faces = Detections(boxes, np.zeros((2, 5, 2), np.float32), np.array([0.9, 0.6], np.float32))
     assert faces.largest() == 1
     assert faces.nearest(0, 0) == 0
 

@@ -19,7 +19,7 @@ from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision import face_search
 from models.vision.alignment import rotate_points
-from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs, downscale, overlaps
+from models.vision.detection import Detections, Detector, PreparedPhoto, RawOutputs, downscale, overlaps
 from models.vision.face_search import VIEWS_PER_BATCH, Detail, FaceSearch, find_faces, search_bytes
 from models.vision.tiles import MAX_TILES, lay_tiles, merge_levels
 from tests.conftest import photo_array
@@ -233,7 +233,7 @@ def test_tiles_add_the_faces_that_half_the_size_hides(
     close = np.asarray(cv2.resize(part, (2500, 2500)), np.uint8)
     scales: list[float] = []
 
-    def record(whole: Faces, scale: float, *others: Any) -> Faces:
+    def record(whole: Detections, scale: float, *others: Any) -> Detections:
         scales.append(scale)
         return merge_levels(whole, scale, *others)
 

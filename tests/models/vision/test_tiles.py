@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.vision.detection import Faces
+from models.vision.detection import Detections
 from models.vision.quality_gate import QualityGate
 from models.vision.tiles import (
     FINEST_SCALE,
@@ -29,10 +29,10 @@ EYES_PER_WIDTH = 0.48
 """Distance of the eyes per width of the box, of a frontal face."""
 
 
-def faces(*rows: tuple[float, float, float, float, float]) -> Faces:
+def faces(*rows: tuple[float, float, float, float, float]) -> Detections:
     """Faces from x0, y0, x1, y1 and score."""
     table = np.array(rows, np.float32).reshape(-1, 5)
-    return Faces(table[:, :4], np.repeat(table[:, None, :2], 5, 1), table[:, 4])
+    return Detections(table[:, :4], np.repeat(table[:, None, :2], 5, 1), table[:, 4])
 
 
 @given(st.integers(1, 60_000), st.integers(1, 60_000), st.sampled_from([320, 640]))

@@ -125,7 +125,7 @@ ROWS: dict[str, Row] = {
     "GET /v1/jobs": Row("ra", 200, query={"gallery": OWN}),
     "GET /v1/jobs/{job}": Row("ra", 200),
     "GET /v1/jobs/{job}/items": Row("ra", 200),
-    "DELETE /v1/jobs/{job}": Row("ea", 200),
+    "POST /v1/jobs/{job}/cancel": Row("ea", 200),
     "GET /v1/audit": Row("a", 200, bound=False, all_galleries=True),
     "GET /v1/keys": Row("a", 200, bound=False, all_galleries=True),
     "POST /v1/keys": Row("a", 201, bound=False, all_galleries=True, body={"name": "k", "scopes": ["read"]}),
@@ -137,6 +137,7 @@ ROWS: dict[str, Row] = {
     "GET /v1/webhooks/{webhook}": Row("a", 404, bound=False, all_galleries=True),
     "DELETE /v1/webhooks/{webhook}": Row("a", 404, bound=False, all_galleries=True),
     "POST /v1/webhooks/{webhook}/test": Row("a", 404, bound=False, all_galleries=True),
+    "POST /v1/webhooks/{webhook}/replay": Row("a", 404, bound=False, all_galleries=True),
     "GET /v1/webhooks/{webhook}/deliveries": Row("a", 404, bound=False, all_galleries=True),
 }
 
@@ -370,7 +371,7 @@ def test_only_an_admin_cancels_a_job_other_than_an_enrollment(house: House) -> N
         job = JobStore(database).create(store.galleries.get(OWN), "of_another_kind", {})
     expected: list[tuple[Scope, int]] = [("enroll", 403), ("read", 403), ("admin", 200)]
     for scope, status in expected:
-        answer = house.http.delete(f"/v1/jobs/{job.id}", headers={"X-API-Key": house.tokens[scope, OWN]})
+        answer = house.http.post(f"/v1/jobs/{job.id}/cancel", headers={"X-API-Key": house.tokens[scope, OWN]})
         assert answer.status_code == status, (scope, answer.text)
-    answer = house.http.delete(f"/v1/jobs/{job.id}", headers={"X-API-Key": house.tokens["enroll", OTHER]})
+    answer = house.http.post(f"/v1/jobs/{job.id}/cancel", headers={"X-API-Key": house.tokens["enroll", OTHER]})
     assert (answer.status_code, answer.json()["code"]) == (404, "job_not_found")

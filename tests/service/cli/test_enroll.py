@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kith import Kith
+from service.cli.commands.enroll import EnrollmentReport, _print_report
 from tests.commands import run_kith
 from tests.conftest import jpeg
 
@@ -73,3 +74,45 @@ def test_a_folder_with_a_hidden_folder_only_is_refused(tmp_path: Path, server: s
     (tmp_path / "flat" / "1.jpg").write_bytes(b"photo")
     done = run_kith("enroll", "flat", "-g", "none", cwd=tmp_path, environment={"KITH_URL": server})
     assert (done.returncode, "has no folder per person" in done.stderr) == (2, True)
+
+
+def test_a_photo_is_no_source_and_the_command_for_one_is_named(
+    tmp_path: Path, astronaut: NDArray[np.uint8], server: str
+) -> None:
+    (tmp_path / "party.jpg").write_bytes(jpeg(astronaut))
+    done = run_kith("enroll", "party.jpg", "-g", "none", cwd=tmp_path, environment={"KITH_URL": server})
+    assert done.returncode == 2
+    assert "kith subject enroll ID party.jpg -g none" in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_ten_refusals_are_printed_and_the_summary_is_last(capsys: pytest.CaptureFixture[str]) -> None:
+    report = EnrollmentReport(enrolled=3)
+    for number in range(12):
+        problem = {"code": "no_face", "status": 422}
+        report.add(f"people/{'a' * 90}/{number}.jpg", "refused", "no face was found", problem)
+    _print_report(report, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("no face was found" in line for line in lines) == 10
+    assert lines[0] == f"Refused: people/{'a' * 90}/0.jpg: no_face: no face was found"
+    assert "Refused: 2 more. List all with --report FILE." in lines
+    assert lines[-1] == "3 photos enrolled, 12 refused"
+
+
+def test_people_without_a_photo_are_named_first(
+    tmp_path: Path, astronaut: NDArray[np.uint8], server: str, gallery: str
+) -> None:
+    for name, photo in (("eileen/1.jpg", astronaut), ("anna/1.jpg", np.full_like(astronaut, 128))):
+        (tmp_path / "people" / name).parent.mkdir(parents=True)
+        (tmp_path / "people" / name).write_bytes(jpeg(photo))
+    environment = {"KITH_URL": server}
+    done = run_kith("enroll", "people", "-g", gallery, cwd=tmp_path, environment=environment)
+    first, *_, last = done.stdout.splitlines()
+    assert first == "1 person has no photo in the gallery, and cannot be found: anna"
+    assert last == "1 photo enrolled, 1 refused"
+    # A person who was enrolled before is not missing because of another, refused photo.
+    (tmp_path / "people" / "eileen" / "2.jpg").write_bytes(jpeg(np.full_like(astronaut, 90)))
+    (tmp_path / "people" / "eileen" / "1.jpg").unlink()
+    again = json.loads(
+        run_kith("enroll", "people", "-g", gallery, "--json", cwd=tmp_path, environment=environment).stdout
+    )
+    assert (again["without_photo"], len(again["refused"])) == (["anna"], 2)

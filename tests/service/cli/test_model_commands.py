@@ -160,7 +160,7 @@ def test_a_pulled_pack_is_quantized_once(models: Command, monkeypatch: pytest.Mo
     assert "ok" in models("verify", "mirrored")
     assert advice not in models("pull", "mirrored")
     assert "Replace them with --replace" in models("quantize", "mirrored", code=3).replace("\n", " ")
-    assert "have INT8 files already" in models("quantize", "kith-compact", code=3).replace("\n", " ")
+    assert "bundled packs come with the INT8 files" in models("quantize", "kith-compact", code=3).replace("\n", " ")
 
 
 def test_errors_name_their_code(

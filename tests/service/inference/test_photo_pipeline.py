@@ -22,7 +22,7 @@ from kith import Kith
 from models.pack.loading import BUNDLED_PACK
 from models.runtime.network import Float
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align, rotate_points
-from models.vision.detection import Detector, Faces, PreparedPhoto, RawOutputs
+from models.vision.detection import Detections, Detector, PreparedPhoto, RawOutputs
 from models.vision.face_search import search_bytes
 from models.vision.quality import Quality
 from models.vision.recognition import Recognizer
@@ -57,7 +57,7 @@ def test_the_face_of_a_template_is_the_one_whose_crop_is_kept() -> None:
     boxes, points = np.array([[90, 90, 0, 0], [10, 10, 30, 30]], np.float32), np.zeros((2, 5, 2), np.float32)
     measured = Quality(60.0, 15.0, 125.0, 55.0, 0.0, 0.0, 0.0)
     photo = Photo(100, 100, [Face(box, xy, 0.9, measured) for box, xy in zip(boxes, points, strict=True)], 16.0)
-    assert photo.largest_row() == Faces(boxes, points, np.array([0.9, 0.9], np.float32)).largest() == 1
+    assert photo.largest_row() == Detections(boxes, points, np.array([0.9, 0.9], np.float32)).largest() == 1
 
 
 def test_a_recognizer_is_given_crops_by_its_own_alignment(

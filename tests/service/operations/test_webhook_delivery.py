@@ -135,6 +135,25 @@ def test_a_refused_event_is_dead_and_visible(database: Database, gallery: Galler
     assert {m.path for m in receiver.messages} == {"/kith?key=1"}  # the redirect was not followed
 
 
+def test_dead_events_are_sent_again_on_request(database: Database, gallery: Gallery, receiver: Receiver) -> None:
+    webhook = subscribe(database, receiver)
+    receiver.answers += [404] * rules.MAX_REFUSALS
+    report(database, gallery, 1, 2)
+    store = DeliveryStore(database)
+
+    async def work() -> None:
+        async with sending(database, receiver):
+            await until(lambda: len(ended(database)) == 2)
+            assert await asyncio.to_thread(store.replay, webhook) == 1
+            await until(lambda: [each.state for each in ended(database)] == ["delivered"] * 2)
+
+    run(work)
+    assert [m.document["data"]["number"] for m in receiver.messages] == [1] * rules.MAX_REFUSALS + [2, 1]
+    assert len({m.id for m in receiver.messages if m.document["data"]["number"] == 1}) == 1
+    assert [each.attempts for each in ended(database)] == [1, 1]
+    assert store.replay(webhook) == 0
+
+
 def test_an_event_is_given_up_after_a_day(
     database: Database, gallery: Gallery, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from models.pack.manifest import ModelPack
 from models.runtime.onnx_runtime import OnnxNetwork
-from models.vision.detection import Detector, Faces
+from models.vision.detection import Detections, Detector
 from training.detection.photos import AnnotatedPhoto
 from training.evaluation.detection import (
     FACE_SIZES_PX,
@@ -33,9 +33,9 @@ def annotated(image: NDArray[np.uint8], boxes: NDArray[np.float32], doubtful: in
     return AnnotatedPhoto(image, boxes, points, np.arange(len(boxes)) >= len(boxes) - doubtful)
 
 
-def faces(boxes: list[list[float]], scores: list[float]) -> Faces:
+def faces(boxes: list[list[float]], scores: list[float]) -> Detections:
     n = len(boxes)
-    return Faces(
+    return Detections(
         np.array(boxes, np.float32).reshape(n, 4), np.zeros((n, 5, 2), np.float32), np.array(scores, np.float32)
     )
 

@@ -92,7 +92,7 @@ def test_a_pack_without_calibration_gets_one(
     shipped = load_pack(BUNDLED_PACK).calibration
     assert shipped is not None
     own, others = (Calibration.from_document(document) for document in (found, shipped))
-    assert own.threshold_at_fmr(0.01).similarity == pytest.approx(others.threshold_at_fmr(0.01).similarity, abs=0.1)
+    assert own.threshold_at_fmr(0.01).score == pytest.approx(others.threshold_at_fmr(0.01).score, abs=0.1)
     with embedded(load_settings(data_dir=tmp_path / "kith", pack=copy, log_level="WARNING")) as url, Kith(url) as kith:
         assert kith.model().calibrated
 

@@ -17,7 +17,7 @@ from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import MANIFEST_FILE, ModelPack
 from models.pack.writing import update_variants
 from models.vision.alignment import align
-from models.vision.detection import Detector, Faces
+from models.vision.detection import Detections, Detector
 from models.vision.recognition import Recognizer
 from training.export.model_card import variant_rows
 
@@ -26,7 +26,7 @@ from training.export.model_card import variant_rows
 def test_variants_agree_with_fp32(engine: str, pack: ModelPack, group: NDArray[np.uint8]) -> None:
     if engine not in available_precisions():
         pytest.skip(f"{engine} is not installed")
-    seen: list[tuple[Faces, NDArray[np.float32]]] = []
+    seen: list[tuple[Detections, NDArray[np.float32]]] = []
     for choice in (EngineChoice("onnxruntime", "fp32", ""), EngineChoice(engine, "int8", "")):  # type: ignore[arg-type]
         detector = Detector(open_with_engine(pack.detection, choice, EnginePreference()), pack.detection)
         (faces,) = detector.detect([group])

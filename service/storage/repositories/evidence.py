@@ -1,0 +1,74 @@
+"""Risk evidence of galleries."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import sqlalchemy as sa
+
+from models.risk.impostor_evidence import ImpostorEvidence
+from service.domain.events import Event
+from service.domain.gallery import Gallery, StoredEvidence
+from service.storage.audit.log import record
+from service.storage.db.engine import Database
+from service.storage.db.tables import audit, evidence, galleries
+from service.storage.events.outbox import publish
+
+
+class EvidenceStore:
+    """Evidence in SQL: the score distribution between different subjects, one row per generation of a gallery.
+
+    It is derived once for all processes. Every method is one transaction and blocks.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def get(self, gallery: Gallery) -> StoredEvidence | None:
+        """Return the stored evidence, which may lag behind the change log."""
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(evidence).where(_evidence_of(gallery))).first()
+        if row is None:
+            return None
+        scores = ImpostorEvidence.from_document(json.loads(row.document))
+        return StoredEvidence(row.sequence, row.fusion, row.templates, scores, row.derived_at)
+
+    def put(self, gallery: Gallery, new: StoredEvidence, event: str | None, details: dict[str, Any]) -> None:
+        """Replace a gallery's evidence and write ``event`` to the audit.
+
+        Does nothing if later evidence is stored, or if the gallery's fusion rule changed.
+        """
+        values = {
+            "sequence": new.sequence,
+            "fusion": new.fusion,
+            "templates": new.templates,
+            "document": json.dumps(new.evidence.document()),
+            "derived_at": new.derived_at,
+        }
+        with self._database.change(gallery) as connection:
+            stored = connection.execute(sa.select(evidence).where(_evidence_of(gallery))).first()
+            settings = connection.execute(
+                sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)
+            ).scalar_one_or_none()
+            overtaken = stored is not None and stored.sequence > new.sequence
+            if overtaken or settings is None or settings["fusion"] != new.fusion:
+                return
+            if stored is None:
+                key = {"gallery_pk": gallery.pk, "generation": gallery.generation}
+                connection.execute(evidence.insert().values(**key, **values))
+            else:
+                connection.execute(evidence.update().where(_evidence_of(gallery)).values(**values))
+            if event is not None:
+                record(self._database.vault, connection, event, gallery, **details)
+                publish(self._database.vault, connection, gallery, [Event("threshold_moved", details)])
+
+    def last_event(self, gallery: Gallery, event: str) -> dict[str, Any]:
+        """Return the details of the gallery's latest audit line of this event, empty without one."""
+        own = sa.select(audit.c.details).where(audit.c.gallery_pk == gallery.pk, audit.c.event == event)
+        with self._database.read() as connection:
+            return connection.execute(own.order_by(audit.c.pk.desc()).limit(1)).scalar() or {}
+
+
+def _evidence_of(gallery: Gallery) -> sa.ColumnElement[bool]:
+    return (evidence.c.gallery_pk == gallery.pk) & (evidence.c.generation == gallery.generation)
