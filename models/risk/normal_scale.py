@@ -20,8 +20,12 @@ from models.risk.calibration import EDGES, MIN_RATE, MIN_SUPPORT, FmrCurve, coun
 from models.risk.impostor_evidence import mean_growth
 from models.risk.tails import Floats
 
-LEVELS: Final = (0.5, 0.35, 0.2, 0.1, 0.05, 0.02, 0.01)
-"""Shares of pairs above the quantiles that choose the scale."""
+LEVELS: Final = (0.1, 0.05, 0.02, 0.01, 5e-3, 2e-3, 1e-3, 5e-4, 2e-4, 1e-4, 5e-5, 2e-5, 1e-5)
+"""Shares of pairs above the quantiles that choose the scale.
+
+None is near the median: scores of different people are mixed of more and less similar groups, so that the middle and
+the tail of one distribution have different powers (docs/decisions/0016).
+"""
 UPPER_LEVEL: Final = 0.02
 POWERS: Final = np.linspace(-0.5, 2.0, 251)
 POWER_PRIOR_STD: Final = 0.25
@@ -30,7 +34,9 @@ PROBIT_STD: Final = 0.03
 PROBIT_STD_PEOPLE: Final = 174
 """Standard deviation of a quantile's probit from the straight line: PROBIT_STD for PROBIT_STD_PEOPLE people."""
 MIN_LEVEL_PAIRS: Final = 5.0
-"""Pairs above a quantile that makes it known."""
+"""Pairs of a gallery above a quantile that make it known."""
+MIN_PACK_PAIRS: Final = 50.0
+"""The same of a pack, whose power is the prior of all galleries."""
 MIN_LEVELS: Final = 4
 PLACE_PRIOR_STD: Final = 0.5
 """Prior standard deviation of a gallery's mean from the pack's, in the pack's standard deviations."""
@@ -65,8 +71,8 @@ class ScorePrior:
     power: float
 
     @classmethod
-    def of(cls, rates: Floats, templates: float, mean_genuine: float) -> ScorePrior:
-        """Return the prior for means of so many templates, from the rates of single ones.
+    def of(cls, rates: Floats, pairs: int, templates: float, mean_genuine: float) -> ScorePrior:
+        """Return the prior for means of so many templates, from the rates of single ones, of which ``pairs`` were seen.
 
         A mean has 1 / norm times the mean similarity of its templates. The similarities of one probe to two templates
         of a person correlate as those templates resemble each other more than different people do.
@@ -76,7 +82,10 @@ class ScorePrior:
         correlation = min(1.0, max(0.0, (mean_genuine - middle) / max(1 - middle, 1e-6)))
         spread = math.sqrt((1 + (templates - 1) * correlation) / templates)
         rates = np.interp(middle + (EDGES / growth - middle) / spread, EDGES, rates)
-        power, _ = _choose_power(rates, LEVELS, MIN_PROBIT_STD, None)
+        known = [level for level in LEVELS if level * pairs >= MIN_PACK_PAIRS]
+        power, _ = _choose_power(
+            rates, known if len(known) >= MIN_LEVELS else LEVELS[:MIN_LEVELS], MIN_PROBIT_STD, None
+        )
         return cls(rates, power)
 
     def similarity_at(self, rate: float) -> float:

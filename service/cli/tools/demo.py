@@ -63,8 +63,10 @@ class DemoDecision:
 
     @property
     def correct(self) -> bool:
-        # A stranger in profile may fail the quality check before the search. That is correct too.
-        return self.outcome == self.expected or (self.expected == "unknown" and self.outcome == "rejected_quality")
+        # A stranger must not be named. One in profile may fail the quality check before the search, and a lookalike may
+        # be left to a person's decision.
+        unnamed = ("uncertain", "rejected_quality")
+        return self.outcome == self.expected or (self.expected == "unknown" and self.outcome in unnamed)
 
 
 def package_file(package: str, *parts: str) -> Path:
@@ -202,7 +204,8 @@ class _Demo:
     def _identify_group(self, photo: bytes) -> Sequence[IdentityOut]:
         self._explain(
             "Identify people in a group with strangers",
-            f"{len(self._friends)} of the {self._faces_in_group} people are enrolled. The others must be unknown.",
+            f"{len(self._friends)} of the {self._faces_in_group} people are enrolled. The others must not be named; "
+            "one who resembles a friend is uncertain, and left to a person.",
         )
         results = self._kith.identify(GALLERY, photo).results
         for number, result in enumerate(sorted(results, key=lambda r: r.face.box[0] if r.face else 0.0), start=1):
@@ -237,7 +240,7 @@ class _Demo:
         self._decisions.append(made)
         mark = "[green]correct[/green]" if made.correct else "[red]WRONG[/red]"
         title = escape(made.photo.partition(": ")[2])
-        outcome = escape(describe_outcome(made.outcome, made.outcome))
+        outcome = escape(describe_outcome(made.outcome, None))
         self._console.print(f"   {mark}  {title}: [bold]{outcome}[/bold]{_scores(made)}")
 
 

@@ -100,7 +100,7 @@ def test_a_rotated_photo_is_recognized(
     kith.enroll(gallery, "tom", jpeg(actor))
     (result,) = kith.identify(gallery, jpeg(photo)).results
     assert result.candidates[0].subject == "eileen"
-    assert result.candidates[0].similarity > 0.98
+    assert result.candidates[0].similarity > 0.97
 
 
 def test_a_search_ends_though_its_gallery_is_replaced_meanwhile(tmp_path: Path, rng: np.random.Generator) -> None:
