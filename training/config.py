@@ -67,8 +67,11 @@ class DataConfig(_Section):
     """Times that an epoch shows images with an eye distance of at least ``sharp_eyes_px`` (manifest column
     ``eye_distance_px``). Probes are sharper than most images of an enlarged set."""
     sharp_eyes_px: float = 18.0
+    person_folders: int = 1
+    """Folders below ``root`` that name a person: 2 for ``a1/a2/photo``, the layout of MegaFace's distractors."""
     exclude: Path | None = None
-    """Text file with one photo per line, relative to ``root``, that are left out: a refined list of a noisy set."""
+    """Text file with photos to leave out, a line each, relative to ``root`` or by name alone: a refined list of a noisy
+    set. Lines that begin with # are comments."""
     workers: int = 0
     """Processes that decode crops while a run trains, for sets that exceed the disk as pixels. 0: all crops are decoded
     once, into a cache."""
@@ -77,6 +80,7 @@ class DataConfig(_Section):
         records = self.root.suffix == ".rec"
         _require(self.root.is_file() if records else self.root.is_dir(), f"data.root {self.root} does not exist")
         _require(self.min_images >= 1, "data.min_images must be at least 1")
+        _require(self.person_folders >= 1, "data.person_folders must be at least 1")
         _require(self.max_identities is None or self.max_identities >= 2, "data.max_identities must be at least 2")
         _require(self.images_per_person >= 0, "data.images_per_person must be 0 (off) or the number of images")
         _require(self.exclude is None or self.exclude.is_file(), f"data.exclude {self.exclude} does not exist")
@@ -217,10 +221,11 @@ class LoopConfig(_Section):
     milestones: tuple[float, ...] = (0.625, 0.875)
     """Shares of the run after which the schedule ``step`` divides the rate by ten. ArcFace on CASIA: 20,000
     and 28,000 of 32,000 steps."""
-    warmup_steps: int = 300
-    margin_warmup_steps: int = 0
-    """Steps over which the margin of a cosine head grows linearly from 0. A full margin can stall the first epochs.
-    l_softmax and a_softmax have their own annealing."""
+    warmup: float = 0.05
+    """Share of the run over which the rate rises."""
+    margin_warmup: float = 0.0
+    """Share of the run over which the margin of a cosine head grows linearly from 0. A full margin can stall the first
+    epochs. l_softmax and a_softmax have their own annealing."""
     gradient_clip: float = 5.0
     """Largest gradient norm of the backbone, and that of head and terms, each on its own; 0: no limit."""
     accumulate: int = 1
@@ -254,7 +259,9 @@ class LoopConfig(_Section):
         _require(0 <= self.ema_decay < 1, "loop.ema_decay must be in [0, 1)")
         _require(0 <= self.interclass_filter < 1, "loop.interclass_filter must be a cosine in [0, 1)")
         _require(0 <= self.class_sampling <= 1, "loop.class_sampling must be in [0, 1]")
-        for name in ("warmup_steps", "margin_warmup_steps", "weight_decay", "seed"):
+        for name in ("warmup", "margin_warmup"):
+            _require(0 <= getattr(self, name) < 1, f"loop.{name} must be a share of the run, in [0, 1)")
+        for name in ("weight_decay", "seed"):
             _require(getattr(self, name) >= 0, f"loop.{name} must not be negative")
         _one_of(self.optimizer, Optimizer, "loop.optimizer")
         _one_of(self.schedule, Schedule, "loop.schedule")

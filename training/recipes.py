@@ -45,9 +45,7 @@ def taught(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
         head=HeadConfig("none"),
         augment=AugmentConfig(rotation_deg=6.0, saturation=0.3, mask=0.05, morph=0.4),
         distill=DistillConfig(teacher, held_out=1000),
-        loop=LoopConfig(
-            epochs=4, batch_size=64, optimizer="adamw", learning_rate=1e-3, weight_decay=0.05, warmup_steps=100
-        ),
+        loop=LoopConfig(epochs=4, batch_size=64, optimizer="adamw", learning_rate=1e-3, weight_decay=0.05),
     )
 
 
@@ -78,7 +76,7 @@ def compact(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
         data=DataConfig(root=data),
         head=HeadConfig("cosface", {"scale": 20.0, "margin": 0.25}),
         distill=DistillConfig(teacher),
-        loop=LoopConfig(epochs=8, margin_warmup_steps=1000),
+        loop=LoopConfig(epochs=8, margin_warmup=0.2),
     )
 
 
@@ -90,7 +88,7 @@ def smoke(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
         data=DataConfig(root=data, max_identities=40),
         head=HeadConfig("adacos"),
         distill=DistillConfig(teacher),
-        loop=LoopConfig(epochs=1, batch_size=32, warmup_steps=2),
+        loop=LoopConfig(epochs=1, batch_size=32),
     )
 
 
@@ -104,7 +102,7 @@ def medium(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
         head=HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}),
         augment=AugmentConfig(low_resolution=0.1, gray=0.02, erase=0.05),
         distill=DistillConfig(teacher),
-        loop=LoopConfig(epochs=20, batch_size=512, schedule="poly", warmup_steps=2000, margin_warmup_steps=4000),
+        loop=LoopConfig(epochs=20, batch_size=512, schedule="poly", margin_warmup=0.1),
     )
 
 
@@ -122,7 +120,7 @@ def papers(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
         head=HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}),
         augment=AugmentConfig(move=0.0, low_resolution=0.0, gray=0.0, brightness=0.0, contrast=0.0, erase=0.0),
         distill=DistillConfig(teacher),
-        loop=LoopConfig(epochs=34, batch_size=512, schedule="step", warmup_steps=2000, ema_decay=0.0),
+        loop=LoopConfig(epochs=34, batch_size=512, schedule="step", ema_decay=0.0),
     )
 
 
@@ -234,7 +232,7 @@ def compared(loss: str, data: Path, output: Path, epochs: int = 4, people: int =
         ),
         head=head,
         terms=terms,
-        loop=LoopConfig(epochs=epochs, warmup_steps=100, margin_warmup_steps=100, ema_decay=0.99),
+        loop=LoopConfig(epochs=epochs, margin_warmup=0.05, ema_decay=0.99),
     )
 
 

@@ -29,7 +29,7 @@ def write_people(root: Path) -> Path:
 
 
 def tiny_run(folder: Path, output: Path, head: str = "adacos", epochs: int = 4, **loop: object) -> RunConfig:
-    config = LoopConfig(epochs=epochs, batch_size=BATCH, warmup_steps=2, checkpoint_seconds=0.0, precision="fp32")
+    config = LoopConfig(epochs=epochs, batch_size=BATCH, warmup=0.1, checkpoint_seconds=0.0, precision="fp32")
     return RunConfig(
         "tiny",
         output,

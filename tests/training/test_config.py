@@ -42,7 +42,7 @@ def config(tmp_path: Path) -> RunConfig:
         lambda: LoopConfig(class_sampling=1.5),
         lambda: LoopConfig(ema_decay=1.0),
         lambda: LoopConfig(gradient_clip=-1),
-        lambda: LoopConfig(warmup_steps=-1),
+        lambda: LoopConfig(warmup=1.0),
         lambda: LoopConfig(weight_decay=-1e-4),
         lambda: LoopConfig(seed=-1),
         lambda: BackboneConfig(stem=4),

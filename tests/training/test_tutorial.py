@@ -32,7 +32,7 @@ from training.run.compare import COLUMNS
 pytestmark = pytest.mark.long
 
 SMALL_RUN = (
-    "--epochs 1 --threads 1 --set data.max_identities=12 --set loop.batch_size=8 --set loop.warmup_steps=2 "
+    "--epochs 1 --threads 1 --set data.max_identities=12 --set loop.batch_size=8 --set loop.warmup=0.1 "
     "--set backbone.widths=[16,16,16] --set backbone.depths=[1,1,1] --set loop.precision=fp32"
 )
 SMALLER = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
@@ -247,9 +249,9 @@ def detector(
     """Train the bundled detector's network to compute what a pack's YuNet does; run again to resume."""
     torch.set_num_threads(threads or available_cores())
     pack = load_pack(teacher)
-    excluded = [read_excluded(DataConfig(folder, exclude=exclude)) for folder in photos]
+    excluded = reduce(or_, (read_excluded(DataConfig(folder, exclude=exclude)) for folder in photos))
     finder = Detector(OnnxNetwork(pack.detection.path), pack.detection)
-    train_detector(load_photos(photos, finder, frozenset().union(*excluded)), pack, output, DetectorFit())
+    train_detector(load_photos(photos, finder, excluded), pack, output, DetectorFit())
 
 
 Live = Annotated[Path, typer.Option(help="Folder of photos of live people.", exists=True, file_okay=False)]
@@ -409,6 +411,9 @@ def evaluate(
     report: Annotated[Path | None, typer.Option(help="HTML report to write.")] = None,
     pack: Annotated[Path, typer.Option(help="For a run: pack whose detector aligns photos.")] = BUNDLED_PACK,
     flip: Annotated[bool, typer.Option("--flip", help="For a run: average with the mirror image.")] = False,
+    norms: Annotated[
+        bool, typer.Option("--norms", help="For a run, with --ijb: weight photos by the length of their embedding.")
+    ] = False,
     bins: Annotated[list[Path] | None, typer.Option("--bin", help="LFW-style .bin set; repeatable.")] = None,
     ijb: Annotated[Path | None, typer.Option(help="Folder in the layout of IJB-B and IJB-C.")] = None,
     probes: Annotated[Path | None, typer.Option(help="MegaFace protocol: folder with one folder per person.")] = None,
@@ -425,8 +430,10 @@ def evaluate(
         raise ConfigError("--probes and --distractors need each other")
     torch.set_num_threads(available_cores())
     is_run = (model / CONFIG).is_file()
-    if not is_run and (flip or pack != BUNDLED_PACK):
-        raise ConfigError("--flip and --pack are for runs. A pack is measured as served")
+    if not is_run and (flip or norms or pack != BUNDLED_PACK):
+        raise ConfigError("--flip, --norms and --pack are for runs. A pack is measured as served")
+    if norms and ijb is None:
+        raise ConfigError("--norms needs --ijb")
     if refresh and (is_run or data is None or view1):
         raise ConfigError("--refresh needs a pack and --data, without --view1")
     if not refresh and (note is not None or log is not None):
@@ -445,7 +452,16 @@ def evaluate(
         spec = load_pack(pack if is_run else model).detection
         detector = Detector(OnnxNetwork(spec.path), spec)
         figures += evaluate_other_benchmarks(
-            *load_embedder(model), detector, cache, bins or (), ijb, probes, distractors, refined
+            *load_embedder(model),
+            detector,
+            cache,
+            bins or (),
+            ijb,
+            probes,
+            distractors,
+            refined,
+            flip,
+            load_embedder(model, normalized=False)[0] if norms else None,
         )
     print_figures(figures)
 

@@ -186,10 +186,13 @@ def list_identities(config: DataConfig) -> IdentityList:
         excluded = read_excluded(config)
         if config.manifest is None:
             files = photos_below(config.root, in_subfolders=True)
-            listing: Iterable[tuple[Path, str, int]] = _name_people(config.root, files)
+            listing: Iterable[tuple[Path, str, int]] = _name_people(config.root, files, config.person_folders)
         else:
             listing = _read_manifest(config)
-        pairs = [pair for pair in listing if pair[0] not in excluded]
+        found = list(listing)
+        pairs = [pair for pair in found if pair[0] not in excluded]
+        if config.exclude is not None and len(pairs) == len(found):
+            log.warning("%s names no photo of %s: nothing is left out", config.exclude, config.root)
         source = PhotoFiles(tuple(file for file, _, _ in pairs))
         people = np.array([name for _, name, _ in pairs], np.str_)
         repeats = np.array([times for _, _, times in pairs], np.int64)
@@ -213,15 +216,36 @@ def list_identities(config: DataConfig) -> IdentityList:
     )
 
 
-def read_excluded(config: DataConfig) -> frozenset[Path]:
-    """Return the photos that a data set leaves out. Raises ConfigError: their list cannot be read."""
+@dataclass(frozen=True)
+class ExcludedPhotos:
+    """Photos that a data set leaves out: ``paths``, and ``names`` of photos in any folder."""
+
+    paths: frozenset[Path] = frozenset()
+    names: frozenset[str] = frozenset()
+
+    def __contains__(self, file: object) -> bool:
+        return isinstance(file, Path) and (file in self.paths or file.name in self.names)
+
+    def __or__(self, other: ExcludedPhotos) -> ExcludedPhotos:
+        return ExcludedPhotos(self.paths | other.paths, self.names | other.names)
+
+
+def read_excluded(config: DataConfig) -> ExcludedPhotos:
+    """Return the photos that a data set leaves out. Raises ConfigError: their list cannot be read.
+
+    A line is a path below the root, or the name of a photo in any folder, as in InsightFace's lists for MegaFace and
+    FaceScrub. Lines that begin with # are comments.
+    """
     if config.exclude is None:
-        return frozenset()
+        return ExcludedPhotos()
     try:
         lines = config.exclude.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{config.exclude} cannot be read: {error}. Save it as UTF-8, one path per line") from error
-    return frozenset(config.root / line for line in lines if line)
+    entries = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#")]
+    return ExcludedPhotos(
+        frozenset(config.root / entry for entry in entries), frozenset(entry for entry in entries if "/" not in entry)
+    )
 
 
 def _read_manifest(config: DataConfig) -> Iterator[tuple[Path, str, int]]:
@@ -253,10 +277,10 @@ def _read_rows(config: DataConfig, manifest: Path, reader: csv.DictReader[str]) 
         )
 
 
-def _name_people(root: Path, files: FolderPhotos) -> Iterator[tuple[Path, str, int]]:
-    """Yield file, person and repeats of each photo. The first folder below ``root`` names the person."""
+def _name_people(root: Path, files: FolderPhotos, folders: int) -> Iterator[tuple[Path, str, int]]:
+    """Yield file, person and repeats of each photo. The first ``folders`` below ``root`` name the person."""
     for file in files.photos:
-        name = printable_path(file.relative_to(root).parts[0])
+        name = printable_path("/".join(file.relative_to(root).parts[:-1][:folders]))
         yield file, unicodedata.normalize("NFC", name), 1  # macOS writes decomposed names
 
 

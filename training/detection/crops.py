@@ -6,7 +6,7 @@ The teacher says what is in a crop. So no labels go with them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -79,7 +79,7 @@ class Photos:
         return {name: len(getattr(self, name)) for name in ("scenes", "portraits", "backgrounds")}
 
 
-def load_photos(folders: Sequence[Path], detector: Detector, excluded: frozenset[Path] = frozenset()) -> Photos:
+def load_photos(folders: Sequence[Path], detector: Detector, excluded: Container[Path] = frozenset()) -> Photos:
     """Read at most MAX_PHOTOS of each folder, evenly spaced by name, and find their faces.
 
     Raises:

@@ -47,6 +47,8 @@ def evaluate_other_benchmarks(
     probes: Path | None = None,
     distractors: Path | None = None,
     refined: Path | None = None,
+    flip: bool = False,
+    weigh: Embed | None = None,
 ) -> list[tuple[str, str]]:
     """Evaluate an embedder on the given benchmarks and return rows of names and values.
 
@@ -54,8 +56,10 @@ def evaluate_other_benchmarks(
         bins: LFW-style .bin sets.
         ijb: IJB folder.
         probes: MegaFace protocol: folder with one folder of photos per person.
-        distractors: folder of other people, in the same layout.
+        distractors: folder of other people, one folder per person or in MegaFace's layout ``a1/a2/photo``.
         refined: file that lists photos of both folders to leave out.
+        flip: average with the mirror image.
+        weigh: embedder without normalization, whose lengths weight the photos of IJB's templates.
     """
 
     def embed_standard(crops: NDArray[np.uint8]) -> Float:
@@ -63,11 +67,11 @@ def evaluate_other_benchmarks(
 
     rows = []
     for path in bins:
-        found = evaluate_bin(embed_standard, read_bin(path))
+        found = evaluate_bin(embed_standard, read_bin(path), flip)
         rows.append((f"{path.stem} accuracy", f"{found.accuracy.mean:.2%} ± {found.accuracy.std:.2%}"))
         rows.append((f"{path.stem} TAR at FAR 0.1 %", f"{found.tar_at_far_1e3:.1%}"))
     if ijb is not None:
-        templates = evaluate_ijb(embed, detector, ijb, alignment)
+        templates = evaluate_ijb(weigh or embed, detector, ijb, alignment, flip)
         rows += [(f"{ijb.name} TAR at FAR {far:g}", f"{tar:.2%}") for far, tar in templates.tar_at_far.items()]
         if templates.search is not None:
             rows.append((f"{ijb.name} 1:N rank 1", f"{templates.search.rank1:.2%}"))
@@ -77,23 +81,27 @@ def evaluate_other_benchmarks(
         rows.append((f"{ijb.name} photos without a face", str(templates.photos_without_face)))
     if probes is not None and distractors is not None:
         probe_set, distractor_set = (
-            load_identities(DataConfig(root, None, aligned=False, min_images=1, exclude=refined), cache, detector)
-            for root in (probes, distractors)
+            load_identities(
+                DataConfig(root, None, aligned=False, min_images=1, person_folders=folders, exclude=refined),
+                cache,
+                detector,
+            )
+            for root, folders in ((probes, 1), (distractors, 2))
         )
-        megaface = evaluate_megaface(embed_standard, probe_set, distractor_set.crops_NHWC)
+        megaface = evaluate_megaface(embed_standard, probe_set, distractor_set.crops_NHWC, flip)
         rows += [(f"Rank-1 among {size:,} distractors", f"{share:.2%}") for size, share in megaface.rank1.items()]
         rows += [(f"TAR at FAR {far:g} among distractors", f"{tar:.2%}") for far, tar in megaface.tar_at_far.items()]
     return rows
 
 
-def evaluate_bin(embed: Embed, pairs: VerificationSet) -> Verification:
+def evaluate_bin(embed: Embed, pairs: VerificationSet, flip: bool = False) -> Verification:
     """Evaluate on an LFW-style .bin set, in ten contiguous folds as InsightFace does.
 
     There are no intervals, since the sets do not identify people. Raises ConfigError if all pairs are of one kind.
     """
     if pairs.same.all() or not pairs.same.any():
         raise ConfigError("A verification set needs same-person and different-person pairs")
-    vectors = embed_crops(embed, pairs.crops_NHWC)
+    vectors = embed_crops(embed, pairs.crops_NHWC, flip)
     similarities = np.einsum("nd,nd->n", vectors[0::2], vectors[1::2], dtype=np.float64)
     folds = np.concatenate([np.full(len(f), i) for i, f in enumerate(np.array_split(pairs.same, BIN_FOLDS))])
     return verify_similarities(similarities, pairs.same, folds)
@@ -107,11 +115,13 @@ class MegafaceResult:
     tar_at_far: dict[float, float]
 
 
-def evaluate_megaface(embed: Embed, probes: IdentitySet, distractors_NHWC: NDArray[np.uint8]) -> MegafaceResult:
+def evaluate_megaface(
+    embed: Embed, probes: IdentitySet, distractors_NHWC: NDArray[np.uint8], flip: bool = False
+) -> MegafaceResult:
     """Run the MegaFace protocol with 10, 100, ... and all distractors. Raises ConfigError if no person in the probe set
     has two photos."""
-    vectors = embed_crops(embed, probes.crops_NHWC).astype(np.float64)
-    others = embed_crops(embed, distractors_NHWC).astype(np.float64)
+    vectors = embed_crops(embed, probes.crops_NHWC, flip).astype(np.float64)
+    others = embed_crops(embed, distractors_NHWC, flip).astype(np.float64)
     others = np.random.default_rng(0).permutation(others)
     sizes = [*(10**k for k in range(1, 7) if 10**k < len(others)), len(others)]
     try:

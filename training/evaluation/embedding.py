@@ -84,10 +84,10 @@ def cached_embedder(embed: Embed, network: Path, cache_dir: Path) -> tuple[Embed
     return lookup, cache
 
 
-def load_embedder(path: Path) -> tuple[Embed, Alignment]:
-    """Return the embedder of a run or a pack, and the alignment of its crops."""
+def load_embedder(path: Path, normalized: bool = True) -> tuple[Embed, Alignment]:
+    """Return the embedder of a run or a pack, and the alignment of its crops. A pack's vectors have length 1."""
     if (path / CONFIG).is_file():
-        return torch_embedder(load_run(path)[1]), STANDARD_ALIGNMENT
+        return torch_embedder(load_run(path)[1], normalized), STANDARD_ALIGNMENT
     spec = load_pack(path).recognition
     return Recognizer(OnnxNetwork(spec.path), spec).embed, spec.alignment
 

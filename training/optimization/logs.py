@@ -61,7 +61,7 @@ class RunLog:
 
     def __enter__(self) -> Self:
         if not self._silent:
-            self._events = SummaryWriter(str(self._output / "tensorboard"), purge_step=self._step)
+            self._events = SummaryWriter(str(self._output / "tensorboard"), purge_step=self._step + 1)
         return self
 
     def __exit__(

@@ -72,12 +72,10 @@ def fit(
     if state.restore(path):
         log.info("resumed %s at step %d", path, state.step)
     batches = Batches(data, config, _rank_slice(loop), device)
-    if max(loop.warmup_steps, loop.margin_warmup_steps) >= batches.total_steps:
-        log.warning("warm-up exceeds the run's %d steps: the full rate or margin is not reached", batches.total_steps)
     network = _prepare_network(state.backbone, loop, device)
     backbone.train()
     objective.train()
-    monitor = Monitor(RunHealth(loop, config.head, data.num_classes), device, state.scaler.is_enabled())
+    monitor = Monitor(RunHealth(batches.total_steps, config.head, data.num_classes), device, state.scaler.is_enabled())
     last_saved = time.monotonic()
     with (
         RunLog(config.output, state.step, batches.total_steps, loop.batch_size, silent=distributed.rank() > 0) as logs,
@@ -127,7 +125,7 @@ def train_step(
     images = morph(images, batch.uniforms, config.augment)
     labeled = ~select_morphed(batch.uniforms, config.augment) if config.augment.morph else None
     rate = learning_rate(batch.step, total_steps, loop)
-    head.margin_share = margin_share(batch.step, loop)
+    head.margin_share = margin_share(batch.step, total_steps, loop)
     head.begin_step(batch.labels)
     state.begin_step(rate)
     autocast = torch.autocast(device.type, _dtype(loop.precision), enabled=_uses_autocast(loop.precision))
@@ -155,7 +153,8 @@ def train_step(
             share = torch.as_tensor(value, device=device).detach() / loop.accumulate
             means[name] = means[name] + share if i else share
     means |= state.apply()
-    return StepResult(state.step, means, {"learning_rate": rate})
+    known = {"learning_rate": rate} | ({"margin_share": head.margin_share} if loop.margin_warmup else {})
+    return StepResult(state.step, means, known)
 
 
 def _time_to_save(step: int, due: bool) -> bool:
@@ -175,9 +174,10 @@ def _agree_to_stop(step: int, requested: bool) -> bool:
 
 def learning_rate(step: int, total_steps: int, config: LoopConfig) -> float:
     """Return the rate: linear warm-up, then half a cosine or (1 - progress)^poly_power down to zero, or steps."""
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
+    warmup = round(config.warmup * total_steps)
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    progress = (step - warmup) / max(1, total_steps - warmup)
     match config.schedule:
         case "cosine":
             return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
@@ -188,9 +188,10 @@ def learning_rate(step: int, total_steps: int, config: LoopConfig) -> float:
             return float(config.learning_rate * (1 - min(1.0, progress)) ** config.poly_power)
 
 
-def margin_share(step: int, config: LoopConfig) -> float:
+def margin_share(step: int, total_steps: int, config: LoopConfig) -> float:
     """Return the share of the margin to apply, in [0, 1]."""
-    return 1.0 if config.margin_warmup_steps == 0 else min(1.0, step / config.margin_warmup_steps)
+    warmup = round(config.margin_warmup * total_steps)
+    return 1.0 if warmup == 0 else min(1.0, step / warmup)
 
 
 def to_tensor(crops_NHWC: NDArray[np.uint8] | Tensor, device: torch.device | str = "cpu") -> Tensor:

@@ -98,7 +98,7 @@ def test_videos_are_means_of_their_frames(tmp_path: Path, rng: np.random.Generat
         read_video_pairs(tmp_path / "splits.txt")
 
 
-def test_a_refined_list_excludes_photos(tmp_path: Path) -> None:
+def test_a_refined_list_excludes_photos(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("a/1.jpg", "a/2.jpg", "b/1.jpg", "c/1.jpg"):
         (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "photos" / name).write_bytes(b"")
@@ -107,8 +107,29 @@ def test_a_refined_list_excludes_photos(tmp_path: Path) -> None:
     listed = list_identities(config)
     assert listed.names == ("a", "b")
     assert [Path(listed.name(i)).name for i in range(len(listed))] == ["1.jpg", "1.jpg"]
+    # As InsightFace's lists: comments, and names of photos in any folder.
+    (tmp_path / "noisy.txt").write_text("# refined\n2.jpg\n")
+    assert [Path(listed.name(i)).parent.name for listed in [list_identities(config)] for i in range(len(listed))] == [
+        "a",
+        "b",
+        "c",
+    ]
+    (tmp_path / "noisy.txt").write_text("a/7.jpg\n")
+    with caplog.at_level("WARNING"):
+        assert len(list_identities(config)) == 4
+    assert "names no photo" in caplog.text
     with pytest.raises(ConfigError, match=r"data\.exclude"):
         DataConfig(tmp_path / "photos", None, exclude=tmp_path / "nowhere.txt")
+
+
+def test_distractors_may_lie_as_megafaces_do(tmp_path: Path) -> None:
+    for name in ("a1/x/1.jpg", "a1/x/2.jpg", "a1/y/1.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ConfigError, match="fewer than two people"):
+        list_identities(DataConfig(tmp_path, None, min_images=1))
+    listed = list_identities(DataConfig(tmp_path, None, min_images=1, person_folders=2))
+    assert (listed.names, listed.labels.tolist()) == (("a1/x", "a1/y"), [0, 0, 1])
 
 
 def test_ijb_with_given_landmarks_mirrors_norms_and_search(

@@ -257,7 +257,7 @@ def test_commands_list_settings_that_differ_from_the_recipe(tmp_path: Path) -> N
         plain,
         head=HeadConfig("arcface", {"margin": 0.4}),
         terms=(TermConfig("intra", 0.5),),
-        loop=replace(LoopConfig(epochs=8, margin_warmup_steps=1000), epochs=20),
+        loop=replace(LoopConfig(epochs=8, margin_warmup=0.2), epochs=20),
     )
     named = recipe_overrides(other.shareable())
     assert set(named) == {"head.name=arcface", "head.margin=0.4", "terms.intra=0.5", "loop.epochs=20"}

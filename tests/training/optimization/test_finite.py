@@ -19,7 +19,7 @@ from tests.training.optimization.test_sharded import finish, start
 from tests.training.runs import PEOPLE, STEPS_PER_EPOCH, TINY, tiny_run, write_people
 from training import distributed
 from training.backbones import build_backbone
-from training.config import HeadConfig, LoopConfig, RunConfig
+from training.config import HeadConfig, RunConfig
 from training.data.identities import load_identities
 from training.detection.crops import Photo, Photos
 from training.detection.fit import DETECTOR_CHECKPOINT, DetectorFit, draw_crops, fit_whole, to_tensor
@@ -140,7 +140,7 @@ def test_values_read_late_are_checked(tmp_path: Path, name: str) -> None:
     values = {"loss": 1.0, "gradient_backbone": 1.0, "embedding_norm": 1.0, "target_angle_deg": 60.0, name: np.nan}
     result = StepResult(7, {key: torch.tensor(value) for key, value in values.items()}, {"learning_rate": 0.1})
     for scaled in (False, True):
-        monitor = Monitor(RunHealth(LoopConfig(), config, 6), torch.device("cpu"), scaled)
+        monitor = Monitor(RunHealth(100, config, 6), torch.device("cpu"), scaled)
         monitor.add(result)
         with RunLog(tmp_path, 0, 10, 8, silent=True) as logs:
             if scaled and name == "gradient_backbone":  # the scaler skipped this step

@@ -60,7 +60,7 @@ def cut_at(monkeypatch: pytest.MonkeyPatch, epoch: int, position: int) -> None:
 def gentle(config: RunConfig, head: str = "normface") -> RunConfig:
     """Tiny learning rate, so that rounding errors do not grow."""
     options = {"scale": 4.0}
-    loop = replace(config.loop, learning_rate=0.005)
+    loop = replace(config.loop, learning_rate=0.002)
     return replace(config, head=HeadConfig(head, options), loop=loop, augment=PLAIN)
 
 
@@ -79,7 +79,7 @@ def test_every_head_trains(folder: Path, tmp_path: Path, head: str) -> None:
     if head == "agents":
         config = replace(config, terms=(TermConfig("class_triplet"),))
     if head in ("arcface", "magface"):  # from no margin to all of it
-        config = replace(config, loop=replace(config.loop, margin_warmup_steps=4))
+        config = replace(config, loop=replace(config.loop, margin_warmup=0.5))
     torch.manual_seed(config.loop.seed)
     before, objective = build_backbone(TINY), build_objective(config, PEOPLE)
     checkpoint = train_recognizer(config)
@@ -273,17 +273,17 @@ def test_backbone_and_head_are_clipped_by_their_own_norms(folder: Path, tmp_path
 
 
 def test_schedules() -> None:
-    config = LoopConfig(learning_rate=0.1, warmup_steps=10)
+    config = LoopConfig(learning_rate=0.1, warmup=10 / 110)
     for schedule, middle in (("cosine", 0.05), ("poly", 0.1 * 0.5**2)):
         chosen = replace(config, schedule=schedule)  # type: ignore[arg-type]
         assert learning_rate(0, 110, chosen) == pytest.approx(0.01)
         assert learning_rate(9, 110, chosen) == pytest.approx(0.1)
         assert learning_rate(60, 110, chosen) == pytest.approx(middle)
         assert learning_rate(110, 110, chosen) == pytest.approx(0.0)
-    steps = replace(config, schedule="step")
+    steps = replace(config, schedule="step", warmup=0.05)
     assert [learning_rate(s, 160, steps) for s in (9, 99, 100, 139, 140)] == pytest.approx([0.1, 0.1, 0.01, 0.01, 1e-3])
-    assert [margin_share(s, LoopConfig(margin_warmup_steps=4)) for s in (0, 1, 4, 9)] == [0, 0.25, 1, 1]
-    assert margin_share(0, LoopConfig()) == 1
+    assert [margin_share(s, 10, LoopConfig(margin_warmup=0.4)) for s in (0, 1, 4, 9)] == [0, 0.25, 1, 1]
+    assert margin_share(0, 10, LoopConfig()) == 1
 
 
 def test_a_run_writes_logs_plots_and_checkpoint(folder: Path, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_one_process_resumes_from_shards(tmp_path: Path) -> None:
     for name, epochs in (("whole", (4,)), ("parts", (2, 4))):
         for count in epochs:
             config = tiny_run(people, tmp_path / name, "cosface", epochs=count, schedule="step")
-            loop = replace(config.loop, class_sampling=0.5, sharded_checkpoint=True, milestones=())
+            loop = replace(config.loop, class_sampling=0.5, sharded_checkpoint=True, milestones=(), warmup=0.0)
             train_recognizer(replace(config, loop=loop))
         results.append(losses(tmp_path / name))
     assert results[0] == results[1]
