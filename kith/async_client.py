@@ -233,7 +233,7 @@ class AsyncKith(AsyncSender):
 
     # Webhooks
     create_webhook = _one(calls.create_webhook)
-    webhooks = _one(calls.webhooks)
+    webhooks = _each(calls.webhooks)
     webhook = _one(calls.webhook)
     delete_webhook = _one(calls.delete_webhook)
     test_webhook = _one(calls.test_webhook)

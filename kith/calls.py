@@ -135,7 +135,7 @@ def gallery(name: str) -> Call[GalleryOut]:
 
 def galleries() -> Pages[GalleryOut]:
     """List all galleries by name."""
-    return list_call(GalleriesOut, lambda page: (page.galleries, page.next), "/v1/galleries")
+    return list_call(GalleriesOut, "/v1/galleries")
 
 
 def update_gallery(name: str, **settings: Unpack[GalleryOptions]) -> Call[GalleryOut]:
@@ -173,9 +173,7 @@ def hygiene(name: str, limit: int = 100, cursor: str | None = None) -> Call[Hygi
 
 def findings(name: str) -> Pages[FindingOut]:
     """List all findings of :func:`hygiene`, the most important first."""
-    return list_call(
-        HygieneOut, lambda page: (page.findings, page.next), f"{_path(name)}/hygiene", {"limit": PAGE_ITEMS}
-    )
+    return list_call(HygieneOut, f"{_path(name)}/hygiene", {"limit": PAGE_ITEMS})
 
 
 def risk(gallery: str, *fpir: float) -> Call[GalleryRiskOut]:
@@ -191,7 +189,7 @@ def calibrate(gallery: str, *fpir: float) -> Call[GalleryRiskOut]:
 def audit(name: str | None = None, **chosen: Unpack[AuditFilter]) -> Pages[AuditLineOut]:
     """List the audit log of one gallery, or of all, latest first."""
     path = "/v1/audit" if name is None else f"{_path(name)}/audit"
-    return list_call(AuditOut, lambda page: (page.lines, page.next), path, drop_none(**chosen))
+    return list_call(AuditOut, path, drop_none(**chosen))
 
 
 # Migration to another recognizer
@@ -289,7 +287,7 @@ def subject(gallery: str, subject: str) -> Call[SubjectOut]:
 def subjects(gallery: str, tags: Iterable[str] = (), metadata: Mapping[str, Any] | None = None) -> Pages[SubjectOut]:
     """List the subjects that have all tags and all metadata entries, oldest first."""
     chosen = {"tag": list(tags)} | drop_none(metadata=json.dumps(dict(metadata)) if metadata else None)
-    return list_call(SubjectsOut, lambda page: (page.subjects, page.next), f"{_path(gallery)}/subjects", chosen)
+    return list_call(SubjectsOut, f"{_path(gallery)}/subjects", chosen)
 
 
 def delete_subject(gallery: str, subject: str) -> Call[DeletedOut]:
@@ -319,9 +317,7 @@ def crop(gallery: str, subject: str, template: str) -> Call[bytes]:
 
 def erasures(gallery: str, subject: str | None = None) -> Pages[ReceiptOut]:
     """List the receipts of erasures, latest first, optionally of one subject."""
-    return list_call(
-        ReceiptsOut, lambda page: (page.receipts, page.next), f"{_path(gallery)}/erasures", drop_none(subject=subject)
-    )
+    return list_call(ReceiptsOut, f"{_path(gallery)}/erasures", drop_none(subject=subject))
 
 
 def verify_receipt(receipt: str) -> Call[VerdictOut]:
@@ -372,7 +368,7 @@ def template(gallery: str, subject: str, template: str) -> Call[TemplateOut]:
 
 def templates(gallery: str, subject: str) -> Pages[TemplateOut]:
     """List the templates of a subject, oldest first."""
-    return list_call(TemplatesOut, lambda page: (page.templates, page.next), f"{_path(gallery, subject)}/templates")
+    return list_call(TemplatesOut, f"{_path(gallery, subject)}/templates")
 
 
 def move_template(gallery: str, subject: str, template: str, to: str) -> Call[TemplatesOut]:
@@ -436,15 +432,13 @@ def job(job: str) -> Call[JobOut]:
 
 def jobs(gallery: str | None = None, states: Iterable[JobState] = ()) -> Pages[JobOut]:
     """List jobs, latest first, optionally of one gallery and in some states."""
-    return list_call(
-        JobsOut, lambda page: (page.jobs, page.next), "/v1/jobs", {"state": list(states)} | drop_none(gallery=gallery)
-    )
+    return list_call(JobsOut, "/v1/jobs", {"state": list(states)} | drop_none(gallery=gallery))
 
 
 def job_items(job: str, failed: bool = False) -> Pages[JobItemOut]:
     """List the finished items of a job, or only the failed ones."""
     params = {"failed": failed, "limit": PAGE_ITEMS}
-    return list_call(JobItemsOut, lambda page: (page.items, page.next), f"/v1/jobs/{path_segment(job)}/items", params)
+    return list_call(JobItemsOut, f"/v1/jobs/{path_segment(job)}/items", params)
 
 
 def cancel_job(job: str) -> Call[JobOut]:
@@ -468,7 +462,7 @@ def api_key(key: str) -> Call[KeyOut]:
 
 def api_keys(ended: bool = False) -> Pages[KeyOut]:
     """List the API keys, oldest first. ``ended`` includes revoked and expired keys."""
-    return list_call(KeysOut, lambda page: (page.keys, page.next), "/v1/keys", {"ended": ended})
+    return list_call(KeysOut, "/v1/keys", {"ended": ended})
 
 
 def revoke_key(key: str) -> Call[KeyOut]:
@@ -492,9 +486,9 @@ def create_webhook(url: str, **options: Unpack[WebhookOptions]) -> Call[CreatedW
     return json_call(CreatedWebhookOut, "POST", "/v1/webhooks", repeatable=False, json=body)
 
 
-def webhooks() -> Call[WebhooksOut]:
+def webhooks() -> Pages[WebhookOut]:
     """List the webhooks, oldest first."""
-    return json_call(WebhooksOut, "GET", "/v1/webhooks")
+    return list_call(WebhooksOut, "/v1/webhooks")
 
 
 def webhook(webhook: str) -> Call[WebhookOut]:
@@ -520,7 +514,7 @@ def replay_webhook(webhook: str) -> Call[WebhookReplayOut]:
 def deliveries(webhook: str, states: Iterable[DeliveryState] = ()) -> Pages[DeliveryOut]:
     """List the deliveries to a webhook, latest first, optionally only in some states."""
     path = f"/v1/webhooks/{path_segment(webhook)}/deliveries"
-    return list_call(DeliveriesOut, lambda page: (page.deliveries, page.next), path, {"state": list(states)})
+    return list_call(DeliveriesOut, path, {"state": list(states)})
 
 
 # Server

@@ -230,7 +230,7 @@ class Kith(Sender):
 
     # Webhooks
     create_webhook = _one(calls.create_webhook)
-    webhooks = _one(calls.webhooks)
+    webhooks = _each(calls.webhooks)
     webhook = _one(calls.webhook)
     delete_webhook = _one(calls.delete_webhook)
     test_webhook = _one(calls.test_webhook)

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from kith.errors import local_error
 from kith.photos import Photo, encode_photo
+from kith.wire.common import Page
 
 Result = TypeVar("Result", covariant=True)
 Item = TypeVar("Item")
@@ -138,15 +139,18 @@ def json_call(
 
 
 def list_call(
-    model: type[Response],
-    split: Callable[[Response], tuple[Sequence[Item], str | None]],
+    model: type[Page[Item]],
     path: str,
     params: Mapping[str, Any] | None = None,
 ) -> Pages[Item]:
-    """Describe a paginated list. ``split`` returns the items of a page and the next cursor."""
+    """Describe a paginated list."""
+
+    def read(body: bytes) -> tuple[Sequence[Item], str | None]:
+        found = model.model_validate_json(body)
+        return found.data, found.next
 
     def page(cursor: str | None) -> Call[tuple[Sequence[Item], str | None]]:
         arguments = {"params": {**(params or {}), **drop_none(cursor=cursor)}}
-        return Call("GET", path, lambda body: split(model.model_validate_json(body)), arguments)
+        return Call("GET", path, read, arguments)
 
     return Pages(page)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import NEXT_PAGE
+from kith.wire.common import Page
 
 
 class AuditLineOut(BaseModel):
@@ -28,6 +28,5 @@ class AuditLineOut(BaseModel):
     hash: str
 
 
-class AuditOut(BaseModel):
-    lines: list[AuditLineOut]
-    next: str | None = Field(description=NEXT_PAGE)
+class AuditOut(Page[AuditLineOut]):
+    """Page of audit lines."""

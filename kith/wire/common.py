@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 DeliveryState = Literal["pending", "delivered", "dead"]
 Detail = Literal["low", "medium", "high"]
@@ -28,7 +28,15 @@ TemplateKind = Literal["photo", "embedding"]
 Verdict = Literal["live", "not_live", "not_judged"]
 VerifyOutcome = Literal["same", "uncertain", "different", "no_face", "rejected_quality", "rejected_liveness"]
 
+Item = TypeVar("Item")
 NEXT_PAGE: Final = "Cursor of the next page; null on the last page."
+
+
+class Page(BaseModel, Generic[Item]):
+    """Page of a list."""
+
+    data: list[Item]
+    next: str | None = Field(None, description=NEXT_PAGE)
 
 
 class Problem(BaseModel):

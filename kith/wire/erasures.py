@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import NEXT_PAGE, ErasedKind
+from kith.wire.common import ErasedKind, Page
 
 
 class ReceiptOut(BaseModel):
@@ -28,9 +28,8 @@ class ReceiptOut(BaseModel):
     )
 
 
-class ReceiptsOut(BaseModel):
-    receipts: list[ReceiptOut]
-    next: str | None = Field(None, description=NEXT_PAGE)
+class ReceiptsOut(Page[ReceiptOut]):
+    """Page of erasure receipts."""
 
 
 class VerdictOut(BaseModel):

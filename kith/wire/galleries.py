@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import NEXT_PAGE, DriftState, Fusion, IdentifyOutcome, IndexSetting, LivenessSetting
+from kith.wire.common import DriftState, Fusion, IdentifyOutcome, IndexSetting, LivenessSetting, Page
 
 
 class ComparisonOut(BaseModel):
@@ -62,9 +62,8 @@ class GalleryOut(BaseModel):
     drift: DriftOut | None = Field(None, description="Present only in the response about one gallery.")
 
 
-class GalleriesOut(BaseModel):
-    galleries: list[GalleryOut]
-    next: str | None = Field(description=NEXT_PAGE)
+class GalleriesOut(Page[GalleryOut]):
+    """Page of galleries."""
 
 
 class RecallOut(BaseModel):

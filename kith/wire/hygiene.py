@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import NEXT_PAGE, HygieneKind
+from kith.wire.common import HygieneKind, Page
 
 
 class NamedOut(BaseModel):
@@ -44,13 +44,12 @@ class FindingOut(BaseModel):
     action: str
 
 
-class HygieneOut(BaseModel):
+class HygieneOut(Page[FindingOut]):
     """Findings by kind (duplicate_subjects, mislabeled_template, inconsistent_subject, lookalikes), most certain
     first. ``total`` counts all of them."""
 
     gallery: str
     total: dict[HygieneKind, int]
-    findings: list[FindingOut]
     nearest: list[FindingOut] = Field(
         default_factory=list,
         description="The next similar pairs of subjects, at most 10, however small their odds. A person can recognize "
@@ -65,4 +64,3 @@ class HygieneOut(BaseModel):
         None, description="Together with 'expected_recall_high', the 95 % interval of 'expected_recall'."
     )
     expected_recall_high: float | None = None
-    next: str | None = Field(None, description=NEXT_PAGE)

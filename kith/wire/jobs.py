@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import NEXT_PAGE, JobState, Problem
+from kith.wire.common import JobState, Page, Problem
 
 
 class JobOut(BaseModel):
@@ -30,9 +30,8 @@ class JobOut(BaseModel):
     updated_at: datetime
 
 
-class JobsOut(BaseModel):
-    jobs: list[JobOut]
-    next: str | None = Field(description=NEXT_PAGE)
+class JobsOut(Page[JobOut]):
+    """Page of jobs."""
 
 
 class JobItemOut(BaseModel):
@@ -46,6 +45,5 @@ class JobItemOut(BaseModel):
     at: datetime
 
 
-class JobItemsOut(BaseModel):
-    items: list[JobItemOut]
-    next: str | None = Field(description=NEXT_PAGE)
+class JobItemsOut(Page[JobItemOut]):
+    """Page of the processed items of a job."""

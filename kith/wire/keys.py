@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import NEXT_PAGE, KeyState, Scope
+from kith.wire.common import KeyState, Page, Scope
 
 
 class KeyOut(BaseModel):
@@ -29,6 +29,5 @@ class CreatedKeyOut(KeyOut):
     token: str = Field(description="Shown only once, in this response.")
 
 
-class KeysOut(BaseModel):
-    keys: list[KeyOut]
-    next: str | None = Field(None, description=NEXT_PAGE)
+class KeysOut(Page[KeyOut]):
+    """Page of API keys."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
-from kith.wire.common import NEXT_PAGE, Problem, TemplateKind
+from kith.wire.common import Page, Problem, TemplateKind
 from kith.wire.erasures import ReceiptOut
 from kith.wire.faces import FaceOut
 
@@ -22,9 +22,8 @@ class SubjectOut(BaseModel):
     updated_at: datetime
 
 
-class SubjectsOut(BaseModel):
-    subjects: list[SubjectOut]
-    next: str | None = Field(description=NEXT_PAGE)
+class SubjectsOut(Page[SubjectOut]):
+    """Page of subjects."""
 
 
 class TemplateOut(BaseModel):
@@ -35,10 +34,8 @@ class TemplateOut(BaseModel):
     created_at: datetime
 
 
-class TemplatesOut(BaseModel):
-    subject: str
-    templates: list[TemplateOut]
-    next: str | None = Field(None, description=NEXT_PAGE)
+class TemplatesOut(Page[TemplateOut]):
+    """Page of the templates of a subject."""
 
 
 class EnrolledOut(BaseModel):

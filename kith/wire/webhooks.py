@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import NEXT_PAGE, DeliveryState, EventType, IdentifyOutcome
+from kith.wire.common import DeliveryState, EventType, IdentifyOutcome, Page
 
 
 class WebhookOut(BaseModel):
@@ -24,8 +24,8 @@ class CreatedWebhookOut(WebhookOut):
     secret: str = Field(description="Key of the signatures. Shown only once, in this response.")
 
 
-class WebhooksOut(BaseModel):
-    webhooks: list[WebhookOut]
+class WebhooksOut(Page[WebhookOut]):
+    """All webhooks."""
 
 
 class DeletedWebhookOut(BaseModel):
@@ -55,6 +55,5 @@ class DeliveryOut(BaseModel):
     next_at: datetime | None = Field(description="Time of the next attempt; null once the delivery has ended.")
 
 
-class DeliveriesOut(BaseModel):
-    deliveries: list[DeliveryOut]
-    next: str | None = Field(None, description=NEXT_PAGE)
+class DeliveriesOut(Page[DeliveryOut]):
+    """Page of the deliveries to a webhook."""

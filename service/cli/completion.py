@@ -24,12 +24,12 @@ Proposals = list[tuple[str, str]]
 
 def complete_galleries(ctx: typer.Context, incomplete: str) -> Proposals:
     """Propose gallery names."""
-    return _listed(ctx, incomplete, "/v1/galleries", "galleries", "name", lambda each: f"{each['subjects']} people")
+    return _listed(ctx, incomplete, "/v1/galleries", "name", lambda each: f"{each['subjects']} people")
 
 
 def complete_jobs(ctx: typer.Context, incomplete: str) -> Proposals:
     """Propose job ids."""
-    return _listed(ctx, incomplete, "/v1/jobs", "jobs", "id", lambda each: f"{each['kind']}, {each['state']}")
+    return _listed(ctx, incomplete, "/v1/jobs", "id", lambda each: f"{each['kind']}, {each['state']}")
 
 
 def complete_subjects(ctx: typer.Context, incomplete: str) -> Proposals:
@@ -38,7 +38,7 @@ def complete_subjects(ctx: typer.Context, incomplete: str) -> Proposals:
     if not isinstance(gallery, str):
         return []
     path = f"/v1/galleries/{quote(gallery, safe='')}/subjects"
-    return _listed(ctx, incomplete, path, "subjects", "id", lambda each: each["name"] or "")
+    return _listed(ctx, incomplete, path, "id", lambda each: each["name"] or "")
 
 
 def complete_templates(ctx: typer.Context, incomplete: str) -> Proposals:
@@ -47,22 +47,22 @@ def complete_templates(ctx: typer.Context, incomplete: str) -> Proposals:
     if not (isinstance(gallery, str) and isinstance(subject, str)):
         return []
     path = f"/v1/galleries/{quote(gallery, safe='')}/subjects/{quote(subject, safe='')}/templates"
-    return _listed(ctx, incomplete, path, "templates", "id", lambda each: each["kind"])
+    return _listed(ctx, incomplete, path, "id", lambda each: each["kind"])
 
 
 def complete_events(ctx: typer.Context, incomplete: str) -> Proposals:
     """Propose names of audit events."""
-    return sorted(set(_listed(ctx, incomplete, "/v1/audit", "lines", "event", lambda _: "")))
+    return sorted(set(_listed(ctx, incomplete, "/v1/audit", "event", lambda _: "")))
 
 
 def complete_keys(ctx: typer.Context, incomplete: str) -> Proposals:
     """Propose ids of API keys."""
-    return _listed(ctx, incomplete, "/v1/keys", "keys", "id", lambda each: each["name"])
+    return _listed(ctx, incomplete, "/v1/keys", "id", lambda each: each["name"])
 
 
 def complete_served(ctx: typer.Context, incomplete: str) -> Proposals:
     """Propose packs that the server serves, or all packs if no server is named."""
-    found = _listed(ctx, incomplete, "/v1/models", "models", "model", lambda _: "")
+    found = _listed(ctx, incomplete, "/v1/models", "model", lambda _: "", "models")
     return found or complete_packs(ctx, incomplete)
 
 
@@ -81,7 +81,12 @@ def _matching(found: Proposals, incomplete: str) -> Proposals:
 
 
 def _listed(
-    ctx: typer.Context, incomplete: str, path: str, items: str, name: str, describe: Callable[[dict[str, Any]], str]
+    ctx: typer.Context,
+    incomplete: str,
+    path: str,
+    name: str,
+    describe: Callable[[dict[str, Any]], str],
+    items: str = "data",
 ) -> Proposals:
     """Return proposals of a list that the server answers with; none if the line names no server."""
     url = ctx.params.get("url") or os.environ.get("KITH_URL")
@@ -96,7 +101,8 @@ def _listed(
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         with contextlib.closing(kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)) as connection:
             headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-            connection.request("GET", f"{parts.path.rstrip('/')}{path}?limit={MAX_PROPOSALS}", headers=headers)
+            query = f"?limit={MAX_PROPOSALS}" if items == "data" else ""
+            connection.request("GET", f"{parts.path.rstrip('/')}{path}{query}", headers=headers)
             answer = json.loads(connection.getresponse().read())
         return _matching([(each[name], describe(each)) for each in answer[items]], incomplete)
     return []

@@ -128,13 +128,13 @@ export function attemptKey() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** All items of a paged list; `name` is the field with the items. Stops at `most`. */
-export async function all(path, name, { query = {}, signal, most = 10_000 } = {}) {
+/** All items of a paged list. Stops at `most`. */
+export async function all(path, { query = {}, signal, most = 10_000 } = {}) {
   const found = [];
   let cursor = null;
   do {
     const page = await call("GET", path, { query: { ...query, cursor }, signal });
-    found.push(...page[name]);
+    found.push(...page.data);
     cursor = page.next;
   } while (cursor && found.length < most);
   return found;

@@ -15,7 +15,7 @@ export const rememberGallery = (name) => write("localStorage", GALLERY, name);
 /** The galleries of the key; null if it may not list them. Throws Problem. */
 export async function galleries(signal) {
   try {
-    return await all("/v1/galleries", "galleries", { signal });
+    return await all("/v1/galleries", { signal });
   } catch (error) {
     if (error.code === "forbidden") return null;
     throw error;
@@ -96,7 +96,7 @@ export function personField(label, signal, { onPick } = {}) {
     people = [];
     fill(list);
     const options = { query: { limit: 1000 }, signal: AbortSignal.any([signal, until]), most: MAX_PEOPLE };
-    const listed = await all(`${galleryPath(name)}/subjects`, "subjects", options).catch((error) => {
+    const listed = await all(`${galleryPath(name)}/subjects`, options).catch((error) => {
       if (error.code !== "forbidden") throw error;
       return [];
     });

@@ -34,7 +34,7 @@ async function moveAll(gallery, from, to, templates) {
 export async function merge(gallery, from, to) {
   const person = await call("GET", subjectPath(gallery, from), { parse: parsed });
   const kept = await call("GET", subjectPath(gallery, to), { parse: parsed });
-  const templates = await all(`${subjectPath(gallery, from)}/templates`, "templates", { query: { limit: 1000 } });
+  const templates = await all(`${subjectPath(gallery, from)}/templates`, { query: { limit: 1000 } });
   await call("POST", `${subjectPath(gallery, from)}/merge`, { json: { into: to } });
   let made = false;
   return async () => {

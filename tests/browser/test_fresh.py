@@ -44,9 +44,9 @@ def test_what_is_refused_while_one_looks_is_offered_and_listed_once(visit: Opene
     def items(route: Route) -> Any:
         first, limit = int(asked(route).get("cursor", 0)), int(asked(route)["limit"])
         rows = [{"item": f"photo {i}", "problem": REFUSAL} for i in range(first, min(failed[0], first + limit))]
-        return {"items": rows, "next": str(first + limit) if failed[0] > first + limit else None}
+        return {"data": rows, "next": str(first + limit) if failed[0] > first + limit else None}
 
-    answers(page, r"/v1/jobs\?", lambda _: {"jobs": [job(1, failed=failed[0])], "next": None})
+    answers(page, r"/v1/jobs\?", lambda _: {"data": [job(1, failed=failed[0])], "next": None})
     answers(page, "/items", items)
     page.goto(f"{populated}/console#/jobs")
     page.clock.install()
@@ -70,7 +70,7 @@ def test_more_jobs_than_a_page_holds_are_shown(visit: Opener, populated: str) ->
 
     def jobs(route: Route) -> Any:
         limit = int(asked(route)["limit"])
-        return {"jobs": [job(i, state="succeeded") for i in range(min(70, limit))], "next": "x" if limit < 70 else None}
+        return {"data": [job(i, state="succeeded") for i in range(min(70, limit))], "next": "x" if limit < 70 else None}
 
     answers(page, r"/v1/jobs\?", jobs)
     page.goto(f"{populated}/console#/jobs")
@@ -83,7 +83,7 @@ def test_more_jobs_than_a_page_holds_are_shown(visit: Opener, populated: str) ->
 def test_what_is_not_renewed_says_since_when_and_why(visit: Opener, populated: str) -> None:
     page = visit(populated)
     page.clock.install()
-    answers(page, r"/v1/jobs\?", lambda _: {"jobs": [job(1)], "next": None})
+    answers(page, r"/v1/jobs\?", lambda _: {"data": [job(1)], "next": None})
     page.goto(f"{populated}/console#/jobs")
     expect(page.locator(".job")).to_have_count(1)
     page.unroute_all()
@@ -93,7 +93,7 @@ def test_what_is_not_renewed_says_since_when_and_why(visit: Opener, populated: s
     expect(note).to_contain_text("needs a key with the scope “read”")
     expect(page.locator(".job")).to_have_count(1)
     page.unroute_all()
-    answers(page, r"/v1/jobs\?", lambda _: {"jobs": [job(1, done=50)], "next": None})
+    answers(page, r"/v1/jobs\?", lambda _: {"data": [job(1, done=50)], "next": None})
     note.get_by_role("button", name="Refresh").click()
     expect(page.get_by_text("50 of 100 items")).to_be_visible()
     expect(note).to_have_count(0)
@@ -142,7 +142,7 @@ def some_people(route: Route) -> Any:
     first, last = int(query.get("cursor", 0)), min(3000, int(query.get("cursor", 0)) + int(query["limit"]))
     one: dict[str, Any] = {"name": None, "tags": [], "templates": 1, "created_at": "2026-01-01T00:00:00Z"}
     found = [{"id": f"p{i}", **one} for i in range(first, last)]
-    return {"subjects": found, "next": str(last) if last < 3000 else None}
+    return {"data": found, "next": str(last) if last < 3000 else None}
 
 
 def test_each_show_more_shows_more(visit: Opener, populated: str) -> None:
@@ -214,7 +214,7 @@ def test_all_photos_of_somebody_are_listed(visit: Opener, populated: str) -> Non
     def photos(route: Route) -> Any:
         first = int(asked(route).get("cursor", 0))
         kept = [{"id": f"{first + i:032x}", "quality": None, "created_at": "2026-01-01T00:00:00Z"} for i in range(2)]
-        return {"subject": "tom", "templates": kept, "next": "2" if first == 0 else None}
+        return {"data": kept, "next": "2" if first == 0 else None}
 
     answers(page, r"/tom/templates\?", photos)
     page.goto(f"{populated}/console#/galleries/family/subjects/tom")

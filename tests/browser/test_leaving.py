@@ -176,5 +176,5 @@ def test_two_presses_move_a_photo_once(visit: Opener, populated: str) -> None:
     expect(dialog.get_by_role("button", name="Move", exact=True)).to_be_disabled()
     page.evaluate("() => new Promise((done) => requestAnimationFrame(done))")
     assert len(moved) == 1
-    moved[0].fulfill(status=200, content_type="application/json", body='{"templates": []}')
+    moved[0].fulfill(status=200, content_type="application/json", body='{"data": [], "next": null}')
     expect(page.get_by_text(re.compile("Moved to Tom"))).to_be_visible()

@@ -29,7 +29,7 @@ test("undo keeps the text of numbers", async (t) => {
   t.mock.method(globalThis, "fetch", async (url, { method, body }) => {
     const who = url.pathname.split("/subjects/")[1].split("/")[0];
     if (method !== "GET") sent.push([method, who, body]);
-    return new Response(url.pathname.endsWith("/templates") ? `{"templates":[],"next":null}` : people[who]);
+    return new Response(url.pathname.endsWith("/templates") ? `{"data":[],"next":null}` : people[who]);
   });
   const undo = await merge("g", "countess", "ada");
   people.ada = `{"name":"Ada","metadata":{"n":12345678901234567890123,"x":1.0,"y":2.0},"tags":["new"]}`;

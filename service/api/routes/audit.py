@@ -90,7 +90,7 @@ async def _page(backend: Backend, chosen: AuditFilter, seal: Seal, query: _Query
     await backend.operations.audit.written()
     entries = await backend.run(backend.operations.audit.reader.lines, chosen, before, query.limit + 1)
     page, more = paginate(entries, query.limit, seal, lambda listed: listed.pk)
-    return AuditOut(lines=[_out(listed) for listed in page], next=more)
+    return AuditOut(data=[_out(listed) for listed in page], next=more)
 
 
 def _out(listed: ListedLine) -> AuditLineOut:

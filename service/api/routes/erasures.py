@@ -34,7 +34,7 @@ async def list_erasures(
     before = open_cursor(found.seal, cursor)
     listed = await backend.run(backend.galleries.erasures.list_page, found, subject, before, limit + 1)
     page, more = paginate(listed, limit, found.seal, lambda row: row[0])
-    return ReceiptsOut(receipts=[to_receipt_out(receipt) for _, receipt in page], next=more)
+    return ReceiptsOut(data=[to_receipt_out(receipt) for _, receipt in page], next=more)
 
 
 @router.get("/erasures/{receipt}")

@@ -61,7 +61,7 @@ async def list_galleries(
     found = await backend.run(backend.galleries.store.galleries.list_page, cursor, limit + 1, caller.rights.galleries)
     page = found[:limit]
     more = page[-1].name if len(found) > limit else None
-    return GalleriesOut(galleries=[to_gallery_out(g) for g in page], next=more)
+    return GalleriesOut(data=[to_gallery_out(g) for g in page], next=more)
 
 
 @router.get("/{gallery}")

@@ -63,7 +63,7 @@ def _page(
     return HygieneOut(
         gallery=gallery.name,
         total={kind: counts[kind] for kind in KINDS},
-        findings=present(shown),
+        data=present(shown),
         nearest=present(report.nearest),
         expected_recall=None if recall is None else round(recall.value, 3),
         expected_recall_low=None if recall is None else round(recall.low, 3),

@@ -43,7 +43,7 @@ async def list_jobs(
     before, among = open_cursor(seal, cursor), caller.rights.galleries
     found = await backend.run(backend.jobs.runner.store.list_jobs, chosen, state, before, limit + 1, among)
     page, more = paginate(found, limit, seal, lambda job: job.pk)
-    return JobsOut(jobs=[to_job_out(job) for job in page], next=more)
+    return JobsOut(data=[to_job_out(job) for job in page], next=more)
 
 
 @router.get("/{job}")
@@ -69,7 +69,7 @@ async def list_job_items(
         backend.jobs.runner.store.items, found, open_cursor(found.seal, cursor), limit + 1, failed
     )
     page, more = paginate(items, limit, found.seal, lambda item: item.pk)
-    return JobItemsOut(items=[to_job_item_out(item) for item in page], next=more)
+    return JobItemsOut(data=[to_job_item_out(item) for item in page], next=more)
 
 
 @router.post("/{job}/cancel")

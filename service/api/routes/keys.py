@@ -53,7 +53,7 @@ async def list_keys(
     seal = (await backend.run(backend.operations.keys.ring)).seal
     found = await backend.run(backend.operations.keys.list_keys, ended, open_cursor(seal, cursor), limit + 1)
     page, more = paginate(found, limit, seal, lambda row: row[0])
-    return KeysOut(keys=[to_key_out(key) for _, key in page], next=more)
+    return KeysOut(data=[to_key_out(key) for _, key in page], next=more)
 
 
 @router.get("/{key}")

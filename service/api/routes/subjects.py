@@ -61,7 +61,7 @@ async def list_subjects(
         backend.galleries.store.subjects.list_page, found_gallery, open_cursor(seal, cursor), limit + 1, chosen
     )
     page, more = paginate(found, limit, seal, lambda row: row.pk)
-    return SubjectsOut(subjects=[to_subject_out(s) for s in page], next=more)
+    return SubjectsOut(data=[to_subject_out(s) for s in page], next=more)
 
 
 @router.put("/{subject}", responses={201: {"model": SubjectOut, "description": "The subject was created."}})
@@ -140,7 +140,7 @@ async def list_templates(
         backend.galleries.store.templates.list_page, found, subject, open_cursor(found.seal, cursor), limit + 1
     )
     page, more = paginate(listed, limit, found.seal, lambda row: row.pk)
-    return TemplatesOut(subject=subject, templates=[to_template_out(t) for t in page], next=more)
+    return TemplatesOut(data=[to_template_out(t) for t in page], next=more)
 
 
 @router.get("/{subject}/templates/{template}")

@@ -46,7 +46,7 @@ async def create_webhook(body: WebhookIn, backend: BackendDep) -> CreatedWebhook
 async def list_webhooks(backend: BackendDep) -> WebhooksOut:
     """List the webhooks, oldest first."""
     found = await backend.run(backend.operations.webhooks.store.list_all)
-    return WebhooksOut(webhooks=[to_webhook_out(webhook) for webhook in found])
+    return WebhooksOut(data=[to_webhook_out(webhook) for webhook in found])
 
 
 @router.get("/{webhook}")
@@ -99,4 +99,4 @@ async def list_deliveries(
     before = open_cursor(seal, cursor)
     rows = await backend.run(backend.operations.webhooks.deliveries.list_page, found, state, before, limit + 1)
     page, more = paginate(rows, limit, seal, lambda row: row.pk)
-    return DeliveriesOut(deliveries=[to_delivery_out(row) for row in page], next=more)
+    return DeliveriesOut(data=[to_delivery_out(row) for row in page], next=more)

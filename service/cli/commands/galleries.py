@@ -151,9 +151,9 @@ def hygiene(
     """Find likely duplicates, mislabeled templates and easily confused subjects, with a remedy for each."""
     with connect(server) as kith:
         report = page = kith.hygiene(name, min(limit, MAX_FINDINGS_PER_REQUEST))
-        while page.next is not None and len(report.findings) < limit:
-            page = kith.hygiene(name, min(limit - len(report.findings), MAX_FINDINGS_PER_REQUEST), page.next)
-            report.findings += page.findings
+        while page.next is not None and len(report.data) < limit:
+            page = kith.hygiene(name, min(limit - len(report.data), MAX_FINDINGS_PER_REQUEST), page.next)
+            report.data += page.data
         report.next = page.next
     if server.as_json:
         print_json(report)
@@ -162,12 +162,12 @@ def hygiene(
 
 
 def _print_hygiene(report: HygieneOut) -> None:
-    if report.findings:
-        print_table(_findings_table(report.findings))
-    for kind, action in {(finding.kind, finding.action): None for finding in report.findings}:
+    if report.data:
+        print_table(_findings_table(report.data))
+    for kind, action in {(finding.kind, finding.action): None for finding in report.data}:
         print_line(f"{kind.replace('_', ' ')}: {action}")
     counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in report.total.items() if count)
-    print_line(f"Showing {len(report.findings)} findings of {counts}" if counts else "No findings")
+    print_line(f"Showing {len(report.data)} findings of {counts}" if counts else "No findings")
     if report.expected_recall is not None:
         print_line(
             f"This recognizer is expected to find {report.expected_recall:.0%} of the duplicates in this gallery "

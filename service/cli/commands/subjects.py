@@ -260,7 +260,7 @@ def move(
     """Move a template to another subject."""
     with connect(server) as kith:
         moved = kith.move_template(gallery, subject, template, to)
-        count = len(moved.templates) if moved.next is None else kith.subject(gallery, to).templates
+        count = len(moved.data) if moved.next is None else kith.subject(gallery, to).templates
     print_json(moved) if server.as_json else print_line(f"Moved template {template} to {to}, who now has {count}")
 
 

@@ -71,14 +71,14 @@ async function lines({ event, gallery, since, until }, signal) {
   const place = h("div", { class: "stack audit" });
   const more = async (cursor) => {
     const page = await call("GET", path, { query: { ...query, cursor }, signal });
-    if (page.lines.length === 0 && !cursor)
+    if (page.data.length === 0 && !cursor)
       return empty("docs", "No matching lines", "Change the filters.");
     place.querySelector(":scope > .actions")?.remove();
     place.append(
       table(
         "Audit lines, newest first",
         ["When", "What", "Outcome", "By", "Gallery", "Person", "Details"],
-        page.lines.map(row),
+        page.data.map(row),
       ),
     );
     if (page.next)

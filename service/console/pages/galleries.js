@@ -26,7 +26,7 @@ export function render(params, signal) {
   };
   const look = watch(async () => {
     try {
-      show(await all("/v1/galleries", "galleries", { signal }));
+      show(await all("/v1/galleries", { signal }));
       return false;
     } catch (error) {
       if (error.name !== "AbortError" && names === null) {

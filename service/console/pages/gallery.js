@@ -134,7 +134,7 @@ function people(gallery, { subjects, keep_crops: keeps }, tag, signal) {
     const wanted = words.tags(tagged.value);
     const page = await call("GET", `${galleryPath(gallery)}/subjects`, { query: { limit, cursor, tag: wanted }, signal });
     if (mine !== reading || cursor !== next) return; // the query changed, or this page is loaded
-    loaded.push(...page.subjects);
+    loaded.push(...page.data);
     next = page.next;
   }
 

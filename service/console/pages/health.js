@@ -227,7 +227,7 @@ function sayNetwork(name) {
 }
 
 async function stores(signal) {
-  const found = await allowed(() => all("/v1/galleries", "galleries", { signal, most: MAX_GALLERIES }));
+  const found = await allowed(() => all("/v1/galleries", { signal, most: MAX_GALLERIES }));
   if (found === null || found.length === 0) return h("div", {});
   const rows = found.map((gallery) => {
     const index = h("span", { class: "hint" }, "…");

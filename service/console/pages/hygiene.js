@@ -67,11 +67,11 @@ async function report(gallery, limit, signal, again) {
       linkButton("Enroll a person", `#/enroll?gallery=${encodeURIComponent(gallery)}`, { kind: "primary", icon: "enroll" }),
     );
   const aside = new Aside(gallery);
-  if (found.next === null) aside.keepOf([...found.findings, ...found.nearest]);
-  const open = found.findings.filter((finding) => !aside.has(finding));
+  if (found.next === null) aside.keepOf([...found.data, ...found.nearest]);
+  const open = found.data.filter((finding) => !aside.has(finding));
   const kinds = Object.keys(KINDS).filter((kind) => open.some((finding) => finding.kind === kind));
   const nearest = found.nearest.filter((finding) => !aside.has(finding));
-  const hidden = found.findings.length - open.length + found.nearest.length - nearest.length;
+  const hidden = found.data.length - open.length + found.nearest.length - nearest.length;
   return [
     h(
       "div",
@@ -135,19 +135,19 @@ async function report(gallery, limit, signal, again) {
       h(
         "div",
         { class: "actions" },
-        button(`Show more than the first ${whole(found.findings.length)}`, () => again(limit + MORE)),
+        button(`Show more than the first ${whole(found.data.length)}`, () => again(limit + MORE)),
       ),
   ];
 }
 
 /** The report with the first `limit` findings; `next` is null if these are all. */
 async function reported(gallery, limit, signal) {
-  const found = { findings: [], next: null };
+  const found = { data: [], next: null };
   do {
-    const query = { limit: Math.min(MORE, limit - found.findings.length), cursor: found.next };
-    const { findings, ...rest } = await call("GET", `${galleryPath(gallery)}/hygiene`, { query, signal });
-    Object.assign(found, rest).findings.push(...findings);
-  } while (found.next !== null && found.findings.length < limit);
+    const query = { limit: Math.min(MORE, limit - found.data.length), cursor: found.next };
+    const { data, ...rest } = await call("GET", `${galleryPath(gallery)}/hygiene`, { query, signal });
+    Object.assign(found, rest).data.push(...data);
+  } while (found.next !== null && found.data.length < limit);
   return found;
 }
 

@@ -76,7 +76,7 @@ export function render(params, signal) {
     let next;
     try {
       const query = { gallery: params.gallery, limit: shown };
-      ({ jobs, next } = await call("GET", "/v1/jobs", { query, signal }));
+      ({ data: jobs, next } = await call("GET", "/v1/jobs", { query, signal }));
     } catch (error) {
       if (error.name !== "AbortError" && first)
         fill(
@@ -233,8 +233,8 @@ class JobCard {
       signal: this.signal,
     }).catch(tell);
     if (!page || mine !== this.turn) return; // the list was restarted
-    show(refusalList(page.items.map(({ item, problem }) => [item, problem])));
-    this.listed = (this.listed ?? 0) + page.items.length;
+    show(refusalList(page.data.map(({ item, problem }) => [item, problem])));
+    this.listed = (this.listed ?? 0) + page.data.length;
     this.next = page.next;
     this.offer();
   }

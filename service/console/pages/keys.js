@@ -48,7 +48,7 @@ export function render(params, signal) {
   );
 }
 
-const keys = (ended, signal) => all("/v1/keys", "keys", { query: { ended }, signal });
+const keys = (ended, signal) => all("/v1/keys", { query: { ended }, signal });
 
 function list(found, again, tell) {
   if (found.length === 0)

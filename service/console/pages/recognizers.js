@@ -91,7 +91,7 @@ const network = (does, { engine, precision, providers }) =>
 
 /** The galleries with their recognizers and links to a migration. Empty if the key cannot list galleries. */
 async function users(served, signal) {
-  const found = await all("/v1/galleries", "galleries", { signal }).catch((error) => {
+  const found = await all("/v1/galleries", { signal }).catch((error) => {
     if (error.code !== "forbidden") throw error;
     return [];
   });

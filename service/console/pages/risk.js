@@ -427,7 +427,7 @@ function history(gallery, signal) {
   place.append(content);
   const query = { event: "threshold_moved", limit: LATEST_MOVES };
   call("GET", `${galleryPath(gallery)}/audit`, { query, signal }).then(
-    ({ lines }) =>
+    ({ data: lines }) =>
       fill(
         content,
         lines.length

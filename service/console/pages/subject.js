@@ -19,7 +19,7 @@ export function render({ gallery, subject }, signal) {
     try {
       const [person, templates, { keep_crops: keeps }] = await Promise.all([
         call("GET", subjectPath(gallery, subject), { parse: words.parsed, signal }),
-        all(`${subjectPath(gallery, subject)}/templates`, "templates", { query: { limit: 1000 }, signal }),
+        all(`${subjectPath(gallery, subject)}/templates`, { query: { limit: 1000 }, signal }),
         call("GET", galleryPath(gallery), { signal }),
       ]);
       return view({ gallery, person, templates, keeps }, page, signal);

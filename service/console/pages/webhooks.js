@@ -48,7 +48,7 @@ export function render(params, signal) {
   );
 }
 
-function list({ webhooks }, again, signal) {
+function list({ data: webhooks }, again, signal) {
   if (webhooks.length === 0)
     return empty(
       "upload",
@@ -131,7 +131,7 @@ function about(one) {
   return facts.filter(Boolean).join(" · ");
 }
 
-function listed({ deliveries }, name) {
+function listed({ data: deliveries }, name) {
   if (deliveries.length === 0) return h("p", { class: "hint" }, "Nothing was sent yet.");
   const rows = deliveries.map((one) => [one.type, one.gallery, when(one.at), state(one)]);
   return table(`Last deliveries to ${name}`, ["Event", "Gallery", "At", "State"], rows);

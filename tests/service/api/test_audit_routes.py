@@ -124,9 +124,9 @@ def test_every_action_is_audited_without_personal_data(
     assert {line.chain for line in kith.audit(event="gallery_deleted")} == {"gallery", "service"}
     assert [line.event for line in kith.audit(None, gallery="copy")][-1] == "gallery_created"
     page = httpx.get(f"{url}/v1/galleries/{GALLERY}/audit?limit=4").json()
-    assert [line["number"] for line in page["lines"]] == [whole[-n].number for n in (1, 2, 3, 4)]
+    assert [line["number"] for line in page["data"]] == [whole[-n].number for n in (1, 2, 3, 4)]
     page = httpx.get(f"{url}/v1/galleries/{GALLERY}/audit?limit=100&cursor={page['next']}").json()
-    assert [line["number"] for line in page["lines"]] == list(range(len(whole) - 4, 0, -1)) and page["next"] is None
+    assert [line["number"] for line in page["data"]] == list(range(len(whole) - 4, 0, -1)) and page["next"] is None
 
     with closing(sqlite3.connect(settings.data_dir / "kith.db")) as database:
         rows = database.execute("SELECT * FROM audit").fetchall()

@@ -76,12 +76,12 @@ def test_templates_come_in_pages(server: str, kith: Kith, gallery: str) -> None:
     assert [template.id for template in kith.templates(gallery, "ada")] == enrolled
     path = f"{server}/v1/galleries/{gallery}/subjects/ada/templates"
     first = httpx.get(path, params={"limit": 2}).json()
-    kith.delete_template(gallery, "ada", first["templates"][1]["id"])
+    kith.delete_template(gallery, "ada", first["data"][1]["id"])
     rest = httpx.get(path, params={"limit": 1000, "cursor": first["next"]}).json()
-    assert [one["id"] for one in first["templates"] + rest["templates"]] == enrolled
+    assert [one["id"] for one in first["data"] + rest["data"]] == enrolled
     assert rest["next"] is None
     moved = kith.move_template(gallery, "bob", next(kith.templates(gallery, "bob")).id, "ada")
-    assert (len(moved.templates), moved.next is None) == (100, False)
+    assert (len(moved.data), moved.next is None) == (100, False)
     refused = httpx.get(path.replace("subjects/ada/templates", "hygiene"), params={"cursor": first["next"]})
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
 
@@ -101,24 +101,24 @@ def test_findings_come_in_pages_of_one_report(
             kith.enroll(gallery, f"{name}{pair}", embeddings=[_axis(pair)], allow_duplicate=True)
     kith.calibrate(gallery)  # now, as a background calibration between two pages would change the report
     whole = kith.hygiene(gallery)
-    assert (len(whole.findings), whole.next, len(inspected)) == (PAIRS, None, 1)
+    assert (len(whole.data), whole.next, len(inspected)) == (PAIRS, None, 1)
     first = kith.hygiene(gallery, limit=2)
     second = kith.hygiene(gallery, limit=2, cursor=first.next)
-    assert first.findings + second.findings == whole.findings[:4]
-    assert list(kith.findings(gallery)) == whole.findings
+    assert first.data + second.data == whole.data[:4]
+    assert list(kith.findings(gallery)) == whole.data
     assert first.total == second.total == whole.total
     assert len(inspected) == 1
     kith.put_subject(gallery, "a4", name="Ada")  # changes the gallery, so that the report is computed again
-    kith.delete_subject(gallery, first.findings[0].subjects[0].subject)
+    kith.delete_subject(gallery, first.data[0].subjects[0].subject)
     third = kith.hygiene(gallery, cursor=second.next)
     assert len(inspected) == 2
-    assert [finding.templates for finding in third.findings] == [whole.findings[4].templates]
+    assert [finding.templates for finding in third.data] == [whole.data[4].templates]
     assert third.total["duplicate_subjects"] == PAIRS - 1
 
     printed = _run("gallery", "hygiene", gallery, "--limit", "3", "--json", server=server)
-    assert [len(json.loads(printed)["findings"]), json.loads(printed)["next"] is None] == [3, False]
+    assert [len(json.loads(printed)["data"]), json.loads(printed)["next"] is None] == [3, False]
     monkeypatch.setattr(galleries, "MAX_FINDINGS_PER_REQUEST", 1)
-    assert len(json.loads(_run("gallery", "hygiene", gallery, "--json", server=server))["findings"]) == PAIRS - 1
+    assert len(json.loads(_run("gallery", "hygiene", gallery, "--json", server=server))["data"]) == PAIRS - 1
 
 
 def test_subjects_are_listed_by_their_metadata(server: str, kith: Kith, gallery: str) -> None:
@@ -136,7 +136,7 @@ def test_subjects_are_listed_by_their_metadata(server: str, kith: Kith, gallery:
     path = f"{server}/v1/galleries/{gallery}/subjects"
     page = httpx.get(path, params={"metadata": '{"floor": 1}', "limit": 1}).json()
     after = httpx.get(path, params={"metadata": '{"floor": 1}', "cursor": page["next"]}).json()
-    assert [subject["id"] for subject in page["subjects"] + after["subjects"]] == ["ada", "bob"]
+    assert [subject["id"] for subject in page["data"] + after["data"]] == ["ada", "bob"]
     for wrong in ("floor=1", "[1]", '{"floor": NaN}', "1"):
         refused = httpx.get(path, params={"metadata": wrong})
         assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request"), wrong

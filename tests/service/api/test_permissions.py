@@ -336,16 +336,16 @@ def test_no_response_to_a_restricted_key_reveals_another_gallery(house: House) -
         assert house.jobs[OTHER] not in answer.text, route
         _restore(house, route)
     ask = partial(house.ask, house.tokens["read", OWN])
-    assert [gallery["name"] for gallery in ask("GET /v1/galleries").json()["galleries"]] == [OWN]
-    assert [gallery["name"] for gallery in ask("GET /v1/galleries", params={"limit": 1}).json()["galleries"]] == [OWN]
+    assert [gallery["name"] for gallery in ask("GET /v1/galleries").json()["data"]] == [OWN]
+    assert [gallery["name"] for gallery in ask("GET /v1/galleries", params={"limit": 1}).json()["data"]] == [OWN]
     assert ask("GET /v1/galleries", params={"limit": 1}).json()["next"] is None
-    assert {job["gallery"] for job in ask("GET /v1/jobs").json()["jobs"]} == {OWN}
+    assert {job["gallery"] for job in ask("GET /v1/jobs").json()["data"]} == {OWN}
     # No counters across galleries: they would reveal other galleries.
     assert ask("GET /v1/galleries/{gallery}/stats").json()["index"]["sequence"] is None
     everything = partial(house.ask, house.tokens["read", "all"])
     assert everything("GET /v1/galleries/{gallery}/stats").json()["index"]["sequence"] > 0
-    assert {gallery["name"] for gallery in everything("GET /v1/galleries").json()["galleries"]} == {OWN, OTHER}
-    assert {job["gallery"] for job in everything("GET /v1/jobs").json()["jobs"]} == {OWN, OTHER}
+    assert {gallery["name"] for gallery in everything("GET /v1/galleries").json()["data"]} == {OWN, OTHER}
+    assert {job["gallery"] for job in everything("GET /v1/jobs").json()["data"]} == {OWN, OTHER}
 
 
 def test_pages_of_jobs_do_not_reveal_their_total_number(house: House) -> None:
@@ -356,7 +356,7 @@ def test_pages_of_jobs_do_not_reveal_their_total_number(house: House) -> None:
     ask, paged, cursor = partial(house.ask, house.tokens["read", OWN]), list[str](), None
     while True:
         page = ask("GET /v1/jobs", params={"limit": 1} | ({} if cursor is None else {"cursor": cursor})).json()
-        paged += [job["id"] for job in page["jobs"]]
+        paged += [job["id"] for job in page["data"]]
         if (cursor := page["next"]) is None:
             break
         assert re.fullmatch(r"[0-9a-f]{58,}", cursor)

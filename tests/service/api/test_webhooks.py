@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Recei
 def client(place: tuple[str, Receiver]) -> Iterator[Kith]:
     with Kith(place[0]) as kith:
         yield kith
-        for webhook in kith.webhooks().webhooks:
+        for webhook in list(kith.webhooks()):
             kith.delete_webhook(webhook.id)
         for gallery in list(kith.galleries()):
             kith.delete_gallery(gallery.name)
@@ -110,7 +110,7 @@ def test_deliveries_are_listed_until_the_webhook_is_deleted(client: Kith, receiv
     with pytest.raises(KithClientError, match="webhook_not_found"):
         list(client.deliveries(made.id))
     client.identify("door", embeddings=[np.eye(1, dimension)[0]])
-    assert client.webhooks().webhooks == []
+    assert list(client.webhooks()) == []
 
 
 def waited(read: Callable[[], list[DeliveryOut]], count: int) -> list[DeliveryOut]:
@@ -141,7 +141,7 @@ def test_webhooks_need_a_key_for_all_galleries(tmp_path: Path) -> None:
                 kith.create_webhook(receiver.origin)
             for token in (some, reader):
                 with Kith(url, token) as kith, pytest.raises(KithClientError, match="forbidden"):
-                    kith.webhooks()
+                    list(kith.webhooks())
             shown = httpx.get(f"{url}/v1/webhooks", headers={"X-API-Key": admin}).text
             assert "whsec_" not in shown
             with Kith(url, admin) as kith:

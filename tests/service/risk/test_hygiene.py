@@ -210,12 +210,12 @@ def test_over_http(
     (enrolled,) = kith.enroll(gallery, "eileen", jpeg(astronaut)).results
     kith.enroll(gallery, "tom", jpeg(actor))
     before = kith.hygiene(gallery)
-    assert before.findings == []
+    assert before.data == []
     assert [{s.subject for s in pair.subjects} for pair in before.nearest] == [{"eileen", "tom"}]
     assert (before.expected_recall or 0) > 0
     kith.enroll(gallery, "twin", mirrored, allow_duplicate=True)
     report = kith.hygiene(gallery)
-    (found,) = report.findings
+    (found,) = report.data
     assert (report.total["duplicate_subjects"], found.kind) == (1, "duplicate_subjects")
     assert [(s.subject, s.name) for s in found.subjects] == [("eileen", "Eileen Collins"), ("twin", None)]
     assert found.templates[0].template == enrolled.template
@@ -223,7 +223,7 @@ def test_over_http(
     assert found.chance < 0.001
     kith.delete_subject(gallery, "twin")
     (moved,) = kith.enroll(gallery, "tom", mirrored, allow_duplicate=True, allow_inconsistent=True).results
-    (found,) = kith.hygiene(gallery).findings
+    (found,) = kith.hygiene(gallery).data
     assert (found.kind, found.belongs_to) == ("mislabeled_template", "eileen")
     assert [t.template for t in found.templates] == [moved.template]
     runner = CliRunner()
@@ -231,4 +231,4 @@ def test_over_http(
     assert printed.exit_code == 0
     assert "mislabeled template" in printed.output
     as_json = json.loads(runner.invoke(app, ["gallery", "hygiene", gallery, "--url", server, "--json"]).output)
-    assert as_json["findings"][0]["belongs_to"] == "eileen"
+    assert as_json["data"][0]["belongs_to"] == "eileen"

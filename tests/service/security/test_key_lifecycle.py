@@ -274,14 +274,14 @@ def test_keys_are_listed_in_pages(tmp_path: Path) -> None:
         while pages == 0 or cursor is not None:
             query = {"limit": 2, **({} if cursor is None else {"cursor": cursor})}
             page = http.get("/v1/keys", params=query).json()
-            listed += [key["id"] for key in page["keys"]]
+            listed += [key["id"] for key in page["data"]]
             pages, cursor = pages + 1, page["next"]
         assert (listed[:3], len(listed), pages) == ([made[0], made[2], made[4]], 5, 3)
         assert http.get("/v1/keys", params={"cursor": "0" * 58}).json()["code"] == "invalid_request"
         with Kith(url, token) as kith:
             assert [key.id for key in kith.api_keys()] == listed
             assert len(list(kith.api_keys(ended=True))) == 7
-    answered_before = '{"keys": []}'
+    answered_before = '{"data": []}'
     assert KeysOut.model_validate_json(answered_before).next is None
 
 

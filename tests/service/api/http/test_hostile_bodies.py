@@ -98,7 +98,7 @@ def test_similar_identifiers_stay_distinct(server: str, gallery: str, identifier
     if status == 201:
         stored = unicodedata.normalize("NFC", identifier)
         assert httpx.get(url).json()["id"] == stored
-        found = httpx.get(f"{server}/v1/galleries/{gallery}/subjects").json()["subjects"]
+        found = httpx.get(f"{server}/v1/galleries/{gallery}/subjects").json()["data"]
         assert [subject["id"] for subject in found] == [stored]
 
 

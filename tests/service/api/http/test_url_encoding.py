@@ -49,13 +49,13 @@ def test_a_url_that_is_not_utf_8_is_rejected(client: httpx.Client, method: str, 
     problem = problem.get("kith", problem)
     assert (answer.status_code, problem["code"]) == (400, "url_encoding")
     assert "%C3%A9" in problem["remedy"]
-    assert client.get("/v1/galleries/g/subjects").json()["subjects"] == []
+    assert client.get("/v1/galleries/g/subjects").json()["data"] == []
 
 
 @pytest.mark.parametrize("text", ["Ren%C3%A9", "50%25", "a+b", "%F0%9F%98%80"])
 def test_other_urls_are_accepted(client: httpx.Client, text: str) -> None:
     assert client.get(f"/v1/galleries/g/subjects/{text}").json()["code"] == "subject_not_found"
-    assert client.get(f"/v1/galleries/g/subjects?tag={text}").json()["subjects"] == []
+    assert client.get(f"/v1/galleries/g/subjects?tag={text}").json()["data"] == []
 
 
 @pytest.mark.parametrize(
