@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 
 # Dependencies of the server, and the packages with the demo's photos. Those come without dependencies, because the demo
 # does not import them (docs/decisions/0002, 0042). Bytecode is compiled at the first import, which saves 70 MB.
-$(SERVING): pyproject.toml constraints.txt requirements/serve.txt Makefile
+$(SERVING): pyproject.toml constraints.txt requirements/serve.txt docker/unused.txt Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --no-compile --no-deps --require-hashes -r requirements/serve.txt
 	$(PIP) install --no-compile --constraint constraints.txt --no-deps scikit-image insightface

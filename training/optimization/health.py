@@ -40,17 +40,19 @@ class RunHealth:
         self._head, self._classes = head, num_classes
         self._recent: deque[Mapping[str, float]] = deque(maxlen=self._window)
         self._start: tuple[int, Mapping[str, float]] | None = None
+        self._began = 0
         self._reported: set[str] = set()
 
     def check(self, step: int, values: Mapping[str, float]) -> list[str]:
         """Return new warnings after a step."""
         if step <= self._first:
             return []
+        self._began = self._began or step
         self._recent.append(values)
         if len(self._recent) < self._window:
             return []
         means = {name: sum(row[name] for row in self._recent) / self._window for name in values}
-        if self._start is None and step <= self._judged:  # else the run was resumed later
+        if self._start is None and (step <= self._judged or self._began == 1):  # else the run was resumed later
             self._start = step, means
         found = [(kind, text) for kind, text in self._problems(step, means) if kind not in self._reported]
         self._reported.update(kind for kind, _ in found)
@@ -90,7 +92,7 @@ class RunHealth:
     def _stuck(self, means: Mapping[str, float], since: int, first: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """Judge by the target angle where there is one: a growing margin raises the loss of a run that learns."""
         if (angle := means.get("target_angle_deg")) is not None:
-            if angle > first["target_angle_deg"] - MIN_TURN_DEG:
+            if MAX_ANGLE_DEG >= angle > first["target_angle_deg"] - MIN_TURN_DEG:  # beyond 90, another warning says it
                 before = first["target_angle_deg"]
                 text = f"the mean target angle is {angle:.1f} degrees, at step {since} it was {before:.1f}"
                 yield "stuck", f"{text}: nothing is learned. {self._soften()}"

@@ -119,11 +119,8 @@ def enroll(
         with connect(server, "create") as kith:
             created = _create_if_missing(kith, gallery)
             _BulkEnrollment(kith, gallery, enrollment.fields(), result).run(source)
-            result.without_photo = [
-                person
-                for person, enrolled in sorted(result.people.items())
-                if not enrolled and _is_missing(kith, gallery, person)
-            ]
+            if not result.interrupted:  # else others of a person's photos were not tried yet
+                result.without_photo = _without_photo(kith, gallery, result.people)
     finally:
         if report is not None:
             _write_report(report, result.photos)
@@ -293,15 +290,21 @@ def _create_if_missing(kith: Kith, name: str) -> str:
         return f"Created gallery {name}.{misses_text(kith, kith.create_gallery(name).risk)}"
 
 
-def _is_missing(kith: Kith, gallery: str, person: str) -> bool:
+def _without_photo(kith: Kith, gallery: str, people: Mapping[str, bool]) -> list[str]:
+    """Return who has no template in the gallery, as far as the server answers: the report is printed in any case."""
     from kith import KithClientError
 
-    try:
-        return kith.subject(gallery, person).templates == 0
-    except KithClientError as error:
-        if error.code != "subject_not_found":
-            raise
-        return True
+    missing = []
+    for person in sorted(person for person, enrolled in people.items() if not enrolled):
+        try:
+            if kith.subject(gallery, person).templates == 0:
+                missing.append(person)
+        except KithClientError as error:
+            if error.code != "subject_not_found":
+                print_note(f"Whether people are missing from the gallery could not be checked: {error}")
+                break
+            missing.append(person)
+    return missing
 
 
 def _write_report(path: Path, photos: list[dict[str, str]]) -> None:

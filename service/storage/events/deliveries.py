@@ -125,7 +125,7 @@ class DeliveryStore:
                 connection.execute(deliveries.update().where(pending).values(**values))
 
     def replay(self, webhook: Webhook) -> int:
-        """Make the dead deliveries of a webhook pending, as if they had not been attempted; return their number."""
+        """Make the dead deliveries of a webhook pending; return their number. After a day an event has one attempt."""
         dead = (deliveries.c.webhook_pk == webhook.pk) & (deliveries.c.state == "dead")
         with self._database.write(_CONFLICT) as connection:
             now = self._database.now(connection)

@@ -69,6 +69,11 @@ def test_without_a_target_angle_the_loss_must_fall() -> None:
     assert "the loss is 5, at step 10 it was 5" in text
 
 
+def test_a_short_run_is_judged_too() -> None:
+    (text,) = warnings_of(HeadConfig("cosface"), steps=30, target_angle_deg=85.0)
+    assert "nothing is learned" in text
+
+
 def test_a_healthy_run_has_no_warnings() -> None:
     assert warnings_of(HeadConfig("adacos")) == []
     assert warnings_of(HeadConfig("adacos"), steps=50) == []
