@@ -20,7 +20,7 @@ from training.cli.commands import app as train_app
 
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "models/packs/*/*.md", "bench/results/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "training/*/README.md", "models/packs/*/*.md", "bench/results/*.md")
     for path in ROOT.glob(pattern)
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -30,7 +30,7 @@ WITHOUT_NUL = r"^[^\x00]*$"
 SINGLE_LINE = rf"^[^{CONTROL_CHARACTERS}]*$"
 MAX_DIMENSION: Final = 65_536
 DETAIL: Final = (
-    "Effort of face detection (docs/models.md). low: one look; medium: if no face is confident, also the photo rotated "
+    "Effort of face detection (docs/detection.md). low: one look; medium: if no face is confident, also the photo rotated "
     "and at half the size; high: also small faces in large photos."
 )
 MODEL: Final = "Name of the pack, or fingerprint of its recognizer; default: the pack of KITH_PACK."

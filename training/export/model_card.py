@@ -52,7 +52,7 @@ people on LFW and over photos on WIDER.
 
 {worst}{limits}
 {sizes}- No figure shows how many masked faces and strong profiles the detector misses. Landmarks in upside-down photos
-  are not measured: the service tries other orientations at detail medium (docs/models.md).
+  are not measured: the service tries other orientations at detail medium (docs/detection.md).
 
 ## Out of scope
 

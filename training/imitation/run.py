@@ -31,7 +31,7 @@ BLOCK_FITS: Final = (
 """Stem and first five bottlenecks, whose maps are large; those of 16 and of 8 cells, and the head."""
 JOINT_FIT: Final = JointFit(steps=7_000)
 GPU_JOINT_FIT: Final = JointFit(steps=8_400, batch_size=128, muon_rate=3e-3, adam_rate=5e-4, workers=16, compiled=False)
-"""Settings of the H100 run in docs/training-log.md, which was cut off at step 7,000."""
+"""Settings of the H100 run in training/imitation/README.md, which was cut off at step 7,000."""
 CROPS: Final = "portraits.npy"
 DETECTED: Final = "detected.npy"
 
