@@ -50,7 +50,7 @@ export function galleryField(known, onChange, { label = "Gallery", chosen } = {}
   return element;
 }
 
-/** A strictness field. `own`: the gallery's risk in words, null if there is none. `pairs`: labels of the presets for
+/** A strictness field with `value` and, in words, `told`. `own`: the gallery's risk in words, null if there is none. `pairs`: labels of the presets for
  * comparisons, which do not share the choice for searches. `chosen`: the preselected preset. */
 export function riskField(onChange, { own = null, label = "How strict", hint, pairs, chosen } = {}) {
   const select = h(
@@ -67,6 +67,7 @@ export function riskField(onChange, { own = null, label = "How strict", hint, pa
   });
   const element = field(label, select, hint);
   Object.defineProperty(element, "value", { get: () => (select.value ? { preset: select.value } : undefined) });
+  Object.defineProperty(element, "told", { get: () => select.selectedOptions[0]?.textContent ?? "" });
   return element;
 }
 

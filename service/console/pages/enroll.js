@@ -1,7 +1,7 @@
 import { attemptKey, call, patiently, subjectPath } from "../api.js";
 import { galleries, galleryField, personField } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
-import { leftToRight } from "../layout.js";
+import { readingOrder } from "../layout.js";
 import { counted } from "../numbers.js";
 import { personForm } from "../person_form.js";
 import { DESK, bodyOf, cropped, measured, open, picker, stage, thumbnail } from "../photo.js";
@@ -63,7 +63,7 @@ function desk(known, params, signal) {
       const request = { ...bodyOf(item.photo.file, { detail: "medium" }), signal };
       const answer = await patiently(() => call("POST", "/v1/detect", request), signal);
       const [found] = answer.images;
-      item.faces = leftToRight(found.faces, (face) => face);
+      item.faces = readingOrder(found.faces, (face) => face);
       measured(item.photo, found);
       item.chosen = choose(item);
       item.state = "ready";

@@ -1,7 +1,7 @@
 import { call, galleryPath, patiently } from "../api.js";
 import { galleries, galleryField, ownRisk, riskField } from "../choices.js";
 import { fill, h, icon, svg } from "../dom.js";
-import { leftToRight } from "../layout.js";
+import { readingOrder } from "../layout.js";
 import { DESK, bodyOf, clearDesk, measure, open, picker, smaller, stage, thumbnail } from "../photo.js";
 import { read, write } from "../store.js";
 import { keepHint, portrait, sides } from "../stored.js";
@@ -48,10 +48,15 @@ function desk(known, params, signal) {
   const strict = () => {
     strictness = riskField(again, { own: ownRisk(galleryOf(chosen.value)), hint: "Wrong matches per stranger." });
     fill(risks, strictness);
+    say();
   };
+  const summary = h("summary", {});
+  const say = () => fill(summary, `${chosen.value}, ${strictness.told.toLowerCase()}`);
+  const options = h("details", { class: "details options", open: true }, summary, h("div", { class: "choices" }, chosen, risks));
   strict();
 
   function again() {
+    say();
     for (const shot of shots) {
       if (shot.state === "asking") shot.stop.abort();
       shot.state = "waiting";
@@ -63,6 +68,7 @@ function desk(known, params, signal) {
   async function take(files) {
     for (const file of files) shots.push({ photo: await open(file, signal), state: "waiting", results: [], problem: null, stop: null });
     pick.classList.add("compact");
+    if (shots.length === files.length && matchMedia("(width < 52rem)").matches) options.open = false; // room for the answer on the first screen
     show(shots[shots.length - files.length]);
     next();
   }
@@ -89,7 +95,7 @@ function desk(known, params, signal) {
           refresh(shot);
         },
       );
-      shot.results = leftToRight(answer.results);
+      shot.results = readingOrder(answer.results);
       shot.gallery = asked.gallery;
       await measure(shot.photo, answer.results.filter((one) => one.face).map((one) => one.face), until);
       if (shot.state === "asking") shot.state = "done";
@@ -147,7 +153,7 @@ function desk(known, params, signal) {
       show(shots[at]);
     });
   }
-  return h("div", { class: "stack wide" }, h("div", { class: "choices" }, chosen, risks), pick, live, strip, place);
+  return h("div", { class: "stack wide desk" }, options, pick, live, strip, place);
 }
 
 /** A result for screen readers: file, number of faces, names. */
@@ -178,7 +184,9 @@ function answered(shot, gallery) {
     const said = words.identity(results[0], shot.gallery, gallery?.subjects);
     return h("div", { class: "columns" }, bare(photo), h("div", { class: "card" }, badge(results[0].outcome), h("h2", {}, said.title), h("p", {}, said.text)));
   }
-  const cards = seen.map((result, i) => card(result, i, shot, gallery));
+  const cards = seen.map((result, i) => (seen.length > 1 && !KNOWN.includes(result.outcome) ? row : card)(result, i, shot, gallery));
+  const ranked = (outcomes) => cards.filter((_, i) => outcomes.includes(seen[i].outcome));
+  const others = cards.filter((one) => one.classList.contains("face-row"));
   const dots = h("input", { type: "checkbox", checked: read("localStorage", LANDMARKS) === "on" });
   const marks = seen.map((result, i) => ({
     face: result.face,
@@ -205,29 +213,45 @@ function answered(shot, gallery) {
   });
   return h(
     "div",
-    { class: "columns" },
-    h("div", { class: "beside" }, picture, h("div", { class: "row between" }, picture.zoom(), h("label", { class: "check" }, dots, "Landmarks"))),
-    h("div", { class: "stack" }, h("h2", {}, words.summary(results)), cards),
+    { class: "stack" },
+    h("h2", {}, words.summary(results)),
+    h(
+      "div",
+      { class: "columns" },
+      h("div", { class: "beside" }, picture, h("div", { class: "row between" }, picture.zoom(), h("label", { class: "check" }, dots, "Landmarks"))),
+      h(
+        "div",
+        { class: "stack" },
+        ranked(["identified"]),
+        ranked(["uncertain"]),
+        others.length > 0 ? h("section", { class: "card face-rows", "aria-label": "Other faces" }, others) : cards.filter((_, i) => !KNOWN.includes(seen[i].outcome)),
+      ),
+    ),
   );
 }
+
+const KNOWN = ["identified", "uncertain"];
 
 export function badge(outcome) {
   const { label, icon: name } = words.OUTCOMES[outcome];
   return h("span", { class: `outcome ${outcome}` }, icon(name), label);
 }
 
+const called = (shot, result, gallery) => words.identity(result, shot.gallery, gallery?.subjects);
+const person = (shot, one) => h("a", { href: `#/galleries/${encodeURIComponent(shot.gallery)}/subjects/${encodeURIComponent(one.subject)}` }, words.called(one));
+
+/** A link to the enrollment of a face, as a new person or as `subject`. */
+function enrollLink(shot, result, label, kind, subject) {
+  const link = linkButton(label, `#/enroll?gallery=${encodeURIComponent(shot.gallery)}${subject ? `&subject=${encodeURIComponent(subject)}` : ""}`, { kind, icon: "enroll" });
+  link.classList.add("small");
+  link.addEventListener("click", () => Object.assign(DESK, { photo: shot.photo, box: result.face.box }));
+  return link;
+}
+
+/** A person, or somebody who may be one. */
 function card(result, i, shot, gallery) {
-  const said = words.identity(result, shot.gallery, gallery?.subjects);
-  const person = (one) => h("a", { href: `#/galleries/${encodeURIComponent(shot.gallery)}/subjects/${encodeURIComponent(one.subject)}` }, words.called(one));
-  const keep = () => Object.assign(DESK, { photo: shot.photo, box: result.face.box });
-  const enroll = (label, kind, subject) => {
-    const link = linkButton(label, `#/enroll?gallery=${encodeURIComponent(shot.gallery)}${subject ? `&subject=${encodeURIComponent(subject)}` : ""}`, { kind, icon: "enroll" });
-    link.classList.add("small");
-    link.addEventListener("click", keep);
-    return link;
-  };
   const people = words.peopleToCompare(result);
-  const refused = result.outcome.startsWith("rejected");
+  const enroll = (...wanted) => enrollLink(shot, result, ...wanted);
   return h(
     "article",
     { class: `card face-card ${result.outcome}`, tabindex: "-1", "aria-label": `Face ${i + 1}` },
@@ -235,29 +259,56 @@ function card(result, i, shot, gallery) {
       "div",
       { class: "face-head" },
       h("span", { class: "face-number" }, String(i + 1)),
-      h("h3", { class: "name" }, result.outcome === "identified" ? person(result) : said.title),
+      h("h3", { class: "name" }, result.outcome === "identified" ? person(shot, result) : called(shot, result, gallery).title),
       badge(result.outcome),
     ),
     sides([
       ["This photo", thumbnail(shot.photo, result.face.box, 96)],
       ...(gallery?.keep_crops ? people : []).map((one) => [words.called(one), portrait(shot.gallery, one.subject, `Stored picture of ${words.called(one)}`)]),
     ]),
-    h("p", {}, said.text),
-    result.similarity !== undefined && meter(result),
-    result.reasons.length > 0 && h("ul", { class: "bullets" }, result.reasons.map((name) => h("li", {}, words.reason(name, result.face, gallery?.quality_gate)))),
-    quality(result.face),
+    evidence(result, shot, gallery),
     h(
       "div",
       { class: "actions" },
       result.outcome === "unknown" && enroll("Enroll this face", "primary"),
       result.outcome === "identified" && enroll("Add this photo", "plain", result.subject),
       result.outcome === "uncertain" && people.map((one) => enroll(`It is ${words.called(one)}: add this photo`, "plain", one.subject)),
-      ["identified", "uncertain"].includes(result.outcome) && enroll("Another person", "quiet"),
+      KNOWN.includes(result.outcome) && enroll("Another person", "quiet"),
     ),
     result.outcome === "uncertain" && gallery && !gallery.keep_crops && keepHint(shot.gallery),
-    details(result, person, refused),
+    details(result, shot),
   );
 }
+
+/** A stranger, or a face that was not searched for, among others: one line, which opens. */
+function row(result, i, shot, gallery) {
+  return h(
+    "article",
+    { class: `face-row ${result.outcome}`, tabindex: "-1", "aria-label": `Face ${i + 1}` },
+    h(
+      "details",
+      { class: "details" },
+      h(
+        "summary",
+        {},
+        h("span", { class: "face-number" }, String(i + 1)),
+        thumbnail(shot.photo, result.face.box, 40),
+        h("h3", {}, result.outcome === "unknown" ? "A stranger" : called(shot, result, gallery).title),
+      ),
+      evidence(result, shot, gallery),
+      details(result, shot),
+    ),
+    result.outcome === "unknown" && Object.assign(enrollLink(shot, result, "Enroll", "quiet"), { ariaLabel: "Enroll this face" }),
+  );
+}
+
+/** Why the answer is this one: in words, as a meter, and by what the photo lacks. */
+const evidence = (result, shot, gallery) => [
+  h("p", {}, called(shot, result, gallery).text),
+  result.similarity !== undefined && meter(result),
+  result.reasons.length > 0 && h("ul", { class: "bullets" }, result.reasons.map((name) => h("li", {}, words.reason(name, result.face, gallery?.quality_gate)))),
+  quality(result.face),
+];
 
 /** A note about low quality or liveness. */
 function quality({ quality: { score }, liveness: judged }) {
@@ -298,9 +349,9 @@ export function meter({ similarity, threshold, review_threshold: review }) {
 /** Where the scale begins: what matters lies about the threshold, and that is near 1 for some recognizers. */
 const meterStart = (similarity, review) => Math.max(-1, Math.min(2.5 * review - 1.5, similarity - 0.05));
 
-function details(result, person, refused) {
+function details(result, shot) {
   const { quality } = result.face;
-  const pairs = refused
+  const pairs = result.outcome.startsWith("rejected")
     ? []
     : [
         ["Similarity", words.similarity(result.similarity)],
@@ -320,7 +371,7 @@ function details(result, person, refused) {
       table(
         "Nearest people",
         ["Person", "Similarity", "By chance"],
-        result.candidates.map((one) => [person(one), words.similarity(one.similarity), words.chance(one.false_alarm_probability) ?? "unknown"]),
+        result.candidates.map((one) => [person(shot, one), words.similarity(one.similarity), words.chance(one.false_alarm_probability) ?? "unknown"]),
       ),
     facts([...words.qualities(quality).map(([name, value, fine]) => [name, fine ? value : `${value} – out of bounds`]), ["Quality score", quality.score.toFixed(2)], ["Detection score", result.face.score.toFixed(2)]]),
   );
