@@ -115,7 +115,7 @@ export function galleryForm(from = DEFAULT) {
       field("How strict", risk, "The number of strangers per wrong match. Stricter settings miss enrolled people more often."),
       own,
       cost,
-      tick(crops, "Keep a small picture of each enrolled face", "Allows a later migration to a better model without new photos. Pictures are stored encrypted. Without this setting no picture is stored."),
+      tick(crops, "Keep a small picture of each enrolled face", "Allows a later migration to a better model without new photos. Pictures are stored encrypted. People enrolled before have none: enroll a photo of each of them again to add one."),
       field("Delete photos after days", days, "People without photos are deleted too. Empty: never."),
       advanced,
     ],
