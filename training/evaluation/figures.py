@@ -17,7 +17,7 @@ from training.config import ConfigError
 from training.evaluation.metrics import Floats
 from training.evaluation.plots import png, read_columns
 from training.losses import ArcFace, CombinedMargin, CosFace, CosineHead, NormFace, SphereFace
-from training.losses.multiplicative import psi
+from training.losses.softmax import psi
 from training.optimization.run_folder import LOSSES, read_run_config
 
 SCALES = (5.0, 10.0, 20.0, 30.0, 64.0)

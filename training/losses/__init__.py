@@ -11,27 +11,20 @@ from typing import Any, TypeVar
 from torch import nn
 
 from training.config import ConfigError, HeadConfig, Option, TermConfig
-from training.losses.adacos import AdaCos, FixedAdaCos
-from training.losses.adaptive import AdaFace, CurricularFace, ElasticFace, MagFace, SubCenterArcFace
+from training.losses import terms
+from training.losses.adaptive import (
+    AdaCos,
+    AdaFace,
+    CurricularFace,
+    ElasticFace,
+    FixedAdaCos,
+    MagFace,
+    SubCenterArcFace,
+)
 from training.losses.core import Agents, CosineHead, Head, NoHead
 from training.losses.margins import AdaptiveCosFace, ArcFace, CombinedMargin, CosFace, NormFace, SphereFace
-from training.losses.multiplicative import ASoftmax, LSoftmax
 from training.losses.partial_fc import PartialFC
-from training.losses.softmax import BatchCentroids, L2Softmax, Softmax, SoftmaxWithoutBias
-from training.losses.terms import (
-    Center,
-    ClassContrastive,
-    ClassTerm,
-    ClassTriplet,
-    Contrastive,
-    Inter,
-    Intra,
-    MinimumEnergy,
-    Range,
-    Ring,
-    Term,
-    Triplet,
-)
+from training.losses.softmax import ASoftmax, BatchCentroids, L2Softmax, LSoftmax, Softmax, SoftmaxWithoutBias
 
 HEADS: Mapping[str, Callable[..., Head]] = MappingProxyType(
     {
@@ -60,18 +53,18 @@ HEADS: Mapping[str, Callable[..., Head]] = MappingProxyType(
         "none": NoHead,
     }
 )
-TERMS: Mapping[str, Callable[..., Term]] = MappingProxyType(
+TERMS: Mapping[str, Callable[..., terms.Term]] = MappingProxyType(
     {
-        "intra": Intra,
-        "inter": Inter,
-        "mhe": MinimumEnergy,
-        "class_contrastive": ClassContrastive,
-        "class_triplet": ClassTriplet,
-        "triplet": Triplet,
-        "center": Center,
-        "range": Range,
-        "contrastive": Contrastive,
-        "ring": Ring,
+        "intra": terms.Intra,
+        "inter": terms.Inter,
+        "mhe": terms.MinimumEnergy,
+        "class_contrastive": terms.ClassContrastive,
+        "class_triplet": terms.ClassTriplet,
+        "triplet": terms.Triplet,
+        "center": terms.Center,
+        "range": terms.Range,
+        "contrastive": terms.Contrastive,
+        "ring": terms.Ring,
     }
 )
 
@@ -82,11 +75,11 @@ def build_head(config: HeadConfig, embedding_dim: int, num_classes: int) -> Head
     return _build("head", HEADS, config.name, config.options, embedding_dim, num_classes)
 
 
-def build_term(config: TermConfig, head: Head, embedding_dim: int, num_classes: int) -> Term:
+def build_term(config: TermConfig, head: Head, embedding_dim: int, num_classes: int) -> terms.Term:
     """Build a loss term from its name and options. Raises ConfigError as `build_head` does; or the term needs class
     weights and the head has none."""
     term = _build("terms", TERMS, config.name, config.options, embedding_dim, num_classes)
-    if isinstance(term, ClassTerm) and head.class_weights() is None:
+    if isinstance(term, terms.ClassTerm) and head.class_weights() is None:
         raise ConfigError(f"terms.{config.name} needs class weights, and this head has none")
     return term
 
@@ -134,27 +127,19 @@ def _build(
 __all__ = [
     "HEADS",
     "TERMS",
-    "ASoftmax",
     "AdaCos",
     "AdaFace",
-    "AdaptiveCosFace",
     "ArcFace",
     "CombinedMargin",
     "CosFace",
     "CosineHead",
     "CurricularFace",
     "ElasticFace",
-    "FixedAdaCos",
     "Head",
-    "L2Softmax",
     "LSoftmax",
-    "MagFace",
     "NormFace",
     "PartialFC",
-    "Softmax",
     "SphereFace",
-    "SubCenterArcFace",
-    "Term",
     "build_head",
     "build_term",
 ]

@@ -1,35 +1,67 @@
-"""Heads whose margin depends on the sample, the class or the training progress."""
+"""Heads whose scale or margin depends on the number of classes, the sample or the training progress."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from training import distributed
-from training.losses.core import CosineHead, clamp_cosines
-from training.losses.margins import ArcFace, add_angle
+from training.bounds import fixed_scale
+from training.errors import require
+from training.losses.core import CosineHead, clamp_cosines, require_classes, require_option
+from training.losses.margins import ArcFace, NormFace, add_angle
 
 MarginKind = Literal["arc", "cos"]
 
 
+class FixedAdaCos(NormFace):
+    """Fixed AdaCos, s * cos(theta) with s = sqrt(2) ln(C - 1): X. Zhang et al., "AdaCos: Adaptively Scaling Cosine
+    Logits", CVPR 2019, section 4, "Automatically choosing a fixed scale parameter"."""
+
+    def __init__(self, embedding_dim: int, num_classes: int) -> None:
+        super().__init__(embedding_dim, num_classes, fixed_scale(num_classes))
+
+
+class AdaCos(CosineHead):
+    """Dynamic AdaCos, s * cos(theta) with a scale updated every batch: X. Zhang et al., CVPR 2019, section 4,
+    "Dynamically adaptive scale parameter".
+
+    s(0) = sqrt(2) ln(C - 1);  s(t) = ln B_avg / cos(min(pi/4, theta_med)). B_avg is the mean over the global batch of
+    sum_{k != y} exp(s(t-1) cos theta_k). theta_med is the median target angle. No gradient passes through s.
+    ``scale_floor``: lower bound of s. ln B_avg can reach 0 once every non-target cosine is negative.
+    """
+
+    shardable = False  # B_avg sums over all classes
+
+    def __init__(self, embedding_dim: int, num_classes: int, scale_floor: float = 1.0) -> None:
+        super().__init__(embedding_dim, num_classes, fixed_scale(num_classes))
+        require(scale_floor > 0, f"scale_floor must be positive, not {scale_floor}")
+        self.scale_floor = scale_floor
+
+    def update_statistics(self, cos_BC: Tensor, labels_B: Tensor, norms_B: Tensor) -> None:
+        index_B1 = labels_B[:, None]
+        others_BC = (self.scale * cos_BC).scatter(1, index_B1, -math.inf)
+        # Computed by logsumexp: plain exp overflows float32 near s = 100.
+        log_b_B = self._all_gather(torch.logsumexp(others_BC, 1))
+        log_b_avg = torch.logsumexp(log_b_B, 0) - math.log(len(log_b_B))
+        theta_med = self._all_gather(torch.arccos(cos_BC.gather(1, index_B1))).median()
+        self.scale.copy_((log_b_avg / torch.cos(theta_med.clamp(max=math.pi / 4))).clamp(min=self.scale_floor))
+
+
 class SubCenterArcFace(ArcFace):
     """ArcFace with K centers per class, of which the nearest counts: J. Deng et al., "Sub-center ArcFace", ECCV 2020.
-
-    Mislabeled samples collect at separate centers.
-    """
+    Mislabeled samples collect at separate centers."""
 
     shardable = False  # the centers of a class must stay on one rank
 
     def __init__(
         self, embedding_dim: int, num_classes: int, scale: float = 64.0, margin: float = 0.5, centers: int = 3
     ) -> None:
-        if centers < 1:
-            raise ValueError(f"a class needs at least one center, not {centers}")
-        if num_classes < 2:
-            raise ValueError(f"a classifier needs at least 2 classes, not {num_classes}")
+        require(centers >= 1, f"a class needs at least one center, not {centers}")
+        require_classes(num_classes)
         super().__init__(embedding_dim, num_classes * centers, scale, margin)
         self.centers = centers
 
@@ -52,7 +84,7 @@ class SubCenterArcFace(ArcFace):
         return torch.rad2deg(torch.arccos(clamp_cosines(cosines_B))).mean()
 
 
-class CurricularFace(CosineHead):
+class CurricularFace(ArcFace):
     """Curriculum from easy samples to hard negatives: Y. Huang et al., "CurricularFace", CVPR 2020, section 3.
 
     A negative class closer than the target with its margin gets cos (t + cos) instead of cos. t is the moving average
@@ -65,12 +97,9 @@ class CurricularFace(CosineHead):
     def __init__(
         self, embedding_dim: int, num_classes: int, scale: float = 64.0, margin: float = 0.5, momentum: float = 0.99
     ) -> None:
-        super().__init__(embedding_dim, num_classes, scale)
-        if not 0 <= margin < math.pi:
-            raise ValueError(f"an angular margin lies in [0, pi) radians, not {margin}")
-        if not 0 <= momentum < 1:
-            raise ValueError(f"a momentum lies in [0, 1), not {momentum}")
-        self.margin_rad, self.momentum = margin, momentum
+        super().__init__(embedding_dim, num_classes, scale, margin)
+        require(0 <= momentum < 1, f"a momentum lies in [0, 1), not {momentum}")
+        self.momentum = momentum
         self.register_buffer("t", torch.tensor(0.0))
 
     def log_values(self) -> dict[str, Tensor | float]:
@@ -79,9 +108,6 @@ class CurricularFace(CosineHead):
     def update_statistics(self, cos_BC: Tensor, labels_B: Tensor, norms_B: Tensor) -> None:
         mean = self._all_gather(cos_BC.gather(1, labels_B[:, None])).mean()
         self.t.lerp_(mean.to(self.t.dtype), 1 - self.momentum)
-
-    def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
-        return add_angle(cos_B, torch.full_like(cos_B, self.margin_rad * self.margin_share))
 
     def non_target_cosines(self, cos_BC: Tensor, labels_B: Tensor) -> Tensor:
         target_B1 = cos_BC.gather(1, labels_B[:, None])
@@ -109,8 +135,8 @@ class MagFace(CosineHead):
         lambda_g: float = 35.0,
     ) -> None:
         super().__init__(embedding_dim, num_classes, scale)
-        if not (0 < l_a < u_a and 0 <= l_m <= u_m < math.pi and lambda_g >= 0):
-            raise ValueError("MagFace needs 0 < l_a < u_a, 0 <= l_m <= u_m < pi and lambda_g >= 0")
+        valid = 0 < l_a < u_a and 0 <= l_m <= u_m < math.pi and lambda_g >= 0
+        require(valid, "MagFace needs 0 < l_a < u_a, 0 <= l_m <= u_m < pi and lambda_g >= 0")
         self.l_a, self.u_a, self.l_m, self.u_m, self.lambda_g = l_a, u_a, l_m, u_m, lambda_g
 
     def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
@@ -143,8 +169,8 @@ class AdaFace(CosineHead):
         alpha: float = 0.01,
     ) -> None:
         super().__init__(embedding_dim, num_classes, scale)
-        if not (0 <= margin < math.pi / 2 and h > 0 and 0 < alpha <= 1):
-            raise ValueError("AdaFace needs a margin in [0, pi/2), h > 0 and alpha in (0, 1]")
+        valid = 0 <= margin < math.pi / 2 and h > 0 and 0 < alpha <= 1
+        require(valid, "AdaFace needs a margin in [0, pi/2), h > 0 and alpha in (0, 1]")
         self.margin, self.h, self.alpha = margin, h, alpha
         self.register_buffer("mean", torch.tensor(20.0))
         self.register_buffer("std", torch.tensor(100.0))
@@ -186,10 +212,8 @@ class ElasticFace(CosineHead):
         plus: bool = False,
     ) -> None:
         super().__init__(embedding_dim, num_classes, scale)
-        if kind not in get_args(MarginKind):
-            raise ValueError(f"kind must be one of {get_args(MarginKind)}, not {kind!r}")
-        if not (0 <= margin < math.pi / 2 and sigma >= 0):
-            raise ValueError("ElasticFace needs a margin in [0, pi/2) and sigma >= 0")
+        require_option(kind, MarginKind, "kind")
+        require(0 <= margin < math.pi / 2 and sigma >= 0, "ElasticFace needs a margin in [0, pi/2) and sigma >= 0")
         self.margin, self.sigma, self.kind, self.plus = margin, sigma, kind, plus
         self.compares_samples = plus
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from training import distributed
+from training.errors import require
 
 # Keeps arccos and sqrt(1 - c^2) away from c = +-1, where their gradients are infinite.
 COSINE_EPS = 1e-7
@@ -41,11 +43,18 @@ def mean_angle_deg(a_BD: Tensor, b_BD: Tensor) -> Tensor:
     return torch.rad2deg(torch.arccos(clamp_cosines(F.cosine_similarity(a_BD, b_BD)))).mean()
 
 
-class Head(nn.Module, ABC):
-    """Loss over embeddings and labels.
+def require_classes(num_classes: int) -> None:
+    require(num_classes >= 2, f"a classifier needs at least 2 classes, not {num_classes}")
 
-    ``margin_share`` in [0, 1] scales the margin; the loop raises it during margin warm-up.
-    """
+
+def require_option(value: str, kind: Any, name: str) -> None:
+    """Raise ValueError unless ``value`` is one of the literals of ``kind``."""
+    require(value in get_args(kind), f"{name} must be one of {get_args(kind)}, not {value!r}")
+
+
+class Head(nn.Module, ABC):
+    """Loss over embeddings and labels. ``margin_share`` in [0, 1] scales the margin; the loop raises it during margin
+    warm-up."""
 
     margin_share: float = 1.0
     shardable = False
@@ -53,9 +62,14 @@ class Head(nn.Module, ABC):
     gets_global_batch = False
     """True if batches given to this head already hold the samples of all ranks."""
 
-    @abstractmethod
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
         """Return the scalar loss of (B, d) embeddings, normalized or not, and (B,) class indices."""
+        with torch.autocast(embeddings_BD.device.type, enabled=False):
+            return self.loss(upcast(embeddings_BD), labels_B)
+
+    @abstractmethod
+    def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
+        """Return the loss of float32 or float64 embeddings, without autocast."""
 
     def class_weights(self) -> Tensor | None:
         """Return (C, d) class weights of any length, or None for a head without classes."""
@@ -95,8 +109,8 @@ class NoHead(Head):
     def __init__(self, embedding_dim: int, num_classes: int) -> None:
         super().__init__()
 
-    def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
-        return upcast(embeddings_BD).sum() * 0.0
+    def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
+        return x_BD.sum() * 0.0
 
 
 class Agents(NoHead):
@@ -104,8 +118,7 @@ class Agents(NoHead):
 
     def __init__(self, embedding_dim: int, num_classes: int) -> None:
         super().__init__(embedding_dim, num_classes)
-        self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
-        nn.init.normal_(self.weight, std=0.01)
+        self.weight = _new_weight(num_classes, embedding_dim)
 
     def class_weights(self) -> Tensor | None:
         return self.weight
@@ -129,12 +142,9 @@ class CosineHead(Head):
 
     def __init__(self, embedding_dim: int, num_classes: int, scale: float = 64.0) -> None:
         super().__init__()
-        if num_classes < 2:
-            raise ValueError(f"a classifier needs at least 2 classes, not {num_classes}")
-        if not scale > 0:
-            raise ValueError(f"the scale s must be positive, not {scale}")
-        self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
-        nn.init.normal_(self.weight, std=0.01)
+        require_classes(num_classes)
+        require(scale > 0, f"the scale s must be positive, not {scale}")
+        self.weight = _new_weight(num_classes, embedding_dim)
         self.register_buffer("scale", torch.tensor(float(scale)))
 
     @property
@@ -167,10 +177,8 @@ class CosineHead(Head):
         return 0.0
 
     def logits(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
-        """Return (B, C) logits. A label of -1 means that the target class is on another rank (see partial_fc).
-
-        The column of this label has no meaning, so that only its owner knows the target cosine.
-        """
+        """Return (B, C) logits. A label of -1 means that the target class is on another rank (see partial_fc). The
+        column of this label has no meaning, so that only its owner knows the target cosine."""
         cos_BC, norms_B = self.cosines(embeddings_BD), upcast(embeddings_BD).norm(dim=1)
         if self.training:
             with torch.no_grad():
@@ -188,7 +196,9 @@ class CosineHead(Head):
         target_B1 = torch.where(labels_B[:, None] >= 0, target_B1, others_BC.gather(1, index_B1))
         return self.scale * others_BC.scatter(1, index_B1, target_B1)
 
-    def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
-        with torch.autocast(embeddings_BD.device.type, enabled=False):
-            loss = F.cross_entropy(self.logits(embeddings_BD, labels_B), labels_B)
-            return loss + self.regularizer(upcast(embeddings_BD).norm(dim=1))
+    def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
+        return F.cross_entropy(self.logits(x_BD, labels_B), labels_B) + self.regularizer(x_BD.norm(dim=1))
+
+
+def _new_weight(num_classes: int, embedding_dim: int) -> nn.Parameter:
+    return nn.Parameter(nn.init.normal_(torch.empty(num_classes, embedding_dim), std=0.01))

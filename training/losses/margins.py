@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from training.bounds import fixed_scale
-from training.losses.core import CosineHead
+from training.errors import require
+from training.losses.core import CosineHead, require_option
 
 Beyond = Literal["linear", "easy", "continuous"]
 CombinedBeyond = Literal["continuous", "plain"]
@@ -17,10 +18,7 @@ CombinedBeyond = Literal["continuous", "plain"]
 
 class NormFace(CosineHead):
     """Normalized softmax, s * cos(theta): F. Wang et al., "NormFace", 2017; CosFace's NSL, eq. 3; CoCo.
-
-    Args:
-        learn_scale: train s from its initial value ``scale``, without weight decay (NormFace, section 3.2).
-    """
+    ``learn_scale``: train s from its initial value ``scale``, without weight decay (NormFace, section 3.2)."""
 
     def __init__(self, embedding_dim: int, num_classes: int, scale: float = 64.0, learn_scale: bool = False) -> None:
         super().__init__(embedding_dim, num_classes, scale)
@@ -35,8 +33,7 @@ class CosFace(CosineHead):
 
     def __init__(self, embedding_dim: int, num_classes: int, scale: float = 64.0, margin: float = 0.35) -> None:
         super().__init__(embedding_dim, num_classes, scale)
-        if not 0 <= margin < 2:
-            raise ValueError(f"a cosine margin lies in [0, 2), not {margin}")
+        require(0 <= margin < 2, f"a cosine margin lies in [0, 2), not {margin}")
         self.margin = margin
 
     def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
@@ -44,11 +41,8 @@ class CosFace(CosineHead):
 
 
 class AdaptiveCosFace(CosFace):
-    """CosFace with s = ln(C - 1) / cos(angle), see `bounds.fixed_scale`.
-
-    Args:
-        angle_deg: angle at which the loss changes fastest. Samples beyond it dominate the gradient.
-    """
+    """CosFace with s = ln(C - 1) / cos(angle), see `bounds.fixed_scale`. ``angle_deg``: angle at which the loss changes
+    fastest. Samples beyond it dominate the gradient."""
 
     def __init__(self, embedding_dim: int, num_classes: int, margin: float = 0.35, angle_deg: float = 45.0) -> None:
         super().__init__(embedding_dim, num_classes, fixed_scale(num_classes, angle_deg), margin)
@@ -68,12 +62,9 @@ class ArcFace(CosineHead):
         self, embedding_dim: int, num_classes: int, scale: float = 64.0, margin: float = 0.5, beyond: Beyond = "linear"
     ) -> None:
         super().__init__(embedding_dim, num_classes, scale)
-        if not 0 <= margin < math.pi:
-            raise ValueError(f"an angular margin lies in [0, pi) radians, not {margin}")
-        if beyond not in get_args(Beyond):
-            raise ValueError(f"beyond must be one of {get_args(Beyond)}, not {beyond!r}")
-        self.margin_rad = margin
-        self.beyond = beyond
+        require(0 <= margin < math.pi, f"an angular margin lies in [0, pi) radians, not {margin}")
+        require_option(beyond, Beyond, "beyond")
+        self.margin_rad, self.beyond = margin, beyond
 
     def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:
         return add_angle(cos_B, torch.full_like(cos_B, self.margin_rad * self.margin_share), self.beyond)
@@ -112,10 +103,9 @@ class CombinedMargin(CosineHead):
         beyond: CombinedBeyond = "continuous",
     ) -> None:
         super().__init__(embedding_dim, num_classes, scale)
-        if not (m1 > 0 and 0 <= m2 < math.pi and 0 <= m3 < 2):
-            raise ValueError(f"margins need m1 > 0, m2 in [0, pi) and m3 in [0, 2), not {m1}, {m2}, {m3}")
-        if beyond not in get_args(CombinedBeyond):
-            raise ValueError(f"beyond must be one of {get_args(CombinedBeyond)}, not {beyond!r}")
+        valid = m1 > 0 and 0 <= m2 < math.pi and 0 <= m3 < 2
+        require(valid, f"margins need m1 > 0, m2 in [0, pi) and m3 in [0, 2), not {m1}, {m2}, {m3}")
+        require_option(beyond, CombinedBeyond, "beyond")
         self.m1, self.m2_rad, self.m3, self.beyond = m1, m2, m3, beyond
 
     def target_cosines(self, cos_B: Tensor, norms_B: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from training import distributed
-from training.losses.core import CosineHead, Head, clamp_cosines, upcast
+from training.errors import require
+from training.losses.core import CosineHead, Head, clamp_cosines
 
 
 class PartialFC(Head):
@@ -31,17 +32,13 @@ class PartialFC(Head):
 
     def __init__(self, head: CosineHead, sampling: float) -> None:
         super().__init__()
-        if not head.shardable:
-            raise ValueError(f"{type(head).__name__} needs all classes at once and cannot be split")
-        if not 0 < sampling <= 1:
-            raise ValueError(f"class sampling lies in (0, 1], not {sampling}")
-        if head.num_classes < distributed.world_size():
-            raise ValueError(f"{head.num_classes} classes cannot be split over {distributed.world_size()} ranks")
-        self.sampling = sampling
-        self.num_classes = head.num_classes
+        ranks = distributed.world_size()
+        require(head.shardable, f"{type(head).__name__} needs all classes at once and cannot be split")
+        require(0 < sampling <= 1, f"class sampling lies in (0, 1], not {sampling}")
+        require(head.num_classes >= ranks, f"{head.num_classes} classes cannot be split over {ranks} ranks")
+        self.head, self.sampling, self.num_classes = head, sampling, head.num_classes
+        self.part = distributed.split_evenly(self.num_classes, distributed.rank(), ranks)
         self.table_PD: Tensor
-        self.part = distributed.split_evenly(self.num_classes, distributed.rank(), distributed.world_size())
-        self.head = head
         head.gets_global_batch = True
         # The head's weight holds the sample of a step. The buffer and optimizer_state_PD hold all rows of this rank.
         self.register_buffer("table_PD", head.weight.detach()[self.part].clone(), persistent=False)
@@ -67,18 +64,16 @@ class PartialFC(Head):
         self._sample(distributed.all_gather(labels_B))
         self._begun = True
 
-    def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
-        with torch.autocast(embeddings_BD.device.type, enabled=False):
-            x_AD = distributed.all_gather_sum_grad(upcast(embeddings_BD))
-            all_labels_A = distributed.all_gather(labels_B)
-            if not self._begun:
-                self._sample(all_labels_A)
-            labels_A = self._columns(all_labels_A)
-            logits_AS = self.head.logits(x_AD, labels_A)
-            self._angle = self._own_angle(x_AD, labels_A)
-            loss: Tensor = _ShardedCrossEntropy.apply(logits_AS, labels_A)  # type: ignore[no-untyped-call]
-            # Only the samples of this rank: gradients are averaged over ranks afterwards.
-            return loss + self.head.regularizer(upcast(embeddings_BD).norm(dim=1))
+    def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
+        x_AD, all_labels_A = distributed.all_gather_sum_grad(x_BD), distributed.all_gather(labels_B)
+        if not self._begun:
+            self._sample(all_labels_A)
+        labels_A = self._columns(all_labels_A)
+        logits_AS = self.head.logits(x_AD, labels_A)
+        self._angle = self._own_angle(x_AD, labels_A)
+        loss: Tensor = _ShardedCrossEntropy.apply(logits_AS, labels_A)  # type: ignore[no-untyped-call]
+        # Only the samples of this rank: gradients are averaged over ranks afterwards.
+        return loss + self.head.regularizer(x_BD.norm(dim=1))
 
     def target_angle_deg(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
         """Return this rank's share of the mean target angle of the last batch; the mean over ranks is that angle."""
@@ -133,8 +128,8 @@ class PartialFC(Head):
         return {**self.head.state_dict(), "weight": distributed.all_gather(self.table_PD)}
 
     def load_full_state(self, state: dict[str, Tensor]) -> None:
-        if len(state["weight"]) != self.num_classes:
-            raise ValueError(f"{len(state['weight'])} classes were saved, and the head has {self.num_classes}")
+        saved = len(state["weight"])
+        require(saved == self.num_classes, f"{saved} classes were saved, and the head has {self.num_classes}")
         self.table_PD = state["weight"][self.part].clone().to(self.table_PD)
         self.head.load_state_dict({**state, "weight": self.head.weight.detach()})
 
@@ -157,10 +152,8 @@ class PartialFC(Head):
 
 
 class _ShardedCrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy of (B, S) logits with classes spread over ranks; label -1 for a target on another rank.
-
-    The gradient covers the logits of this rank only.
-    """
+    """Mean cross-entropy of (B, S) logits with classes spread over ranks; label -1 for a target on another rank. The
+    gradient covers the logits of this rank only."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, logits_BS: Tensor, labels_B: Tensor) -> Tensor:

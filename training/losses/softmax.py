@@ -1,6 +1,9 @@
-"""Softmax over inner products, with and without a fixed feature length."""
+"""Softmax over inner products, with and without a fixed feature length, and the multiplicative margins of the original
+papers."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +11,8 @@ from torch.nn import functional as F
 
 from training import distributed
 from training.bounds import l2_softmax_alpha_bound
-from training.losses.core import Head, cosine_matrix, upcast
+from training.errors import require
+from training.losses.core import Head, cosine_matrix, require_classes
 
 
 class Softmax(Head):
@@ -18,49 +22,37 @@ class Softmax(Head):
 
     def __init__(self, embedding_dim: int, num_classes: int) -> None:
         super().__init__()
-        if num_classes < 2:
-            raise ValueError(f"a classifier needs at least 2 classes, not {num_classes}")
+        require_classes(num_classes)
         self.classifier = nn.Linear(embedding_dim, num_classes, bias=self.has_bias)
 
     def class_weights(self) -> Tensor | None:
         return self.classifier.weight
 
-    def features(self, embeddings_BD: Tensor) -> Tensor:
-        return upcast(embeddings_BD)
-
-    def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
-        with torch.autocast(embeddings_BD.device.type, enabled=False):
-            x_BD = self.features(embeddings_BD)
-            logits_BC = F.linear(x_BD, self.classifier.weight.to(x_BD.dtype))
-            if self.has_bias:
-                logits_BC = logits_BC + self.classifier.bias.to(x_BD.dtype)
-            return F.cross_entropy(logits_BC, labels_B)
+    def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
+        logits_BC = F.linear(x_BD, self.classifier.weight.to(x_BD.dtype))
+        if self.has_bias:
+            logits_BC = logits_BC + self.classifier.bias.to(x_BD.dtype)
+        return F.cross_entropy(logits_BC, labels_B)
 
 
 class SoftmaxWithoutBias(Softmax):
-    """Softmax classifier, W^T x: ArcFace, section 2.1; NormFace, section 3.1.
-
-    A bias separates classes whose weights have one direction, which normalized embeddings cannot.
-    """
+    """Softmax classifier, W^T x: ArcFace, section 2.1; NormFace, section 3.1. A bias separates classes whose weights
+    have one direction, which normalized embeddings cannot."""
 
     has_bias = False
 
 
 class L2Softmax(Softmax):
-    """L2-softmax, W^T (alpha x/||x||) + b: R. Ranjan et al., "L2-constrained softmax loss", 2017.
-
-    Args:
-        alpha: length of every feature; 0 selects the lower bound for probability 0.9 (`bounds.l2_softmax_alpha_bound`).
-    """
+    """L2-softmax, W^T (alpha x/||x||) + b: R. Ranjan et al., "L2-constrained softmax loss", 2017. ``alpha``: length of
+    every feature; 0 selects the lower bound for probability 0.9 (`bounds.l2_softmax_alpha_bound`)."""
 
     def __init__(self, embedding_dim: int, num_classes: int, alpha: float = 0.0) -> None:
         super().__init__(embedding_dim, num_classes)
-        if alpha < 0:
-            raise ValueError(f"alpha must not be negative, but is {alpha}; 0 selects it automatically")
+        require(alpha >= 0, f"alpha must not be negative, but is {alpha}; 0 selects it automatically")
         self.alpha = alpha or l2_softmax_alpha_bound(num_classes, 0.9)
 
-    def features(self, embeddings_BD: Tensor) -> Tensor:
-        return self.alpha * F.normalize(upcast(embeddings_BD))
+    def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
+        return super().loss(self.alpha * F.normalize(x_BD), labels_B)
 
     def log_values(self) -> dict[str, Tensor | float]:
         return {"scale": self.alpha}
@@ -76,21 +68,86 @@ class BatchCentroids(Head):
 
     def __init__(self, embedding_dim: int, num_classes: int, scale: float = 10.0) -> None:
         super().__init__()
-        if not scale > 0:
-            raise ValueError(f"the scale s must be positive, not {scale}")
+        require(scale > 0, f"the scale s must be positive, not {scale}")
         self.scale = scale
 
-    def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
-        with torch.autocast(embeddings_BD.device.type, enabled=False):
-            x_AD = distributed.all_gather_own_grad(upcast(embeddings_BD))
-            labels_A = distributed.all_gather(labels_B)
-            same_AA = labels_A[:, None] == labels_A
-            shares_AA = same_AA.to(x_AD.dtype) / same_AA.sum(1, keepdim=True)
-            logits_AA = self.scale * cosine_matrix(x_AD, shares_AA @ x_AD)
-            # The centroid of a person counts once, in the column of the person's first image.
-            first_A = same_AA.int().argmax(1)
-            repeated_A = first_A != torch.arange(len(labels_A), device=labels_A.device)
-            return F.cross_entropy(logits_AA.masked_fill(repeated_A, -torch.inf), first_A)
+    def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
+        x_AD, labels_A = distributed.all_gather_own_grad(x_BD), distributed.all_gather(labels_B)
+        same_AA = labels_A[:, None] == labels_A
+        shares_AA = same_AA.to(x_AD.dtype) / same_AA.sum(1, keepdim=True)
+        logits_AA = self.scale * cosine_matrix(x_AD, shares_AA @ x_AD)
+        # The centroid of a person counts once, in the column of the person's first image.
+        first_A = same_AA.int().argmax(1)
+        repeated_A = first_A != torch.arange(len(labels_A), device=labels_A.device)
+        return F.cross_entropy(logits_AA.masked_fill(repeated_A, -torch.inf), first_A)
 
     def log_values(self) -> dict[str, Tensor | float]:
         return {"scale": self.scale}
+
+
+def psi(cos_B: Tensor, m: int) -> Tensor:
+    """Return psi(theta) = (-1)^k cos(m theta) - 2k for theta in [k pi/m, (k+1) pi/m].
+
+    cos(m theta) is the Chebyshev polynomial T_m(cos theta), whose gradient is finite everywhere.
+    """
+    before_B, value_B = torch.ones_like(cos_B), cos_B
+    for _ in range(m - 1):
+        before_B, value_B = value_B, 2 * cos_B * value_B - before_B
+    k_B = torch.floor(torch.arccos(cos_B.detach()) * m / math.pi).clamp(max=m - 1)
+    return (1 - 2 * (k_B % 2)) * value_B - 2 * k_B
+
+
+class LSoftmax(Head):
+    """L-softmax, ||W|| ||x|| psi(theta): W. Liu et al., "Large-margin softmax", ICML 2016, section 3.
+
+    The margin is annealed as in SphereFace's code: the target is (lambda cos(theta) + psi(theta)) / (1 + lambda) with
+    lambda = max(lambda_min, lambda_start (1 + 0.12 t)^-1) after t steps. ``lambda_start=0`` disables annealing.
+    """
+
+    step: Tensor
+    unit_weights = False
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        num_classes: int,
+        margin: int = 4,
+        lambda_start: float = 1000.0,
+        lambda_min: float = 5.0,
+    ) -> None:
+        super().__init__()
+        require_classes(num_classes)
+        require(margin >= 1, f"the margin must be an integer of at least 1, not {margin}")
+        require(min(lambda_start, lambda_min) >= 0, "lambda_start and lambda_min must not be negative")
+        self.weight = nn.Parameter(nn.init.kaiming_normal_(torch.empty(num_classes, embedding_dim)))
+        self.margin = margin
+        self.lambda_start, self.lambda_min = lambda_start, lambda_min
+        self.register_buffer("step", torch.tensor(0))
+
+    def class_weights(self) -> Tensor | None:
+        return self.weight
+
+    def log_values(self) -> dict[str, Tensor | float]:
+        return {"lambda": self.annealing_lambda}
+
+    @property
+    def annealing_lambda(self) -> float:
+        return max(min(self.lambda_min, self.lambda_start), self.lambda_start / (1 + 0.12 * int(self.step)))
+
+    def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
+        lengths_BC = x_BD.norm(dim=1)[:, None]
+        if not self.unit_weights:
+            lengths_BC = lengths_BC * self.weight.to(x_BD.dtype).norm(dim=1)
+        cos_BC = cosine_matrix(x_BD, self.weight)
+        if self.training:
+            self.step += 1
+        index_B1 = labels_B[:, None]
+        cos_B = cos_BC.gather(1, index_B1).squeeze(1)
+        target_B = (self.annealing_lambda * cos_B + psi(cos_B, self.margin)) / (1 + self.annealing_lambda)
+        return F.cross_entropy(lengths_BC * cos_BC.scatter(1, index_B1, target_B[:, None]), labels_B)
+
+
+class ASoftmax(LSoftmax):
+    """A-softmax, ||x|| psi(theta) with ||W|| = 1: W. Liu et al., "SphereFace", CVPR 2017, section 3."""
+
+    unit_weights = True

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from training import distributed
-from training.losses.core import clamp_cosines, cosine_matrix, upcast
+from training.errors import require
+from training.losses.core import clamp_cosines, cosine_matrix, require_option, upcast
 
 Mining = Literal["semi_hard", "all"]
 
@@ -79,8 +80,7 @@ class MinimumEnergy(ClassTerm):
 
     def __init__(self, embedding_dim: int, num_classes: int, power: float = 2.0) -> None:
         super().__init__(embedding_dim, num_classes)
-        if power < 0:
-            raise ValueError(f"the power must not be negative, but is {power}")
+        require(power >= 0, f"the power must not be negative, but is {power}")
         self.power = power
 
     def class_loss(self, x_BD: Tensor, labels_B: Tensor, weights_CD: Tensor) -> Tensor:
@@ -98,8 +98,7 @@ class ClassContrastive(ClassTerm):
 
     def __init__(self, embedding_dim: int, num_classes: int, margin: float = 1.0) -> None:
         super().__init__(embedding_dim, num_classes)
-        if not 0 < margin <= 4:
-            raise ValueError(f"a margin of squared distances lies in (0, 4], not {margin}")
+        require(0 < margin <= 4, f"a margin of squared distances lies in (0, 4], not {margin}")
         self.margin = margin
 
     def class_loss(self, x_BD: Tensor, labels_B: Tensor, weights_CD: Tensor) -> Tensor:
@@ -142,10 +141,8 @@ class Triplet(BatchTerm):
         self, embedding_dim: int, num_classes: int, margin: float = 0.35, mining: Mining = "semi_hard"
     ) -> None:
         super().__init__(embedding_dim, num_classes)
-        if not 0 <= margin < math.pi:
-            raise ValueError(f"an angular margin lies in [0, pi) radians, not {margin}")
-        if mining not in get_args(Mining):
-            raise ValueError(f"mining must be one of {get_args(Mining)}, not {mining!r}")
+        require(0 <= margin < math.pi, f"an angular margin lies in [0, pi) radians, not {margin}")
+        require_option(mining, Mining, "mining")
         self.margin_rad, self.mining = margin, mining
 
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
@@ -176,8 +173,7 @@ class Center(BatchTerm):
 
     def __init__(self, embedding_dim: int, num_classes: int, alpha: float = 0.5, normalized: bool = False) -> None:
         super().__init__(embedding_dim, num_classes)
-        if not 0 < alpha <= 1:
-            raise ValueError(f"alpha lies in (0, 1], not {alpha}")
+        require(0 < alpha <= 1, f"alpha lies in (0, 1], not {alpha}")
         self.alpha, self.normalized = alpha, normalized
         self.register_buffer("centers", torch.zeros(num_classes, embedding_dim))
 
@@ -216,8 +212,8 @@ class Range(BatchTerm):
         normalized: bool = False,
     ) -> None:
         super().__init__(embedding_dim, num_classes)
-        if k < 1 or min(margin, alpha, beta) < 0:
-            raise ValueError("range loss needs k >= 1 and non-negative margin, alpha and beta")
+        valid = k >= 1 and min(margin, alpha, beta) >= 0
+        require(valid, "range loss needs k >= 1 and non-negative margin, alpha and beta")
         self.k, self.margin, self.alpha, self.beta, self.normalized = k, margin, alpha, beta, normalized
 
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
@@ -247,8 +243,7 @@ class Contrastive(BatchTerm):
 
     def __init__(self, embedding_dim: int, num_classes: int, margin: float = 1.0, normalized: bool = True) -> None:
         super().__init__(embedding_dim, num_classes)
-        if not margin > 0:
-            raise ValueError(f"the margin must be positive, not {margin}")
+        require(margin > 0, f"the margin must be positive, not {margin}")
         self.margin, self.normalized = margin, normalized
 
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
@@ -267,8 +262,7 @@ class Ring(BatchTerm):
 
     def __init__(self, embedding_dim: int, num_classes: int, radius: float = 20.0) -> None:
         super().__init__(embedding_dim, num_classes)
-        if not radius > 0:
-            raise ValueError(f"the radius must be positive, not {radius}")
+        require(radius > 0, f"the radius must be positive, not {radius}")
         self.radius = nn.Parameter(torch.tensor(float(radius)))
 
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
