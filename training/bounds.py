@@ -20,18 +20,14 @@ def _require_probability(probability: float) -> None:
 
 def normface_loss_bound(num_classes: int, length: float) -> float:
     """Return the minimum softmax loss with features and weights of ``length`` l: log(1 + (C-1) e^(-C/(C-1) l^2)).
-
-    NormFace, proposition 2. For the scale of a cosine head, l^2 = s.
-    """
+    NormFace, proposition 2. For the scale of a cosine head, l^2 = s."""
     _require_classes(num_classes, 2)
     return math.log1p((num_classes - 1) * math.exp(-num_classes / (num_classes - 1) * length**2))
 
 
 def cosface_scale_bound(num_classes: int, probability: float) -> float:
-    """Return the minimum s for class centers to reach ``probability``: (C-1)/C ln((C-1)P/(1-P)).
-
-    CosFace, section 3.3.
-    """
+    """Return the minimum s for class centers to reach ``probability``: (C-1)/C ln((C-1)P/(1-P)). CosFace, section
+    3.3."""
     _require_classes(num_classes, 2)
     _require_probability(probability)
     c = num_classes
@@ -51,20 +47,16 @@ def cosface_margin_bound(num_classes: int, embedding_dim: int) -> float:
 
 
 def l2_softmax_alpha_bound(num_classes: int, probability: float) -> float:
-    """Return the minimum feature length alpha to reach ``probability``: ln(p(C-2)/(1-p)).
-
-    R. Ranjan et al., 2017, "Bounds on parameter alpha".
-    """
+    """Return the minimum feature length alpha to reach ``probability``: ln(p(C-2)/(1-p)). R. Ranjan et al., 2017,
+    "Bounds on parameter alpha"."""
     _require_classes(num_classes, 3)
     _require_probability(probability)
     return math.log(probability * (num_classes - 2) / (1 - probability))
 
 
 def fixed_scale(num_classes: int, angle_deg: float = 45.0) -> float:
-    """Return s = ln(C-1) / cos(angle), at which P = 1/2 at this angle if the other classes are at right angles.
-
-    At 45 degrees, sqrt(2) ln(C-1): the fixed scale of AdaCos and of adaptive-scale CosFace, 13.10 at C = 10,575.
-    """
+    """Return s = ln(C-1) / cos(angle), at which P = 1/2 at this angle if the other classes are at right angles. At 45
+    degrees, sqrt(2) ln(C-1): the fixed scale of AdaCos and of adaptive-scale CosFace, 13.10 at C = 10,575."""
     _require_classes(num_classes, 3)
     if not 0 <= angle_deg < 90:
         raise ValueError(f"the angle lies in [0, 90) degrees, not {angle_deg}")
@@ -86,11 +78,8 @@ def inflection_scale(num_classes: int) -> float:
 
 
 def steepest_scale(num_classes: int) -> float:
-    """Return the s that maximizes the slope of P at pi/4. 13.40 at C = 10,575.
-
-    The slope is P(1-P) s sin(theta). Its derivative by s is zero where 1 + s cos(theta) (1-2P) = 0, that is s (1-2P) =
-    -sqrt(2).
-    """
+    """Return the s that maximizes the slope of P at pi/4. 13.40 at C = 10,575. The slope is P(1-P) s sin(theta). Its
+    derivative by s is zero where 1 + s cos(theta) (1-2P) = 0, that is s (1-2P) = -sqrt(2)."""
     low = fixed_scale(num_classes)
     return float(brentq(lambda s: _signed_slope(s, num_classes) + math.sqrt(2), low, low + 10))
 

@@ -67,9 +67,7 @@ def imitated(photos: Path, output: Path, teacher: Path, exclude: Path | None = N
 
 def compact(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
     """Return a recipe from labels alone: thin IResNet, CosFace, eight epochs (one hour on 2 cores for aligned CelebA).
-
-    Scale and margin are small, since most people have four images: s = 64 would focus the loss on few hard samples.
-    """
+    Scale and margin are small, since most people have four images: s = 64 would focus the loss on few hard samples."""
     return RunConfig(
         name="compact",
         output=output,
@@ -108,10 +106,7 @@ def medium(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
 
 def papers(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
     """Return a recipe close to ArcFace's: IResNet-50, s = 64, m = 0.5, 512 images per batch, for a GPU and CASIA or
-    MS1M.
-
-    The rate falls by ten at shares of the run that the paper uses for CASIA.
-    """
+    MS1M. The rate falls by ten at shares of the run that the paper uses for CASIA."""
     return RunConfig(
         name="papers",
         output=output,
@@ -137,10 +132,8 @@ def glint360k(data: Path, output: Path, teacher: Path | None = None) -> RunConfi
 
 
 def webface42m(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
-    """Return a recipe for WebFace42M: IResNet-100, CosFace, a fifth of the classes per step.
-
-    InsightFace publishes 97.80 % TAR at FAR 1e-4 on IJB-C with 2,048 images per batch.
-    """
+    """Return a recipe for WebFace42M: IResNet-100, CosFace, a fifth of the classes per step. InsightFace publishes
+    97.80 % TAR at FAR 1e-4 on IJB-C with 2,048 images per batch."""
     head = HeadConfig("cosface", {"scale": 64.0, "margin": 0.4})
     config = _large_scale("webface42m", data, output, teacher, BackboneConfig("iresnet100", 512), head)
     return replace(config, loop=replace(config.loop, batch_size=2048, learning_rate=0.2, class_sampling=0.2))
@@ -165,16 +158,7 @@ def _large_scale(
 
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
-    {
-        "taught": taught,
-        "compact": compact,
-        "smoke": smoke,
-        "medium": medium,
-        "papers": papers,
-        "ms1mv3": ms1mv3,
-        "glint360k": glint360k,
-        "webface42m": webface42m,
-    }
+    {recipe.__name__: recipe for recipe in (taught, compact, smoke, medium, papers, ms1mv3, glint360k, webface42m)}
 )
 SET_SIZES: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"ms1mv3": (5_179_510, 93_431), "glint360k": (17_091_657, 360_232), "webface42m": (42_474_557, 2_059_906)}

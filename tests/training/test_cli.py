@@ -15,7 +15,7 @@ from training.config import ConfigError
 from training.losses import HEADS, TERMS
 from training.optimization.run_folder import write_run_config
 from training.recipes import PUBLISHED_LOSSES, compared
-from training.run import train
+from training.run import compare
 from training.run.train import train_recognizer
 
 
@@ -100,6 +100,6 @@ def test_a_comparison_does_not_continue_with_another_budget(
     loss = next(iter(PUBLISHED_LOSSES))
     begun = compared(loss, tmp_path / "celeba", tmp_path / "out" / loss, epochs=4)
     write_run_config(begun.output, begun.as_dict(), begun.output / "checkpoint.pt", ())
-    monkeypatch.setattr(train, "load_lfw_crops", lambda *_: None)
+    monkeypatch.setattr(compare, "load_lfw_crops", lambda *_: None)
     with pytest.raises(ConfigError, match="holds a run with other settings"):
         call("compare", loss, "--data", tmp_path, "--output", tmp_path / "out", "--epochs", "8")

@@ -56,19 +56,26 @@ class Stem(nn.Module):
         self.rest = rest
 
     @torch.no_grad()
-    def whiten(self, images_BCHW: Tensor, floor: float = WHITENING_FLOOR) -> None:
+    def whiten(self, images_BCHW: Tensor) -> None:
         """Change the coordinates of the weights to those in which patches of these images have unit covariance.
-
-        Neighboring pixels are almost equal, so without this the descent hardly learns their differences.
-        """
+        Neighboring pixels are almost equal, so without this the descent hardly learns their differences."""
         patches = F.unfold(images_BCHW, 3, stride=7).transpose(1, 2).reshape(-1, 27)
         values, vectors = torch.linalg.eigh(torch.cov(patches.T))
-        self.whitening.copy_(vectors @ torch.diag((values + floor * values.max()).rsqrt()) @ vectors.T)
+        self.whitening.copy_(vectors @ torch.diag((values + WHITENING_FLOOR * values.max()).rsqrt()) @ vectors.T)
 
     def forward(self, x: Tensor) -> Tensor:
         kernel = (self.weight @ self.whitening).view(-1, 3, 3, 3)
         out: Tensor = self.rest(F.conv2d(x, kernel, self.bias, stride=2, padding=1))
         return out
+
+
+def run_parts(parts: nn.Sequential, x: Tensor) -> list[Tensor]:
+    """Return the map after each part."""
+    maps: list[Tensor] = []
+    for part in parts:
+        x = part(x)
+        maps.append(x)
+    return maps
 
 
 class Bottleneck(nn.Module):
@@ -115,13 +122,6 @@ class BottleneckNet(nn.Module):
         self.parts = nn.Sequential(stem, *(Bottleneck(*shape) for shape in SHAPES), head)
         """Stem, bottlenecks and head: each maps the teacher's map before it to the one after it."""
 
-    @property
-    def stem(self) -> Stem:
-        """First part."""
-        first = self.parts[0]
-        assert isinstance(first, Stem)  # noqa: S101  # by construction
-        return first
-
     def cut_window(self, x: Tensor) -> Tensor:
         """Return the part of (B, 3, 112, 112) crops that the parts see, in 128x128 pixels."""
         left, top, side = WINDOW_PX
@@ -130,11 +130,7 @@ class BottleneckNet(nn.Module):
 
     def maps(self, x: Tensor) -> list[Tensor]:
         """Return the map after each part; the last one is the embedding."""
-        x, maps = self.cut_window(x), []
-        for part in self.parts:
-            x = part(x)
-            maps.append(x)
-        return maps
+        return run_parts(self.parts, self.cut_window(x))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.maps(x)[-1]

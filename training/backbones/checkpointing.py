@@ -46,9 +46,7 @@ def checkpoint_blocks(backbone: nn.Module) -> None:
 @contextmanager
 def _buffers_restored(block: nn.Module) -> Iterator[None]:
     """Give ``block`` copies of its buffers during recomputation, so that batch statistics are not updated twice.
-
-    Autograd saves running statistics, and both passes must save the same tensors: hence copies.
-    """
+    Autograd saves running statistics, and both passes must save the same tensors: hence copies."""
     saved = [(m, name, buffer) for m in block.modules() for name, buffer in m.named_buffers(recurse=False)]
     for module, name, buffer in saved:
         setattr(module, name, buffer.clone())

@@ -7,11 +7,7 @@ from torch import Tensor, nn
 
 
 class DropPath(nn.Module):
-    """Drops a residual branch (B, ...) for a share of the images in training, and scales up the others.
-
-    Args:
-        share: probability in [0, 1).
-    """
+    """Drops a residual branch (B, ...) for a ``share`` in [0, 1) of the images in training; scales up the others."""
 
     def __init__(self, share: float) -> None:
         super().__init__()

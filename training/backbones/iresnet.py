@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from models.vision.alignment import CROP_SIZE_PX
 from training.backbones.checkpointing import CheckpointedBlock
 from training.backbones.drop_path import DropPath, drop_shares
+from training.backbones.mobilefacenet import gdc_head
 
 WIDTHS: Final = (64, 128, 256, 512)
 DEPTHS: Final[Mapping[str, tuple[int, int, int, int]]] = {
@@ -28,10 +29,7 @@ DEPTHS: Final[Mapping[str, tuple[int, int, int, int]]] = {
 
 class Block(CheckpointedBlock):
     """Residual block BN-Conv-BN-PReLU-Conv-BN: (B, channels_in, H, W) to (B, channels, H/stride, W/stride).
-
-    Args:
-        stride_first: stride in the first convolution, which is cheaper. The papers' networks stride in the second.
-    """
+    ``stride_first``: stride in the first convolution, which is cheaper. The papers' networks stride in the second."""
 
     def __init__(
         self, channels_in: int, channels: int, stride: int, stride_first: bool = False, drop_path: float = 0.0
@@ -59,11 +57,7 @@ class Block(CheckpointedBlock):
 
 
 def stages(
-    channels_in: int,
-    widths: Sequence[int],
-    depths: Sequence[int],
-    stride_first: bool = False,
-    drop_path: float = 0.0,
+    channels_in: int, widths: Sequence[int], depths: Sequence[int], stride_first: bool = False, drop_path: float = 0.0
 ) -> nn.Sequential:
     """Build stages of blocks. The first block of a stage halves the side and sets the stage's width."""
     blocks: list[Block] = []
@@ -110,6 +104,37 @@ class IResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.normal_(module.weight, std=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(self.stem(x)))
+        return out
+
+
+class ThinIResNet(nn.Module):
+    """Thin IResNet of plain 3x3 convolutions: (B, 3, 112, 112) RGB in [-1, 1] to (B, embedding_dim), not normalized.
+
+    ArcFace's block between a short stem and MobileFaceNet's head. Blocks stride in their first convolution, and only
+    the stem runs at 56x56: on a CPU, memory traffic of larger maps costs too much.
+
+    Args:
+        widths: channels of the stages at 28x28, 14x14 and 7x7.
+        depths: blocks of each stage.
+        stem: channels at 56x56.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int = 256,
+        widths: Sequence[int] = (48, 96, 192),
+        depths: Sequence[int] = (1, 2, 2),
+        stem: int = 16,
+    ) -> None:
+        super().__init__()
+        if len(widths) != 3 or len(depths) != 3 or min(*widths, *depths, stem) < 1:
+            raise ValueError("a thin IResNet needs three stages with at least one block and one channel each")
+        self.stem = nn.Sequential(nn.Conv2d(3, stem, 3, 2, 1, bias=False), nn.BatchNorm2d(stem), nn.PReLU(stem))
+        self.body = stages(stem, widths, depths, stride_first=True)
+        self.head = gdc_head(widths[-1], embedding_dim)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.body(self.stem(x)))

@@ -18,10 +18,8 @@ BOTTLENECKS: Final = ((2, 64, 5, 2), (4, 128, 1, 2), (2, 128, 6, 1), (4, 128, 1,
 
 
 class Bottleneck(CheckpointedBlock):
-    """MobileNetV2 block with PReLU: 1x1 expansion, 3x3 depthwise convolution, linear 1x1 projection.
-
-    (B, channels_in, H, W) to (B, channels, H/stride, W/stride). Blocks that keep the shape add their input.
-    """
+    """MobileNetV2 block with PReLU: 1x1 expansion, 3x3 depthwise convolution, linear 1x1 projection. (B, channels_in,
+    H, W) to (B, channels, H/stride, W/stride). Blocks that keep the shape add their input."""
 
     def __init__(self, channels_in: int, expanded: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -60,10 +58,7 @@ class MobileFaceNet(nn.Module):
 
 def gdc_head(channels: int, embedding_dim: int) -> nn.Sequential:
     """Build the head (B, channels, 7, 7) to (B, embedding_dim): global depthwise convolution and linear 1x1
-    convolution.
-
-    Section 3.1 and Table 1. Unlike average pooling, it learns a weight per map position.
-    """
+    convolution. Section 3.1 and Table 1. Unlike average pooling, it learns a weight per map position."""
     map_size = CROP_SIZE_PX // 16
     return nn.Sequential(
         nn.Conv2d(channels, channels, map_size, groups=channels, bias=False),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from training import distributed
 
 
 def synchronize_batch_norm(backbone: nn.Module) -> nn.Module:
@@ -27,10 +28,8 @@ def synchronize_batch_norm(backbone: nn.Module) -> nn.Module:
 
 
 class GlobalBatchNorm(_BatchNorm):
-    """Batch norm whose mini-batch is that of all ranks: (B, C) or (B, C, H, W) to the same shape and dtype.
-
-    S. Ioffe and C. Szegedy, "Batch Normalization", 2015, algorithm 1. Statistics are computed in at least fp32.
-    """
+    """Batch norm whose mini-batch is that of all ranks: (B, C) or (B, C, H, W) to the same shape and dtype. S. Ioffe
+    and C. Szegedy, "Batch Normalization", 2015, algorithm 1. Statistics are computed in at least fp32."""
 
     @classmethod
     def from_batch_norm(cls, plain: _BatchNorm) -> GlobalBatchNorm:
@@ -40,7 +39,7 @@ class GlobalBatchNorm(_BatchNorm):
         return module
 
     def forward(self, x: Tensor) -> Tensor:
-        if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        if not (self.training and distributed.world_size() > 1):
             return super().forward(x)
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
         others = [d for d in range(x.ndim) if d != 1]
@@ -77,15 +76,11 @@ class _SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        total = x.clone()
-        dist.all_reduce(total)
-        return total
+        return distributed.all_reduce_sum(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        total = gradients[0].clone()
-        dist.all_reduce(total)
-        return total
+        return distributed.all_reduce_sum(gradients[0])
 
 
 def _sum_over_ranks(x: Tensor) -> Tensor:

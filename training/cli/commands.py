@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import reduce
-from operator import or_
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
@@ -53,10 +51,10 @@ from training.losses import HEADS, TERMS, list_options
 from training.optimization.loop import Checkpoint
 from training.optimization.run_folder import CONFIG, read_run_config
 from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES, SET_SIZES, imitated
-from training.run.html_report import write_pack_report
+from training.run.compare import compare as compare_losses
+from training.run.html_report import report_run, write_pack_report
 from training.run.plan import make_plan, measure_speed
-from training.run.train import compare as compare_losses
-from training.run.train import report_run, train_detector, train_liveness, train_recognizer
+from training.run.train import train_detector, train_liveness, train_recognizer
 
 app = typer.Typer(help="Train face networks and export them as model packs.", no_args_is_help=True)
 app.registered_commands += light.registered_commands
@@ -163,16 +161,16 @@ def plan(
     settings: Settings = None,
 ) -> None:
     """Compute memory per GPU, reading rate and duration of a recipe, without its data."""
-    known = SET_SIZES.get(recipe, (images, classes))
-    if recipe not in RECIPES or None in (images or known[0], classes or known[1]):
+    known = SET_SIZES.get(recipe, (None, None))
+    images, classes = images or known[0], classes or known[1]
+    if recipe not in RECIPES or images is None or classes is None:
         raise ConfigError(f"plan needs one of {', '.join(SET_SIZES)}, or another recipe with --images and --classes")
     config = RECIPES[recipe](Path(), Path("runs/plan"), None).overridden(_settings(settings))
     speed, device = images_per_second, distributed.device()
     if speed is None:
         batch = config.loop.batch_size // gpus // config.loop.accumulate if device.type == "cuda" else 4
         speed = measure_speed(config.backbone, batch, device)
-    sizes = images or known[0], classes or known[1]
-    made = make_plan(config, cast(int, sizes[0]), cast(int, sizes[1]), gpus, speed, image_kb * 1000)
+    made = make_plan(config, images, classes, gpus, speed, image_kb * 1000)
     print_figures([(f"Images per second, one {device.type}", f"{speed:,.1f}"), *made.rows()])
 
 
@@ -249,7 +247,7 @@ def detector(
     """Train the bundled detector's network to compute what a pack's YuNet does; run again to resume."""
     torch.set_num_threads(threads or available_cores())
     pack = load_pack(teacher)
-    excluded = reduce(or_, (read_excluded(DataConfig(folder, exclude=exclude)) for folder in photos))
+    excluded = frozenset[Path | str]().union(*(read_excluded(folder, exclude) for folder in photos))
     finder = Detector(OnnxNetwork(pack.detection.path), pack.detection)
     train_detector(load_photos(photos, finder, excluded), pack, output, DetectorFit())
 

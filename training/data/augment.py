@@ -7,7 +7,7 @@ batch, and any step can be replayed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum, auto
+from enum import IntEnum
 from typing import Final
 
 import numpy as np
@@ -37,50 +37,18 @@ MASK_SHADE: Final = 0.5
 """Maximum share of light that the cloth loses toward the cheeks."""
 
 
-class Draw(IntEnum):
-    """Column of each uniform random number."""
-
-    MASK = 0
-    MASK_BRIDGE = auto()
-    MASK_CHEEK = auto()
-    MASK_CHIN = auto()
-    MASK_JAW = auto()
-    MASK_WIDTH = auto()
-    MASK_SHADE = auto()
-    MASK_RED = auto()
-    MASK_GREEN = auto()
-    MASK_BLUE = auto()
-    FLIP = auto()
-    MOVE = auto()
-    SHIFT_X = auto()
-    SHIFT_Y = auto()
-    ZOOM = auto()
-    ROTATION = auto()
-    CONTRAST = auto()
-    BRIGHTNESS = auto()
-    SATURATION = auto()
-    GRAY = auto()
-    LOW_RESOLUTION = auto()
-    SIDE = auto()
-    ERASE = auto()
-    ERASE_HEIGHT = auto()
-    ERASE_WIDTH = auto()
-    ERASE_TOP = auto()
-    ERASE_LEFT = auto()
-    ERASE_RED = auto()
-    ERASE_GREEN = auto()
-    ERASE_BLUE = auto()
-    MORPH = auto()
-    MORPH_SHARE = auto()
-    MORPH_FIRST = auto()
-    """First of MORPH_GRID**2 columns that shape the blend."""
-
-
+Draw = IntEnum(
+    "Draw",
+    "MASK MASK_BRIDGE MASK_CHEEK MASK_CHIN MASK_JAW MASK_WIDTH MASK_SHADE MASK_RED MASK_GREEN MASK_BLUE "
+    "FLIP MOVE SHIFT_X SHIFT_Y ZOOM ROTATION CONTRAST BRIGHTNESS SATURATION GRAY LOW_RESOLUTION SIDE "
+    "ERASE ERASE_HEIGHT ERASE_WIDTH ERASE_TOP ERASE_LEFT ERASE_RED ERASE_GREEN ERASE_BLUE "
+    "MORPH MORPH_SHARE MORPH_FIRST",
+    start=0,
+)
+"""Column of each uniform random number. From MORPH_FIRST on, MORPH_GRID**2 columns shape the blend."""
 MORPH_GRID: Final = 3
 MORPH_CONTRAST: Final = 12.0
 """Scale of the blend's logits: most places show one face, with a soft border."""
-
-
 COLUMNS: Final = len(Draw) - 1 + MORPH_GRID**2
 
 
@@ -113,10 +81,8 @@ def select_morphed(u_BK: Tensor, config: AugmentConfig) -> Tensor:
 
 
 def morph(crops_BCHW: Tensor, u_BK: Tensor, config: AugmentConfig) -> Tensor:
-    """Blend the selected images with their neighbors in the batch, (0, 1), (2, 3), ..., by smooth random masks.
-
-    Blends are new faces for a teacher to embed. They have no label.
-    """
+    """Blend the selected images with their neighbors in the batch, (0, 1), (2, 3), ..., by smooth random masks. Blends
+    are new faces for a teacher to embed. They have no label."""
     count = len(crops_BCHW)
     if not config.morph or count < 2:
         return crops_BCHW

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import cv2
@@ -18,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from training.config import RunConfig
 from training.data.augment import draw_uniforms
-from training.data.identities import IdentitySet, StreamedCrops
+from training.data.identities import IdentitySet, StreamedCrops, map_in_threads
 from training.data.sampling import BatchSampler
 
 MAX_BATCHES_AHEAD = 2
@@ -47,22 +45,9 @@ class Batch:
         return replace(self, crops=self.crops.pin_memory(), labels=self.labels.pin_memory())
 
 
-class _Decoder(Dataset[Batch]):
-    """Batches by step and rows, decoded in a worker process."""
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-
-    def __getitem__(self, job: tuple[int, NDArray[np.int64]]) -> Batch:
-        return self._batches.prepare(*job)
-
-
-class Batches:
-    """Batches of a run on ``device``.
-
-    Args:
-        part: this rank's rows of the global batch.
-    """
+class Batches(Dataset[Batch]):
+    """Batches of a run on ``device``: the rows ``part`` of each global batch. As a data set, they are decoded in worker
+    processes by step and rows."""
 
     def __init__(self, data: IdentitySet, config: RunConfig, part: slice, device: torch.device) -> None:
         loop = config.loop
@@ -74,11 +59,17 @@ class Batches:
         self.total_steps = self.steps_per_epoch * loop.epochs
         crops = data.crops_NHWC
         streamed = isinstance(crops, StreamedCrops)
-        self._resident = None if device.type == "cpu" or streamed else _copy_if_it_fits(crops, device)
+        self._resident: Tensor | None = None
+        # Copy the set to GPU memory if it needs less than half of the free memory.
+        if device.type != "cpu" and not streamed and crops.nbytes < torch.cuda.mem_get_info(device)[0] / 2:
+            self._resident = copy_to_device(device, crops)
 
     def iterate(self, first: int) -> Iterator[Batch]:
         """Yield the batches from step ``first`` to the last one."""
-        ahead = self._decode(first) if isinstance(self._data.crops_NHWC, StreamedCrops) else self._read(first)
+        if isinstance(self._data.crops_NHWC, StreamedCrops):
+            ahead = self._decode(first)
+        else:  # one thread keeps the order of the sampler's epochs
+            ahead = map_in_threads(self._pinned, range(first, self.total_steps), 1, MAX_BATCHES_AHEAD)
         for batch in ahead:
             yield self._move(batch)
 
@@ -88,7 +79,7 @@ class Batches:
         cv2.setNumThreads(1)
         return iter(
             DataLoader(
-                _Decoder(self),
+                self,
                 batch_size=None,
                 sampler=((step, self.rows(step)) for step in range(first, self.total_steps)),
                 num_workers=self._config.data.workers,
@@ -100,21 +91,6 @@ class Batches:
             )
         )
 
-    def _read(self, first: int) -> Iterator[Batch]:
-        # One thread keeps the order of the sampler's epochs.
-        with ThreadPoolExecutor(1) as pool:
-            pending: deque[Future[Batch]] = deque()
-            try:
-                for step in range(first, self.total_steps):
-                    pending.append(pool.submit(self._pinned, step))
-                    if len(pending) > MAX_BATCHES_AHEAD:
-                        yield pending.popleft().result()
-                while pending:
-                    yield pending.popleft().result()
-            finally:
-                for waiting in pending:
-                    waiting.cancel()
-
     def rows(self, step: int) -> NDArray[np.int64]:
         """Return this rank's rows of a step."""
         epoch, position = divmod(self._number(step), self.steps_per_epoch)
@@ -124,15 +100,16 @@ class Batches:
         views = self._config.distill.views
         return step % (self.steps_per_epoch * views) if views else step
 
-    def prepare(self, step: int, rows: NDArray[np.int64]) -> Batch:
-        """Return the batch of a step, on the CPU."""
+    def __getitem__(self, job: tuple[int, NDArray[np.int64]]) -> Batch:
+        """Return the batch of a step and its rows, on the CPU."""
+        step, rows = job
         loop, number = self._config.loop, self._number(step)
         uniforms = draw_uniforms(loop.batch_size, loop.seed, number)[self._part]
         crops = np.zeros(0, np.uint8) if self._resident is not None else self._data.crops_NHWC[rows]
         return Batch(step, number, rows, torch.from_numpy(crops), torch.from_numpy(self._data.labels[rows]), uniforms)
 
     def _pinned(self, step: int) -> Batch:
-        batch = self.prepare(step, self.rows(step))
+        batch = self[step, self.rows(step)]
         return batch.pin_memory() if self._device.type == "cuda" else batch
 
     def _move(self, batch: Batch) -> Batch:
@@ -141,19 +118,13 @@ class Batches:
         crops, labels = (tensor.to(self._device, non_blocking=True) for tensor in (batch.crops, batch.labels))
         if self._resident is not None:
             crops = self._resident[torch.from_numpy(batch.rows).to(self._device, non_blocking=True)]
-        return Batch(batch.step, batch.number, batch.rows, crops, labels, batch.uniforms)
+        return replace(batch, crops=crops, labels=labels)
 
 
 def _start_worker(_number: int) -> None:
     """Leave Ctrl-C to the main process, which stops after its step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _copy_if_it_fits(crops_NHWC: NDArray[np.uint8], device: torch.device) -> Tensor | None:
-    """Copy the set to GPU memory if it needs less than half of the free memory."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return copy_to_device(device, crops_NHWC) if crops_NHWC.nbytes < free / 2 else None
 
 
 def copy_to_device(device: torch.device, crops_NHWC: NDArray[np.uint8], block: int = 4096) -> Tensor:

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import logging
 import unicodedata
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from training.config import ConfigError
 from training.data.subsampling import evenly_spaced_rows
 
 MAX_CLASSES_READ: Final = 256
 """Classes whose first image is read, where classes are numbers. A person who is added or removed before a tool numbers
 the people moves all later numbers, which is found; one who is renamed moves those up to the new place, which may be
 missed between two classes that are read."""
-MAX_NAMED: Final = 3
-log = logging.getLogger(__name__)
 
 
 def identify_classes(
     names: Sequence[str], labels: NDArray[np.int64], read_encoded: Callable[[int], bytes] | None
 ) -> NDArray[np.int64]:
-    """Return (C,) hashes that identify the classes.
+    """Return (C,) hashes that identify the classes. Raises ConfigError: an image cannot be read.
 
     Args:
         names: (C,) name of each class.
         labels: (n,) class of each image.
         read_encoded: function from an image to its encoded bytes, for sets whose names are numbers that depend on the
             other people; the first image of evenly spaced classes is then part of the hash.
-
-    Raises:
-        ConfigError: an image cannot be read.
     """
     images: dict[int, bytes] = {}
     if read_encoded is not None:
@@ -49,30 +41,3 @@ def _hash(name: str, image: bytes) -> int:
     # File systems differ in the form of accents, and a name may contain bytes that are not UTF-8.
     encoded = unicodedata.normalize("NFC", name).encode("utf-8", "surrogatepass") + b"\0" + image
     return int.from_bytes(blake2b(encoded, digest_size=8).digest(), "little", signed=True)
-
-
-def require_same_classes(
-    saved_ids: NDArray[np.int64] | None, ids: NDArray[np.int64], names: Sequence[str], checkpoint: Path
-) -> None:
-    """Raise ConfigError if the classes of a set are not those of a checkpoint, in the same order.
-
-    Args:
-        saved_ids: identifiers of the checkpoint; None for one of an earlier version, which is not checked.
-        ids: (C,) identifiers of the set.
-        names: (C,) names of the set.
-    """
-    if saved_ids is None:
-        log.warning("%s does not say who its classes are: check that the data has the same people", checkpoint)
-        return
-    if np.array_equal(saved_ids, ids):
-        return
-    new = [names[i] for i in np.flatnonzero(~np.isin(ids, saved_ids)).tolist()]
-    gone = int((~np.isin(saved_ids, ids)).sum())
-    named = ", ".join(map(repr, new[:MAX_NAMED])) + (", ..." if len(new) > MAX_NAMED else "")
-    found = [f"{len(new)} new or changed ({named})"] if new else []
-    found += [f"{gone} missing"] if gone else []
-    raise ConfigError(
-        f"{checkpoint} was saved with {len(saved_ids)} classes that are not the {len(ids)} of the data: "
-        f"{', '.join(found) or 'their order differs'}. Restore the people and their names, or train with another "
-        "--output"
-    )

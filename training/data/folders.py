@@ -32,14 +32,8 @@ class FolderPhotos:
 
 
 def photos_below(root: Path, in_subfolders: bool = False) -> FolderPhotos:
-    """List the photos below a folder.
-
-    Args:
-        in_subfolders: ignore photos directly in ``root``.
-
-    Raises:
-        ConfigError: a photo or folder cannot be read.
-    """
+    """List the photos below a folder; with ``in_subfolders``, ignore those directly in ``root``. Raises ConfigError: a
+    photo or folder cannot be read."""
     listed = list_photos(root)
     if listed.unreadable:
         path, reason = next(iter(listed.unreadable.items()))

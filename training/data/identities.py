@@ -7,7 +7,7 @@ import hashlib
 import logging
 import unicodedata
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,15 +40,12 @@ class ImageSource(Protocol):
 
     def name(self, i: int) -> str:
         """Return the name of image ``i`` for messages."""
-        ...
 
     def read_encoded(self, i: int) -> bytes:
         """Return the encoded bytes of image ``i``. Raises ConfigError if the image cannot be read."""
-        ...
 
     def fingerprint(self, rows: NDArray[np.int64]) -> str:
         """Return a text that changes if the selected images change."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -169,28 +166,23 @@ class IdentitySet:
 
 
 def list_identities(config: DataConfig) -> IdentityList:
-    """List the images of a manifest, folder, record file or shards, without people who have too few images.
-
-    Raises ConfigError on no usable images, a missing manifest column, or a damaged file.
-    """
+    """List the images of a manifest, folder, record file or shards, without people who have too few images. Raises
+    ConfigError on no usable images, a missing manifest column, or a damaged file."""
     source: ImageSource
     people: NDArray[np.str_] | NDArray[np.int64]
     files: FolderPhotos | None = None
-    if config.root.suffix == ".rec":
-        source = FaceRecords(config.root)
-        people, repeats = source.labels, np.ones(len(source.labels), np.int64)
-    elif find_shards(config.root):
-        source = TarShards(config.root)
+    records = config.root.suffix == ".rec"
+    if records or find_shards(config.root):
+        source = FaceRecords(config.root) if records else TarShards(config.root)
         people, repeats = source.labels, np.ones(len(source.labels), np.int64)
     else:
-        excluded = read_excluded(config)
+        excluded = read_excluded(config.root, config.exclude)
         if config.manifest is None:
             files = photos_below(config.root, in_subfolders=True)
-            listing: Iterable[tuple[Path, str, int]] = _name_people(config.root, files, config.person_folders)
+            found = list(_name_people(config.root, files, config.person_folders))
         else:
-            listing = _read_manifest(config)
-        found = list(listing)
-        pairs = [pair for pair in found if pair[0] not in excluded]
+            found = list(_read_manifest(config))
+        pairs = [pair for pair in found if not is_excluded(pair[0], excluded)]
         if config.exclude is not None and len(pairs) == len(found):
             log.warning("%s names no photo of %s: nothing is left out", config.exclude, config.root)
         source = PhotoFiles(tuple(file for file, _, _ in pairs))
@@ -216,65 +208,47 @@ def list_identities(config: DataConfig) -> IdentityList:
     )
 
 
-@dataclass(frozen=True)
-class ExcludedPhotos:
-    """Photos that a data set leaves out: ``paths``, and ``names`` of photos in any folder."""
+def read_excluded(root: Path, listing: Path | None) -> frozenset[Path | str]:
+    """Return what a list of photos to leave out names: paths, and names of photos in any folder. See `is_excluded`.
 
-    paths: frozenset[Path] = frozenset()
-    names: frozenset[str] = frozenset()
-
-    def __contains__(self, file: object) -> bool:
-        return isinstance(file, Path) and (file in self.paths or file.name in self.names)
-
-    def __or__(self, other: ExcludedPhotos) -> ExcludedPhotos:
-        return ExcludedPhotos(self.paths | other.paths, self.names | other.names)
-
-
-def read_excluded(config: DataConfig) -> ExcludedPhotos:
-    """Return the photos that a data set leaves out. Raises ConfigError: their list cannot be read.
-
-    A line is a path below the root, or the name of a photo in any folder, as in InsightFace's lists for MegaFace and
-    FaceScrub. Lines that begin with # are comments.
+    A line is a path below ``root``, or the name of a photo in any folder, as in InsightFace's lists for MegaFace and
+    FaceScrub. Lines that begin with # are comments. Raises ConfigError: the list cannot be read.
     """
-    if config.exclude is None:
-        return ExcludedPhotos()
+    if listing is None:
+        return frozenset()
     try:
-        lines = config.exclude.read_text(encoding="utf-8").split("\n")
+        lines = listing.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{config.exclude} cannot be read: {error}. Save it as UTF-8, one path per line") from error
+        raise ConfigError(f"{listing} cannot be read: {error}. Save it as UTF-8, one path per line") from error
     entries = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#")]
-    return ExcludedPhotos(
-        frozenset(config.root / entry for entry in entries), frozenset(entry for entry in entries if "/" not in entry)
-    )
+    return frozenset([*(root / entry for entry in entries), *(entry for entry in entries if "/" not in entry)])
+
+
+def is_excluded(file: Path, excluded: Collection[Path | str]) -> bool:
+    return file in excluded or file.name in excluded
 
 
 def _read_manifest(config: DataConfig) -> Iterator[tuple[Path, str, int]]:
     manifest = config.root / str(config.manifest)
     if not manifest.is_file():
         raise ConfigError(f"manifest {manifest} does not exist. For one folder per person, pass --folder")
+    required = {"file", "identity", *(["eye_distance_px"] if config.sharp_repeats > 1 else [])}
     try:
         with manifest.open(newline="", encoding="utf-8-sig") as stream:
-            yield from _read_rows(config, manifest, csv.DictReader(stream))
+            reader = csv.DictReader(stream)
+            if missing := required - set(reader.fieldnames or ()):
+                raise ConfigError(f"manifest {manifest} has no column {', '.join(sorted(missing))}")
+            for row in reader:
+                if any(row[column] is None for column in required):
+                    place = f"manifest {manifest}, line {reader.line_num}"
+                    raise ConfigError(f"{place} has too few columns. Complete or remove it")
+                sharp = config.sharp_repeats > 1 and float(row["eye_distance_px"]) >= config.sharp_eyes_px
+                person, repeats = unicodedata.normalize("NFC", row["identity"]), config.sharp_repeats if sharp else 1
+                yield manifest.parent / row["file"], person, repeats
     except ConfigError:
         raise
     except (ValueError, csv.Error) as error:
         raise ConfigError(f"manifest {manifest} cannot be read: {error}. Save it as CSV in UTF-8") from error
-
-
-def _read_rows(config: DataConfig, manifest: Path, reader: csv.DictReader[str]) -> Iterator[tuple[Path, str, int]]:
-    required = {"file", "identity", *(["eye_distance_px"] if config.sharp_repeats > 1 else [])}
-    missing = required - set(reader.fieldnames or ())
-    if missing:
-        raise ConfigError(f"manifest {manifest} has no column {', '.join(sorted(missing))}")
-    for row in reader:
-        if any(row[column] is None for column in required):
-            raise ConfigError(f"manifest {manifest}, line {reader.line_num} has too few columns. Complete or remove it")
-        sharp = config.sharp_repeats > 1 and float(row["eye_distance_px"]) >= config.sharp_eyes_px
-        yield (
-            manifest.parent / row["file"],
-            unicodedata.normalize("NFC", row["identity"]),
-            config.sharp_repeats if sharp else 1,
-        )
 
 
 def _name_people(root: Path, files: FolderPhotos, folders: int) -> Iterator[tuple[Path, str, int]]:
@@ -342,7 +316,9 @@ def load_identities(config: DataConfig, cache_dir: Path, detector: Detector | No
     key = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     cache, kept_file = cache_dir / f"crops-{key}.npy", cache_dir / f"kept-{key}.npy"
     if not (cache.exists() and kept_file.exists()):
-        _build_cache(listed, cache, kept_file, None if config.aligned else _require_detector(detector))
+        if not config.aligned and detector is None:
+            raise ConfigError("Unaligned photos need a detector. Name a pack with --align-with")
+        _build_cache(listed, cache, kept_file, None if config.aligned else detector)
     kept = np.load(kept_file)
     crops = np.load(cache, mmap_mode="r")
     return IdentitySet(crops, listed.labels[kept], listed.names, listed.class_ids(), listed.repeats[kept])
@@ -350,9 +326,7 @@ def load_identities(config: DataConfig, cache_dir: Path, detector: Detector | No
 
 def hold_out(data: IdentitySet, count: int, seed: int) -> tuple[IdentitySet, NDArray[np.uint8]]:
     """Split off ``count`` random images. Return the rest, with the same classes, and the (count, 112, 112, 3) crops.
-
-    Raises ConfigError if nothing would be left.
-    """
+    Raises ConfigError if nothing would be left."""
     if not count:
         return data, np.empty((0, CROP_SIZE_PX, CROP_SIZE_PX, 3), np.uint8)
     if count >= len(data):
@@ -370,22 +344,22 @@ def hold_out(data: IdentitySet, count: int, seed: int) -> tuple[IdentitySet, NDA
     return rest, np.array(data.crops_NHWC[held])
 
 
-def _require_detector(detector: Detector | None) -> Detector:
-    if detector is None:
-        raise ConfigError("Unaligned photos need a detector. Name a pack with --align-with")
-    return detector
-
-
-def map_in_threads(task: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Map in threads, in order, at most MAX_READ_AHEAD results ahead of their use."""
-    with ThreadPoolExecutor() as pool:
+def map_in_threads(
+    task: Callable[[T], R], items: Iterable[T], threads: int | None = None, ahead: int = MAX_READ_AHEAD
+) -> Iterator[R]:
+    """Map in threads, in order, at most ``ahead`` results before their use."""
+    with ThreadPoolExecutor(threads) as pool:
         pending: deque[Future[R]] = deque()
-        for item in items:
-            pending.append(pool.submit(task, item))
-            if len(pending) > MAX_READ_AHEAD:
+        try:
+            for item in items:
+                pending.append(pool.submit(task, item))
+                if len(pending) > ahead:
+                    yield pending.popleft().result()
+            while pending:
                 yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+        finally:
+            for waiting in pending:
+                waiting.cancel()
 
 
 def _require_crop(image: NDArray[np.uint8], name: str) -> NDArray[np.uint8]:

@@ -141,6 +141,7 @@ def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
     )
     read = [(i, check) for i, check in zip(rows, checks, strict=True) if check.size_px]
     counts = np.bincount(listed.labels)
+    labels = listed.source.labels if isinstance(listed.source, FaceRecords) else None
     within, across = _duplicates(listed, [(i, check.digest) for i, check in read])
     return Preflight(
         people=len(listed.names),
@@ -152,7 +153,7 @@ def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
         wrong_size=tuple(listed.name(i) for i, check in read if config.aligned and check.size_px != CROP),
         duplicates_within=within,
         duplicates_across=across,
-        unused_labels=_count_unused_labels(listed.source.labels) if isinstance(listed.source, FaceRecords) else 0,
+        unused_labels=int(labels.max()) + 1 - len(np.unique(labels)) if labels is not None else 0,
         color=_color([check for _, check in read]),
         ignored=() if listed.files is None else listed.files.ignored,
         hidden=0 if listed.files is None else listed.files.hidden,
@@ -178,15 +179,12 @@ def _duplicates(
     groups: dict[bytes, list[int]] = defaultdict(list)
     for i, digest in digests:
         groups[digest].append(i)
-    alike = [rows for rows in groups.values() if len(rows) > 1]
-    names = [tuple(listed.name(i) for i in rows) for rows in alike]
-    shared = [len(set(listed.labels[rows].tolist())) > 1 for rows in alike]
-    within = tuple(n for n, s in zip(names, shared, strict=True) if not s)
-    return within, tuple(n for n, s in zip(names, shared, strict=True) if s)
-
-
-def _count_unused_labels(labels: NDArray[np.int64]) -> int:
-    return int(labels.max()) + 1 - len(np.unique(labels))
+    within, across = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for rows in groups.values():
+        if len(rows) > 1:
+            several = len(set(listed.labels[rows].tolist())) > 1
+            (across if several else within).append(tuple(listed.name(i) for i in rows))
+    return tuple(within), tuple(across)
 
 
 def _color(checks: list[_ImageCheck]) -> Color:

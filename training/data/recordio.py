@@ -95,10 +95,8 @@ class RecordFile:
         return ConfigError(f"{self.path} has no record at byte {offset}: damaged, or the .idx belongs to another file")
 
     def image_labels(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the (m,) rows whose records hold an image, and the (n,) first label of each record.
-
-        Reads only the start of each record: about one second per million records.
-        """
+        """Return the (m,) rows whose records hold an image, and the (n,) first label of each record. Reads only the
+        start of each record: about one second per million records."""
         labels, has_image = np.empty(len(self), np.float32), np.empty(len(self), bool)
         for start in range(0, len(self), SCAN_ROWS):
             rows = slice(start, start + SCAN_ROWS)

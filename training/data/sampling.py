@@ -14,15 +14,13 @@ class BatchSampler:
     With ``images_per_person`` = 0, every image comes once per epoch (or ``repeats`` times), shuffled; the last partial
     batch is dropped. With k > 0, a batch holds k images of each of ``batch_size / k`` people. Within an epoch, the
     number of turns of two people differs by at most one. An image repeats within a batch only if its person has fewer
-    than k. An epoch has as many images as the set, repeats included.
+    than k. An epoch has as many images as the set, repeats included. Raises ConfigError: the set is too small for one
+    batch.
 
     Args:
         labels: (n,) class of each row.
         batch_size: size of the global batch; a multiple of ``images_per_person``.
         repeats: (n,) times that each row comes in an unbalanced epoch; None means once.
-
-    Raises:
-        ConfigError: the set is too small for one batch.
     """
 
     def __init__(
@@ -72,10 +70,8 @@ class BatchSampler:
 
 
 def schedule_people(people: int, group: int, turns: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return (turns,) people: shuffled passes over all of them, in groups without repetition.
-
-    A group may span two passes. People at the end of the old pass then come after that group in the new pass.
-    """
+    """Return (turns,) people: shuffled passes over all of them, in groups without repetition. A group may span two
+    passes. People at the end of the old pass then come after that group in the new pass."""
     passes = [rng.permutation(people)]
     for number in range(1, -(-turns // people)):
         started = number * people % group

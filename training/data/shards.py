@@ -89,9 +89,7 @@ def _scan(shard: Path) -> Iterator[tuple[str, int, int, int]]:
 
 def split_name(path: str) -> tuple[str, str]:
     """Split a path at the first dot of its base name, as the webdataset library does: key and lower-case extension.
-
-    Both are empty for hidden files, those in hidden folders, and names without a dot.
-    """
+    Both are empty for hidden files, those in hidden folders, and names without a dot."""
     name = PurePosixPath(path)
     if is_hidden(name):
         return "", ""

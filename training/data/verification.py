@@ -66,11 +66,8 @@ def _unpickle(path: Path) -> tuple[Sequence[bytes | NDArray[np.uint8]], Sequence
 
 
 class _RestrictedUnpickler(pickle.Unpickler):
-    """Unpickler that only allows the constructors of bytes and arrays.
-
-    A pickle can name any function to call. Constructors of arrays are taken from NumPy itself, since their module names
-    differ between versions.
-    """
+    """Unpickler that only allows the constructors of bytes and arrays. A pickle can name any function to call.
+    Constructors of arrays are taken from NumPy itself, since their module names differ between versions."""
 
     ALLOWED: ClassVar[Mapping[tuple[str, str], Any]] = {
         ("builtins", "bytes"): bytes,

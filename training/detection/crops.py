@@ -6,7 +6,7 @@ The teacher says what is in a crop. So no labels go with them.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ from tqdm import tqdm
 from models.vision.detection import Detector, downscale
 from training.config import ConfigError
 from training.data.folders import photos_below
-from training.data.identities import map_in_threads, read_rgb
+from training.data.identities import is_excluded, map_in_threads, read_rgb
 from training.data.subsampling import evenly_spaced_rows
 
 Pixels = NDArray[np.uint8]
@@ -79,12 +79,9 @@ class Photos:
         return {name: len(getattr(self, name)) for name in ("scenes", "portraits", "backgrounds")}
 
 
-def load_photos(folders: Sequence[Path], detector: Detector, excluded: Container[Path] = frozenset()) -> Photos:
-    """Read at most MAX_PHOTOS of each folder, evenly spaced by name, and find their faces.
-
-    Raises:
-        ConfigError: there is no photo with a face, or a photo cannot be decoded.
-    """
+def load_photos(folders: Sequence[Path], detector: Detector, excluded: Collection[Path | str] = ()) -> Photos:
+    """Read at most MAX_PHOTOS of each folder, evenly spaced by name, and find their faces. Raises ConfigError: there is
+    no photo with a face, or a photo cannot be decoded."""
 
     def read(file: Path) -> Photo:
         image = read_rgb(file)
@@ -93,7 +90,7 @@ def load_photos(folders: Sequence[Path], detector: Detector, excluded: Container
 
     files: list[Path] = []
     for folder in folders:
-        found = [file for file in photos_below(folder).photos if file not in excluded]
+        found = [file for file in photos_below(folder).photos if not is_excluded(file, excluded)]
         files += [found[row] for row in evenly_spaced_rows(len(found), min(MAX_PHOTOS, len(found)))]
     photos = sort_photos(tqdm(map_in_threads(read, files), total=len(files), desc="read", unit="photo"))
     if not photos.scenes and not photos.portraits:
@@ -115,10 +112,8 @@ def sort_photos(photos: Iterable[Photo]) -> Photos:
 
 
 def draw_crop(photos: Photos, size_px: int, rng: np.random.Generator) -> Pixels:
-    """Return one (size_px, size_px, 3) crop: scaled, shifted, mirrored, recolored.
-
-    One random face gets a size drawn log-uniformly from FACE_SIZES_PX.
-    """
+    """Return one (size_px, size_px, 3) crop: scaled, shifted, mirrored, recolored. One random face gets a size drawn
+    log-uniformly from FACE_SIZES_PX."""
     low, high = FACE_SIZES_PX
     face_px = math.exp(rng.uniform(math.log(low), math.log(min(high, size_px * 0.9))))
     kind = _choose_kind(photos, rng)
@@ -163,11 +158,8 @@ def _any(photos: Sequence[Photo], rng: np.random.Generator) -> Photo:
 
 
 def _cut_square(photo: Photo, size_px: int, face_px: float, rng: np.random.Generator) -> tuple[Pixels, float]:
-    """Scale a photo so that a random face is ``face_px`` large, and cut a square around that face.
-
-    Returns:
-        The crop, and the share of it that the photo covers.
-    """
+    """Scale a photo so that a random face is ``face_px`` large, and cut a square around that face. Returns: The crop,
+    and the share of it that the photo covers."""
     height, width = photo.image.shape[:2]
     if rng.random() > RANDOM_PLACE_SHARE:
         row = int(rng.integers(len(photo.boxes)))
@@ -245,11 +237,7 @@ def cut_portrait(
     photo: Photo, face_px: float, margin: float, rng: np.random.Generator, largest_px: float = math.inf
 ) -> Pixels:
     """Cut the largest face of a photo with ``margin`` times its size around it, scaled to ``face_px``, mirrored at
-    random.
-
-    Args:
-        largest_px: maximum side of the piece, in pixels.
-    """
+    random. ``largest_px``: maximum side of the piece, in pixels."""
     sizes = photo.sizes()
     row = int(sizes.argmax())
     scale = face_px / float(sizes[row])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import torch
@@ -17,13 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from training.backbones.bottleneck_net import Stem
+from training.data.identities import map_in_threads
 from training.detection.crops import Photos, Pixels, draw_crop
 from training.detection.network import FaceDetector, Outputs
 from training.detection.teacher import DetectorTeacher
 from training.optimization.descent import Descent
-from training.optimization.run_folder import append_json, load_checkpoint, save_checkpoint
+from training.optimization.run_folder import restore, save_step
 
-log = logging.getLogger(__name__)
 Rows = NDArray[np.int64]
 DETECTOR_CHECKPOINT: Final = "detector.pt"
 BLOCKS: Final = "blocks.pt"
@@ -76,11 +76,8 @@ class DetectorFit:
 
 
 def fit_detector(photos: Photos, teacher: DetectorTeacher, fit: DetectorFit, output: Path) -> FaceDetector:
-    """Fit or resume a detector that computes what the teacher does.
-
-    Raises:
-        NonFiniteLossError: the detector became NaN or infinite; the last checkpoint is kept.
-    """
+    """Fit or resume a detector that computes what the teacher does. Raises NonFiniteLossError: the detector became NaN
+    or infinite; the last checkpoint is kept."""
     torch.manual_seed(fit.seed)
     student = FaceDetector()
     held_out = draw_crops(photos, HELD_OUT, fit.seed, 0)
@@ -97,18 +94,13 @@ def fit_blocks(
     So each block mends what those before it lack. The student is saved after each, and a run that was cut off goes on
     with the next one.
     """
-    checkpoint = output / BLOCKS
-    done = 0
-    if checkpoint.exists():
-        state = load_checkpoint(checkpoint)
-        student.load_state_dict(state["averaged"])
-        done = int(state["step"])
-    count = len(student.parts)
+    checkpoint, count = output / BLOCKS, len(student.parts)
+    done = restore(checkpoint, student)
     if done > count:
         return
     crops = draw_crops(photos, fit.crops, fit.seed, 1)
     if done == 0:
-        student.stem.whiten(to_tensor(crops[:BATCH]).float())
+        cast(Stem, student.parts[0]).whiten(to_tensor(crops[:BATCH]).float())
     own, own_test = to_tensor(crops), to_tensor(held_out)
     kept: list[Tensor] = []
     for number, part in enumerate(student.parts):
@@ -120,18 +112,13 @@ def fit_blocks(
             del taught
             error = float(F.mse_loss(_advance(part, own_test).float(), wanted.float()))
             row = {"part": number, "error": round(error, 5), "s": round(time.monotonic() - began)}
-            _save(student, checkpoint, number + 1, row)
+            save_step(checkpoint, ERRORS, {"averaged": student.state_dict(), "step": number + 1}, row)
         own, own_test = _advance(part, own), _advance(part, own_test)
         if number >= count - 3:
             kept.append(own)
     fit_neck(student.neck, kept, _taught_outputs(teacher, crops), fit)
-    _save(student, checkpoint, count + 1, {"part": count, **measure(student, teacher, held_out)})
-
-
-def _save(student: FaceDetector, checkpoint: Path, step: int, row: Mapping[str, float]) -> None:
-    save_checkpoint(checkpoint, {"averaged": student.state_dict(), "step": step})
-    append_json(checkpoint.with_name(ERRORS), row)
-    log.info("%s", row)
+    row = {"part": count, **measure(student, teacher, held_out)}
+    save_step(checkpoint, ERRORS, {"averaged": student.state_dict(), "step": count + 1}, row)
 
 
 def fit_part(part: nn.Module, own: Tensor, taught: Tensor, descent: Descent, fit: DetectorFit, seed: int) -> float:
@@ -184,10 +171,8 @@ def fit_neck(neck: nn.Module, own: list[Tensor], taught: Outputs, fit: DetectorF
 
 
 def output_loss(own: Outputs, taught: Outputs) -> Tensor:
-    """Return the divergence of the scores and the distance of boxes and points, per face cell of the teacher.
-
-    Boxes and points count in units of the face's size, by the teacher's score.
-    """
+    """Return the divergence of the scores and the distance of boxes and points, per face cell of the teacher. Boxes and
+    points count in units of the face's size, by the teacher's score."""
     scores, lengths, faces = [], [], []
     for (cls, obj, box, points), (true_cls, true_obj, true_box, true_points) in zip(own, taught, strict=True):
         score = (true_cls.sigmoid() * true_obj.sigmoid()).sqrt()
@@ -214,39 +199,26 @@ def _divergence(logits: Tensor, true_logits: Tensor) -> Tensor:
 def fit_whole(
     student: FaceDetector, photos: Photos, held_out: Pixels, teacher: DetectorTeacher, fit: DetectorFit, output: Path
 ) -> None:
-    """Fit all blocks, neck and heads at once, to the teacher's maps and outputs.
-
-    A step depends only on the weights and its number, so a run that was cut off goes on as if it had not been.
-    """
+    """Fit all blocks, neck and heads at once, to the teacher's maps and outputs. A step depends only on the weights and
+    its number, so a run that was cut off goes on as if it had not been."""
     checkpoint = output / DETECTOR_CHECKPOINT
     student.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     descent = Descent(student, JOINT_MUON_RATE, JOINT_ADAM_RATE, WEIGHT_DECAY, fit.joint_steps, WARMUP_STEPS)
-    first = 0
-    if checkpoint.exists():
-        state = load_checkpoint(checkpoint)
-        student.load_state_dict(state["averaged"])
-        descent.load_state_dict(state["descent"])
-        first = int(state["step"])
+    steps = range(restore(checkpoint, student, descent), fit.joint_steps)
+    drawn = map_in_threads(lambda step: draw_crops(photos, fit.joint_batch, fit.seed, 100 + step), steps, 1, ahead=3)
     began, losses = time.monotonic(), []
-    with ThreadPoolExecutor(1) as pool:
-        ahead = deque(pool.submit(draw_crops, photos, fit.joint_batch, fit.seed, 100 + first + i) for i in range(3))
-        for step in range(first, fit.joint_steps):
-            ahead.append(pool.submit(draw_crops, photos, fit.joint_batch, fit.seed, 103 + step))
-            crops = ahead.popleft().result()
-            taught_maps, taught = teacher.run(crops)
-            maps = student.maps(to_tensor(crops).float())
-            errors = [F.mse_loss(y, wanted) for y, wanted in zip(maps, taught_maps, strict=True)]
-            loss = output_loss(student.neck(maps[-3:]), taught) + MAP_WEIGHT * torch.stack(errors).sum()
-            losses.append(float(descent.step(loss, step)))
-            done = step + 1
-            if done % fit.save_steps == 0 or done == fit.joint_steps:
-                row = {"step": done, "loss": round(float(np.mean(losses)), 4), **measure(student, teacher, held_out)}
-                save_checkpoint(
-                    checkpoint, {"averaged": student.state_dict(), "descent": descent.state_dict(), "step": done}
-                )
-                append_json(output / ERRORS, {**row, "s": round(time.monotonic() - began)})
-                log.info("%s", row)
-                losses = []
+    for step, crops in zip(steps, drawn, strict=True):
+        taught_maps, taught = teacher.run(crops)
+        maps = student.maps(to_tensor(crops).float())
+        errors = [F.mse_loss(y, wanted) for y, wanted in zip(maps, taught_maps, strict=True)]
+        loss = output_loss(student.neck(maps[-3:]), taught) + MAP_WEIGHT * torch.stack(errors).sum()
+        losses.append(float(descent.step(loss, step)))
+        done = step + 1
+        if done % fit.save_steps == 0 or done == fit.joint_steps:
+            row = {"step": done, "loss": round(float(np.mean(losses)), 4), **measure(student, teacher, held_out)}
+            state = {"averaged": student.state_dict(), "descent": descent.state_dict(), "step": done}
+            save_step(checkpoint, ERRORS, state, {**row, "s": round(time.monotonic() - began)})
+            losses = []
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from training.backbones.bottleneck_net import Mixing, Stem
+from training.backbones.bottleneck_net import Mixing, Stem, run_parts
 
 STRIDES: Final = (8, 16, 32)
 STEM_WIDTH: Final = 16
@@ -79,20 +79,9 @@ class FaceDetector(nn.Module):
         """Each maps the teacher's map before it to the one after it. The last three have the STRIDES."""
         self.neck = Neck()
 
-    @property
-    def stem(self) -> Stem:
-        """First part."""
-        first = self.parts[0]
-        assert isinstance(first, Stem)  # noqa: S101  # by construction
-        return first
-
     def maps(self, x: Tensor) -> list[Tensor]:
         """Return the map after each part, of (B, 3, H, W) RGB in 0..255: black is 0, as at the borders."""
-        maps = []
-        for part in self.parts:
-            x = part(x)
-            maps.append(x)
-        return maps
+        return run_parts(self.parts, x)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return (B, n, 1) scores in 0..1 of all strides, then (B, n, 4) distances from a cell's corner to left, top,

@@ -22,15 +22,13 @@ PART_ENDS: Final = (1, 3, 5, 7, 9, 11)
 
 
 class DetectorTeacher:
-    """YuNet's maps after stem and blocks, and its outputs before the sigmoid.
+    """YuNet's maps after stem and blocks, and its outputs before the sigmoid. Raises ModelError: the network is not a
+    YuNet.
 
     Args:
         spec: detector of a pack.
         photos_BHWC: RGB photos by which each channel of a map is scaled to a variance of one: small channels would
             not be learned otherwise.
-
-    Raises:
-        ModelError: the network is not a YuNet.
     """
 
     def __init__(self, spec: DetectionSpec, photos_BHWC: NDArray[np.uint8]) -> None:

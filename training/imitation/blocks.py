@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import torch
@@ -16,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from training.backbones.bottleneck_net import BottleneckNet
+from training.backbones.bottleneck_net import BottleneckNet, Stem
 from training.imitation.teacher import BATCH, Teacher
 from training.imitation.views import Portraits, draw_crops
 from training.optimization.descent import Descent
 from training.optimization.loop import to_tensor
-from training.optimization.run_folder import append_json, load_checkpoint, save_checkpoint
+from training.optimization.run_folder import restore, save_step
 
 log = logging.getLogger(__name__)
 Half = NDArray[np.float16]
@@ -71,13 +70,11 @@ def fit_blocks(
     """Fit each part of the student, given the student's own map before it, to the teacher's map after it.
 
     So each part mends what those before it lack. The student is saved after each part, and a run that was cut off goes
-    on with the next one.
-
-    Raises:
-        NonFiniteLossError: a part became NaN or infinite; the checkpoint of the parts before it is kept.
+    on with the next one. Raises NonFiniteLossError: a part became NaN or infinite; the checkpoint of the parts before
+    it is kept.
     """
     checkpoint = output / BLOCKS
-    start = _restore(student, checkpoint)
+    start = restore(checkpoint, student)
     student.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     first = views = 0
     for number, fit in enumerate(fits):
@@ -92,23 +89,19 @@ def fit_blocks(
             began = time.monotonic()
             taught, taught_test = (_advance_teacher(teacher, part, maps) for maps in (taught, taught_test))
             if part == 0:
-                student.stem.whiten(torch.from_numpy(own[:256]).float())
+                cast(Stem, student.parts[0]).whiten(torch.from_numpy(own[:256]).float())
             _choose_start(student.parts[part], own, taught, fit, seed + part)
             _fit_part(student.parts[part], own, taught, fit, seed + part)
             own, own_test = (_advance_student(student.parts[part], maps) for maps in (own, own_test))
             difference = own_test.astype(np.float32) - taught_test.astype(np.float32)
             error = float((difference**2).mean() / taught_test.astype(np.float32).var())
             row = {"part": part, "steps": fit.steps, "error": round(error, 5), "s": round(time.monotonic() - began)}
-            save_checkpoint(checkpoint, {"averaged": student.state_dict(), "step": part + 1})
-            append_json(output / ERRORS, row)
-            log.info("%s", row)
+            save_step(checkpoint, ERRORS, {"averaged": student.state_dict(), "step": part + 1}, row)
 
 
 def _choose_start(part: nn.Module, own: Half, taught: Half, fit: BlockFit, seed: int) -> None:
-    """Fit the part for a few steps from each of STARTS, and leave it at the best.
-
-    The slopes of the PReLUs decide which minimum is found, and some are twice as high as others.
-    """
+    """Fit the part for a few steps from each of STARTS, and leave it at the best. The slopes of the PReLUs decide which
+    minimum is found, and some are twice as high as others."""
     initial, found = {name: value.clone() for name, value in part.state_dict().items()}, []
     slopes = [layer for layer in part.modules() if isinstance(layer, nn.PReLU)]
     for start in STARTS:
@@ -138,16 +131,10 @@ def _fit_part(part: nn.Module, own: Half, taught: Half, fit: BlockFit, seed: int
 
 
 def _start_maps(
-    student: BottleneckNet,
-    teacher: Teacher,
-    portraits: Portraits,
-    count: int,
-    part: int,
-    seed: int,
+    student: BottleneckNet, teacher: Teacher, portraits: Portraits, count: int, part: int, seed: int
 ) -> tuple[Half, Half]:
     """Return the student's and the teacher's maps before a part; before the first, the pixels that each takes."""
-    own, taught = np.empty(0, np.float16), np.empty(0, np.float16)
-    first = 0
+    own, taught, first = np.empty(0, np.float16), np.empty(0, np.float16), 0
     for views in draw_crops(portraits, teacher.alignment, count, seed):
         x, y = to_tensor(views), teacher.prepare(views)
         for before in range(part):
@@ -160,9 +147,8 @@ def _start_maps(
     return own, taught
 
 
-def _batches(maps: Half) -> Iterator[Half]:
-    for first in range(0, len(maps), BATCH):
-        yield maps[first : first + BATCH]
+def _batches(maps: Half) -> list[Half]:
+    return [maps[first : first + BATCH] for first in range(0, len(maps), BATCH)]
 
 
 def _advance_teacher(teacher: Teacher, part: int, maps: Half) -> Half:
@@ -178,12 +164,3 @@ def _infer(part: nn.Module, x: Tensor) -> Half:
     with torch.autocast("cpu", torch.bfloat16):
         out: Tensor = part(x.contiguous(memory_format=torch.channels_last))
     return out.contiguous().half().numpy()
-
-
-def _restore(student: BottleneckNet, path: Path) -> int:
-    """Load the saved student, if there is one, and return the number of its fitted parts."""
-    if not path.exists():
-        return 0
-    saved = load_checkpoint(path)
-    student.load_state_dict(saved["averaged"])
-    return int(saved["step"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,9 +21,8 @@ from training.imitation.teacher import Teacher
 from training.imitation.views import Portraits, cut_views, draw_views
 from training.optimization.descent import Descent
 from training.optimization.loop import to_tensor
-from training.optimization.run_folder import CHECKPOINT, append_json, load_checkpoint, save_checkpoint
+from training.optimization.run_folder import CHECKPOINT, restore, save_step
 
-log = logging.getLogger(__name__)
 Crops = tuple[Tensor, Tensor]
 COSINES: Final = "joint.jsonl"
 """Mean cosine between student and teacher on held-out photos, a line each."""
@@ -43,11 +41,9 @@ class JointFit:
     """Settings of the fit of the whole student.
 
     Attributes:
-        steps: optimizer steps.
         batch_size: views of a step.
         muon_rate: first rate of Muon. At 0.006, 16 views a step destroyed in two minutes what the blocks had learned.
         adam_rate: first rate of Adam.
-        save_steps: steps between checkpoints.
         workers: processes that draw views; none draws them between the steps.
         compiled: compile the student, which makes a step a quarter shorter and needs a C++ compiler.
     """
@@ -91,22 +87,14 @@ def fit_student(
 ) -> None:
     """Fit all parts of the student at once, on the teacher's device, to its embeddings and maps of the same views.
 
-    A step depends only on the weights and its number, so a run that was cut off goes on as if it had not been.
-
-    Raises:
-        NonFiniteLossError: the student became NaN or infinite; the last checkpoint is kept.
+    A step depends only on the weights and its number, so a run that was cut off goes on as if it had not been. Raises
+    NonFiniteLossError: the student became NaN or infinite; the last checkpoint is kept.
     """
     checkpoint, device = output / CHECKPOINT, teacher.device
     student.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     descent = Descent(student, fit.muon_rate, fit.adam_rate, WEIGHT_DECAY, fit.steps, WARMUP_STEPS, ADAM_BETAS)
     compute = torch.compile(student.maps) if fit.compiled else student.maps
-    first = 0
-    if checkpoint.exists():
-        state = load_checkpoint(checkpoint)
-        student.load_state_dict(state["averaged"])
-        descent.load_state_dict(state["descent"])
-        first = int(state["step"])
-    pinned = device.type == "cuda"
+    first, pinned = restore(checkpoint, student, descent), device.type == "cuda"
     drawn = list(_Steps(held_out, teacher.alignment, TEST_BATCH, (seed, 0)).read(range(TEST_BATCHES), 0, False))
     test = [(own, teacher.maps(taught)[-1]) for own, taught in drawn]
     scales = [1 / float(maps.float().var()) for maps in teacher.maps(drawn[0][1])]
@@ -119,15 +107,11 @@ def fit_student(
         losses.append(descent.step(imitation_loss(own, teacher.maps(taught), scales), step))
         done = step + 1
         if done % fit.save_steps == 0 or done == fit.steps:
-            row = {
-                "step": done,
-                "loss": round(float(torch.stack(losses).mean()), 4),
-                "held_out": _cosine(student, test),
-            }
-            state = {"averaged": student.state_dict(), "descent": descent.state_dict(), "images": len(portraits.crops)}
-            save_checkpoint(checkpoint, {**state, "classes": torch.empty(0), **row})
-            append_json(output / COSINES, {**row, "s": round(time.monotonic() - began)})
-            log.info("%s", row)
+            mean = round(float(torch.stack(losses).mean()), 4)
+            row = {"step": done, "loss": mean, "held_out": _cosine(student, test)}
+            weights = {"averaged": student.state_dict(), "descent": descent.state_dict()}
+            state = {**weights, "images": len(portraits.crops), "classes": torch.empty(0), **row}
+            save_step(checkpoint, COSINES, state, {**row, "s": round(time.monotonic() - began)})
             losses = []
 
 
@@ -135,11 +119,7 @@ def imitation_loss(own: list[Tensor], taught: list[Tensor], scales: list[float])
     """Return 1 - cos of the embeddings, and MAP_WEIGHT times the mean square errors of the FITTED_MAPS.
 
     Maps tell more of each photo than its embedding does, and keep the parts from drifting into another solution.
-
-    Args:
-        own: maps of the student after each part.
-        taught: those of the teacher.
-        scales: factors of the square errors: one by the variance of the teacher's map.
+    ``scales``: factors of the square errors: one by the variance of the teacher's map.
     """
     errors = [F.mse_loss(own[part].float(), taught[part].float()) * scales[part] for part in FITTED_MAPS]
     return 1 - F.cosine_similarity(own[-1].float(), taught[-1].float()).mean() + MAP_WEIGHT * torch.stack(errors).sum()

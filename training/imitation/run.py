@@ -16,7 +16,7 @@ from training.backbones import BottleneckNet
 from training.backbones.bottleneck_net import SIDE_PX
 from training.config import ConfigError, RunConfig
 from training.data.folders import photos_below
-from training.data.identities import read_excluded
+from training.data.identities import is_excluded, read_excluded
 from training.imitation.blocks import BlockFit, fit_blocks
 from training.imitation.joint import JointFit, fit_student
 from training.imitation.teacher import Teacher, TorchTeacher
@@ -43,17 +43,13 @@ def imitate(
     joint: JointFit | None = None,
 ) -> BottleneckNet:
     """Train or resume the bundled recognizer's network, so that it computes what the recognizer of a pack computes.
+    Raises ConfigError: the pack has other crops, there are too few photos, or the run was started with other settings.
+    ModelError: the teacher's network has other blocks.
 
     Args:
         config: the recipe `training.recipes.imitated`. Its teacher is a pack with a network of the student's blocks, on
             crops of 128 pixels, and with the detector whose landmarks align the teacher's crops.
         served: detector that the student will be served with. Its landmarks align the student's crops.
-        blocks: settings of the fits of single blocks, in their order.
-        joint: settings of the fit of the whole student, which comes after them, on a GPU if there is one.
-
-    Raises:
-        ConfigError: the pack has other crops, there are too few photos, or the run was started with other settings.
-        ModelError: the teacher's network has other blocks.
     """
     assert config.distill.teacher is not None  # noqa: S101  # by the recipe
     pack, seed = load_pack(config.distill.teacher), config.loop.seed
@@ -64,8 +60,8 @@ def imitate(
     crops, detected = config.output / CROPS, config.output / DETECTED
     write_run_config(config.output, config.as_dict(), detected, mutable=("root", "output"))
     if not crops.exists():
-        excluded = read_excluded(config.data)
-        files = [file for file in photos_below(config.data.root).photos if file not in excluded]
+        excluded = read_excluded(config.data.root, config.data.exclude)
+        files = [file for file in photos_below(config.data.root).photos if not is_excluded(file, excluded)]
         true, own = (Detector(OnnxNetwork(detection.path), detection) for detection in (pack.detection, served))
         cut_portraits(files, true, own, spec.alignment, crops, detected)
     portraits = Portraits(np.load(crops, mmap_mode="r"), np.load(detected))

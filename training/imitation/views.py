@@ -81,13 +81,8 @@ def widen(alignment: Alignment) -> Alignment:
 def cut_portraits(
     files: Sequence[Path], true: Detector, served: Detector, alignment: Alignment, cache: Path, detected: Path
 ) -> None:
-    """Write the face nearest the center of each photo to ``cache``, and the landmarks of ``served`` to ``detected``, or
-    those of ``true`` if it misses the face.
-
-    Args:
-        true: detector whose landmarks align the crops.
-        served: detector that the student is served with.
-    """
+    """Write the face nearest the center of each photo, aligned by the landmarks of ``true``, to ``cache``; and to
+    ``detected`` the landmarks of ``served``, the student's detector, or those of ``true`` if it misses the face."""
     wide = widen(alignment)
 
     def cut(file: Path) -> tuple[Pixels, Points] | None:
@@ -126,10 +121,8 @@ def eye_distance(points: Points) -> float:
 
 
 def head_turns(points: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the (N,) turns of heads with (N, 5, 2) landmarks: 0 from the front, about 0.5 in profile.
-
-    It is the nose's distance from the line between the middles of eyes and mouth, in distances of these middles.
-    """
+    """Return the (N,) turns of heads with (N, 5, 2) landmarks: 0 from the front, about 0.5 in profile. It is the nose's
+    distance from the line between the middles of eyes and mouth, in distances of these middles."""
     eyes, mouth = points[:, :2].mean(1), points[:, 3:].mean(1)
     down, offset = mouth - eyes, points[:, 2] - eyes
     lengths = np.maximum(1e-6, (down**2).sum(1))
@@ -137,13 +130,7 @@ def head_turns(points: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def make_view(crop: Pixels, detected: Points, alignment: Alignment, rng: np.random.Generator) -> View:
-    """Return a crop with margins as a camera would give it.
-
-    Args:
-        crop: crop of `cut_portraits`.
-        detected: its landmarks, by the detector that the student is served with.
-        alignment: that of the teacher.
-    """
+    """Return a portrait, with its landmarks and the teacher's alignment, as a camera would give it."""
     true: Points = widen(alignment).template_xy
     noise = rng.normal(size=true.shape) * rng.uniform(0, MAX_LANDMARK_NOISE) * eye_distance(true)
     if rng.random() < 0.07:

@@ -73,7 +73,8 @@ class Presentations:
 def load_presentations(
     live: Path, attack: Path, detector: Detector, crop: Alignment | BoxCrops, max_outside: float
 ) -> Presentations:
-    """Cut the largest face of each photo as the service does.
+    """Cut the largest face of each photo as the service does. Raises ConfigError: there is no instrument, one is named
+    live, a photo cannot be read or decoded, or no face of an instrument can be judged.
 
     Args:
         live: folder of live photos; sub-folders are people.
@@ -81,10 +82,6 @@ def load_presentations(
         detector: detector that will serve with the network.
         crop: geometry of the crops.
         max_outside: largest share in [0, 1] of a crop outside its photo.
-
-    Raises:
-        ConfigError: there is no instrument, one is named live, a photo cannot be read or decoded, or no face of an
-            instrument can be judged.
     """
     attacks = {printable_path(folder.name): folder for folder in visible_subfolders(attack)}
     if not attacks or LIVE in attacks:
@@ -107,10 +104,8 @@ def load_presentations(
 
 
 def _list_photos(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield person and path of each photo. Without a folder, a person is named after the file.
-
-    So live photos and attacks made from them have equal names, and remain on one side of a split.
-    """
+    """Yield person and path of each photo. Without a folder, a person is named after the file. So live photos and
+    attacks made from them have equal names, and remain on one side of a split."""
     files = photos_below(root)
     if files.warning is not None:
         log.warning(files.warning)
@@ -143,11 +138,8 @@ def _cut_largest(
 
 
 def select_development(photos: Presentations) -> NDArray[np.bool_]:
-    """Return (n,) whether each presentation is for development: those of every fifth person.
-
-    Raises:
-        ConfigError: either side lacks live photos or an instrument.
-    """
+    """Return (n,) whether each presentation is for development: those of every fifth person. Raises ConfigError: either
+    side lacks live photos or an instrument."""
     chosen = np.isin(photos.people, np.unique(photos.people)[DEVELOPMENT_EVERY - 1 :: DEVELOPMENT_EVERY])
     for side in (chosen, ~chosen):
         if missing := photos.counts().keys() - photos.select(side).counts().keys():

@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -64,10 +65,8 @@ def fit_liveness(photos: Presentations, config: LivenessLoopConfig, output: Path
     """Train, resuming from ``output/checkpoint.pt``; return the EMA network in evaluation mode.
 
     The batch of a step depends only on (seed, step), so a resumed run repeats the losses of an uninterrupted one.
-
-    Raises:
-        NonFiniteLossError: the loss or a value of the checkpoint is NaN or infinite; the last checkpoint is kept.
-        RunInterruptedError: Ctrl-C or SIGTERM arrived; a checkpoint of the last step is saved.
+    Raises NonFiniteLossError: the loss or a value of the checkpoint is NaN or infinite; the last checkpoint is kept.
+    RunInterruptedError: Ctrl-C or SIGTERM arrived; a checkpoint of the last step is saved.
     """
     path = output / CHECKPOINT
     torch.manual_seed(config.seed)
@@ -84,10 +83,8 @@ def fit_liveness(photos: Presentations, config: LivenessLoopConfig, output: Path
     kinds = [np.flatnonzero(photos.instruments == name) for name in sorted({LIVE, *photos.instruments.tolist()})]
     last_saved = time.monotonic()
     model.train()
-    with (
-        RunLog(output, first, config.steps, config.batch_size, silent=False) as logs,
-        stop_requests() as stop_requested,
-    ):
+    logs = RunLog(output, first, config.steps, config.batch_size, silent=False)
+    with closing(logs), stop_requests() as stop_requested:
         for step in range(first, config.steps):
             rate = _learning_rate(step, config)
             for group in optimizer.param_groups:

@@ -88,24 +88,20 @@ class Distillation(nn.Module):
         super().__init__()
         self.teacher, self.config = teacher, config
         teacher_dim = teacher(torch.zeros(1, 3, 112, 112)).shape[1]
-        self.projection: nn.Module = (
-            nn.Identity() if teacher_dim == student_dim else nn.Linear(student_dim, teacher_dim, bias=False)
-        )
-        self._cache: dict[int, Tensor] = {}
+        same = teacher_dim == student_dim
+        self.projection = nn.Identity() if same else nn.Linear(student_dim, teacher_dim, bias=False)
+        self._cache: dict[int | None, Tensor] = {}
 
     def forward(self, embeddings_BD: Tensor, images_BCHW: Tensor, batch: int | None = None) -> Tensor:
         """Return the loss. ``batch`` is a number that identifies these images."""
         with torch.autocast(embeddings_BD.device.type, enabled=False):
             target_BD = self._teacher_embeddings(images_BCHW, batch)
-            return self._loss(embeddings_BD, target_BD)
-
-    def _loss(self, embeddings_BD: Tensor, target_BD: Tensor) -> Tensor:
-        projected_BD = self.projection(upcast(embeddings_BD))
-        match self.config.match:
-            case "cosine":
-                return (1 - F.cosine_similarity(projected_BD, target_BD)).mean()
-            case "euclidean":
-                return F.mse_loss(projected_BD, self.config.scale * target_BD)
+            projected_BD = self.projection(upcast(embeddings_BD))
+            match self.config.match:
+                case "cosine":
+                    return (1 - F.cosine_similarity(projected_BD, target_BD)).mean()
+                case "euclidean":
+                    return F.mse_loss(projected_BD, self.config.scale * target_BD)
 
     @torch.no_grad()
     def measure(self, student: nn.Module, images_BCHW: Tensor) -> float:
@@ -114,15 +110,11 @@ class Distillation(nn.Module):
         return float(torch.stack(parts).sum()) / len(images_BCHW)
 
     def _teacher_embeddings(self, images_BCHW: Tensor, batch: int | None) -> Tensor:
-        if not self.config.views or batch is None:
-            return self._embed(images_BCHW)
-        if batch not in self._cache:
-            self._cache[batch] = self._embed(images_BCHW)
-        return self._cache[batch]
-
-    def _embed(self, images_BCHW: Tensor) -> Tensor:
-        return self._with_mirror(self.teacher(images_BCHW), images_BCHW)
-
-    def _with_mirror(self, taught_BD: Tensor, images_BCHW: Tensor) -> Tensor:
-        """Return the mean with the embeddings of the mirror images, if they are wanted."""
-        return F.normalize(taught_BD + self.teacher(images_BCHW.flip(3))) if self.config.mirror else taught_BD
+        if batch in self._cache:
+            return self._cache[batch]
+        taught_BD = self.teacher(images_BCHW)
+        if self.config.mirror:
+            taught_BD = F.normalize(taught_BD + self.teacher(images_BCHW.flip(3)))
+        if self.config.views and batch is not None:
+            self._cache[batch] = taught_BD
+        return taught_BD

@@ -22,17 +22,11 @@ MIN_SPREAD = 0.01
 MIN_CLIP = 0.1
 MIN_PROGRESS = 0.02
 """Share of the loss by which it must have fallen, if there is no target angle."""
-NON_FINITE_REMEDY = (
-    "Lower loop.learning_rate or head.scale, raise loop.warmup, or set loop.precision=fp32. The last checkpoint is kept"
-)
 
 
 class RunHealth:
     """Checks the logged values of each step and warns about each problem once, first within 5 % of the run.
-
-    Args:
-        num_classes: C, for the recommended scale.
-    """
+    ``num_classes``: C, for the recommended scale."""
 
     def __init__(self, total_steps: int, head: HeadConfig, num_classes: int) -> None:
         self._first, self._judged = FIRST_SHARE * total_steps, JUDGED_SHARE * total_steps
@@ -61,31 +55,19 @@ class RunHealth:
     def _problems(self, step: int, means: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         angle = means.get("target_angle_deg", 0.0)
         if angle > MAX_ANGLE_DEG:
-            yield (
-                "angle",
-                f"the mean target angle is {angle:.0f} degrees: embeddings avoid their class. {self._soften()}",
-            )
+            text = f"the mean target angle is {angle:.0f} degrees: embeddings avoid their class. {self._soften()}"
+            yield "angle", text
         if means["embedding_norm"] < MIN_NORM:
             yield "norm", f"embeddings have length {means['embedding_norm']:.1e}: dead. Lower loop.learning_rate"
         elif means["embedding_spread"] < MIN_SPREAD:
-            yield (
-                "spread",
-                (
-                    f"all embeddings point in one direction (spread {means['embedding_spread']:.3f}). Lower "
-                    "loop.learning_rate, or add a head with classes"
-                ),
-            )
+            text = f"all embeddings point in one direction (spread {means['embedding_spread']:.3f})"
+            yield "spread", f"{text}. Lower loop.learning_rate, or add a head with classes"
         for name in ("backbone", "head"):
             factor = means.get(f"clip_{name}", 1.0)
             if factor < MIN_CLIP:
                 rate = factor * means["learning_rate"]
-                yield (
-                    f"clip_{name}",
-                    (
-                        f"clipping scales the gradient of the {name} by {factor:.2f}, to a rate of {rate:.2g}. "
-                        "Raise loop.gradient_clip or set it to 0 (off)"
-                    ),
-                )
+                text = f"clipping scales the gradient of the {name} by {factor:.2f}, to a rate of {rate:.2g}"
+                yield f"clip_{name}", f"{text}. Raise loop.gradient_clip or set it to 0 (off)"
         if self._start is not None and step >= max(self._judged, self._start[0] + self._window):
             yield from self._stuck(means, *self._start)
 
@@ -97,10 +79,8 @@ class RunHealth:
                 text = f"the mean target angle is {angle:.1f} degrees, at step {since} it was {before:.1f}"
                 yield "stuck", f"{text}: nothing is learned. {self._soften()}"
         elif means["loss"] > first["loss"] - MIN_PROGRESS * abs(first["loss"]):
-            yield (
-                "stuck",
-                f"the loss is {means['loss']:.4g}, at step {since} it was {first['loss']:.4g}. {self._soften()}",
-            )
+            text = f"the loss is {means['loss']:.4g}, at step {since} it was {first['loss']:.4g}. {self._soften()}"
+            yield "stuck", text
 
     def _soften(self) -> str:
         """Return what makes the head's task easier."""

@@ -14,10 +14,8 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether Ctrl-C or SIGTERM arrived. A second signal has its usual effect.
-
-    Handlers are installed in the main thread only, and not where a caller ignores the signal or has its own handler.
-    """
+    """Yield a function that tells whether Ctrl-C or SIGTERM arrived. A second signal has its usual effect. Handlers are
+    installed in the main thread only, and not where a caller ignores the signal or has its own handler."""
     received: list[int] = []
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     main = threading.current_thread() is threading.main_thread()

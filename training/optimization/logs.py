@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import IO
 
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -14,21 +13,6 @@ from tqdm import tqdm
 from training.optimization.run_folder import LOSSES, VALIDATION
 
 TENSORBOARD_INTERVAL_STEPS = 10
-
-
-class LossLog:
-    """CSV with one line per step, truncated to the resumed step so that no step is logged twice."""
-
-    def __init__(self, path: Path, step: int, columns: Sequence[str]) -> None:
-        truncate_log(path, step, ["step", *columns])
-        self._stream = path.open("a", newline="", encoding="utf-8", buffering=1)
-        self._writer = csv.writer(self._stream)
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def add(self, step: int, *values: float) -> None:
-        self._writer.writerow([step, *map(repr, values)])
 
 
 def truncate_log(path: Path, step: int, header: Sequence[str]) -> None:
@@ -55,18 +39,11 @@ class RunLog:
     def __init__(self, output: Path, step: int, total_steps: int, batch_size: int, silent: bool) -> None:
         self._output, self._step, self._silent = output, step, silent
         self._batch_size = batch_size
-        self._csv: LossLog | None = None
-        self._events: SummaryWriter | None = None
+        self._csv: IO[str] | None = None
+        self._events = None if silent else SummaryWriter(str(output / "tensorboard"), purge_step=step + 1)
         self._bar = tqdm(total=total_steps * batch_size, initial=step * batch_size, unit="img", disable=silent)
 
-    def __enter__(self) -> Self:
-        if not self._silent:
-            self._events = SummaryWriter(str(self._output / "tensorboard"), purge_step=self._step + 1)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._bar.close()
         if self._csv is not None:
             self._csv.close()
@@ -77,9 +54,10 @@ class RunLog:
         """Log one step. ``values`` have the same keys at every step and include ``loss``."""
         if self._silent:
             return
-        if self._csv is None:
-            self._csv = LossLog(self._output / LOSSES, self._step, list(values))
-        self._csv.add(step, *values.values())
+        if self._csv is None:  # keep the steps before the resumed one, so that no step is logged twice
+            truncate_log(self._output / LOSSES, self._step, ["step", *values])
+            self._csv = (self._output / LOSSES).open("a", newline="", encoding="utf-8", buffering=1)
+        csv.writer(self._csv).writerow([step, *map(repr, values.values())])
         if self._events is not None and step % TENSORBOARD_INTERVAL_STEPS == 0:
             for name, value in values.items():
                 self._events.add_scalar(name, value, step)

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,15 +23,14 @@ from training.config import ConfigError, LoopConfig, RunConfig, TrainingPrecisio
 from training.data.augment import augment, morph, select_morphed
 from training.data.batches import Batch, Batches
 from training.data.identities import IdentitySet
-from training.errors import NonFiniteLossError, RunInterruptedError
+from training.errors import NON_FINITE_REMEDY, NonFiniteLossError, RunInterruptedError
 from training.losses import Head
-from training.optimization.finite import require_finite
-from training.optimization.health import NON_FINITE_REMEDY, RunHealth
+from training.optimization.health import RunHealth
 from training.optimization.interrupts import stop_requests
 from training.optimization.logs import RunLog
 from training.optimization.monitor import Monitor, StepResult, measure_embeddings
 from training.optimization.objective import Objective
-from training.optimization.run_folder import CHECKPOINT
+from training.optimization.run_folder import CHECKPOINT, require_finite
 from training.optimization.state import TrainingState
 
 log = logging.getLogger(__name__)
@@ -76,11 +75,9 @@ def fit(
     backbone.train()
     objective.train()
     monitor = Monitor(RunHealth(batches.total_steps, config.head, data.num_classes), device, state.scaler.is_enabled())
+    logs = RunLog(config.output, state.step, batches.total_steps, loop.batch_size, silent=distributed.rank() > 0)
     last_saved = time.monotonic()
-    with (
-        RunLog(config.output, state.step, batches.total_steps, loop.batch_size, silent=distributed.rank() > 0) as logs,
-        stop_requests() as stop_requested,
-    ):
+    with closing(logs), stop_requests() as stop_requested:
         for batch in batches.iterate(state.step):
             monitor.add(train_step(network, state, batch, config, batches.total_steps))
             end_of_epoch = state.step % batches.steps_per_epoch == 0
@@ -115,10 +112,8 @@ def _validate(state: TrainingState, validate: Validator | None, logs: RunLog) ->
 def train_step(
     network: nn.Module, state: TrainingState, batch: Batch, config: RunConfig, total_steps: int
 ) -> StepResult:
-    """Take one optimizer step. With ``loop.accumulate`` = n, gradients are the mean over n parts of the batch.
-
-    On a CPU, raises NonFiniteLossError before anything changes if the loss or its gradient is NaN or infinite.
-    """
+    """Take one optimizer step. With ``loop.accumulate`` = n, gradients are the mean over n parts of the batch. On a
+    CPU, raises NonFiniteLossError before anything changes if the loss or its gradient is NaN or infinite."""
     loop, head, device = config.loop, state.objective.head, batch.labels.device
     torch.manual_seed(_step_seed(loop.seed, batch.step))
     images = augment(to_tensor(batch.crops, device), batch.uniforms, config.augment)
@@ -128,7 +123,8 @@ def train_step(
     head.margin_share = margin_share(batch.step, total_steps, loop)
     head.begin_step(batch.labels)
     state.begin_step(rate)
-    autocast = torch.autocast(device.type, _dtype(loop.precision), enabled=_uses_autocast(loop.precision))
+    dtype = torch.float16 if loop.precision == "fp16" else torch.bfloat16
+    autocast = torch.autocast(device.type, dtype, enabled=_uses_autocast(loop.precision))
     means: dict[str, Tensor] = {}
     for i in range(loop.accumulate):
         part = distributed.split_evenly(len(images), i, loop.accumulate)
@@ -158,18 +154,15 @@ def train_step(
 
 
 def _time_to_save(step: int, due: bool) -> bool:
-    return (
-        due
-        if distributed.world_size() == 1
-        else step % SAVE_CHECK_INTERVAL_STEPS == 0 and distributed.broadcast_decision(due)
-    )
+    return _ranks_meet(step) and distributed.broadcast_decision(due)
 
 
 def _agree_to_stop(step: int, requested: bool) -> bool:
-    """Return whether any rank was asked to stop. Ranks agree at the same steps as in `_time_to_save`."""
-    if distributed.world_size() == 1:
-        return requested
-    return step % SAVE_CHECK_INTERVAL_STEPS == 0 and distributed.any_rank(requested)
+    return _ranks_meet(step) and distributed.any_rank(requested)
+
+
+def _ranks_meet(step: int) -> bool:
+    return distributed.world_size() == 1 or step % SAVE_CHECK_INTERVAL_STEPS == 0
 
 
 def learning_rate(step: int, total_steps: int, config: LoopConfig) -> float:
@@ -204,10 +197,6 @@ def _uses_autocast(precision: TrainingPrecision) -> bool:
     return precision in ("bf16", "fp16") or (precision == "auto" and distributed.has_native_bf16())
 
 
-def _dtype(precision: TrainingPrecision) -> torch.dtype:
-    return torch.float16 if precision == "fp16" else torch.bfloat16
-
-
 def _step_seed(seed: int, step: int) -> int:
     """Return the seed of torch's global generator (dropout, random margins, class sampling), distinct per rank."""
     # Add 1 to the rank: numpy ignores trailing zeros, so (7, 3) and (7, 3, 0) are the same seed.
@@ -223,9 +212,7 @@ def _rank_slice(config: LoopConfig) -> slice:
 
 def _prepare_network(backbone: nn.Module, config: LoopConfig, device: torch.device) -> nn.Module:
     """Apply checkpointing, sync batch norm, DDP and compile. State-dict keys of ``backbone`` stay the same.
-
-    Convolutions use TF32 and the fastest algorithm for their shape; the matrix products of heads stay exact.
-    """
+    Convolutions use TF32 and the fastest algorithm for their shape; the matrix products of heads stay exact."""
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
     if config.gradient_checkpointing:

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from training import distributed
-from training.errors import NonFiniteLossError
+from training.errors import NON_FINITE_REMEDY, NonFiniteLossError
 from training.losses import Head
 from training.losses.core import upcast
-from training.optimization.health import NON_FINITE_REMEDY, RunHealth
+from training.optimization.health import RunHealth
 from training.optimization.logs import RunLog
 
 GPU_INTERVAL_STEPS = 20
@@ -33,11 +33,8 @@ class StepResult:
 
 
 class Monitor:
-    """Buffer of step results. On a CPU every step is read, since reading costs nothing there.
-
-    Args:
-        scaled: a loss scaler skips the steps whose gradients overflow, so that these need not be finite.
-    """
+    """Buffer of step results. On a CPU every step is read, since reading costs nothing there. ``scaled``: a loss scaler
+    skips the steps whose gradients overflow, so that these need not be finite."""
 
     def __init__(self, health: RunHealth, device: torch.device, scaled: bool = False) -> None:
         self._health, self._scaled = health, scaled
@@ -57,10 +54,8 @@ class Monitor:
         self._values.append(torch.stack([value.double() for value in result.measured.values()]))
 
     def flush(self, logs: RunLog) -> None:
-        """Read, check and log the buffered steps: means over ranks. Collective: every rank must call it.
-
-        Raises NonFiniteLossError if a value of a step, such as its loss or gradient, is NaN or infinite.
-        """
+        """Read, check and log the buffered steps: means over ranks. Collective: every rank must call it. Raises
+        NonFiniteLossError if a value of a step, such as its loss or gradient, is NaN or infinite."""
         if not self._results:
             return
         means = distributed.all_reduce_sum(torch.stack(self._values)) / distributed.world_size()

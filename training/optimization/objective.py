@@ -18,13 +18,11 @@ Terms = Mapping[str, tuple[float, nn.Module]]
 class Objective(nn.Module):
     """Weighted losses of a head, terms and a distillation, by name."""
 
-    def __init__(self, head: Head, terms: Terms, distillation: tuple[float, Distillation] | None) -> None:
+    def __init__(self, head: Head, terms: Terms, distillation: Distillation | None) -> None:
         super().__init__()
-        self.head = head
+        self.head, self.distillation = head, distillation
         self.terms = nn.ModuleDict({name: term for name, (_, term) in terms.items()})
         self.term_weights = {name: weight for name, (weight, _) in terms.items()}
-        self.distillation = distillation[1] if distillation else None
-        self.distillation_weight = distillation[0] if distillation else 0.0
 
     def forward(
         self,
@@ -40,26 +38,26 @@ class Objective(nn.Module):
             labeled_B: mask of images with valid labels, used for head and terms; None means all.
             batch: number that identifies these images, for the cache of the distillation.
         """
-        x_BD, y_B = embeddings_BD, labels_B
-        if labeled_B is not None:
-            x_BD, y_B = embeddings_BD[labeled_B], labels_B[labeled_B]
+        labeled = slice(None) if labeled_B is None else labeled_B
+        x_BD, y_B = embeddings_BD[labeled], labels_B[labeled]
         parts = {"head": self.head(x_BD, y_B)}
         weights_CD = self.head.class_weights()
         for name, term in self.terms.items():
             parts[name] = self.term_weights[name] * term(x_BD, y_B, weights_CD)
         if self.distillation is not None:
-            parts["distillation"] = self.distillation_weight * self.distillation(embeddings_BD, images_BCHW, batch)
+            taught = self.distillation(embeddings_BD, images_BCHW, batch)
+            parts["distillation"] = self.distillation.config.weight * taught
         return parts
 
 
 def build_objective(config: RunConfig, num_classes: int) -> Objective:
     """Build the objective of a run. Raises ConfigError on invalid settings."""
     head, terms = build_losses(config, num_classes)
-    if config.distill.teacher is None:
-        return Objective(head, terms, None)
-    teacher = load_teacher(config.distill.teacher)
-    distillation = Distillation(teacher, config.backbone.embedding_dim, config.distill)
-    return Objective(head, terms, (config.distill.weight, distillation))
+    distillation = None
+    if config.distill.teacher is not None:
+        teacher = load_teacher(config.distill.teacher)
+        distillation = Distillation(teacher, config.backbone.embedding_dim, config.distill)
+    return Objective(head, terms, distillation)
 
 
 def build_losses(config: RunConfig, num_classes: int) -> tuple[Head, Terms]:
@@ -71,18 +69,14 @@ def build_losses(config: RunConfig, num_classes: int) -> tuple[Head, Terms]:
             raise ConfigError(f"loop.interclass_filter needs a cosine head, which {config.head.name} is not")
         head.interclass_filter = config.loop.interclass_filter
     if config.loop.class_sampling:
-        head = _shard(head, config.loop.class_sampling)
+        if not isinstance(head, CosineHead):
+            raise ConfigError(f"loop.class_sampling needs a cosine head, which {type(head).__name__} is not")
+        try:
+            head = PartialFC(head, config.loop.class_sampling)
+        except ValueError as error:
+            raise ConfigError(f"loop.class_sampling: {error}") from error
     terms = {t.name: (t.weight, build_term(t, head, dim, num_classes)) for t in config.terms}
     if isinstance(head, NoHead) and not terms and config.distill.teacher is None:
         term = "class_triplet" if isinstance(head, Agents) else "triplet"
         raise ConfigError(f"Head {config.head.name} needs a term (terms.{term}=1) or a teacher")
     return head, terms
-
-
-def _shard(head: Head, sampling: float) -> Head:
-    if not isinstance(head, CosineHead):
-        raise ConfigError(f"loop.class_sampling needs a cosine head, which {type(head).__name__} is not")
-    try:
-        return PartialFC(head, sampling)
-    except ValueError as error:
-        raise ConfigError(f"loop.class_sampling: {error}") from error

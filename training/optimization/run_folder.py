@@ -1,26 +1,32 @@
-"""Files of a run: settings, checkpoint, logs."""
+"""Files of a run: settings, checkpoints without NaN and infinite numbers, logs."""
 
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from training import distributed
 from training.config import ConfigError, RunConfig
-from training.data.class_ids import require_same_classes
 from training.data.identities import IdentitySet
-from training.optimization.finite import require_finite
+from training.errors import NON_FINITE_REMEDY, NonFiniteLossError
+from training.optimization.descent import Descent
 
 CHECKPOINT = "checkpoint.pt"
 CONFIG = "config.json"
 LOSSES = "losses.csv"
 VALIDATION = "validation.csv"
+MAX_NAMED_CLASSES, MAX_NAMED_VALUES = 3, 5
+log = logging.getLogger(__name__)
 
 
 def read_run_config(output: Path) -> RunConfig:
@@ -63,9 +69,25 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def check_classes(checkpoint: Mapping[str, Any], data: IdentitySet, path: Path) -> None:
-    """Raise ConfigError if a loaded checkpoint was saved with other classes than those of ``data``."""
+    """Raise ConfigError if a loaded checkpoint was saved with other classes than those of ``data``, or another order.
+    One of an earlier version does not name its classes, and is not checked."""
     saved: Tensor | None = checkpoint.get("classes")
-    require_same_classes(None if saved is None else saved.numpy(), data.class_ids, data.names, path)
+    if saved is None:
+        log.warning("%s does not say who its classes are: check that the data has the same people", path)
+        return
+    saved_ids, ids = saved.numpy(), data.class_ids
+    if np.array_equal(saved_ids, ids):
+        return
+    new = [data.names[i] for i in np.flatnonzero(~np.isin(ids, saved_ids)).tolist()]
+    gone = int((~np.isin(saved_ids, ids)).sum())
+    named = ", ".join(map(repr, new[:MAX_NAMED_CLASSES])) + (", ..." if len(new) > MAX_NAMED_CLASSES else "")
+    found = [f"{len(new)} new or changed ({named})"] if new else []
+    found += [f"{gone} missing"] if gone else []
+    raise ConfigError(
+        f"{path} was saved with {len(saved_ids)} classes that are not the {len(ids)} of the data: "
+        f"{', '.join(found) or 'their order differs'}. Restore the people and their names, or train with another "
+        "--output"
+    )
 
 
 def load_ema_weights(checkpoint: Path) -> dict[str, Any]:
@@ -74,11 +96,20 @@ def load_ema_weights(checkpoint: Path) -> dict[str, Any]:
     return weights
 
 
-def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Save the checkpoint of step ``state["step"]`` of a run in one process.
+def restore(path: Path, network: nn.Module, descent: Descent | None = None) -> int:
+    """Load the EMA network of a checkpoint, if there is one, and the state of its descent. Return its step, or 0."""
+    if not path.exists():
+        return 0
+    state = load_checkpoint(path)
+    network.load_state_dict(state["averaged"])
+    if descent is not None:
+        descent.load_state_dict(state["descent"])
+    return int(state["step"])
 
-    Raises NonFiniteLossError if a value is NaN or infinite; the earlier checkpoint is kept.
-    """
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Save the checkpoint of step ``state["step"]`` of a run in one process. Raises NonFiniteLossError if a value is
+    NaN or infinite; the earlier checkpoint is kept."""
     require_finite(state, int(state["step"]))
     save_atomically(path, state)
 
@@ -101,7 +132,52 @@ def read_json(path: Path) -> dict[str, Any]:
     return document
 
 
-def append_json(path: Path, row: Mapping[str, Any]) -> None:
-    """Append a line of JSON."""
-    with path.open("a", encoding="utf-8") as file:
+def save_step(checkpoint: Path, figures: str, state: dict[str, Any], row: Mapping[str, Any]) -> None:
+    """Save as `save_checkpoint` does, and append ``row`` to the JSON lines in the file ``figures`` beside it."""
+    save_checkpoint(checkpoint, state)
+    with checkpoint.with_name(figures).open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
+    log.info("%s", row)
+
+
+def require_finite(document: Mapping[str, Any], step: int) -> None:
+    """Raise NonFiniteLossError if a tensor or number of a checkpoint is NaN or infinite on any rank.
+
+    Collective. Waits for the device once, regardless of the number of tensors.
+
+    Args:
+        document: nested mappings and sequences; values other than floating-point tensors and floats are ignored.
+        step: step of the checkpoint, for the message.
+    """
+    found = list(_floats(document))
+    flags = [
+        torch.tensor(math.isfinite(value)) if isinstance(value, float) else torch.isfinite(value).all()
+        for _, value in found
+    ]
+    broken = [name for (name, _), finite in zip(found, _read(flags), strict=True) if not finite]
+    if distributed.any_rank(bool(broken)):
+        named = ", ".join(broken[:MAX_NAMED_VALUES]) or "values of another rank"
+        raise NonFiniteLossError(
+            f"the checkpoint of step {step} is not saved, because values are not finite: {named}. {NON_FINITE_REMEDY}"
+        )
+
+
+def _floats(value: Any, name: str = "") -> Iterator[tuple[str, Tensor | float]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _floats(part, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for i, part in enumerate(value):
+            yield from _floats(part, f"{name}.{i}")
+    elif isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point()):
+        yield name, value
+
+
+def _read(flags: Sequence[Tensor]) -> list[bool]:
+    """Return the values of scalars, with one transfer per device: AdamW keeps its step counters on the CPU."""
+    values = [False] * len(flags)
+    for device in {flag.device for flag in flags}:
+        rows = [i for i, flag in enumerate(flags) if flag.device == device]
+        for i, value in zip(rows, torch.stack([flags[i] for i in rows]).tolist(), strict=True):
+            values[i] = value
+    return values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ from torch import Tensor, nn
 from training import distributed
 from training.config import ConfigError, LoopConfig
 from training.data.identities import IdentitySet
-from training.errors import NonFiniteLossError
+from training.errors import NON_FINITE_REMEDY, NonFiniteLossError
 from training.losses import PartialFC
-from training.optimization.finite import require_finite
-from training.optimization.health import NON_FINITE_REMEDY
 from training.optimization.objective import Objective
-from training.optimization.run_folder import check_classes, load_checkpoint, save_atomically
+from training.optimization.run_folder import check_classes, load_checkpoint, require_finite, save_atomically
 from training.optimization.sharded import SHARDS, ShardsReference, load_shards, remove_old_shards, save_shards
 
 
@@ -26,9 +23,7 @@ class TrainingState:
     """Backbone, its EMA, objective, optimizer and loss scaler.
 
     Checkpoints need no random state: batches, augmentation and all other random numbers depend only on seed and step.
-
-    Args:
-        data: set whose classes a checkpoint must have; None skips this check.
+    ``data``: set whose classes a checkpoint must have; None skips this check.
     """
 
     def __init__(
@@ -72,7 +67,8 @@ class TrainingState:
             groups = {"backbone": list(self.backbone.parameters()), "head": [*replicated, *sharded]}
             own = {"backbone": _norm(groups["backbone"], []), "head": _norm(replicated, sharded)}
             norms = {name: norm for name, norm in own.items() if norm is not None}
-            factors = self._clip_factors(norms)
+            limit = self.config.gradient_clip  # of each group: large gradients of the head do not slow the backbone
+            factors = {name: (limit / norm).clamp(max=1.0) for name, norm in norms.items()} if limit else {}
             # Norms cover all ranks, so that either all of them step or none. On a GPU, the check would wait for it.
             checked = self.scaler.is_enabled() or next(self.backbone.parameters()).device.type == "cpu"
             if checked and not bool(torch.isfinite(torch.stack(list(norms.values()))).all()):
@@ -84,21 +80,14 @@ class TrainingState:
                 self.scaler.update(self.scaler.get_scale() * self.scaler.get_backoff_factor())
             else:
                 for name in factors:
-                    nn.utils.clip_grads_with_norm_(groups[name], self.config.gradient_clip, norms[name])
+                    nn.utils.clip_grads_with_norm_(groups[name], limit, norms[name])
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
         self.step += 1
         if self.config.ema_decay:
             update_ema(self.averaged, self.backbone, min(self.config.ema_decay, self.step / (self.step + 10)))
-        return {
-            **{f"gradient_{name}": norm for name, norm in norms.items()},
-            **{f"clip_{name}": factor for name, factor in factors.items()},
-        }
-
-    def _clip_factors(self, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the factor of each group: large gradients of the head do not slow the backbone."""
-        limit = self.config.gradient_clip
-        return {name: (limit / norm).clamp(max=1.0) for name, norm in norms.items()} if limit else {}
+        named_norms = {f"gradient_{name}": norm for name, norm in norms.items()}
+        return {**named_norms, **{f"clip_{name}": factor for name, factor in factors.items()}}
 
     def average(self) -> nn.Module:
         """Return the EMA network, up to date. Without EMA, it is copied only here."""
@@ -112,10 +101,8 @@ class TrainingState:
         return ", ".join(broken[:5]) or "classes of another rank"
 
     def save(self, path: Path) -> None:
-        """Write atomically. Collective: every rank must call it, the first one writes, except for shards.
-
-        Raises NonFiniteLossError if a value is NaN or infinite on any rank; the earlier checkpoint is kept.
-        """
+        """Write atomically. Collective: every rank must call it, the first one writes, except for shards. Raises
+        NonFiniteLossError if a value is NaN or infinite on any rank; the earlier checkpoint is kept."""
         head = self.objective.head
         shards, tables, head_state = None, dict[str, Tensor](), {}
         if isinstance(head, PartialFC) and self.config.sharded_checkpoint:
@@ -144,10 +131,8 @@ class TrainingState:
             remove_old_shards(path.parent, shards)
 
     def restore(self, path: Path) -> bool:
-        """Load a checkpoint, whole or in shards of any number of ranks. Return whether there was one.
-
-        Raises ConfigError if it has other classes than the data, or shards that the head cannot load.
-        """
+        """Load a checkpoint, whole or in shards of any number of ranks. Return whether there was one. Raises
+        ConfigError if it has other classes than the data, or shards that the head cannot load."""
         if not path.exists():
             return False
         head, state = self.objective.head, load_checkpoint(path)
@@ -168,9 +153,7 @@ class TrainingState:
             raise ConfigError(f"{path} has shards of classes. Resume it with loop.class_sampling")
         self.objective.terms.load_state_dict(state["terms"])
         if self.objective.distillation is not None:
-            # Checkpoints of earlier versions also have the teacher's weights.
-            own = self.objective.distillation.state_dict().keys() & state["distillation"].keys()
-            self.objective.distillation.load_state_dict({name: state["distillation"][name] for name in own})
+            self.objective.distillation.load_state_dict(state["distillation"])
         self._load_optimizer(state["optimizer"], shards is None)
         self.scaler.load_state_dict(state["scaler"])
         self.step, self.loss = int(state["step"]), float(state["loss"])

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from models.checksums import sha256_of
+from models.vision.specs import DetectionSpec
 from training.config import ConfigError, RunConfig
 from training.data.identities import IdentitySet, load_identities
-from training.evaluation.embedding import Embed, embed_crops
-from training.evaluation.lfw import LfwCrops, evaluate_lfw
+from training.evaluation.embedding import Embed, embed_crops, torch_embedder
+from training.evaluation.lfw import LfwCrops, evaluate_lfw, load_lfw_crops
 from training.evaluation.metrics import AngleStatistics, angle_statistics
 from training.optimization.run_folder import CONFIG, read_json, read_run_config
+from training.recipes import compared
+from training.run.train import train_recognizer
 
 COLUMNS = (
     "loss",
@@ -33,13 +36,40 @@ COLUMNS = (
 )
 ROW = "row.json"
 MAX_ANGLE_CROPS = 4096
-"""Maximum number of training crops, from the first people, for angle statistics."""
-
-Cells = tuple[str, ...]
+"""Maximum number of training crops, from the first people (at least two), for angle statistics."""
 
 
-def comparison_row(config: RunConfig, embed: Embed, weights_CD: Tensor | None, crops: LfwCrops) -> Cells:
-    """Evaluate a finished run on LFW's two views and its training crops. Return a row; angles in degrees."""
+def compare(losses: Sequence[str], data: Path, output: Path, detection: DetectionSpec, epochs: int, people: int) -> str:
+    """Train the given losses one after the other, evaluate each on LFW, and return a Markdown table.
+
+    LFW is aligned by this detector. Losses with saved results are skipped. The table in ``output``, comparison.csv and
+    comparison.md, grows run by run. Raises ConfigError if a folder holds a run with other settings.
+    """
+    crops = load_lfw_crops(data / "lfw", detection, output / "cache", ("view1", "view2"))
+    detector = sha256_of(detection.path)
+    rows, table = [COLUMNS], ""
+    for loss in losses:
+        config = compared(loss, data / "celeba", output / loss, epochs, people)
+        if (config.output / CONFIG).is_file() and read_run_config(config.output) != config:
+            raise ConfigError(f"{config.output} holds a run with other settings. Choose another --output")
+        path = config.output / ROW
+        saved = read_json(path) if path.is_file() else {}
+        if saved.get("detector") != detector:  # by the hash of its file
+            finished = train_recognizer(config)
+            row = _row(config, torch_embedder(finished.backbone), finished.head.class_weights(), crops)
+            saved = {"detector": detector, "cells": row}
+            path.write_text(json.dumps(saved), encoding="utf-8")
+        rows.append(tuple(saved["cells"]))
+        with (output / "comparison.csv").open("w", newline="", encoding="utf-8") as stream:
+            csv.writer(stream).writerows(rows)
+        lines = [COLUMNS, tuple("---" for _ in COLUMNS), *rows[1:]]
+        table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+        (output / "comparison.md").write_text(table, encoding="utf-8")
+    return table
+
+
+def _row(config: RunConfig, embed: Embed, weights_CD: Tensor | None, crops: LfwCrops) -> tuple[str, ...]:
+    """Evaluate a finished run on LFW's two views and its training crops; angles in degrees."""
     data = load_identities(config.data, config.output.parent / "cache")
     own = training_angles(embed, data, weights_CD)
     judgment = evaluate_lfw(embed, crops, parts=("view1", "view2"))
@@ -57,23 +87,10 @@ def comparison_row(config: RunConfig, embed: Embed, weights_CD: Tensor | None, c
     )
 
 
-def load_row(config: RunConfig, detector: str) -> Cells | None:
-    """Return the saved row of a run, or None if it used another detector (by the hash of its file). Raises ConfigError
-    if the folder holds a run with other settings."""
-    if (config.output / CONFIG).is_file() and read_run_config(config.output) != config:
-        raise ConfigError(f"{config.output} holds a run with other settings. Choose another --output")
-    path = config.output / ROW
-    document = read_json(path) if path.is_file() else {}
-    return tuple(document["cells"]) if document.get("detector") == detector else None
-
-
-def save_row(config: RunConfig, detector: str, cells: Cells) -> None:
-    (config.output / ROW).write_text(json.dumps({"detector": detector, "cells": cells}), encoding="utf-8")
-
-
 def training_angles(embed: Embed, data: IdentitySet, weights_CD: Tensor | None) -> AngleStatistics:
     """Return the angle statistics of a head on the first people of its training set."""
-    rows = np.flatnonzero(data.labels < _people_within(data.labels, MAX_ANGLE_CROPS))
+    people = max(2, int((np.cumsum(np.bincount(data.labels)) <= MAX_ANGLE_CROPS).sum()))
+    rows = np.flatnonzero(data.labels < people)
     weights = None if weights_CD is None else weights_CD.detach().cpu().numpy()
     return angle_statistics(embed_crops(embed, data.crops_NHWC[rows]), data.labels[rows], weights)
 
@@ -82,20 +99,3 @@ def training_angle_rows(own: AngleStatistics) -> list[tuple[str, str]]:
     """Return names and values for a report."""
     named = {"W-EC": own.w_ec, "W-Inter": own.w_inter, "Intra, training": own.intra, "Inter, training": own.inter}
     return [(name, f"{value:.1f} degrees") for name, value in named.items() if value is not None]
-
-
-def _people_within(labels: NDArray[np.int64], images: int) -> int:
-    """Return how many of the first classes have at most ``images`` images together, at least two."""
-    return max(2, int((np.cumsum(np.bincount(labels)) <= images).sum()))
-
-
-def markdown(rows: Iterable[Cells]) -> str:
-    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
-
-
-def write_table(rows: Sequence[Cells], folder: Path) -> None:
-    """Write comparison.csv and comparison.md."""
-    with (folder / "comparison.csv").open("w", newline="", encoding="utf-8") as stream:
-        csv.writer(stream).writerows([COLUMNS, *rows])
-    (folder / "comparison.md").write_text(markdown(rows), encoding="utf-8")

@@ -18,10 +18,15 @@ from models.risk.search_rates import search_gallery
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.detection import DEFAULT_MIN_SCORE
 from models.vision.recognition import Recognizer
+from models.vision.specs import DetectionSpec
+from training.config import RunConfig
+from training.data.identities import load_identities
 from training.data.subsampling import evenly_spaced_rows
 from training.evaluation import plots
-from training.evaluation.embedding import Embed, Embeddings
+from training.evaluation.embedding import Embed, Embeddings, cached_embedder, load_run, torch_embedder
 from training.evaluation.lfw import (
+    PARTS,
+    VIEW1,
     LfwCrops,
     LfwResult,
     embed_lfw,
@@ -31,6 +36,10 @@ from training.evaluation.lfw import (
     read_pairs,
 )
 from training.evaluation.metrics import best_threshold, cmc, fnir_curve, roc
+from training.losses import build_head
+from training.optimization.run_folder import CHECKPOINT, LOSSES, check_classes, load_checkpoint
+from training.optimization.sharded import read_class_weights
+from training.run.compare import training_angle_rows, training_angles
 
 WORST_PAIRS: Final = 8
 SAMPLE_CROPS: Final = 32
@@ -77,15 +86,8 @@ def collect_lfw_results(embed: Embed, crops: LfwCrops, flip: bool = False) -> Lf
 
 
 def write_pack_report(path: Path, pack: ModelPack, lfw: Path, cache_dir: Path) -> LfwResult:
-    """Measure a pack on LFW through its own detector and write the report.
-
-    Args:
-        lfw: folder with images/ and the lists.
-
-    Raises:
-        ConfigError: LFW is incomplete.
-        PackError: the pack cannot be loaded.
-    """
+    """Measure a pack on LFW through its own detector and write the report. ``lfw``: folder with images/ and the lists.
+    Raises ConfigError: LFW is incomplete. PackError: the pack cannot be loaded."""
     crops = load_lfw_crops(
         lfw, pack.detection, cache_dir, min_score=DEFAULT_MIN_SCORE, alignment=pack.recognition.alignment
     )
@@ -93,6 +95,36 @@ def write_pack_report(path: Path, pack: ModelPack, lfw: Path, cache_dir: Path) -
     evidence = collect_lfw_results(recognizer.embed, crops)
     write_report(path, f"{pack.display_name} ({pack.model_id})", lfw=evidence)
     return evidence.judgment
+
+
+def report_run(
+    run: Path, data: Path, detection: DetectionSpec, report: Path | None, flip: bool = False, view1: bool = False
+) -> list[tuple[str, str]]:
+    """Evaluate a run on LFW (``data``/lfw, aligned by this detector) and return the figures. With ``report``, also
+    write them as HTML, with curves, worst pairs and sample crops."""
+    config, backbone = load_run(run)
+    parts = VIEW1 if view1 else PARTS
+    crops = load_lfw_crops(data / "lfw", detection, run.parent / "cache", parts)
+    embed, vectors = cached_embedder(torch_embedder(backbone), run / CHECKPOINT, run.parent / "cache")
+    evidence = collect_lfw_results(embed, crops, flip)
+    trained_on = load_identities(config.data, config.output.parent / "cache")
+    head = build_head(config.head, config.backbone.embedding_dim, trained_on.num_classes)
+    state = load_checkpoint(run / CHECKPOINT)
+    check_classes(state, trained_on, run / CHECKPOINT)
+    shards = state.get("shards")
+    head.load_full_state({**state["head"], **({"weight": read_class_weights(run, shards)} if shards else {})})
+    own = training_angles(embed, trained_on, head.class_weights())
+    vectors.save()
+    about = [("Head", _describe_head(config)), *training_angle_rows(own)]
+    if report is not None:
+        write_report(report, f"Run {config.name}", about, run / LOSSES, evidence, trained_on.crops_NHWC)
+    return [*about, *((name, value) for name, value, _ in headline_rows(evidence.judgment))]
+
+
+def _describe_head(config: RunConfig) -> str:
+    options = ", ".join(f"{k}={v}" for k, v in config.head.options.items())
+    terms = "".join(f" + {t.weight:g} {t.name}" for t in config.terms)
+    return f"{config.head.name}{f' ({options})' if options else ''}{terms}"
 
 
 def write_report(
@@ -103,18 +135,14 @@ def write_report(
     lfw: LfwResults | None = None,
     samples_NHWC: NDArray[np.uint8] | None = None,
 ) -> None:
-    """Write the report atomically, without sections that have no data.
+    """Write the report atomically, without sections that have no data. Raises ConfigError: ``losses`` or a list of LFW
+    cannot be read.
 
     Args:
-        path: HTML file.
-        title: heading.
         about: measures and values to list before those of LFW.
         losses: losses.csv of a run.
         lfw: result of `collect_lfw_results`.
         samples_NHWC: (n, 112, 112, 3) uint8 RGB training crops.
-
-    Raises:
-        ConfigError: ``losses`` or a list of LFW cannot be read.
     """
     headline = [(name, value, "") for name, value in about] + (headline_rows(lfw.judgment) if lfw else [])
     sections = [_table(("Measure", "Value", "95 % interval over people"), headline)] if headline else []

@@ -40,16 +40,11 @@ class Plan:
 
 
 def make_plan(config: RunConfig, images: int, classes: int, gpus: int, images_per_s: float, image_bytes: float) -> Plan:
-    """Compute the plan of a run.
+    """Compute the plan of a run. Raises ConfigError: the batch does not divide by the GPUs.
 
     Args:
-        images: size of the set.
-        classes: number of people.
         images_per_s: measured speed of one GPU, see `measure_speed`.
         image_bytes: mean size of an encoded image.
-
-    Raises:
-        ConfigError: the batch does not divide by the GPUs.
     """
     loop = config.loop
     if loop.batch_size % (gpus * loop.accumulate):

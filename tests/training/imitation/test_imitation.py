@@ -25,10 +25,9 @@ from training.backbones import BottleneckNet
 from training.backbones.bottleneck_net import SIDE_PX, Stem
 from training.config import ConfigError
 from training.imitation.blocks import BlockFit, fit_blocks
-from training.imitation.graph import GraphNetwork
 from training.imitation.joint import JointFit, fit_student, imitation_loss
 from training.imitation.run import imitate
-from training.imitation.teacher import Teacher, TorchTeacher
+from training.imitation.teacher import GraphNetwork, Teacher, TorchTeacher
 from training.imitation.views import (
     MARGIN_PX,
     Portraits,
@@ -39,7 +38,7 @@ from training.imitation.views import (
     mirror_points,
     widen,
 )
-from training.optimization.run_folder import CHECKPOINT, append_json, load_ema_weights
+from training.optimization.run_folder import CHECKPOINT, load_ema_weights, save_step
 from training.recipes import imitated
 
 Photo = NDArray[np.uint8]
@@ -265,15 +264,15 @@ def test_a_whole_student_learns_and_goes_on_as_if_it_had_not_been_cut_off(
         fit_student(BottleneckNet(16), teacher, portraits, portraits, fit, output, seed=0)
         return [json.loads(line) for line in (output / "joint.jsonl").read_text().splitlines()]
 
-    def fail(path: Path, row: dict[str, float]) -> None:
-        append_json(path, row)
+    def fail(*arguments: Any) -> None:
+        save_step(*arguments)
         raise KeyboardInterrupt
 
     rows = run(tmp_path / "whole", workers=2)
     assert [row["step"] for row in rows] == [4, 8]
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.02
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("training.imitation.joint.append_json", fail)
+        patch.setattr("training.imitation.joint.save_step", fail)
         run(tmp_path / "cut")
     again = run(tmp_path / "cut")
     assert [row["step"] for row in again] == [4, 8]

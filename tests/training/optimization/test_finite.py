@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -31,13 +31,12 @@ from training.liveness.data import LIVE, Presentations
 from training.liveness.fit import LivenessLoopConfig, fit_liveness
 from training.losses import PartialFC
 from training.optimization import loop as loop_module
-from training.optimization.finite import require_finite
 from training.optimization.health import RunHealth
 from training.optimization.logs import RunLog
 from training.optimization.loop import Validator, fit
 from training.optimization.monitor import Monitor, StepResult
 from training.optimization.objective import build_objective
-from training.optimization.run_folder import CHECKPOINT, load_checkpoint
+from training.optimization.run_folder import CHECKPOINT, load_checkpoint, require_finite
 from training.optimization.state import TrainingState
 from training.run.train import train_recognizer
 
@@ -142,7 +141,7 @@ def test_values_read_late_are_checked(tmp_path: Path, name: str) -> None:
     for scaled in (False, True):
         monitor = Monitor(RunHealth(100, config, 6), torch.device("cpu"), scaled)
         monitor.add(result)
-        with RunLog(tmp_path, 0, 10, 8, silent=True) as logs:
+        with closing(RunLog(tmp_path, 0, 10, 8, silent=True)) as logs:
             if scaled and name == "gradient_backbone":  # the scaler skipped this step
                 monitor.flush(logs)
                 assert monitor.loss == 1.0
