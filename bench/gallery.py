@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
+import os
 import platform
 import subprocess
 import sys
@@ -31,7 +31,8 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from bench.common import RESULTS
+from bench.common import RESULTS, say, write
+from bench.load import look_at
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import available_cores
 from models.vision.recognition import l2_normalize
@@ -76,7 +77,6 @@ def main() -> None:
     parser.add_argument("--galleries", type=int, default=10_000)
     parser.add_argument("--people", type=int, default=100)
     parser.add_argument("--quick", action="store_true", help="50,000 templates and 500 galleries, to test the script")
-    parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.quick:
         options.templates, options.graph_templates, options.galleries = 50_000, 20_000, 500
@@ -94,9 +94,7 @@ def main() -> None:
         "log": following(options.templates),
         "many": many(options.galleries, options.people),
     }
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "gallery.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    (options.output / "gallery.md").write_text(text(report), encoding="utf-8")
+    write(RESULTS / "gallery.md", text(report), report)
     print(text(report))
 
 
@@ -268,7 +266,7 @@ def following(size: int) -> Row:
         gc.collect()
         found = store.galleries.get("large")
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset the peak
-        before = resident()
+        before = look_at(os.getpid()).rss_bytes
         followers = Followers(in_process(store))
         follower = followers.of(found)
 
@@ -280,7 +278,7 @@ def following(size: int) -> Row:
         while follower.stats().compacted_at is None:
             time.sleep(0.2)
         plain = [timed(search, probes[i : i + 1], K) for i in range(100)]
-        after, peak = resident(), peak_resident()
+        figures = look_at(os.getpid())
         own = np.random.default_rng(7)
         enrolled, deleted, seen = [], [], []
         for number in range(50):
@@ -298,8 +296,8 @@ def following(size: int) -> Row:
         "kind": stats.kind,
         "raw_bytes": size * DIMENSION * 4,
         "index_bytes": stats.memory_bytes,
-        "resident_bytes": after - before,
-        "peak_bytes": peak - before,
+        "resident_bytes": figures.rss_bytes - before,
+        "peak_bytes": figures.peak_bytes - before,
         "search_p50_ms": float(np.median(plain)),
         "search_p99_ms": float(np.percentile(plain, 99)),
         "enroll_p50_ms": float(np.median(enrolled)),
@@ -361,11 +359,11 @@ def many(count: int, size: int) -> Row:
                 fill(connection, pk, another.vault.create(connection, pk), photos(next(people(size, rng)), rng), 1)
         found = [each for each in every(store) if each.pk != first_pk]
         gc.collect()
-        before = resident()
+        before = look_at(os.getpid()).rss_bytes
         followers = Followers(in_process(store))
         probe = stranger(0)[None]
         first = [timed(lambda each=each: followers.catch_up_blocking(each).search(probe, 2)) for each in found]
-        after = resident()
+        after = look_at(os.getpid()).rss_bytes
         again = [timed(lambda each=each: followers.catch_up_blocking(each).search(probe, 2)) for each in found]
         followers.close()
     raw = count * size * DIMENSION * 4
@@ -433,21 +431,6 @@ def fill(connection: sa.Connection, gallery_pk: int, seal: Seal, held: Float, ea
     connection.execute(galleries.update().where(galleries.c.pk == gallery_pk).values(**counts))
 
 
-def resident() -> int:
-    return _status("VmRSS")
-
-
-def peak_resident() -> int:
-    return _status("VmHWM")
-
-
-def _status(name: str) -> int:
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
 # Report
 
 
@@ -490,10 +473,6 @@ def text(report: Row) -> str:
             f"{small['again_p99_ms']:.2f}).\n",
         ]
     )
-
-
-def say(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

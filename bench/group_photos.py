@@ -6,9 +6,7 @@ those of the same detector.
 
 from __future__ import annotations
 
-import io
 import math
-import tarfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +15,10 @@ from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image as Pillow
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from bench.risk_photos import SAME_PEOPLE, lfw_people, rows_of
+from bench.risk_photos import SAME_PEOPLE, calibration_files, lfw_people, read_crops, rows_of
 from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
 from models.runtime.network import Float
@@ -32,7 +29,7 @@ from training.data.identities import read_rgb
 from training.evaluation.detection import read_reference_faces
 from training.evaluation.embedding import embed_crops
 from training.evaluation.embedding_cache import CachedRecognizer
-from training.evaluation.lfw import people_of, read_open_set, read_pairs
+from training.evaluation.lfw import people_of
 from training.evaluation.metrics import Bools
 from training.export.calibrate import calibrate
 from training.optimization.loop import to_tensor
@@ -92,10 +89,7 @@ def calibration_of(pack: ModelPack, data: Path, embedder: CropEmbedder) -> Calib
     """Return the pack's calibration, or one on LFW View 1's training list outside the open-set protocol."""
     if pack.calibration is not None:
         return Calibration.from_document(pack.calibration)
-    pairs = read_pairs(data / "lfw" / "pairsDevTrain.txt")
-    protocol = read_open_set(data / "lfw" / "openset_protocol.json")
-    searched = set(people_of((*protocol.gallery, *protocol.strangers)))
-    files = sorted(file for file in {*pairs.first, *pairs.second} if file.split("/")[0] not in searched)
+    files = calibration_files(data / "lfw")
     return Calibration.from_document(
         calibrate(embedder.embed(lfw_crops(data, files)), people_of(files).tolist(), "LFW View 1")
     )
@@ -196,17 +190,6 @@ def crops_of(
         for archive in {row["archive"] for row in rows}
     }
     return rows, np.stack([crops[row["archive"]][row["file"]] for row in rows])
-
-
-def read_crops(archive: Path, members: set[str]) -> dict[str, NDArray[np.uint8]]:
-    """Return the RGB images of members of a tar archive."""
-    found = {}
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            if member.name in members and (stream := tar.extractfile(member)) is not None:
-                with Pillow.open(io.BytesIO(stream.read())) as image:
-                    found[member.name] = np.asarray(image.convert("RGB"))
-    return found
 
 
 def first_share(items: list[T], share: float) -> list[T]:

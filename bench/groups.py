@@ -29,12 +29,11 @@ from bench.group_photos import (
     faces,
     first_share,
     lfw,
-    read_crops,
     subset,
 )
 from bench.group_rates import Estimate, FalseMatches, share
 from bench.lfw import arguments
-from bench.risk_photos import rows_of
+from bench.risk_photos import read_crops, rows_of
 from bench.risk_trials import identified, risk_of, search
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack

@@ -12,14 +12,7 @@ SETTLING: Final = 20
 
 
 def heavy_pack(detector: Path, cache: Path) -> Path:
-    """Return a directory with a copy of ``detector`` and the recognizer."""
-    directory = heavy_recognizer(cache).parent
-    shutil.copy(detector, directory / "detector.onnx")
-    return directory
-
-
-def heavy_recognizer(cache: Path) -> Path:
-    """Create the recognizer once, and cache it."""
+    """Return a directory with a copy of ``detector`` and the recognizer, which is created once."""
     recognizer = cache / "heavy" / "recognizer.onnx"
     if not recognizer.is_file():
         import torch
@@ -46,4 +39,5 @@ def heavy_recognizer(cache: Path) -> Path:
             external_data=False,
         )
         unfinished.rename(recognizer)
-    return recognizer
+    shutil.copy(detector, recognizer.with_name("detector.onnx"))
+    return recognizer.parent

@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from bench.common import RESULTS, ROOT, outside, say
+from bench.common import RESULTS, ROOT, say
+from bench.lfw import lfw_or_exit
 from bench.load import Generator, Order, look_at, multipart
 from bench.machine import machine
 from bench.photos import gallery_of, groups, people
@@ -56,9 +57,7 @@ def main() -> None:
     parser.add_argument("--result", type=Path, default=RESULT)
     parser.add_argument("--plot", type=Path, default=PLOT)
     options = parser.parse_args()
-    data = outside("KITH_DATA", "data")
-    if not (data / "lfw").is_dir():
-        sys.exit(f"there is no LFW at {data}: set KITH_DATA (docs/training.md says what it must hold).")
+    data = lfw_or_exit().parent
     chance = random.Random(0)
     requests = [multipart(chance.choice(PATHS), payload) for payload in varied(data, chance)]
     vectors = gallery_of(people(data), load_pack(BUNDLED_PACK), ROOT / "runs" / "cache")

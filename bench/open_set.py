@@ -5,25 +5,18 @@ functions. One gallery is also enrolled and searched over HTTP, which must decid
 bench/results/open_set.md, .json and .png.
 
     python -m bench.open_set [--draws 8] [--seed 1000] [--cache runs/cache] [--quick] [--packs NAME...]
-                             [--choose MODULE.CONSTANT=VALUE,VALUE...]
-
-``--choose`` measures each value of a constant. For each group of domains it then reports the value that is best on the
-other groups, and how that value does on this group. It writes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import importlib
 import json
 import math
 import shutil
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -33,7 +26,7 @@ from matplotlib.figure import Figure
 
 from bench.common import RESULTS, ROOT, say, write
 from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
-from bench.risk_photos import Faces, faces_of
+from bench.risk_photos import Faces, calibration_files, faces_of
 from bench.risk_trials import DOMAINS, FPIR, Domain, Group, Outcome, draws, identified, judge, risk_of, search
 from kith import Kith
 from models.pack.loading import load_pack
@@ -45,7 +38,6 @@ from service.risk.decision import thresholds_for
 from service.server import embedded
 from service.settings import load_settings
 from training.evaluation.embedding import Embedder
-from training.evaluation.lfw import people_of, read_open_set, read_pairs
 from training.export.calibrate import calibrate
 
 PULLED: Final = "open-model-zoo"
@@ -103,14 +95,10 @@ def main() -> None:
             for name, pack in packs.items()
             if not options.packs or name in options.packs
         }
-        calibrations = {name: calibration_of(packs[name]) for name in sets}
-        if options.choose:
-            print(chosen(options.choose, sets, calibrations, options.draws, options.seed))
-            return
         rows = [
             row
             for name in sets
-            for row in measure(name, sets[name], calibrations[name], DOMAINS, options.draws, options.seed)
+            for row in measure(name, sets[name], calibration_of(packs[name]), DOMAINS, options.draws, options.seed)
         ]
         for name in sets:
             differing = over_http(packs[name], sets[name], Path(folder) / f"http-{name}")
@@ -140,7 +128,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1000, help="of the first draw")
     parser.add_argument("--packs", nargs="+", help="only these; other packs keep their rows")
     parser.add_argument("--quick", action="store_true", help="two draws; writes nothing")
-    parser.add_argument("--choose", help="constant and its values, such as models.risk.gallery_risk.MIN_SHAPE=-0.3,0")
     options = parser.parse_args()
     if options.quick:
         options.draws = 2
@@ -164,10 +151,7 @@ def calibrated(reference: Path, lfw: Path, cache: Path, copy: Path) -> ModelPack
     """Return the reference models, calibrated on the people of LFW View 1's training list outside the protocol."""
     shutil.copytree(reference, copy)
     pack = load_pack(copy)
-    pairs = read_pairs(lfw / "pairsDevTrain.txt")
-    protocol = read_open_set(lfw / "openset_protocol.json")
-    searched = set(people_of((*protocol.gallery, *protocol.strangers)))
-    files = sorted(file for file in {*pairs.first, *pairs.second} if file.split("/")[0] not in searched)
+    files = calibration_files(lfw)
     embedder = Embedder(pack, cache_dir=cache)
     vectors, seen = embedder.embed([lfw / "images" / file for file in files])
     embedder.save_cache()
@@ -234,12 +218,12 @@ def summary(pack: str, domain: Domain, outcomes: Sequence[Outcome], recent: bool
     )
 
 
-def over_http(pack: ModelPack, sets: Mapping[str, Faces], folder: Path) -> int:
+def over_http(pack: ModelPack, sets: Mapping[str, Faces], folder: Path, people: int = 300) -> int:
     """Search a gallery through a real server, at 1 %; count strangers with another decision than that of the service's
     functions."""
-    (drawn,) = draws(sets, DOMAINS[0], 1, 300, 1, 0)
+    (drawn,) = draws(sets, DOMAINS[0], 1, people, 1, 0)
     _, known = risk_of(drawn.snapshot, calibration_of(pack))
-    thresholds = thresholds_for(RiskTarget("fpir", 0.01), known, 300)
+    thresholds = thresholds_for(RiskTarget("fpir", 0.01), known, people)
     expected = identified(search(drawn.snapshot, drawn.strangers), thresholds)
     settings = load_settings(
         data_dir=folder,
@@ -263,67 +247,6 @@ def over_http(pack: ModelPack, sets: Mapping[str, Faces], folder: Path) -> int:
                 for result, alarm in zip(results, expected[batch], strict=True)
             )
     return differing
-
-
-# Choosing settings
-
-
-def chosen(
-    assignment: str,
-    sets: Mapping[str, Mapping[str, Faces]],
-    calibrations: Mapping[str, Calibration | None],
-    count: int,
-    seed: int,
-) -> str:
-    """Return a table: for each group of domains, the value of a constant that is best on the others, and its loss."""
-    target, _, values = assignment.partition("=")
-    module, _, constant = target.rpartition(".")
-    clean = [domain for domain in DOMAINS if domain.group in CLEAN]
-    measured: dict[str, list[Row]] = {}
-    for value in values.split(","):
-        with assigned(module, constant, value):
-            measured[value] = [
-                row
-                for name in sets
-                for row in measure(f"{name} {constant}={value}", sets[name], calibrations[name], clean, count, seed)
-            ]
-    lines = [f"| {constant} | {' | '.join(CLEAN)} | all |", "|---" * (len(CLEAN) + 2) + "|"]
-    for value, rows in measured.items():
-        losses = [loss(rows, [group]) for group in CLEAN]
-        lines.append(f"| {value} | {' | '.join(f'{one:.3f}' for one in [*losses, loss(rows, CLEAN)])} |")
-    for left_out in CLEAN:
-        others = [group for group in CLEAN if group != left_out]
-        best = min(measured, key=lambda value: loss(measured[value], others))
-        lines.append(
-            f"\n{left_out} left out: {best} is best on the others; its loss here is "
-            f"{loss(measured[best], [left_out]):.3f}"
-        )
-    return "\n".join(lines)
-
-
-@contextmanager
-def assigned(module: str, constant: str, value: str) -> Iterator[None]:
-    """Give a module's constant another value for a while."""
-    owner = importlib.import_module(module)
-    before = getattr(owner, constant)
-    setattr(owner, constant, ast.literal_eval(value))
-    try:
-        yield
-    finally:
-        setattr(owner, constant, before)
-
-
-def loss(rows: Sequence[Row], groups: Sequence[Group]) -> float:
-    """Return the mean, over the rows of groups at 10 % and 1 %, of the deviations of the goals.
-
-    These are the absolute logarithm of the median ratio, and ten times the FNIR above hindsight's.
-    """
-    losses = [
-        abs(math.log(max(row.ratio, MIN_RATIO))) + 10 * max(0.0, (row.fnir or 0) - (row.hindsight_fnir or 0))
-        for row in rows
-        if row.group in groups and row.fpir in JUDGED
-    ]
-    return float(np.mean(losses))
 
 
 # Reporting
@@ -358,56 +281,48 @@ def goals(rows: Sequence[Row]) -> str:
     """Format the goals, each with the rows that miss it."""
     judged = [row for row in rows if row.fpir in JUDGED]
     clean = [row for row in judged if row.group in CLEAN and not row.domain.endswith(RECENT)]
-    large = [row for row in clean if row.people >= MIN_PEOPLE_OF_INTERVAL]
     degraded = [row for row in judged if row.group == "degraded" and row.domain.endswith(RECENT)]
-    mated = [row for row in judged if row.fnir is not None]
-    promised = [row for row in clean if row.fnir is not None and row.templates >= MIN_TEMPLATES_OF_PROMISE]
-    lines = []
-    for goal, of, missed in (
+    promised = [row for row in clean if row.templates >= MIN_TEMPLATES_OF_PROMISE]
+    parts = []
+    for goal, found in (
         (
             "Median of measured / requested within {} to {}".format(*MEDIAN),
-            clean,
-            {row.where: f"{row.ratio:.2f}" for row in clean if not MEDIAN[0] <= row.ratio <= MEDIAN[1]},
+            [(row, f"{row.ratio:.2f}", MEDIAN[0] <= row.ratio <= MEDIAN[1]) for row in clean],
         ),
         (
             "80 % interval within {} to {}, for {} people or more".format(*INTERVAL, MIN_PEOPLE_OF_INTERVAL),
-            large,
-            {
-                row.where: f"{row.low:.2f} to {row.high:.2f}"
-                for row in large
-                if row.low < INTERVAL[0] or row.high > INTERVAL[1]
-            },
+            [
+                (row, f"{row.low:.2f} to {row.high:.2f}", row.low >= INTERVAL[0] and row.high <= INTERVAL[1])
+                for row in clean
+                if row.people >= MIN_PEOPLE_OF_INTERVAL
+            ],
         ),
         (
             f"Degraded probes: median at most {MAX_DEGRADED}",
-            degraded,
-            {row.where: f"{row.ratio:.2f}" for row in degraded if row.ratio > MAX_DEGRADED},
+            [(row, f"{row.ratio:.2f}", row.ratio <= MAX_DEGRADED) for row in degraded],
         ),
         (
             "FNIR at most 2 points above hindsight's",
-            mated,
-            {
-                row.where: f"{100 * (row.fnir - row.hindsight_fnir):+.1f}"
-                for row in mated
-                if row.fnir is not None and row.hindsight_fnir is not None and row.fnir > row.hindsight_fnir + MAX_LOSS
-            },
+            [
+                (row, f"{100 * (row.fnir - row.hindsight_fnir):+.1f}", row.fnir <= row.hindsight_fnir + MAX_LOSS)
+                for row in judged
+                if row.fnir is not None and row.hindsight_fnir is not None
+            ],
         ),
         (
             "Promised FNIR within 5 points, for two photos or more",
-            promised,
-            {
-                row.where: f"{100 * (row.promised_fnir - row.fnir):+.1f}"
+            [
+                (row, f"{100 * error:+.1f}", abs(error) <= MAX_PROMISE_ERROR)
                 for row in promised
                 if row.fnir is not None
-                and row.promised_fnir is not None
-                and abs(row.promised_fnir - row.fnir) > MAX_PROMISE_ERROR
-            },
+                for error in [(row.fnir if row.promised_fnir is None else row.promised_fnir) - row.fnir]
+            ],
         ),
     ):
-        lines.append(f"**{goal}**: kept in {len(of) - len(missed)} of {len(of)}.\n")
-        lines += [f"- {where}: {value}" for where, value in missed.items()]
-        lines.append("")
-    return "\n".join(lines).strip()
+        missed = [f"- {row.where}: {value}" for row, value, is_kept in found if not is_kept]
+        parts.append(f"**{goal}**: kept in {len(found) - len(missed)} of {len(found)}.\n")
+        parts += [*missed, ""]
+    return "\n".join(parts).strip()
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:

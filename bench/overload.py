@@ -11,7 +11,6 @@ missed.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import datetime
 import json
 import socket
@@ -21,15 +20,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import Final
 
 import numpy as np
 
 from bench.common import RESULTS, say
-from bench.load import HOST, Worker, content_length, look_at
+from bench.load import HOST, Generator, Order, look_at, post
 from bench.machine import commit, machine
-from bench.overhead import photos, request
+from bench.photos import astronaut
 from bench.servers import Running, kith_server
 from models.pack.loading import BUNDLED_PACK
 
@@ -40,79 +38,11 @@ PROBES_PER_S: Final = 10
 PROBE_HOST: Final = "127.0.0.2"
 """Address of the orchestrator; the connection limit counts it apart from the load's address."""
 PROBE_TIMEOUT_S: Final = 60.0
-DRAIN_S: Final = 60.0
+SIDE_PX: Final = 250
 HEALTH: Final = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 MAX_HEALTH_P99_MS: Final = 1000.0
 MAX_REFUSAL_P99_MS: Final = 2000.0
 MIN_ACCEPTED_RATIO: Final = 0.9
-
-
-@dataclass
-class Answers:
-    """Latencies by status, and failed connections, within the measured time."""
-
-    seconds: float
-    latencies_ms: dict[int, list[float]] = field(default_factory=dict)
-    failures: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def accepted_per_s(self) -> float:
-        return len(self.latencies_ms.get(200, [])) / self.seconds
-
-
-async def load(port: int, message: bytes, clients: int, seconds: float, warm_up_s: float) -> Answers:
-    """Run the load. Raise TimeoutError if a client still waits for an answer ``DRAIN_S`` after the end."""
-    begin = time.perf_counter() + warm_up_s
-    end, answers = begin + seconds, Answers(seconds)
-
-    async def client() -> None:
-        writer: asyncio.StreamWriter | None = None
-        while (sent := time.perf_counter()) < end:
-            try:
-                if writer is None:
-                    reader, writer = await asyncio.open_connection(HOST, port)
-                writer.write(message)
-                head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                await reader.readexactly(content_length(head[:-4]))
-            except (OSError, EOFError) as error:
-                if begin <= time.perf_counter() < end:
-                    answers.failures[type(error).__name__] += 1
-                _close(writer)
-                writer = None
-                continue
-            now = time.perf_counter()
-            if begin <= now < end:
-                answers.latencies_ms.setdefault(int(head[9:12]), []).append((now - sent) * 1000)
-            if b"connection: close" in head:
-                _close(writer)
-                writer = None
-        _close(writer)
-
-    async with asyncio.timeout(warm_up_s + seconds + DRAIN_S):
-        await asyncio.gather(*(client() for _ in range(clients)))
-    return answers
-
-
-def _close(writer: asyncio.StreamWriter | None) -> None:
-    if writer is not None:
-        writer.close()
-
-
-def _serve_orders(orders: Connection) -> None:
-    while (order := orders.recv()) is not None:
-        orders.send(asyncio.run(load(*order)))
-
-
-class Load(Worker):
-    """Process that runs :func:`load`."""
-
-    def __init__(self) -> None:
-        super().__init__(_serve_orders)
-
-    def run(self, port: int, message: bytes, clients: int, seconds: float, warm_up_s: float) -> Answers:
-        self._orders.send((port, message, clients, seconds, warm_up_s))
-        answers: Answers = self._orders.recv()
-        return answers
 
 
 class Probe(threading.Thread):
@@ -153,7 +83,8 @@ class Measured:
     health_ms: list[float] = field(default_factory=list)
     accepted_ms: list[float] = field(default_factory=list)
     refused_ms: list[float] = field(default_factory=list)
-    other: Counter[str] = field(default_factory=Counter)
+    other: Counter[int] = field(default_factory=Counter)
+    """By status; 0: the connection was lost."""
 
     def document(self, seconds: float) -> dict[str, object]:
         return {
@@ -169,24 +100,23 @@ class Measured:
 
 def measure(server: Running, clients: int, rounds: int, seconds: float) -> tuple[Measured, Measured]:
     """Measure with ``clients``, and with :data:`OVERLOAD` times as many."""
-    message = request("/v1/embed", "raw", photos()["20 kB"])
+    message = post("/v1/embed", "image/jpeg", astronaut(SIDE_PX))
     saturated, overloaded = Measured(), Measured()
-    with Load() as generator:
-        generator.run(server.port, message, clients, seconds / 2, 0)
+    with Generator() as generator:
+        generator.run(Order(server.port, [message], clients, seconds / 2, 0, b""))
         for number, measured in [(clients, saturated), (OVERLOAD * clients, overloaded)] * rounds:
             probe, cpu_s = Probe(server.port), look_at(server.pid).cpu_s
             probe.start()
-            answers = generator.run(server.port, message, number, seconds, 0)
+            tally = generator.run(Order(server.port, [message], number, seconds, 0, b""))
             cpu_s = look_at(server.pid).cpu_s - cpu_s
             probe.enough.set()
             probe.join()
-            measured.rates.append(answers.accepted_per_s)
-            measured.per_cpu_s.append(answers.accepted_per_s * seconds / cpu_s)
+            measured.rates.append(tally.answered / seconds)
+            measured.per_cpu_s.append(tally.answered / cpu_s)
             measured.health_ms += probe.latencies_ms
-            measured.accepted_ms += answers.latencies_ms.pop(200, [])
-            measured.refused_ms += answers.latencies_ms.pop(503, [])
-            measured.other.update(answers.failures)
-            measured.other.update({str(status): len(each) for status, each in answers.latencies_ms.items()})
+            measured.accepted_ms += tally.latencies_ms.pop(200, [])
+            measured.refused_ms += tally.latencies_ms.pop(503, [])
+            measured.other += tally.statuses
             say(f"{number} clients: {measured.rates[-1]:.1f} accepted a second")
     return saturated, overloaded
 

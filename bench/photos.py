@@ -53,11 +53,19 @@ def groups(data: Path, count: int = GROUPS) -> list[bytes]:
     lines = (data / "wider" / "annotations.jsonl").read_text(encoding="utf-8").splitlines()
     chosen = [a for line in lines if len((a := json.loads(line))["boxes_xyxy"]) in GROUP_FACES][: count - 1]
     sample = package_file("insightface", "data", "images", "t1.jpg").read_bytes()
-    return [sample, *(as_jpeg(data / "wider" / annotation["file"]) for annotation in chosen)]
+    return [sample, *(encoded(read(data / "wider" / annotation["file"])) for annotation in chosen)]
 
 
-def as_jpeg(path: Path) -> bytes:
-    return cv2.imencode(".jpg", read(path)[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
+def astronaut(side_px: int) -> bytes:
+    """Return a photo of one face as a JPEG file."""
+    picture = read(package_file("skimage", "data", "astronaut.png"))
+    method = cv2.INTER_AREA if side_px < len(picture) else cv2.INTER_CUBIC
+    return encoded(np.asarray(cv2.resize(picture, (side_px, side_px), interpolation=method), np.uint8))
+
+
+def encoded(photo: NDArray[np.uint8]) -> bytes:
+    """Return a JPEG file of (H, W, 3) RGB."""
+    return cv2.imencode(".jpg", photo[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
 
 
 def read(path: Path) -> NDArray[np.uint8]:

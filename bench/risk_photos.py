@@ -2,8 +2,6 @@
 
 The bundled pack's detector finds the faces for every pack. CFP's, All-Age-Faces' and FairFace's photos are crops, which
 are padded with their edge before detection.
-
-    python -m bench.risk_photos [--cache runs/cache] [--packs NAME...] [--sets NAME...]
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import csv
 import io
 import tarfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,8 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 
-from bench.common import say
-from bench.lfw import arguments, lfw_or_exit
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
 from models.runtime.network import Float
@@ -31,7 +27,7 @@ from models.vision.alignment import align
 from models.vision.quality import Quality, measure_quality
 from training.data.identities import read_rgb
 from training.evaluation.embedding import DETECT_BATCH_SIZE, Embedder
-from training.evaluation.lfw import read_open_set
+from training.evaluation.lfw import people_of, read_open_set, read_pairs
 
 MAX_PHOTOS: Final = 4
 """Photos of one LFW person."""
@@ -77,19 +73,6 @@ class Faces:
 
     def __len__(self) -> int:
         return len(self.people)
-
-
-def main() -> None:
-    parser = arguments()
-    parser.add_argument("--packs", nargs="+", default=["kith-compact"], help="names, or folders of packs")
-    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
-    options = parser.parse_args()
-    data = lfw_or_exit().parent
-    for pack in options.packs:
-        known = BUNDLED_PACK if pack == "kith-compact" else Path(pack)
-        for name in options.sets:
-            faces = faces_of(name, data, load_pack(known), options.cache)
-            say(f"{pack}: {name}: {len(faces)} faces of {len(set(faces.people))} people")
 
 
 def faces_of(name: str, data: Path, pack: ModelPack, cache: Path) -> Faces:
@@ -160,6 +143,13 @@ def lfw_people(data: Path) -> tuple[dict[str, list[str]], list[str]]:
     return several, [files[person][0] for person in order if len(files[person]) == 1]
 
 
+def calibration_files(lfw: Path) -> list[str]:
+    """Return the photos of View 1's training list whose people are not in the open-set protocol."""
+    pairs, protocol = read_pairs(lfw / "pairsDevTrain.txt"), read_open_set(lfw / "openset_protocol.json")
+    searched = set(people_of((*protocol.gallery, *protocol.strangers)))
+    return sorted(file for file in {*pairs.first, *pairs.second} if file.split("/")[0] not in searched)
+
+
 def lfw_photos(data: Path, files: Sequence[str], change: Callable[[Image], Image] | None = None) -> list[Photo]:
     def reader(path: Path) -> Callable[[], Image]:
         return (lambda: read_rgb(path)) if change is None else (lambda: change(read_rgb(path)))
@@ -185,23 +175,23 @@ def degraded(change: Callable[[Image], Image]) -> Callable[[Path], list[Photo]]:
 
 def padded(archive: Path, files: Sequence[tuple[str, str, str]]) -> list[Photo]:
     """Return the photos of a tar archive: person, name, member."""
+    crops = read_crops(archive, {member for *_, member in files})
+
+    def reader(crop: Image) -> Callable[[], Image]:
+        return lambda: np.asarray(cv2.copyMakeBorder(crop, *(4 * (PADDING_PX,)), cv2.BORDER_REPLICATE), np.uint8)
+
+    return [Photo(person, name, reader(crops[member])) for person, name, member in files]
+
+
+def read_crops(archive: Path, members: Collection[str]) -> dict[str, Image]:
+    """Return the RGB images of members of a tar archive."""
+    found = {}
     with tarfile.open(archive) as tar:
-        wanted = {member for _, _, member in files}
-        encoded = {m.name: _bytes(tar, m) for m in tar if m.name in wanted}
-
-    def reader(data: bytes) -> Callable[[], Image]:
-        def read() -> Image:
-            crop = np.asarray(Pillow.open(io.BytesIO(data)).convert("RGB"))
-            return np.asarray(cv2.copyMakeBorder(crop, *(4 * (PADDING_PX,)), cv2.BORDER_REPLICATE), np.uint8)
-
-        return read
-
-    return [Photo(person, name, reader(encoded[member])) for person, name, member in files]
-
-
-def _bytes(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    stream = tar.extractfile(member)
-    return b"" if stream is None else stream.read()
+        for member in tar:
+            if member.name in members and (stream := tar.extractfile(member)) is not None:
+                with Pillow.open(io.BytesIO(stream.read())) as image:
+                    found[member.name] = np.asarray(image.convert("RGB"))
+    return found
 
 
 def rows_of(path: Path) -> Iterator[dict[str, str]]:
@@ -285,7 +275,3 @@ SETS: Final[Mapping[str, Callable[[Path], list[Photo]]]] = {
     "fairface": strangers_of("fairface"),
     **{name: degraded(change) for name, change in DEGRADATIONS.items()},
 }
-
-
-if __name__ == "__main__":
-    main()

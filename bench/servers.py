@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from kith import Kith
 from models.pack.loading import load_pack
 from models.runtime.network import Float
 from tests.databases import ENVIRONMENT
+from tests.faults.servers import free_port
 
 GALLERY: Final = "people"
 FPIR: Final = 0.01
@@ -50,15 +50,10 @@ class Running:
 def kith_server(pack: Path, settings: Mapping[str, str], people: Mapping[str, Float]) -> Iterator[Running]:
     """Start Kith like `kith serve`, with a gallery of ``people`` (name to unit vector)."""
     with TemporaryDirectory() as folder:
+        given = {"KITH_DATA_DIR": folder, "KITH_PACK": str(pack), "KITH_LOG_LEVEL": "WARNING", **settings}
         port = free_port()
-        environment = {
-            "KITH_DATA_DIR": folder,
-            "KITH_PORT": str(port),
-            "KITH_PACK": str(pack),
-            "KITH_LOG_LEVEL": "WARNING",
-            **settings,
-        }
-        with _running([sys.executable, "-m", "service.cli.main", "serve"], environment, port, "/readyz") as running:
+        command = [sys.executable, "-m", "service.cli.main", "serve"]
+        with started(command, {"KITH_PORT": str(port), **given}, port, "/readyz") as running:
             enroll(running.url, pack, people, Path(folder) / "people.ndjson")
             yield running
 
@@ -69,7 +64,7 @@ def naive_server(pack: Path, side_px: int = 640) -> Iterator[Running]:
     port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "uvicorn", "bench.peers.naive_server:app"]
     command += ["--port", str(port), "--log-level", "warning", "--no-access-log"]
-    with _running(command, {"NAIVE_PACK": str(pack), "NAIVE_SIDE": str(side_px)}, port, "/docs") as running:
+    with started(command, {"NAIVE_PACK": str(pack), "NAIVE_SIDE": str(side_px)}, port, "/docs") as running:
         yield running
 
 
@@ -91,14 +86,9 @@ def enroll(url: str, pack: Path, people: Mapping[str, Float], file: Path) -> Non
         kith.calibrate(GALLERY)
 
 
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
-
-
 @contextmanager
-def _running(command: list[str], environment: Mapping[str, str], port: int, ready: str) -> Iterator[Running]:
+def started(command: list[str], environment: Mapping[str, str], port: int, ready: str) -> Iterator[Running]:
+    """Start a server and wait until its path ``ready`` answers."""
     process = subprocess.Popen(command, env={**os.environ, **ENVIRONMENT, **environment}, stdout=subprocess.DEVNULL)
     try:
         running = Running(port, process.pid)

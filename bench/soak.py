@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import random
 import resource
 import shutil
@@ -41,22 +40,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
-import httpx2 as httpx
 import numpy as np
 from PIL import Image
 
-from bench.common import RESULTS, outside, say
+from bench.common import RESULTS, say
+from bench.lfw import lfw_or_exit
 from bench.load import Generator, Order, look_at, multipart
 from bench.machine import commit, machine
 from bench.memory import scaled
 from bench.photos import people
-from bench.servers import START_S, free_port
+from bench.servers import START_S, STOP_S
 from bench.soak_load import DIFFERENT, PEOPLE, Asking, Book, Client, Known, Mover, Nuisance, Photos, search, with_key
 from bench.soak_report import BURST, RISE, Figures, draw, markdown, rise
 from kith import Kith
 from models.pack.loading import BUNDLED_PACK
 from tests.databases import ENVIRONMENT
+from tests.faults.servers import Server
 from tests.postgres import Postgres
 
 RESULT: Final = RESULTS / "soak.json"
@@ -71,7 +72,6 @@ WARM: Final = 1 / 3
 SLOWER: Final = 1.5
 JUDGED_FROM: Final = 500
 """Minimum number of answers in a third for a meaningful p99."""
-STOP_S: Final = 30.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,6 @@ class Reading:
     memory_mb: float
     descriptors: int
     threads: int
-    cpu_s: float
 
 
 @dataclass(frozen=True)
@@ -117,38 +116,14 @@ MOVED: Final = 5
 """People in the archive that becomes a gallery and is deleted."""
 
 
-class Replica:
+class Replica(Server):
     """``kith serve`` on its own port, restarted repeatedly."""
 
     def __init__(self, folder: Path, database_url: str | None) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._log = folder / f"server-{self.port}.log"
-        self._environment = {
-            **os.environ,
-            **ENVIRONMENT,
-            "KITH_API_KEY": API_KEY,
-            "KITH_DATA_DIR": str(folder / "data"),
-            "KITH_LOG_LEVEL": "ERROR",
-            "KITH_PACK": str(BUNDLED_PACK),
-            "KITH_PORT": str(self.port),
-            "KITH_QUEUE_SIZE": str(QUEUE),
-        }
-        if database_url is not None:
-            self._environment["KITH_DATABASE_URL"] = database_url
+        self._output = folder / f"server-{len(list(folder.glob('*.log')))}.log"
+        settings = {"KITH_API_KEY": API_KEY, "KITH_PACK": str(BUNDLED_PACK), "KITH_QUEUE_SIZE": str(QUEUE)}
+        super().__init__(folder / "data", database_url, self._output, **ENVIRONMENT, **settings)
         self.away: list[tuple[float, float]] = []
-        self.start()
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._kith("serve"), env=self._environment, stdout=log, stderr=log)
-
-    def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_S
-        while not self._is_ready():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"a server did not start: {self.complaints()}")
-            threading.Event().wait(0.05)
 
     def restart(self, how: signal.Signals) -> None:
         began = time.monotonic()
@@ -156,24 +131,22 @@ class Replica:
         self.away.append((began, np.inf))
         self._process.send_signal(how)
         self._process.wait(STOP_S)
-        self.start()
+        self.launch()
         self.wait_until_ready()
         self.away[place] = (began, time.monotonic())
 
     def stop(self) -> bool:
         """Stop the server; return True if it exits cleanly on SIGTERM. Kill it otherwise."""
-        if self._process.poll() is None:
-            self._process.terminate()
         try:
-            return self._process.wait(STOP_S) in (0, -signal.SIGTERM)
+            return self.terminate(STOP_S) in (0, -signal.SIGTERM)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
             return False
 
     def found_by(self, *command: str) -> str:
         """Return a command's output if its exit status is not 0, else an empty string."""
-        done = subprocess.run(self._kith(*command), env=self._environment, capture_output=True, text=True)
+        program = [sys.executable, "-m", "service.cli.main", *command]
+        done = subprocess.run(program, env=self._environment, capture_output=True, text=True)
         return done.stdout + done.stderr if done.returncode else ""
 
     def dumps_nothing(self) -> bool:
@@ -181,27 +154,13 @@ class Replica:
 
     def complaints(self) -> list[str]:
         """Return the log lines of unexpected errors."""
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = self._output.read_text(encoding="utf-8", errors="replace").splitlines()
         return [line for line in lines if "Traceback" in line or '"level": "ERROR"' in line or " ERROR " in line][:20]
 
     def holds(self) -> Reading:
-        figures = look_at(self._process.pid)
         process = Path(f"/proc/{self._process.pid}")
-        return Reading(
-            figures.rss_bytes / 1e6,
-            len(list((process / "fd").iterdir())),
-            len(list((process / "task").iterdir())),
-            figures.cpu_s,
-        )
-
-    def _is_ready(self) -> bool:
-        try:
-            return httpx.get(f"{self.url}/readyz", timeout=10).is_success
-        except httpx.TransportError:
-            return False
-
-    def _kith(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "service.cli.main", *arguments]
+        counts = [len(list((process / name).iterdir())) for name in ("fd", "task")]
+        return Reading(look_at(self._process.pid).rss_bytes / 1e6, *counts)
 
 
 class Pair:
@@ -240,9 +199,7 @@ def main() -> None:
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--result", type=Path, default=RESULT)
     options = parser.parse_args()
-    data = outside("KITH_DATA", "data")
-    if not (data / "lfw").is_dir():
-        sys.exit(f"there is no LFW at {data}: set KITH_DATA (docs/training.md says what it must hold).")
+    data = lfw_or_exit().parent
     with database(options.database) as url:
         figures = soak(Plan.of(options.minutes, options.clients), data, url)
     figures |= {"machine": machine(), "commit": commit(), "database": options.database}
@@ -368,7 +325,8 @@ def run_round(
 def burst(replica: Replica, generator: Generator, photos: Photos, book: Book) -> dict[str, int]:
     """Send more requests at once than the queue holds: each one is answered or gets a retry status."""
     requests = [with_key(multipart("/v1/detect", photo), API_KEY) for photo in photos.others]
-    tally = generator.run(Order(replica.port, requests, BURST, START_S, 0.0, b"", limit=2 * BURST))
+    port = urlsplit(replica.url).port or 0
+    tally = generator.run(Order(port, requests, BURST, START_S, 0.0, b"", limit=2 * BURST))
     book.must(tally.statuses.keys() <= {200, 503}, f"a burst was answered by {dict(tally.statuses)}")
     return {str(status): count for status, count in sorted(tally.statuses.items())}
 
@@ -408,12 +366,8 @@ def at_rest(pair: Pair, seconds: float) -> tuple[Reading, Reading]:
 
 
 def least(looks: Sequence[Reading]) -> Reading:
-    return Reading(
-        min(look.memory_mb for look in looks),
-        min(look.descriptors for look in looks),
-        min(look.threads for look in looks),
-        looks[-1].cpu_s,
-    )
+    values = zip(*((look.memory_mb, look.descriptors, look.threads) for look in looks), strict=True)
+    return Reading(*(min(each) for each in values))
 
 
 def tell(number: int, plan: Plan, book: Book, series: Series) -> None:

@@ -148,6 +148,14 @@ class Asking:
                 return answer
         raise TimeoutError(f"{kind} was not answered for {patience_s:g} s")
 
+    def unless(self, status: int, kind: str, action: Callable[[Kith], object]) -> None:
+        """Send a request, which an earlier attempt without an answer may have done: then ``status`` is right."""
+        try:
+            self(kind, action)
+        except KithClientError as error:
+            if error.status != status or not self.unanswered:
+                raise
+
     def _refusal(self, error: Exception, which: int, began: float) -> str:
         if isinstance(error, KithClientError) and error.status:
             if (error.status, error.code) in REFUSALS:
@@ -338,7 +346,7 @@ class Client:
         if subject is to:
             return
         template = self._chance.choice(list(subject.templates))
-        self._until_gone("move", lambda kith: kith.move_template(PEOPLE, subject.id, template, to.id))
+        self._ask.unless(404, "move", lambda kith: kith.move_template(PEOPLE, subject.id, template, to.id))
         to.templates[template] = subject.templates.pop(template)
         self._search(to.templates[template], to.id)
 
@@ -347,14 +355,14 @@ class Client:
         if filled:
             subject = self._chance.choice(filled)
             template = self._chance.choice(list(subject.templates))
-            self._until_gone("delete template", lambda kith: kith.delete_template(PEOPLE, subject.id, template))
+            self._ask.unless(404, "delete template", lambda kith: kith.delete_template(PEOPLE, subject.id, template))
             self._forget([subject.templates.pop(template)])
 
     def delete_subject(self) -> None:
         there = [subject for subject in self.subjects if subject.exists]
         if there:
             subject = self._chance.choice(there)
-            self._until_gone("delete subject", lambda kith: kith.delete_subject(PEOPLE, subject.id))
+            self._ask.unless(404, "delete subject", lambda kith: kith.delete_subject(PEOPLE, subject.id))
             subject.exists = False
             self._forget(list(subject.templates.values()))
             subject.templates.clear()
@@ -365,14 +373,6 @@ class Client:
         self._gone.extend(probes)
         for probe in probes:
             self._search(probe, None)
-
-    def _until_gone(self, kind: str, action: Callable[[Kith], object]) -> None:
-        try:
-            self._ask(kind, action)
-        except KithClientError as error:
-            # The unanswered request deleted it.
-            if error.status != 404 or not self._ask.unanswered:
-                raise
 
     def _refused(self, kind: str, action: Callable[[Kith], object]) -> str:
         try:
@@ -420,7 +420,7 @@ class Mover:
         ask, (file, archive) = self._ask, (folder / "export.ndjson", folder / "people.zip")
         archive.write_bytes(self._archive)
         for name in (first, second):
-            self._unless(409, "create gallery", partial(_create, name))
+            ask.unless(409, "create gallery", partial(_create, name))
         options: ArchiveOptions = {"allow_duplicate": True, "allow_low_quality": True, "face": "largest"}
         job = ask("enroll archive", lambda kith: kith.enroll_archive(first, archive, **options)).id
         deadline = time.monotonic() + PATIENCE_S
@@ -439,14 +439,7 @@ class Mover:
                 result = search(ask, gallery, known.photo)
                 self._book.must(result.subject == name, f"in {gallery} {result.subject} was found, not {name}")
         for name in (first, second):
-            self._unless(404, "delete gallery", partial(_delete, name))
-
-    def _unless(self, status: int, kind: str, action: Callable[[Kith], object]) -> None:
-        try:
-            self._ask(kind, action)
-        except KithClientError as error:
-            if error.status != status or not self._ask.unanswered:
-                raise
+            ask.unless(404, "delete gallery", partial(_delete, name))
 
 
 def _create(name: str, kith: Kith) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-from bench.accuracy import DIFFERENCE, GOALS, THROUGH_YUNET, Column, markdown
-from tests.conftest import ROOT
+import pytest
+
+from bench.accuracy import DIFFERENCE, GOALS, THROUGH_YUNET, Column, main, markdown
 from training.export.model_card import MEASURES
 
 ALARMS = {
@@ -51,14 +50,8 @@ def test_every_goal_has_a_row() -> None:
     assert set(GOALS) <= {measure.name for measure in MEASURES} | {DIFFERENCE, THROUGH_YUNET}
 
 
-def test_missing_data_are_reported(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.accuracy"],
-        cwd=ROOT,
-        env={"KITH_DATA": str(tmp_path), "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 1
-    assert f"not at {tmp_path}: set KITH_DATA" in done.stderr
+def test_missing_data_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KITH_DATA", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["bench.accuracy"])
+    with pytest.raises(SystemExit, match=f"not at {tmp_path}: set KITH_DATA"):
+        main()

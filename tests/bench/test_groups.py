@@ -160,6 +160,7 @@ def test_a_drawn_mask_hides_the_mouth_and_leaves_the_eyes(rng: np.random.Generat
     assert right[1] < 55
 
 
+@pytest.mark.long
 def test_real_photos_are_measured_and_reported(data: Path, pack: ModelPack, tmp_path: Path) -> None:
     found = measure(pack, data, tmp_path, Protocol(enrolled=20, draws=2, rounds=20, share=0.04))
     misses = {row["photos"]: row for row in found["misses"]}

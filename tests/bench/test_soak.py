@@ -96,7 +96,7 @@ def test_a_server_that_lives_and_does_not_answer_is_wrong(client: Client) -> Non
 
 def test_growth_is_measured_after_the_warm_up() -> None:
     plan = replace(SHORT, rounds=6)
-    held = [Reading(mb, 20, 30, 0.0) for mb in (100, 200, 300, 310, 320, 330)]
+    held = [Reading(mb, 20, 30) for mb in (100, 200, 300, 310, 320, 330)]
     rises = judged_rises(plan, [(reading, reading) for reading in held])
     assert rises == pytest.approx({"memory_mb": 30, "descriptors": 0, "threads": 0})
 
