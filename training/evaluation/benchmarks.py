@@ -6,7 +6,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from training.data.verification import VerificationSet, read_bin
 from training.evaluation.embedding import Embed, central_crops, embed_crops, given_crops
 from training.evaluation.lfw import Verification, verify_similarities
 from training.evaluation.metrics import (
-    Bools,
     Floats,
     Ints,
     build_templates,
@@ -88,9 +87,9 @@ def evaluate_other_benchmarks(
             )
             for root, folders in ((probes, 1), (distractors, 2))
         )
-        megaface = evaluate_megaface(embed_standard, probe_set, distractor_set.crops_NHWC, flip)
-        rows += [(f"Rank-1 among {size:,} distractors", f"{share:.2%}") for size, share in megaface.rank1.items()]
-        rows += [(f"TAR at FAR {far:g} among distractors", f"{tar:.2%}") for far, tar in megaface.tar_at_far.items()]
+        rank1, tar_at = evaluate_megaface(embed_standard, probe_set, distractor_set.crops_NHWC, flip)
+        rows += [(f"Rank-1 among {size:,} distractors", f"{share:.2%}") for size, share in rank1.items()]
+        rows += [(f"TAR at FAR {far:g} among distractors", f"{tar:.2%}") for far, tar in tar_at.items()]
     return rows
 
 
@@ -107,19 +106,11 @@ def evaluate_bin(embed: Embed, pairs: VerificationSet, flip: bool = False) -> Ve
     return verify_similarities(similarities, pairs.same, folds)
 
 
-@dataclass(frozen=True)
-class MegafaceResult:
-    """MegaFace metrics: ``rank1`` by number of distractors, ``tar_at_far`` by FAR."""
-
-    rank1: dict[int, float]
-    tar_at_far: dict[float, float]
-
-
 def evaluate_megaface(
     embed: Embed, probes: IdentitySet, distractors_NHWC: NDArray[np.uint8], flip: bool = False
-) -> MegafaceResult:
-    """Run the MegaFace protocol with 10, 100, ... and all distractors. Raises ConfigError if no person in the probe set
-    has two photos."""
+) -> tuple[dict[int, float], dict[float, float]]:
+    """Run the MegaFace protocol with 10, 100, ... and all distractors. Return rank-1 by number of distractors, and TAR
+    by FAR. Raises ConfigError if no person in the probe set has two photos."""
     vectors = embed_crops(embed, probes.crops_NHWC, flip).astype(np.float64)
     others = embed_crops(embed, distractors_NHWC, flip).astype(np.float64)
     others = np.random.default_rng(0).permutation(others)
@@ -129,9 +120,7 @@ def evaluate_megaface(
     except ValueError as error:
         raise ConfigError(f"the probe set: {error}") from error
     tar = distractor_verification(vectors, probes.labels, others, DISTRACTOR_FARS)
-    return MegafaceResult(
-        dict(zip(sizes, rank1.tolist(), strict=True)), dict(zip(DISTRACTOR_FARS, tar.tolist(), strict=True))
-    )
+    return dict(zip(sizes, rank1.tolist(), strict=True)), dict(zip(DISTRACTOR_FARS, tar.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -163,10 +152,13 @@ def evaluate_ijb(
     meta = folder / "meta"
     media = read_ijb_media(_find_one(meta, "*face_tid_mid.txt"))
     pairs = read_ijb_pairs(_find_one(meta, "*template_pair_label.txt"))
-    photos = [folder / "loose_crop" / file for file in media.files]
-    given = _read_landmarks(meta, media.files)
+    files, same = media["file"].tolist(), pairs["same"] == 1
+    photos = [folder / "loose_crop" / file for file in files]
+    given = _read_landmarks(meta, files)
     batches = (
-        central_crops(detector, photos, alignment) if given is None else given_crops(photos, given.landmarks, alignment)
+        central_crops(detector, photos, alignment)
+        if given is None
+        else given_crops(photos, given["landmarks"], alignment)
     )
     kept, vectors = [], []
     for rows, crops in batches:
@@ -177,38 +169,30 @@ def evaluate_ijb(
         raise ConfigError(f"{folder}: no photo has a detected face")
     weighted = np.concatenate(vectors)
     if given is not None:
-        weighted = weighted * given.scores[kept, None]
-    ids, by_template = build_templates(weighted, media.template_ids[kept], media.media_ids[kept])
+        weighted = weighted * given["score"][kept, None]
+    ids, by_template = build_templates(weighted, media["template"][kept], media["medium"][kept])
     try:
-        similarities = template_similarities(ids, by_template, pairs.templates)
+        similarities = template_similarities(ids, by_template, pairs["templates"])
     except ValueError as error:
         raise ConfigError(f"{folder}: {error} with a face") from error
     return IjbResult(
-        {far: tar_at_far(similarities, pairs.same, far) for far in IJB_FARS},
-        equal_error_rate(similarities, pairs.same),
-        len(pairs.same),
-        len(media.files) - len(kept),
+        {far: tar_at_far(similarities, same, far) for far in IJB_FARS},
+        equal_error_rate(similarities, same),
+        len(pairs),
+        len(files) - len(kept),
         _search_ijb(meta, ids, by_template),
     )
 
 
-@dataclass(frozen=True, eq=False)
-class GivenLandmarks:
-    """(n, 5, 2) landmarks and (n,) detection scores of the photos of a list."""
-
-    landmarks: Floats
-    scores: Floats
-
-
-def _read_landmarks(meta: Path, files: Sequence[str]) -> GivenLandmarks | None:
+def _read_landmarks(meta: Path, files: Sequence[str]) -> NDArray[np.void] | None:
     """Read lines of "file x1 y1 ... x5 y5 score" in the order of ``files``, or return None without that list."""
     if not list(meta.glob("*name_5pts_score.txt")):
         return None
     path = _find_one(meta, "*name_5pts_score.txt")
-    table = _read_table(path, np.dtype([("file", "U64"), ("points", np.float64, (5, 2)), ("score", np.float64)]))
+    table = _read_table(path, [("file", "U64"), ("landmarks", np.float64, (5, 2)), ("score", np.float64)])
     if table["file"].tolist() != list(files):
         raise ConfigError(f"{path} lists other photos than the list of templates")
-    return GivenLandmarks(table["points"], table["score"])
+    return table
 
 
 def _search_ijb(meta: Path, ids: Ints, templates: Floats) -> TemplateSearch | None:
@@ -243,42 +227,25 @@ def _find_one(folder: Path, pattern: str) -> Path:
     return found[0]
 
 
-@dataclass(frozen=True, eq=False)
-class IjbMedia:
-    """Content of face_tid_mid.txt: image files, and the (n,) template and medium of each."""
-
-    files: tuple[str, ...]
-    template_ids: Ints
-    media_ids: Ints
-
-
-@dataclass(frozen=True, eq=False)
-class IjbPairs:
-    """Content of template_pair_label.txt: (P, 2) template ids, and (P,) whether both show one person."""
-
-    templates: Ints
-    same: Bools
-
-
-def read_ijb_media(path: Path) -> IjbMedia:
-    """Read lines of "file template medium". Raises ConfigError if the file is missing or malformed."""
-    table = _read_table(path, np.dtype([("file", "U64"), ("template", np.int64), ("medium", np.int64)]))
-    return IjbMedia(tuple(table["file"].tolist()), table["template"], table["medium"])
-
-
-def read_ijb_pairs(path: Path) -> IjbPairs:
-    """Read lines of "template template label", label 1 for the same person and 0 otherwise. Raises ConfigError if the
+def read_ijb_media(path: Path) -> NDArray[np.void]:
+    """Read face_tid_mid.txt, lines of "file template medium", as (n,) rows with these fields. Raises ConfigError if the
     file is missing or malformed."""
-    table = _read_table(path, np.dtype([("templates", np.int64, 2), ("label", np.int64)]))
-    if not np.isin(table["label"], (0, 1)).all():
+    return _read_table(path, [("file", "U64"), ("template", np.int64), ("medium", np.int64)])
+
+
+def read_ijb_pairs(path: Path) -> NDArray[np.void]:
+    """Read template_pair_label.txt, lines of "template template same", as (P,) rows with the fields ``templates`` (two
+    ids) and ``same``, 0 or 1. Raises ConfigError if the file is missing or malformed."""
+    table = _read_table(path, [("templates", np.int64, 2), ("same", np.int64)])
+    if not np.isin(table["same"], (0, 1)).all():
         raise ConfigError(f"{path}: labels must be 0 or 1")
-    return IjbPairs(table["templates"], table["label"] == 1)
+    return table
 
 
-def _read_table(path: Path, columns: np.dtype[np.void]) -> NDArray[np.void]:
+def _read_table(path: Path, columns: list[Any]) -> NDArray[np.void]:
     if not path.is_file():
         raise ConfigError(f"{path} does not exist")
     try:
-        return np.atleast_1d(np.loadtxt(path, columns, comments=None, encoding="utf-8"))
+        return np.atleast_1d(np.loadtxt(path, np.dtype(columns), comments=None, encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error

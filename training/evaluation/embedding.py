@@ -102,23 +102,25 @@ def embed_crops(embed: Embed, crops_NHWC: NDArray[np.uint8], flip: bool = False)
     return np.concatenate(vectors).astype(np.float32)
 
 
+def central_faces(detector: Detector, files: Sequence[Path]) -> Iterator[list[tuple[int, NDArray[np.uint8], Float]]]:
+    """Yield batches of rows of ``files`` with a detected face, their photos, and the (5, 2) landmarks in pixels of the
+    face nearest the center."""
+    for start in tqdm(range(0, len(files), DETECT_BATCH_SIZE), desc="detect", unit="batch"):
+        photos = [read_rgb(file) for file in files[start : start + DETECT_BATCH_SIZE]]
+        yield [
+            (row, photo, faces.landmarks_xy[faces.nearest(photo.shape[1] / 2, photo.shape[0] / 2)])
+            for row, (photo, faces) in enumerate(zip(photos, detector.detect(photos), strict=True), start)
+            if len(faces)
+        ]
+
+
 def central_crops(
     detector: Detector, files: Sequence[Path], alignment: Alignment
 ) -> Iterator[tuple[list[int], NDArray[np.uint8]]]:
-    """Yield batches of rows of ``files`` with a detected face, and their (b, size_px, size_px, 3) crops.
-
-    The face nearest the center of each photo is aligned.
-    """
-    for start in tqdm(range(0, len(files), DETECT_BATCH_SIZE), desc="detect and align", unit="batch"):
-        images = [read_rgb(file) for file in files[start : start + DETECT_BATCH_SIZE]]
-        rows, crops = [], []
-        for row, (image, faces) in enumerate(zip(images, detector.detect(images), strict=True), start):
-            if len(faces):
-                center = faces.nearest(image.shape[1] / 2, image.shape[0] / 2)
-                crops.append(align(image, faces.landmarks_xy[center : center + 1], alignment)[0])
-                rows.append(row)
-        if crops:
-            yield rows, np.stack(crops)
+    """Yield batches of rows of ``files`` with a detected face, and their (b, size_px, size_px, 3) crops."""
+    for batch in central_faces(detector, files):
+        if batch:
+            yield [row for row, *_ in batch], np.stack([align(p, points[None], alignment)[0] for _, p, points in batch])
 
 
 def given_crops(
@@ -129,35 +131,6 @@ def given_crops(
         rows = list(range(start, min(start + DETECT_BATCH_SIZE, len(files))))
         crops = [align(read_rgb(files[row]), landmarks_xy[row : row + 1], alignment)[0] for row in rows]
         yield rows, np.stack(crops)
-
-
-@dataclass(frozen=True, eq=False)
-class CentralFace:
-    """Face nearest the center of a photo, with its quality.
-
-    Attributes:
-        photo: (H, W, 3) uint8 RGB.
-        landmarks_xy: (5, 2) in pixels of the photo.
-        crop: (112, 112, 3) aligned crop.
-    """
-
-    file: str
-    photo: NDArray[np.uint8]
-    landmarks_xy: Float
-    crop: NDArray[np.uint8]
-    quality: Quality
-
-
-def central_faces(detector: Detector, files: Sequence[str], images: Path) -> Iterator[CentralFace]:
-    """Yield the central face of each photo that shows one. Files are relative to ``images``."""
-    for start in tqdm(range(0, len(files), DETECT_BATCH_SIZE), desc="quality", unit="batch"):
-        names = files[start : start + DETECT_BATCH_SIZE]
-        photos = [read_rgb(images / name) for name in names]
-        for name, photo, faces in zip(names, photos, detector.detect(photos), strict=True):
-            if len(faces):
-                points = faces.landmarks_xy[faces.nearest(photo.shape[1] / 2, photo.shape[0] / 2)]
-                crop = align(photo, points[None])[0]
-                yield CentralFace(name, photo, points, crop, measure_quality(crop, points))
 
 
 @dataclass(frozen=True)
@@ -240,9 +213,10 @@ class Embedder:
         """Return the quality of the central face of each photo that shows one. Files are relative to ``images``."""
 
         def compute(rows: list[int]) -> Iterator[tuple[int, Float]]:
-            row_of = {files[row]: row for row in rows}
-            for face in central_faces(self.detector, list(row_of), images):
-                yield row_of[face.file], np.array(astuple(face.quality), np.float32)
+            for batch in central_faces(self.detector, [images / files[row] for row in rows]):
+                for i, photo, points in batch:
+                    quality = measure_quality(align(photo, points[None])[0], points)
+                    yield rows[i], np.array(astuple(quality), np.float32)
 
         rows = self._cached([images / file for file in files], "quality", compute)
         return {file: Quality(*row.tolist()) for file, row in zip(files, rows, strict=True) if len(row)}

@@ -281,9 +281,8 @@ def identify(embeddings: Embeddings, protocol: OpenSetProtocol) -> Identificatio
     gallery, mated, strangers = (
         vectors[embeddings.rows(f)] for f in (protocol.gallery, protocol.mated, protocol.strangers)
     )
-    mates = protocol.mates()
-    rates_of_all = measure_open_set(gallery, mated, mates, strangers)
-    hits, alarms = search_gallery(gallery, mated, mates, strangers)
+    hits, alarms = search_gallery(gallery, mated, protocol.mates(), strangers)
+    rates_of_all = measure_open_set(hits, alarms)
     rates = tuple(rates_of_all.fnir)
 
     def figures(rows: Ints) -> Floats:
@@ -294,12 +293,10 @@ def identify(embeddings: Embeddings, protocol: OpenSetProtocol) -> Identificatio
     rank1, *fnir = _intervals(*bootstrap(figures, people_of((*protocol.mated, *protocol.strangers))))
     certain = ~np.isin(people_of(protocol.strangers), list(DOUBTFUL_STRANGERS))
     return Identification(
-        rates_of_all.rank1,
-        rates_of_all.fnir,
-        rates_of_all.thresholds,
-        rank1,
-        dict(zip(rates, fnir, strict=True)),
-        {rate: fnir_at_fpir(hits, alarms[certain], rate) for rate in rates},
+        **vars(rates_of_all),
+        rank1_interval=rank1,
+        fnir_intervals=dict(zip(rates, fnir, strict=True)),
+        fnir_without_doubtful=measure_open_set(hits, alarms[certain], rates).fnir,
     )
 
 

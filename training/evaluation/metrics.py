@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.search_rates import search_gallery, threshold_at_fpir
+from models.risk.search_rates import threshold_at_fpir
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -126,15 +126,8 @@ class OpenSetRates:
     thresholds: dict[float, float]
 
 
-def measure_open_set(
-    gallery: Floats,
-    mated: Floats,
-    mates: NDArray[np.int64],
-    strangers: Floats,
-    rates: tuple[float, ...] = (0.1, 0.01, 0.001),
-) -> OpenSetRates:
-    """Measure (G, d), (m, d) and (s, d) unit vectors; ``mates`` (m,) is each mated probe's gallery row."""
-    hits, alarms = search_gallery(gallery, mated, mates, strangers)
+def measure_open_set(hits: Floats, alarms: Floats, rates: tuple[float, ...] = (0.1, 0.01, 0.001)) -> OpenSetRates:
+    """Measure the results of `search_gallery`."""
     thresholds = {rate: threshold_at_fpir(alarms, rate) for rate in rates}
     fnir = {rate: float(1 - (hits >= threshold).mean()) for rate, threshold in thresholds.items()}
     return OpenSetRates(float((hits > -np.inf).mean()), fnir, thresholds)
@@ -145,25 +138,12 @@ def fnir_at_fpir(hits: Floats, alarms: Floats, fpir: float) -> float:
     return float(1 - (hits >= threshold_at_fpir(alarms, fpir)).mean())
 
 
-@dataclass(frozen=True, eq=False)
-class FnirCurve:
-    """Open-set rates at every distinct finite similarity, thresholds descending, the first inf."""
-
-    thresholds: Floats
-    fpir: Floats
-    tpir: Floats
-
-    @property
-    def fnir(self) -> Floats:
-        return 1 - self.tpir
-
-
-def fnir_curve(hits: Floats, alarms: Floats) -> FnirCurve:
-    """Return FNIR against FPIR, from the results of `search_gallery`."""
+def fnir_curve(hits: Floats, alarms: Floats) -> Roc:
+    """Return FNIR (as ``fnmr``) against FPIR (as ``fmr``), from the results of `search_gallery`."""
     curve = roc(np.concatenate([hits, alarms]), np.repeat([True, False], [len(hits), len(alarms)]))
     # A probe whose mate is not the first candidate is missed at any threshold.
     kept = curve.thresholds > -np.inf
-    return FnirCurve(curve.thresholds[kept], curve.fmr[kept], curve.tar[kept])
+    return Roc(curve.thresholds[kept], curve.fmr[kept], curve.tar[kept])
 
 
 def mate_ranks(similarity_MG: Floats, mates: Ints) -> Ints:

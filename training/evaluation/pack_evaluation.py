@@ -13,7 +13,7 @@ import numpy as np
 from models.pack.manifest import ModelPack
 from models.vision.quality import Quality
 from training.evaluation.detection import evaluate_detection
-from training.evaluation.embedding import Embedder, Embeddings, Pairs
+from training.evaluation.embedding import Embedder
 from training.evaluation.lfw import PARTS, Part, files_of, identify, people_of, read_open_set, read_pairs, verify
 from training.evaluation.metrics import Bools, Floats, bootstrap, fold_decisions
 
@@ -75,8 +75,16 @@ def evaluate_pack(
     if not view1_only:
         pairs = read_pairs(lfw / "pairs.txt")
         report["lfw_view2"] = asdict(verify(embeddings, pairs))
-        report["lfw_splits"] = [asdict(split) for split in split_view2(embedder, embeddings, pairs, lfw)]
-        report["lfw_worst_pairs"] = asdict(find_worst_pairs(embeddings, pairs))
+        similarities = embeddings.similarities(pairs)
+        called_same = fold_decisions(similarities, pairs.same, pairs.folds)
+        qualities = embedder.qualities(sorted({*pairs.first, *pairs.second}), lfw / "images")
+        counts = Counter(people_of(embeddings.files).tolist())
+        report["lfw_splits"] = [
+            asdict(split)
+            for split in split_pairs(called_same, pairs.same, pairs.first, pairs.second, qualities, counts)
+        ]
+        seen = embeddings.found[embeddings.rows(pairs.first)] & embeddings.found[embeddings.rows(pairs.second)]
+        report["lfw_worst_pairs"] = asdict(worst_pairs(similarities, pairs.same, pairs.first, pairs.second, seen))
         protocol = read_open_set(lfw / "openset_protocol.json")
         report["lfw_open_set"] = asdict(identify(embeddings, protocol))
         report |= evaluate_detection(embedder.detector, data)
@@ -87,20 +95,6 @@ def evaluate_pack(
         }
     embedder.save_cache()
     return report
-
-
-def split_view2(embedder: Embedder, embeddings: Embeddings, pairs: Pairs, lfw: Path) -> list[Split]:
-    """Group the pairs of View 2 by photo quality, as measured through this embedder's detector."""
-    similarities = embeddings.similarities(pairs)
-    files = sorted({*pairs.first, *pairs.second})
-    return split_pairs(
-        fold_decisions(similarities, pairs.same, pairs.folds),
-        pairs.same,
-        pairs.first,
-        pairs.second,
-        embedder.qualities(files, lfw / "images"),
-        Counter(people_of(embeddings.files).tolist()),
-    )
 
 
 def split_pairs(
@@ -167,12 +161,6 @@ def _terciles(values: Floats) -> list[tuple[str, Bools]]:
         (f"{low:.{digits}f} to {high:.{digits}f}", (values > low) & (values <= high)),
         (f"over {high:.{digits}f}", values > high),
     ]
-
-
-def find_worst_pairs(embeddings: Embeddings, pairs: Pairs) -> WorstPairs:
-    """The pairs that similarities get most wrong."""
-    seen = embeddings.found[embeddings.rows(pairs.first)] & embeddings.found[embeddings.rows(pairs.second)]
-    return worst_pairs(embeddings.similarities(pairs), pairs.same, pairs.first, pairs.second, seen)
 
 
 def worst_pairs(

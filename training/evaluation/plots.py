@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from scipy.stats import norm
 
 from training.config import ConfigError
-from training.evaluation.metrics import Bools, Floats, FnirCurve, Roc
+from training.evaluation.metrics import Bools, Floats, Roc
 
 BLUE: Final = "#0072B2"
 VERMILION: Final = "#D55E00"
@@ -112,17 +112,17 @@ def similarity_histograms(similarities: Floats, same: Bools, threshold: float, c
     return figure
 
 
-def fnir_against_fpir(curve: FnirCurve) -> Figure:
-    """Plot the open-set trade-off at rank 1, FPIR on a logarithmic axis."""
+def fnir_against_fpir(curve: Roc) -> Figure:
+    """Plot the open-set trade-off at rank 1, from `fnir_curve`, FPIR on a logarithmic axis."""
     figure, axes = single(
         "Open-set identification",
         "false positive identification rate (FPIR)",
         "false negative identification rate (FNIR)",
     )
-    shown = curve.fpir > 0
-    axes.step(curve.fpir[shown], curve.fnir[shown], where="post", color=BLUE)
+    shown = curve.fmr > 0
+    axes.step(curve.fmr[shown], curve.fnmr[shown], where="post", color=BLUE)
     _log_percent(axes)
-    axes.set_ylim(0, max(0.01, min(1.0, 1.1 * float(curve.fnir[shown].max()))))
+    axes.set_ylim(0, max(0.01, min(1.0, 1.1 * float(curve.fnmr[shown].max()))))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     return figure
 

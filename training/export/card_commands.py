@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from models.pack.manifest import ModelPack
-from training.recipes import IMITATED, RECIPES
+from training.recipes import IMITATED, RECIPES, recipe_overrides
 
 
-def commands(pack: ModelPack, settings: Sequence[str]) -> list[str]:
-    """Return the commands that train and write a pack. A reused network is named by its pack.
-
-    Args:
-        settings: settings with which the run differs from its recipe.
-    """
+def commands(pack: ModelPack) -> list[str]:
+    """Return the commands that train and write a pack. A reused network is named by its pack."""
     recognizer: Mapping[str, Any] = pack.provenance["recognizer"]
     detector: Mapping[str, Any] = pack.provenance.get("detector", {})
     trained, detector_option = _detector(detector)
-    runs, recognizer_option = _recognizer(recognizer, settings)
+    runs, recognizer_option = _recognizer(recognizer)
     options = [f"--name {pack.model_id}"]
     options += ["--data-terms TERMS"] if recognizer["data"]["terms"] else []
     options += ["--detector-terms TERMS"] if detector.get("terms") else []
@@ -39,7 +35,7 @@ def _detector(provenance: Mapping[str, Any]) -> tuple[list[str], str]:
     return [command], "--detector runs/detector"
 
 
-def _recognizer(provenance: Mapping[str, Any], settings: Sequence[str]) -> tuple[list[str], str]:
+def _recognizer(provenance: Mapping[str, Any]) -> tuple[list[str], str]:
     """Return the command that trains a recognizer, and the option that names it."""
     if "pack" in provenance:
         return [], f"--recognizer-of {provenance['pack']}"
@@ -54,6 +50,6 @@ def _recognizer(provenance: Mapping[str, Any], settings: Sequence[str]) -> tuple
         return [f"# {output} is no recipe: manifest.json has its settings"], f"--recognizer {output}"
     teacher = f" --teacher {run['distill']['teacher']}" if run["distill"]["teacher"] else ""
     align = "" if run["data"]["aligned"] else " --align-with PACK"
-    changed = "".join(f" \\\n    --set {shlex.quote(setting)}" for setting in settings)
+    changed = "".join(f" \\\n    --set {shlex.quote(setting)}" for setting in recipe_overrides(run))
     command = f"kith-train run {run['name']} --data DATA/{run['data']['root']}{teacher}{align} --output {output}"
     return [command + changed], f"--recognizer {output}"

@@ -140,12 +140,8 @@ def check_provenance(pack: ModelPack) -> None:
         raise ConfigError(f"{pack.model_id} has no provenance of its run and data, which a model card needs")
 
 
-def write_model_card(pack: ModelPack, settings: Sequence[str] = ()) -> None:
-    """Write MODEL_CARD.md from the provenance, calibration and metrics of a pack.
-
-    Args:
-        settings: settings with which the run differs from its recipe.
-    """
+def write_model_card(pack: ModelPack) -> None:
+    """Write MODEL_CARD.md from the provenance, calibration and metrics of a pack."""
     calibration = pack.calibration or {}
     run: dict[str, Any] = pack.provenance["recognizer"]["run"]
     data: dict[str, Any] = pack.provenance["recognizer"]["data"]
@@ -162,7 +158,7 @@ def write_model_card(pack: ModelPack, settings: Sequence[str] = ()) -> None:
             f"{calibration['people']:,} people",
             impostor_pairs=calibration["impostor_pairs"],
             genuine_pairs=calibration["genuine_pairs"],
-            commands="\n".join(commands(pack, settings)),
+            commands="\n".join(commands(pack)),
             note="".join(f"{textwrap.fill(text, 120)}\n\n" for text in _notes(pack)),
             rows="\n".join(f"| {name} | {value} |" for name, value in pack_rows(pack)),
             protocols=textwrap.fill(_protocols(pack.metrics), 120),
@@ -297,22 +293,10 @@ def _worst(metrics: Mapping[str, Any]) -> str:
 
 
 def _missed_sizes(metrics: Mapping[str, Any]) -> str:
-    few = [
-        f"{size} ({share:.0%})"
-        for size, share in metrics.get("face_sizes_found", {}).items()
-        if share < MIN_FOUND_SHARE
-    ]
-    if not few:
-        return ""
-    return (
-        textwrap.fill(
-            "- At 640 pixels the detector finds less than 90 % of faces of these sizes (longer side, px): "
-            f"{', '.join(few)}.",
-            120,
-            subsequent_indent="  ",
-        )
-        + "\n"
-    )
+    found = metrics.get("face_sizes_found", {})
+    few = ", ".join(f"{size} ({share:.0%})" for size, share in found.items() if share < MIN_FOUND_SHARE)
+    text = f"- At 640 pixels the detector finds less than 90 % of faces of these sizes (longer side, px): {few}."
+    return f"{textwrap.fill(text, 120, subsequent_indent='  ')}\n" if few else ""
 
 
 def _recognizer_data(pack: ModelPack) -> str:

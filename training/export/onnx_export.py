@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -69,8 +71,7 @@ def export_recognizer(
     backbone = backbone.eval().cpu().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     with torch.no_grad():
         expected = backbone(crops_BCHW).numpy()
-    exact, stored = path.with_suffix(".fp32.onnx"), path.with_suffix(".stored.onnx")
-    try:
+    with _drafts(path) as (exact, stored):
         _export(backbone, crops_BCHW[:2], exact, ["embedding"], ({0: Dim("batch", min=1, max=4096)},))
         worst = _check_cosine(expected, OnnxNetwork(exact).run(crops_BCHW.numpy())[0], MIN_COSINE_FP32, "fp32")
         finalize_onnx(exact, stored, metadata, fp16_weights=precision == "fp16")
@@ -78,9 +79,6 @@ def export_recognizer(
             worst = _check_cosine(expected, OnnxNetwork(stored).run(crops_BCHW.numpy())[0], MIN_COSINE_FP16, "fp16")
         stored.replace(path)
         return worst
-    finally:
-        exact.unlink(missing_ok=True)
-        stored.unlink(missing_ok=True)
 
 
 def export_int8(
@@ -101,8 +99,7 @@ def export_int8(
     Raises:
         ParityError: INT8 loses more than half a point against fp32.
     """
-    exact, small = path.with_suffix(".exact.onnx"), path.with_suffix(".int8.onnx")
-    try:
+    with _drafts(path) as (exact, small):
         export_recognizer(backbone, crops_BCHW, exact, metadata, "fp32")
         quantize(
             exact,
@@ -118,9 +115,6 @@ def export_int8(
         worst = _check_cosine(expected, actual, -1.0, "int8")
         small.replace(path)
         return worst
-    finally:
-        exact.unlink(missing_ok=True)
-        small.unlink(missing_ok=True)
 
 
 def _embed(network: OnnxNetwork) -> Embed:
@@ -145,8 +139,7 @@ def export_detector(model: FaceDetector, photos_BCHW: Tensor, path: Path, metada
         expected = [t.numpy() for t in model(photos_BCHW)]
     names = [f"{kind}_{stride}" for kind in ("score", "box", "points") for stride in STRIDES]
     height, width = Dim("h", min=2, max=128), Dim("w", min=2, max=128)
-    exact, stored = path.with_suffix(".fp32.onnx"), path.with_suffix(".fp16.onnx")
-    try:
+    with _drafts(path) as (exact, stored):
         # Unequal sides, so that the exporter does not assume squares.
         example = torch.zeros(2, 3, 256, 320)
         _export(model, example, exact, names, ({0: Dim("batch", min=1, max=512), 2: 32 * height, 3: 32 * width},))
@@ -154,9 +147,6 @@ def export_detector(model: FaceDetector, photos_BCHW: Tensor, path: Path, metada
         shift = _check_detections(expected, OnnxNetwork(stored).run(photos_BCHW.numpy()))
         stored.replace(path)
         return shift
-    finally:
-        exact.unlink(missing_ok=True)
-        stored.unlink(missing_ok=True)
 
 
 def export_liveness(network: nn.Module, crops_BCHW: Tensor, path: Path) -> None:
@@ -166,8 +156,7 @@ def export_liveness(network: nn.Module, crops_BCHW: Tensor, path: Path) -> None:
         ParityError: a score of the crops moves by more than 0.001.
     """
     model = nn.Sequential(network, nn.Sigmoid()).eval()
-    exact = path.with_suffix(".fp32.onnx")
-    try:
+    with _drafts(path) as (exact, _):
         _export(model, crops_BCHW[:2], exact, ["live"], ({0: Dim("batch", min=1, max=4096)},))
         finalize_onnx(exact, exact, {"kith.input": "RGB, (x - 127.5) / 127.5"}, fp16_weights=False)
         with torch.no_grad():
@@ -175,8 +164,13 @@ def export_liveness(network: nn.Module, crops_BCHW: Tensor, path: Path) -> None:
         if not moved <= MAX_SCORE_SHIFT:
             raise ParityError(f"a liveness score moves by {moved:.4f}; the limit is {MAX_SCORE_SHIFT}")
         exact.replace(path)
-    finally:
-        exact.unlink(missing_ok=True)
+
+
+@contextmanager
+def _drafts(path: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield two paths beside a file for what is not checked yet; what is left there is removed."""
+    with TemporaryDirectory(dir=path.parent) as folder:
+        yield Path(folder) / "exact.onnx", Path(folder) / "stored.onnx"
 
 
 def _export(model: nn.Module, example: Tensor, path: Path, outputs: Sequence[str], shapes: Any) -> None:

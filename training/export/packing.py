@@ -37,7 +37,6 @@ from training.export.onnx_export import Centered, ExportPrecision, export_detect
 from training.export.variants import quantize_pack
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import CHECKPOINT, CONFIG, load_checkpoint, load_ema_weights, read_json
-from training.recipes import recipe_overrides
 
 PARITY_IMAGES = 32
 INT8_CALIBRATION_IMAGES = 256
@@ -132,7 +131,7 @@ def make_pack(
     evidence = _calibration(uncalibrated, data / "lfw", cache)
     metrics = evaluate_pack(uncalibrated, data, cache_dir=cache)
     pack = write_pack(output, draft, evidence, provenance, metrics)
-    write_model_card(pack, recipe_overrides(provenance["recognizer"]["run"]))
+    write_model_card(pack)
     return pack
 
 
@@ -177,7 +176,7 @@ def refresh_pack(
     if "groups" in pack.metrics:  # measured by store_group_figures' caller
         metrics["groups"] = pack.metrics["groups"]
     measured = update_manifest(pack.directory, {**pack.provenance, **changes}, metrics)
-    write_model_card(measured, recipe_overrides(pack.provenance["recognizer"]["run"]))
+    write_model_card(measured)
     return measured
 
 
@@ -187,7 +186,7 @@ def store_group_figures(directory: Path, figures: Mapping[str, Any]) -> ModelPac
     pack = load_pack(directory)
     check_provenance(pack)
     measured = update_manifest(pack.directory, pack.provenance, {**pack.metrics, "groups": figures})
-    write_model_card(measured, recipe_overrides(pack.provenance["recognizer"]["run"]))
+    write_model_card(measured)
     return measured
 
 
@@ -196,7 +195,7 @@ def write_variants(directory: Path, data: Path, cache_dir: Path, photos: Sequenc
     pack = quantize_pack(directory, data, cache_dir, photos)
     if (pack.directory / "MODEL_CARD.md").is_file():
         check_provenance(pack)
-        write_model_card(pack, recipe_overrides(pack.provenance["recognizer"]["run"]))
+        write_model_card(pack)
     return pack
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,10 +34,10 @@ from training.config import ConfigError
 from training.data.identities import decode_rgb, read_rgb
 from training.detection.photos import load_annotated
 from training.evaluation.detection import evaluate_detector
-from training.evaluation.embedding import DETECT_BATCH_SIZE, Embeddings, central_crops, embed_crops
+from training.evaluation.embedding import DETECT_BATCH_SIZE, Embeddings, central_crops
 from training.evaluation.lfw import (
     LfwCrops,
-    OpenSetProtocol,
+    embed_lfw,
     files_of,
     load_lfw_crops,
     people_of,
@@ -160,10 +160,8 @@ def _by_precision(found: Mapping[tuple[Engine, Precision], Metrics]) -> dict[str
 
 def embeddings(pack: ModelPack, crops: LfwCrops, choice: EngineChoice) -> Embeddings:
     """Embed LFW crops of the fp32 detector with a variant of the recognizer."""
-    recognizer = Recognizer(open_with_engine(pack.recognition, choice, EnginePreference()), pack.recognition)
-    vectors = np.zeros((len(crops.files), recognizer.dimension), np.float32)
-    vectors[crops.found] = embed_crops(recognizer.embed, crops.crops_NHWC[crops.found])
-    return Embeddings(crops.files, vectors, crops.found)
+    network = open_with_engine(pack.recognition, choice, EnginePreference())
+    return embed_lfw(Recognizer(network, pack.recognition).embed, crops)
 
 
 def measure_recognizer(
@@ -171,7 +169,7 @@ def measure_recognizer(
 ) -> dict[str, Metrics]:
     """Return by precision: LFW accuracy, cosines to fp32, and mixed-precision gallery search."""
     lfw = crops.root
-    galleries = _GallerySearch(pack, lfw)
+    measured_search = _gallery_search(pack, lfw)
     found = {}
     for engine, precision in _measured_variants(available):
         other = embeddings(pack, crops, EngineChoice(engine, precision, "measured"))
@@ -182,9 +180,9 @@ def measure_recognizer(
             "lfw_view2": view2,
             "cosine": cosine_loss(exact.vectors[crops.found], other.vectors[crops.found]),
             "galleries": {
-                "fp32, probes fp32": galleries.evaluate(exact, exact),
-                f"fp32, probes {precision}": galleries.evaluate(exact, other),
-                f"{precision}, probes {precision}": galleries.evaluate(other, other),
+                "fp32, probes fp32": measured_search(exact, exact),
+                f"fp32, probes {precision}": measured_search(exact, other),
+                f"{precision}, probes {precision}": measured_search(other, other),
             },
         }
     return _by_precision(found)
@@ -219,32 +217,32 @@ def _percentage_points(share: float) -> float:
     return round(100 * float(share), 3)
 
 
-class _GallerySearch:
-    """Open-set protocol of LFW at the fp32 thresholds of the pack."""
+def _gallery_search(pack: ModelPack, lfw: Path) -> Callable[[Embeddings, Embeddings], Metrics]:
+    """Return a function that searches enrolled photos for probes by LFW's open-set protocol, at the fp32 thresholds."""
+    assert pack.calibration is not None  # noqa: S101 - checked by quantize_pack
+    protocol, calibration = read_open_set(lfw / "openset_protocol.json"), Calibration.from_document(pack.calibration)
 
-    def __init__(self, pack: ModelPack, lfw: Path) -> None:
-        self._protocol: OpenSetProtocol = read_open_set(lfw / "openset_protocol.json")
-        assert pack.calibration is not None  # noqa: S101 - checked by quantize_pack
-        calibration = Calibration.from_document(pack.calibration)
-        self._pair = calibration.threshold_at_fmr(FMR).score
-        self._search = calibration.threshold_at_fmr(fmr_for_fpir(FPIR, len(self._protocol.gallery))).score
-
-    def evaluate(self, enrolled: Embeddings, probes: Embeddings) -> Metrics:
-        gallery = enrolled.vectors[enrolled.rows(self._protocol.gallery)].astype(np.float64)
-        mated, strangers = (
-            probes.vectors[probes.rows(files)].astype(np.float64)
-            for files in (self._protocol.mated, self._protocol.strangers)
+    def measure(enrolled: Embeddings, probes: Embeddings) -> Metrics:
+        gallery, mated, strangers = (
+            photos.vectors[photos.rows(files)].astype(np.float64)
+            for photos, files in (
+                (enrolled, protocol.gallery),
+                (probes, protocol.mated),
+                (probes, protocol.strangers),
+            )
         )
         rates = rates_at(
             gallery,
             mated,
-            self._protocol.mates(),
+            protocol.mates(),
             strangers,
-            pair_threshold=self._pair,
-            search_threshold=self._search,
+            pair_threshold=calibration.threshold_at_fmr(FMR).score,
+            search_threshold=calibration.threshold_at_fmr(fmr_for_fpir(FPIR, len(gallery))).score,
             fpir=FPIR,
         )
         return {**rates, "fmr_asked": FMR}
+
+    return measure
 
 
 def measure_detector(

@@ -13,6 +13,7 @@ from models.pack.manifest import ModelPack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.detection import Detections, Detector
 from training.detection.photos import AnnotatedPhoto
+from training.evaluation import detection
 from training.evaluation.detection import (
     FACE_SIZES_PX,
     SCALED_CANVAS_PX,
@@ -110,7 +111,10 @@ def listed(tmp_path: Path, detector: Detector, astronaut: NDArray[np.uint8]) -> 
     return tmp_path / "list.csv"
 
 
-def test_sizes_and_false_alarms(detector: Detector, pack: ModelPack, listed: Path) -> None:
+def test_sizes_and_false_alarms(
+    detector: Detector, pack: ModelPack, listed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detection, "SCALED_PHOTOS", 2)
     assert len(read_reference_faces(listed)) == UPSIDE_DOWN_INTERVAL
     sizes = evaluate_sizes(detector, listed, listed.parent)
     assert list(sizes) == [str(size) for size in FACE_SIZES_PX]

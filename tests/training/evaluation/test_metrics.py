@@ -90,7 +90,7 @@ def test_open_set(rng: np.random.Generator) -> None:
     mates = rng.integers(20, size=300)
     mated = gallery[mates] + 0.25 * rng.normal(size=(300, 16))
     mated /= np.linalg.norm(mated, axis=1, keepdims=True)
-    result = measure_open_set(gallery, mated, mates, strangers)
+    result = measure_open_set(*search_gallery(gallery, mated, mates, strangers))
     for rate, threshold in result.thresholds.items():
         alarms = sum(max(float(s @ g) for g in gallery) >= threshold for s in strangers)
         assert alarms == int(rate * 500)
@@ -139,14 +139,14 @@ def test_the_fnir_curve_passes_through_every_threshold(rng: np.random.Generator)
     reached = {float(row.max()) for row, m in zip(scores_MG, mates, strict=True) if np.argmax(row) == m}
     reached |= {float(row.max()) for row in scores_SG}
     assert curve.thresholds.tolist() == [math.inf, *sorted(reached, reverse=True)]
-    for threshold, fpir, fnir in zip(curve.thresholds, curve.fpir, curve.fnir, strict=True):
+    for threshold, fpir, fnir in zip(curve.thresholds, curve.fmr, curve.fnmr, strict=True):
         assert fpir == sum(max(row) >= threshold for row in scores_SG) / 50
         missed = sum(np.argmax(row) != m or max(row) < threshold for row, m in zip(scores_MG, mates, strict=True))
         assert fnir == pytest.approx(missed / 80, abs=1e-15)
-    assert 0 < curve.fnir[-1] < 1, "some mates are never the best candidate"
-    plain = measure_open_set(gallery, mated, mates, strangers, (0.1, 0.02))
+    assert 0 < curve.fnmr[-1] < 1, "some mates are never the best candidate"
+    plain = measure_open_set(hits, alarms, (0.1, 0.02))
     for rate, fnir in plain.fnir.items():
-        assert fnir == fnir_at_fpir(hits, alarms, rate) == min(curve.fnir[curve.fpir <= rate])
+        assert fnir == fnir_at_fpir(hits, alarms, rate) == min(curve.fnmr[curve.fmr <= rate])
 
 
 def test_cmc_counts_ties_against_the_mate(rng: np.random.Generator) -> None:

@@ -49,6 +49,7 @@ def test_a_card_lists_groups_worst_pairs_and_settings(copy: Path) -> None:
     before = load_pack(copy)
     told = {**before.provenance["recognizer"], "data": {"images": 10, "people": 5, "terms": "Ask them."}}
     run = RECIPES["compact"](Path(), Path("runs/x"), None).shareable()
+    run["head"]["options"]["margin"] = 0.5
     view2 = {"folds": [0.5, 0.75], "mean": 0.625, "std": 0.125}
     metrics = {
         "lfw_view2": {"accuracy": view2, "tar_at_far_1e3": 0.4, "eer": 0.2, "photos_without_face": 0},
@@ -68,7 +69,7 @@ def test_a_card_lists_groups_worst_pairs_and_settings(copy: Path) -> None:
     }
     provenance = {**before.provenance, "recognizer": {**told, "run": run}, "note": "A note.", "log": "docs/log.md"}
     pack = update_manifest(copy, provenance, metrics)
-    write_model_card(pack, ["head.margin=0.5"])
+    write_model_card(pack)
     card = (copy / "MODEL_CARD.md").read_text()
     for expected in (
         "| sharpness | to 3 | 7 | 50.0% (95 %: 40.0% to 60.0%) | 50.0% | - |",
@@ -142,7 +143,7 @@ def own_pack(copy: Path, detector: dict[str, object], **changes: object) -> Mode
 
 
 def card_of(pack: ModelPack) -> str:
-    write_model_card(pack, recipe_overrides(pack.provenance["recognizer"]["run"]))
+    write_model_card(pack)
     return (pack.directory / "MODEL_CARD.md").read_text()
 
 

@@ -20,7 +20,7 @@ from training.config import ConfigError
 from training.evaluation import plots
 from training.evaluation.embedding import Embeddings
 from training.evaluation.lfw import PARTS, LfwCrops, evaluate_lfw_embeddings, read_pairs
-from training.evaluation.metrics import FnirCurve, Roc, fnir_curve, roc
+from training.evaluation.metrics import Roc, fnir_curve, roc
 from training.run import html_report
 from training.run.html_report import LfwResults, headline_rows, write_report
 
@@ -171,7 +171,7 @@ def test_curves_are_drawn_through_the_rates(pairs: tuple[NDArray[np.float64], ND
     assert norm.cdf(line(plots.det_curve(curve))) == pytest.approx(np.array(inside))
     wide = fnir_curve(np.where(np.arange(300) % 3 == 0, -np.inf, pairs[0]), pairs[0][~pairs[1]])
     drawn = {(x, y) for x, y in line(plots.fnir_against_fpir(wide))}
-    assert drawn == {(f, n) for f, n in zip(wide.fpir, wide.fnir, strict=True) if f > 0}
+    assert drawn == {(f, n) for f, n in zip(wide.fmr, wide.fnmr, strict=True) if f > 0}
     assert line(plots.cmc_curve(np.array([0.5, 0.7, 0.9]))).tolist() == [[1, 0.5], [2, 0.7], [3, 0.9]]
 
 
@@ -200,7 +200,7 @@ def test_extreme_networks_can_be_drawn(perfect: bool) -> None:
     same = np.arange(40) < 20
     similarities = np.where(same == perfect, 0.9, 0.1)
     curve: Roc = roc(similarities, same)
-    wide: FnirCurve = fnir_curve(similarities[same], similarities[~same])
+    wide: Roc = fnir_curve(similarities[same], similarities[~same])
     for figure in (plots.roc_curve(curve), plots.det_curve(curve), plots.fnir_against_fpir(wide)):
         assert plots.png(figure, dpi=40).startswith(b"\x89PNG")
 
