@@ -148,7 +148,18 @@ def test_a_photo_without_a_face_costs_one_look(counting: CountingDetector, nobod
 
 
 @pytest.mark.parametrize(("height", "width"), [(7000, 7000), (10, 60_000), (50_000, 1)])
-def test_the_work_for_a_large_photo_is_bounded(height: int, width: int, counting: CountingDetector) -> None:
+def test_the_work_for_a_large_photo_is_bounded(
+    height: int, width: int, counting: CountingDetector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, known = Detector.run, dict[tuple[int, ...], RawOutputs]()
+
+    def run_each_canvas_once(detector: Detector, photos: Sequence[PreparedPhoto]) -> list[RawOutputs]:
+        for photo in photos:
+            if photo.planes.shape not in known:
+                (known[photo.planes.shape],) = run(detector, [photo])
+        return [known[photo.planes.shape] for photo in photos]
+
+    monkeypatch.setattr(Detector, "run", run_each_canvas_once)  # all views are black
     levels = lay_tiles(height, width, 640)
     tiles = sum(map(len, levels))
     assert 0 < tiles <= 1.35 * MAX_TILES  # the finest level, and coarser ones

@@ -143,12 +143,13 @@ def test_blocks_learn_and_a_run_that_was_cut_off_goes_on(
 ) -> None:
     teacher = Teacher(spec_of(published[1]))
     fits = (BlockFit(blocks=2, steps=24, views=16, weight_decay=0.1, start_steps=5),)
+    few = portraits.select(np.arange(6))
 
     def run(fits: tuple[BlockFit, ...], output: Path) -> BottleneckNet:
         torch.manual_seed(0)
         student = BottleneckNet(16)
         output.mkdir(exist_ok=True)
-        fit_blocks(student, teacher, portraits, portraits, fits, output, seed=0)
+        fit_blocks(student, teacher, portraits, few, fits, output, seed=0)
         return student
 
     whole = run(fits, tmp_path / "whole")
@@ -256,19 +257,20 @@ def test_a_whole_student_learns_and_goes_on_as_if_it_had_not_been_cut_off(
     published: tuple[Pixels, Path], portraits: Portraits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     teacher = Teacher(spec_of(published[1]))
+    few = portraits.select(np.arange(6))
 
     def run(output: Path, workers: int = 0) -> list[dict[str, float]]:
         torch.manual_seed(0)
         output.mkdir(exist_ok=True)
         fit = JointFit(8, 4, save_steps=4, workers=workers, compiled=False)
-        fit_student(BottleneckNet(16), teacher, portraits, portraits, fit, output, seed=0)
+        fit_student(BottleneckNet(16), teacher, portraits, few, fit, output, seed=0)
         return [json.loads(line) for line in (output / "joint.jsonl").read_text().splitlines()]
 
     def fail(*arguments: Any) -> None:
         save_step(*arguments)
         raise KeyboardInterrupt
 
-    rows = run(tmp_path / "whole", workers=2)
+    rows = run(tmp_path / "whole", workers=1)
     assert [row["step"] for row in rows] == [4, 8]
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.02
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -281,6 +283,7 @@ def test_a_whole_student_learns_and_goes_on_as_if_it_had_not_been_cut_off(
     assert run(tmp_path / "whole") == rows  # a finished run is left as it is
 
 
+@pytest.mark.long
 def test_a_student_imitates_the_published_network(reference: Path, data: Path, tmp_path: Path) -> None:
     """One short run from photos to weights, with the teacher of the bundled recognizer."""
     from models.pack.open_model_zoo import build_open_model_zoo_pack, describe_source
