@@ -22,48 +22,55 @@ Proposals = list[tuple[str, str]]
 """Values, each with the description that the shell shows beside it."""
 
 
-def complete_galleries(ctx: typer.Context, incomplete: str) -> Proposals:
-    """Propose gallery names."""
-    return _listed(ctx, incomplete, "/v1/galleries", "name", lambda each: f"{each['subjects']} people")
+def _complete(
+    path: str, name: str, describe: Callable[[dict[str, Any]], str] = lambda _: "", items: str = "data"
+) -> Callable[[typer.Context, str], Proposals]:
+    """Return a function that proposes the ``name`` of each item that the server lists at ``path``.
 
+    It proposes nothing if the line does not name the server, or the gallery or subject in ``path``.
+    """
 
-def complete_jobs(ctx: typer.Context, incomplete: str) -> Proposals:
-    """Propose job ids."""
-    return _listed(ctx, incomplete, "/v1/jobs", "id", lambda each: f"{each['kind']}, {each['state']}")
+    def complete(ctx: typer.Context, incomplete: str) -> Proposals:
+        url = ctx.params.get("url") or os.environ.get("KITH_URL")
+        if not url:
+            return []
+        key = ctx.params.get("api_key") or os.environ.get("KITH_CLIENT_KEY")
+        with contextlib.suppress(Exception):
+            import json
+            from http.client import HTTPConnection, HTTPSConnection
 
-
-def complete_subjects(ctx: typer.Context, incomplete: str) -> Proposals:
-    """Propose subject ids of the gallery that precedes them on the line."""
-    gallery = ctx.params.get("gallery")
-    if not isinstance(gallery, str):
+            named = {each: quote(value, safe="") for each, value in ctx.params.items() if isinstance(value, str)}
+            parts = urlsplit(url)
+            kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+            with contextlib.closing(kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)) as connection:
+                headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+                query = f"?limit={MAX_PROPOSALS}" if items == "data" else ""
+                address = f"{parts.path.rstrip('/')}{path.format(**named)}{query}"
+                connection.request("GET", address, headers=headers)
+                answer = json.loads(connection.getresponse().read())
+            return _matching([(each[name], describe(each)) for each in answer[items]], incomplete)
         return []
-    path = f"/v1/galleries/{quote(gallery, safe='')}/subjects"
-    return _listed(ctx, incomplete, path, "id", lambda each: each["name"] or "")
+
+    return complete
 
 
-def complete_templates(ctx: typer.Context, incomplete: str) -> Proposals:
-    """Propose template ids of the gallery and the subject that precede them on the line."""
-    gallery, subject = ctx.params.get("gallery"), ctx.params.get("subject")
-    if not (isinstance(gallery, str) and isinstance(subject, str)):
-        return []
-    path = f"/v1/galleries/{quote(gallery, safe='')}/subjects/{quote(subject, safe='')}/templates"
-    return _listed(ctx, incomplete, path, "id", lambda each: each["kind"])
+complete_galleries = _complete("/v1/galleries", "name", lambda each: f"{each['subjects']} people")
+complete_jobs = _complete("/v1/jobs", "id", lambda each: f"{each['kind']}, {each['state']}")
+complete_subjects = _complete("/v1/galleries/{gallery}/subjects", "id", lambda each: each["name"] or "")
+complete_templates = _complete("/v1/galleries/{gallery}/subjects/{subject}/templates", "id", lambda each: each["kind"])
+complete_keys = _complete("/v1/keys", "id", lambda each: each["name"])
+_complete_lines = _complete("/v1/audit", "event")
+_complete_models = _complete("/v1/models", "model", items="models")
 
 
 def complete_events(ctx: typer.Context, incomplete: str) -> Proposals:
     """Propose names of audit events."""
-    return sorted(set(_listed(ctx, incomplete, "/v1/audit", "event", lambda _: "")))
-
-
-def complete_keys(ctx: typer.Context, incomplete: str) -> Proposals:
-    """Propose ids of API keys."""
-    return _listed(ctx, incomplete, "/v1/keys", "id", lambda each: each["name"])
+    return sorted(set(_complete_lines(ctx, incomplete)))
 
 
 def complete_served(ctx: typer.Context, incomplete: str) -> Proposals:
     """Propose packs that the server serves, or all packs if no server is named."""
-    found = _listed(ctx, incomplete, "/v1/models", "model", lambda _: "", "models")
-    return found or complete_packs(ctx, incomplete)
+    return _complete_models(ctx, incomplete) or complete_packs(ctx, incomplete)
 
 
 def complete_packs(ctx: typer.Context, incomplete: str) -> Proposals:
@@ -78,31 +85,3 @@ def complete_packs(ctx: typer.Context, incomplete: str) -> Proposals:
 
 def _matching(found: Proposals, incomplete: str) -> Proposals:
     return [(name, replace_controls(description)) for name, description in found if name.startswith(incomplete)]
-
-
-def _listed(
-    ctx: typer.Context,
-    incomplete: str,
-    path: str,
-    name: str,
-    describe: Callable[[dict[str, Any]], str],
-    items: str = "data",
-) -> Proposals:
-    """Return proposals of a list that the server answers with; none if the line names no server."""
-    url = ctx.params.get("url") or os.environ.get("KITH_URL")
-    if not url:
-        return []
-    key = ctx.params.get("api_key") or os.environ.get("KITH_CLIENT_KEY")
-    with contextlib.suppress(Exception):
-        import json
-        from http.client import HTTPConnection, HTTPSConnection
-
-        parts = urlsplit(url)
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        with contextlib.closing(kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)) as connection:
-            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-            query = f"?limit={MAX_PROPOSALS}" if items == "data" else ""
-            connection.request("GET", f"{parts.path.rstrip('/')}{path}{query}", headers=headers)
-            answer = json.loads(connection.getresponse().read())
-        return _matching([(each[name], describe(each)) for each in answer[items]], incomplete)
-    return []

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from service.settings import Settings
     from service.storage.db.engine import Database
 
+Missing = Literal["refuse", "create", "temporary"]
 SERVER_REMEDY: Final = (
     "Set KITH_URL or --url to your server's address, or KITH_DATA_DIR to the folder of its data. 'kith enroll' and "
     "'kith gallery create' create a database."
@@ -28,7 +29,7 @@ SERVER_REMEDY: Final = (
 
 
 @contextmanager
-def connect(options: ServerOptions, missing: Literal["refuse", "create", "temporary"] = "refuse") -> Iterator[Kith]:
+def connect(options: ServerOptions, missing: Missing = "refuse") -> Iterator[Kith]:
     """Yield a client of the server at ``options.url``, or of a service that runs as long as the block.
 
     ``missing``: what to do if that service's database does not exist. A command that reads refuses, one that stores
@@ -61,10 +62,9 @@ def local_settings(must_exist: bool = True) -> Settings:
     from service.settings import load_settings
 
     settings = load_settings()
-    file = settings.database_file
-    place = str(file) if file is not None else _without_credentials(settings.sql_url)
+    place, is_missing = _place_of(settings)
     ignored = bool(os.environ.get("KITH_URL"))
-    if must_exist and file is not None and not file.is_file():
+    if must_exist and is_missing:
         raise DatabaseMissingError(f"no database at {place}{'; this command ignores KITH_URL' if ignored else ''}")
     if ignored:
         print_note(f"This command ignores KITH_URL and uses the local database: {place}")
@@ -76,56 +76,27 @@ def local_settings_or_new() -> Settings:
     from service.settings import load_settings
 
     settings = load_settings()
-    file = settings.database_file
-    if file is None:
-        print_note(f"Database: {_without_credentials(settings.sql_url)}")
-    elif file.is_file():
-        print_note(f"Database: {file.absolute()}")
-    else:
+    place, is_missing = _place_of(settings)
+    if is_missing:
         print_note(
-            f"Creating the database {file.absolute()}, and a master key if none is set. API keys in it are valid only "
+            f"Creating the database {place}, and a master key if none is set. API keys in it are valid only "
             "for servers that use this database (KITH_DATA_DIR, KITH_DATABASE_URL)."
         )
+    else:
+        print_note(f"Database: {place}")
     return settings
 
 
 @contextmanager
-def local_database(settings: Settings) -> Iterator[Database]:
-    """Open the local database. The audit names the operator as the actor. Raises MasterKeyError, StorageError."""
+def local_database(settings: Settings | None = None) -> Iterator[Database]:
+    """Open the local database, by default that of :func:`local_settings`. The audit names the operator as the actor.
+
+    Raises MasterKeyError, StorageError."""
     from service.builders import open_own_database
     from service.core.actor import Actor, acting_as
 
-    with acting_as(Actor("operator")), closing(open_own_database(settings)) as database:
+    with acting_as(Actor("operator")), closing(open_own_database(settings or local_settings())) as database:
         yield database
-
-
-@contextmanager
-def _server_address(
-    options: ServerOptions, missing: Literal["refuse", "create", "temporary"]
-) -> Iterator[tuple[str, str | None, str]]:
-    """Yield the address, the API key, and the server or database in words."""
-    if options.url is not None:
-        yield options.url, options.api_key, f"the server {options.url}"
-        return
-    from service.server import embedded
-    from service.settings import load_settings
-
-    # A random key keeps other users of this machine out of the embedded service.
-    key = token_hex(32)
-    settings = load_settings(api_key=key)
-    file = settings.database_file
-    is_missing = file is not None and not file.is_file()
-    place = _without_credentials(settings.sql_url) if file is None else str(file.absolute())
-    with ExitStack() as stack:
-        if is_missing and missing == "refuse":
-            raise DatabaseMissingError(f"KITH_URL is not set, and there is no database at {place}", SERVER_REMEDY)
-        if is_missing and missing == "temporary":
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            settings = temporary_settings(folder, api_key=key)
-        url = stack.enter_context(embedded(settings))
-        if is_missing and missing == "create":
-            print_note(f"Created a new database: {place}")
-        yield url, key, f"the database {place}, as KITH_URL is not set"
 
 
 def temporary_settings(folder: Path, api_key: str | None) -> Settings:
@@ -144,6 +115,39 @@ def temporary_settings(folder: Path, api_key: str | None) -> Settings:
     )
 
 
+@contextmanager
+def _server_address(options: ServerOptions, missing: Missing) -> Iterator[tuple[str, str | None, str]]:
+    """Yield the address, the API key, and the server or database in words."""
+    if options.url is not None:
+        yield options.url, options.api_key, f"the server {options.url}"
+        return
+    from service.server import embedded
+    from service.settings import load_settings
+
+    # A random key keeps other users of this machine out of the embedded service.
+    key = token_hex(32)
+    settings = load_settings(api_key=key)
+    place, is_missing = _place_of(settings)
+    with ExitStack() as stack:
+        if is_missing and missing == "refuse":
+            raise DatabaseMissingError(f"KITH_URL is not set, and there is no database at {place}", SERVER_REMEDY)
+        if is_missing and missing == "temporary":
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            settings = temporary_settings(folder, api_key=key)
+        url = stack.enter_context(embedded(settings))
+        if is_missing and missing == "create":
+            print_note(f"Created a new database: {place}")
+        yield url, key, f"the database {place}, as KITH_URL is not set"
+
+
+def _place_of(settings: Settings) -> tuple[str, bool]:
+    """Return the database's file, or its address without credentials, and whether it is a file that is missing."""
+    if (file := settings.database_file) is not None:
+        return str(file.absolute()), not file.is_file()
+    parts = urlsplit(settings.sql_url)
+    return f"{parts.hostname or 'localhost'}{parts.path}", False
+
+
 def _add_similar_names(kith: Kith, error: KithClientError) -> None:
     from kith import KithClientError
 
@@ -151,8 +155,3 @@ def _add_similar_names(kith: Kith, error: KithClientError) -> None:
     with suppress(KithClientError):  # the key may not be allowed to list galleries
         if near := difflib.get_close_matches(name, kith.gallery_names(), n=3, cutoff=0.5):
             error.problem["near"] = near
-
-
-def _without_credentials(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.hostname or 'localhost'}{parts.path}"

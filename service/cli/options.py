@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
 
 import typer
+from rich.table import Column, Table
 
 from service.cli.completion import complete_galleries, complete_jobs, complete_packs, complete_subjects
+from service.cli.terminal import EXIT_NO, make_table, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from kith.options import Risk
 
+Item = TypeVar("Item")
 MIN_RISK: Final = 1e-12
 MAX_RISK: Final = 1 - 1e-12
 
@@ -29,7 +32,6 @@ def check_shares(value: Any, param: typer.CallbackParam) -> Any:
     return value
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
 GalleryOption = Annotated[str, typer.Option("--gallery", "-g", help="Gallery.", autocompletion=complete_galleries)]
 GalleryArgument = Annotated[
@@ -52,15 +54,58 @@ DetailOption = Annotated[
 Photos = Annotated[list[Path], typer.Argument(help="One or more photos.", exists=True, dir_okay=False)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Option of every command that prints an answer."""
+
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+
+    def answer(self, document: Any, text: str | Table | Callable[[], None], ok: bool = True) -> None:
+        """Print ``document`` with --json, or else ``text``, which may be a function that prints.
+
+        Raises:
+            typer.Exit: not ``ok``: the exit status is EXIT_NO.
+        """
+        if self.as_json:
+            print_json(document)
+        elif isinstance(text, str):
+            print_line(text)
+        elif isinstance(text, Table):
+            print_table(text)
+        else:
+            text()
+        if not ok:
+            raise typer.Exit(EXIT_NO)
+
+    def answer_list(
+        self,
+        items: Sequence[Item],
+        headers: Sequence[str],
+        row: Callable[[Item], Iterable[object]],
+        nothing: str = "",
+    ) -> None:
+        """Print items as JSON, or as a table with a ``row`` of cells for each, or ``nothing`` if there are none.
+
+        The first column is not wrapped, as it names the items."""
+
+        def print_text() -> None:
+            if not items:
+                print_line(nothing)
+                return
+            first, *others = headers
+            print_table(make_table(Column(first, no_wrap=True), *others, rows=map(row, items)))
+
+        self.answer(items, print_text)
+
+
 @dataclass(frozen=True)
-class ServerOptions:
+class ServerOptions(OutputOptions):
     """Options of every command that uses a server."""
 
     url: Annotated[str | None, typer.Option(envvar="KITH_URL", help="Server address. Default: the local database.")] = (
         None
     )
     api_key: Annotated[str | None, typer.Option(envvar="KITH_CLIENT_KEY", help="API key for --url.")] = None
-    as_json: AsJson = False
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from service.core.text import CONTROL_PATTERN, replace_controls
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 MAX_TABLE_COLUMNS: Final = 10_000
+MAX_LISTED: Final = 10
 # Exit statuses, documented in docs/cli.md.
 EXIT_NO: Final = 1
 EXIT_USAGE: Final = 2
@@ -62,12 +65,27 @@ def print_line(text: str) -> None:
     print(_replace_controls(text))
 
 
+def make_table(*headers: str | Column, rows: Iterable[Iterable[object]], leading: int = 0) -> Table:
+    """Return a table without borders. :func:`_cell` says how cells look."""
+    table = Table(*headers, box=None, pad_edge=False, padding=(0, 2, 0, 0), leading=leading, show_header=bool(headers))
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    return table
+
+
+def print_first(title: str, lines: Sequence[str], all_of_them: str) -> None:
+    """Print the first MAX_LISTED lines, and how many more ``all_of_them`` shows."""
+    for line in lines[:MAX_LISTED]:
+        print_line(f"{title}: {line}")
+    if len(lines) > MAX_LISTED:
+        print_line(f"{title}: {len(lines) - MAX_LISTED:,} more{all_of_them}")
+
+
 def print_table(table: Table) -> None:
-    """Print a table without borders, and without cutting its ``no_wrap`` columns, so that ids can be copied.
+    """Print a table without cutting its ``no_wrap`` columns, so that ids can be copied.
 
     The table is wider than the terminal if those columns need it. In a pipe, no column is wrapped.
     """
-    table.box, table.pad_edge, table.padding = None, False, (0, 2, 0, 0)
     console = stdout_console()
     needed = Measurement.get(console, console.options.update(width=MAX_TABLE_COLUMNS), table)
     if console.is_terminal or "COLUMNS" in os.environ:
@@ -123,9 +141,29 @@ def confirm(question: str, option: str) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
+def to_the_second(at: datetime) -> str:
+    """Return a time in a table of events."""
+    return f"{at:%Y-%m-%d %H:%M:%S}"
+
+
 def count_of(number: int, noun: str) -> str:
     """Return a number with its noun: '1 line', '2 lines'."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _cell(value: object) -> str | Text:
+    """Return a cell: a similarity with 3 decimals, a time to the minute, 'yes' or nothing, or else plain text."""
+    if isinstance(value, Text):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M}"
+    if isinstance(value, list):
+        return escape(", ".join(value))
+    return "" if value is None else escape(str(value))
 
 
 def _dump_model(model: BaseModel) -> dict[str, Any]:

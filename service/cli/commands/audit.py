@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Column
 
 from service.cli.completion import complete_events
 from service.cli.connection import connect, local_settings
-from service.cli.options import AsJson, CommandGroup, GalleryFilter, ServerOptions
-from service.cli.terminal import EXIT_NO, count_of, print_json, print_line, print_note, print_table
+from service.cli.options import CommandGroup, GalleryFilter, OutputOptions, ServerOptions
+from service.cli.terminal import EXIT_NO, count_of, make_table, print_line, print_note, print_table, to_the_second
 from service.core.atomic_files import atomic_write
 from service.core.errors import AuditFileError, MasterKeyError
 
 if TYPE_CHECKING:
+    from kith.wire.audit import AuditLineOut
     from service.storage.audit.reader import Trail
     from service.storage.audit.verifier import Anchor, Fault, Report
 
@@ -36,67 +36,50 @@ Source = Annotated[
 
 @app.command()
 def verify(
+    output: OutputOptions,
     source: Source = None,
     against: Annotated[
         Path | None, typer.Option(help="Anchors from 'audit head', stored where no writer of the audit log can write.")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Verify every chain of the audit log, without the service.
 
     Prints the altered or missing lines. Exit status 1 if there are any."""
     from service.storage.audit.files import read_anchors
 
-    if source is None:
-        local_settings()
     report = _verify(source, [] if against is None else read_anchors(against))
-    if as_json:
-        print_json(asdict(report))
-    else:
-        for fault in report.faults:
-            print_line(_describe_fault(fault))
-        _print_summary(report, against is not None)
-    if report.faults:
-        raise typer.Exit(EXIT_NO)
+    output.answer(asdict(report), lambda: _print_report(report, against is not None), ok=not report.faults)
 
 
 @app.command()
-def head(source: Source = None, as_json: AsJson = False) -> None:
+def head(output: OutputOptions, source: Source = None) -> None:
     """Print the end of each chain as anchors for 'audit verify --against'.
 
     Exit status 1 if a chain is not sound."""
     from service.storage.audit.files import anchor_lines
 
-    if source is None:
-        local_settings()
     report = _verify(source, [])
     for fault in report.faults:
         print_note(_describe_fault(fault))
     if report.faults:
         raise typer.Exit(EXIT_NO)
     lines = anchor_lines(report.ends, datetime.now(UTC))
-    if as_json:
-        print_json([json.loads(line) for line in lines])
-    else:
-        print("\n".join(lines))
+    output.answer([json.loads(line) for line in lines], "\n".join(lines))
 
 
 @app.command()
 def export(
     file: Annotated[Path, typer.Argument(help="FILE.ndjson, replaced when the new file is complete.")],
-    as_json: AsJson = False,
+    output: OutputOptions,
 ) -> None:
     """Write a consistent snapshot of the audit log to a file that 'audit verify' can read."""
     from service.storage.audit.files import write_trail
 
-    local_settings()
     with _open_trail(None) as trail, atomic_write(file) as target:
         count = write_trail(trail, target)
     size = file.stat().st_size
-    if as_json:
-        print_json({"file": str(file), "bytes": size, "lines": count})
-    else:
-        print_line(f"Wrote {file}, {size:,} bytes: {count_of(count, 'line')}")
+    text = f"Wrote {file}, {size:,} bytes: {count_of(count, 'line')}"
+    output.answer({"file": str(file), "bytes": size, "lines": count}, text)
 
 
 @app.command("list")
@@ -119,30 +102,31 @@ def list_lines(
     with connect(server) as kith:
         found = kith.audit(gallery, **filters, **({} if subject is None else {"subject": subject}))
         lines = list(islice(found, limit))
-    if server.as_json:
-        print_json(lines)
-        return
+    server.answer(lines, lambda: _print_lines(lines))
+
+
+def _print_lines(lines: list[AuditLineOut]) -> None:
     if not lines:
         print_line("No matching entries. docs/audit.md lists the recorded events.")
         return
     headers = ("Time (UTC)", "Event", "Outcome", "Actor", "Gallery", "Subject")
-    table = Table(*(Column(header, no_wrap=True) for header in headers), Column("Details", min_width=20))
+    rows = []
     for line in lines:
         details = json.dumps(line.details, separators=(", ", ": "))[1:-1]
-        cells = (line.event, line.outcome, line.actor, line.gallery or "", line.subject or "", details)
-        table.add_row(f"{line.at:%Y-%m-%d %H:%M:%S}", *(escape(cell) for cell in cells))
-    print_table(table)
+        at = to_the_second(line.at)
+        rows.append((at, line.event, line.outcome, line.actor, line.gallery, line.subject, details))
+    columns = (*(Column(header, no_wrap=True) for header in headers), Column("Details", min_width=20))
+    print_table(make_table(*columns, rows=rows))
 
 
 @contextmanager
 def _open_trail(source: Path | None) -> Iterator[Trail]:
     """Open an export, a copy of a SQLite file, or the local database. Raises AuditFileError, StorageError."""
-    from service.settings import load_settings
     from service.storage.audit.files import trail_in
     from service.storage.audit.reader import trail_of
 
     if source is None:
-        with trail_of(load_settings().sql_url) as trail:
+        with trail_of(local_settings().sql_url) as trail:
             yield trail
         return
     try:
@@ -202,7 +186,9 @@ def _describe_fault(fault: Fault) -> str:
     return f"{chain}{lines}: {fault.kind}: {fault.what}"
 
 
-def _print_summary(report: Report, anchored: bool) -> None:
+def _print_report(report: Report, anchored: bool) -> None:
+    for fault in report.faults:
+        print_line(_describe_fault(fault))
     verdict = count_of(len(report.faults), "fault") if report.faults else "sound"
     print_line(f"{count_of(report.lines, 'line')} in {count_of(len(report.ends), 'chain')}: {verdict}")
     if not report.signed:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
 from service.cli.completion import complete_packs
-from service.cli.options import AsJson, CommandGroup
-from service.cli.terminal import print_json, print_line
+from service.cli.options import CommandGroup, OutputOptions
+from service.cli.terminal import print_first, print_line
 from service.core.atomic_files import atomic_write
 
 Source = TypeVar("Source")
-MAX_LISTED: Final = 10
 
 
 def _require_folder(path: Path) -> Path:
@@ -31,23 +29,12 @@ Archive = Annotated[
 CollectionName = Annotated[str | None, typer.Option(help="Collection; required if there are several.")]
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """Result of a conversion. ``left`` lists skipped data with reasons; ``renamed`` maps names to subject ids."""
-
-    file: str
-    people: int
-    photos: int
-    left: list[str] = field(default_factory=list)
-    renamed: dict[str, str] = field(default_factory=dict)
-
-
 @app.command("compreface")
 def convert_compreface(
     dump: Annotated[Path, typer.Argument(help="SQL dump by pg_dump.", exists=True, dir_okay=False)],
     archive: Archive,
+    output: OutputOptions,
     collection: CollectionName = None,
-    as_json: AsJson = False,
 ) -> None:
     """Extract the photos of a CompreFace collection from a database dump."""
     from service.cli.converters import compreface
@@ -60,7 +47,7 @@ def convert_compreface(
     left = [f"{chosen.without_photo} embeddings without a photo"] if chosen.without_photo else []
     if without_photo := len(chosen.people) - len(set(chosen.photos.values())):
         left.append(f"{without_photo} people without a photo")
-    _print_conversion(Conversion(str(archive), people, photos, left, ids.changed), as_json)
+    _answer(output, archive, people, photos, left, ids.changed)
 
 
 @app.command("deepface")
@@ -69,7 +56,7 @@ def convert_deepface(
         Path, typer.Argument(help="ds_model_....pkl, in the folder of the photos.", exists=True, dir_okay=False)
     ],
     archive: Archive,
-    as_json: AsJson = False,
+    output: OutputOptions,
 ) -> None:
     """Collect the photos of a DeepFace database. Subjects are named after folders, or else files."""
     from service.cli.converters import deepface
@@ -79,7 +66,7 @@ def convert_deepface(
     found, missing = deepface.find_photos(deepface.read_paths(pickle), pickle.parent)
     people, photos = write_archive(deepface.read_photos(found, pickle.parent, ids), archive)
     left = [f"{path} is not in {pickle.parent}" for path in missing]
-    _print_conversion(Conversion(str(archive), people, photos, left, ids.changed), as_json)
+    _answer(output, archive, people, photos, left, ids.changed)
 
 
 @app.command("insightface-server")
@@ -91,6 +78,7 @@ def convert_insightface_server(
             help=".ndjson file to write, for 'kith gallery import'.", dir_okay=False, callback=_require_folder
         ),
     ],
+    output: OutputOptions,
     collection: CollectionName = None,
     pack: Annotated[
         str | None,
@@ -99,7 +87,6 @@ def convert_insightface_server(
             autocompletion=complete_packs,
         ),
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Convert the people and vectors of an InsightFace Server collection that used one of Kith's packs."""
     from models.pack.loading import find_pack, load_pack
@@ -115,7 +102,7 @@ def convert_insightface_server(
     ids = SubjectIds()
     with atomic_write(file) as target:
         target.writelines(insightface_server.lines(database, chosen, served.recognition.fingerprint(), ids))
-    _print_conversion(Conversion(str(file), chosen.people, chosen.faces, [], ids.changed), as_json)
+    _answer(output, file, chosen.people, chosen.faces, [], ids.changed)
 
 
 def _choose(found: Sequence[Source], names: Sequence[tuple[str, ...]], wanted: str | None) -> Source:
@@ -127,18 +114,17 @@ def _choose(found: Sequence[Source], names: Sequence[tuple[str, ...]], wanted: s
     return matching[0]
 
 
-def _print_conversion(conversion: Conversion, as_json: bool) -> None:
-    if as_json:
-        print_json(asdict(conversion))
-        return
-    print_line(f"Wrote {conversion.file}: {conversion.people} people, {conversion.photos} photos or vectors.")
-    print_line("The file holds unencrypted faces. Delete it after the import.")
-    _print_list("skipped", conversion.left)
-    _print_list("renamed", [f"{name!r} to {subject!r}" for name, subject in conversion.renamed.items()])
+def _answer(
+    output: OutputOptions, file: Path, people: int, photos: int, left: list[str], renamed: dict[str, str]
+) -> None:
+    """Print the result. ``left`` lists skipped data with reasons; ``renamed`` maps names to subject ids."""
 
+    def print_text() -> None:
+        print_line(f"Wrote {file}: {people} people, {photos} photos or vectors.")
+        print_line("The file holds unencrypted faces. Delete it after the import.")
+        print_first("  skipped", left, " (use --json to list all)")
+        changes = [f"{name!r} to {subject!r}" for name, subject in renamed.items()]
+        print_first("  renamed", changes, " (use --json to list all)")
 
-def _print_list(title: str, lines: Sequence[str]) -> None:
-    for line in lines[:MAX_LISTED]:
-        print_line(f"  {title}: {line}")
-    if len(lines) > MAX_LISTED:
-        print_line(f"  {title}: {len(lines) - MAX_LISTED} more (use --json to list all)")
+    document = {"file": str(file), "people": people, "photos": photos, "left": left, "renamed": renamed}
+    output.answer(document, print_text)

@@ -5,32 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.progress import DownloadColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn
 from rich.text import Text
 
-from models.vision.photo_files import PhotoFolder, is_photo, list_photos, printable_path, read_head, visible_subfolders
+from models.vision.photo_files import is_photo, list_photos, printable_path, read_head, visible_subfolders
 from service.cli.commands.risk import misses_text
 from service.cli.completion import complete_galleries
 from service.cli.connection import connect
 from service.cli.options import EnrollmentOptions, ServerOptions
 from service.cli.remedies import remedy_for, remedy_lines
-from service.cli.terminal import (
-    EXIT_INTERRUPTED,
-    EXIT_NO,
-    count_of,
-    print_json,
-    print_line,
-    print_note,
-    progress_bar,
-)
+from service.cli.terminal import EXIT_INTERRUPTED, count_of, print_first, print_line, print_note, progress_bar
 from service.core.atomic_files import atomic_write
 
 if TYPE_CHECKING:
@@ -41,8 +31,6 @@ CANCEL_TIMEOUT_S: Final = 30.0
 REPORT_SUFFIXES: Final = (".csv", ".ndjson")
 REPORT_COLUMNS: Final = ("photo", "status", "code", "detail")
 UNREADABLE: Final = {"code": "unreadable"}
-MAX_SHOWN: Final = 10
-"""Refused photos, and ignored files, that are printed one by one."""
 
 
 @dataclass
@@ -67,13 +55,8 @@ class EnrollmentReport:
     people: dict[str, bool] = field(default_factory=dict)
     without_photo: list[str] = field(default_factory=list)
 
-    @property
-    def refused(self) -> list[dict[str, str]]:
-        return [photo for photo in self.photos if photo["status"] == "refused"]
-
-    @property
-    def ignored_files(self) -> list[str]:
-        return [photo["photo"] for photo in self.photos if photo["status"] == "ignored"]
+    def rows(self, status: str) -> list[dict[str, str]]:
+        return [row for row in self.photos if row["status"] == status]
 
     def add(self, photo: str, status: str, detail: str = "", problem: dict[str, Any] | None = None) -> None:
         """Add a row. ``problem``: problem document of a refusal."""
@@ -124,13 +107,18 @@ def enroll(
     finally:
         if report is not None:
             _write_report(report, result.photos)
-    _print_report(result, server.as_json)
-    if created and not server.as_json:
-        print_line(created)
+    names = ("enrolled", "already_enrolled", "ignored", "interrupted", "jobs", "without_photo")
+    refused = [
+        {key: row[key] for key in ("photo", "code", "detail")} | {"remedy": remedy_for(result.problems[row["code"]])}
+        for row in result.rows("refused")
+    ]
+    document = {name: getattr(result, name) for name in names} | {
+        "refused": refused,
+        "ignored_files": [row["photo"] for row in result.rows("ignored")],
+    }
+    server.answer(document, lambda: print_report(result, created), ok=result.interrupted or not refused)
     if result.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
-    if result.refused:
-        raise typer.Exit(EXIT_NO)
 
 
 class _BulkEnrollment:
@@ -139,68 +127,64 @@ class _BulkEnrollment:
     def __init__(self, kith: Kith, gallery: str, options: dict[str, Any], report: EnrollmentReport) -> None:
         self._kith, self._gallery, self._options, self._report = kith, gallery, options, report
         self._progress = progress_bar(_PhotoOrByteColumn(), TextColumn("{task.fields[rate]}"))
+        self._task = self._progress.add_task("enrolling", total=None, rate="")
         self._done = 0
+        self._folder = ""
+        """Prefix of the names of archive members in the report."""
 
     def run(self, source: Path) -> None:
         """Send an archive as it is, or a folder in parts, and wait for each job. Ctrl-C cancels the running job.
 
         Raises:
-            KithClientError: the server refused a part, or a job failed.
+            KithClientError: the server refused a part, or a job failed. Its remedy says how to resume.
         """
+        from kith import FileStream, KithClientError
+
+        with self._progress:
+            archives = self._parts_of(source) if source.is_dir() else [FileStream(source)]
+            try:
+                for archive in archives:
+                    self._enroll(archive)
+                    if self._report.interrupted:
+                        break
+            except KithClientError as error:
+                remedy = (
+                    f"{error.problem.get('remedy', '')} Then run the command again to resume: photos are enrolled once."
+                )
+                error.problem["remedy"] = remedy.lstrip()
+                raise
+
+    def _parts_of(self, source: Path) -> Iterable[Archive]:
+        """Report the folder's other files, and return archives of its photos."""
         from service.cli.tools.photo_folders import TarStream, photos_of, split
 
-        with self._progress, _advise_to_resume():
-            task = self._progress.add_task("enrolling", total=None, rate="")
-            if not source.is_dir():
-                self._enroll(source, self._options, task)
-                return
-            listed = list_photos(source)
-            self._add_other_files(listed)
-            photos = photos_of(source, listed)
-            self._progress.update(task, total=len(photos))
-            for part in split(photos):
-                stream = TarStream(part)
-                self._enroll(
-                    stream, self._options | {"strip": 0}, task, f"{printable_path(source)}/", stream.unreadable
-                )
-                if self._report.interrupted:
-                    break
-
-    def _add_other_files(self, listed: PhotoFolder) -> None:
+        listed = list_photos(source)
         self._report.ignored = len(listed.ignored) + listed.hidden
         for path, reason in listed.ignored.items():
             self._report.add(printable_path(path), "ignored", reason)
         for path, reason in listed.unreadable.items():
             self._report.add(printable_path(path), "refused", reason, UNREADABLE)
+        photos = photos_of(source, listed)
+        self._progress.update(self._task, total=len(photos))
+        self._folder, self._options["strip"] = f"{printable_path(source)}/", 0
+        return map(TarStream, split(photos))
 
-    def _enroll(
-        self,
-        archive: Path | Archive,
-        options: dict[str, Any],
-        task: TaskID,
-        folder: str = "",
-        unreadable: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """Send one archive, wait for its job, and add the result to the report.
-
-        Args:
-            folder: prefix of the names of archive members in the report.
-            unreadable: reason by name of members that could not be read, filled while the archive is sent.
-        """
-        from kith import FileStream, KithClientError
+    def _enroll(self, archive: Archive) -> None:
+        """Send one archive, wait for its job, and add the result to the report."""
+        from kith import KithClientError
 
         report, done_before, job = self._report, self._done, None
-        stream = FileStream(archive) if isinstance(archive, Path) else archive
-        sending = self._progress.add_task("sending", total=stream.size, rate="")
+        sending = self._progress.add_task("sending", total=archive.size, rate="")
 
         def update(state: JobOut) -> None:
             rate = "" if state.rate is None else f"{state.rate:.1f} photos/s"
-            if isinstance(archive, Path):
-                self._progress.update(task, total=state.total)
-            self._progress.update(task, completed=done_before + state.done, rate=rate)
+            if not self._folder:
+                self._progress.update(self._task, total=state.total)
+            self._progress.update(self._task, completed=done_before + state.done, rate=rate)
 
         try:
-            job = self._kith.enroll_archive(self._gallery, _ProgressStream(stream, self._progress, sending), **options)
+            stream = _ProgressStream(archive, self._progress, sending)
+            job = self._kith.enroll_archive(self._gallery, stream, **self._options)
             self._progress.remove_task(sending)
             job = self._kith.wait_for(job.id, on_update=update)
         except KeyboardInterrupt:
@@ -214,11 +198,12 @@ class _BulkEnrollment:
                 report.jobs.append(job.id)
                 print_note(f"Job {job.id} is still being cancelled. Wait for it with 'kith jobs watch {job.id}'.")
                 return
-        self._add_job(job, folder, unreadable)
+        self._add_job(job, getattr(archive, "unreadable", {}))
         if job.state == "failed" and job.problem is not None:
             raise KithClientError(job.problem.status, job.problem.model_dump(exclude_none=True))
 
-    def _add_job(self, job: JobOut, folder: str, unreadable: Mapping[str, str]) -> None:
+    def _add_job(self, job: JobOut, unreadable: Mapping[str, str]) -> None:
+        """Add the result. ``unreadable``: reason by name of photos that could not be read while they were sent."""
         from service.storage.repositories.jobs import ALREADY_ENROLLED, ENROLLED, IGNORED
 
         report = self._report
@@ -229,7 +214,7 @@ class _BulkEnrollment:
         report.ignored += int(job.details.get("ignored", 0))
         self._done += job.done
         for item in self._kith.job_items(job.id):
-            name = folder + item.item
+            name = self._folder + item.item
             if item.subject is not None and item.outcome != IGNORED:
                 enrolled = item.outcome in (ENROLLED, ALREADY_ENROLLED)
                 report.people[item.subject] = report.people.get(item.subject, False) or enrolled
@@ -262,19 +247,6 @@ class _PhotoOrByteColumn(MofNCompleteColumn):
 
     def render(self, task: Task) -> Text:
         return DownloadColumn().render(task) if task.description == "sending" else super().render(task)
-
-
-@contextmanager
-def _advise_to_resume() -> Iterator[None]:
-    """Add to the remedy of a failed request that the command can be run again."""
-    from kith import KithClientError
-
-    try:
-        yield
-    except KithClientError as error:
-        remedy = f"{error.problem.get('remedy', '')} Then run the command again to resume: photos are enrolled once."
-        error.problem["remedy"] = remedy.lstrip()
-        raise
 
 
 def _create_if_missing(kith: Kith, name: str) -> str:
@@ -320,35 +292,22 @@ def _write_report(path: Path, photos: list[dict[str, str]]) -> None:
         file.write(text.getvalue().encode())
 
 
-def _print_report(report: EnrollmentReport, as_json: bool) -> None:
-    if as_json:
-        refused = [
-            {key: row[key] for key in ("photo", "code", "detail")}
-            | {"remedy": remedy_for(report.problems[row["code"]])}
-            for row in report.refused
-        ]
-        counts = {name: getattr(report, name) for name in ("enrolled", "already_enrolled", "ignored", "interrupted")}
-        lists = {"without_photo": report.without_photo, "refused": refused, "ignored_files": report.ignored_files}
-        print_json({**counts, "jobs": report.jobs, **lists})
-        return
+def print_report(report: EnrollmentReport, created: str = "") -> None:
+    """Print the result. ``created`` describes a new gallery."""
     if report.without_photo:
         people = "1 person has" if len(report.without_photo) == 1 else f"{len(report.without_photo):,} people have"
         print_line(f"{people} no photo in the gallery, and cannot be found: {', '.join(report.without_photo)}")
-    named = report.ignored_files
-    for name in named[:MAX_SHOWN]:
-        print_line(f"Ignored: {name}")
-    if len(named) > MAX_SHOWN:
-        print_line(f"Ignored: {len(named) - MAX_SHOWN:,} more. List all with --report FILE.")
-    if report.refused:
-        for row in report.refused[:MAX_SHOWN]:
-            print_line(f"Refused: {row['photo']}: {row['code']}: {row['detail']}")
-        if len(report.refused) > MAX_SHOWN:
-            print_line(f"Refused: {len(report.refused) - MAX_SHOWN:,} more. List all with --report FILE.")
-        codes = {row["code"] for row in report.refused}
-        for line in remedy_lines(problem for code, problem in report.problems.items() if code in codes):
-            print_line(line)
+    refused = report.rows("refused")
+    rest = ". List all with --report FILE."
+    print_first("Ignored", [row["photo"] for row in report.rows("ignored")], rest)
+    print_first("Refused", [f"{row['photo']}: {row['code']}: {row['detail']}" for row in refused], rest)
+    codes = {row["code"] for row in refused}
+    for line in remedy_lines(problem for code, problem in report.problems.items() if code in codes):
+        print_line(line)
     already = f", {report.already_enrolled} already enrolled" if report.already_enrolled else ""
     ignored = f"; {count_of(report.ignored, 'file')} ignored (hidden, or not a photo)" if report.ignored else ""
-    print_line(f"{count_of(report.enrolled, 'photo')} enrolled{already}, {len(report.refused)} refused{ignored}")
+    print_line(f"{count_of(report.enrolled, 'photo')} enrolled{already}, {len(refused)} refused{ignored}")
     if report.interrupted:
         print_line("Cancelled. Enrolled photos stay enrolled. Run the command again to resume.")
+    if created:
+        print_line(created)

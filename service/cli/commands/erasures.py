@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Column, Table
 
 from service.cli.completion import complete_subjects
-from service.cli.connection import connect, local_database, local_settings
-from service.cli.options import AsJson, CommandGroup, GalleryOption, ServerOptions
-from service.cli.terminal import EXIT_NO, print_json, print_line, print_table
+from service.cli.connection import connect, local_database
+from service.cli.options import CommandGroup, GalleryOption, OutputOptions, ServerOptions
+from service.cli.terminal import to_the_second
 from service.core.atomic_files import atomic_write
+
+if TYPE_CHECKING:
+    from kith.wire.erasures import ReceiptOut
 
 app = CommandGroup(help="List, verify, save and repeat erasures.", no_args_is_help=True)
 ReceiptFile = Annotated[Path, typer.Argument(help="JSON file.", dir_okay=False)]
@@ -29,19 +31,12 @@ def list_erasures(
     """List the erasure receipts of a gallery, newest first."""
     with connect(server) as kith:
         receipts = list(kith.erasures(gallery, subject))
-    if server.as_json:
-        print_json(receipts)
-        return
-    if not receipts:
-        print_line(
-            f"No erasures in gallery {gallery}. Erased subjects, templates and expired templates leave receipts."
-        )
-        return
-    table = Table(Column("Receipt", no_wrap=True), "Time (UTC)", "Kind", "Removed")
-    for receipt in receipts:
-        removed = ", ".join(f"{count} {kind}" for kind, count in receipt.removed.items())
-        table.add_row(receipt.id, f"{receipt.at:%Y-%m-%d %H:%M:%S}", receipt.kind, removed)
-    print_table(table)
+    server.answer_list(
+        receipts,
+        ("Receipt", "Time (UTC)", "Kind", "Removed"),
+        lambda receipt: (receipt.id, to_the_second(receipt.at), receipt.kind, describe_removed(receipt)),
+        f"No erasures in gallery {gallery}. Erased subjects, templates and expired templates leave receipts.",
+    )
 
 
 @app.command("verify")
@@ -53,35 +48,29 @@ def verify_receipt(receipt: Annotated[str, typer.Argument(help="Receipt id.")], 
         raise typer.BadParameter("Expected 32 hexadecimal digits. See 'kith erasures list'.", param_hint="RECEIPT")
     with connect(server) as kith:
         verdict = kith.verify_receipt(receipt)
-    if server.as_json:
-        print_json(verdict)
-    elif verdict.holds:
-        print_line(f"The receipt holds: the data erased on {verdict.receipt.at:%Y-%m-%d %H:%M} UTC is gone")
+    if verdict.holds:
+        text = f"The receipt holds: the data erased on {verdict.receipt.at:%Y-%m-%d %H:%M} UTC is gone"
     else:
         missing = "" if verdict.line_found else "; the audit log has no entry for it"
         present = "" if verdict.gone or verdict.enrolled_since else "; the data still exists"
-        print_line(f"The receipt does not hold{missing}{present}")
-    if not verdict.holds:
-        raise typer.Exit(EXIT_NO)
+        text = f"The receipt does not hold{missing}{present}"
+    server.answer(verdict, text, ok=verdict.holds)
 
 
 @app.command("save")
-def save_erasures(file: ReceiptFile, as_json: AsJson = False) -> None:
+def save_erasures(file: ReceiptFile, output: OutputOptions) -> None:
     """Write all receipts to a file to keep apart from backups, which lack later erasures."""
     from service.storage.privacy.repeated_erasures import saved
 
-    with local_database(local_settings()) as database, database.read() as connection:
+    with local_database() as database, database.read() as connection:
         documents = saved(connection)
     with atomic_write(file) as target:
         target.write(json.dumps(documents, indent=1).encode())
-    if as_json:
-        print_json({"file": str(file), "receipts": len(documents)})
-    else:
-        print_line(f"Wrote {len(documents)} receipts to {file}")
+    output.answer({"file": str(file), "receipts": len(documents)}, f"Wrote {len(documents)} receipts to {file}")
 
 
 @app.command("repeat")
-def repeat_erasures(file: ReceiptFile, as_json: AsJson = False) -> None:
+def repeat_erasures(file: ReceiptFile, output: OutputOptions) -> None:
     """Erase what saved receipts name again, after a backup was restored."""
     from service.storage.privacy.repeated_erasures import repeat_saved
 
@@ -93,9 +82,12 @@ def repeat_erasures(file: ReceiptFile, as_json: AsJson = False) -> None:
         raise typer.BadParameter(
             f"{file} was not written by 'kith erasures save': {error}", param_hint="FILE"
         ) from error
-    with local_database(local_settings()) as database:
+    with local_database() as database:
         repeated = repeat_saved(database, documents)
-    if as_json:
-        print_json({"receipts": len(documents), "erased": [receipt.id for receipt in repeated]})
-    else:
-        print_line(f"Repeated {len(repeated)} of {len(documents)} erasures; the others needed no repetition")
+    text = f"Repeated {len(repeated)} of {len(documents)} erasures; the others needed no repetition"
+    output.answer({"receipts": len(documents), "erased": [receipt.id for receipt in repeated]}, text)
+
+
+def describe_removed(receipt: ReceiptOut) -> str:
+    """Return what was erased: '1 subject, 2 templates'."""
+    return ", ".join(f"{count} {kind}" for kind, count in receipt.removed.items())

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import typer
-from rich.markup import escape
 from rich.progress import MofNCompleteColumn
-from rich.table import Column, Table
+from rich.table import Column
 
 from service.cli.completion import complete_galleries, complete_served, complete_subjects
 from service.cli.connection import connect
 from service.cli.options import DetailOption, GalleryOption, Photos, RiskOptions, ServerOptions
 from service.cli.remedies import remedy_lines
-from service.cli.terminal import EXIT_NO, print_json, print_line, print_note, print_table, progress_bar
+from service.cli.terminal import EXIT_NO, make_table, print_json, print_note, print_table, progress_bar
 from service.core.text import describe_outcome, describe_reasons, format_odds
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from kith.wire.verification import VerifyOut
 
 IMAGE_SUFFIXES: Final = (".jpg", ".jpeg", ".png")
+DETECTIONS: Final = ("Photo", "Face", "Box (x0, y0, x1, y1)", "Score", "Quality", "Usable")
+Answer = TypeVar("Answer")
+Documents = dict[str, dict[str, Any]]
+"""JSON of the answer to each photo, or ``{"error": problem}`` if one of several photos cannot be read."""
 
 Draw = Annotated[
     Path | None,
@@ -37,31 +41,27 @@ def detect(photos: Photos, server: ServerOptions, draw: Draw = None, detail: Det
 
     Exit status 1 if a photo shows no face."""
     targets = _drawing_targets(photos, draw)
-    table = Table("Photo", "Face", "Box (x0, y0, x1, y1)", "Score", "Quality", "Usable")
-    answers: dict[str, Any] = {}
-    with_face = 0
-    with _print_on_exit(answers, table, server.as_json), connect(server, "temporary") as kith:
-        for photo, answer in _answers(photos, lambda photo: kith.detect(photo, detail=detail)):
-            if isinstance(answer, dict):
-                answers[str(photo)] = answer
-                table.add_row(escape(str(photo)), "", "", "", "", answer["error"]["code"])
-                continue
+    rows: list[Sequence[object]] = []
+    answers: Documents = {}
+
+    def refuse(photo: Path, problem: dict[str, Any]) -> None:
+        rows.append((photo, None, None, None, None, problem["code"]))
+
+    with _print_on_exit(answers, DETECTIONS, rows, server), connect(server, "temporary") as kith:
+        for photo, answer in _answers(photos, answers, lambda photo: kith.detect(photo, detail=detail), refuse):
             (image,) = answer.images
-            with_face += bool(image.faces)
             answers[str(photo)] = image.model_dump(mode="json", exclude_none=True)
-            if not image.faces:
-                table.add_row(escape(str(photo)), "", "no face", "", "", "")
             for number, face in enumerate(image.faces, start=1):
                 box = ", ".join(f"{value:.0f}" for value in face.box)
                 usable = "yes" if face.quality.usable else describe_reasons(face.quality.reasons)
-                values = (f"{face.score:.2f}", f"{face.quality.score:.2f}", usable)
-                table.add_row(escape(str(photo)), str(number), box, *values)
+                rows.append((photo, number, box, f"{face.score:.2f}", f"{face.quality.score:.2f}", usable))
+            if not image.faces:
+                rows.append((photo, None, "no face"))
             if photo in targets:
                 from service.cli.tools.drawing import draw_faces
 
                 draw_faces(photo.read_bytes(), image.faces, targets[photo])
-    if with_face < len(photos):
-        raise typer.Exit(EXIT_NO)
+    _require_faces(answers)
 
 
 def embed(
@@ -81,32 +81,24 @@ def embed(
     Exit status 1 if a photo shows no face."""
     if output is not None:
         _check_file(output, "--output", (".npy",))
-    rows: list[dict[str, Any]] = []
-    answers: dict[str, Any] = {}
-    with_face, recognizer, pack = 0, None, None
+    source: dict[str, str | None] = {"model": None, "recognizer": None}
+    answers: Documents = {}
+
+    def refuse(photo: Path, problem: dict[str, Any]) -> None:
+        print_note(f"{photo}: {problem['code']}: {problem['detail']}")
+
     try:
         with connect(server, "temporary") as kith:
-            for photo, answer in _answers(photos, lambda photo: kith.embed(photo, model=model, detail=detail)):
-                if isinstance(answer, dict):
-                    answers[str(photo)] = answer
-                    print_note(f"{photo}: {answer['error']['code']}: {answer['error']['detail']}")
-                    continue
-                (image,) = answer.images
-                with_face += bool(image.faces)
-                recognizer, pack = answer.recognizer, answer.model
-                answers[str(photo)] = document = image.model_dump(mode="json", exclude_none=True)
-                rows += [
-                    {"photo": str(photo), "face": number, "box": face["box"], "embedding": face["embedding"]}
-                    for number, face in enumerate(document["faces"], start=1)
-                ]
+            send = partial(kith.embed, model=model, detail=detail)
+            for photo, answer in _answers(photos, answers, send, refuse):
+                source = {"model": answer.model, "recognizer": answer.recognizer}
+                answers[str(photo)] = answer.images[0].model_dump(mode="json", exclude_none=True)
     finally:
-        source = {"model": pack, "recognizer": recognizer}
         if answers and output is None:
             print_json({**source, "photos": answers})
         elif answers and output is not None:
-            _write_vectors(output, rows, source, server.as_json)
-    if with_face < len(photos):
-        raise typer.Exit(EXIT_NO)
+            _write_vectors(output, answers, source, server)
+    _require_faces(answers)
 
 
 def identify(
@@ -129,21 +121,21 @@ def identify(
         options["risk"] = accepted
     if tag:
         options["filter"] = {"tags": tag}
-    table = Table(
-        Column("Photo", no_wrap=True), "Face", Column("Decision", no_wrap=True), "Similarity", "Threshold", "By chance"
-    )
-    answers: dict[str, Any] = {}
-    identified = 0
-    with _print_on_exit(answers, table, server.as_json), connect(server) as kith:
-        for photo, answer in _answers(photos, lambda photo: kith.identify(gallery, photo, **options)):
-            if isinstance(answer, dict):
-                answers[str(photo)] = answer
-                table.add_row(escape(str(photo)), "", answer["error"]["code"], "", "", "")
-                continue
+    rows: list[Sequence[object]] = []
+    answers: Documents = {}
+    identified = False
+
+    def refuse(photo: Path, problem: dict[str, Any]) -> None:
+        rows.append((photo, None, problem["code"]))
+
+    photo_column, decision_column = (Column(header, no_wrap=True) for header in ("Photo", "Decision"))
+    headers = (photo_column, "Face", decision_column, "Similarity", "Threshold", "By chance")
+    with _print_on_exit(answers, headers, rows, server), connect(server) as kith:
+        for photo, answer in _answers(photos, answers, lambda photo: kith.identify(gallery, photo, **options), refuse):
             answers[str(photo)] = answer.model_dump(mode="json", exclude_none=True)
+            identified = identified or any(result.outcome == "identified" for result in answer.results)
             for number, result in enumerate(answer.results, start=1):
-                identified += result.outcome == "identified"
-                table.add_row(escape(str(photo)), str(number) if result.face else "", *_decision_cells(result))
+                rows.append((photo, number if result.face else None, *_decision_cells(result)))
             if photo in targets:
                 from service.cli.tools.drawing import draw_decisions
 
@@ -182,35 +174,35 @@ def verify(
     accepted = risk.value()
     with connect(server, "temporary" if subject is None else "refuse") as kith:
         answer = kith.verify(a, other, risk=accepted, detail=detail)
-    if server.as_json:
-        print_json(answer.model_dump(mode="json", exclude_none=True))
-    else:
-        print_line(_describe_verdict(answer, {"a": str(a), "b": str(b or subject)}))
-    if answer.outcome != "same":
-        raise typer.Exit(EXIT_NO)
+    text = _describe_verdict(answer, {"a": str(a), "b": str(b or subject)})
+    server.answer(answer.model_dump(mode="json", exclude_none=True), text, ok=answer.outcome == "same")
 
 
-def _write_vectors(output: Path, rows: list[dict[str, Any]], source: dict[str, str | None], as_json: bool) -> None:
+def _write_vectors(output: Path, answers: Documents, source: dict[str, str | None], server: ServerOptions) -> None:
     """Write embeddings to a .npy file, and list its rows. Without a face there is no row length, so no file."""
-    if rows:
+    faces = [
+        (photo, number, face)
+        for photo, answer in answers.items()
+        for number, face in enumerate(answer.get("faces", ()), start=1)
+    ]
+    if faces:
         import numpy as np
 
         from service.core.atomic_files import atomic_write
 
         with atomic_write(output) as file:
-            np.save(file, np.array([row["embedding"] for row in rows], np.float32))
-    listed = [{key: row[key] for key in ("photo", "face", "box")} for row in rows]
-    if as_json:
-        print_json({**source, "file": str(output) if rows else None, "rows": listed})
-        return
-    if not rows:
-        print_note(f"No face was found, so {output} was not written.")
-        return
-    table = Table("Row", "Photo", "Face")
-    for index, row in enumerate(rows):
-        table.add_row(str(index), escape(row["photo"]), str(row["face"]))
-    print_table(table)
-    print_note(f"Wrote {output}: {len(rows)} vectors of {source['model']}, recognizer {source['recognizer']}")
+            np.save(file, np.array([face["embedding"] for *_, face in faces], np.float32))
+
+    def print_text() -> None:
+        if not faces:
+            print_note(f"No face was found, so {output} was not written.")
+            return
+        cells = ((index, photo, number) for index, (photo, number, _) in enumerate(faces))
+        print_table(make_table("Row", "Photo", "Face", rows=cells))
+        print_note(f"Wrote {output}: {len(faces)} vectors of {source['model']}, recognizer {source['recognizer']}")
+
+    rows = [{"photo": photo, "face": number, "box": face["box"]} for photo, number, face in faces]
+    server.answer({**source, "file": str(output) if faces else None, "rows": rows}, print_text)
 
 
 def _describe_verdict(answer: VerifyOut, names: dict[str, str]) -> str:
@@ -230,49 +222,59 @@ def _describe_verdict(answer: VerifyOut, names: dict[str, str]) -> str:
     return f"{outcome}: similarity {answer.similarity:.3f}, threshold {answer.threshold:.3f} at {risk}{by_chance}"
 
 
-def _decision_cells(result: IdentityOut) -> tuple[str, str, str, str]:
+def _decision_cells(result: IdentityOut) -> tuple[object, ...]:
     chance = result.false_alarm_probability
     likely = next((each.name or each.subject for each in result.candidates), None)
-    return (
-        escape(describe_outcome(result.outcome, result.name or result.subject or likely)),
-        "" if result.similarity is None else f"{result.similarity:.3f}",
-        "" if result.threshold is None else f"{result.threshold:.3f}",
-        "" if chance is None else format_odds(chance),
-    )
+    decision = describe_outcome(result.outcome, result.name or result.subject or likely)
+    return decision, result.similarity, result.threshold, None if chance is None else format_odds(chance)
+
+
+def _require_faces(answers: Documents) -> None:
+    """Raises typer.Exit: a photo shows no face, or cannot be read."""
+    if not all(answer.get("faces") for answer in answers.values()):
+        raise typer.Exit(EXIT_NO)
 
 
 @contextmanager
-def _print_on_exit(answers: dict[str, Any], table: Table, as_json: bool) -> Iterator[None]:
+def _print_on_exit(
+    answers: Documents, headers: Sequence[str | Column], rows: list[Sequence[object]], server: ServerOptions
+) -> Iterator[None]:
     """Print the answers even if a later photo ends the command, so that no photo has to be sent twice."""
+
+    def print_text() -> None:
+        print_table(make_table(*headers, rows=rows))
+        for line in remedy_lines(answer["error"] for answer in answers.values() if "error" in answer):
+            print_note(line)
+
     try:
         yield
     finally:
         if answers:
-            if as_json:
-                print_json(answers)
-            else:
-                print_table(table)
-                for line in remedy_lines(answer["error"] for answer in answers.values() if "error" in answer):
-                    print_note(line)
+            server.answer(answers, print_text)
 
 
-def _answers(photos: list[Path], send: Callable[[Path], Any]) -> Iterator[tuple[Path, Any]]:
-    """Yield each photo's answer, or ``{"error": problem}`` if one of several photos cannot be read."""
+def _answers(
+    photos: list[Path],
+    answers: Documents,
+    send: Callable[[Path], Answer],
+    refuse: Callable[[Path, dict[str, Any]], None],
+) -> Iterator[tuple[Path, Answer]]:
+    """Yield each photo's answer. If one of several photos cannot be read, add its problem to ``answers``."""
     from kith import KithClientError
 
     with progress_bar(MofNCompleteColumn(), transient=True) as progress:
         task = progress.add_task("photos", total=len(photos), visible=len(photos) > 1)
         for photo in photos:
             try:
-                answer = send(photo)
+                yield photo, send(photo)
             except KithClientError as error:
                 if not error.code.startswith("image_"):
                     raise
                 if len(photos) == 1:
                     error.problem["detail"] = f"{photo}: {error.problem['detail']}"
                     raise
-                answer = {"error": error.problem}
-            yield photo, answer
+                answers[str(photo)] = {"error": error.problem}
+                refuse(photo, error.problem)
             progress.advance(task)
 
 

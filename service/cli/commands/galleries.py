@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
-from rich.markup import escape
 from rich.progress import DownloadColumn, TransferSpeedColumn
 from rich.table import Column, Table
 
 from service.cli.commands.risk import format_risk, misses_text
 from service.cli.completion import complete_galleries
 from service.cli.connection import connect, local_database, local_settings
-from service.cli.options import AsJson, CommandGroup, GalleryArgument, RiskOptions, ServerOptions, Yes
+from service.cli.options import CommandGroup, GalleryArgument, OutputOptions, RiskOptions, ServerOptions, Yes
 from service.cli.remedies import remedy_lines
-from service.cli.terminal import EXIT_NO, print_json, print_line, print_table, progress_bar, require_confirmation
+from service.cli.terminal import make_table, print_line, print_table, progress_bar, require_confirmation
 from service.core.atomic_files import atomic_write
 from service.core.text import format_ratio
 
@@ -63,16 +62,12 @@ def list_galleries(server: ServerOptions) -> None:
     """List galleries."""
     with connect(server) as kith:
         galleries = list(kith.galleries())
-    if server.as_json:
-        print_json(galleries)
-        return
-    if not galleries:
-        print_line("No galleries. Create one with 'kith gallery create NAME' or 'kith enroll FOLDER --gallery NAME'.")
-        return
-    table = Table(Column("Gallery", no_wrap=True), "Subjects", "Templates", "Risk")
-    for gallery in galleries:
-        table.add_row(gallery.name, str(gallery.subjects), str(gallery.templates), format_risk(gallery.risk))
-    print_table(table)
+    server.answer_list(
+        galleries,
+        ("Gallery", "Subjects", "Templates", "Risk"),
+        lambda gallery: (gallery.name, gallery.subjects, gallery.templates, format_risk(gallery.risk)),
+        "No galleries. Create one with 'kith gallery create NAME' or 'kith enroll FOLDER --gallery NAME'.",
+    )
 
 
 @app.command()
@@ -86,8 +81,8 @@ def create(
     given = settings.given(risk)
     with connect(server, "create") as kith:
         created = kith.create_gallery(name, **given)
-        misses = None if server.as_json else misses_text(kith, created.risk)
-    print_json(created) if server.as_json else print_line(f"Created gallery {created.name}.{misses}")
+        misses = "" if server.as_json else misses_text(kith, created.risk)
+    server.answer(created, f"Created gallery {created.name}.{misses}")
 
 
 @app.command()
@@ -98,7 +93,7 @@ def update(name: GalleryArgument, risk: RiskOptions, settings: SettingOptions, s
         raise typer.BadParameter("Give a setting to change.", param_hint="--fpir, --retention-days, ...")
     with connect(server) as kith:
         updated = kith.update_gallery(name, **given)
-    print_json(updated) if server.as_json else print_line(f"Updated gallery {updated.name}: {', '.join(given)}")
+    server.answer(updated, f"Updated gallery {updated.name}: {', '.join(given)}")
 
 
 @app.command()
@@ -106,11 +101,8 @@ def stats(name: GalleryArgument, server: ServerOptions) -> None:
     """Show a gallery's settings, counts, drift and index."""
     with connect(server) as kith:
         gallery, statistics = kith.gallery(name), kith.stats(name)
-    if server.as_json:
-        answer, index = gallery.model_dump(mode="json"), statistics.index.model_dump(mode="json")
-        print_json(answer | {"index": {"setting": answer["index"], **index}})
-    else:
-        _print_stats(gallery, statistics)
+    document, index = gallery.model_dump(mode="json"), statistics.index.model_dump(mode="json")
+    server.answer(document | {"index": {"setting": document["index"], **index}}, _stats_table(gallery, statistics))
 
 
 @app.command()
@@ -132,14 +124,12 @@ def retention(
         )
         if not erase:
             needed = "they are kept until you confirm with --erase" if found.held else "no confirmation is needed"
-            print_json(found) if server.as_json else print_line(f"{summary}; {needed}")
+            server.answer(found, f"{summary}; {needed}")
             return
         if not yes:
             require_confirmation(f"{summary}. Erase them for good?")
         done = kith.apply_retention(name, found.due_templates, found.due_subjects)
-    print_json(done) if server.as_json else print_line(
-        f"Erased {done.templates} templates and {done.subjects} subjects"
-    )
+    server.answer(done, f"Erased {done.templates} templates and {done.subjects} subjects")
 
 
 @app.command()
@@ -155,10 +145,7 @@ def hygiene(
             page = kith.hygiene(name, min(limit - len(report.data), MAX_FINDINGS_PER_REQUEST), page.next)
             report.data += page.data
         report.next = page.next
-    if server.as_json:
-        print_json(report)
-        return
-    _print_hygiene(report)
+    server.answer(report, lambda: _print_hygiene(report))
 
 
 def _print_hygiene(report: HygieneOut) -> None:
@@ -179,26 +166,28 @@ def _print_hygiene(report: HygieneOut) -> None:
 
 
 def _findings_table(findings: list[FindingOut], kind: str | None = None) -> Table:
-    table = Table("Finding", "Subjects", Column("Templates", no_wrap=True), "Similarity", "Odds", leading=1)
-    for finding in findings:
-        table.add_row(
+    rows = (
+        (
             kind or finding.kind.replace("_", " "),
-            escape("\n".join(s.subject if s.name is None else f"{s.subject} ({s.name})" for s in finding.subjects)),
+            "\n".join(s.subject if s.name is None else f"{s.subject} ({s.name})" for s in finding.subjects),
             "\n".join(t.template for t in finding.templates),
-            "" if finding.similarity is None else f"{finding.similarity:.3f}",
-            "" if finding.odds is None else format_ratio(finding.odds),
+            finding.similarity,
+            None if finding.odds is None else format_ratio(finding.odds),
         )
-    return table
+        for finding in findings
+    )
+    headers = ("Finding", "Subjects", Column("Templates", no_wrap=True), "Similarity", "Odds")
+    return make_table(*headers, rows=rows, leading=1)
 
 
 @app.command()
 def check(
+    output: OutputOptions,
     name: Annotated[
         str | None,
         typer.Argument(metavar="[GALLERY]", help="Gallery. Default: all.", autocompletion=complete_galleries),
     ] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Repair what can be repaired.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Check the local database and the indexes built from it.
 
@@ -215,17 +204,16 @@ def check(
         open_check(database, spool.abandoned, partial(open_milvus, settings)) as checker,
     ):
         findings = list(checker.findings(name, repair))
-    if as_json:
-        print_json([vars(finding) for finding in findings])
-    else:
-        for finding in findings:
-            place = f"gallery {finding.gallery}" if finding.gallery else "database"
-            state = "repaired" if finding.repaired else "run with --repair" if finding.mendable else "repair by hand"
-            print_line(f"{place}: {finding.kind} ({finding.count}): {finding.what}. {finding.action} [{state}]")
-        if not findings:
-            print_line("No problems found")
-    if not all(finding.repaired for finding in findings):
-        raise typer.Exit(EXIT_NO)
+    lines = []
+    for finding in findings:
+        place = f"gallery {finding.gallery}" if finding.gallery else "database"
+        state = "repaired" if finding.repaired else "run with --repair" if finding.mendable else "repair by hand"
+        lines.append(f"{place}: {finding.kind} ({finding.count}): {finding.what}. {finding.action} [{state}]")
+    output.answer(
+        [vars(finding) for finding in findings],
+        "\n".join(lines) or "No problems found",
+        ok=all(finding.repaired for finding in findings),
+    )
 
 
 @app.command("export")
@@ -255,10 +243,8 @@ def export_gallery(
                     total = None if lines is None or not seen else max(received, received * lines // seen)
                     progress.update(task, completed=received, total=total)
     size = file.stat().st_size
-    if server.as_json:
-        print_json({"file": str(file), "bytes": size, "subjects": gallery.subjects, "templates": gallery.templates})
-    else:
-        print_line(f"Wrote {file}, {size:,} bytes")
+    document = {"file": str(file), "bytes": size, "subjects": gallery.subjects, "templates": gallery.templates}
+    server.answer(document, f"Wrote {file}, {size:,} bytes")
 
 
 @app.command("import")
@@ -282,19 +268,13 @@ def import_gallery(
         task = progress.add_task("sending", total=file.stat().st_size)
         advance = partial(progress.advance, task)
         report = kith.import_gallery(name, file, create=create, recognizer=recognizer, progress=advance)
-    if server.as_json:
-        print_json(report)
-    else:
-        print_line(
-            f"Imported {report.templates} templates of {report.subjects} new subjects; {report.present} already "
-            f"present, {report.refused} refused"
-        )
-        for refusal in report.refusals:
-            print_line(f"  item {refusal.item}: {refusal.error.code}: {refusal.error.detail}")
-        for line in remedy_lines(refusal.error.model_dump() for refusal in report.refusals):
-            print_line(line)
-    if report.refused:
-        raise typer.Exit(EXIT_NO)
+    lines = [
+        f"Imported {report.templates} templates of {report.subjects} new subjects; {report.present} already "
+        f"present, {report.refused} refused",
+        *(f"  item {refusal.item}: {refusal.error.code}: {refusal.error.detail}" for refusal in report.refusals),
+        *remedy_lines(refusal.error.model_dump() for refusal in report.refusals),
+    ]
+    server.answer(report, "\n".join(lines), ok=not report.refused)
 
 
 @app.command()
@@ -304,10 +284,8 @@ def delete(name: GalleryArgument, server: ServerOptions, yes: Yes = False) -> No
         require_confirmation(f"Delete gallery {name!r} and all its subjects?")
     with connect(server) as kith:
         deleted = kith.delete_gallery(name)
-    if server.as_json:
-        print_json(deleted)
-    else:
-        print_line(f"Deleted {deleted.subjects} subjects, {deleted.templates} templates; receipt {deleted.receipt.id}")
+    text = f"Deleted {deleted.subjects} subjects, {deleted.templates} templates; receipt {deleted.receipt.id}"
+    server.answer(deleted, text)
 
 
 def _transfer_format(file: Path) -> Literal["ndjson", "parquet"]:
@@ -318,20 +296,21 @@ def _transfer_format(file: Path) -> Literal["ndjson", "parquet"]:
     raise typer.BadParameter(f"{file.name} must end in .ndjson, .ndjson.gz or .parquet.", param_hint="FILE")
 
 
-def _print_stats(gallery: GalleryOut, statistics: GalleryStatsOut) -> None:
-    index = statistics.index
-    table = Table(show_header=False)
-    table.add_row("Gallery", gallery.name)
-    table.add_row("Enrolled", f"{gallery.subjects:,} subjects, {gallery.templates:,} templates")
-    table.add_row("Risk", format_risk(gallery.risk))
-    table.add_row("Fusion", gallery.fusion)
-    table.add_row("Retention", "unlimited" if gallery.retention_days is None else f"{gallery.retention_days} days")
-    table.add_row("Face crops", "stored" if gallery.keep_crops else "not stored")
-    table.add_row("Liveness", gallery.liveness)
-    table.add_row("Recognizer", f"{gallery.recognizer[:12]}, {gallery.dimension} dimensions")
-    if gallery.drift is not None:
-        table.add_row("Drift", f"{gallery.drift.state.replace('_', ' ')}: {gallery.drift.detail}")
-    table.add_row("Index", f"{index.engine} {index.kind}: {index.reason}")
+def _stats_table(gallery: GalleryOut, statistics: GalleryStatsOut) -> Table:
+    index, drift = statistics.index, gallery.drift
     size = f"{index.vectors:,} vectors, {index.memory_bytes / 1e6:.1f} MB"
-    table.add_row("", size if index.recall is None else f"{size}, recall@1 {index.recall.at_1:.2%}")
-    print_table(table)
+    return make_table(
+        rows=(
+            ("Gallery", gallery.name),
+            ("Enrolled", f"{gallery.subjects:,} subjects, {gallery.templates:,} templates"),
+            ("Risk", format_risk(gallery.risk)),
+            ("Fusion", gallery.fusion),
+            ("Retention", "unlimited" if gallery.retention_days is None else f"{gallery.retention_days} days"),
+            ("Face crops", "stored" if gallery.keep_crops else "not stored"),
+            ("Liveness", gallery.liveness),
+            ("Recognizer", f"{gallery.recognizer[:12]}, {gallery.dimension} dimensions"),
+            *([] if drift is None else [("Drift", f"{drift.state.replace('_', ' ')}: {drift.detail}")]),
+            ("Index", f"{index.engine} {index.kind}: {index.reason}"),
+            ("", size if index.recall is None else f"{size}, recall@1 {index.recall.at_1:.2%}"),
+        )
+    )

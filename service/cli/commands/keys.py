@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final, Protocol, Unpack
+from typing import TYPE_CHECKING, Annotated, Final, Unpack
 
 import typer
-from rich.markup import escape
-from rich.table import Column, Table
 
 from service.cli.completion import complete_galleries, complete_keys
-from service.cli.connection import local_database, local_settings, local_settings_or_new
+from service.cli.connection import local_database, local_settings_or_new
 from service.cli.options import CommandGroup, ServerOptions
-from service.cli.terminal import print_json, print_line, print_note, print_table
+from service.cli.terminal import print_line, print_note
 
 if TYPE_CHECKING:
+    from kith import Kith
     from kith.options import KeyOptions
     from kith.wire.common import Scope
     from kith.wire.keys import CreatedKeyOut, KeyOut
-    from service.storage.repositories.api_keys import KeyStore
+    from service.storage.db.engine import Database
 
 app = CommandGroup(help="Manage API keys and their permissions.", no_args_is_help=True)
 MIN_VALIDITY_DAYS: Final = 1e-4
@@ -31,14 +30,8 @@ MAX_OVERLAP_HOURS: Final = 2160
 KeyId = Annotated[str, typer.Argument(help="Key id, from 'kith keys list'.", autocompletion=complete_keys)]
 
 
-class ScopeName(StrEnum):
-    """Scopes of service.security.api_keys, which is slow to import."""
-
-    identify = "identify"
-    read = "read"
-    enroll = "enroll"
-    vectors = "vectors"
-    admin = "admin"
+ScopeName = StrEnum("ScopeName", "identify read enroll vectors admin")
+"""Scopes of service.security.api_keys, which is slow to import."""
 
 
 @app.command()
@@ -76,7 +69,7 @@ def create(
 
     scopes = [each for each in SCOPES if each in scope]
     with _open_keys(server, create_database=True) as keys:
-        _print_key(keys.create_key(name or "+".join(scopes), scopes, **options), server.as_json)
+        _answer(keys.create_key(name or "+".join(scopes), scopes, **options), server)
         if gallery and (missing := sorted(set(gallery) - keys.gallery_names())):
             print_note(f"These galleries do not exist yet: {', '.join(missing)}. The key works once they are created.")
 
@@ -89,18 +82,12 @@ def list_keys(
     """List API keys without their tokens, oldest first."""
     with _open_keys(server) as keys:
         found = list(keys.api_keys(ended))
-    if server.as_json:
-        print_json(found)
-        return
-    if not found:
-        print_line("No API keys. 'kith keys create --scope admin' creates the first. Every request needs a key then.")
-        return
-    table = Table(Column("Key", no_wrap=True), "Name", "Scopes", "Galleries", "State", "Expires (UTC)", "Used (UTC)")
-    for key in found:
-        galleries = "all" if key.galleries is None else ", ".join(key.galleries)
-        times = ("" if at is None else f"{at:%Y-%m-%d %H:%M}" for at in (key.expires_at, key.used_at))
-        table.add_row(key.id, escape(key.name), ", ".join(key.scopes), galleries, key.state, *times)
-    print_table(table)
+    server.answer_list(
+        found,
+        ("Key", "Name", "Scopes", "Galleries", "State", "Expires (UTC)", "Used (UTC)"),
+        lambda key: (key.id, key.name, key.scopes, key.galleries or "all", key.state, key.expires_at, key.used_at),
+        "No API keys. 'kith keys create --scope admin' creates the first. Every request needs a key then.",
+    )
 
 
 @app.command()
@@ -108,7 +95,7 @@ def revoke(key: KeyId, server: ServerOptions) -> None:
     """Revoke an API key permanently."""
     with _open_keys(server) as keys:
         revoked = keys.revoke_key(key)
-    print_json(revoked) if server.as_json else print_line(f"Revoked API key {revoked.id}")
+    server.answer(revoked, f"Revoked API key {revoked.id}")
 
 
 @app.command()
@@ -122,44 +109,31 @@ def rotate(
     """Replace an API key by a new one with the same permissions, and print the new token."""
     _reject_nan("--overlap-hours", overlap_hours)
     with _open_keys(server) as keys:
-        _print_key(keys.rotate_key(key, round(overlap_hours * 3600)), server.as_json)
-
-
-class _Keys(Protocol):
-    """Operations on API keys that the client and the local database share."""
-
-    def create_key(self, name: str, scopes: list[Scope], **options: Unpack[KeyOptions]) -> CreatedKeyOut: ...
-
-    def api_keys(self, ended: bool = False) -> Iterable[KeyOut]: ...
-
-    def revoke_key(self, key: str) -> KeyOut: ...
-
-    def rotate_key(self, key: str, overlap_s: int) -> CreatedKeyOut: ...
-
-    def gallery_names(self) -> set[str]: ...
+        _answer(keys.rotate_key(key, round(overlap_hours * 3600)), server)
 
 
 class _LocalKeys:
-    """API keys of the local database."""
+    """API keys of the local database, with the methods of the client."""
 
-    def __init__(self, store: KeyStore) -> None:
-        self._store = store
+    def __init__(self, database: Database) -> None:
+        from service.storage.repositories.api_keys import KeyStore
+
+        self._store = KeyStore(database)
+        self.gallery_names = self._store.gallery_names
 
     def create_key(self, name: str, scopes: list[Scope], **options: Unpack[KeyOptions]) -> CreatedKeyOut:
         from pydantic import ValidationError
 
         from service.api.http.problems import validation_error
-        from service.schemas.keys import KeyIn
+        from service.schemas.keys import KeyIn, to_created_key_out
 
         try:
             key = KeyIn.model_validate({"name": name, "scopes": scopes, **options})
         except ValidationError as error:
             raise validation_error(error.errors()) from error
-        from service.schemas.keys import to_created_key_out
-
         return to_created_key_out(*self._store.create(key.name, key.rights, key.expires_at, key.rate, key.burst))
 
-    def api_keys(self, ended: bool = False) -> list[KeyOut]:
+    def api_keys(self, ended: bool) -> list[KeyOut]:
         from service.schemas.keys import to_key_out
 
         return [to_key_out(key) for _, key in self._store.list_keys(ended)]
@@ -174,23 +148,18 @@ class _LocalKeys:
 
         return to_created_key_out(*self._store.rotate(key, timedelta(seconds=overlap_s)))
 
-    def gallery_names(self) -> set[str]:
-        return self._store.gallery_names()
-
 
 @contextmanager
-def _open_keys(server: ServerOptions, create_database: bool = False) -> Iterator[_Keys]:
+def _open_keys(server: ServerOptions, create_database: bool = False) -> Iterator[Kith | _LocalKeys]:
     """Open the keys of the server at --url, or of the local database. Raises MasterKeyError, StorageError."""
     if server.url is not None:
         from kith import Kith
 
         with Kith(server.url, server.api_key) as kith:
             yield kith
-        return
-    from service.storage.repositories.api_keys import KeyStore
-
-    with local_database(local_settings_or_new() if create_database else local_settings()) as database:
-        yield _LocalKeys(KeyStore(database))
+    else:
+        with local_database(local_settings_or_new() if create_database else None) as database:
+            yield _LocalKeys(database)
 
 
 def _reject_nan(option: str, value: float | None) -> None:
@@ -199,10 +168,11 @@ def _reject_nan(option: str, value: float | None) -> None:
         raise typer.BadParameter("nan is not a number.", param_hint=option)
 
 
-def _print_key(key: CreatedKeyOut, as_json: bool) -> None:
-    if as_json:
-        print_json(key)
-        return
+def _answer(key: CreatedKeyOut, server: ServerOptions) -> None:
+    server.answer(key, lambda: _print_key(key))
+
+
+def _print_key(key: CreatedKeyOut) -> None:
     galleries = "all galleries" if key.galleries is None else ", ".join(key.galleries)
     expires = "never expires" if key.expires_at is None else f"expires at {key.expires_at:%Y-%m-%d %H:%M} UTC"
     print_note(f"Created API key {key.id} ({key.name}): {', '.join(key.scopes)} in {galleries}; {expires}.")

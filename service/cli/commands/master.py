@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Column, Table
 
 from service.cli.connection import local_database, local_settings
-from service.cli.options import AsJson, CommandGroup, Yes
-from service.cli.terminal import print_json, print_line, print_table, require_confirmation
+from service.cli.options import CommandGroup, OutputOptions, Yes
+from service.cli.terminal import require_confirmation
 from service.core.errors import MasterKeyError, SettingsError
 
 if TYPE_CHECKING:
@@ -21,11 +20,11 @@ KeyId = Annotated[str, typer.Argument(help="Master key id, from 'kith master sho
 
 
 @app.command()
-def show(as_json: AsJson = False) -> None:
+def show(output: OutputOptions) -> None:
     """Show the master keys and the number of galleries that each one wraps."""
     from service.storage.privacy.master_key_rotation import Use, uses
 
-    with local_database(local_settings()) as database:
+    with local_database() as database:
         with database.read() as connection:
             used = uses(connection)
         places = {key: source.place for source in database.vault.master.sources for key in source.ids()}
@@ -33,19 +32,16 @@ def show(as_json: AsJson = False) -> None:
         {"id": key, "place": places.get(key), "in_use": key == next(iter(used)), **vars(used.get(key, Use()))}
         for key in {**used, **places}
     ]
-    if as_json:
-        print_json(rows)
-        return
-    table = Table(Column("Key", no_wrap=True), "Source", "In use", "Galleries")
-    for row in rows:
-        place = str(row["place"] or "missing, or fetched by its id")
-        table.add_row(str(row["id"]), place, "yes" if row["in_use"] else "", str(row["galleries"]))
-    print_table(table)
+    output.answer_list(
+        rows,
+        ("Key", "Source", "In use", "Galleries"),
+        lambda row: (row["id"], row["place"] or "missing, or fetched by its id", row["in_use"], row["galleries"]),
+    )
 
 
 @app.command()
 def backup(
-    file: Annotated[Path, typer.Argument(help="New file, on another disk or machine.")], as_json: AsJson = False
+    file: Annotated[Path, typer.Argument(help="New file, on another disk or machine.")], output: OutputOptions
 ) -> None:
     """Copy the master keys to a file that only you may read.
 
@@ -53,25 +49,25 @@ def backup(
     from service.builders import master_keys
 
     ids = _key_file(master_keys(local_settings())).back_up(file)
-    print_json({"file": str(file), "ids": ids}) if as_json else print_line(f"Wrote {file}: {', '.join(ids)}")
+    output.answer({"file": str(file), "ids": ids}, f"Wrote {file}: {', '.join(ids)}")
 
 
 @app.command()
-def new(as_json: AsJson = False) -> None:
+def new(output: OutputOptions) -> None:
     """Add a master key to the key file. 'kith master rotate' starts to use it.
 
     Copy it to servers with their own key files before you rotate."""
     from service.builders import master_keys
 
     key = _key_file(master_keys(local_settings(must_exist=False))).add()
-    print_json({"id": key.id}) if as_json else print_line(f"Added master key {key.id}")
+    output.answer({"id": key.id}, f"Added master key {key.id}")
 
 
 @app.command()
 def rotate(
+    output: OutputOptions,
     make: Annotated[bool, typer.Option("--new", help="Add a new key to the key file first.")] = False,
     to: Annotated[str | None, typer.Option(help="Master key id. Default: the first key.")] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Wrap every gallery's key with another master key. The previous key is kept for backups.
 
@@ -80,27 +76,27 @@ def rotate(
         raise typer.BadParameter("Give either --new or --to.", param_hint="--to")
     from service.storage.privacy.master_key_rotation import Use, rewrap
 
-    with local_database(local_settings()) as database:
+    with local_database() as database:
         master = database.vault.master
         if make:
             wrapper: Wrapper = _key_file(master).add()
         else:
             wrapper = master.first() if to is None else master.of(to)
         rewrapped = rewrap(database, wrapper)
-    if as_json:
-        print_json({"id": wrapper.id, "galleries": rewrapped.done.galleries, "broken": list(rewrapped.broken)})
-        return
+    lines = []
     if rewrapped.broken:
-        print_line(f"Skipped galleries whose keys cannot be opened: {', '.join(rewrapped.broken)}")
-        print_line("Run 'kith gallery check'.")
+        lines = [f"Skipped galleries whose keys cannot be opened: {', '.join(rewrapped.broken)}"]
+        lines.append("Run 'kith gallery check'.")
     if rewrapped.done == Use():
-        print_line(f"Master key {wrapper.id} already wraps everything")
+        lines.append(f"Master key {wrapper.id} already wraps everything")
     else:
-        print_line(f"Master key {wrapper.id} now wraps the keys of {rewrapped.done.galleries} more galleries")
+        lines.append(f"Master key {wrapper.id} now wraps the keys of {rewrapped.done.galleries} more galleries")
+    document = {"id": wrapper.id, "galleries": rewrapped.done.galleries, "broken": list(rewrapped.broken)}
+    output.answer(document, "\n".join(lines))
 
 
 @app.command()
-def forget(key: KeyId, yes: Yes = False, as_json: AsJson = False) -> None:
+def forget(key: KeyId, output: OutputOptions, yes: Yes = False) -> None:
     """Delete an unused master key from the key file.
 
     Backups made with it cannot be restored without it. Keep a copy as long as you keep those."""
@@ -108,7 +104,7 @@ def forget(key: KeyId, yes: Yes = False, as_json: AsJson = False) -> None:
         require_confirmation(f"Delete master key {key}? Backups made with it cannot be restored without it.")
     from service.storage.privacy.master_key_rotation import uses
 
-    with local_database(local_settings()) as database:
+    with local_database() as database:
         with database.read() as connection:
             used = uses(connection)
         if key in used:
@@ -117,7 +113,7 @@ def forget(key: KeyId, yes: Yes = False, as_json: AsJson = False) -> None:
                 "and delete galleries whose keys cannot be opened"
             )
         _key_file(database.vault.master).forget(key)
-    print_json({"id": key}) if as_json else print_line(f"Deleted master key {key}")
+    output.answer({"id": key}, f"Deleted master key {key}")
 
 
 def _key_file(master: MasterKeys) -> KeyFile:

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress
-from rich.table import Table
 
 from service.cli.completion import complete_served
 from service.cli.connection import connect
 from service.cli.options import GalleryArgument, RiskOptions, ServerOptions
-from service.cli.terminal import print_json, print_line, print_table, progress_bar
+from service.cli.terminal import make_table, print_line, print_table, progress_bar
 
 if TYPE_CHECKING:
     from kith import Kith
@@ -73,7 +71,7 @@ def migrate(
             migration, wait = kith.migration(name), False
         if wait:
             migration = _wait_for_jobs(kith, migration)
-    print_json(migration) if server.as_json else _print_migration(migration)
+    server.answer(migration, lambda: _print_migration(migration))
 
 
 def _wait_for_jobs(kith: Kith, migration: MigrationOut) -> MigrationOut:
@@ -95,12 +93,11 @@ def _show_until_done(kith: Kith, job: str, progress: Progress) -> None:
 
 def _print_migration(migration: MigrationOut) -> None:
     print_line(f"{migration.gallery}: {migration.state.replace('_', ' ')}")
-    table = Table("", "Recognizer", "Embedded", "Waiting with crop", "Waiting without crop", "Threshold")
-    role = "shadow" if migration.state == "shadow" else "kept"
-    for label, generation in (("answers", migration.current), (role, migration.other)):
-        if generation is not None:
-            table.add_row(label, *_generation_cells(generation))
-    print_table(table)
+    rows = [_generation_cells("answers", migration.current)]
+    if migration.other is not None:
+        rows.append(_generation_cells("shadow" if migration.state == "shadow" else "kept", migration.other))
+    headers = ("", "Recognizer", "Embedded", "Waiting with crop", "Waiting without crop", "Threshold")
+    print_table(make_table(*headers, rows=rows))
     if (shadow := migration.shadow) is not None:
         skipped = "".join(f", {count} skipped ({reason})" for reason, count in shadow.skipped.items())
         print_line(
@@ -110,12 +107,13 @@ def _print_migration(migration: MigrationOut) -> None:
         )
 
 
-def _generation_cells(generation: GenerationOut) -> tuple[str, ...]:
+def _generation_cells(role: str, generation: GenerationOut) -> tuple[object, ...]:
     known = generation.threshold
     return (
-        escape(generation.model or generation.recognizer[:12]) + ("" if generation.served else " (not served)"),
+        role,
+        (generation.model or generation.recognizer[:12]) + ("" if generation.served else " (not served)"),
         f"{generation.embedded} of {generation.templates}",
-        str(generation.waiting_with_crop),
-        str(generation.waiting_without_crop),
+        generation.waiting_with_crop,
+        generation.waiting_without_crop,
         "unknown" if known is None else f"{known.threshold:.4f}",
     )

@@ -5,18 +5,21 @@ from __future__ import annotations
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.table import Table
+from rich.text import Text
 
 from service.cli.connection import local_database, local_settings, temporary_settings
-from service.cli.options import AsJson
-from service.cli.terminal import EXIT_NO, print_json, print_line, print_note, print_table, stdout_console
+from service.cli.options import OutputOptions
+from service.cli.terminal import EXIT_NO, make_table, print_line, print_note, print_table, stdout_console
 from service.core.errors import StorageError
 
 if TYPE_CHECKING:
+    from service.cli.tools.doctor import InstallationCheck
     from service.cli.tools.engine_benchmark import EngineBenchmark
+
+VERDICT_COLORS: Final = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
 def serve(
@@ -54,10 +57,10 @@ def demo(output: Annotated[Path, typer.Option(help="Folder for the picture.")] =
 
 
 def doctor(
+    output: OutputOptions,
     bench: Annotated[
         bool, typer.Option("--bench", help="Measure every installed engine, and recommend settings.")
     ] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Check the installation, and show where each network runs.
 
@@ -71,24 +74,14 @@ def doctor(
     checks = diagnose(settings)
     sound = all(check.verdict != "error" for check in checks)
     benchmark = measure(load_pack(settings.pack_path), settings) if bench and sound else None
-    if as_json:
-        listed = [vars(check) for check in checks]
-        print_json({"findings": listed, **asdict(benchmark)} if benchmark is not None else listed)
-    else:
-        table = Table("Check", "", "Detail")
-        colors = {"ok": "green", "warning": "yellow", "error": "red"}
-        for check in checks:
-            table.add_row(check.what, f"[{colors[check.verdict]}]{check.verdict}[/]", check.detail)
-        print_table(table)
-        if benchmark is not None:
-            _print_benchmark(benchmark)
-    if not sound:
-        raise typer.Exit(EXIT_NO)
+    listed = [vars(check) for check in checks]
+    document = listed if benchmark is None else {"findings": listed, **asdict(benchmark)}
+    output.answer(document, lambda: _print_findings(checks, benchmark), ok=sound)
 
 
 def backup(
     file: Annotated[Path, typer.Argument(help="Backup file, replaced when the new one is complete.")],
-    as_json: AsJson = False,
+    output: OutputOptions,
 ) -> None:
     """Write a consistent snapshot of the database to one file. Servers keep running."""
     from service.core.extras import require_package
@@ -97,22 +90,20 @@ def backup(
     require_package("pyarrow", "arrow", "A backup")
     from service.storage.privacy.backup import back_up
 
-    with local_database(local_settings()) as database:
+    with local_database() as database:
         manifest = back_up(database, file)
         try:
             record_entries(database, [Entry("database_backed_up", details=manifest.rows)])
         except StorageError as error:  # a damaged database must still be backed up
             print_note(f"The backup is not recorded in the audit log: {error}")
-    if as_json:
-        print_json(manifest.document())
-        return
-    print_line(f"Wrote {file}, {file.stat().st_size:,} bytes: {_describe_rows(manifest.rows)}")
+    text = f"Wrote {file}, {file.stat().st_size:,} bytes: {_describe_rows(manifest.rows)}"
+    output.answer(manifest.document(), text)
 
 
 def restore(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Backup file.")],
+    output: OutputOptions,
     replace: Annotated[bool, typer.Option("--replace", help="Delete all data in the database first.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Restore a backup into the configured database, completely or not at all."""
     from service.builders import master_keys
@@ -125,25 +116,30 @@ def restore(
     backups.check_keys(file, master_keys(settings))  # before a database and a master key are created
     with local_database(settings) as database:
         backups.restore(database, file, replace, report=print_note)
-    if as_json:
-        print_json(manifest.document())
-        return
-    print_line(f"Restored {_describe_rows(manifest.rows)}, as of {manifest.created_at}")
-    for needed in manifest.recognizers:
-        print_line(f"Requires recognizer {needed['fingerprint'][:12]} with {needed['dimension']} dimensions")
+    restored = f"Restored {_describe_rows(manifest.rows)}, as of {manifest.created_at}"
+    required = (
+        f"Requires recognizer {needed['fingerprint'][:12]} with {needed['dimension']} dimensions"
+        for needed in manifest.recognizers
+    )
+    output.answer(manifest.document(), "\n".join((restored, *required)))
 
 
 def _describe_rows(rows: dict[str, int]) -> str:
     return ", ".join(f"{rows[table]:,} {table}" for table in ("galleries", "subjects", "templates"))
 
 
-def _print_benchmark(benchmark: EngineBenchmark) -> None:
+def _print_findings(checks: list[InstallationCheck], benchmark: EngineBenchmark | None) -> None:
+    rows = ((check.what, Text(check.verdict, VERDICT_COLORS[check.verdict]), check.detail) for check in checks)
+    print_table(make_table("Check", "", "Detail", rows=rows))
+    if benchmark is None:
+        return
     from service.cli.tools.engine_benchmark import BATCH_SIZES
 
     times = (f"ms per item, batch {size}" for size in BATCH_SIZES)
-    table = Table("Network", "Engine", "Precision", *times, "Accuracy loss", "Default")
+    headers = ("Network", "Engine", "Precision", *times, "Accuracy loss", "Default")
+    rates = []
     for rate in benchmark.rates:
         milliseconds = (f"{each:.2f}" for each in rate.milliseconds)
-        table.add_row(rate.network, rate.engine, rate.precision, *milliseconds, rate.loss, "yes" if rate.chosen else "")
-    print_table(table)
+        rates.append((rate.network, rate.engine, rate.precision, *milliseconds, rate.loss, rate.chosen))
+    print_table(make_table(*headers, rows=rates))
     print_line(benchmark.advice)

@@ -13,19 +13,11 @@ import typer
 from rich.markup import escape
 from rich.progress import DownloadColumn, TaskID, TransferSpeedColumn
 from rich.table import Column, Table
+from rich.text import Text
 
 from service.cli.completion import complete_packs
-from service.cli.options import AsJson, CommandGroup, PackName
-from service.cli.terminal import (
-    EXIT_NO,
-    confirm,
-    print_json,
-    print_line,
-    print_note,
-    print_table,
-    progress_bar,
-    stdout_console,
-)
+from service.cli.options import CommandGroup, OutputOptions, PackName
+from service.cli.terminal import confirm, make_table, print_line, print_note, print_table, progress_bar, stdout_console
 
 if TYPE_CHECKING:
     from models.pack.catalog import CatalogEntry
@@ -40,32 +32,23 @@ app = CommandGroup(help="List, download and verify model packs.", no_args_is_hel
 
 
 @app.command("list")
-def list_packs(as_json: AsJson = False) -> None:
+def list_packs(output: OutputOptions) -> None:
     """List the packs of the catalog."""
     from service.settings import load_settings
 
     settings = load_settings()
     rows = [_summary(entry, settings) for entry in _catalog(settings).values()]
-    if as_json:
-        print_json(rows)
-        return
-    table = Table(
-        "Pack",
-        Column("License and training data of each part", overflow="fold"),
-        "Commercial use",
-        "Download",
-        "Installed",
-        "Served",
-    )
+    cells = []
     for row in rows:
-        size = "" if row["kind"] == "bundled" else _megabytes(row["size"])
-        marks = ("yes" if row[key] else "" for key in ("here", "served"))
-        table.add_row(row["name"], _describe_parts(row), COMMERCIAL_LABELS[row["commercial_use"]], size, *marks)
-    print_table(table)
+        size = None if row["kind"] == "bundled" else _megabytes(row["size"])
+        use = COMMERCIAL_LABELS[row["commercial_use"]]
+        cells.append((row["name"], _describe_parts(row), use, size, row["here"], row["served"]))
+    parts = Column("License and training data of each part", overflow="fold")
+    output.answer(rows, make_table("Pack", parts, "Commercial use", "Download", "Installed", "Served", rows=cells))
 
 
 @app.command()
-def show(name: PackName, as_json: AsJson = False) -> None:
+def show(name: PackName, output: OutputOptions) -> None:
     """Show a pack's license, sources, checksums and accuracy."""
     from models.pack.verification import read_pull_record
     from service.settings import load_settings
@@ -73,11 +56,14 @@ def show(name: PackName, as_json: AsJson = False) -> None:
     settings = load_settings()
     entry = _find(name, settings)
     row, figures = _summary(entry, settings), _accuracy(entry)
-    if as_json:
-        record = read_pull_record(entry, settings.models_path) if row["here"] and entry.kind != "bundled" else None
-        document = asdict(entry) | row | {"license": asdict(entry.license)}
-        print_json(document | {"figures": dict(figures), "pulled": record})
-        return
+    record = read_pull_record(entry, settings.models_path) if row["here"] and entry.kind != "bundled" else None
+    document = asdict(entry) | row | {"license": asdict(entry.license)}
+    output.answer(
+        document | {"figures": dict(figures), "pulled": record}, lambda: _print_pack(entry, row, figures, settings)
+    )
+
+
+def _print_pack(entry: CatalogEntry, row: dict[str, Any], figures: list[tuple[str, str]], settings: Settings) -> None:
     table = Table("What", Column("Detail", overflow="fold"), show_header=False)
     table.add_row("Pack", f"{entry.name}: {entry.about}")
     table.add_row("License", f"{entry.license.name}, {entry.license.url}")
@@ -100,6 +86,7 @@ def show(name: PackName, as_json: AsJson = False) -> None:
 
 @app.command()
 def pull(
+    output: OutputOptions,
     name: Annotated[str | None, typer.Argument(help="Pack name.", autocompletion=complete_packs)] = None,
     liveness: Annotated[
         str | None, typer.Option(help="Liveness network to download too, or alone: minifasnet.")
@@ -107,7 +94,6 @@ def pull(
     accept_license: Annotated[
         bool, typer.Option("--accept-license", help="Accept the pack's license, which you have read.")
     ] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Download a pack or a liveness network, verify its checksums, and test its networks. Run it again to resume."""
     from service.settings import load_settings
@@ -119,9 +105,8 @@ def pull(
     for entry in (*packs, *networks):
         if (entry.kind == "liveness") != (entry in networks):
             raise typer.BadParameter(f"Pull {entry.name} with '{_pull_command(entry)}'.")
-    pulled = [_pull(entry, settings, accept_license, silent=as_json) for entry in (*packs, *networks)]
-    if as_json:
-        print_json(pulled[0] if len(pulled) == 1 else pulled)
+    pulled = [_pull(entry, settings, accept_license, output.as_json) for entry in (*packs, *networks)]
+    output.answer(pulled[0] if len(pulled) == 1 else pulled, lambda: None)
 
 
 def _pull_command(entry: CatalogEntry) -> str:
@@ -167,10 +152,10 @@ def _report_pull(entry: CatalogEntry, directory: Path, record: Mapping[str, Any]
 
 @app.command()
 def verify(
+    output: OutputOptions,
     name: Annotated[
         str | None, typer.Argument(help="Pack. Default: all installed packs.", autocompletion=complete_packs)
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Verify the checksums of packs, and run both networks once.
 
@@ -184,25 +169,24 @@ def verify(
     else:
         entries = [entry for entry in _catalog(settings).values() if is_present(entry, settings.models_path)]
     found = {entry.name: check_pack(entry, settings.models_path, settings.provider) for entry in entries}
-    if as_json:
-        print_json({pack: [asdict(finding) for finding in findings] for pack, findings in found.items()})
-    else:
-        table = Table("Pack", "Check", "", "Detail")
-        for pack, findings in found.items():
-            for finding in findings:
-                mark = "[green]ok[/]" if finding.ok else "[red]error[/]"
-                table.add_row(pack, finding.what, mark, escape(finding.detail))
-        print_table(table)
-    if not all(finding.ok for findings in found.values() for finding in findings):
-        raise typer.Exit(EXIT_NO)
+    rows = (
+        (pack, finding.what, Text("ok", "green") if finding.ok else Text("error", "red"), finding.detail)
+        for pack, findings in found.items()
+        for finding in findings
+    )
+    output.answer(
+        {pack: [asdict(finding) for finding in findings] for pack, findings in found.items()},
+        make_table("Pack", "Check", "", "Detail", rows=rows),
+        ok=all(finding.ok for findings in found.values() for finding in findings),
+    )
 
 
 @app.command()
 def calibrate(
     name: PackName,
     photos: Annotated[Path, typer.Option(help="Folder of photos without names.", exists=True, file_okay=False)],
+    output: OutputOptions,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the pack's calibration.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Calibrate an installed pack on photos without names."""
     from models.errors import PackError
@@ -219,20 +203,20 @@ def calibrate(
         raise PackError("calibration", f"{name} has one. Replace it with --replace")
     document = calibrate_without_names(pack, photos)
     replace_calibration(pack, document)
-    if as_json:
-        print_json({key: document[key] for key in ("faces", "photos", "copies", "repeated_share")})
-        return
-    print_line(f"Calibrated {name} on {document['faces']:,} faces of {document['photos']:,} photos.")
-    calibration = Calibration.from_document(document)
-    table = Table("FMR", "Threshold")
-    for rate in CALIBRATED_RATES:
-        table.add_row(f"{rate:.1%}", f"{calibration.threshold_at_fmr(rate).score:.3f}")
-    print_table(table)
+
+    def print_text() -> None:
+        print_line(f"Calibrated {name} on {document['faces']:,} faces of {document['photos']:,} photos.")
+        calibration = Calibration.from_document(document)
+        rows = ((f"{rate:.1%}", calibration.threshold_at_fmr(rate).score) for rate in CALIBRATED_RATES)
+        print_table(make_table("FMR", "Threshold", rows=rows))
+
+    output.answer({key: document[key] for key in ("faces", "photos", "copies", "repeated_share")}, print_text)
 
 
 @app.command()
 def quantize(
     name: PackName,
+    output: OutputOptions,
     photos: Annotated[
         Path | None,
         typer.Option(help="Folder of typical photos. Default: the demo's photos.", exists=True, file_okay=False),
@@ -242,7 +226,6 @@ def quantize(
         typer.Option(help="Folder of photos per person: also measure FNIR.", exists=True, file_okay=False),
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the pack's INT8 files.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Write INT8 files of an installed pack for fast inference on this machine, and measure their loss.
 
@@ -263,25 +246,24 @@ def quantize(
     sample = varied_samples() if photos is None else spread(photos)
     note = "the demo's photos" if photos is None else photos.resolve().name
     results = quantize_pack(pack, sample, people, settings.wish, note)
-    if as_json:
-        print_json([asdict(result) | {"accepted": result.accepted} for result in results])
-    else:
-        _print_quantization(results)
-    if not all(result.accepted for result in results):
-        raise typer.Exit(EXIT_NO)
+    output.answer(
+        [asdict(result) | {"accepted": result.accepted} for result in results],
+        lambda: _print_quantization(results),
+        ok=all(result.accepted for result in results),
+    )
 
 
 def _print_quantization(results: Sequence[Int8Result]) -> None:
     from models.pack.int8_loss import describe_loss
 
-    table = Table("Network", "Layers in fp32", "Engine", "Loss", "Speed", "")
+    rows = []
     for result in results:
         layers = f"{result.fp32_layers} of {result.layers}"
         for engine, measured in result.engines.items():
-            mark = "[green]ok[/]" if measured["accepted"] else "[red]too much[/]"
-            speed = f"{result.speedup:.1f} x" if engine == result.engine else ""
-            table.add_row(result.task, layers, engine, describe_loss(measured), speed, mark)
-    print_table(table)
+            mark = Text("ok", "green") if measured["accepted"] else Text("too much", "red")
+            speed = f"{result.speedup:.1f} x" if engine == result.engine else None
+            rows.append((result.task, layers, engine, describe_loss(measured), speed, mark))
+    print_table(make_table("Network", "Layers in fp32", "Engine", "Loss", "Speed", "", rows=rows))
     for result in results:
         if not result.accepted:
             too_lossy = not result.engines[result.engine]["accepted"]
@@ -326,7 +308,7 @@ def _summary(entry: CatalogEntry, settings: Settings) -> dict[str, Any]:
 
 def _describe_parts(row: Mapping[str, Any]) -> str:
     parts = [f"{part['part']}: {part['license']} ({part['training_data']})" for part in row["parts"]]
-    return escape("\n".join(parts) or str(row["license"]))
+    return "\n".join(parts) or str(row["license"])
 
 
 def _add_installation(table: Table, entry: CatalogEntry, row: dict[str, Any], settings: Settings) -> None:

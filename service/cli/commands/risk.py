@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.table import Table
 
 from service.cli.connection import connect
 from service.cli.options import GalleryArgument, GalleryOption, ServerOptions, check_shares
-from service.cli.terminal import print_json, print_line, print_table, stdout_console
+from service.cli.terminal import make_table, print_line, print_table, stdout_console
 
 if TYPE_CHECKING:
     from kith import Kith
-    from kith.wire.risk import GalleryRiskOut, ThresholdOut
+    from kith.wire.risk import GalleryRiskOut, TargetOut
 
 WARNINGS: Final = {
     "photos_of_one_sitting": "The photos of most subjects look like one sitting's: FNIR holds for photos like those. "
@@ -45,7 +44,7 @@ def risk(
         raise typer.BadParameter(f"{png} must be a .png file in an existing folder.", param_hint="--png")
     with connect(server) as kith:
         report = kith.risk(name, *(fpir or ()))
-    print_json(report) if server.as_json else _print_risk(report)
+    server.answer(report, lambda: _print_risk(report))
     if png is not None:
         from service.core.extras import require_package
 
@@ -57,7 +56,7 @@ def calibrate(gallery: GalleryOption, server: ServerOptions) -> None:
     """Recalibrate a gallery's risk from all its templates, and show the result."""
     with connect(server) as kith:
         report = kith.calibrate(gallery)
-    print_json(report) if server.as_json else _print_risk(report)
+    server.answer(report, lambda: _print_risk(report))
 
 
 def risk_text(report: GalleryRiskOut, columns: int) -> str:
@@ -124,18 +123,8 @@ def _print_risk(report: GalleryRiskOut) -> None:
         f"{_format_threshold(report.threshold)}"
     )
     grown = f"At {report.subjects * GROWTH_FACTOR:,} subjects"
-    table = Table("FPIR", "Threshold", "95 % interval", "FNIR", grown)
-    for target in report.targets:
-        today = target.today
-        mark = " (extrapolated)" if today.extrapolated and today.threshold <= 1 else ""
-        table.add_row(
-            f"{target.fpir:g}",
-            f"{_format_threshold(today.threshold)}{mark}",
-            f"{_format_threshold(today.low)} to {_format_threshold(today.high)}",
-            _format_misses(today),
-            _format_threshold(target.grown.threshold),
-        )
-    print_table(table)
+    headers = ("FPIR", "Threshold", "95 % interval", "FNIR", grown)
+    print_table(make_table(*headers, rows=map(_target_cells, report.targets)))
     print_line(
         f"Evidence: {evidence.source}: {evidence.pairs:,} pairs of this gallery ({evidence.gallery_share:.0%}), "
         f"{evidence.pack_pairs:,} pairs of the pack; {evidence.duplicate_pairs:g} likely duplicates excluded"
@@ -153,10 +142,19 @@ def _print_risk(report: GalleryRiskOut) -> None:
     print_line(risk_text(report, stdout_console().width))
 
 
-def _format_misses(found: ThresholdOut) -> str:
-    if found.fnir is None or found.fnir_low is None or found.fnir_high is None:
-        return ""
-    return f"{found.fnir:.1%} ({found.fnir_low:.0%} to {found.fnir_high:.0%})"
+def _target_cells(target: TargetOut) -> tuple[str, ...]:
+    today = target.today
+    mark = " (extrapolated)" if today.extrapolated and today.threshold <= 1 else ""
+    misses = ""
+    if today.fnir is not None and today.fnir_low is not None and today.fnir_high is not None:
+        misses = f"{today.fnir:.1%} ({today.fnir_low:.0%} to {today.fnir_high:.0%})"
+    return (
+        f"{target.fpir:g}",
+        f"{_format_threshold(today.threshold)}{mark}",
+        f"{_format_threshold(today.low)} to {_format_threshold(today.high)}",
+        misses,
+        _format_threshold(target.grown.threshold),
+    )
 
 
 def _format_threshold(similarity: float) -> str:

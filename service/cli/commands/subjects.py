@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Column, Table
 
+from service.cli.commands.erasures import describe_removed
 from service.cli.completion import complete_subjects, complete_templates
 from service.cli.connection import connect
 from service.cli.options import CommandGroup, EnrollmentOptions, GalleryOption, Photos, ServerOptions, Subject, Yes
 from service.cli.remedies import remedy_for
-from service.cli.terminal import EXIT_NO, print_json, print_line, print_table, require_confirmation
+from service.cli.terminal import EXIT_NO, make_table, print_json, print_line, print_table, require_confirmation
 from service.core.atomic_files import atomic_write
 
 if TYPE_CHECKING:
@@ -47,20 +47,13 @@ def list_subjects(
     metadata = dict(_parse_metadata(each, "--where") for each in where or ())
     with connect(server) as kith:
         subjects = list(kith.subjects(gallery, tag or (), metadata))
-    if server.as_json:
-        print_json(subjects)
-        return
-    if not subjects:
-        print_line(
-            f"No subjects. Enroll some with 'kith subject enroll ID PHOTO -g {gallery}' or "
-            f"'kith enroll FOLDER -g {gallery}'."
-        )
-        return
-    table = Table(Column("Subject", no_wrap=True), "Name", "Tags", "Templates", "Created (UTC)")
-    for subject in subjects:
-        names = (subject.id, subject.name or "", ", ".join(subject.tags))
-        table.add_row(*map(escape, names), str(subject.templates), f"{subject.created_at:%Y-%m-%d %H:%M}")
-    print_table(table)
+    server.answer_list(
+        subjects,
+        ("Subject", "Name", "Tags", "Templates", "Created (UTC)"),
+        lambda found: (found.id, found.name, found.tags, found.templates, found.created_at),
+        f"No subjects. Enroll some with 'kith subject enroll ID PHOTO -g {gallery}' or "
+        f"'kith enroll FOLDER -g {gallery}'.",
+    )
 
 
 @app.command()
@@ -69,11 +62,12 @@ def show(subject: Subject, gallery: GalleryOption, server: ServerOptions) -> Non
     with connect(server) as kith:
         found = kith.subject(gallery, subject)
         templates = list(kith.templates(gallery, subject))
-    if server.as_json:
-        print_json(found.model_dump(mode="json") | {"templates": templates})
-        return
-    _print_subject(found)
-    _print_templates(templates)
+
+    def print_text() -> None:
+        print_table(_subject_table(found))
+        print_table(_template_table(templates))
+
+    server.answer(found.model_dump(mode="json") | {"templates": templates}, print_text)
 
 
 @dataclass
@@ -101,7 +95,7 @@ def enroll_subject(
     Running the command again enrolls the photos again. Exit status 1 if a photo is refused."""
     options = enrollment.fields()
     result = _EnrollmentResult(subject, len(photos))
-    with _print_on_exit(result, server.as_json), connect(server) as kith:
+    with _print_on_exit(result, server), connect(server) as kith:
         for photo in photos:
             _enroll_photo(kith, gallery, photo, options, result)
         if name is not None and result.enrolled:
@@ -128,21 +122,24 @@ def _enroll_photo(kith: Kith, gallery: str, photo: Path, options: dict[str, Any]
 
 
 @contextmanager
-def _print_on_exit(result: _EnrollmentResult, as_json: bool) -> Iterator[None]:
+def _print_on_exit(result: _EnrollmentResult, server: ServerOptions) -> Iterator[None]:
     """Print the result even if a later photo ends the command, so that no photo is enrolled twice."""
     try:
         yield
     finally:
         if result.enrolled or result.refused or result.unknown:
-            _print_result(result, as_json)
+            document = {
+                "subject": result.subject,
+                "enrolled": len(result.enrolled),
+                "photos": list(result.enrolled),
+                "templates": [each.template for answer in result.enrolled.values() for each in answer.results],
+                "refused": result.refused,
+                "unknown": result.unknown,
+            }
+            server.answer(document, lambda: _print_result(result))
 
 
-def _print_result(result: _EnrollmentResult, as_json: bool) -> None:
-    if as_json:
-        templates = [each.template for answer in result.enrolled.values() for each in answer.results]
-        counts = {"subject": result.subject, "enrolled": len(result.enrolled), "photos": list(result.enrolled)}
-        print_json(counts | {"templates": templates, "refused": result.refused, "unknown": result.unknown})
-        return
+def _print_result(result: _EnrollmentResult) -> None:
     print_line(f"{len(result.enrolled)} of {result.requested} photos enrolled as {result.subject}")
     if 0 < len(result.enrolled) < result.requested:
         for photo in result.enrolled:
@@ -181,7 +178,7 @@ def update(
             kept = {key: value for key, value in current.metadata.items() if key not in (unset or ())}
             changes["metadata"] = kept | entries
         updated = kith.update_subject(gallery, subject, **changes)
-    print_json(updated) if server.as_json else _print_subject(updated)
+    server.answer(updated, _subject_table(updated))
 
 
 @app.command("export")
@@ -200,7 +197,7 @@ def export_subject(
     with atomic_write(file) as target:
         target.write(json.dumps(document, indent=2).encode())
     size = file.stat().st_size
-    print_json({"file": str(file), "bytes": size}) if server.as_json else print_line(f"Wrote {file}, {size:,} bytes")
+    server.answer({"file": str(file), "bytes": size}, f"Wrote {file}, {size:,} bytes")
 
 
 @app.command()
@@ -218,13 +215,11 @@ def merge(
         require_confirmation(f"Move all data of {subject!r} to {into!r}, and erase {subject!r} from {gallery!r}?")
     with connect(server) as kith:
         merged = kith.merge_subject(gallery, subject, into)
-    if server.as_json:
-        print_json(merged)
-    else:
-        print_line(
-            f"Merged {subject} into {into}: {merged.templates} templates moved, {merged.subject.templates} in total; "
-            f"receipt {merged.receipt.id}"
-        )
+    server.answer(
+        merged,
+        f"Merged {subject} into {into}: {merged.templates} templates moved, {merged.subject.templates} in total; "
+        f"receipt {merged.receipt.id}",
+    )
 
 
 @app.command()
@@ -234,11 +229,7 @@ def erase(subject: Subject, gallery: GalleryOption, server: ServerOptions, yes: 
         require_confirmation(f"Erase {subject!r} from gallery {gallery!r}?")
     with connect(server) as kith:
         receipt = kith.delete_subject(gallery, subject).receipt
-    if server.as_json:
-        print_json(receipt)
-        return
-    removed = ", ".join(f"{count} {kind}" for kind, count in receipt.removed.items())
-    print_line(f"Erased {subject}: {removed}; receipt {receipt.id}")
+    server.answer(receipt, f"Erased {subject}: {describe_removed(receipt)}; receipt {receipt.id}")
 
 
 @template_app.command("list")
@@ -246,7 +237,7 @@ def list_templates(subject: Subject, gallery: GalleryOption, server: ServerOptio
     """List a subject's templates."""
     with connect(server) as kith:
         templates = list(kith.templates(gallery, subject))
-    print_json({"subject": subject, "templates": templates}) if server.as_json else _print_templates(templates)
+    server.answer({"subject": subject, "templates": templates}, _template_table(templates))
 
 
 @template_app.command()
@@ -261,7 +252,7 @@ def move(
     with connect(server) as kith:
         moved = kith.move_template(gallery, subject, template, to)
         count = len(moved.data) if moved.next is None else kith.subject(gallery, to).templates
-    print_json(moved) if server.as_json else print_line(f"Moved template {template} to {to}, who now has {count}")
+    server.answer(moved, f"Moved template {template} to {to}, who now has {count}")
 
 
 @template_app.command("delete")
@@ -273,9 +264,7 @@ def delete_template(
         require_confirmation(f"Erase template {template} of {subject!r}?")
     with connect(server) as kith:
         receipt = kith.delete_template(gallery, subject, template).receipt
-    print_json(receipt) if server.as_json else print_line(
-        f"Erased template {template} of {subject}; receipt {receipt.id}"
-    )
+    server.answer(receipt, f"Erased template {template} of {subject}; receipt {receipt.id}")
 
 
 def _parse_metadata(text: str, option: str) -> tuple[str, Any]:
@@ -296,20 +285,22 @@ def _parse_metadata(text: str, option: str) -> tuple[str, Any]:
     return key, parsed
 
 
-def _print_subject(subject: SubjectOut) -> None:
-    table = Table(show_header=False)
-    table.add_row("Subject", escape(subject.id))
-    table.add_row("Name", escape(subject.name or ""))
-    table.add_row("Tags", escape(", ".join(subject.tags)))
-    table.add_row("Metadata", escape(json.dumps(subject.metadata, ensure_ascii=False) if subject.metadata else ""))
-    table.add_row("Templates", str(subject.templates))
-    print_table(table)
+def _subject_table(subject: SubjectOut) -> Table:
+    rows = (
+        ("Subject", subject.id),
+        ("Name", subject.name),
+        ("Tags", subject.tags),
+        ("Metadata", json.dumps(subject.metadata, ensure_ascii=False) if subject.metadata else None),
+        ("Templates", subject.templates),
+    )
+    return make_table(rows=rows)
 
 
-def _print_templates(templates: list[TemplateOut]) -> None:
-    table = Table(Column("Template", no_wrap=True), "Kind", "Quality", "Detection", "Created (UTC)")
+def _template_table(templates: list[TemplateOut]) -> Table:
+    rows = []
     for template in templates:
-        quality = "" if template.quality is None else f"{template.quality.get('score', 0):.2f}"
-        detection = "" if template.detection_score is None else f"{template.detection_score:.2f}"
-        table.add_row(template.id, template.kind, quality, detection, f"{template.created_at:%Y-%m-%d %H:%M}")
-    print_table(table)
+        quality = None if template.quality is None else f"{template.quality.get('score', 0):.2f}"
+        detection = None if template.detection_score is None else f"{template.detection_score:.2f}"
+        rows.append((template.id, template.kind, quality, detection, template.created_at))
+    headers = (Column("Template", no_wrap=True), "Kind", "Quality", "Detection", "Created (UTC)")
+    return make_table(*headers, rows=rows)

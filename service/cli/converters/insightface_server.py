@@ -6,25 +6,26 @@ matches the pack.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
+import orjson
 
 from models.checksums import sha256_of
 from models.pack.manifest import ModelPack
 from service.cli.converters.output import SubjectIds
 from service.core.errors import ForeignFileError
 from service.core.identifiers import FORBIDDEN_PATTERN
-from service.domain.gallery_items import GalleryFileHeader, GalleryItems, rows_in_block, to_microseconds
-from service.storage.transfer.ndjson import header_line, lines_of
+from service.domain.gallery_items import GalleryFileHeader
+from service.storage.transfer.ndjson import header_line
 
 # Fields of every detector in a digest (server/backend/insightface_server/models/manifest.py).
 DETECTOR_FIELDS: Final = {
@@ -33,7 +34,6 @@ DETECTOR_FIELDS: Final = {
     "input_std": 128.0,
     "preprocessing_version": "insightface-scrfd-1",
 }
-VECTOR_TYPE: Final = np.dtype("<f4")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def check_recognizer(collection: InsightFaceCollection, pack: ModelPack) -> None
 
 
 def lines(database: Path, collection: InsightFaceCollection, recognizer: str, ids: SubjectIds) -> Iterator[bytes]:
-    """Yield the collection as blocks of NDJSON (docs/galleries.md).
+    """Yield the collection as lines of NDJSON (docs/galleries.md).
 
     Args:
         recognizer: fingerprint of the recognizer.
@@ -108,60 +108,44 @@ def lines(database: Path, collection: InsightFaceCollection, recognizer: str, id
             " WHERE p.collection_id = ? ORDER BY p.id, f.id",
             (collection.name,),
         )
-        while block := rows.fetchmany(rows_in_block(collection.dimension)):
-            yield lines_of(_items(block, collection.dimension, ids))
-
-
-def _items(rows: list[Any], d: int, ids: SubjectIds) -> GalleryItems:
-    n = len(rows)
-    vectors = np.zeros((n, d), np.float32)
-    has_vector = np.array([row[4] is not None for row in rows])
-    for number, row in enumerate(rows):
-        if row[4] is None:
-            continue
-        if len(row[4]) != VECTOR_TYPE.itemsize * d:
-            raise ForeignFileError(
-                f"a face of {row[0]!r} has {len(row[4])} bytes instead of {VECTOR_TYPE.itemsize * d}"
+        for person, name, external_id, metadata, vector, score, created in rows:
+            item = {
+                "subject": ids.id_for(person),
+                "name": FORBIDDEN_PATTERN.sub(" ", name) if isinstance(name, str) else name,
+                "metadata": _metadata(person, metadata, external_id),
+                "detection_score": score,
+                "created_at": _time(person, created),
+                "embedding": _embedding(person, vector, collection.dimension),
+            }
+            yield orjson.dumps(
+                {key: value for key, value in item.items() if value is not None}, option=orjson.OPT_APPEND_NEWLINE
             )
-        vectors[number] = np.frombuffer(row[4], VECTOR_TYPE)
-    nothing = [None] * n
-    return GalleryItems(
-        numbers=range(1, n + 1),
-        subjects=[ids.id_for(row[0]) for row in rows],
-        names=[FORBIDDEN_PATTERN.sub(" ", row[1]) if isinstance(row[1], str) else row[1] for row in rows],
-        metadata=[_metadata(row) for row in rows],
-        tags=nothing,
-        subject_created_us=nothing,
-        subject_updated_us=nothing,
-        templates=nothing,
-        kinds=nothing,
-        qualities=nothing,
-        detection_scores=[row[5] for row in rows],
-        created_us=[_microseconds(row) for row in rows],
-        crops=nothing,
-        vectors=vectors,
-        given=has_vector,
-    )
 
 
-def _metadata(row: Any) -> dict[str, Any]:
-    try:
-        metadata = json.loads(row[3])
-    except ValueError as error:
-        raise ForeignFileError(f"the metadata of {row[0]!r} is not JSON") from error
-    if not isinstance(metadata, dict):
-        raise ForeignFileError(f"the metadata of {row[0]!r} is not a JSON object")
-    return {**metadata, **({} if row[2] is None else {"external_id": row[2]})}
-
-
-def _microseconds(row: Any) -> int | None:
-    if row[6] is None:
+def _embedding(person: str, vector: bytes | None, dimension: int) -> str | None:
+    """Return the vector, little-endian float32, as base64."""
+    if vector is None:
         return None
+    if len(vector) != 4 * dimension:
+        raise ForeignFileError(f"a face of {person!r} has {len(vector)} bytes instead of {4 * dimension}")
+    return base64.b64encode(vector).decode()
+
+
+def _metadata(person: str, text: str, external_id: str | None) -> dict[str, Any]:
     try:
-        created = datetime.fromisoformat(row[6])
+        metadata = json.loads(text)
+    except ValueError as error:
+        raise ForeignFileError(f"the metadata of {person!r} is not JSON") from error
+    if not isinstance(metadata, dict):
+        raise ForeignFileError(f"the metadata of {person!r} is not a JSON object")
+    return {**metadata, **({} if external_id is None else {"external_id": external_id})}
+
+
+def _time(person: str, text: str | None) -> datetime | None:
+    try:
+        return None if text is None else datetime.fromisoformat(text)
     except (ValueError, TypeError) as error:
-        raise ForeignFileError(f"the creation time of a face of {row[0]!r} is not a time: {row[6]!r}") from error
-    return to_microseconds(created if created.tzinfo else created.replace(tzinfo=UTC))
+        raise ForeignFileError(f"the creation time of a face of {person!r} is not a time: {text!r}") from error
 
 
 def _open(database: Path) -> closing[sqlite3.Connection]:

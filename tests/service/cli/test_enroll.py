@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kith import Kith
-from service.cli.commands.enroll import EnrollmentReport, _print_report
+from service.cli.commands.enroll import EnrollmentReport, print_report
 from tests.commands import run_kith
 from tests.conftest import jpeg
 
@@ -90,7 +90,7 @@ def test_ten_refusals_are_printed_and_the_summary_is_last(capsys: pytest.Capture
     for number in range(12):
         problem = {"code": "no_face", "status": 422}
         report.add(f"people/{'a' * 90}/{number}.jpg", "refused", "no face was found", problem)
-    _print_report(report, as_json=False)
+    print_report(report)
     lines = capsys.readouterr().out.splitlines()
     assert sum("no face was found" in line for line in lines) == 10
     assert lines[0] == f"Refused: people/{'a' * 90}/0.jpg: no_face: no face was found"
