@@ -1,6 +1,6 @@
 """Command ``kith`` called as a function, without the two seconds that a process needs for imports.
 
-Tests of signals, streams, completion and long-running servers use a real process.
+Tests of signals, streams and long-running servers use a real process.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -48,25 +47,6 @@ BoxPx = list[float]
 class PhotosMissingError(SettingsError):
     code, title = "demo_photos", "The demo's photos are not installed"
     remedy = "Run 'make demo', which installs them, or install scikit-image and (with --no-deps) insightface."
-
-
-@dataclass(frozen=True)
-class DemoDecision:
-    """A decision of the server, with the outcome that is correct."""
-
-    photo: str
-    expected: str
-    outcome: str
-    similarity: float | None
-    threshold: float | None
-    false_alarm_probability: float | None
-
-    @property
-    def correct(self) -> bool:
-        # A stranger must not be named. One in profile may fail the quality check before the search, and a lookalike may
-        # be left to a person's decision.
-        unnamed = ("uncertain", "rejected_quality")
-        return self.outcome == self.expected or (self.expected == "unknown" and self.outcome in unnamed)
 
 
 def package_file(package: str, *parts: str) -> Path:
@@ -118,7 +98,7 @@ def run_demo(kith: Kith, output: Path, console: Console) -> bool:
 
 
 class _Demo:
-    """Steps of the demo. Each step explains itself and adds its decisions."""
+    """Steps of the demo. Each step explains itself and judges its decisions."""
 
     def __init__(self, kith: Kith, console: Console) -> None:
         self._kith, self._console = kith, console
@@ -126,24 +106,26 @@ class _Demo:
         self._names = {"collins": "Eileen Collins", "hanks": "Tom Hanks"}
         self._friends: dict[str, BoxPx] = {}
         self._faces_in_group = 0
-        self._decisions: list[DemoDecision] = []
+        self._correct: list[bool] = []
         self._steps = 0
 
     def run(self, output: Path) -> bool:
         self._create_gallery()
         self._enroll()
-        altered = (
-            alter(self._astronaut, mirror=True, turn_deg=6, scale=0.7, light=0.75, jpeg=60),
-            alter(self._actor, mirror=False, turn_deg=-9, scale=0.9, light=1.2, jpeg=50),
-        )
-        self._verify(*altered)
-        self._identify(*altered)
-        smaller = alter(self._group, mirror=False, turn_deg=0, scale=GROUP_SCALE, light=0.85, jpeg=70)
-        results = self._identify_group(smaller)
+        astronaut = alter(self._astronaut, mirror=True, turn_deg=6, scale=0.7, light=0.75, jpeg=60)
+        actor = alter(self._actor, mirror=False, turn_deg=-9, scale=0.9, light=1.2, jpeg=50)
+        self._verify(astronaut, actor)
+        self._identify(astronaut, actor)
         output.mkdir(parents=True, exist_ok=True)
         picture = output / "decisions.png"
-        draw_decisions(smaller, results, picture)
-        return self._summarize(results, picture)
+        self._identify_group(picture)
+        correct = all(self._correct)
+        verdict = (
+            f"All {len(self._correct)} decisions are correct" if correct else "[red]Not every decision is correct[/red]"
+        )
+        self._console.print(f"\n{verdict}. Annotated group photo: [bold]{picture}[/bold]")
+        self._console.print(NEXT_STEPS, highlight=False)
+        return correct
 
     def _create_gallery(self) -> None:
         model = self._kith.model()
@@ -161,18 +143,17 @@ class _Demo:
         )
 
     def _enroll(self) -> None:
-        for subject, photo in (("collins", self._astronaut), ("hanks", self._actor)):
-            self._kith.put_subject(GALLERY, subject, name=self._names[subject])
-            self._kith.enroll(GALLERY, subject, encode_jpeg(photo), face="largest")
         (image,) = self._kith.detect(encode_jpeg(self._group)).images
         boxes = sorted((face.box for face in image.faces), key=lambda box: box[0])
         self._faces_in_group = len(boxes)
-        self._friends = {"friend-1": boxes[0], "friend-2": boxes[3]}
-        for number, (subject, box) in enumerate(self._friends.items(), start=1):
-            self._names[subject] = f"Friend {number}"
-            crop = self._group.crop(_with_margin(box, self._group))
+        photos = {"collins": self._astronaut, "hanks": self._actor}
+        for number, box in enumerate((boxes[0], boxes[3]), start=1):
+            subject = f"friend-{number}"
+            self._names[subject], self._friends[subject] = f"Friend {number}", box
+            photos[subject] = self._group.crop(_with_margin(box, self._group))
+        for subject, photo in photos.items():
             self._kith.put_subject(GALLERY, subject, name=self._names[subject])
-            self._kith.enroll(GALLERY, subject, encode_jpeg(crop), face="largest")
+            self._kith.enroll(GALLERY, subject, encode_jpeg(photo), face="largest")
         self._explain(
             f"Enroll {len(self._names)} people",
             f"{', '.join(self._names.values())}: one photo each. Kith stores the numbers encrypted, and no photo.",
@@ -185,93 +166,88 @@ class _Demo:
             "it with the actor's photo.",
         )
         for title, other, expected in (
-            ("verify: astronaut, mirrored, rotated, darker", astronaut, "same"),
-            ("verify: astronaut and actor", actor, "different"),
+            ("astronaut, mirrored, rotated, darker", astronaut, "same"),
+            ("astronaut and actor", actor, "different"),
         ):
             pair = self._kith.verify(encode_jpeg(self._astronaut), other, risk={"fmr": FMR})
             chance = pair.false_match_probability
-            self._add(DemoDecision(title, expected, pair.outcome, pair.similarity, pair.threshold, chance))
+            self._judge(title, expected, pair.outcome, pair.similarity, pair.threshold, chance)
 
     def _identify(self, astronaut: bytes, actor: bytes) -> None:
         self._explain("Identify: who is this?", "Search the gallery for the people in altered photos.")
-        for title, probe, expected in (
-            ("identify: astronaut, mirrored, rotated, darker", astronaut, self._names["collins"]),
-            ("identify: actor, rotated, brighter, recompressed", actor, self._names["hanks"]),
+        for title, probe, subject in (
+            ("astronaut, mirrored, rotated, darker", astronaut, "collins"),
+            ("actor, rotated, brighter, recompressed", actor, "hanks"),
         ):
             (result,) = self._kith.identify(GALLERY, probe, faces="largest").results
-            self._add(_identification(title, expected, result))
+            self._judge_identity(title, self._names[subject], result)
 
-    def _identify_group(self, photo: bytes) -> Sequence[IdentityOut]:
+    def _identify_group(self, picture: Path) -> None:
         self._explain(
             "Identify people in a group with strangers",
             f"{len(self._friends)} of the {self._faces_in_group} people are enrolled. The others must not be named; "
             "one who resembles a friend is uncertain, and left to a person.",
         )
+        photo = alter(self._group, mirror=False, turn_deg=0, scale=GROUP_SCALE, light=0.85, jpeg=70)
         results = self._kith.identify(GALLERY, photo).results
+        draw_decisions(photo, results, picture)
+        friends = []
         for number, result in enumerate(sorted(results, key=lambda r: r.face.box[0] if r.face else 0.0), start=1):
-            friend = next(
-                (s for s, box in self._friends.items() if result.face and _is_near(result.face.box, box, GROUP_SCALE)),
-                "",
-            )
-            title = f"identify: group photo, face {number} from the left"
-            self._add(_identification(title, self._names.get(friend, "unknown"), result))
-        return results
-
-    def _summarize(self, results: Sequence[IdentityOut], picture: Path) -> bool:
-        expected_friends = sum(each.expected.startswith("Friend") for each in self._decisions)
-        complete = len(results) == self._faces_in_group and expected_friends == len(self._friends)
-        if not complete:
+            near = (s for s, box in self._friends.items() if result.face and _is_near(result.face.box, box))
+            friend = next(near, None)
+            expected = "unknown" if friend is None else self._names[friend]
+            friends += [] if friend is None else [friend]
+            self._judge_identity(f"group photo, face {number} from the left", expected, result)
+        if len(results) != self._faces_in_group or len(friends) != len(self._friends):
+            self._correct.append(False)
             self._console.print(
                 f"[red]Found {len(results)} of {self._faces_in_group} faces in the smaller group photo[/red]"
             )
-        correct = complete and all(each.correct for each in self._decisions)
-        count = len(self._decisions)
-        verdict = f"All {count} decisions are correct" if correct else "[red]Not every decision is correct[/red]"
-        self._console.print(f"\n{verdict}. Annotated group photo: [bold]{picture}[/bold]")
-        self._console.print(NEXT_STEPS, highlight=False)
-        return correct
 
     def _explain(self, title: str, text: str) -> None:
         self._steps += 1
         self._console.print(f"\n[bold]{self._steps}. {title}[/bold]")
         self._console.print(Padding(text, (0, 0, 0, 3)), width=min(self._console.width, MAX_TEXT_COLUMNS))
 
-    def _add(self, made: DemoDecision) -> None:
-        self._decisions.append(made)
-        mark = "[green]correct[/green]" if made.correct else "[red]WRONG[/red]"
-        title = escape(made.photo.partition(": ")[2])
-        outcome = escape(describe_outcome(made.outcome, None))
-        self._console.print(f"   {mark}  {title}: [bold]{outcome}[/bold]{_scores(made)}")
+    def _judge_identity(self, title: str, expected: str, result: IdentityOut) -> None:
+        outcome = (result.name or result.subject or "") if result.outcome == "identified" else result.outcome
+        chance = result.false_alarm_probability
+        self._judge(title, expected, outcome, result.similarity, result.threshold, chance)
 
-
-def _scores(made: DemoDecision) -> str:
-    """Return similarity, threshold, and the probability that a stranger scores this high."""
-    if made.similarity is None or made.threshold is None:
-        return ""
-    relation = "reaches" if made.similarity >= made.threshold else "is below"
-    chance = made.false_alarm_probability
-    by_chance = "" if chance is None else f"; by chance: {format_odds(chance)}"
-    return f" (similarity {made.similarity:.2f} {relation} {made.threshold:.2f}{by_chance})"
-
-
-def _identification(title: str, expected: str, result: IdentityOut) -> DemoDecision:
-    outcome = (result.name or result.subject or "") if result.outcome == "identified" else result.outcome
-    return DemoDecision(title, expected, outcome, result.similarity, result.threshold, result.false_alarm_probability)
+    def _judge(
+        self,
+        title: str,
+        expected: str,
+        outcome: str,
+        similarity: float | None,
+        threshold: float | None,
+        chance: float | None,
+    ) -> None:
+        """Print a decision. ``chance``: probability that a stranger scores this high."""
+        # A stranger must not be named. One in profile may fail the quality check before the search, and a lookalike may
+        # be left to a person's decision.
+        unnamed = ("uncertain", "rejected_quality")
+        correct = outcome == expected or (expected == "unknown" and outcome in unnamed)
+        self._correct.append(correct)
+        scores = ""
+        if similarity is not None and threshold is not None:
+            relation = "reaches" if similarity >= threshold else "is below"
+            by_chance = "" if chance is None else f"; by chance: {format_odds(chance)}"
+            scores = f" (similarity {similarity:.2f} {relation} {threshold:.2f}{by_chance})"
+        mark = "[green]correct[/green]" if correct else "[red]WRONG[/red]"
+        words = escape(describe_outcome(outcome, None))
+        self._console.print(f"   {mark}  {escape(title)}: [bold]{words}[/bold]{scores}")
 
 
 def _with_margin(box: BoxPx, image: Image.Image) -> tuple[int, int, int, int]:
     x0, y0, x1, y1 = box
     dx, dy = 0.5 * (x1 - x0), 0.4 * (y1 - y0)
-    return (
-        max(0, round(x0 - dx)),
-        max(0, round(y0 - dy)),
-        min(image.width, round(x1 + dx)),
-        min(image.height, round(y1 + dy)),
-    )
+    low = (max(0, round(x0 - dx)), max(0, round(y0 - dy)))
+    return *low, min(image.width, round(x1 + dx)), min(image.height, round(y1 + dy))
 
 
-def _is_near(box: BoxPx, reference: BoxPx, scale: float) -> bool:
-    """Tell whether the centers of a box and a scaled reference box agree within half the box's width."""
+def _is_near(box: BoxPx, enrolled: BoxPx) -> bool:
+    """Tell whether the centers of a box and an enrolled one agree within half the box's width, at GROUP_SCALE."""
     center = [(box[i] + box[i + 2]) / 2 for i in (0, 1)]
-    other = [(reference[i] + reference[i + 2]) / 2 * scale for i in (0, 1)]
+    other = [(enrolled[i] + enrolled[i + 2]) / 2 * GROUP_SCALE for i in (0, 1)]
     return max(abs(a - b) for a, b in zip(center, other, strict=True)) < max(MIN_TOLERANCE_PX, (box[2] - box[0]) / 2)

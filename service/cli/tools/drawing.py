@@ -22,30 +22,18 @@ DARK, LIGHT, BLUE = (18, 21, 24), (255, 255, 255), (86, 180, 233)
 COLORS: Final = {"identified": (0, 158, 115), "uncertain": (230, 159, 0), "unknown": BLUE}
 """Colors of Okabe and Ito, which color-blind people can distinguish."""
 REJECTED: Final = (150, 150, 150)
-Color = tuple[int, int, int]
-Mark = tuple[Sequence[float], Color, str]
+Mark = tuple[Sequence[float], tuple[int, int, int], str]
 """Box x0, y0, x1, y1 in pixels of the photo, its color, and its label."""
 
 
 def draw_decisions(photo: bytes, results: Sequence[IdentityOut], target: Path) -> None:
     """Write the upright photo with a box for each face, in the order of the results. Raises ImageError."""
-    faces = [result for result in results if result.face is not None]
-    _draw(
-        photo,
-        [
-            (result.face.box, COLORS.get(result.outcome, REJECTED), replace_controls(f"{number} {_describe(result)}"))
-            for number, result in enumerate(faces, start=1)
-            if result.face is not None
-        ],
-        target,
-    )
-
-
-def _describe(result: IdentityOut) -> str:
-    if result.outcome == "unknown":
-        return ""
-    likely = next((each.name or each.subject for each in result.candidates), None)
-    return describe_outcome(result.outcome, result.name or result.subject or likely)
+    marks: list[Mark] = []
+    for result in results:
+        if result.face is not None:
+            color = COLORS.get(result.outcome, REJECTED)
+            marks.append((result.face.box, color, f"{len(marks) + 1} {_describe(result)}"))
+    _draw(photo, marks, target)
 
 
 def draw_faces(photo: bytes, faces: Sequence[FaceOut], target: Path) -> None:
@@ -53,41 +41,50 @@ def draw_faces(photo: bytes, faces: Sequence[FaceOut], target: Path) -> None:
     _draw(photo, [(face.box, BLUE, str(number)) for number, face in enumerate(faces, start=1)], target)
 
 
-def _draw(photo: bytes, marks: Sequence[Mark], target: Path) -> None:
-    image = Image.fromarray(decode(photo, ImageLimits(len(photo), MAX_PHOTO_PIXELS)))
-    longest = max(image.size)
-    scale = min(max(longest, MIN_SIDE_PX), MAX_SIDE_PX) / longest
-    image = image.resize([max(1, round(side * scale)) for side in image.size], Image.Resampling.LANCZOS)
-    unit = max(image.size) / MIN_SIDE_PX
-    font, pen = _font(18 * unit), ImageDraw.Draw(image)
-    for box, color, _ in marks:
-        pen.rectangle([value * scale for value in box], outline=color, width=max(2, round(3 * unit)))
-    for box, color, label in marks:
-        x0, y0, x1, y1 = label_area(box, scale, pen.textbbox((0, 0), label, font)[2:], 4 * unit, image.size)
-        pen.rectangle((x0, y0, x1, y1), fill=DARK, outline=color, width=max(1, round(unit)))
-        pen.text((x0 + 4 * unit, y0 + 2 * unit), label, font=font, fill=LIGHT)
-    image.save(target) if target.suffix.lower() == ".png" else image.save(target, quality=92, subsampling=0)
-
-
 def label_area(
-    box: Sequence[float], scale: float, text: Sequence[float], pad: float, size: tuple[int, int]
+    box: Sequence[float], text: tuple[float, float], pad: float, size: tuple[int, int]
 ) -> tuple[float, float, float, float]:
     """Return the area of a label below its box, or above it where the picture ends; inside the picture if it fits.
 
     Args:
-        box: x0, y0, x1, y1 in pixels of the photo, which is ``scale`` times as large in the picture.
+        box: x0, y0, x1, y1 in pixels of the picture.
         text: width and height of the text.
         size: width and height of the picture.
     """
-    left, top, _, bottom = (value * scale for value in box)
     width, height = text[0] + 2 * pad, text[1] + 2 * pad
-    x = max(0.0, min(left, size[0] - 1 - width))
-    y = bottom if bottom + height < size[1] else max(0.0, top - height)
+    x = max(0.0, min(box[0], size[0] - 1 - width))
+    y = box[3] if box[3] + height < size[1] else max(0.0, box[1] - height)
     return x, y, x + width, y + height
 
 
-def _font(size: float) -> ImageFont.FreeTypeFont:
-    """Load DejaVu from matplotlib. It covers Latin, Greek, Cyrillic, Arabic and Hebrew; others become boxes."""
+def _describe(result: IdentityOut) -> str:
+    if result.outcome == "unknown":
+        return ""
+    likely = next((each.name or each.subject for each in result.candidates), None)
+    return replace_controls(describe_outcome(result.outcome, result.name or result.subject or likely))
+
+
+def _draw(photo: bytes, marks: Sequence[Mark], target: Path) -> None:
+    image = Image.fromarray(decode(photo, ImageLimits(len(photo), MAX_PHOTO_PIXELS)))
+    scale = min(max(*image.size, MIN_SIDE_PX), MAX_SIDE_PX) / max(image.size)
+    image = image.resize([max(1, round(side * scale)) for side in image.size], Image.Resampling.LANCZOS)
+    unit = max(image.size) / MIN_SIDE_PX
+    font, pen = _font(18 * unit), ImageDraw.Draw(image)
+    scaled = [([value * scale for value in box], color, label) for box, color, label in marks]
+    for box, color, _ in scaled:
+        pen.rectangle(box, outline=color, width=max(2, round(3 * unit)))
+    for box, color, label in scaled:
+        _, _, width, height = pen.textbbox((0, 0), label, font)
+        area = label_area(box, (width, height), 4 * unit, image.size)
+        pen.rectangle(area, fill=DARK, outline=color, width=max(1, round(unit)))
+        pen.text((area[0] + 4 * unit, area[1] + 2 * unit), label, font=font, fill=LIGHT)
+    image.save(target) if target.suffix.lower() == ".png" else image.save(target, quality=92, subsampling=0)
+
+
+def _font(size: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Load matplotlib's DejaVu, which covers Latin, Greek, Cyrillic, Arabic and Hebrew; or else Pillow's Latin font."""
     spec = find_spec("matplotlib")
-    folder = Path((spec.submodule_search_locations or ["."])[0]) if spec else Path()
-    return ImageFont.truetype(folder / "mpl-data" / "fonts" / "ttf" / "DejaVuSans-Bold.ttf", size)
+    if spec is None or not spec.submodule_search_locations:
+        return ImageFont.load_default(size)
+    fonts = Path(spec.submodule_search_locations[0], "mpl-data", "fonts", "ttf")
+    return ImageFont.truetype(fonts / "DejaVuSans-Bold.ttf", size)

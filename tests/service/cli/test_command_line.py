@@ -79,12 +79,7 @@ class Program:
 
     def completed(self, line: str) -> list[str]:
         """Return bash's completions of the line's last word."""
-        words = line.split(" ")
-        asked = {"_KITH_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-        command = [sys.executable, str(self._script)]
-        done = subprocess.run(
-            command, cwd=self._script.parent.parent, env=self.environment | asked, capture_output=True, text=True
-        )
+        done = run_kith(cwd=self._script.parent.parent, environment=self.environment | completion_of(line))
         assert done.stderr == ""
         return done.stdout.split()
 
@@ -494,7 +489,7 @@ def test_a_killed_import_resumes(run: Program, kith: Kith, gallery: str, tmp_pat
 def test_a_killed_local_enrollment_resumes(program: Path, tmp_path: Path, astronaut: NDArray[Any]) -> None:
     run, photo = Program(program, None), jpeg(astronaut)
     (tmp_path / "people" / "eileen").mkdir(parents=True)
-    for number in range(60):
+    for number in range(30):
         (tmp_path / "people" / "eileen" / f"{number}.jpg").write_bytes(photo + number.to_bytes(4))
     process = run.start("enroll", "people", "-g", "g")
     spooled = tmp_path / "data" / "spool"
@@ -503,10 +498,21 @@ def test_a_killed_local_enrollment_resumes(program: Path, tmp_path: Path, astron
     process.send_signal(signal.SIGKILL)
     process.communicate()
     report = json.loads(run("enroll", "people", "-g", "g", "--json"))
-    assert (report["enrolled"] + report["already_enrolled"], report["refused"]) == (60, [])
-    assert json.loads(run("gallery", "stats", "g", "--json"))["templates"] == 60
-    job = json.loads(run("jobs", "list", "--json"))[0]["id"]
-    assert "succeeded" in run("jobs", "watch", job)
+    assert (report["enrolled"] + report["already_enrolled"], report["refused"]) == (30, [])
+    with embedded(load_settings(data_dir=tmp_path / "data", log_level="WARNING")) as url:
+        assert json.loads(run("gallery", "stats", "g", "--json", KITH_URL=url))["templates"] == 30
+        job = json.loads(run("jobs", "list", "--json"))[0]["id"]
+        assert "succeeded" in run("jobs", "watch", job)
+
+
+def completion_of(line: str) -> dict[str, str]:
+    """Return the variables with which bash asks for completions of a line's last word."""
+    return {"_KITH_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+
+
+def test_the_installed_script_completes_a_line(run: Program) -> None:
+    run.environment |= completion_of("kith ident")
+    assert run.start().communicate(timeout=60) == ("identify\n", "")
 
 
 def test_completion_proposes_existing_names(run: Program, kith: Kith, gallery: str, tmp_path: Path) -> None:

@@ -64,12 +64,6 @@ def test_embedded_enroll_resume_identify_verify(people: Path, tmp_path: Path, as
     with (tmp_path / "report.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["status"] for row in rows].count("done") == 2
-    jobs = json.loads(kith_command("jobs", "list", "--json", cwd=tmp_path).stdout)
-    assert [job["counts"] for job in jobs] == [{"already_enrolled": 2, "no_face": 1}, {"enrolled": 2, "no_face": 1}]
-    assert "no_face" in kith_command("jobs", "show", jobs[0]["id"], cwd=tmp_path).stdout
-    stats = json.loads(kith_command("gallery", "stats", "g", "--json", cwd=tmp_path).stdout)
-    assert (stats["subjects"], stats["templates"]) == (2, 2)  # the second run stored nothing twice
-
     probe = tmp_path / "probe.jpg"
     probe.write_bytes(jpeg(astronaut[:, ::-1], 60))
     (tmp_path / "one" / "eileen").mkdir(parents=True)
@@ -82,13 +76,22 @@ def test_embedded_enroll_resume_identify_verify(people: Path, tmp_path: Path, as
     with Image.open(tmp_path / "out.png") as drawn:
         assert min(drawn.size) >= 1280
         assert drawn.convert("RGB").getcolors(2**24) != Image.open(probe).convert("RGB").getcolors(2**24)
-    answer = json.loads(kith_command("identify", str(probe), "-g", "g", "--json", cwd=tmp_path).stdout)
-    assert answer[str(probe)]["results"][0]["subject"] == "eileen"
-    same = kith_command("verify", str(probe), str(people / "eileen" / "1.jpg"), cwd=tmp_path)
-    assert same.stdout.startswith("same")
-    listed = kith_command("gallery", "list", cwd=tmp_path)
-    assert "fpir 0.01" in listed.stdout
-    assert kith_command("gallery", "delete", "g", "--yes", cwd=tmp_path).stdout.startswith("Deleted 2 subjects")
+
+    with embedded(load_settings(data_dir=tmp_path / "data", log_level="WARNING")) as url:
+
+        def printed(*words: str) -> str:
+            return kith_command(*words, cwd=tmp_path, KITH_URL=url).stdout
+
+        jobs = json.loads(printed("jobs", "list", "-g", "g", "--json"))
+        assert [job["counts"] for job in jobs] == [{"already_enrolled": 2, "no_face": 1}, {"enrolled": 2, "no_face": 1}]
+        assert "no_face" in printed("jobs", "show", jobs[0]["id"])
+        stats = json.loads(printed("gallery", "stats", "g", "--json"))
+        assert (stats["subjects"], stats["templates"]) == (2, 2)  # the second run stored nothing twice
+        answer = json.loads(printed("identify", str(probe), "-g", "g", "--json"))
+        assert answer[str(probe)]["results"][0]["subject"] == "eileen"
+        assert printed("verify", str(probe), str(people / "eileen" / "1.jpg")).startswith("same")
+        assert "fpir 0.01" in printed("gallery", "list")
+        assert printed("gallery", "delete", "g", "--yes").startswith("Deleted 2 subjects")
 
 
 def test_commands_use_the_server_of_url(server: str, people: Path, tmp_path: Path) -> None:
@@ -187,7 +190,7 @@ def test_errors_name_a_remedy_without_a_traceback(server: str, tmp_path: Path) -
     exposed = kith_process("serve", "--host", "0.0.0.0", "--port", "0", cwd=tmp_path)  # noqa: S104
     assert exposed.returncode == 2
     assert "KITH_API_KEY" in exposed.stderr
-    wrong = kith_process("serve", cwd=tmp_path, KITH_PORT="none")
+    wrong = kith_command("serve", cwd=tmp_path, KITH_PORT="none")
     assert wrong.returncode == 2
     assert "KITH_PORT" in wrong.stderr
     nowhere = kith_command("gallery", "list", "--url", "http://127.0.0.1:9", cwd=tmp_path)
@@ -240,21 +243,23 @@ def test_a_refused_photo_raises_its_error_code(kith: Kith, gallery: str) -> None
     assert "JPEG" in str(raised.value)
 
 
-def test_gallery_risk_prints_and_draws_the_curve(people: Path, tmp_path: Path) -> None:
-    assert kith_command("enroll", str(people), "-g", "g", cwd=tmp_path).returncode == 1  # a photo was refused
-    derived = kith_command("calibrate", "-g", "g", cwd=tmp_path)
+def test_gallery_risk_prints_and_draws_the_curve(server: str, gallery: str, people: Path, tmp_path: Path) -> None:
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        return kith_command(*words, cwd=tmp_path, KITH_URL=server)
+
+    assert command("enroll", str(people), "-g", gallery).returncode == 1  # a photo was refused
+    derived = command("calibrate", "-g", gallery)
     assert derived.returncode == 0, derived.stderr
     assert "2 subjects" in derived.stdout
-    drawn = kith_command("gallery", "risk", "g", "--fpir", "0.02", "--png", "risk.png", cwd=tmp_path)
+    drawn = command("gallery", "risk", gallery, "--fpir", "0.02", "--png", "risk.png")
     assert drawn.returncode == 0, drawn.stderr
     assert "0.02" in drawn.stdout
     assert "FPIR by threshold, 2 subjects" in drawn.stdout
     with Image.open(tmp_path / "risk.png") as picture:
         assert picture.width > 500
-    report = json.loads(kith_command("gallery", "risk", "g", "--json", cwd=tmp_path).stdout)
+    report = json.loads(command("gallery", "risk", gallery, "--json").stdout)
     assert report["evidence"]["pairs"] == 1
-    lines = json.loads(kith_command("audit", "list", "-g", "g", "--json", cwd=tmp_path).stdout)
+    lines = json.loads(command("audit", "list", "-g", gallery, "--event", "threshold_moved", "--json").stdout)
     assert lines[0]["details"]["after"]["threshold"] == report["threshold"]
-    assert "threshold_moved" in kith_command("audit", "list", "-g", "g", cwd=tmp_path).stdout
-    nowhere = kith_command("gallery", "risk", "g", "--png", "no/where.png", cwd=tmp_path)
-    assert nowhere.returncode == 2
+    assert "threshold_moved" in command("audit", "list", "-g", gallery).stdout
+    assert command("gallery", "risk", gallery, "--png", "no/where.png").returncode == 2

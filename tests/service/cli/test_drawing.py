@@ -11,6 +11,7 @@ from PIL import Image
 
 from kith.wire.faces import FaceOut, QualityOut
 from kith.wire.identification import CandidateOut, IdentityOut
+from service.cli.tools import drawing
 from service.cli.tools.drawing import COLORS, draw_decisions, draw_faces, label_area
 from tests.conftest import jpeg
 
@@ -55,7 +56,7 @@ def test_pictures_are_large_enough_to_read(size: tuple[int, int], tmp_path: Path
 
 @pytest.mark.parametrize("box", [(0, 0, 10, 10), (90, 90, 100, 100), (40, 40, 60, 60), (-5, 95, 20, 130)], ids=str)
 def test_labels_stay_in_the_picture(box: tuple[float, ...]) -> None:
-    x0, y0, x1, y1 = label_area(box, 2.0, (60, 20), 4, (200, 200))
+    x0, y0, x1, y1 = label_area([2 * value for value in box], (60, 20), 4, (200, 200))
     assert (x0 >= 0, y0 >= 0, x1 < 200, y1 <= 200) == (True,) * 4
     assert (x1 - x0, y1 - y0) == (68, 28)
 
@@ -75,3 +76,10 @@ def test_a_photo_without_faces_stays_as_it_is(tmp_path: Path) -> None:
     with Image.open(tmp_path / "out.jpg") as picture:
         assert (picture.format, picture.size) == ("JPEG", (1280, 853))
         assert not picture.getexif()
+
+
+def test_labels_are_drawn_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "find_spec", lambda _: None)
+    draw_decisions(jpeg(Image.new("RGB", (300, 200))), [identity(face(20, 20, 60), "identified")], tmp_path / "out.png")
+    with Image.open(tmp_path / "out.png") as picture:
+        assert picture.size == (1280, 853)
