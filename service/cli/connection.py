@@ -53,15 +53,20 @@ def connect(options: ServerOptions, missing: Missing = "refuse") -> Iterator[Kit
             raise
 
 
+def read_settings(**overrides: object) -> Settings:
+    """Return :func:`service.settings.load_settings`, which is slow to import."""
+    from service.settings import load_settings
+
+    return load_settings(**overrides)
+
+
 def local_settings(must_exist: bool = True) -> Settings:
     """Return the settings of a command that works on the local database and ignores KITH_URL.
 
     Raises:
         DatabaseMissingError: ``must_exist`` is set and the file is missing. Opening it would create an empty database.
     """
-    from service.settings import load_settings
-
-    settings = load_settings()
+    settings = read_settings()
     place, is_missing = _place_of(settings)
     ignored = bool(os.environ.get("KITH_URL"))
     if must_exist and is_missing:
@@ -73,9 +78,7 @@ def local_settings(must_exist: bool = True) -> Settings:
 
 def local_settings_or_new() -> Settings:
     """Return the settings of a command that may create the local database, and print which database it uses."""
-    from service.settings import load_settings
-
-    settings = load_settings()
+    settings = read_settings()
     place, is_missing = _place_of(settings)
     if is_missing:
         print_note(
@@ -101,12 +104,10 @@ def local_database(settings: Settings | None = None) -> Iterator[Database]:
 
 def temporary_settings(folder: Path, api_key: str | None) -> Settings:
     """Return the settings of a service whose data is in ``folder``, encrypted with a random master key."""
-    from service.settings import load_settings
-
-    return load_settings(
+    return read_settings(
         data_dir=folder,
         api_key=api_key,
-        models_dir=load_settings().models_path,
+        models_dir=read_settings().models_path,
         database_url=None,
         milvus_uri=None,
         master_key=token_hex(32),
@@ -122,11 +123,10 @@ def _server_address(options: ServerOptions, missing: Missing) -> Iterator[tuple[
         yield options.url, options.api_key, f"the server {options.url}"
         return
     from service.server import embedded
-    from service.settings import load_settings
 
     # A random key keeps other users of this machine out of the embedded service.
     key = token_hex(32)
-    settings = load_settings(api_key=key)
+    settings = read_settings(api_key=key)
     place, is_missing = _place_of(settings)
     with ExitStack() as stack:
         if is_missing and missing == "refuse":

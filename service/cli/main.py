@@ -24,7 +24,6 @@ from service.cli.commands import (
     jobs,
     keys,
     master,
-    migration,
     operation,
     packs,
     risk,
@@ -74,8 +73,6 @@ def _add_commands(panel: str, *commands: Callable[..., None]) -> None:
 
 _add_commands(USE, enroll.enroll, faces.identify, faces.verify, faces.detect, faces.embed)
 app.add_typer(galleries.app, name="gallery", rich_help_panel=MANAGE)
-galleries.app.command()(risk.risk)
-galleries.app.command()(migration.migrate)
 app.add_typer(subjects.app, name="subject", rich_help_panel=MANAGE)
 app.add_typer(subjects.template_app, name="template", rich_help_panel=MANAGE)
 _add_commands(MANAGE, risk.calibrate)

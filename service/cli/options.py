@@ -32,6 +32,13 @@ def check_shares(value: Any, param: typer.CallbackParam) -> Any:
     return value
 
 
+def check_file(path: Path | None, option: str, *suffixes: str) -> None:
+    """Raises typer.BadParameter: a file to write has none of the suffixes, or is in no folder."""
+    if path is not None and (path.suffix.lower() not in suffixes or not path.parent.is_dir()):
+        kinds = " or ".join(suffixes)
+        raise typer.BadParameter(f"{path} must be a {kinds} file in an existing folder.", param_hint=option)
+
+
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
 GalleryOption = Annotated[str, typer.Option("--gallery", "-g", help="Gallery.", autocompletion=complete_galleries)]
 GalleryArgument = Annotated[

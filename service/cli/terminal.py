@@ -115,14 +115,14 @@ def progress_bar(*columns: ProgressColumn, transient: bool = False) -> Progress:
     )
 
 
-def require_confirmation(question: str) -> None:
-    """Ask before an action that cannot be undone.
+def require_confirmation(question: str, yes: bool) -> None:
+    """Ask before an action that cannot be undone, unless ``yes``.
 
     Raises:
         typer.Exit: the user did not confirm.
         typer.BadParameter: stdin is closed.
     """
-    if not confirm(question, "--yes"):
+    if not yes and not confirm(question, "--yes"):
         print_note("Nothing was changed.")
         raise typer.Exit(EXIT_NO)
 

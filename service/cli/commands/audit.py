@@ -15,7 +15,7 @@ import typer
 from rich.table import Column
 
 from service.cli.completion import complete_events
-from service.cli.connection import connect, local_settings
+from service.cli.connection import connect, local_settings, read_settings
 from service.cli.options import CommandGroup, GalleryFilter, OutputOptions, ServerOptions
 from service.cli.terminal import EXIT_NO, count_of, make_table, print_line, print_note, print_table, to_the_second
 from service.core.atomic_files import atomic_write
@@ -156,10 +156,9 @@ def _signing_secret(trail: Trail) -> tuple[bytes | None, str | None]:
     replaced it. Without a master key, signatures are not checked.
     """
     from service.builders import existing_master_keys
-    from service.settings import load_settings
     from service.storage.audit.log import PURPOSE
 
-    keys, wrapped = existing_master_keys(load_settings()), trail.secret
+    keys, wrapped = existing_master_keys(read_settings()), trail.secret
     if keys is None:
         return None, None
     if wrapped is None:

@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from service.cli.completion import complete_packs
+from service.cli.connection import read_settings
 from service.cli.options import CommandGroup, OutputOptions
 from service.cli.terminal import print_first, print_line
 from service.core.atomic_files import atomic_write
@@ -92,9 +93,8 @@ def convert_insightface_server(
     from models.pack.loading import find_pack, load_pack
     from service.cli.converters import insightface_server
     from service.cli.converters.output import SubjectIds
-    from service.settings import load_settings
 
-    settings = load_settings()
+    settings = read_settings()
     served = load_pack(settings.pack_path if pack is None else find_pack(Path(pack), settings.models_path))
     found = insightface_server.read_collections(database)
     chosen = _choose(found, [(each.name,) for each in found], collection)

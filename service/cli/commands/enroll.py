@@ -18,7 +18,7 @@ from models.vision.photo_files import is_photo, list_photos, printable_path, rea
 from service.cli.commands.risk import misses_text
 from service.cli.completion import complete_galleries
 from service.cli.connection import connect
-from service.cli.options import EnrollmentOptions, ServerOptions
+from service.cli.options import EnrollmentOptions, ServerOptions, check_file
 from service.cli.remedies import remedy_for, remedy_lines
 from service.cli.terminal import EXIT_INTERRUPTED, count_of, print_first, print_line, print_note, progress_bar
 from service.core.atomic_files import atomic_write
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from kith.wire.jobs import JobOut
 
 CANCEL_TIMEOUT_S: Final = 30.0
-REPORT_SUFFIXES: Final = (".csv", ".ndjson")
 REPORT_COLUMNS: Final = ("photo", "status", "code", "detail")
 UNREADABLE: Final = {"code": "unreadable"}
 
@@ -84,10 +83,7 @@ def enroll(
 
     Run the command again to resume: each photo is enrolled once. Ctrl-C keeps what is done. Exit status 1 if a photo
     is refused."""
-    if report is not None and (report.suffix not in REPORT_SUFFIXES or not report.parent.is_dir()):
-        raise typer.BadParameter(
-            f"{report} must be a .csv or .ndjson file in an existing folder.", param_hint="--report"
-        )
+    check_file(report, "--report", ".csv", ".ndjson")
     if source.is_dir() and not visible_subfolders(source):
         raise typer.BadParameter(
             f"{source} has no folder per person. Expected {source}/PERSON/PHOTO.", param_hint="SOURCE"
@@ -282,7 +278,7 @@ def _without_photo(kith: Kith, gallery: str, people: Mapping[str, bool]) -> list
 def _write_report(path: Path, photos: list[dict[str, str]]) -> None:
     """Write the report, readable by its owner only: files and folders are named after people."""
     text = io.StringIO(newline="")
-    if path.suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         table = csv.DictWriter(text, REPORT_COLUMNS)
         table.writeheader()
         table.writerows(photos)

@@ -15,7 +15,7 @@ from rich.table import Column
 
 from service.cli.completion import complete_galleries, complete_served, complete_subjects
 from service.cli.connection import connect
-from service.cli.options import DetailOption, GalleryOption, Photos, RiskOptions, ServerOptions
+from service.cli.options import DetailOption, GalleryOption, Photos, RiskOptions, ServerOptions, check_file
 from service.cli.remedies import remedy_lines
 from service.cli.terminal import EXIT_NO, make_table, print_json, print_note, print_table, progress_bar
 from service.core.text import describe_outcome, describe_reasons, format_odds
@@ -79,8 +79,7 @@ def embed(
     """Compute the embedding of every face.
 
     Exit status 1 if a photo shows no face."""
-    if output is not None:
-        _check_file(output, "--output", (".npy",))
+    check_file(output, "--output", ".npy")
     source: dict[str, str | None] = {"model": None, "recognizer": None}
     answers: Documents = {}
 
@@ -283,7 +282,7 @@ def _drawing_targets(photos: list[Path], draw: Path | None) -> dict[Path, Path]:
     if draw is None:
         return {}
     if len(photos) == 1 and not draw.is_dir():
-        _check_file(draw, "--draw", IMAGE_SUFFIXES)
+        check_file(draw, "--draw", *IMAGE_SUFFIXES)
         targets, folder = {photos[0]: draw}, draw.parent
     else:
         if draw.suffix.lower() in IMAGE_SUFFIXES and not draw.is_dir():
@@ -315,10 +314,3 @@ def _inode(path: Path) -> tuple[int, int]:
     """Return the identity of a file, the same for every link to it."""
     status = path.stat()
     return status.st_dev, status.st_ino
-
-
-def _check_file(path: Path, option: str, suffixes: tuple[str, ...]) -> None:
-    if path.suffix.lower() not in suffixes or not path.parent.is_dir():
-        raise typer.BadParameter(
-            f"{path} must be a {' or '.join(suffixes)} file in an existing folder.", param_hint=option
-        )

@@ -1,4 +1,4 @@
-"""``kith gallery``: creation, settings, statistics, export, import, checks and deletion of galleries."""
+"""``kith gallery``: creation, settings, statistics, export, import, checks, deletion and migration of galleries."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
-from rich.progress import DownloadColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, MofNCompleteColumn, TransferSpeedColumn
 from rich.table import Column, Table
 
+from service.cli.commands.jobs import show_until_done
 from service.cli.commands.risk import format_risk, misses_text
-from service.cli.completion import complete_galleries
+from service.cli.commands.risk import risk as show_risk
+from service.cli.completion import complete_galleries, complete_served
 from service.cli.connection import connect, local_database, local_settings
 from service.cli.options import CommandGroup, GalleryArgument, OutputOptions, RiskOptions, ServerOptions, Yes
 from service.cli.remedies import remedy_lines
@@ -23,8 +25,10 @@ from service.core.atomic_files import atomic_write
 from service.core.text import format_ratio
 
 if TYPE_CHECKING:
+    from kith import Kith
     from kith.wire.galleries import GalleryOut, GalleryStatsOut
     from kith.wire.hygiene import FindingOut, HygieneOut
+    from kith.wire.migration import GenerationOut, MigrationOut
 
 app = CommandGroup(help="Manage galleries: their subjects, risk and settings.", no_args_is_help=True)
 MAX_FINDINGS_PER_REQUEST: Final = 1000
@@ -126,8 +130,7 @@ def retention(
             needed = "they are kept until you confirm with --erase" if found.held else "no confirmation is needed"
             server.answer(found, f"{summary}; {needed}")
             return
-        if not yes:
-            require_confirmation(f"{summary}. Erase them for good?")
+        require_confirmation(f"{summary}. Erase them for good?", yes)
         done = kith.apply_retention(name, found.due_templates, found.due_subjects)
     server.answer(done, f"Erased {done.templates} templates and {done.subjects} subjects")
 
@@ -280,8 +283,7 @@ def import_gallery(
 @app.command()
 def delete(name: GalleryArgument, server: ServerOptions, yes: Yes = False) -> None:
     """Delete a gallery with all its subjects, and print the erasure receipt."""
-    if not yes:
-        require_confirmation(f"Delete gallery {name!r} and all its subjects?")
+    require_confirmation(f"Delete gallery {name!r} and all its subjects?", yes)
     with connect(server) as kith:
         deleted = kith.delete_gallery(name)
     text = f"Deleted {deleted.subjects} subjects, {deleted.templates} templates; receipt {deleted.receipt.id}"
@@ -313,4 +315,99 @@ def _stats_table(gallery: GalleryOut, statistics: GalleryStatsOut) -> Table:
             ("Index", f"{index.engine} {index.kind}: {index.reason}"),
             ("", size if index.recall is None else f"{size}, recall@1 {index.recall.at_1:.2%}"),
         )
+    )
+
+
+app.command()(show_risk)
+
+
+@dataclass(frozen=True)
+class MigrationStep:
+    """Step of a migration: at most one of these options."""
+
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help="Start: migrate to this served pack (KITH_PACK, KITH_EXTRA_PACKS).", autocompletion=complete_served
+        ),
+    ] = None
+    status: Annotated[bool, typer.Option("--status", help="Show the progress (the default).")] = False
+    cut_over: Annotated[bool, typer.Option("--cut-over", help="Answer with the new recognizer.")] = False
+    roll_back: Annotated[bool, typer.Option("--roll-back", help="Answer with the previous recognizer again.")] = False
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Delete the vectors of the recognizer that does not answer.")
+    ] = False
+
+
+@app.command()
+def migrate(
+    name: GalleryArgument,
+    step: MigrationStep,
+    risk: RiskOptions,
+    server: ServerOptions,
+    on_sight: Annotated[
+        bool, typer.Option(help="With --to: embed subjects without a crop when they are next seen.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option(help="With --cut-over or --finish: continue although templates are missing.")
+    ] = False,
+    wait: Annotated[bool, typer.Option(help="With --to, --roll-back or --finish: wait for the job.")] = True,
+) -> None:
+    """Migrate a gallery to another recognizer.
+
+    Start with --to, check with --status, then --cut-over (which may set the risk), and --finish or --roll-back."""
+    if (step.to is not None) + step.status + step.cut_over + step.roll_back + step.finish > 1:
+        raise typer.BadParameter("Give only one of --to, --status, --cut-over, --roll-back and --finish.")
+    accepted = risk.value()
+    if accepted is not None and not step.cut_over:
+        raise typer.BadParameter("A risk needs --cut-over.", param_hint=f"--{next(iter(accepted))}")
+    with connect(server) as kith:
+        if step.to is not None:
+            migration = kith.migrate(name, step.to, on_sight)
+        elif step.cut_over:
+            migration = kith.cut_over(name, force=force, risk=accepted)
+        elif step.roll_back:
+            migration = kith.roll_back(name)
+        elif step.finish:
+            migration = kith.finish_migration(name, force)
+        else:
+            migration, wait = kith.migration(name), False
+        if wait:
+            migration = _wait_for_jobs(kith, migration)
+    server.answer(migration, lambda: _print_migration(migration))
+
+
+def _wait_for_jobs(kith: Kith, migration: MigrationOut) -> MigrationOut:
+    """Wait for the migration's jobs. After Ctrl-C they continue on the server, or with the next local command."""
+    with progress_bar(MofNCompleteColumn(), transient=True) as progress:
+        for job in migration.jobs:
+            show_until_done(kith, job, progress)
+    return kith.migration(migration.gallery)
+
+
+def _print_migration(migration: MigrationOut) -> None:
+    print_line(f"{migration.gallery}: {migration.state.replace('_', ' ')}")
+    rows = [_generation_cells("answers", migration.current)]
+    if migration.other is not None:
+        rows.append(_generation_cells("shadow" if migration.state == "shadow" else "kept", migration.other))
+    headers = ("", "Recognizer", "Embedded", "Waiting with crop", "Waiting without crop", "Threshold")
+    print_table(make_table(*headers, rows=rows))
+    if (shadow := migration.shadow) is not None:
+        skipped = "".join(f", {count} skipped ({reason})" for reason, count in shadow.skipped.items())
+        print_line(
+            f"Shadow searches: {shadow.compared} faces compared, {shadow.agreed} agree, "
+            f"{shadow.compared - shadow.agreed} differ ({shadow.absent} because the subject is not migrated yet)"
+            f"{skipped}"
+        )
+
+
+def _generation_cells(role: str, generation: GenerationOut) -> tuple[object, ...]:
+    known = generation.threshold
+    return (
+        role,
+        (generation.model or generation.recognizer[:12]) + ("" if generation.served else " (not served)"),
+        f"{generation.embedded} of {generation.templates}",
+        generation.waiting_with_crop,
+        generation.waiting_without_crop,
+        "unknown" if known is None else f"{known.threshold:.4f}",
     )

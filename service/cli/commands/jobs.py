@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich.progress import MofNCompleteColumn, TextColumn
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from service.cli.connection import connect
 from service.cli.options import CommandGroup, GalleryFilter, JobId, ServerOptions
@@ -56,13 +56,7 @@ def watch(job: JobId, server: ServerOptions, items: Items = False) -> None:
     Exit status 1 if the job failed, was cancelled, or refused an item. Ctrl-C stops waiting, not the job."""
     with connect(server) as kith:
         with progress_bar(MofNCompleteColumn(), TextColumn("{task.fields[rate]}")) as progress:
-            task = progress.add_task("waiting", total=None, rate="")
-
-            def update(state: JobOut) -> None:
-                rate = "" if state.rate is None else f"{state.rate:.1f}/s"
-                progress.update(task, description=state.kind, completed=state.done, total=state.total, rate=rate)
-
-            finished = kith.wait_for(job, on_update=update)
+            finished = show_until_done(kith, job, progress)
         _answer_job(kith, finished, items, server)
     if finished.state != "succeeded" or finished.failed:
         raise typer.Exit(EXIT_NO)
@@ -74,6 +68,17 @@ def cancel(job: JobId, server: ServerOptions) -> None:
     with connect(server) as kith:
         cancelled = kith.cancel_job(job)
     server.answer(cancelled, _state(cancelled))
+
+
+def show_until_done(kith: Kith, job: str, progress: Progress) -> JobOut:
+    """Show the progress of a job, and return the job when it is finished."""
+    task = progress.add_task("waiting", total=None, rate="")
+
+    def update(state: JobOut) -> None:
+        rate = "" if state.rate is None else f"{state.rate:.1f}/s"
+        progress.update(task, description=state.kind, completed=state.done, total=state.total, rate=rate)
+
+    return kith.wait_for(job, on_update=update)
 
 
 def _answer_job(kith: Kith, job: JobOut, all_items: bool, server: ServerOptions) -> None:

@@ -100,8 +100,7 @@ def forget(key: KeyId, output: OutputOptions, yes: Yes = False) -> None:
     """Delete an unused master key from the key file.
 
     Backups made with it cannot be restored without it. Keep a copy as long as you keep those."""
-    if not yes:
-        require_confirmation(f"Delete master key {key}? Backups made with it cannot be restored without it.")
+    require_confirmation(f"Delete master key {key}? Backups made with it cannot be restored without it.", yes)
     from service.storage.privacy.master_key_rotation import uses
 
     with local_database() as database:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.text import Text
 
-from service.cli.connection import local_database, local_settings, temporary_settings
+from service.cli.connection import local_database, local_settings, read_settings, temporary_settings
 from service.cli.options import OutputOptions
 from service.cli.terminal import EXIT_NO, make_table, print_line, print_note, print_table, stdout_console
 from service.core.errors import StorageError
@@ -29,9 +29,8 @@ def serve(
     """Serve until interrupted."""
     from service import server
     from service.observability.logs import configure
-    from service.settings import load_settings
 
-    settings = load_settings(**{k: v for k, v in {"host": host, "port": port}.items() if v is not None})
+    settings = read_settings(**{k: v for k, v in {"host": host, "port": port}.items() if v is not None})
     configure(settings.log_level, settings.log_format)
     server.serve(settings)
 
@@ -68,9 +67,8 @@ def doctor(
     from models.pack.loading import load_pack
     from service.cli.tools.doctor import diagnose
     from service.cli.tools.engine_benchmark import measure
-    from service.settings import load_settings
 
-    settings = load_settings()
+    settings = read_settings()
     checks = diagnose(settings)
     sound = all(check.verdict != "error" for check in checks)
     benchmark = measure(load_pack(settings.pack_path), settings) if bench and sound else None

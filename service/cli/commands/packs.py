@@ -16,8 +16,18 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from service.cli.completion import complete_packs
+from service.cli.connection import read_settings
 from service.cli.options import CommandGroup, OutputOptions, PackName
-from service.cli.terminal import confirm, make_table, print_line, print_note, print_table, progress_bar, stdout_console
+from service.cli.terminal import (
+    confirm,
+    make_table,
+    print_json,
+    print_line,
+    print_note,
+    print_table,
+    progress_bar,
+    stdout_console,
+)
 
 if TYPE_CHECKING:
     from models.pack.catalog import CatalogEntry
@@ -34,9 +44,7 @@ app = CommandGroup(help="List, download and verify model packs.", no_args_is_hel
 @app.command("list")
 def list_packs(output: OutputOptions) -> None:
     """List the packs of the catalog."""
-    from service.settings import load_settings
-
-    settings = load_settings()
+    settings = read_settings()
     rows = [_summary(entry, settings) for entry in _catalog(settings).values()]
     cells = []
     for row in rows:
@@ -51,16 +59,16 @@ def list_packs(output: OutputOptions) -> None:
 def show(name: PackName, output: OutputOptions) -> None:
     """Show a pack's license, sources, checksums and accuracy."""
     from models.pack.verification import read_pull_record
-    from service.settings import load_settings
 
-    settings = load_settings()
+    settings = read_settings()
     entry = _find(name, settings)
     row, figures = _summary(entry, settings), _accuracy(entry)
+    if not output.as_json:
+        _print_pack(entry, row, figures, settings)
+        return
     record = read_pull_record(entry, settings.models_path) if row["here"] and entry.kind != "bundled" else None
     document = asdict(entry) | row | {"license": asdict(entry.license)}
-    output.answer(
-        document | {"figures": dict(figures), "pulled": record}, lambda: _print_pack(entry, row, figures, settings)
-    )
+    print_json(document | {"figures": dict(figures), "pulled": record})
 
 
 def _print_pack(entry: CatalogEntry, row: dict[str, Any], figures: list[tuple[str, str]], settings: Settings) -> None:
@@ -96,9 +104,7 @@ def pull(
     ] = False,
 ) -> None:
     """Download a pack or a liveness network, verify its checksums, and test its networks. Run it again to resume."""
-    from service.settings import load_settings
-
-    settings = load_settings()
+    settings = read_settings()
     packs, networks = ([] if chosen is None else [_find(chosen, settings)] for chosen in (name, liveness))
     if not packs and not networks:
         raise typer.BadParameter("Name a pack, or a liveness network with --liveness.")
@@ -106,7 +112,8 @@ def pull(
         if (entry.kind == "liveness") != (entry in networks):
             raise typer.BadParameter(f"Pull {entry.name} with '{_pull_command(entry)}'.")
     pulled = [_pull(entry, settings, accept_license, output.as_json) for entry in (*packs, *networks)]
-    output.answer(pulled[0] if len(pulled) == 1 else pulled, lambda: None)
+    if output.as_json:
+        print_json(pulled[0] if len(pulled) == 1 else pulled)
 
 
 def _pull_command(entry: CatalogEntry) -> str:
@@ -161,9 +168,8 @@ def verify(
 
     Exit status 1 if a check fails."""
     from models.pack.verification import check_pack, is_present
-    from service.settings import load_settings
 
-    settings = load_settings()
+    settings = read_settings()
     if name is not None:
         entries = [_find(name, settings)]
     else:
@@ -194,9 +200,8 @@ def calibrate(
     from models.pack.unlabeled_photos import calibrate_without_names
     from models.pack.writing import replace_calibration
     from models.risk.calibration import Calibration
-    from service.settings import load_settings
 
-    pack = load_pack(find_pack(Path(name), load_settings().models_path))
+    pack = load_pack(find_pack(Path(name), read_settings().models_path))
     if is_bundled(pack):
         raise PackError("calibration", "bundled packs keep their calibration. Copy the pack to calibrate it")
     if pack.calibration is not None and not replace:
@@ -235,9 +240,8 @@ def quantize(
     from models.pack.loading import find_pack, is_bundled, load_pack
     from models.pack.quantization import quantize_pack
     from service.cli.tools.demo import varied_samples
-    from service.settings import load_settings
 
-    settings = load_settings()
+    settings = read_settings()
     pack = load_pack(find_pack(Path(name), settings.models_path))
     if is_bundled(pack):
         raise PackError("variants", "bundled packs come with the INT8 files that lose little")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from service.cli.connection import connect
-from service.cli.options import GalleryArgument, GalleryOption, ServerOptions, check_shares
+from service.cli.options import GalleryArgument, GalleryOption, ServerOptions, check_file, check_shares
 from service.cli.terminal import make_table, print_line, print_table, stdout_console
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ def risk(
     png: Annotated[Path | None, typer.Option(help="Write a chart of FPIR by threshold to this .png file.")] = None,
 ) -> None:
     """Show the threshold for each FPIR, today and at ten times the size, and the evidence for it."""
-    if png is not None and (png.suffix.lower() != ".png" or not png.parent.is_dir()):
-        raise typer.BadParameter(f"{png} must be a .png file in an existing folder.", param_hint="--png")
+    check_file(png, "--png", ".png")
     with connect(server) as kith:
         report = kith.risk(name, *(fpir or ()))
     server.answer(report, lambda: _print_risk(report))

@@ -211,8 +211,7 @@ def merge(
     """Move all templates of a subject to another subject, and erase the first.
 
     Metadata of --into wins. A merge cannot be undone."""
-    if not yes:
-        require_confirmation(f"Move all data of {subject!r} to {into!r}, and erase {subject!r} from {gallery!r}?")
+    require_confirmation(f"Move all data of {subject!r} to {into!r}, and erase {subject!r} from {gallery!r}?", yes)
     with connect(server) as kith:
         merged = kith.merge_subject(gallery, subject, into)
     server.answer(
@@ -225,8 +224,7 @@ def merge(
 @app.command()
 def erase(subject: Subject, gallery: GalleryOption, server: ServerOptions, yes: Yes = False) -> None:
     """Erase a subject, and print the erasure receipt."""
-    if not yes:
-        require_confirmation(f"Erase {subject!r} from gallery {gallery!r}?")
+    require_confirmation(f"Erase {subject!r} from gallery {gallery!r}?", yes)
     with connect(server) as kith:
         receipt = kith.delete_subject(gallery, subject).receipt
     server.answer(receipt, f"Erased {subject}: {describe_removed(receipt)}; receipt {receipt.id}")
@@ -260,8 +258,7 @@ def delete_template(
     subject: Subject, template: Template, gallery: GalleryOption, server: ServerOptions, yes: Yes = False
 ) -> None:
     """Erase a template, and print the erasure receipt."""
-    if not yes:
-        require_confirmation(f"Erase template {template} of {subject!r}?")
+    require_confirmation(f"Erase template {template} of {subject!r}?", yes)
     with connect(server) as kith:
         receipt = kith.delete_template(gallery, subject, template).receipt
     server.answer(receipt, f"Erased template {template} of {subject}; receipt {receipt.id}")
