@@ -32,10 +32,7 @@ class HeavyWork:
         """Return the result of ``function``, from a run that began after this call.
 
         Callers with an equal ``key`` share the run that waits for its turn (single-flight). It has the context of its
-        first caller, and goes on if callers leave.
-
-        Raises:
-            OverloadedError: MAX_WAITING computations run or wait.
+        first caller, and goes on if callers leave. Raises OverloadedError if MAX_WAITING run or wait.
         """
         run: asyncio.Future[Result] | None = self._waiting.get(key)
         if run is None:

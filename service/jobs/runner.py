@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, TypeVar, TypeVarTuple
 
 from service.core.actor import Actor, acting_as, run_in_thread
@@ -28,7 +27,6 @@ from service.core.errors import (
     StorageError,
 )
 from service.core.periodic import PeriodicTask
-from service.domain.gallery import Gallery
 from service.storage.repositories.job_records import ItemOutcome, Job, LeaseLostError
 from service.storage.repositories.jobs import FINISHED, DoneItems, JobStore
 
@@ -63,13 +61,14 @@ class JobStoppedError(Exception):
 class JobContext:
     """Interface of a job's function to the runner. Safe to share between threads; all but :meth:`run` block."""
 
-    def __init__(self, job: Job, store: JobStore, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, job: Job, store: JobStore, threads: ThreadPoolExecutor, stopping: Callable[[], bool]) -> None:
+        """``stopping``: whether the job is to stop at its next check."""
         self.job = job
         self.store = store
         self._threads = threads
+        self._stopping = stopping
         self._since = time.monotonic()
         self._cancelled = job.cancel
-        self._stopping = False
         self.owned = True
 
     @property
@@ -80,14 +79,13 @@ class JobContext:
     def check(self) -> None:
         """Check whether to continue; call between items. Does not block.
 
-        Raises:
-            JobCancelledError, JobStoppedError, LeaseLostError: stop; recorded items stay.
+        Raises JobCancelledError, JobStoppedError or LeaseLostError to stop; recorded items stay.
         """
         if not self.owned:
             raise LeaseLostError(f"job {self.job.id} belongs to another process")
         if self._cancelled:
             raise JobCancelledError
-        if self._stopping:
+        if self._stopping():
             raise JobStoppedError
 
     def done(self) -> DoneItems:
@@ -101,10 +99,6 @@ class JobContext:
     def note_cancellation(self, cancel: bool) -> None:
         """Remember whether cancellation was requested, for kinds that record in their own transaction."""
         self._cancelled = self._cancelled or cancel
-
-    def stop(self) -> None:
-        """Stop the job at its next check."""
-        self._stopping = True
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run a blocking function in the threads of jobs."""
@@ -156,13 +150,6 @@ class Runner(PeriodicTask):
         self._contexts: set[JobContext] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for context in self._contexts:
-            context.stop()
-        await super().__aexit__(kind, error, trace)
-
     async def _close(self) -> None:
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=STOP_S)
@@ -170,10 +157,6 @@ class Runner(PeriodicTask):
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
         self._threads.shutdown()
-
-    def submit(self, gallery: Gallery, kind: str, parameters: dict[str, Any], job_id: str | None = None) -> Job:
-        """Queue a job; blocks. Raises GalleryNotFoundError."""
-        return self.store.create(gallery, kind, parameters, job_id)
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job as :meth:`JobStore.cancel`; blocks."""
@@ -220,10 +203,8 @@ class Runner(PeriodicTask):
 
     async def _run(self, job: Job) -> None:
         """Run a job until it ends or the service stops. Never raises: errors go to the job or the log."""
-        context = JobContext(job, self.store, self._threads)
+        context = JobContext(job, self.store, self._threads, lambda: self._stopping)
         self._contexts.add(context)
-        if self._stopping:
-            context.stop()
         try:
             with acting_as(Actor(job.actor)):
                 await self._run_to_result(context)
@@ -260,16 +241,13 @@ class Runner(PeriodicTask):
             return
         except JobCancelledError:
             await self._in_thread(self.store.finish, job, "cancelled", None)
-        except KithError as error:
+        except Exception as error:
+            if not isinstance(error, KithError):
+                log.exception("job %s (%s) failed", job.id, job.kind)
+                error = JobCrashedError(f"unexpected error; see the log entries of job {job.id}")
             if await self._postpone(job, error):
                 return
             await self._in_thread(self.store.finish, job, "failed", error.document())
-        except Exception:
-            log.exception("job %s (%s) failed", job.id, job.kind)
-            crash = JobCrashedError(f"unexpected error; see the log entries of job {job.id}")
-            if await self._postpone(job, crash):
-                return
-            await self._in_thread(self.store.finish, job, "failed", crash.document())
         else:
             await self._in_thread(self.store.finish, job, "succeeded", None)
         await self._in_thread(self._discard, job)
@@ -286,7 +264,6 @@ class Runner(PeriodicTask):
             self._kinds[job.kind].discard(job)
 
     async def _run_with_lease(self, context: JobContext) -> None:
-        """Run the kind's function and renew the lease meanwhile."""
         kind = self._kinds[context.job.kind]
         work = asyncio.ensure_future(
             kind.run(context) if inspect.iscoroutinefunction(kind.run) else self._in_thread(kind.run, context)

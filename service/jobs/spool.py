@@ -69,8 +69,7 @@ class Spool:
     def receiving(self, job_id: str, seal: Seal) -> Iterator[SealedWriter]:
         """Return a file for a job's archive; call :meth:`sync` at the end. It is deleted if the block raises.
 
-        Raises:
-            StorageFullError: the disk is full.
+        Raises StorageFullError.
         """
         archive = self.archive(job_id, seal)
         try:

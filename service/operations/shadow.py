@@ -25,8 +25,7 @@ from service.inference.photo_pipeline import Face
 from service.inference.recognizers import Recognizers
 from service.risk.decision import Decision
 from service.risk.search import GallerySearch, Identification
-from service.storage.repositories.generation_rows import Disagreement
-from service.storage.repositories.generations import GenerationStore
+from service.storage.repositories.generations import Disagreement, GenerationStore
 
 MAX_WAITING: Final = 64
 """Faces in the queue; further ones are counted as skipped."""

@@ -21,7 +21,7 @@ from models.vision.recognition import l2_normalize
 from service.core.errors import StorageFullError
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.operations.gallery_check import open_check
-from service.storage.db.disk_reserve import RESERVE_BYTES
+from service.storage.db.file_system import RESERVE_BYTES
 from tests.databases import open_database
 from tests.faults.servers import serving
 from tests.faults.workers import Node

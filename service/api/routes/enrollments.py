@@ -76,7 +76,7 @@ async def enroll_archive(
     with backend.jobs.spool.receiving(job_id, found.seal) as file:
         await _receive(request, backend, file)
         await backend.run(backend.jobs.spool.sync, file)
-        job = await backend.run(backend.jobs.runner.submit, found, KIND, options.parameters(), job_id)
+        job = await backend.run(backend.jobs.runner.store.create, found, KIND, options.parameters(), job_id)
     backend.jobs.runner.wake()
     return to_job_out(job)
 

@@ -15,21 +15,12 @@ REFUSAL: Final = "the audit is append-only"
 """Message of the triggers, which migration 0001 creates."""
 
 
-def drop_audit_triggers(connection: Connection) -> None:
-    """Drop the triggers, for the rest of the transaction or for good."""
-    if connection.dialect.name == "sqlite":
-        for operation in ("update", "delete"):
-            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS audit_{operation}")
-        return
-    connection.exec_driver_sql("DROP TRIGGER audit_guard ON audit")
-    connection.exec_driver_sql("DROP FUNCTION audit_guard()")
-
-
 @contextmanager
 def audit_triggers_off(connection: Connection) -> Iterator[None]:
     """Allow this transaction to replace the audit, until the block ends."""
     if connection.dialect.name == "sqlite":
-        drop_audit_triggers(connection)
+        for operation in ("update", "delete"):
+            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS audit_{operation}")
         yield
         for operation in ("UPDATE", "DELETE"):
             connection.exec_driver_sql(

@@ -16,6 +16,8 @@ from service.storage.db.tables import vectors as vectors_table
 SQLITE_CACHE_KIB: Final = 65_536
 """SQLite page cache of a bulk writer. With the default of 2 MB, pages are written more than once per block."""
 EMPTY_JSON: Final[dict[type, str]] = {dict: "{}", list: "[]"}
+VECTOR_TYPES: Final = {"template_pk": "int8", "generation": "int4", "vector": "bytea"}
+"""PostgreSQL types of the columns of ``vectors``."""
 
 
 def reserve_keys(connection: Connection, table: sa.Table, count: int) -> list[int]:
@@ -70,7 +72,6 @@ def is_in(
 
 def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows: Iterable[Any]) -> None:
     """Insert rows given in the order of ``columns``, with values from :func:`as_json` and :func:`as_time`."""
-    kinds = [table.c[column].type for column in columns]
     names = ", ".join(columns)
     driver = connection.dialect.loaded_dbapi
     cursor: Any = connection.connection.cursor()
@@ -78,14 +79,11 @@ def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows
         if connection.dialect.name == "sqlite":
             marks = ", ".join("?" * len(columns))
             cursor.executemany(f"INSERT INTO {table.name} ({names}) VALUES ({marks})", rows)  # noqa: S608
-        elif table is vectors_table:
-            # The text format would double the size of each vector.
-            with cursor.copy(f"COPY {table.name} ({names}) FROM STDIN (FORMAT BINARY)") as copy:
-                copy.set_types([_postgres_type(kind) for kind in kinds])
-                for row in rows:
-                    copy.write_row(row)
         else:
-            with cursor.copy(f"COPY {table.name} ({names}) FROM STDIN") as copy:
+            binary = table is vectors_table  # the text format would double the size of each vector
+            with cursor.copy(f"COPY {table.name} ({names}) FROM STDIN{' (FORMAT BINARY)' if binary else ''}") as copy:
+                if binary:
+                    copy.set_types([VECTOR_TYPES[column] for column in columns])
                 for row in rows:
                     copy.write_row(row)
     except driver.Error as error:
@@ -136,9 +134,3 @@ def as_time(connection: Connection, at: datetime) -> datetime | str:
         return at
     # strftime would write the year 999 with three digits.
     return at.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
-
-
-def _postgres_type(kind: sa.types.TypeEngine[Any]) -> str:
-    if isinstance(kind, sa.LargeBinary):
-        return "bytea"
-    return "int4" if type(kind) is sa.Integer else "int8"

@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -38,9 +38,8 @@ from service.core.errors import (
 from service.domain.gallery import Gallery
 from service.security.master_keys import MasterKeys
 from service.security.sealing import SealBrokenError
-from service.storage.db.disk_reserve import DiskReserve
-from service.storage.db.file_system import LOCAL_DISK_REMEDY, OPEN_REMEDY, check_file_system
-from service.storage.db.key_vault import Vault
+from service.storage.db.file_system import LOCAL_DISK_REMEDY, OPEN_REMEDY, DiskReserve, check_file_system
+from service.storage.db.key_vault import SECRETS, Vault
 from service.storage.db.tables import galleries, last_change
 
 BUSY_TIMEOUT_MS: Final = 10_000
@@ -86,9 +85,7 @@ MIGRATION_LOCK: Final = 0x4B697468
 def open_database(url: str, master: MasterKeys) -> Database:
     """Open the database and migrate its tables. One of several processes that start together migrates.
 
-    Raises:
-        StorageError: the database cannot be opened or migrated.
-        MasterKeyError: the database belongs to another master key.
+    Raises StorageError, and MasterKeyError if the database belongs to another master key.
     """
     vault = Vault(master)
     database = Database(_migrated_engine(url, vault), vault)
@@ -131,12 +128,25 @@ def storage_error(context: str, error: SQLAlchemyError) -> StorageError:
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     code = getattr(cause, "sqlite_errorcode", 0)
     if code in LOCKING_ERRORS:
-        return StorageError(
-            f"{context}, because the file system does not lock or share files: {cause}", LOCAL_DISK_REMEDY
-        )
+        problem = f"{context}, because the file system does not lock or share files: {cause}"
+        return StorageError(problem, LOCAL_DISK_REMEDY)
     kind = SQLITE_ERRORS.get(code) or SQLITE_ERRORS.get(code & 0xFF)
     kind = kind or POSTGRESQL_ERRORS.get(getattr(cause, "sqlstate", None) or "") or StorageError
     return kind(f"{context}: {cause}")
+
+
+@contextmanager
+def _translated(context: str) -> Iterator[None]:
+    try:
+        yield
+    except DATABASE_FAILURES as error:
+        raise storage_error(context, error) from error
+    except SealBrokenError as error:
+        raise StorageDamagedError(str(error)) from error
+
+
+def deleted_meanwhile(gallery: Gallery) -> GalleryNotFoundError:
+    return GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
 
 
 def _engine(url: sa.URL, **pool: int) -> Engine:
@@ -150,13 +160,9 @@ def _engine(url: sa.URL, **pool: int) -> Engine:
             sa.event.listen(engine, "begin", _begin_sqlite)
             return engine
         case "postgresql":
-            # Replaces connections that a restart of the database broke before they are used.
-            return sa.create_engine(
-                url.set(drivername="postgresql+psycopg"),
-                pool_pre_ping=True,
-                connect_args=POSTGRESQL_TIMEOUTS,
-                **pool,
-            )
+            url = url.set(drivername="postgresql+psycopg")
+            # The ping replaces connections that a restart of the database broke before they are used.
+            return sa.create_engine(url, pool_pre_ping=True, connect_args=POSTGRESQL_TIMEOUTS, **pool)
         case other:
             raise StorageError(f"{other} is not supported: use sqlite or postgresql")
 
@@ -198,10 +204,9 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def new_version() -> int:
-    """Return a random version for a changed gallery.
+    """Draw a version for a changed gallery.
 
-    Versions are drawn, not counted: after a restored copy or a failover, a cached version of the lost history must not
-    equal a new one.
+    Not counted: after a restore or a failover, a cached version of the lost history must not equal a new one.
     """
     return secrets.randbits(63)
 
@@ -214,8 +219,7 @@ class Database:
         snapshots = {} if engine.dialect.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
         self._reader = engine.execution_options(**snapshots)
         self._writer = engine.execution_options(write=True)
-        self.dialect: str = engine.dialect.name
-        self.file = Path(engine.url.database or "") if self.dialect == "sqlite" else None
+        self.file = Path(engine.url.database or "") if engine.dialect.name == "sqlite" else None
         """SQLite database file; None for PostgreSQL."""
         self._single = engine if self.file is not None else engine.execution_options(isolation_level="AUTOCOMMIT")
         self._reserve = None if self.file is None else DiskReserve(self.file.with_name(f"{self.file.name}-reserve"))
@@ -223,11 +227,7 @@ class Database:
         self._watch: sqlite3.Connection | None = None
 
     def server_time(self) -> datetime | None:
-        """Return the clock of the PostgreSQL server, which all Kith servers share; None for SQLite.
-
-        Raises:
-            StorageError: the clock cannot be read.
-        """
+        """Return PostgreSQL's clock, which all Kith servers share; None for SQLite. Raises StorageError."""
         if self.file is not None:
             return None
         with self.read() as connection:
@@ -243,12 +243,10 @@ class Database:
     def unwrap_secrets(self) -> None:
         """Unwrap the service's secrets outside of any transaction, because the key service may take seconds.
 
-        Raises:
-            StorageError: they cannot be read.
-            MasterKeyError: they cannot be unwrapped.
+        Raises StorageError, MasterKeyError.
         """
         with self.read() as connection:
-            rows = self.vault.read_secrets(connection)
+            rows = connection.execute(SECRETS).all()
         self.vault.unwrap_secrets(rows)
 
     def with_own_pool(self, connections: int) -> Database:
@@ -284,8 +282,7 @@ class Database:
     def truncate_wal(self) -> bool | None:
         """Checkpoint and truncate SQLite's write-ahead log, so that no file keeps deleted data.
 
-        Returns:
-            Whether the log is empty: a reader of an older snapshot prevents it. None for PostgreSQL.
+        Return whether the log is empty: a reader of an older snapshot prevents it. None for PostgreSQL.
         """
         if self.file is None:
             return None
@@ -309,65 +306,38 @@ class Database:
         """Truncate SQLite's write-ahead log if any process wrote to it. Otherwise only the file's size is read."""
         if self.file is None:
             return
-        try:
-            written = self.file.with_name(f"{self.file.name}-wal").stat().st_size > 0
-        except OSError:  # no log, or a transient error that the next call meets again
-            return
-        if written:
-            self.truncate_wal()
+        with suppress(OSError):  # no log, or a transient error that the next call meets again
+            if self.file.with_name(f"{self.file.name}-wal").stat().st_size > 0:
+                self.truncate_wal()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """Open a reading transaction on one snapshot.
-
-        Raises:
-            StorageError: the database cannot be read.
-        """
-        try:
-            with self._reader.begin() as connection:
-                yield connection
-        except DATABASE_FAILURES as error:
-            raise storage_error("reading failed", error) from error
-        except SealBrokenError as error:
-            raise StorageDamagedError(str(error)) from error
+        """Open a reading transaction on one snapshot. Raises StorageError."""
+        with _translated("reading failed"), self._reader.begin() as connection:
+            yield connection
 
     def first(self, query: sa.Select[Any], values: Mapping[str, Any]) -> sa.Row[Any] | None:
-        """Return the first row of one statement. PostgreSQL needs no transaction for it.
-
-        Raises:
-            StorageError: the database cannot be read.
-        """
-        try:
-            with self._single.connect() as connection:
-                return connection.execute(query, values).first()
-        except DATABASE_FAILURES as error:
-            raise storage_error("reading failed", error) from error
+        """Return the first row of one statement. PostgreSQL needs no transaction for it. Raises StorageError."""
+        with _translated("reading failed"), self._single.connect() as connection:
+            return connection.execute(query, values).first()
 
     @contextmanager
     def write(self, conflict: KithError, erasing: bool = False) -> Iterator[Connection]:
-        """Open a writing transaction, which is on disk when the block ends.
+        """Open a writing transaction, which is on disk when the block ends. Raises StorageError.
 
-        Args:
-            conflict: raised when a constraint rejects a change.
-            erasing: allow the transaction to use the disk reserve.
-
-        Raises:
-            StorageError: the database cannot be written.
+        ``conflict`` is raised when a constraint rejects a change. ``erasing`` allows the use of the disk reserve.
         """
         reserve = self._reserve
         if reserve is not None and reserve.released and not erasing and not reserve.create():
             raise StorageFullError("the remaining disk space is reserved for erasures")
-        try:
-            with self._writer.begin() as connection:
-                if reserve is not None and erasing:
-                    reserve.release()  # this transaction holds the write lock: no other writer can take the space
-                yield connection
-        except IntegrityError as error:
-            raise conflict from error
-        except DATABASE_FAILURES as error:
-            raise storage_error("writing failed", error) from error
-        except SealBrokenError as error:
-            raise StorageDamagedError(str(error)) from error
+        with _translated("writing failed"):
+            try:
+                with self._writer.begin() as connection:
+                    if reserve is not None and erasing:
+                        reserve.release()  # this transaction holds the write lock: no other writer can take the space
+                    yield connection
+            except IntegrityError as error:
+                raise conflict from error
 
     @contextmanager
     def change(
@@ -380,19 +350,16 @@ class Database:
         a follower that knows the last number missed no line.
 
         Args:
-            gallery: the gallery as the caller read it.
             sealed: unlock the gallery's key before the transaction begins; False if the key may be lost.
             erasing: allow the transaction to use the disk reserve.
             as_read: require that no process enrolled or removed a template since ``gallery`` was read.
 
         Raises:
-            MasterKeyError: the gallery's key cannot be unwrapped.
-            GalleryNotFoundError: the gallery was deleted.
             GalleryChangedError: a template was enrolled or removed, and ``as_read``.
             GalleryMovedError: the gallery moved to another recognizer since ``gallery`` was read.
-            StorageError: the database cannot be written.
+            GalleryNotFoundError, MasterKeyError, StorageError.
         """
-        deleted = GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
+        deleted = deleted_meanwhile(gallery)
         if sealed:
             gallery.seal.unlock()
         with self.write(deleted, erasing) as connection:

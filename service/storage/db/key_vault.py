@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -55,8 +55,7 @@ class Vault:
         wrapper = self.active_wrapper(connection)
         if key is None or key.master_key != wrapper.id:
             key = generate_key(wrapper)
-        row = {"wrapped": key.wrapped, "master_key": key.master_key, "created_at": datetime.now(UTC)}
-        connection.execute(data_keys.insert().values(gallery_pk=gallery_pk, **row))
+        connection.execute(data_keys.insert().values(gallery_pk=gallery_pk, **_columns(key)))
         return Seal(key.key)
 
     def active_wrapper(self, connection: Connection, lock: bool = True) -> Wrapper:
@@ -98,20 +97,15 @@ class Vault:
         for gallery_pk in set(cached) - set(connection.execute(query).scalars()):
             self.evict(gallery_pk)
 
-    def read_secrets(self, connection: Connection) -> Sequence[sa.Row[Any, Any, Any]]:
-        """Return all rows of wrapped secrets."""
-        return connection.execute(SECRETS).all()
-
-    def unwrap_secrets(self, rows: Iterable[sa.Row[Any, Any, Any]]) -> None:
-        """Unwrap and cache secrets. Raises MasterKeyError."""
+    def unwrap_secrets(self, rows: Iterable[sa.Row[Any]]) -> None:
+        """Unwrap and cache SECRETS rows. Raises MasterKeyError."""
         for row in rows:
             self._unwrap(row)
 
     def create_secret(self, connection: Connection, name: str) -> None:
         """Store a new secret of the service. Raises MasterKeyError."""
         key = generate_key(self.active_wrapper(connection), name)
-        row = {"wrapped": key.wrapped, "master_key": key.master_key, "created_at": datetime.now(UTC)}
-        connection.execute(secrets.insert().values(name=name, **row))
+        connection.execute(secrets.insert().values(name=name, **_columns(key)))
 
     def secret(self, connection: Connection, name: str) -> bytes:
         """Return the 32 bytes of a secret of the service. Raises MasterKeyError.
@@ -125,12 +119,16 @@ class Vault:
         cached = self._secrets.get(name)
         return None if cached is None else cached[1]
 
-    def _unwrap(self, row: sa.Row[Any, Any, Any]) -> bytes:
+    def _unwrap(self, row: sa.Row[Any]) -> bytes:
         wrapped, cached = bytes(row.wrapped), self._secrets.get(row.name)
         if cached is None or cached[0] != wrapped:
             cached = wrapped, self.master.unwrap(wrapped, row.name, row.master_key)
             self._secrets[row.name] = cached
         return cached[1]
+
+
+def _columns(key: WrappedKey) -> dict[str, Any]:
+    return {"wrapped": key.wrapped, "master_key": key.master_key, "created_at": datetime.now(UTC)}
 
 
 def _raise_missing(gallery_pk: int) -> bytes:
@@ -147,5 +145,5 @@ def generate_key(wrapper: Wrapper, purpose: str = GALLERY) -> WrappedKey:
 
 
 # Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
-SECRETS: Final = sa.select(secrets.c.name, secrets.c.wrapped, secrets.c.master_key)
+SECRETS: Final[sa.Select[Any]] = sa.select(secrets.c.name, secrets.c.wrapped, secrets.c.master_key)
 SECRET: Final = SECRETS.where(secrets.c.name == sa.bindparam("secret"))

@@ -15,10 +15,7 @@ _CONFLICT: Final = StorageError("a constraint of the leases was violated")
 
 
 class Lease:
-    """Lease of the task ``name``. All methods block.
-
-    ``erasing``: the task frees disk space, so its lease may use the disk reserve.
-    """
+    """Lease of a task. ``erasing``: it frees disk space, so its lease may use the disk reserve. All methods block."""
 
     def __init__(self, database: Database, name: str, erasing: bool = False) -> None:
         self._database = database
@@ -28,8 +25,7 @@ class Lease:
     def acquire(self, owner: str, now: datetime, lasting: timedelta) -> bool:
         """Acquire or renew the lease for ``lasting``; return whether ``owner`` holds it.
 
-        Only one process holds it at a time. A lease that ends later than possible was written with a wrong clock and is
-        ignored.
+        A lease that ends later than possible was written with a wrong clock and is ignored.
         """
         furthest = now + 2 * lasting  # allows for small clock differences between servers
         free = (leases.c.until < now) | (leases.c.until > furthest)

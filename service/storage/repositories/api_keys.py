@@ -63,7 +63,7 @@ class KeyStore:
                 return before.ring
         with self._database.read() as connection:
             version = connection.execute(VERSION).scalar()
-            secret = self._database.vault.secret(connection, SECRET)
+            secret = self._secret(connection)
             keys = [_key(row, secret) for row in connection.execute(sa.select(api_keys))]
         for key in keys:
             if key.altered:
@@ -83,13 +83,11 @@ class KeyStore:
         if after is not None:
             query = query.where(api_keys.c.pk > after)
         if not ended:
-            now = _now()
-            query = query.where(
-                ~api_keys.c.revoked,
-                *(at.is_(None) | (at > now) for at in (api_keys.c.revoked_at, api_keys.c.expires_at)),
-            )
+            now, query = _now(), query.where(~api_keys.c.revoked)
+            for at in (api_keys.c.revoked_at, api_keys.c.expires_at):
+                query = query.where(at.is_(None) | (at > now))
         with self._database.read() as connection:
-            secret = self._database.vault.secret(connection, SECRET)
+            secret = self._secret(connection)
             return [(row.pk, _key(row, secret)) for row in connection.execute(query)]
 
     def gallery_names(self) -> set[str]:
@@ -112,7 +110,8 @@ class KeyStore:
     ) -> tuple[ApiKey, str]:
         """Create a key; return it with its token, which is not stored and cannot be shown again."""
         with self._database.write(_CONFLICT) as connection:
-            key, token = self._insert(connection, name, rights, expires_at, rate, burst)
+            new = ApiKey("", "", name, rights, rate, burst, _now(), expires_at)
+            key, token = self._insert(connection, new)
             self._record(connection, "key_created", key)
         return key, token
 
@@ -130,10 +129,8 @@ class KeyStore:
     def rotate(self, key_id: str, overlap: timedelta) -> tuple[ApiKey, str]:
         """Create a key with the same rights and lifetime. The old one stays valid for ``overlap``.
 
-        Raises:
-            KeyNotFoundError: there is no such key.
-            KeyEndedError: the key is revoked, altered, expired, or was already rotated. If the new token was lost,
-                revoke the new key.
+        Raises KeyNotFoundError, and KeyEndedError if the key is revoked, altered, expired, or was already rotated. If
+        the new token was lost, revoke the new key.
         """
         with self._database.write(_CONFLICT) as connection:
             old, now = self._read_key(connection, key_id, lock=True), _now()
@@ -144,7 +141,8 @@ class KeyStore:
                 raise KeyEndedError(f"key {key_id} was already rotated and ends at {ends}")
             ended = replace(old, revoked=not overlap, revoked_at=now + overlap)
             _change(connection, ended, self._secret(connection))
-            new, token = self._insert(connection, old.name, old.rights, old.next_expiry(now), old.rate, old.burst)
+            new = ApiKey("", "", old.name, old.rights, old.rate, old.burst, _now(), old.next_expiry(now))
+            new, token = self._insert(connection, new)
             self._record(connection, "key_rotated", old, new=new.id)
         return new, token
 
@@ -155,19 +153,12 @@ class KeyStore:
                 earlier = api_keys.c.used_at.is_(None) | (api_keys.c.used_at < when)
                 connection.execute(api_keys.update().where(api_keys.c.id == key_id, earlier).values(used_at=when))
 
-    def _insert(
-        self,
-        connection: Connection,
-        name: str,
-        rights: Rights,
-        expires_at: datetime | None,
-        rate: float | None,
-        burst: int | None,
-    ) -> tuple[ApiKey, str]:
+    def _insert(self, connection: Connection, key: ApiKey) -> tuple[ApiKey, str]:
+        """Insert a key with a new id and token, and return both."""
         key_id, token = new_token()
         secret = self._secret(connection)
-        key = ApiKey(key_id, digest(token, secret), name, rights, rate, burst, _now(), expires_at)
-        connection.execute(api_keys.insert().values(**_columns(key, secret)))
+        named = replace(key, id=key_id, digest=digest(token, secret))
+        connection.execute(api_keys.insert().values(**_columns(named, secret)))
         _draw_version(connection)
         return self._read_key(connection, key_id), token
 
@@ -237,22 +228,9 @@ def _draw_version(connection: Connection) -> None:
 
 
 def _columns(key: ApiKey, secret: bytes) -> dict[str, Any]:
-    rights = key.rights
-    return {
-        "id": key.id,
-        "digest": key.digest,
-        "name": key.name,
-        "scopes": sorted(rights.scopes),
-        "galleries": sa.null() if rights.galleries is None else sorted(rights.galleries),
-        "rate": key.rate,
-        "burst": key.burst,
-        "created_at": key.created_at,
-        "expires_at": key.expires_at,
-        "revoked_at": key.revoked_at,
-        "used_at": key.used_at,
-        "revoked": key.revoked,
-        "mac": mac(key, secret),
-    }
+    galleries = sa.null() if key.rights.galleries is None else sorted(key.rights.galleries)
+    plain = {name: value for name, value in vars(key).items() if name not in {"rights", "altered"}}
+    return plain | {"scopes": sorted(key.rights.scopes), "galleries": galleries, "mac": mac(key, secret)}
 
 
 def _key(row: sa.Row[Any], secret: bytes) -> ApiKey:

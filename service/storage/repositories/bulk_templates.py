@@ -41,23 +41,14 @@ from service.storage.db.row_sealing import (
 from service.storage.db.tables import changes, crops, galleries, labels, subjects, templates, vectors
 from service.storage.events.outbox import publish
 from service.storage.repositories.erasures import erased_error, erased_since, erased_templates_since
-from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
+from service.storage.repositories.gallery_rows import gallery_of, gallery_rows, update_gallery
 
 MAX_ITEMS_WITH_CROPS: Final = 512
 """Items of a block that includes crops."""
 KEYS_PER_READ: Final = 50_000
 SUBJECT_COLUMNS: Final = ("pk", "gallery_pk", "lookup", "sealed", "created_at", "updated_at", "erased")
-TEMPLATE_COLUMNS: Final = (
-    "pk",
-    "id",
-    "gallery_pk",
-    "subject_pk",
-    "kind",
-    "quality",
-    "detection_score",
-    "created_at",
-    "erased",
-)
+SHOWN_COLUMNS: Final = ("kind", "quality", "detection_score", "created_at")
+TEMPLATE_COLUMNS: Final = ("pk", "id", "gallery_pk", "subject_pk", *SHOWN_COLUMNS, "erased")
 
 
 @dataclass(frozen=True)
@@ -83,9 +74,7 @@ class BulkStore:
         an id gets one derived from its subject and vector. Future times are replaced by now. Subjects and templates
         that were erased since ``gallery`` was read are refused.
 
-        Raises:
-            GalleryNotFoundError, GalleryMovedError: the gallery was deleted, or moved to another recognizer.
-            StorageError: the database cannot be written.
+        Raises GalleryNotFoundError, GalleryMovedError, StorageError.
         """
         gallery.seal.unlock()
         items = _with_ids(gallery, items)
@@ -100,16 +89,19 @@ class BulkStore:
                 refused |= {row: erased_error("template") for row in new if items.templates[row] in lost}
             new = [row for row in new if row not in refused]
             refusals = [RejectedItem(items.numbers[row], error) for row, error in refused.items()]
-            first = _first_rows(items, refused)
+            # The first accepted row of each subject provides its name, tags and metadata.
+            first: dict[str, int] = {}
+            for row, subject in enumerate(items.subjects):
+                if row not in refused:
+                    first.setdefault(subject, row)
             unknown = [row for subject, row in first.items() if subject not in known]
             known |= _add_subjects(connection, gallery, items.select(unknown), lookups)
             _add_templates(connection, gallery, items.select(new), known)
-            count = galleries.update().where(galleries.c.pk == gallery.pk)
-            connection.execute(
-                count.values(
-                    subject_count=galleries.c.subject_count + len(unknown),
-                    template_count=galleries.c.template_count + len(new),
-                )
+            update_gallery(
+                connection,
+                gallery.pk,
+                subject_count=galleries.c.subject_count + len(unknown),
+                template_count=galleries.c.template_count + len(new),
             )
             counts: dict[str, Any] = {"subjects": len(unknown), "templates": len(new), "refused": len(refusals)}
             record(self._database.vault, connection, "gallery_imported", gallery, **counts)
@@ -131,11 +123,10 @@ class BulkStore:
 
 def _with_ids(gallery: Gallery, items: GalleryItems) -> GalleryItems:
     """Derive the ids of templates that the file does not name."""
+    columns = zip(items.subjects, items.vectors, items.given.tolist(), items.templates, strict=True)
     ids = [
         derive_template_id(gallery.seal, subject, vector) if given and id_ is None else id_
-        for subject, vector, given, id_ in zip(
-            items.subjects, items.vectors, items.given.tolist(), items.templates, strict=True
-        )
+        for subject, vector, given, id_ in columns
     ]
     return replace(items, templates=ids)
 
@@ -155,9 +146,7 @@ def _new_templates(
     given = [row for row, is_given in enumerate(items.given.tolist()) if is_given]
     raw = np.ascontiguousarray(items.vectors, VECTOR_TYPE)
     stored = _stored(connection, gallery, [items.templates[row] for row in given])
-    seen: dict[str, tuple[str, bytes | int | None]] = {
-        id_: (row.lookup, vector) for id_, (row, vector) in stored.items()
-    }
+    seen: dict[str, tuple[str, bytes | int | None]] = {id_: (row.lookup, v) for id_, (row, v) in stored.items()}
     if not seen and len({items.templates[row] for row in given}) == len(given):
         return given, {}
     new: list[int] = []
@@ -172,15 +161,14 @@ def _new_templates(
         first, vector = earlier
         known = raw[vector].tobytes() if isinstance(vector, int) else vector
         if owner != first:
-            other = items.subjects[vector] if isinstance(vector, int) else _owner(gallery, stored[template][0])
+            if isinstance(vector, int):
+                other = items.subjects[vector]
+            else:
+                other = open_subject(gallery.seal, stored[template][0].sealed).id
             refused[row] = TemplateConflictError(f"template {template} belongs to subject {other!r}")
         elif known is not None and known != raw[row].tobytes():
             refused[row] = TemplateConflictError(f"template {template} has another embedding")
     return new, refused
-
-
-def _owner(gallery: Gallery, row: sa.Row[Any]) -> str:
-    return open_subject(gallery.seal, row.sealed).id
 
 
 def _stored(
@@ -199,28 +187,17 @@ def _stored(
     return {row.id: (row, None if row.vector is None else vector_bytes(next(opened))) for row in found}
 
 
-def _first_rows(items: GalleryItems, refused: Mapping[int, KithError]) -> dict[str, int]:
-    """Return the first accepted row of each subject, which provides its name, tags and metadata."""
-    first: dict[str, int] = {}
-    for row, subject in enumerate(items.subjects):
-        if row not in refused:
-            first.setdefault(subject, row)
-    return first
-
-
 def _add_subjects(
     connection: Connection, gallery: Gallery, new: GalleryItems, lookups: Mapping[str, str]
 ) -> dict[str, int]:
     keys = bulk_rows.reserve_keys(connection, subjects, len(new))
     known = zip(new.subjects, new.names, new.metadata, new.tags, strict=True)
+    records = [SubjectRecord(id_, name, said or {}, tags or []) for id_, name, said, tags in known]
     columns = (
         keys,
         [gallery.pk] * len(keys),
         [lookups[subject] for subject in new.subjects],
-        [
-            seal_subject(gallery.seal, SubjectRecord(id_, name, said or {}, tags or []))
-            for id_, name, said, tags in known
-        ],
+        [seal_subject(gallery.seal, record) for record in records],
         _times(connection, new.subject_created_us),
         _times(connection, new.subject_updated_us),
         [gallery.erased] * len(keys),
@@ -228,9 +205,8 @@ def _add_subjects(
     bulk_rows.insert(connection, subjects, SUBJECT_COLUMNS, zip(*columns, strict=True))
     new_labels = [
         (gallery.pk, label, key)
-        for key, tags, metadata in zip(keys, new.tags, new.metadata, strict=True)
-        if tags or metadata
-        for label in sorted(labels_of(gallery.seal, tags or [], metadata or {}))
+        for key, one in zip(keys, records, strict=True)
+        for label in sorted(labels_of(gallery.seal, one.tags, one.metadata))
     ]
     bulk_rows.insert(connection, labels, ("gallery_pk", "label", "subject_pk"), new_labels)
     return dict(zip(new.subjects, keys, strict=True))
@@ -254,16 +230,9 @@ def _add_templates(connection: Connection, gallery: Gallery, items: GalleryItems
     bulk_rows.insert(connection, templates, TEMPLATE_COLUMNS, zip(*columns, strict=True))
     sealed = gallery.seal.close_vectors(items.vectors, gallery.generation)
     bulk_rows.insert_vectors(connection, keys, gallery.generation, b"".join(sealed), len(sealed[0]))
-    kept = (
-        []
-        if not gallery.settings.keep_crops
-        else [
-            (key, seal_crop(gallery.seal, Crop(*crop)))
-            for key, crop in zip(keys, items.crops, strict=True)
-            if crop is not None
-        ]
-    )
-    if kept:
+    given = [(key, crop) for key, crop in zip(keys, items.crops, strict=True) if crop is not None]
+    if given and gallery.settings.keep_crops:
+        kept = [(key, seal_crop(gallery.seal, Crop(*crop))) for key, crop in given]
         bulk_rows.insert(connection, crops, ("template_pk", "sealed"), kept)
     lines = sa.select(templates.c.gallery_pk, templates.c.pk, templates.c.subject_pk).where(
         templates.c.pk.between(keys[0], keys[-1]), templates.c.gallery_pk == gallery.pk
@@ -281,9 +250,8 @@ def _times(connection: Connection, column: list[int | None]) -> list[datetime | 
     """Replace missing and future times by now: retention would never reach a future time."""
     at = datetime.now(UTC)
     now, latest = bulk_rows.as_time(connection, at), to_microseconds(at)
-    past = {
-        us: bulk_rows.as_time(connection, from_microseconds(us)) for us in set(column) if us is not None and us < latest
-    }
+    given = {us for us in column if us is not None and us < latest}
+    past = {us: bulk_rows.as_time(connection, from_microseconds(us)) for us in given}
     return [now if us is None else past.get(us, now) for us in column] if past else [now] * len(column)
 
 
@@ -367,17 +335,14 @@ class Export:
         return {row.pk: (*vars(about).values(), row.created_at, row.updated_at) for row, about in opened}
 
     def _templates(self, keys: list[int]) -> dict[int, Sequence[Any]]:
-        columns = [templates.c[c] for c in ("pk", "id", "kind", "quality", "detection_score", "created_at")]
-        joined: sa.FromClause = templates
-        nothing: sa.ColumnElement[Any] = sa.null()
-        vector, crop = nothing, nothing
+        vector = vectors.c.vector if self.embeddings else sa.null()
+        crop = crops.c.sealed if self._with_crops else sa.null()
+        columns = [templates.c[name] for name in ("pk", "id", *SHOWN_COLUMNS)]
+        query = sa.select(*columns, vector, crop).select_from(templates)
         if self.embeddings:
-            of_generation = vectors.c.generation == self.gallery.generation
-            joined = joined.outerjoin(vectors, (vectors.c.template_pk == templates.c.pk) & of_generation)
-            vector = vectors.c.vector
+            own = (vectors.c.template_pk == templates.c.pk) & (vectors.c.generation == self.gallery.generation)
+            query = query.outerjoin(vectors, own)
         if self._with_crops:
-            joined = joined.outerjoin(crops, crops.c.template_pk == templates.c.pk)
-            crop = crops.c.sealed
-        query = sa.select(*columns, vector, crop).select_from(joined)
+            query = query.outerjoin(crops, crops.c.template_pk == templates.c.pk)
         chosen = query.where(bulk_rows.is_in(self._connection, templates.c.pk, keys))
         return {row[0]: row[1:] for row in self._connection.execute(chosen)}

@@ -13,11 +13,10 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.core.errors import GalleryNotFoundError
 from service.domain.gallery import Change, Gallery, LogTrimmedError, Snapshot
-from service.storage.db.engine import Database
+from service.storage.db.engine import Database, deleted_meanwhile
 from service.storage.db.tables import changes, galleries, index_states, templates, vectors
-from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
+from service.storage.repositories.gallery_rows import gallery_of, gallery_rows, gallery_value, update_gallery
 
 ROWS_PER_READ: Final = 4096
 """Rows per fetch. While a gallery is read, so many templates are in memory twice."""
@@ -41,32 +40,22 @@ class ChangeLog:
         """Return all templates with the log's last sequence number."""
         with self._database.read() as connection:
             last = sa.select(sa.func.max(changes.c.sequence)).where(changes.c.gallery_pk == gallery.pk)
-            floor = sa.select(galleries.c.log_floor).where(galleries.c.pk == gallery.pk)
-            sequence = connection.execute(last).scalar() or connection.execute(floor).scalar() or 0
-            return read_snapshot(connection, gallery, sequence)
+            sequence = connection.execute(last).scalar() or gallery_value(connection, gallery.pk, galleries.c.log_floor)
+            return read_snapshot(connection, gallery, sequence or 0)
 
     def read_after(self, gallery: Gallery, sequence: int, limit: int | None = None) -> list[Change]:
         """Return the lines after ``sequence``, in order.
 
         A line carries the current vector of its template, if it still exists. Applying a line twice, or after its
-        template was deleted, is therefore harmless.
-
-        Raises:
-            LogTrimmedError: some of the lines were trimmed.
+        template was deleted, is therefore harmless. Raises LogTrimmedError if some of the lines were trimmed.
         """
+        owner = sa.func.coalesce(templates.c.subject_pk, changes.c.subject_pk).label("subject_pk")
+        own = (vectors.c.template_pk == changes.c.template_pk) & (vectors.c.generation == gallery.generation)
         query = (
-            sa.select(
-                changes.c.sequence,
-                changes.c.template_pk,
-                sa.func.coalesce(templates.c.subject_pk, changes.c.subject_pk).label("subject_pk"),
-                vectors.c.vector,
-            )
+            sa.select(changes.c.sequence, changes.c.template_pk, owner, vectors.c.vector)
             .outerjoin(templates, templates.c.pk == changes.c.template_pk)
-            .outerjoin(
-                vectors,
-                (vectors.c.template_pk == changes.c.template_pk) & (vectors.c.generation == gallery.generation),
-            )
-            .where(changes.c.gallery_pk == gallery.pk, changes.c.sequence > sequence)
+            .outerjoin(vectors, own)
+            .where(_lines_after(gallery, sequence))
             .order_by(changes.c.sequence)
             .limit(limit)
         )
@@ -81,15 +70,11 @@ class ChangeLog:
             ]
 
     def changed_subjects(self, gallery: Gallery, sequence: int, limit: int) -> tuple[set[int], Snapshot, bool]:
-        """Read the subjects that the next ``limit`` lines after ``sequence`` name.
+        """Read the subjects that the next ``limit`` lines after ``sequence`` name. Raises LogTrimmedError.
 
-        Returns:
-            Their keys, all their templates with the last line's sequence number, and whether more lines may follow.
-
-        Raises:
-            LogTrimmedError: some of the lines were trimmed.
+        Return their keys, all their templates with the last line's sequence number, and whether more lines may follow.
         """
-        later = (changes.c.gallery_pk == gallery.pk) & (changes.c.sequence > sequence)
+        later = _lines_after(gallery, sequence)
         query = sa.select(changes.c.sequence, changes.c.subject_pk).where(later).order_by(changes.c.sequence)
         with self._database.read() as connection:
             _check_floor(connection, gallery, sequence)
@@ -103,7 +88,7 @@ class ChangeLog:
 
     def count_after(self, gallery: Gallery, sequence: int) -> int:
         """Count the lines after ``sequence``."""
-        query = sa.select(sa.func.count()).where(changes.c.gallery_pk == gallery.pk, changes.c.sequence > sequence)
+        query = sa.select(sa.func.count()).where(_lines_after(gallery, sequence))
         with self._database.read() as connection:
             return int(connection.execute(query).scalar_one())
 
@@ -129,10 +114,7 @@ class ChangeLog:
         that a shared index needs unless it is abandoned, and those that the evidence has not counted. Lines are deleted
         in batches, because other writers wait for each, until ``stopped`` returns true between two.
 
-        Raises:
-            GalleryNotFoundError: the gallery was deleted.
-            GalleryMovedError: the gallery moved to another recognizer at the same time.
-            StorageError: the database cannot be read or written.
+        Raises GalleryNotFoundError, GalleryMovedError, StorageError.
         """
         trimmed = 0
         while not stopped() and (lines := self._trim_batch(gallery, keep)):
@@ -149,15 +131,10 @@ class ChangeLog:
         with self._database.read() as connection:
             row = connection.execute(gallery_rows().where(galleries.c.pk == gallery.pk)).first()
             if row is None:
-                raise GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
+                raise deleted_meanwhile(gallery)
             now = gallery_of(row, self._database.vault)
-            last = connection.execute(
-                sa.select(changes.c.sequence)
-                .where(own)
-                .order_by(changes.c.sequence.desc())
-                .offset(max(keep, now.templates))
-                .limit(1)
-            ).scalar()
+            latest = sa.select(changes.c.sequence).where(own).order_by(changes.c.sequence.desc())
+            last = connection.execute(latest.offset(max(keep, now.templates)).limit(1)).scalar()
             if last is None:
                 return 0
             shadow = now.other if now.other is not None and now.other.state == "shadow" else None
@@ -171,16 +148,14 @@ class ChangeLog:
         with self._database.change(now) as connection:
             # Never lower the floor: another process may have trimmed further meanwhile.
             floor = sa.case((galleries.c.log_floor > doomed[-1], galleries.c.log_floor), else_=doomed[-1])
-            connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(log_floor=floor))
+            update_gallery(connection, gallery.pk, log_floor=floor)
             return connection.execute(changes.delete().where(own, changes.c.sequence <= doomed[-1])).rowcount
 
 
 def append_changes(connection: Connection, gallery: Gallery, lines: Sequence[tuple[int, int]]) -> None:
     """Append (template key, subject key) lines within a transaction of ``Database.change``."""
-    connection.execute(
-        changes.insert(),
-        [{"gallery_pk": gallery.pk, "template_pk": t, "subject_pk": s} for t, s in lines],
-    )
+    rows = [{"gallery_pk": gallery.pk, "template_pk": t, "subject_pk": s} for t, s in lines]
+    connection.execute(changes.insert(), rows)
 
 
 def read_snapshot(
@@ -215,7 +190,11 @@ def read_snapshot(
     return Snapshot(sequence, template_pks[order], subject_pks[order], stored, np.array(qualities, np.float32)[order])
 
 
+def _lines_after(gallery: Gallery, sequence: int) -> sa.ColumnElement[bool]:
+    return (changes.c.gallery_pk == gallery.pk) & (changes.c.sequence > sequence)
+
+
 def _check_floor(connection: Connection, gallery: Gallery, sequence: int) -> None:
-    floor = connection.execute(sa.select(galleries.c.log_floor).where(galleries.c.pk == gallery.pk)).scalar()
+    floor = gallery_value(connection, gallery.pk, galleries.c.log_floor)
     if floor is not None and sequence < floor:
         raise LogTrimmedError

@@ -46,21 +46,13 @@ from service.storage.db.tables import (
     vectors,
 )
 from service.storage.repositories.change_log import append_changes
+from service.storage.repositories.gallery_rows import gallery_value, update_gallery
 
 EVENTS: Final[dict[ErasedKind, str]] = {
     "subject": "subject_deleted",
     "template": "template_deleted",
     "gallery": "gallery_deleted",
 }
-
-
-@dataclass(frozen=True)
-class ErasedObject:
-    """Gallery, subject or template, by its IDs within the gallery."""
-
-    kind: ErasedKind
-    subject_id: str | None = None
-    template_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -152,11 +144,7 @@ def _last_known_erasure(receipt: Receipt) -> sa.Select[int]:
 
 
 def key_name(seal: Seal) -> str:
-    """Return a name of a gallery's data key, which a restored gallery keeps; "" for a lost key.
-
-    Raises:
-        MasterKeyAwayError: the key service does not respond.
-    """
+    """Return a name of a gallery's data key, the same after a restore; "" for a lost key. Raises MasterKeyAwayError."""
     try:
         return seal.pseudonym("gallery", "")
     except MasterKeyUnavailableError:
@@ -180,10 +168,10 @@ def erase_subject(vault: Vault, connection: Connection, gallery: Gallery, subjec
     """
     moved = sa.select(templates.c.id).where(templates.c.subject_pk == subject_pk, templates.c.moved)
     for template_id in connection.execute(moved.order_by(templates.c.pk)).scalars().all():
-        record_erasure(vault, connection, gallery, ErasedObject("template", subject_id, template_id), Counter())
+        record_erasure(vault, connection, gallery, Counter(), subject_id, template_id)
     removed = delete_templates(connection, gallery, templates.c.subject_pk == subject_pk)
     removed += delete_subjects(connection, gallery, [subject_pk])
-    return record_erasure(vault, connection, gallery, ErasedObject("subject", subject_id), removed)
+    return record_erasure(vault, connection, gallery, removed, subject_id)
 
 
 def erase_template(
@@ -192,7 +180,7 @@ def erase_template(
     """Erase one existing template."""
     chosen = (templates.c.gallery_pk == gallery.pk) & (templates.c.id == template_id)
     removed = delete_templates(connection, gallery, chosen)
-    return record_erasure(vault, connection, gallery, ErasedObject("template", subject_id, template_id), removed)
+    return record_erasure(vault, connection, gallery, removed, subject_id, template_id)
 
 
 def delete_templates(connection: Connection, gallery: Gallery, chosen: sa.ColumnElement[bool]) -> Counter[str]:
@@ -212,39 +200,35 @@ def delete_templates(connection: Connection, gallery: Gallery, chosen: sa.Column
         templates=connection.execute(templates.delete().where(chosen)).rowcount,
     )
     append_changes(connection, gallery, [(row.pk, row.subject_pk) for row in doomed])
-    _count(connection, gallery, template_count=galleries.c.template_count - len(doomed))
+    update_gallery(connection, gallery.pk, template_count=galleries.c.template_count - len(doomed))
     return removed
 
 
 def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Sequence[int]) -> Counter[str]:
-    """Delete subjects without templates, with their labels, answers, events and names in jobs; return deleted rows by
-    kind."""
+    """Delete subjects without templates, their labels, answers, events, names in jobs; return deleted rows by kind."""
     if not subject_pks:
         return Counter()
     # Events are stored under this lock: none is stored for these subjects from here on.
     head = sa.select(audit_heads.c.chain).where(audit_heads.c.chain == gallery.pk)
     connection.execute(head.with_for_update())
     lookups = connection.execute(sa.select(subjects.c.lookup).where(subjects.c.pk.in_(subject_pks))).scalars().all()
-    own = job_items.c.job_pk.in_(sa.select(jobs.c.pk).where(jobs.c.gallery_pk == gallery.pk))
-    blank = {"sealed": blank_item(gallery.seal), "subject": None}
-    blanked = job_items.update().where(job_items.c.subject.in_(lookups), own).values(**blank)
+    items_of_gallery = job_items.c.job_pk.in_(sa.select(jobs.c.pk).where(jobs.c.gallery_pk == gallery.pk))
+    named = job_items.update().where(job_items.c.subject.in_(lookups), items_of_gallery)
+    reported = events.delete().where(events.c.gallery_pk == gallery.pk, events.c.subject.in_(lookups))
     removed = Counter(
-        job_items=connection.execute(blanked).rowcount,
+        job_items=connection.execute(named.values(sealed=blank_item(gallery.seal), subject=None)).rowcount,
         labels=connection.execute(labels.delete().where(labels.c.subject_pk.in_(subject_pks))).rowcount,
         answers=connection.execute(idempotency.delete().where(idempotency.c.subject_pk.in_(subject_pks))).rowcount,
-        events=connection.execute(
-            events.delete().where(events.c.gallery_pk == gallery.pk, events.c.subject.in_(lookups))
-        ).rowcount,
+        events=connection.execute(reported).rowcount,
         disagreements=_delete_disagreements(connection, gallery, frozenset(lookups)),
         subjects=connection.execute(subjects.delete().where(subjects.c.pk.in_(subject_pks))).rowcount,
     )
-    _count(connection, gallery, subject_count=galleries.c.subject_count - removed["subjects"])
+    update_gallery(connection, gallery.pk, subject_count=galleries.c.subject_count - removed["subjects"])
     return removed
 
 
 def delete_gallery(connection: Connection, gallery: Gallery) -> None:
-    """Delete all rows of a gallery except receipts and audit lines, its data key first: copies elsewhere become
-    unreadable."""
+    """Delete all rows of a gallery but receipts and audit lines, its data key first: copies become unreadable."""
     # Foreign keys cascade to vectors, crops and job items.
     for table in (data_keys, evidence, idempotency, jobs, changes, labels, events, templates, subjects):
         connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
@@ -266,16 +250,13 @@ def _delete_disagreements(connection: Connection, gallery: Gallery, lookups: fro
     return removed
 
 
-def _count(connection: Connection, gallery: Gallery, **values: sa.ColumnElement[int]) -> None:
-    connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(**values))
-
-
 def record_erasure(
     vault: Vault,
     connection: Connection,
     gallery: Gallery,
-    erased: ErasedObject,
     removed: Counter[str],
+    subject_id: str | None = None,
+    template_id: str | None = None,
     key: str | None = None,
     event: str | None = None,
     details: Mapping[str, Any] = MappingProxyType({}),
@@ -283,30 +264,24 @@ def record_erasure(
     """Write the audit line and the receipt of an erasure. Work that began earlier can no longer store the object.
 
     Args:
+        subject_id, template_id: of the erased subject or template; None for a gallery.
         key: name of the gallery's data key, if the caller computed it before deleting the key.
         event: audit event, if it differs from a plain deletion.
         details: further details of the audit line.
     """
     receipt_id, counts = uuid.uuid4().hex, {kind: count for kind, count in sorted(removed.items()) if count}
     about: dict[str, Any] = {"receipt": receipt_id, "removed": counts, **details}
-    if erased.template_id is not None:
-        about["template"] = erased.template_id
-    end = record(vault, connection, event or EVENTS[erased.kind], gallery, erased.subject_id, **about)
+    if template_id is not None:
+        about["template"] = template_id
+    kind: ErasedKind = "template" if template_id is not None else "subject" if subject_id is not None else "gallery"
+    end = record(vault, connection, event or EVENTS[kind], gallery, subject_id, **about)
+    subject, now = None if subject_id is None else subject_lookup(gallery.seal, subject_id), datetime.now(UTC)
     receipt = Receipt(
-        receipt_id,
-        erased.kind,
-        gallery.pk,
-        gallery.name,
-        None if erased.subject_id is None else subject_lookup(gallery.seal, erased.subject_id),
-        erased.template_id,
-        counts,
-        datetime.now(UTC),
-        end.lines,
-        end.hash,
+        receipt_id, kind, gallery.pk, gallery.name, subject, template_id, counts, now, end.lines, end.hash
     )
     pk = insert_receipt(connection, receipt, key_name(gallery.seal) if key is None else key)
-    if erased.kind != "gallery":
-        connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(erased=pk))
+    if kind != "gallery":
+        update_gallery(connection, gallery.pk, erased=pk)
     return receipt
 
 
@@ -324,24 +299,24 @@ def erased_since(
     connection: Connection, gallery_pk: int, seal: Seal, subject_ids: Collection[str], since: int
 ) -> set[str]:
     """Return the subjects that were erased after the receipt with key ``since``."""
-    if not subject_ids or not _any_since(connection, gallery_pk, since):
+    erased = _names_since(connection, gallery_pk, "subject", since) if subject_ids else None
+    if not erased:
         return set()
-    own = (erasures.c.gallery_pk == gallery_pk) & (erasures.c.kind == "subject") & (erasures.c.pk > since)
-    erased = set(connection.execute(sa.select(erasures.c.subject).where(own)).scalars())
     return {subject_id for subject_id in subject_ids if subject_lookup(seal, subject_id) in erased}
 
 
 def erased_templates_since(connection: Connection, gallery_pk: int, ids: Collection[str], since: int) -> set[str]:
     """Return the template ids that were erased, not with their subject, after the receipt with key ``since``."""
-    if not ids or not _any_since(connection, gallery_pk, since):
+    return set(ids) & _names_since(connection, gallery_pk, "template", since) if ids else set()
+
+
+def _names_since(connection: Connection, gallery_pk: int, kind: Literal["subject", "template"], since: int) -> set[str]:
+    """Return what receipts after the one with key ``since`` name: keyed hashes of subjects, or ids of templates."""
+    last = gallery_value(connection, gallery_pk, galleries.c.erased)
+    if last is None or last <= since:
         return set()
-    own = (erasures.c.gallery_pk == gallery_pk) & (erasures.c.kind == "template") & (erasures.c.pk > since)
-    return set(ids) & set(connection.execute(sa.select(erasures.c.template).where(own)).scalars())
-
-
-def _any_since(connection: Connection, gallery_pk: int, since: int) -> bool:
-    last = connection.execute(sa.select(galleries.c.erased).where(galleries.c.pk == gallery_pk)).scalar()
-    return last is not None and last > since
+    own = (erasures.c.gallery_pk == gallery_pk) & (erasures.c.kind == kind) & (erasures.c.pk > since)
+    return set(connection.execute(sa.select(erasures.c[kind]).where(own)).scalars())
 
 
 def refuse_erased(connection: Connection, gallery: Gallery, subject_id: str) -> None:
@@ -362,9 +337,8 @@ def blank_item(seal: Seal) -> bytes:
 def receipts(connection: Connection, gallery: Gallery, subject: str) -> list[Receipt]:
     """Return the receipts of a subject, by its keyed hash, and of its templates, latest first."""
     own = (erasures.c.gallery_pk == gallery.pk) & (erasures.c.subject == subject)
-    return [
-        receipt_of(row) for row in connection.execute(sa.select(erasures).where(own).order_by(erasures.c.pk.desc()))
-    ]
+    rows = connection.execute(sa.select(erasures).where(own).order_by(erasures.c.pk.desc()))
+    return [receipt_of(row) for row in rows]
 
 
 def last_receipt(connection: Connection, gallery: Gallery, subject_id: str) -> Receipt | None:

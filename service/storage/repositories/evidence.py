@@ -14,6 +14,7 @@ from service.storage.audit.log import record
 from service.storage.db.engine import Database
 from service.storage.db.tables import audit, evidence, galleries
 from service.storage.events.outbox import publish
+from service.storage.repositories.gallery_rows import gallery_value
 
 
 class EvidenceStore:
@@ -39,18 +40,11 @@ class EvidenceStore:
 
         Does nothing if later evidence is stored, or if the gallery's fusion rule changed.
         """
-        values = {
-            "sequence": new.sequence,
-            "fusion": new.fusion,
-            "templates": new.templates,
-            "document": json.dumps(new.evidence.document()),
-            "derived_at": new.derived_at,
-        }
+        values = {name: getattr(new, name) for name in ("sequence", "fusion", "templates", "derived_at")}
+        values["document"] = json.dumps(new.evidence.document())
         with self._database.change(gallery) as connection:
             stored = connection.execute(sa.select(evidence).where(_evidence_of(gallery))).first()
-            settings = connection.execute(
-                sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)
-            ).scalar_one_or_none()
+            settings = gallery_value(connection, gallery.pk, galleries.c.settings)
             overtaken = stored is not None and stored.sequence > new.sequence
             if overtaken or settings is None or settings["fusion"] != new.fusion:
                 return

@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
 from service.core.errors import GalleryExistsError, GalleryNotFoundError, MasterKeyError, MasterKeyUnavailableError
-from service.domain.events import EventFilter
 from service.domain.gallery import Gallery, GalleryCounts, GallerySettings
 from service.storage.audit.log import record
 from service.storage.db.engine import Database, new_version
@@ -21,7 +20,7 @@ from service.storage.db.tables import galleries, generations
 from service.storage.events.webhook_rows import read_webhooks
 from service.storage.repositories import erasures
 from service.storage.repositories.erasures import Receipt
-from service.storage.repositories.gallery_rows import gallery_of, gallery_rows, webhooks_state
+from service.storage.repositories.gallery_rows import gallery_of, gallery_rows, update_gallery, webhooks_state
 from service.storage.repositories.read_cache import ReadCache
 
 log = logging.getLogger(__name__)
@@ -48,9 +47,8 @@ class GalleryStore:
         """Return the total sizes, and the sizes of the ``limit`` oldest galleries. Reads every gallery's row."""
         counts = galleries.c.name, galleries.c.subject_count, galleries.c.template_count
         oldest = sa.select(*counts).order_by(galleries.c.pk).limit(limit)
-        total = sa.select(
-            sa.func.count(), sa.func.sum(galleries.c.subject_count), sa.func.sum(galleries.c.template_count)
-        ).select_from(galleries)
+        subjects, templates = sa.func.sum(galleries.c.subject_count), sa.func.sum(galleries.c.template_count)
+        total = sa.select(sa.func.count(), subjects, templates).select_from(galleries)
         with self._database.read() as connection:
             number, people, photos = connection.execute(total).one()
             by_gallery = {row[0]: (row[1], row[2]) for row in connection.execute(oldest)}
@@ -68,20 +66,12 @@ class GalleryStore:
             wrapper = self._database.vault.active_wrapper(connection, lock=False)
         key = generate_key(wrapper)
         with self._database.write(GalleryExistsError(f"gallery {name!r} exists")) as connection:
-            inserted = galleries.insert().values(
-                name=name,
-                fingerprint=fingerprint,
-                dimension=dimension,
-                settings=asdict(settings),
-                version=version,
-                created_at=now,
-            )
+            common = {"fingerprint": fingerprint, "dimension": dimension, "created_at": now}
+            inserted = galleries.insert().values(name=name, settings=asdict(settings), version=version, **common)
             pk: int = connection.execute(inserted.returning(galleries.c.pk)).scalar_one()
             seal = self._database.vault.create(connection, pk, key)
-            first = {"gallery_pk": pk, "generation": 0, "fingerprint": fingerprint, "dimension": dimension}
-            connection.execute(
-                generations.insert().values(**first, state="current", details={}, created_at=now, updated_at=now)
-            )
+            first = {"gallery_pk": pk, "generation": 0, "state": "current", "details": {}, "updated_at": now}
+            connection.execute(generations.insert().values(**first, **common))
             gallery = Gallery(pk, name, fingerprint, dimension, settings, now, seal, version=version)
             record(self._database.vault, connection, "gallery_created", gallery)
         return gallery
@@ -89,9 +79,7 @@ class GalleryStore:
     def get(self, name: str) -> Gallery:
         """Return the gallery in its latest version, with its key unwrapped. A lost key is reported at first use.
 
-        Raises:
-            GalleryNotFoundError: there is no such gallery.
-            MasterKeyAwayError: the key service does not respond.
+        Raises GalleryNotFoundError, and MasterKeyAwayError if the key service does not respond.
         """
         if (cached := self.get_cached(name)) is not None:
             return cached
@@ -118,15 +106,11 @@ class GalleryStore:
         except MasterKeyError as error:
             log.warning("gallery %s: %s. Run 'kith gallery check'.", gallery.pk, error.detail)
         if gallery.webhooks:
-            gallery = replace(gallery, listeners=self._listeners(name))
+            with self._database.read() as connection:
+                filters = [webhook.filter for webhook in read_webhooks(connection, self._database.vault)]
+            gallery = replace(gallery, listeners=tuple(one for one in filters if one.wants_decisions_of(name)))
         self._cache.put(gallery, file_version)
         return gallery
-
-    def _listeners(self, name: str) -> tuple[EventFilter, ...]:
-        """Return the filters of the webhooks that want decisions of a gallery. Raises MasterKeyError."""
-        with self._database.read() as connection:
-            found = read_webhooks(connection, self._database.vault)
-        return tuple(webhook.filter for webhook in found if webhook.filter.wants_decisions_of(name))
 
     def get_cached(self, name: str) -> Gallery | None:
         """Return the cached gallery, in microseconds, if the database file did not change since it was read."""
@@ -159,16 +143,15 @@ class GalleryStore:
         """Replace the settings by the result of ``change``. Raises GalleryNotFoundError."""
         missing = GalleryNotFoundError(f"there is no gallery {name!r}")
         with self._database.write(missing) as connection:
-            row = connection.execute(
-                gallery_rows().where(galleries.c.name == name).with_for_update(of=galleries)
-            ).first()
+            locked = gallery_rows().where(galleries.c.name == name).with_for_update(of=galleries)
+            row = connection.execute(locked).first()
             if row is None:
                 raise missing
             before = gallery_of(row, self._database.vault)
             settings = change(before.settings)
-            values = {"settings": asdict(settings), "version": new_version()}
-            connection.execute(galleries.update().where(galleries.c.name == name).values(**values))
-            changed = _changed_settings(before.settings, settings)
+            update_gallery(connection, before.pk, settings=asdict(settings), version=new_version())
+            old, new = asdict(before.settings), asdict(settings)
+            changed = {name: value for name, value in new.items() if value != old[name]}
             record(self._database.vault, connection, "gallery_updated", before, changed=changed)
         return self.get(name)
 
@@ -181,13 +164,7 @@ class GalleryStore:
             now = connection.execute(counts.where(galleries.c.pk == gallery.pk)).one()
             removed = Counter(subjects=now.subject_count, templates=now.template_count)
             erasures.delete_gallery(connection, gallery)
-            erased = erasures.ErasedObject("gallery")
-            receipt = erasures.record_erasure(self._database.vault, connection, gallery, erased, removed, key)
+            receipt = erasures.record_erasure(self._database.vault, connection, gallery, removed, key=key)
         self._database.vault.evict(gallery.pk)
         self._cache.evict(name)
         return gallery, erasures.with_log_emptied(self._database, receipt)
-
-
-def _changed_settings(before: GallerySettings, after: GallerySettings) -> dict[str, Any]:
-    old, new = asdict(before), asdict(after)
-    return {name: new[name] for name in new if new[name] != old[name]}

@@ -1,10 +1,12 @@
-"""Gallery rows: the query that reads them, and their translation into :class:`Gallery`."""
+"""Gallery rows: reads and changes of them, and their translation into :class:`Gallery`."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from models.vision.quality_gate import QualityGate
 from service.domain.gallery import Gallery, GallerySettings, Generation
@@ -13,8 +15,9 @@ from service.storage.db.key_vault import Vault
 from service.storage.db.tables import data_keys, evidence, galleries, generations, last_change, webhooks
 
 FORMER_SETTINGS: Final = frozenset({"min_margin"})
-OTHER_COLUMNS: Final = ("generation", "fingerprint", "dimension", "model", "state", "details")
-"""Columns of the second generation, labeled ``other_...``."""
+PLAIN_COLUMNS: Final = frozenset(part.name for part in fields(Gallery)) - {"settings", "moved"}
+"""Columns that are attributes of :class:`Gallery`, among other names."""
+GENERATION_COLUMNS: Final = ("fingerprint", "dimension", "model", "state", "details")
 
 
 def gallery_rows() -> sa.Select[Any]:
@@ -23,7 +26,8 @@ def gallery_rows() -> sa.Select[Any]:
     return sa.select(
         galleries,
         _evidence_sequence(galleries.c.current_generation).label("evidence_sequence"),
-        *(generations.c[name].label(f"other_{name}") for name in OTHER_COLUMNS),
+        generations.c.generation.label("other_number"),
+        *(generations.c[name].label(f"other_{name}") for name in GENERATION_COLUMNS),
         _evidence_sequence(generations.c.generation).label("other_evidence_sequence"),
         _moved().label("moved"),
         last_change().label("last_change"),
@@ -39,27 +43,26 @@ def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
     """Return the gallery of a :func:`gallery_rows` row. Its key is unwrapped at first use (MasterKeyError)."""
     stored = {name: value for name, value in row.settings.items() if name not in FORMER_SETTINGS}
     risk, quality_gate = RiskTarget(**stored.pop("risk")), QualityGate(**stored.pop("quality_gate"))
+    other = {name: row._mapping[f"other_{name}"] for name in ("number", *GENERATION_COLUMNS, "evidence_sequence")}
     return Gallery(
-        pk=row.pk,
-        name=row.name,
-        fingerprint=row.fingerprint,
-        dimension=row.dimension,
+        **{name: value for name, value in row._mapping.items() if name in PLAIN_COLUMNS},
         settings=GallerySettings(risk=risk, quality_gate=quality_gate, **stored),
-        created_at=row.created_at,
         seal=vault.seal(row.pk, row.wrapped, row.master_key),
         subjects=row.subject_count,
         templates=row.template_count,
-        evidence_sequence=row.evidence_sequence,
         generation=row.current_generation,
-        current_generation=row.current_generation,
-        log_floor=row.log_floor,
-        last_change=row.last_change,
-        other=_other_generation(row),
+        other=None if row.other_number is None else Generation(**other),
         moved=bool(row.moved),
-        version=row.version,
-        erased=row.erased,
-        webhooks=row.webhooks,
     )
+
+
+def gallery_value(connection: Connection, gallery_pk: int, column: sa.ColumnElement[Any]) -> Any:
+    """Return the value of a column of ``galleries``; None if the gallery was deleted."""
+    return connection.execute(sa.select(column).where(galleries.c.pk == gallery_pk)).scalar()
+
+
+def update_gallery(connection: Connection, gallery_pk: int, **values: Any) -> None:
+    connection.execute(galleries.update().where(galleries.c.pk == gallery_pk).values(**values))
 
 
 def _moved() -> sa.ColumnElement[bool]:
@@ -81,18 +84,4 @@ def _evidence_sequence(generation: sa.ColumnElement[int]) -> sa.ScalarSelect[int
         sa.select(evidence.c.sequence)
         .where(evidence.c.gallery_pk == galleries.c.pk, evidence.c.generation == generation)
         .scalar_subquery()
-    )
-
-
-def _other_generation(row: sa.Row[Any]) -> Generation | None:
-    if row.other_generation is None:
-        return None
-    return Generation(
-        number=row.other_generation,
-        fingerprint=row.other_fingerprint,
-        dimension=row.other_dimension,
-        model=row.other_model,
-        state=row.other_state,
-        details=row.other_details,
-        evidence_sequence=row.other_evidence_sequence,
     )

@@ -6,12 +6,15 @@ vector cannot end up in the wrong generation.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import numpy as np
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from models.runtime.network import Float
 from service.core.errors import InvalidRequestError, MigrationIncompleteError, MigrationStateError
@@ -19,34 +22,21 @@ from service.domain.gallery import Gallery, Generation
 from service.domain.outcomes import RiskTarget
 from service.storage.audit.log import Entry, append, record
 from service.storage.db.engine import Database
+from service.storage.db.row_sealing import open_disagreement, seal_disagreement
 from service.storage.db.tables import (
     crops,
     evidence,
     galleries,
     generations,
     index_states,
+    jobs,
     subjects,
     templates,
     vectors,
 )
-from service.storage.repositories.generation_rows import (
-    Coverage,
-    Disagreement,
-    add_to_details,
-    close_disagreement,
-    coverage_of,
-    fingerprints,
-    has_vector,
-    insert_vectors,
-    is_generation,
-    live_generations,
-    queue_job,
-    read_disagreement,
-    state_of,
-    switch_current,
-    templates_on_sight,
-)
-from service.storage.repositories.job_records import ItemOutcome, Job, record_in
+from service.storage.repositories.change_log import append_changes
+from service.storage.repositories.gallery_rows import gallery_value, update_gallery
+from service.storage.repositories.job_records import ItemOutcome, Job, create_in, record_in
 
 FILL: Final = "migrate"
 """Kind of job that embeds stored crops."""
@@ -54,6 +44,39 @@ DROP: Final = "drop_vectors"
 """Kind of job that deletes the vectors of a dropped generation."""
 MAX_SIMILARITY: Final = 0.99
 """A face more similar to a stored one is redundant: the next frame of a video, or the same photo."""
+MAX_DISAGREEMENTS: Final = 20
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Number of a gallery's templates, of those ``embedded`` by a generation, and of others ``with_crop`` to embed.
+
+    The remaining templates get a vector when their subject is identified again.
+    """
+
+    templates: int
+    embedded: int
+    with_crop: int
+
+    @property
+    def without_crop(self) -> int:
+        return self.templates - self.embedded - self.with_crop
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        return {"templates": self.templates, "embedded": self.embedded}
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """One search with different answers of two recognizers. A subject key is None if no subject was near.
+
+    Stored sealed, with keyed hashes of its subjects, so that their erasure deletes it.
+    """
+
+    outcomes: tuple[str, str]
+    subject_pks: tuple[int | None, int | None]
+    similarities: tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -77,74 +100,58 @@ class GenerationStore:
     def list_live(self, gallery: Gallery) -> list[Generation]:
         """Return all generations except dropped ones, the current one first."""
         with self._database.read() as connection:
-            return live_generations(connection, gallery)
+            return [one for one in _live(connection, gallery) if one is not None]
 
     def disagreements(self, gallery: Gallery, generation: Generation) -> list[Disagreement]:
-        """Return the latest disagreements of a shadow generation.
-
-        Raises:
-            StorageError: they cannot be read.
-            MasterKeyError: they cannot be opened.
-        """
+        """Return the latest disagreements of a shadow generation. Raises StorageError, MasterKeyError."""
         stored = generation.details.get("disagreements", [])
         named = {lookup for one in stored for lookup in one["subjects"] if lookup is not None}
-        keys: dict[str | None, int | None] = {None: None}
         own = (subjects.c.gallery_pk == gallery.pk) & subjects.c.lookup.in_(named)
+        found = []
         with self._database.read() as connection:
-            if named:
-                keys |= {row.lookup: row.pk for row in connection.execute(sa.select(subjects).where(own))}
-            return [read_disagreement(gallery, one, keys) for one in stored]
+            keys = {row.lookup: row.pk for row in connection.execute(sa.select(subjects).where(own))} if named else {}
+            for one in stored:
+                first, second = one["subjects"]
+                (one_outcome, other_outcome), (one_score, other_score) = open_disagreement(gallery.seal, one["sealed"])
+                pks = keys.get(first), keys.get(second)
+                found.append(Disagreement((one_outcome, other_outcome), pks, (one_score, other_score)))
+        return found
 
     def coverage(self, gallery: Gallery, generation: int) -> Coverage:
         with self._database.read() as connection:
-            return coverage_of(connection, gallery, generation)
+            return _coverage(connection, gallery, generation)
 
     # Transitions
 
     def start(self, gallery: Gallery, fingerprint: str, dimension: int, model: str, on_sight: bool) -> None:
         """Begin a shadow generation, or resume one that was set aside.
 
-        Raises:
-            MigrationStateError: the gallery uses this recognizer, or another migration is not finished.
+        Raises MigrationStateError if the gallery uses this recognizer, or another migration is not finished.
         """
         now = datetime.now(UTC)
         with self._database.change(gallery) as connection:
-            current, *rest = live_generations(connection, gallery)
+            current, other = _live(connection, gallery)
             if fingerprint == current.fingerprint:
                 raise MigrationStateError(f"gallery {gallery.name!r} already uses this recognizer")
-            if rest and (rest[0].fingerprint != fingerprint or rest[0].state == "previous"):
+            if other is not None and (other.fingerprint != fingerprint or other.state == "previous"):
                 raise MigrationStateError(
-                    f"gallery {gallery.name!r} still keeps the vectors of {rest[0].model or rest[0].fingerprint[:12]}"
+                    f"gallery {gallery.name!r} still keeps the vectors of {other.model or other.fingerprint[:12]}"
                 )
-            if rest:
-                number, details = rest[0].number, {**rest[0].details, "on_sight": on_sight}
-                changed = {"state": "shadow", "details": details, "updated_at": now}
-                connection.execute(generations.update().where(is_generation(gallery, number)).values(**changed))
+            if other is not None:
+                number = other.number
+                _update(connection, gallery, number, state="shadow", details={**other.details, "on_sight": on_sight})
             else:
-                number = (
-                    1
-                    + connection.execute(
-                        sa.select(sa.func.max(generations.c.generation)).where(generations.c.gallery_pk == gallery.pk)
-                    ).scalar_one()
-                )
-                connection.execute(
-                    generations.insert().values(
-                        gallery_pk=gallery.pk,
-                        generation=number,
-                        fingerprint=fingerprint,
-                        dimension=dimension,
-                        model=model,
-                        state="shadow",
-                        details={"on_sight": on_sight},
-                        created_at=now,
-                        updated_at=now,
-                    )
-                )
-            repeated = bool(rest) and rest[0].state == "shadow"
+                last = sa.select(sa.func.max(generations.c.generation)).where(generations.c.gallery_pk == gallery.pk)
+                number = connection.execute(last).scalar_one() + 1
+                key = {"gallery_pk": gallery.pk, "generation": number, "created_at": now, "updated_at": now}
+                about = {"fingerprint": fingerprint, "dimension": dimension, "model": model}
+                new = generations.insert().values(**key, **about, state="shadow", details={"on_sight": on_sight})
+                connection.execute(new)
+            repeated = other is not None and other.state == "shadow"
             if not repeated:
-                about: dict[str, Any] = {"recognizer": fingerprint, "model": model, "on_sight": on_sight}
-                record(self._database.vault, connection, "migration_started", gallery, **about)
-            queue_job(connection, gallery, FILL, number, fingerprint, unless_running=repeated)
+                details: dict[str, Any] = {"recognizer": fingerprint, "model": model, "on_sight": on_sight}
+                record(self._database.vault, connection, "migration_started", gallery, **details)
+            _queue_job(connection, gallery, FILL, number, fingerprint, unless_running=repeated)
 
     def cut_over(self, gallery: Gallery, min_share: float, risk: RiskTarget | None) -> None:
         """Make the shadow generation current. ``risk`` replaces the gallery's, which a rollback restores.
@@ -155,64 +162,51 @@ class GenerationStore:
             InvalidRequestError: the gallery uses a similarity threshold, which another recognizer does not share.
         """
         with self._database.change(gallery) as connection:
-            current, *rest = live_generations(connection, gallery)
-            if rest and rest[0].state == "previous":
+            current, other = _live(connection, gallery)
+            if other is not None and other.state == "previous":
                 return
-            if not rest or rest[0].state != "shadow":
+            if other is None or other.state != "shadow":
                 raise MigrationStateError(f"gallery {gallery.name!r} has no shadow generation to cut over to")
-            covered = coverage_of(connection, gallery, rest[0].number)
+            covered = _coverage(connection, gallery, other.number)
             if covered.embedded < min_share * covered.templates:
                 raise MigrationIncompleteError(
                     f"{covered.embedded} of {covered.templates} templates have vectors of the new recognizer",
-                    embedded=covered.embedded,
-                    templates=covered.templates,
+                    **covered.counts,
                 )
-            settings = connection.execute(
-                sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)
-            ).scalar_one()
-            if risk is None and settings["risk"]["kind"] == "threshold":
+            before = gallery_value(connection, gallery.pk, galleries.c.settings)["risk"]
+            if risk is None and before["kind"] == "threshold":
                 raise InvalidRequestError(
                     "risk: the gallery uses a similarity threshold, which another recognizer does not share. "
                     "Give a new risk or threshold."
                 )
-            details = {key: value for key, value in current.details.items() if key != "risk"}
+            kept = {key: value for key, value in current.details.items() if key != "risk"}
             if risk is not None:
-                details["risk"] = settings["risk"]
-            switch_current(connection, gallery, current, rest[0], "previous", details, asdict(risk) if risk else None)
-            queue_job(
-                connection, gallery, FILL, rest[0].number, rest[0].fingerprint
-            )  # templates enrolled since the last fill
-            counts = {"templates": covered.templates, "embedded": covered.embedded}
-            details = fingerprints(current, rest[0]) | counts
+                kept["risk"] = before
+            _update(connection, gallery, current.number, state="previous", details=kept)
+            _make_current(connection, gallery, other, asdict(risk) if risk else None)
+            # For templates enrolled since the last fill.
+            _queue_job(connection, gallery, FILL, other.number, other.fingerprint)
+            details = _fingerprints(current, other) | covered.counts
             record(self._database.vault, connection, "migration_cut_over", gallery, **details)
 
     def roll_back(self, gallery: Gallery) -> None:
-        """Make the previous generation current again, or set the shadow aside. Deletes nothing.
+        """Make the previous generation current again, or set the shadow aside; delete nothing.
 
-        Raises:
-            MigrationStateError: there is no other generation.
+        Raises MigrationStateError.
         """
         with self._database.change(gallery) as connection:
-            current, *rest = live_generations(connection, gallery)
-            if not rest:
+            current, other = _live(connection, gallery)
+            if other is None:
                 raise MigrationStateError(f"gallery {gallery.name!r} has no other generation to roll back to")
-            if rest[0].state == "set_aside":
+            if other.state == "set_aside":
                 return
-            if rest[0].state == "shadow":
-                changed = {"state": "set_aside", "updated_at": datetime.now(UTC)}
-                connection.execute(generations.update().where(is_generation(gallery, rest[0].number)).values(**changed))
-                back = current
-            else:
-                back = rest[0]
-                switch_current(
-                    connection, gallery, current, back, "set_aside", current.details, back.details.get("risk")
-                )
+            away, back = (other, current) if other.state == "shadow" else (current, other)
+            _update(connection, gallery, away.number, state="set_aside")
+            if back is other:
+                _make_current(connection, gallery, back, back.details.get("risk"))
             # Templates enrolled meanwhile may lack its vectors.
-            queue_job(connection, gallery, FILL, back.number, back.fingerprint)
-            covered = coverage_of(connection, gallery, back.number)
-            away = rest[0] if back is current else current
-            counts = {"templates": covered.templates, "embedded": covered.embedded}
-            details = fingerprints(away, back) | counts
+            _queue_job(connection, gallery, FILL, back.number, back.fingerprint)
+            details = _fingerprints(away, back) | _coverage(connection, gallery, back.number).counts
             record(self._database.vault, connection, "migration_rolled_back", gallery, **details)
 
     def finish(self, gallery: Gallery, force: bool) -> None:
@@ -223,42 +217,34 @@ class GenerationStore:
             MigrationIncompleteError: a template would lose its only vector, and ``force`` is false.
         """
         with self._database.change(gallery) as connection:
-            current, *rest = live_generations(connection, gallery)
+            current, away = _live(connection, gallery)
             ended = sa.exists().where(generations.c.gallery_pk == gallery.pk, generations.c.state == "dropped")
-            if not rest and connection.execute(sa.select(ended)).scalar():
+            if away is None and connection.execute(sa.select(ended)).scalar():
                 return
-            if not rest or rest[0].state == "shadow":
+            if away is None or away.state == "shadow":
                 raise MigrationStateError(
                     f"gallery {gallery.name!r} has no migration to finish: cut it over or roll it back first"
                 )
-            away = rest[0]
-            only_there = sa.select(sa.func.count()).select_from(templates)
-            only_there = only_there.where(
-                templates.c.gallery_pk == gallery.pk, ~has_vector(current.number), has_vector(away.number)
-            )
-            lost = connection.execute(only_there).scalar_one()
+            only_there = _templates_of(gallery, ~_has_vector(current.number), _has_vector(away.number))
+            lost = connection.execute(only_there.with_only_columns(sa.func.count())).scalar_one()
             if lost and not force:
-                covered = coverage_of(connection, gallery, current.number)
                 raise MigrationIncompleteError(
                     f"{lost} templates have vectors of the dropped recognizer only",
-                    embedded=covered.embedded,
-                    templates=covered.templates,
+                    **_coverage(connection, gallery, current.number).counts,
                 )
-            changed = {"state": "dropped", "updated_at": datetime.now(UTC)}
-            connection.execute(generations.update().where(is_generation(gallery, away.number)).values(**changed))
+            _update(connection, gallery, away.number, state="dropped")
             for table in (evidence, index_states):
-                connection.execute(
-                    table.delete().where(table.c.gallery_pk == gallery.pk, table.c.generation == away.number)
-                )
-            queue_job(connection, gallery, DROP, away.number, away.fingerprint)
-            details = fingerprints(away, current) | {"left_out": lost}
+                own = (table.c.gallery_pk == gallery.pk) & (table.c.generation == away.number)
+                connection.execute(table.delete().where(own))
+            _queue_job(connection, gallery, DROP, away.number, away.fingerprint)
+            details = _fingerprints(away, current) | {"left_out": lost}
             record(self._database.vault, connection, "migration_finished", gallery, **details)
 
     def delete_vectors(self, gallery: Gallery, generation: int, keys: Sequence[int]) -> None:
         """Delete these templates' vectors of a dropped generation; do nothing for any other."""
         chosen = vectors.c.template_pk.in_(list(keys)) & (vectors.c.generation == generation)
         with self._database.change(gallery) as connection:
-            if state_of(connection, gallery, generation) == "dropped":
+            if _value(connection, gallery, generation, generations.c.state) == "dropped":
                 connection.execute(vectors.delete().where(chosen))
 
     # Fill of a generation
@@ -268,30 +254,21 @@ class GenerationStore:
 
         Not paged, because each page would scan all templates again.
         """
-        query = (
-            sa.select(templates.c.pk)
-            .join(crops, crops.c.template_pk == templates.c.pk)
-            .where(templates.c.gallery_pk == gallery.pk, ~has_vector(generation))
-        )
+        cropped = _templates_of(gallery, ~_has_vector(generation)).join(crops, crops.c.template_pk == templates.c.pk)
         with self._database.read() as connection:
-            return sorted(connection.execute(query).scalars())
+            return sorted(connection.execute(cropped).scalars())
 
     def embedded_keys(self, gallery: Gallery, generation: int) -> list[int]:
         """Return the keys of templates that have a vector of a generation."""
-        query = sa.select(templates.c.pk).where(templates.c.gallery_pk == gallery.pk, has_vector(generation))
         with self._database.read() as connection:
-            return sorted(connection.execute(query).scalars())
+            return sorted(connection.execute(_templates_of(gallery, _has_vector(generation))).scalars())
 
     def crops(self, gallery: Gallery, keys: Sequence[int]) -> list[SealedCrop]:
         """Return the crops of these templates, without deleted ones."""
-        query = (
-            sa.select(templates.c.pk, templates.c.id, crops.c.sealed)
-            .join(crops, crops.c.template_pk == templates.c.pk)
-            .where(templates.c.gallery_pk == gallery.pk, templates.c.pk.in_(list(keys)))
-        )
+        chosen = _templates_of(gallery, templates.c.pk.in_(list(keys)))
+        query = chosen.join(crops, crops.c.template_pk == templates.c.pk).add_columns(templates.c.id, crops.c.sealed)
         with self._database.read() as connection:
-            rows = connection.execute(query)
-            return [SealedCrop(row.pk, row.id, row.sealed) for row in rows]
+            return [SealedCrop(*row) for row in connection.execute(query)]
 
     def add(
         self,
@@ -306,49 +283,43 @@ class GenerationStore:
 
         Returns whether a cancellation of the job was requested. Raises LeaseLostError.
         """
+        lacking = _templates_of(gallery, templates.c.pk.in_(list(made)), ~_has_vector(generation))
         with self._database.change(gallery) as connection:
-            lacking = sa.select(templates.c.pk, templates.c.subject_pk).where(
-                templates.c.gallery_pk == gallery.pk, templates.c.pk.in_(list(made)), ~has_vector(generation)
-            )
-            rows = connection.execute(lacking).all()
-            if rows and state_of(connection, gallery, generation) != "dropped":
-                insert_vectors(
-                    connection, gallery, generation, [(row.pk, row.subject_pk, made[row.pk]) for row in rows]
-                )
-                add_to_details(connection, gallery, generation, by_crop=len(rows))
+            rows = connection.execute(lacking.add_columns(templates.c.subject_pk)).all()
+            if rows and _value(connection, gallery, generation, generations.c.state) != "dropped":
+                new = [(row.pk, row.subject_pk, made[row.pk]) for row in rows]
+                _insert_vectors(connection, gallery, generation, new)
+                _add_to_details(connection, gallery, generation, by_crop=len(rows))
             return record_in(connection, job, outcomes, seconds)
 
     def has_subject(self, generation: int, subject_pk: int) -> bool:
         """Return whether a subject has a vector of this generation."""
-        query = sa.select(templates.c.pk).where(templates.c.subject_pk == subject_pk, has_vector(generation)).limit(1)
+        query = sa.select(templates.c.pk).where(templates.c.subject_pk == subject_pk, _has_vector(generation)).limit(1)
         with self._database.read() as connection:
             return connection.execute(query).first() is not None
 
     def needs_sight(self, generation: int, subject_pk: int) -> bool:
         """Return whether a subject has a template without a crop and without a vector of this generation."""
         with self._database.read() as connection:
-            return connection.execute(templates_on_sight(generation, subject_pk)).first() is not None
+            return connection.execute(_template_on_sight(generation, subject_pk)).first() is not None
 
     def add_on_sight(self, gallery: Gallery, generation: int, subject_pk: int, vector: Float) -> bool:
         """Store the (d,) vector of an identified face for one template that has no crop; return whether it was stored.
 
         A face that is nearly identical to a stored one is skipped.
         """
+        stored = sa.select(vectors.c.vector).join(templates, templates.c.pk == vectors.c.template_pk)
+        stored = stored.where(templates.c.subject_pk == subject_pk, vectors.c.generation == generation)
         with self._database.change(gallery) as connection:
-            template = connection.execute(templates_on_sight(generation, subject_pk)).first()
-            if template is None or state_of(connection, gallery, generation) != "shadow":
+            template = connection.execute(_template_on_sight(generation, subject_pk)).first()
+            if template is None or _value(connection, gallery, generation, generations.c.state) != "shadow":
                 return False
-            known = connection.execute(
-                sa.select(vectors.c.vector)
-                .join(templates, templates.c.pk == vectors.c.template_pk)
-                .where(templates.c.subject_pk == subject_pk, vectors.c.generation == generation)
-            ).scalars()
-            if (gallery.seal.open_vectors(known.all(), generation, len(vector)) @ vector).max(
-                initial=-1
-            ) > MAX_SIMILARITY:
+            sealed = connection.execute(stored).scalars().all()
+            known = gallery.seal.open_vectors(sealed, generation, len(vector))
+            if (known @ vector).max(initial=-1) > MAX_SIMILARITY:
                 return False
-            insert_vectors(connection, gallery, generation, [(template.pk, subject_pk, vector)])
-            add_to_details(connection, gallery, generation, by_sight=1)
+            _insert_vectors(connection, gallery, generation, [(template.pk, subject_pk, vector)])
+            _add_to_details(connection, gallery, generation, by_sight=1)
             query = sa.select(subjects.c.lookup).where(subjects.c.pk == subject_pk)
             lookup, owner = connection.execute(query).scalar_one(), (gallery.pk, gallery.name)
             entry = Entry("template_on_sight", owner, lookup, details={"template": template.id})
@@ -359,19 +330,129 @@ class GenerationStore:
         self, gallery: Gallery, generation: int, counts: Mapping[str, int], disagreements: Sequence[Disagreement]
     ) -> None:
         """Add counts and disagreements of searches that a shadow generation answered too."""
+        named = {pk for one in disagreements for pk in one.subject_pks if pk is not None}
+        own = (subjects.c.gallery_pk == gallery.pk) & subjects.c.pk.in_(named)
         with self._database.change(gallery) as connection:
-            if state_of(connection, gallery, generation) == "shadow":
-                # Drop disagreements about subjects that were erased since the search.
-                named = {pk for one in disagreements for pk in one.subject_pks if pk is not None}
-                own = (subjects.c.gallery_pk == gallery.pk) & subjects.c.pk.in_(named)
-                there: dict[int | None, str | None] = {None: None}
-                there |= {
-                    row.pk: row.lookup
-                    for row in connection.execute(sa.select(subjects.c.pk, subjects.c.lookup).where(own))
+            if _value(connection, gallery, generation, generations.c.state) != "shadow":
+                return
+            found = connection.execute(sa.select(subjects.c.pk, subjects.c.lookup).where(own))
+            lookups: dict[int | None, str | None] = {None: None} | {row.pk: row.lookup for row in found}
+            # Without disagreements about subjects that were erased since the search.
+            kept = [
+                {
+                    "subjects": [lookups[pk] for pk in one.subject_pks],
+                    "sealed": seal_disagreement(gallery.seal, one.outcomes, one.similarities),
                 }
-                kept = [
-                    close_disagreement(gallery, one, there)
-                    for one in disagreements
-                    if there.keys() >= set(one.subject_pks)
-                ]
-                add_to_details(connection, gallery, generation, kept, **counts)
+                for one in disagreements
+                if lookups.keys() >= set(one.subject_pks)
+            ]
+            _add_to_details(connection, gallery, generation, kept, **counts)
+
+
+# Rows, within a transaction of the caller
+
+
+def _live(connection: Connection, gallery: Gallery) -> tuple[Generation, Generation | None]:
+    """Return the current generation, and the other one that is not dropped."""
+    query = sa.select(generations).where(generations.c.gallery_pk == gallery.pk, generations.c.state != "dropped")
+    found = [
+        Generation(row.generation, row.fingerprint, row.dimension, row.model, row.state, row.details)
+        for row in connection.execute(query)
+    ]
+    current, *rest = sorted(found, key=lambda one: one.state != "current")
+    return current, rest[0] if rest else None
+
+
+def _is_generation(gallery: Gallery, generation: int) -> sa.ColumnElement[bool]:
+    return (generations.c.gallery_pk == gallery.pk) & (generations.c.generation == generation)
+
+
+def _value(connection: Connection, gallery: Gallery, generation: int, column: sa.ColumnElement[Any]) -> Any:
+    return connection.execute(sa.select(column).where(_is_generation(gallery, generation))).scalar_one()
+
+
+def _update(connection: Connection, gallery: Gallery, generation: int, **values: Any) -> None:
+    changing = generations.update().where(_is_generation(gallery, generation))
+    connection.execute(changing.values(**values, updated_at=datetime.now(UTC)))
+
+
+def _has_vector(generation: int) -> sa.ColumnElement[bool]:
+    own = (vectors.c.template_pk == templates.c.pk) & (vectors.c.generation == generation)
+    return sa.exists().where(own).correlate(templates)
+
+
+def _templates_of(gallery: Gallery, *conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    return sa.select(templates.c.pk).where(templates.c.gallery_pk == gallery.pk, *conditions)
+
+
+def _template_on_sight(generation: int, subject_pk: int) -> sa.Select[Any]:
+    cropped = sa.exists().where(crops.c.template_pk == templates.c.pk).correlate(templates)
+    waiting = (templates.c.subject_pk == subject_pk) & ~_has_vector(generation) & ~cropped
+    return sa.select(templates.c.pk, templates.c.id).where(waiting).order_by(templates.c.pk).limit(1)
+
+
+def _coverage(connection: Connection, gallery: Gallery, generation: int) -> Coverage:
+    own = sa.select(sa.func.count()).select_from(templates).where(templates.c.gallery_pk == gallery.pk)
+    cropped = own.join(crops, crops.c.template_pk == templates.c.pk)
+    counted = (own, own.where(_has_vector(generation)), cropped.where(~_has_vector(generation)))
+    return Coverage(*(int(connection.execute(query).scalar_one()) for query in counted))
+
+
+def _make_current(connection: Connection, gallery: Gallery, chosen: Generation, risk: Mapping[str, Any] | None) -> None:
+    _update(connection, gallery, chosen.number, state="current")
+    values: dict[str, Any] = {"fingerprint": chosen.fingerprint, "dimension": chosen.dimension}
+    if risk is not None:
+        values["settings"] = gallery_value(connection, gallery.pk, galleries.c.settings) | {"risk": dict(risk)}
+    update_gallery(connection, gallery.pk, current_generation=chosen.number, **values)
+
+
+def _insert_vectors(
+    connection: Connection, gallery: Gallery, generation: int, made: Sequence[tuple[int, int, Float]]
+) -> None:
+    """Insert (template key, subject key, (d,) vector) rows with change log lines."""
+    sealed = gallery.seal.close_vectors(np.stack([vector for *_, vector in made]), generation)
+    pairs = zip(made, sealed, strict=True)
+    rows = [{"template_pk": pk, "generation": generation, "vector": value} for (pk, *_), value in pairs]
+    connection.execute(vectors.insert(), rows)
+    append_changes(connection, gallery, [(pk, subject_pk) for pk, subject_pk, _ in made])
+
+
+def _add_to_details(
+    connection: Connection,
+    gallery: Gallery,
+    generation: int,
+    disagreements: Sequence[Mapping[str, Any]] = (),
+    **counts: int,
+) -> None:
+    """Add counts and stored disagreements to a generation's details."""
+    details = _value(connection, gallery, generation, generations.c.details)
+    latest = [*details.get("disagreements", []), *disagreements][-MAX_DISAGREEMENTS:]
+    summed = dict(Counter(details.get("counts", {})) + Counter(counts))
+    _update(connection, gallery, generation, details={**details, "counts": summed, "disagreements": latest})
+
+
+def _queue_job(
+    connection: Connection,
+    gallery: Gallery,
+    kind: str,
+    generation: int,
+    fingerprint: str,
+    unless_running: bool = False,
+) -> None:
+    """Queue a job unless an equal one is queued, or running and ``unless_running``.
+
+    A running job may already have listed its templates, and a cancelled one will not finish: neither suffices.
+    """
+    wanted = {"generation": generation, "fingerprint": fingerprint}
+    unfinished = sa.select(jobs.c.parameters).where(
+        jobs.c.gallery_pk == gallery.pk,
+        jobs.c.kind == kind,
+        jobs.c.state.in_(["queued", "running"] if unless_running else ["queued"]),
+        ~jobs.c.cancel,
+    )
+    if wanted not in connection.execute(unfinished).scalars().all():
+        create_in(connection, gallery, kind, wanted)
+
+
+def _fingerprints(left: Generation, entered: Generation) -> dict[str, Any]:
+    return {"from": left.fingerprint, "to": entered.fingerprint}

@@ -82,21 +82,9 @@ def create_in(
 ) -> str:
     """Queue a job within the caller's transaction; return its id."""
     now, job_id = datetime.now(UTC), job_id or uuid.uuid4().hex
-    connection.execute(
-        jobs.insert().values(
-            id=job_id,
-            kind=kind,
-            gallery_pk=gallery.pk,
-            state="queued",
-            parameters=parameters,
-            progress=vars(Progress()),
-            actor=current_actor().name,
-            cancel=False,
-            erased=gallery.erased,
-            created_at=now,
-            updated_at=now,
-        )
-    )
+    job = {"id": job_id, "kind": kind, "gallery_pk": gallery.pk, "parameters": parameters, "erased": gallery.erased}
+    start = {"state": "queued", "progress": vars(Progress()), "actor": current_actor().name, "cancel": False}
+    connection.execute(jobs.insert().values(**job, **start, created_at=now, updated_at=now))
     return job_id
 
 
@@ -114,44 +102,38 @@ def record_in(
         seconds: total duration of the job's work.
         total, details: replace the values of the progress, if given.
 
-    Returns:
-        Whether cancellation was requested.
-
-    Raises:
-        LeaseLostError: another process owns the job; the transaction must not be committed.
+    Return whether cancellation was requested. After LeaseLostError the transaction must not be committed.
     """
     row = own_row(connection, job)
     now = datetime.now(UTC)
     given = {job.seal.pseudonym(ITEM, outcome.item): outcome for outcome in outcomes}
     known = sa.select(job_items.c.lookup).where(job_items.c.job_pk == job.pk, job_items.c.lookup.in_(list(given)))
-    before = set(connection.execute(known).scalars()) if given else set()
-    unknown = {lookup: outcome for lookup, outcome in given.items() if lookup not in before}
-    new = list(unknown.values())
+    recorded = set(connection.execute(known).scalars()) if given else set()
+    new = {lookup: outcome for lookup, outcome in given.items() if lookup not in recorded}
     if new:
-        concerned = {outcome.subject for outcome in new if outcome.subject is not None}
+        concerned = {outcome.subject for outcome in new.values() if outcome.subject is not None}
         erased = erased_since(connection, row.gallery_pk, job.seal, concerned, job.erased)
-        rows = [_item(job, lookup, o, o.subject in erased) | {"at": now} for lookup, o in unknown.items()]
+        rows = [_item(job, lookup, one, one.subject in erased) | {"at": now} for lookup, one in new.items()]
         connection.execute(job_items.insert(), rows)
-    progress = Progress(**row.progress)
-    document = vars(progress) | {
-        "total": progress.total if total is None else total,
-        "done": progress.done + len(new),
-        "failed": progress.failed + sum(o.problem is not None for o in new),
-        "seconds": round(seconds, 3),
-        "takeovers": 0 if new else progress.takeovers,
-        "counts": dict(Counter(progress.counts) + Counter(o.outcome for o in new)),
-        "details": progress.details | details,
-    }
-    connection.execute(jobs.update().where(jobs.c.pk == job.pk).values(progress=document, updated_at=now))
+    before = Progress(**row.progress)
+    progress = Progress(
+        total=before.total if total is None else total,
+        done=before.done + len(new),
+        failed=before.failed + sum(one.problem is not None for one in new.values()),
+        seconds=round(seconds, 3),
+        takeovers=0 if new else before.takeovers,
+        counts=dict(Counter(before.counts) + Counter(one.outcome for one in new.values())),
+        details=before.details | details,
+    )
+    connection.execute(jobs.update().where(jobs.c.pk == job.pk).values(progress=vars(progress), updated_at=now))
     return bool(row.cancel)
 
 
 def _item(job: Job, lookup: str, outcome: ItemOutcome, erased: bool) -> dict[str, Any]:
-    item = {"item": outcome.item, "outcome": outcome.outcome, "problem": outcome.problem, "subject": outcome.subject}
     return {
         "job_pk": job.pk,
         "lookup": lookup,
-        "sealed": blank_item(job.seal) if erased else job.seal.close_json(item, ITEM),
+        "sealed": blank_item(job.seal) if erased else job.seal.close_json(vars(outcome), ITEM),
         "failed": outcome.problem is not None,
         "subject": None if outcome.subject is None or erased else subject_lookup(job.seal, outcome.subject),
     }

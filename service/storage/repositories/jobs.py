@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, get_args
 
@@ -18,7 +18,6 @@ from sqlalchemy.engine import Connection
 
 from kith.wire.common import JobState
 from service.core.errors import (
-    GalleryNotFoundError,
     JobNotFoundError,
     JobUnrunnableError,
     MasterKeyError,
@@ -29,20 +28,13 @@ from service.domain.events import Event
 from service.domain.gallery import Gallery, NewTemplate
 from service.security.sealing import Seal
 from service.storage.audit.log import Entry, append, record
-from service.storage.db.engine import Database
+from service.storage.db.engine import Database, deleted_meanwhile
 from service.storage.db.row_sealing import ITEM, PROBLEM
 from service.storage.db.tables import data_keys, galleries, job_items, jobs
 from service.storage.events.outbox import Origin, publish
 from service.storage.repositories.erasures import erased_error, erased_since, erased_templates_since
-from service.storage.repositories.job_records import (
-    ItemOutcome,
-    Job,
-    Progress,
-    create_in,
-    own_row,
-    record_in,
-)
-from service.storage.repositories.templates import add_templates, existing_ids
+from service.storage.repositories.job_records import ItemOutcome, Job, Progress, create_in, own_row, record_in
+from service.storage.repositories.templates import add_templates, existing_ids, report_enrollment
 
 FINISHED: Final[tuple[JobState, ...]] = ("succeeded", "failed", "cancelled")
 ENROLLED: Final = "enrolled"
@@ -55,6 +47,7 @@ MAX_CANDIDATES: Final = 16
 """Free jobs that a claim considers."""
 MAX_LEASE: Final = timedelta(hours=1)
 """Longest lease. A later end was written by a wrong clock."""
+JOB_COLUMNS: Final = tuple(part.name for part in fields(Job) if part.name not in {"progress", "problem", "seal"})
 
 
 @dataclass(frozen=True)
@@ -90,8 +83,7 @@ class JobStore:
 
     def create(self, gallery: Gallery, kind: str, parameters: dict[str, Any], job_id: str | None = None) -> Job:
         """Queue a job. Raises GalleryNotFoundError."""
-        deleted = GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
-        with self._database.write(deleted) as connection:
+        with self._database.write(deleted_meanwhile(gallery)) as connection:
             created = create_in(connection, gallery, kind, parameters, job_id)
             record(self._database.vault, connection, "job_queued", gallery, job=created, kind=kind)
         return self.job(created)
@@ -99,7 +91,7 @@ class JobStore:
     def job(self, job_id: str) -> Job:
         """Raises JobNotFoundError."""
         with self._database.read() as connection:
-            return self._found(connection, job_id)
+            return self._job(_row(connection, job_id))
 
     def list_jobs(
         self,
@@ -192,26 +184,16 @@ class JobStore:
                 return None
             died = row.state == "running" and row.owner != NO_PROCESS and not row.owner.startswith(process)
             progress = row.progress | {"takeovers": row.progress["takeovers"] + died}
-            owner = f"{process}:{uuid.uuid4().hex[:8]}"
-            connection.execute(
-                jobs.update()
-                .where(jobs.c.pk == row.pk)
-                .values(
-                    state="running",
-                    owner=owner,
-                    lease_until=now + timedelta(seconds=lease_s),
-                    progress=progress,
-                    updated_at=now,
-                )
-            )
-            return self._found(connection, row.id)
+            owner, until = f"{process}:{uuid.uuid4().hex[:8]}", now + timedelta(seconds=lease_s)
+            claimed = {"state": "running", "owner": owner, "lease_until": until}
+            _update(connection, row.pk, **claimed, progress=progress, updated_at=now)
+            return self._job(_row(connection, row.id))
 
     def renew(self, job: Job, lease_s: float) -> bool:
         """Renew the lease; return whether cancellation was requested. Raises LeaseLostError."""
         with self._database.write(_CONFLICT) as connection:
             row = own_row(connection, job)
-            until = self._database.now(connection) + timedelta(seconds=lease_s)
-            connection.execute(jobs.update().where(jobs.c.pk == job.pk).values(lease_until=until))
+            _update(connection, job.pk, lease_until=self._database.now(connection) + timedelta(seconds=lease_s))
             return bool(row.cancel)
 
     def record(
@@ -240,10 +222,7 @@ class JobStore:
         ``as_read``: require that no template was enrolled or removed since ``gallery`` was read, so that the checks of
         ``admitted`` still hold.
 
-        Raises:
-            GalleryChangedError: a template was enrolled or removed, and ``as_read``; nothing was stored.
-            GalleryNotFoundError, GalleryMovedError: the gallery was deleted, or moved to another recognizer.
-            LeaseLostError: nothing was stored.
+        Raises LeaseLostError, GalleryChangedError, GalleryNotFoundError and GalleryMovedError; nothing is stored then.
         """
         with self._database.change(gallery, as_read=as_read) as connection:
             if erased_since(connection, gallery.pk, gallery.seal, [subject_id], job.erased):
@@ -258,22 +237,16 @@ class JobStore:
             new = {template.id: template for _, template in admitted if template.id not in known}
             if new:
                 begun = replace(gallery, erased=job.erased)
-                add_templates(connection, begun, subject_id, list(new.values()), _now())
+                add_templates(connection, begun, subject_id, list(new.values()), datetime.now(UTC))
             first = {template.id: item for item, template in reversed(admitted)}
-            outcomes = [
-                ItemOutcome(
-                    item,
-                    ENROLLED if template.id in new and first[template.id] == item else ALREADY_ENROLLED,
-                    subject=subject_id,
-                )
-                for item, template in admitted
-            ]
+            outcomes = []
+            for item, template in admitted:
+                stored = template.id in new and first[template.id] == item
+                outcomes.append(ItemOutcome(item, ENROLLED if stored else ALREADY_ENROLLED, subject=subject_id))
             cancelled = record_in(connection, job, [*outcomes, *refused], seconds)
             if new:
                 counts: dict[str, Any] = {"templates": len(new), "job": job.id}
-                record(self._database.vault, connection, "templates_enrolled", gallery, subject_id, **counts)
-                enrolled = Event("enrollment", {"subject": subject_id, **counts}, subject_id)
-                publish(self._database.vault, connection, gallery, [enrolled])
+                report_enrollment(self._database.vault, connection, gallery, subject_id, **counts)
             return cancelled
 
     def finish(self, job: Job, state: JobState, problem: dict[str, Any] | None = None) -> None:
@@ -293,10 +266,7 @@ class JobStore:
     def postpone(self, job: Job, delay_s: float, max_attempts: int) -> bool:
         """Count a failed attempt, and keep the job from all processes for ``delay_s``, doubled for each earlier one.
 
-        Returns False, and changes nothing, after ``max_attempts`` since the last recorded item.
-
-        Raises:
-            LeaseLostError: another process owns the job.
+        Returns False, and changes nothing, after ``max_attempts`` since the last recorded item. Raises LeaseLostError.
         """
         with self._database.write(_CONFLICT) as connection:
             progress = own_row(connection, job).progress
@@ -305,26 +275,24 @@ class JobStore:
                 return False
             until = self._database.now(connection) + timedelta(seconds=delay_s * 2**failed)
             # Without an owner, a renewal that is still on its way cannot extend the delay.
-            changed = {"progress": progress | {"takeovers": failed + 1}, "lease_until": until, "owner": NO_PROCESS}
-            connection.execute(jobs.update().where(jobs.c.pk == job.pk).values(**changed))
+            counted = progress | {"takeovers": failed + 1}
+            _update(connection, job.pk, progress=counted, lease_until=until, owner=NO_PROCESS)
             return True
 
     # Managing jobs
 
     def cancel(self, job_id: str) -> Job:
-        """Cancel a free job at once, or request that its process stops after the current item. Raises JobNotFoundError.
+        """Cancel a free job at once, or let its process stop after the current item. Raises JobNotFoundError.
 
         Finished jobs do not change.
         """
         with self._database.write(_CONFLICT) as connection:
-            row = connection.execute(_rows().where(jobs.c.id == job_id).with_for_update(of=jobs)).first()
-            if row is None:
-                raise missing(job_id)
+            row = _row(connection, job_id, lock=True)
             if row.state not in FINISHED and _is_free(row, self._database.now(connection)):
                 _end(connection, row.pk, "cancelled", None)
                 self._report(connection, job_id)
             elif row.state == "running":
-                connection.execute(jobs.update().where(jobs.c.pk == row.pk).values(cancel=True))
+                _update(connection, row.pk, cancel=True)
             if row.state not in FINISHED:
                 entry = Entry("job_cancelled", (row.gallery_pk, row.gallery), details={"job": job_id, "kind": row.kind})
                 append(self._database.vault, connection, row.gallery_pk, [entry])
@@ -340,10 +308,8 @@ class JobStore:
             now = self._database.now(connection)
             free = (jobs.c.state == "queued") | ((jobs.c.state == "running") & _expired(now))
             stale = free & (jobs.c.updated_at < now - timedelta(days=days) / 2)
-            found = [
-                self._job(row)
-                for row in connection.execute(_rows().where(stale).order_by(jobs.c.gallery_pk, jobs.c.pk))
-            ]
+            query = _rows().where(stale).order_by(jobs.c.gallery_pk, jobs.c.pk)
+            found = [self._job(row) for row in connection.execute(query)]
         if not found:
             return 0
         could = {job.pk for job in found if ready(job)}
@@ -354,13 +320,7 @@ class JobStore:
             connection.execute(jobs.update().where(stale, jobs.c.pk.in_(could)).values(updated_at=now))
             expired, failed = stale & (jobs.c.updated_at < now - timedelta(days=days)), 0
             for job in found:
-                ended = {
-                    "state": "failed",
-                    "problem": sealed[job.pk],
-                    "owner": None,
-                    "lease_until": None,
-                    "updated_at": now,
-                }
+                ended = _ended("failed", sealed[job.pk], now)
                 if connection.execute(jobs.update().where(expired, jobs.c.pk == job.pk).values(**ended)).rowcount:
                     self._report(connection, job.id)
                     failed += 1
@@ -378,37 +338,17 @@ class JobStore:
 
     def _report(self, connection: Connection, job_id: str) -> None:
         """Report a finished job to webhooks, in the transaction that ends it."""
-        row = connection.execute(_rows().where(jobs.c.id == job_id)).one()
+        row = _row(connection, job_id)
         progress = {name: row.progress[name] for name in ("total", "done", "failed")}
         event = Event("job_finished", {"job": row.id, "kind": row.kind, "state": row.state, **progress})
         seal = self._database.vault.seal(row.gallery_pk, row.wrapped, row.master_key)
         publish(self._database.vault, connection, Origin(row.gallery_pk, row.gallery, seal), [event])
 
-    def _found(self, connection: Connection, job_id: str) -> Job:
-        row = connection.execute(_rows().where(jobs.c.id == job_id)).first()
-        if row is None:
-            raise missing(job_id)
-        return self._job(row)
-
     def _job(self, row: sa.Row[Any]) -> Job:
         seal = self._database.vault.seal(row.gallery_pk, row.wrapped, row.master_key)
-        return Job(
-            row.pk,
-            row.id,
-            row.kind,
-            row.gallery,
-            row.state,
-            row.parameters,
-            Progress(**row.progress),
-            None if row.problem is None else _problem(seal, row.problem),
-            row.actor,
-            row.cancel,
-            row.owner,
-            row.created_at,
-            row.updated_at,
-            seal,
-            row.erased,
-        )
+        problem = None if row.problem is None else _problem(seal, row.problem)
+        known = {name: row._mapping[name] for name in JOB_COLUMNS}
+        return Job(**known, progress=Progress(**row.progress), problem=problem, seal=seal)
 
 
 _CONFLICT: Final = StorageError("the job violates a constraint of the database")
@@ -444,20 +384,30 @@ def _expired(now: datetime) -> sa.ColumnElement[bool]:
 
 def _end(connection: Connection, pk: int, state: JobState, problem: bytes | None) -> None:
     """Set a job's final or queued state. ``problem`` is sealed."""
-    ended = {"state": state, "problem": problem, "owner": None, "lease_until": None, "updated_at": _now()}
-    connection.execute(jobs.update().where(jobs.c.pk == pk).values(**ended))
+    _update(connection, pk, **_ended(state, problem, datetime.now(UTC)))
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
+def _ended(state: JobState, problem: bytes | None, now: datetime) -> dict[str, Any]:
+    return {"state": state, "problem": problem, "owner": None, "lease_until": None, "updated_at": now}
+
+
+def _update(connection: Connection, pk: int, **values: Any) -> None:
+    connection.execute(jobs.update().where(jobs.c.pk == pk).values(**values))
+
+
+def _row(connection: Connection, job_id: str, lock: bool = False) -> sa.Row[Any]:
+    """Raises JobNotFoundError."""
+    query = _rows().where(jobs.c.id == job_id)
+    row = connection.execute(query.with_for_update(of=jobs) if lock else query).first()
+    if row is None:
+        raise missing(job_id)
+    return row
 
 
 def _rows() -> sa.Select[Any]:
-    keyed = jobs.join(galleries, galleries.c.pk == jobs.c.gallery_pk).outerjoin(
-        data_keys, data_keys.c.gallery_pk == jobs.c.gallery_pk
-    )
-    gallery = galleries.c.name.label("gallery")
-    return sa.select(jobs, gallery, data_keys.c.wrapped, data_keys.c.master_key).select_from(keyed)
+    columns = sa.select(jobs, galleries.c.name.label("gallery"), data_keys.c.wrapped, data_keys.c.master_key)
+    named = columns.select_from(jobs).join(galleries, galleries.c.pk == jobs.c.gallery_pk)
+    return named.outerjoin(data_keys, data_keys.c.gallery_pk == jobs.c.gallery_pk)
 
 
 def missing(job_id: str) -> JobNotFoundError:

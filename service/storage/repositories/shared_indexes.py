@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -26,12 +27,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from service.core.errors import GalleryNotFoundError, StorageBusyError, StorageError
+from service.core.errors import StorageBusyError, StorageError
 from service.domain.gallery import Gallery, Snapshot
-from service.storage.db.engine import BUSY_TIMEOUT_MS, Database
+from service.storage.db.engine import BUSY_TIMEOUT_MS, Database, deleted_meanwhile
 from service.storage.db.file_system import LOCAL_DISK_REMEDY
 from service.storage.db.tables import changes, galleries, generations, index_states, subjects, templates
 from service.storage.repositories.change_log import INDEX_EXPIRY, MIN_KEPT_LINES, SCAN_SUFFIX, read_snapshot
+from service.storage.repositories.gallery_rows import gallery_value
 from service.storage.repositories.store import Store
 
 LINES_PER_TURN: Final = 1000
@@ -79,18 +81,12 @@ class SharedIndexes:
 
         Record only changes that the index already has. On PostgreSQL, records are committed when the block ends.
 
-        Raises:
-            GalleryNotFoundError: the gallery was deleted.
-            StorageBusyError: other nodes held the turn for too long.
-            StorageError: the database does not respond.
+        Raises GalleryNotFoundError, StorageError, and StorageBusyError if other nodes held the turn for too long.
         """
-
-        def write() -> AbstractContextManager[Connection]:
-            return self._database.write(_deleted(gallery))
-
+        write = partial(self._database.write, deleted_meanwhile(gallery))
         with self._file_lock():
             with write() as connection:
-                while not self._lock_row(connection, gallery, engine):
+                while not _lock_row(connection, gallery, engine):
                     pass  # the row was deleted while this node waited for its lock
                 if self._database.file is None:
                     yield Turn(lambda: nullcontext(connection), lambda: nullcontext(connection), gallery, engine)
@@ -112,30 +108,14 @@ class SharedIndexes:
             _lock(lock.fileno(), path)
             yield
 
-    def _lock_row(self, connection: Connection, gallery: Gallery, engine: str) -> bool:
-        start = _position(connection, gallery, engine).last
-        key = {"gallery_pk": gallery.pk, "generation": gallery.generation, "updated_at": datetime.now(UTC)}
-        if self._insert(connection, key | {"engine": engine, "sequence": start}):
-            connection.execute(index_states.delete().where(_is(gallery, engine + SCAN_SUFFIX)))
-            self._insert(connection, key | {"engine": engine + SCAN_SUFFIX, "sequence": 0})
-        # Waits for the end of the turn of a node whose row the insertion found.
-        row = sa.select(index_states.c.sequence).where(_is(gallery, engine)).with_for_update()
-        return connection.execute(row).first() is not None
-
-    def _insert(self, connection: Connection, row: dict[str, object]) -> bool:
-        insert = (sqlite if self._database.dialect == "sqlite" else postgresql).insert(index_states)
-        added = insert.values(**row).on_conflict_do_nothing().returning(index_states.c.engine)
-        return connection.execute(added).first() is not None
-
     def start_over(self, gallery: Gallery) -> None:
         """Reset the positions of a gallery's shared indexes, which then scan all subjects again."""
         own = (index_states.c.gallery_pk == gallery.pk) & (index_states.c.generation == gallery.generation)
-        with self._file_lock(), self._database.write(_deleted(gallery)) as connection:
+        with self._file_lock(), self._database.write(deleted_meanwhile(gallery)) as connection:
             connection.execute(index_states.delete().where(own))
 
     def trim_log(self, name: str) -> None:
-        """Trim a gallery's change log, and delete positions of abandoned indexes. Raises GalleryNotFoundError,
-        StorageError."""
+        """Trim a gallery's change log, and forget abandoned indexes. Raises GalleryNotFoundError, StorageError."""
         store = Store(self._database)
         gallery, now = store.galleries.get(name), datetime.now(UTC)
         last = sa.select(sa.func.max(changes.c.sequence)).where(changes.c.gallery_pk == gallery.pk).scalar_subquery()
@@ -146,11 +126,10 @@ class SharedIndexes:
             .where(index_states.c.sequence < last - MIN_KEPT_LINES)
             .returning(index_states.c.engine)
         )
-        with self._file_lock(), self._database.write(_deleted(gallery)) as connection:
+        with self._file_lock(), self._database.write(deleted_meanwhile(gallery)) as connection:
             scans = [engine + SCAN_SUFFIX for engine in connection.execute(abandoned).scalars()]
-            connection.execute(
-                index_states.delete().where(index_states.c.gallery_pk == gallery.pk, index_states.c.engine.in_(scans))
-            )
+            own = (index_states.c.gallery_pk == gallery.pk) & index_states.c.engine.in_(scans)
+            connection.execute(index_states.delete().where(own))
         store.changes.trim(gallery)
 
     def live_galleries(self, generation: int, fingerprint: str) -> set[int]:
@@ -168,38 +147,26 @@ class Turn:
     """Exclusive turn of one node to update one index."""
 
     def __init__(self, read: Begin, write: Begin, gallery: Gallery, engine: str) -> None:
-        self._read = read
-        self._write = write
+        self._read, self._write = read, write
         self._gallery = gallery
+        self._log, self._scan = _is(gallery, engine), _is(gallery, engine + SCAN_SUFFIX)
         self._engine = engine
         with read() as connection:
             self.position = _position(connection, gallery, engine)
 
     def scan_position(self) -> int:
         """Return the last scanned subject's key; start a new scan if the log was trimmed past the index's position."""
-        scan = _is(self._gallery, self._engine + SCAN_SUFFIX)
-        applied = sa.select(index_states.c.sequence).where(_is(self._gallery, self._engine))
-        floor = sa.select(galleries.c.log_floor).where(galleries.c.pk == self._gallery.pk)
+        sequence = sa.select(index_states.c.sequence)
         with self._write() as connection:
-            scanned = connection.execute(sa.select(index_states.c.sequence).where(scan)).scalar()
-            reached = connection.execute(applied).scalar()
+            scanned = connection.execute(sequence.where(self._scan)).scalar()
+            reached = connection.execute(sequence.where(self._log)).scalar()
             if reached is None:
-                raise _deleted(self._gallery)
-            if reached >= connection.execute(floor).scalar_one():
+                raise deleted_meanwhile(self._gallery)
+            if reached >= gallery_value(connection, self._gallery.pk, galleries.c.log_floor):
                 return -int(scanned or 0)
-            self._set(connection, self._engine, self.position.last)
-            if scanned is None:
-                connection.execute(
-                    index_states.insert().values(
-                        gallery_pk=self._gallery.pk,
-                        generation=self._gallery.generation,
-                        engine=self._engine + SCAN_SUFFIX,
-                        sequence=0,
-                        updated_at=datetime.now(UTC),
-                    )
-                )
-            else:
-                self._set(connection, self._engine + SCAN_SUFFIX, 0)
+            _update(connection, self._log, sequence=self.position.last)
+            if not _insert(connection, self._gallery, self._engine + SCAN_SUFFIX, 0):
+                _update(connection, self._scan, sequence=0)
             return 0
 
     def next_subjects(self, after: int) -> tuple[int | None, Snapshot]:
@@ -220,17 +187,13 @@ class Turn:
         """Record that the scan reached a subject, or with None its end: the index then follows the log."""
         with self._write() as connection:
             if subject_pk is not None:
-                self._set(connection, self._engine + SCAN_SUFFIX, -subject_pk)
+                _update(connection, self._scan, sequence=-subject_pk)
             else:
-                connection.execute(index_states.delete().where(_is(self._gallery, self._engine + SCAN_SUFFIX)))
-                connection.execute(_touch(_is(self._gallery, self._engine)))
+                connection.execute(index_states.delete().where(self._scan))
+                _update(connection, self._log)
 
     def next_changes(self) -> Changed:
-        """Read the next lines of the log. A moved template names both its subjects.
-
-        Raises:
-            StorageBusyError: the lines were trimmed.
-        """
+        """Read the next lines of the log. A moved template names both its subjects. Raises StorageBusyError."""
         assert self.position.applied is not None  # noqa: S101 - callers check Position.behind
         query = (
             sa.select(changes, templates.c.subject_pk.label("owner"))
@@ -239,10 +202,9 @@ class Turn:
             .order_by(changes.c.sequence)
             .limit(LINES_PER_TURN)
         )
-        floor = sa.select(galleries.c.log_floor).where(galleries.c.pk == self._gallery.pk)
         with self._read() as connection:
             lines = connection.execute(query).all()
-            if (connection.execute(floor).scalar() or 0) > self.position.applied:
+            if (gallery_value(connection, self._gallery.pk, galleries.c.log_floor) or 0) > self.position.applied:
                 # The index was abandoned for days: the next turn starts a scan.
                 raise StorageBusyError("the change log was trimmed meanwhile")
             last = lines[-1].sequence if lines else self.position.last
@@ -254,10 +216,17 @@ class Turn:
     def advance(self, sequence: int) -> None:
         """Record that the index applied the log up to this sequence number."""
         with self._write() as connection:
-            self._set(connection, self._engine, sequence)
+            _update(connection, self._log, sequence=sequence)
 
-    def _set(self, connection: Connection, engine: str, sequence: int) -> None:
-        connection.execute(_touch(_is(self._gallery, engine)).values(sequence=sequence))
+
+def _lock_row(connection: Connection, gallery: Gallery, engine: str) -> bool:
+    start, scan = _position(connection, gallery, engine).last, engine + SCAN_SUFFIX
+    if _insert(connection, gallery, engine, start):
+        connection.execute(index_states.delete().where(_is(gallery, scan)))
+        _insert(connection, gallery, scan, 0)
+    # Waits for the end of the turn of a node whose row the insertion found.
+    row = sa.select(index_states.c.sequence).where(_is(gallery, engine)).with_for_update()
+    return connection.execute(row).first() is not None
 
 
 def _lock(file: int, path: Path) -> None:
@@ -275,19 +244,17 @@ def _lock(file: int, path: Path) -> None:
 
 
 def _position(connection: Connection, gallery: Gallery, engine: str) -> Position:
-    state = sa.select(index_states.c.sequence).where
-    last = sa.select(sa.func.max(changes.c.sequence)).where(changes.c.gallery_pk == gallery.pk)
-    row = connection.execute(
-        sa.select(
-            galleries.c.log_floor,
-            last.scalar_subquery().label("last"),
-            state(_is(gallery, engine)).scalar_subquery().label("applied"),
-            sa.select(index_states.c.updated_at).where(_is(gallery, engine)).scalar_subquery().label("written_at"),
-            state(_is(gallery, engine + SCAN_SUFFIX)).scalar_subquery().label("scan"),
-        ).where(galleries.c.pk == gallery.pk)
-    ).first()
+    own, scan = _is(gallery, engine), _is(gallery, engine + SCAN_SUFFIX)
+    parts = {
+        "last": sa.select(sa.func.max(changes.c.sequence)).where(changes.c.gallery_pk == gallery.pk),
+        "applied": sa.select(index_states.c.sequence).where(own),
+        "written_at": sa.select(index_states.c.updated_at).where(own),
+        "scan": sa.select(index_states.c.sequence).where(scan),
+    }
+    columns = [part.scalar_subquery().label(name) for name, part in parts.items()]
+    row = connection.execute(sa.select(galleries.c.log_floor, *columns).where(galleries.c.pk == gallery.pk)).first()
     if row is None:
-        raise _deleted(gallery)
+        raise deleted_meanwhile(gallery)
     followed = row.applied is not None and row.scan is None and row.applied >= row.log_floor
     return Position(row.applied if followed else None, row.written_at, max(row.last or 0, row.log_floor))
 
@@ -300,9 +267,13 @@ def _is(gallery: Gallery, engine: str) -> sa.ColumnElement[bool]:
     )
 
 
-def _touch(chosen: sa.ColumnElement[bool]) -> sa.Update:
-    return index_states.update().where(chosen).values(updated_at=datetime.now(UTC))
+def _insert(connection: Connection, gallery: Gallery, engine: str, sequence: int) -> bool:
+    """Insert a row unless it exists; return whether it was inserted."""
+    insert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(index_states)
+    key = {"gallery_pk": gallery.pk, "generation": gallery.generation, "engine": engine}
+    added = insert.values(**key, sequence=sequence, updated_at=datetime.now(UTC)).on_conflict_do_nothing()
+    return connection.execute(added.returning(index_states.c.engine)).first() is not None
 
 
-def _deleted(gallery: Gallery) -> GalleryNotFoundError:
-    return GalleryNotFoundError(f"gallery {gallery.name!r} was deleted meanwhile")
+def _update(connection: Connection, chosen: sa.ColumnElement[bool], **values: int) -> None:
+    connection.execute(index_states.update().where(chosen).values(**values, updated_at=datetime.now(UTC)))

@@ -17,9 +17,9 @@ class Store:
     A method that writes returns when its transaction is on disk.
     """
 
-    def __init__(self, database: Database, cache: ReadCache | None = None) -> None:
+    def __init__(self, database: Database) -> None:
         self.database = database
-        self.cache = ReadCache() if cache is None else cache
+        self.cache = ReadCache()
         self.galleries = GalleryStore(database, self.cache)
         self.subjects = SubjectStore(database, self.cache)
         self.templates = TemplateStore(database, self.cache)

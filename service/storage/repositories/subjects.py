@@ -22,6 +22,7 @@ from service.storage.db.tables import galleries, labels, subjects, templates
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import append_changes
 from service.storage.repositories.erasures import Receipt
+from service.storage.repositories.gallery_rows import update_gallery
 from service.storage.repositories.read_cache import ReadCache
 
 MERGED_EVENT: Final = "subject_merged"
@@ -58,9 +59,7 @@ class SubjectStore:
     ) -> tuple[Subject, bool]:
         """Create or replace a subject; return it and whether it was created.
 
-        Raises:
-            SubjectExistsError: the subject exists, and ``only_new``.
-            SubjectErasedError: the subject was erased since ``gallery`` was read.
+        Raises SubjectErasedError if it was erased since ``gallery`` was read; with ``only_new``, SubjectExistsError.
         """
         now, about = datetime.now(UTC), SubjectRecord(subject_id, name, metadata, tags)
         with self._database.change(gallery) as connection:
@@ -70,26 +69,19 @@ class SubjectStore:
             subject_pk = find_subject_pk(connection, gallery, subject_id)
             created = subject_pk is None
             if subject_pk is None:
-                subject_pk = insert_subject(connection, gallery, about, now)
+                insert_subject(connection, gallery, about, now)
             else:
                 _update(connection, gallery, subject_pk, about)
-            _replace_labels(connection, gallery, subject_pk, about)
             record(self._database.vault, connection, "subject_put", gallery, subject_id, created=created)
         return self.get(gallery, subject_id), created
 
     def patch(self, gallery: Gallery, subject_id: str, given: dict[str, Any]) -> Subject:
-        """Change the given fields (name, metadata, tags).
-
-        Raises:
-            SubjectNotFoundError: there is no such subject.
-            SubjectErasedError: the subject was erased since ``gallery`` was read.
-        """
+        """Change the given fields (name, metadata, tags). Raises SubjectNotFoundError, SubjectErasedError."""
         with self._database.change(gallery) as connection:
             subject = read_subject(connection, gallery, subject_id)
             erasures.refuse_erased(connection, gallery, subject_id)
             about = replace(_record_of(subject), **given)
             _update(connection, gallery, subject.pk, about)
-            _replace_labels(connection, gallery, subject.pk, about)
             record(self._database.vault, connection, "subject_changed", gallery, subject_id, changed=sorted(given))
             return read_subject(connection, gallery, subject_id)
 
@@ -100,7 +92,7 @@ class SubjectStore:
 
     def list_page(self, gallery: Gallery, after: int | None, limit: int, chosen: SubjectFilter) -> list[Subject]:
         """Return subjects that pass the filter, oldest first: at most ``limit`` after the row key ``after``."""
-        query = _subject_rows().where(subjects.c.gallery_pk == gallery.pk).order_by(subjects.c.pk).limit(limit)
+        query = _subject_rows(gallery).order_by(subjects.c.pk).limit(limit)
         if after is not None:
             query = query.where(subjects.c.pk > after)
         if wanted := _filter_labels(gallery, chosen):
@@ -110,10 +102,9 @@ class SubjectStore:
 
     def by_pk(self, gallery: Gallery, pks: Sequence[int]) -> dict[int, Subject]:
         """Return existing subjects by row key."""
-        chosen = (subjects.c.gallery_pk == gallery.pk) & subjects.c.pk.in_(list(pks))
+        query = _subject_rows(gallery).where(subjects.c.pk.in_(list(pks)))
         with self._database.read() as connection:
-            rows = connection.execute(_subject_rows().where(chosen))
-            return {row.pk: _subject_of(gallery.seal, row) for row in rows}
+            return {row.pk: _subject_of(gallery.seal, row) for row in connection.execute(query)}
 
     def names(self, gallery: Gallery, pks: Collection[int]) -> dict[int, SubjectLabel]:
         """Return ids and names by row key, as of ``gallery``'s version or later, without deleted subjects."""
@@ -151,11 +142,7 @@ class SubjectStore:
         return keys
 
     def delete(self, gallery: Gallery, subject_id: str) -> Receipt:
-        """Erase a subject and everything stored about it.
-
-        Raises:
-            SubjectNotFoundError: there is no such subject; with the receipt of an earlier erasure.
-        """
+        """Erase a subject. Raises SubjectNotFoundError, with the receipt of an earlier erasure."""
         with self._database.change(gallery, erasing=True) as connection:
             subject_pk = find_subject_pk(connection, gallery, subject_id)
             if subject_pk is None:
@@ -212,14 +199,12 @@ class SubjectStore:
             changed = sorted(name for name, value in vars(about).items() if value != vars(before)[name])
             if changed:
                 _update(connection, gallery, target.pk, about)
-                _replace_labels(connection, gallery, target.pk, about)
             removed = erasures.delete_subjects(connection, gallery, [source.pk])
             vault, count, by = self._database.vault, len(moved), pseudonym(gallery, subject_id)
             record(vault, connection, "subject_changed", gallery, into, changed=changed, merged=by, templates=count)
             details = {"into": pseudonym(gallery, into), "templates": count}
-            erased = erasures.ErasedObject("subject", subject_id)
             receipt = erasures.record_erasure(
-                vault, connection, gallery, erased, removed, event=MERGED_EVENT, details=details
+                vault, connection, gallery, removed, subject_id, event=MERGED_EVENT, details=details
             )
             now = read_subject(connection, gallery, into)
         self._cache.evict(gallery.name)
@@ -231,12 +216,13 @@ class SubjectStore:
 
 def find_subject_pk(connection: Connection, gallery: Gallery, subject_id: str) -> int | None:
     """Return the row key of a subject, if it exists."""
-    return connection.execute(sa.select(subjects.c.pk).where(_has_id(gallery, subject_id))).scalar()
+    own = (subjects.c.gallery_pk == gallery.pk) & _has_id(gallery, subject_id)
+    return connection.execute(sa.select(subjects.c.pk).where(own)).scalar()
 
 
 def read_subject(connection: Connection, gallery: Gallery, subject_id: str) -> Subject:
     """Raises SubjectNotFoundError."""
-    row = connection.execute(_subject_rows().where(_has_id(gallery, subject_id))).first()
+    row = connection.execute(_subject_rows(gallery).where(_has_id(gallery, subject_id))).first()
     if row is None:
         raise _not_found(gallery, subject_id)
     return _subject_of(gallery.seal, row)
@@ -249,7 +235,7 @@ def refuse_existing(connection: Connection, gallery: Gallery, subject_id: str) -
 
 
 def insert_subject(connection: Connection, gallery: Gallery, about: SubjectRecord, now: datetime) -> int:
-    """Insert a subject without labels, count it, and return its row key."""
+    """Insert a subject, count it, and return its row key."""
     inserted = subjects.insert().values(
         gallery_pk=gallery.pk,
         lookup=subject_lookup(gallery.seal, about.id),
@@ -259,17 +245,13 @@ def insert_subject(connection: Connection, gallery: Gallery, about: SubjectRecor
         erased=gallery.erased,
     )
     pk: int = connection.execute(inserted.returning(subjects.c.pk)).scalar_one()
-    counted = galleries.update().where(galleries.c.pk == gallery.pk)
-    connection.execute(counted.values(subject_count=galleries.c.subject_count + 1))
+    _insert_labels(connection, gallery, pk, about)
+    update_gallery(connection, gallery.pk, subject_count=galleries.c.subject_count + 1)
     return pk
 
 
 def merged_record(target: SubjectRecord, source: SubjectRecord) -> SubjectRecord:
-    """Return ``target`` with the name, tags and metadata keys that it lacks from ``source``. Pure.
-
-    Raises:
-        InvalidRequestError: the result has more than MAX_LABELS tags or metadata entries.
-    """
+    """Add the name, tags and metadata that ``target`` lacks. Raises InvalidRequestError above MAX_LABELS. Pure."""
     metadata = {**source.metadata, **target.metadata}
     tags = list(dict.fromkeys([*target.tags, *source.tags]))
     for kind, count in (("tags", len(tags)), ("entries of metadata", len(metadata))):
@@ -289,7 +271,7 @@ def _earlier_merge(connection: Connection, gallery: Gallery, subject_id: str, in
 
 
 def _has_id(gallery: Gallery, subject_id: str) -> sa.ColumnElement[bool]:
-    return (subjects.c.gallery_pk == gallery.pk) & (subjects.c.lookup == subject_lookup(gallery.seal, subject_id))
+    return subjects.c.lookup == subject_lookup(gallery.seal, subject_id)
 
 
 def _not_found(gallery: Gallery, subject_id: str, erased: Receipt | None = None) -> KithError:
@@ -301,9 +283,10 @@ def _record_of(subject: Subject) -> SubjectRecord:
     return SubjectRecord(subject.id, subject.name, subject.metadata, subject.tags)
 
 
-def _subject_rows() -> sa.Select[Any]:
+def _subject_rows(gallery: Gallery) -> sa.Select[Any]:
     owned = sa.select(sa.func.count()).select_from(templates).where(templates.c.subject_pk == subjects.c.pk)
-    return sa.select(subjects, owned.scalar_subquery().label("template_count"))
+    every = sa.select(subjects, owned.scalar_subquery().label("template_count"))
+    return every.where(subjects.c.gallery_pk == gallery.pk)
 
 
 def _subject_of(seal: Seal, row: sa.Row[Any]) -> Subject:
@@ -314,10 +297,11 @@ def _subject_of(seal: Seal, row: sa.Row[Any]) -> Subject:
 def _update(connection: Connection, gallery: Gallery, subject_pk: int, about: SubjectRecord) -> None:
     values = {"sealed": seal_subject(gallery.seal, about), "updated_at": datetime.now(UTC)}
     connection.execute(subjects.update().where(subjects.c.pk == subject_pk).values(**values))
-
-
-def _replace_labels(connection: Connection, gallery: Gallery, subject_pk: int, about: SubjectRecord) -> None:
     connection.execute(labels.delete().where(labels.c.subject_pk == subject_pk))
+    _insert_labels(connection, gallery, subject_pk, about)
+
+
+def _insert_labels(connection: Connection, gallery: Gallery, subject_pk: int, about: SubjectRecord) -> None:
     if new := sorted(labels_of(gallery.seal, about.tags, about.metadata)):
         rows = [{"gallery_pk": gallery.pk, "label": label, "subject_pk": subject_pk} for label in new]
         connection.execute(labels.insert(), rows)

@@ -15,30 +15,20 @@ from service.domain.events import Event
 from service.domain.gallery import Crop, Gallery, IdempotentResponse, NewTemplate, Subject, Template
 from service.storage.audit.log import pseudonym, record
 from service.storage.db.engine import Database
-from service.storage.db.row_sealing import (
-    ANSWER,
-    DIGEST,
-    REQUEST,
-    SubjectRecord,
-    open_crop,
-    open_subject,
-    seal_crop,
-)
+from service.storage.db.key_vault import Vault
+from service.storage.db.row_sealing import ANSWER, DIGEST, REQUEST, SubjectRecord, open_crop, open_subject, seal_crop
 from service.storage.db.tables import crops, galleries, generations, idempotency, subjects, templates, vectors
 from service.storage.events.outbox import publish
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import append_changes, read_snapshot
 from service.storage.repositories.erasures import Receipt
+from service.storage.repositories.gallery_rows import update_gallery
 from service.storage.repositories.read_cache import ReadCache
 from service.storage.repositories.subjects import find_subject_pk, insert_subject, read_subject, refuse_existing
 
 
 class _AnsweredError(Exception):
     """Stored response to the same request. Rolls the transaction back, so that the gallery keeps its version."""
-
-    def __init__(self, response: str) -> None:
-        super().__init__()
-        self.response = response
 
 
 class TemplateStore:
@@ -59,56 +49,31 @@ class TemplateStore:
     ) -> str | None:
         """Store templates, a missing subject and change log lines, all or nothing.
 
+        If ``keyed`` was answered before, store nothing and return the stored response. Otherwise return None.
         ``as_read``: require that no template was enrolled or removed since ``gallery`` was read, so that checks of
         ``new`` still hold.
-
-        Returns:
-            The stored response if ``keyed`` was answered before; nothing is stored then. Otherwise None.
 
         Raises:
             IdempotencyConflictError: the idempotency key belongs to another request.
             SubjectErasedError: the subject was erased since ``gallery`` was read.
             SubjectExistsError: the subject exists, and ``only_new``.
-            GalleryChangedError: a template was enrolled or removed, and ``as_read``.
-            GalleryNotFoundError, GalleryMovedError: the gallery was deleted, or moved to another recognizer.
+            GalleryChangedError, GalleryNotFoundError, GalleryMovedError: as :meth:`Database.change`.
         """
         try:
             with self._database.change(gallery, as_read=as_read) as connection:
-                self._enroll(connection, gallery, subject_id, new, keyed, only_new)
+                now = datetime.now(UTC)
+                if keyed and (earlier := _read_answer(connection, gallery, keyed.key, keyed.digest)):
+                    raise _AnsweredError(earlier)
+                erasures.refuse_erased(connection, gallery, subject_id)
+                if only_new:
+                    refuse_existing(connection, gallery, subject_id)
+                subject_pk = add_templates(connection, gallery, subject_id, new, now)
+                if keyed:
+                    _insert_answer(connection, gallery, subject_pk, keyed, now)
+                report_enrollment(self._database.vault, connection, gallery, subject_id, templates=len(new))
         except _AnsweredError as answered:
-            return answered.response
+            return str(answered)
         return None
-
-    def _enroll(
-        self,
-        connection: Connection,
-        gallery: Gallery,
-        subject_id: str,
-        new: list[NewTemplate],
-        keyed: IdempotentResponse | None,
-        only_new: bool,
-    ) -> None:
-        now = datetime.now(UTC)
-        if keyed and (earlier := _read_answer(connection, gallery, keyed.key, keyed.digest)):
-            raise _AnsweredError(earlier)
-        erasures.refuse_erased(connection, gallery, subject_id)
-        if only_new:
-            refuse_existing(connection, gallery, subject_id)
-        subject_pk = add_templates(connection, gallery, subject_id, new, now)
-        if keyed:
-            connection.execute(
-                idempotency.insert().values(
-                    gallery_pk=gallery.pk,
-                    lookup=gallery.seal.pseudonym(REQUEST, keyed.key),
-                    subject_pk=subject_pk,
-                    digest=gallery.seal.pseudonym(DIGEST, keyed.digest),
-                    sealed=gallery.seal.close(keyed.response.encode(), ANSWER),
-                    created_at=now,
-                )
-            )
-        record(self._database.vault, connection, "templates_enrolled", gallery, subject_id, templates=len(new))
-        enrolled = Event("enrollment", {"subject": subject_id, "templates": len(new)}, subject_id)
-        publish(self._database.vault, connection, gallery, [enrolled])
 
     def existing_ids(self, gallery: Gallery, ids: Collection[str]) -> set[str]:
         """Return the template ids that the gallery has, of any subject."""
@@ -123,11 +88,7 @@ class TemplateStore:
     def list_page(
         self, gallery: Gallery, subject_id: str, after: int | None = None, limit: int | None = None
     ) -> list[Template]:
-        """Return a subject's templates, oldest first: at most ``limit`` after the row key ``after``.
-
-        Raises:
-            SubjectNotFoundError: there is no such subject.
-        """
+        """Return ``limit`` templates after the row key ``after``, oldest first. Raises SubjectNotFoundError."""
         query = sa.select(templates).order_by(templates.c.pk).limit(limit)
         if after is not None:
             query = query.where(templates.c.pk > after)
@@ -139,15 +100,13 @@ class TemplateStore:
     def get(self, gallery: Gallery, subject_id: str, template_id: str) -> Template:
         """Raises SubjectNotFoundError, TemplateNotFoundError."""
         with self._database.read() as connection:
-            subject = read_subject(connection, gallery, subject_id)
-            row = connection.execute(sa.select(templates).where(_has_id(subject, template_id))).first()
-        if row is None:
-            raise _not_found(template_id, subject_id)
+            row = _read_row(connection, read_subject(connection, gallery, subject_id), template_id)
         return _template_of(row, subject_id)
 
     def find(self, gallery: Gallery, template_id: str) -> Template:
         """Return a template of any subject. Raises TemplateNotFoundError."""
-        found = self._with_subjects(gallery, templates.c.id == template_id)
+        with self._database.read() as connection:
+            found = _read_with_subjects(connection, gallery, templates.c.id == template_id)
         if not found:
             raise TemplateNotFoundError(f"there is no template {template_id!r} in gallery {gallery.name!r}")
         return found[0]
@@ -155,41 +114,29 @@ class TemplateStore:
     def list_by_offset(
         self, gallery: Gallery, subject_id: str | None, offset: int, limit: int | None
     ) -> list[Template]:
-        """Return templates of a subject, or of all, oldest first. ``offset``: the number of templates to skip.
-
-        Raises:
-            SubjectNotFoundError: there is no such subject.
-        """
+        """Return templates of a subject, or of all, oldest first, without ``offset``. Raises SubjectNotFoundError."""
         chosen: sa.ColumnElement[bool] = sa.true()
-        if subject_id is not None:
-            with self._database.read() as connection:
-                chosen = templates.c.subject_pk == read_subject(connection, gallery, subject_id).pk
-        return self._with_subjects(gallery, chosen, offset, limit)
-
-    def _with_subjects(
-        self, gallery: Gallery, chosen: sa.ColumnElement[bool], offset: int | None = None, limit: int | None = None
-    ) -> list[Template]:
         with self._database.read() as connection:
+            if subject_id is not None:
+                chosen = templates.c.subject_pk == read_subject(connection, gallery, subject_id).pk
             return _read_with_subjects(connection, gallery, chosen, offset, limit)
 
     def by_pk(self, gallery: Gallery, pks: Sequence[int]) -> dict[int, Template]:
         """Return existing templates by row key."""
-        return {found.pk: found for found in self._with_subjects(gallery, templates.c.pk.in_(list(pks)))}
+        with self._database.read() as connection:
+            found = _read_with_subjects(connection, gallery, templates.c.pk.in_(list(pks)))
+        return {template.pk: template for template in found}
 
     def crop(self, gallery: Gallery, subject_id: str, template_id: str | None = None) -> tuple[str, Crop]:
         """Return a template's id and stored crop. Without ``template_id``: of the subject's best quality.
 
-        Raises:
-            SubjectNotFoundError, TemplateNotFoundError: it does not exist.
-            CropNotFoundError: no crop is stored.
+        Raises SubjectNotFoundError, TemplateNotFoundError, and CropNotFoundError if no crop is stored.
         """
         with self._database.read() as connection:
             subject = read_subject(connection, gallery, subject_id)
             chosen = templates.c.subject_pk == subject.pk
             if template_id is not None:
-                chosen = _has_id(subject, template_id)
-                if connection.execute(sa.select(templates.c.pk).where(chosen)).first() is None:
-                    raise _not_found(template_id, subject_id)
+                chosen = templates.c.pk == _read_row(connection, subject, template_id).pk
             cropped = sa.select(templates.c.pk, templates.c.id, templates.c.quality).where(chosen)
             rows = connection.execute(cropped.join(crops, crops.c.template_pk == templates.c.pk)).all()
             if not rows:
@@ -205,10 +152,9 @@ class TemplateStore:
         return stored.vectors, stored.qualities
 
     def vectors(self, gallery: Gallery, subject_id: str) -> tuple[Float, Float]:
-        """Return a subject's (n, d) vectors and (n,) quality scores, NaN for bare embeddings; n may be 0.
+        """Return (n, d) vectors and (n,) quality scores, NaN for bare embeddings; n may be 0.
 
-        Raises:
-            SubjectNotFoundError: there is no such subject.
+        Raises SubjectNotFoundError.
         """
         with self._database.read() as connection:
             subject = read_subject(connection, gallery, subject_id)
@@ -218,9 +164,7 @@ class TemplateStore:
     def delete(self, gallery: Gallery, subject_id: str, template_id: str) -> Receipt:
         """Erase a template. Raises SubjectNotFoundError, TemplateNotFoundError."""
         with self._database.change(gallery, erasing=True) as connection:
-            subject = read_subject(connection, gallery, subject_id)
-            if connection.execute(sa.select(templates.c.pk).where(_has_id(subject, template_id))).first() is None:
-                raise _not_found(template_id, subject_id)
+            _read_row(connection, read_subject(connection, gallery, subject_id), template_id)
             receipt = erasures.erase_template(self._database.vault, connection, gallery, subject_id, template_id)
         self._cache.evict(gallery.name)
         return erasures.with_log_emptied(self._database, receipt)
@@ -240,11 +184,9 @@ class TemplateStore:
         with self._database.change(gallery) as connection:
             source = read_subject(connection, gallery, subject_id)
             target = read_subject(connection, gallery, to)
-            chosen = _has_id(source, template_id)
-            template_pk = connection.execute(sa.select(templates.c.pk).where(chosen)).scalar()
-            if template_pk is None:
-                raise _not_found(template_id, subject_id)
-            connection.execute(templates.update().where(chosen).values(subject_pk=target.pk, moved=True))
+            template_pk = _read_row(connection, source, template_id).pk
+            moving = templates.update().where(templates.c.pk == template_pk)
+            connection.execute(moving.values(subject_pk=target.pk, moved=True))
             connection.execute(idempotency.delete().where(idempotency.c.subject_pk == source.pk))
             # Reindex both subjects.
             append_changes(connection, gallery, [(template_pk, source.pk), (template_pk, target.pk)])
@@ -283,9 +225,14 @@ def add_templates(
             connection.execute(crops.insert().values(template_pk=template_pk, sealed=face))
         append_changes(connection, gallery, [(template_pk, subject_pk)])
     # A running count: counting a million rows for each request would cost more than searching them.
-    counted = galleries.update().where(galleries.c.pk == gallery.pk)
-    connection.execute(counted.values(template_count=galleries.c.template_count + len(new)))
+    update_gallery(connection, gallery.pk, template_count=galleries.c.template_count + len(new))
     return subject_pk
+
+
+def report_enrollment(vault: Vault, connection: Connection, gallery: Gallery, subject_id: str, **details: Any) -> None:
+    """Write the audit line and the event of enrolled templates, at the end of their transaction."""
+    record(vault, connection, "templates_enrolled", gallery, subject_id, **details)
+    publish(vault, connection, gallery, [Event("enrollment", {"subject": subject_id, **details}, subject_id)])
 
 
 def existing_ids(connection: Connection, gallery: Gallery, ids: Collection[str]) -> set[str]:
@@ -313,13 +260,24 @@ def _read_with_subjects(
     return [_template_of(row, open_subject(gallery.seal, row.sealed).id) for row in rows]
 
 
+def _insert_answer(
+    connection: Connection, gallery: Gallery, subject_pk: int, keyed: IdempotentResponse, now: datetime
+) -> None:
+    inserted = idempotency.insert().values(
+        gallery_pk=gallery.pk,
+        lookup=gallery.seal.pseudonym(REQUEST, keyed.key),
+        subject_pk=subject_pk,
+        digest=gallery.seal.pseudonym(DIGEST, keyed.digest),
+        sealed=gallery.seal.close(keyed.response.encode(), ANSWER),
+        created_at=now,
+    )
+    connection.execute(inserted)
+
+
 def _read_answer(connection: Connection, gallery: Gallery, key: str, digest: str) -> str | None:
-    row = connection.execute(
-        sa.select(idempotency.c.digest, idempotency.c.sealed).where(
-            idempotency.c.gallery_pk == gallery.pk,
-            idempotency.c.lookup == gallery.seal.pseudonym(REQUEST, key),
-        )
-    ).first()
+    lookup = gallery.seal.pseudonym(REQUEST, key)
+    own = (idempotency.c.gallery_pk == gallery.pk) & (idempotency.c.lookup == lookup)
+    row = connection.execute(sa.select(idempotency.c.digest, idempotency.c.sealed).where(own)).first()
     if row is None:
         return None
     if row.digest != gallery.seal.pseudonym(DIGEST, digest):
@@ -331,18 +289,18 @@ def _without_dropped(connection: Connection, gallery: Gallery, others: Mapping[i
     """Return the vectors of ``others`` without generations that were dropped meanwhile."""
     if not others:
         return {}
-    live = sa.select(generations.c.generation).where(
-        generations.c.gallery_pk == gallery.pk, generations.c.state != "dropped"
-    )
-    return {generation: others[generation] for generation in connection.execute(live).scalars() if generation in others}
+    live = (generations.c.gallery_pk == gallery.pk) & (generations.c.state != "dropped")
+    kept = set(connection.execute(sa.select(generations.c.generation).where(live)).scalars())
+    return {generation: vector for generation, vector in others.items() if generation in kept}
 
 
-def _has_id(subject: Subject, template_id: str) -> sa.ColumnElement[bool]:
-    return (templates.c.subject_pk == subject.pk) & (templates.c.id == template_id)
-
-
-def _not_found(template_id: str, subject_id: str) -> TemplateNotFoundError:
-    return TemplateNotFoundError(f"there is no template {template_id!r} of subject {subject_id!r}")
+def _read_row(connection: Connection, subject: Subject, template_id: str) -> sa.Row[Any]:
+    """Raises TemplateNotFoundError."""
+    own = (templates.c.subject_pk == subject.pk) & (templates.c.id == template_id)
+    row = connection.execute(sa.select(templates).where(own)).first()
+    if row is None:
+        raise TemplateNotFoundError(f"there is no template {template_id!r} of subject {subject.id!r}")
+    return row
 
 
 def _template_of(row: sa.Row[Any], subject_id: str) -> Template:

@@ -41,10 +41,6 @@ class ImportReport:
     refused: int = 0
     refusals: list[RejectedItem] = field(default_factory=list)
 
-    def refuse(self, refusals: list[RejectedItem]) -> None:
-        self.refused += len(refusals)
-        self.refusals += refusals[: MAX_REFUSALS - len(self.refusals)]
-
 
 def check_header(header: GalleryFileHeader, gallery: str, fingerprint: str, dimension: int) -> None:
     """Raises RecognizerMismatchError, ImportFileError if this gallery cannot accept the file's vectors."""
@@ -60,8 +56,7 @@ def check_header(header: GalleryFileHeader, gallery: str, fingerprint: str, dime
 
 
 class Import:
-    """Import into a gallery, one transaction per block. To resume after an interruption, import the same items
-    again."""
+    """Import into a gallery, one transaction per block. To resume it, import the same items again."""
 
     def __init__(self, store: BulkStore, gallery: Gallery, skip: int = 0) -> None:
         """``skip``: items up to this number are skipped."""
@@ -81,8 +76,7 @@ class Import:
         self._header = header
 
     def end(self) -> None:
-        """Check the counts after the last block. Raises ImportFileError if the header counts more items than were
-        read."""
+        """Check the counts after the last block. Raises ImportFileError if the header counts more items."""
         header = self._header
         if header is None or self._skip:
             return
@@ -97,14 +91,16 @@ class Import:
         self._count(items)
         wanted = items_after(items, self._skip)
         sound, refusals = validate_items(wanted, self._gallery.dimension, self._carryover)
-        self.report.items += len(wanted)
+        report = self.report
+        report.items += len(wanted)
         if len(sound):
             added = self._store.add(self._gallery, sound)
-            self.report.subjects += added.subjects
-            self.report.templates += added.templates
-            self.report.present += added.present
+            report.subjects += added.subjects
+            report.templates += added.templates
+            report.present += added.present
             refusals = sorted(refusals + added.refused, key=lambda refusal: refusal.number)
-        self.report.refuse(refusals)
+        report.refused += len(refusals)
+        report.refusals += refusals[: MAX_REFUSALS - len(report.refusals)]
 
     def _count(self, items: GalleryItems) -> None:
         """Count templates and subjects, rounding up: a malformed item may have been a template of another subject."""
@@ -144,10 +140,7 @@ def export(
 ) -> Generator[bytes, None, None]:
     """Export a snapshot of a gallery, held until the last piece is taken or the iterator closed.
 
-    ``settings``: the gallery settings for the header.
-
-    Raises:
-      GalleryNotFoundError, StorageError.
+    ``settings``: the gallery settings for the header. Raises GalleryNotFoundError, StorageError.
     """
     with store.open_export(name, embeddings, crops) as reading:
         gallery = reading.gallery

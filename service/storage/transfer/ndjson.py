@@ -6,14 +6,13 @@ Embeddings are base64 of little-endian float32, or lists of numbers.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
 import orjson
 
-from models.runtime.network import Float
 from service.core.errors import EmbeddingError, ImportFileError, ItemError, KithError
 from service.core.json_limits import JsonLimits, check_json
 from service.domain.gallery_items import (
@@ -33,23 +32,22 @@ MAX_BLOCK_VALUES: Final = 1_000_000
 """JSON values per block besides embeddings. An empty list takes 2 bytes in the file and 56 in memory."""
 UNCHECKED_BYTES: Final = 20_000
 """A shorter line cannot exceed the limit of values per document."""
-FIELDS: Final = (
-    "subject",
-    "name",
-    "metadata",
-    "tags",
-    "subject_created_at",
-    "subject_updated_at",
-    "template",
-    "kind",
-    "quality",
-    "detection_score",
-    "created_at",
-    "embedding",
-    "crop",
-    "landmarks",
-)
-KNOWN: Final = frozenset(FIELDS)
+COLUMNS: Final = {
+    "subject": "subjects",
+    "name": "names",
+    "metadata": "metadata",
+    "tags": "tags",
+    "subject_created_at": "subject_created_us",
+    "subject_updated_at": "subject_updated_us",
+    "template": "templates",
+    "kind": "kinds",
+    "quality": "qualities",
+    "detection_score": "detection_scores",
+    "created_at": "created_us",
+}
+"""Columns of GalleryItems by field of a file."""
+TIMES: Final = ("subject_created_at", "subject_updated_at", "created_at")
+KNOWN: Final = frozenset({*COLUMNS, "embedding", "crop", "landmarks"})
 
 
 class Lines:
@@ -166,40 +164,25 @@ def _document(line: bytes, dimension: int) -> dict[str, Any]:
 def _items(
     numbers: list[int], documents: list[dict[str, Any]], d: int, malformed: dict[int, KithError]
 ) -> GalleryItems:
-    def column(name: str) -> list[Any]:
-        return [document.get(name) for document in documents]
+    def converted(convert: Callable[[Any], Any], values: Iterable[Any]) -> Iterator[Any]:
+        for row, value in enumerate(values):
+            try:
+                yield convert(value)
+            except KithError as error:
+                malformed.setdefault(row, error)
+                yield None
 
-    def moments(name: str) -> list[int | None]:
-        return [_attempt(row, _microseconds, document.get(name)) for row, document in enumerate(documents)]
-
-    def _attempt(row: int, convert: Any, *given: Any) -> Any:
-        try:
-            return convert(*given)
-        except KithError as error:
-            malformed.setdefault(row, error)
-            return None
-
-    vectors: list[bytes | None] = column("embedding")
+    columns: dict[str, Any] = {
+        column: [document.get(name) for document in documents] for name, column in COLUMNS.items()
+    }
+    for name in TIMES:
+        columns[COLUMNS[name]] = list(converted(_microseconds, columns[COLUMNS[name]]))
+    columns["crops"] = list(converted(_crop, documents))
+    vectors: list[bytes | None] = [document.get("embedding") for document in documents]
     nothing = bytes(4 * d)
-    stacked = np.frombuffer(b"".join(v or nothing for v in vectors), VECTOR_TYPE).reshape(-1, d)
-    return GalleryItems(
-        numbers,
-        column("subject"),
-        column("name"),
-        column("metadata"),
-        column("tags"),
-        moments("subject_created_at"),
-        moments("subject_updated_at"),
-        column("template"),
-        column("kind"),
-        column("quality"),
-        column("detection_score"),
-        moments("created_at"),
-        [_attempt(row, _crop, document) for row, document in enumerate(documents)],
-        stacked,
-        np.array([v is not None for v in vectors], np.bool_),
-        malformed,
-    )
+    columns["vectors"] = np.frombuffer(b"".join(v or nothing for v in vectors), VECTOR_TYPE).reshape(-1, d)
+    columns["given"] = np.array([v is not None for v in vectors], np.bool_)
+    return GalleryItems(numbers, **columns, malformed=malformed)
 
 
 def _vector(given: Any, dimension: int) -> bytes | None:
@@ -246,39 +229,23 @@ def header_line(header: GalleryFileHeader) -> bytes:
 
 def lines_of(items: GalleryItems, as_lists: bool = False) -> bytes:
     """Return one line per item, without empty fields. ``as_lists``: write embeddings as lists of numbers."""
+    columns = {name: getattr(items, column) for name, column in COLUMNS.items()}
+    for name in TIMES:
+        columns[name] = [_iso(us) for us in columns[name]]
     lines = []
-    texts = _embeddings(items.vectors, items.given.tolist(), as_lists)
-    for row, (subject, text) in enumerate(zip(items.subjects, texts, strict=True)):
-        crop = items.crops[row]
-        document = {
-            "subject": subject,
-            "name": items.names[row],
-            "metadata": items.metadata[row],
-            "tags": items.tags[row],
-            "subject_created_at": _iso(items.subject_created_us[row]),
-            "subject_updated_at": _iso(items.subject_updated_us[row]),
-            "template": items.templates[row],
-            "kind": items.kinds[row],
-            "quality": items.qualities[row],
-            "detection_score": items.detection_scores[row],
-            "created_at": _iso(items.created_us[row]),
-            "embedding": text,
-            "crop": None if crop is None else binascii.b2a_base64(crop[0], newline=False).decode(),
-            "landmarks": None if crop is None else crop[1],
-        }
-        said = {name: value for name, value in document.items() if value is not None}
+    vectors = items.vectors if as_lists else np.ascontiguousarray(items.vectors, VECTOR_TYPE)
+    for row, (vector, given, crop) in enumerate(zip(vectors, items.given.tolist(), items.crops, strict=True)):
+        said = {name: column[row] for name, column in columns.items() if column[row] is not None}
+        if given:
+            said["embedding"] = vector if as_lists else _base64(vector.tobytes())
+        if crop is not None:
+            said |= {"crop": _base64(crop[0]), "landmarks": crop[1]}
         lines.append(orjson.dumps(said, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY))
     return b"".join(lines)
 
 
-def _embeddings(vectors: Float, given: list[bool], as_lists: bool) -> list[Any]:
-    if as_lists:
-        return [vector if has else None for vector, has in zip(vectors, given, strict=True)]
-    raw = np.ascontiguousarray(vectors, VECTOR_TYPE)
-    return [
-        binascii.b2a_base64(vector, newline=False).decode() if has else None
-        for vector, has in zip(raw, given, strict=True)
-    ]
+def _base64(data: bytes) -> str:
+    return binascii.b2a_base64(data, newline=False).decode()
 
 
 def _iso(us: int | None) -> str | None:

@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from service.domain.gallery_items import GalleryFileHeader, GalleryItems
+from service.storage.transfer.ndjson import COLUMNS
 
 KEY: Final = b"kith"
 TIME: Final = pa.timestamp("us", "UTC")
+AS_JSON: Final = frozenset({"metadata", "quality"})
 
 
 def schema_of(header: GalleryFileHeader) -> pa.Schema:
@@ -89,27 +91,18 @@ def _batch(items: GalleryItems, schema: pa.Schema) -> pa.RecordBatch:
     def texts(column: list[Any]) -> pa.Array:
         return pa.array([None if v is None else orjson.dumps(v).decode() for v in column], pa.string())
 
-    def times(column: list[int | None]) -> pa.Array:
-        return pa.array(column, pa.int64()).cast(TIME)
+    def array(name: str, column: list[Any]) -> pa.Array:
+        kind = schema.field(name).type
+        if kind == TIME:
+            return pa.array(column, pa.int64()).cast(TIME)
+        return texts(column) if name in AS_JSON else pa.array(column, kind)
 
     numbers = pa.array(np.ascontiguousarray(items.vectors, np.float32).ravel())
     absent = None if items.given.all() else pa.array(~items.given)
-    return pa.record_batch(
-        [
-            pa.array(items.subjects, pa.string()),
-            pa.array(items.names, pa.string()),
-            texts(items.metadata),
-            pa.array(items.tags, pa.list_(pa.string())),
-            times(items.subject_created_us),
-            times(items.subject_updated_us),
-            pa.array(items.templates, pa.string()),
-            pa.array(items.kinds, pa.string()),
-            texts(items.qualities),
-            pa.array(items.detection_scores, pa.float64()),
-            times(items.created_us),
-            pa.FixedSizeListArray.from_arrays(numbers, items.vectors.shape[1], mask=absent),
-            pa.array([None if crop is None else crop[0] for crop in items.crops], pa.binary()),
-            texts([None if crop is None else crop[1] for crop in items.crops]),
-        ],
-        schema=schema,
-    )
+    arrays = [array(name, getattr(items, column)) for name, column in COLUMNS.items()]
+    arrays += [
+        pa.FixedSizeListArray.from_arrays(numbers, items.vectors.shape[1], mask=absent),
+        pa.array([None if crop is None else crop[0] for crop in items.crops], pa.binary()),
+        texts([None if crop is None else crop[1] for crop in items.crops]),
+    ]
+    return pa.record_batch(arrays, schema=schema)

@@ -33,8 +33,7 @@ from service.storage.db.row_sealing import ITEM, seal_crop, subject_lookup
 from service.storage.db.tables import changes, crops, galleries, index_states, job_items, jobs, subjects, templates
 from service.storage.privacy.backup import TABLES, back_up, read_manifest, restore
 from service.storage.repositories.api_keys import KeyStore
-from service.storage.repositories.generation_rows import Disagreement
-from service.storage.repositories.generations import GenerationStore
+from service.storage.repositories.generations import Disagreement, GenerationStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
 from tests.databases import open_database

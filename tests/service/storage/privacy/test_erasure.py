@@ -25,8 +25,7 @@ from service.storage.privacy.backup import back_up, restore
 from service.storage.privacy.repeated_erasures import repeat_saved, saved
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.erasures import ErasureStore
-from service.storage.repositories.generation_rows import Disagreement
-from service.storage.repositories.generations import GenerationStore
+from service.storage.repositories.generations import Disagreement, GenerationStore
 from service.storage.repositories.job_records import ItemOutcome
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store

@@ -24,8 +24,7 @@ from service.storage.db.row_sealing import subject_lookup
 from service.storage.db.tables import metadata
 from service.storage.privacy.retention import Retention
 from service.storage.privacy.subject_access import SubjectAccess
-from service.storage.repositories.generation_rows import Disagreement
-from service.storage.repositories.generations import GenerationStore
+from service.storage.repositories.generations import Disagreement, GenerationStore
 from service.storage.repositories.job_records import ItemOutcome
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store

@@ -403,8 +403,8 @@ def test_a_report_is_computed_again_after_any_write(database_url: DatabaseUrl, r
     url = database_url()
     with process(url) as one, process(url) as two:
         template, *_ = filled(one.store, "g", rng)
-        kept, reports = ReadCache(), list[HygieneReport]()
-        store = Store(one.database, kept)
+        store, reports = Store(one.database), list[HygieneReport]()
+        kept = store.cache
 
         def look() -> int:
             """Compute a report unless one is cached, and return how often one was computed."""

@@ -22,8 +22,7 @@ from service.storage.audit.reader import AuditFilter, AuditReader
 from service.storage.db import tables
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_crop, subject_lookup
-from service.storage.repositories.generation_rows import Coverage, Disagreement
-from service.storage.repositories.generations import DROP, FILL, GenerationStore
+from service.storage.repositories.generations import DROP, FILL, Coverage, Disagreement, GenerationStore
 from service.storage.repositories.job_records import ItemOutcome, Job
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
