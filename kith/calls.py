@@ -1,7 +1,4 @@
-"""Description of every API call, shared by both clients.
-
-Each method of :class:`kith.Kith` takes its name, parameters and docstring from the function here.
-"""
+"""Description of every API call: the methods of both clients, with their names, parameters and docstrings."""
 
 from __future__ import annotations
 
@@ -9,10 +6,11 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, Unpack
+from typing import Any, Final, TypeAlias, Unpack
 
 from pydantic import TypeAdapter
 
+from kith.methods import chunks, each, one, reading
 from kith.options import (
     ArchiveOptions,
     AuditFilter,
@@ -37,14 +35,14 @@ from kith.requests import (
     photo_arguments,
 )
 from kith.wire.audit import AuditLineOut, AuditOut
-from kith.wire.common import DeliveryState, Detail, FaceChoice, JobState, Scope
+from kith.wire.common import DeliveryState, Detail, ExportFormat, FaceChoice, FacesChoice, JobState, Scope
 from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut, VerdictOut
 from kith.wire.faces import FacesOut
 from kith.wire.galleries import GalleriesOut, GalleryOut, GalleryStatsOut, RetentionAppliedOut, RetentionOut
 from kith.wire.hygiene import FindingOut, HygieneOut
 from kith.wire.identification import IdentifyOut
 from kith.wire.jobs import JobItemOut, JobItemsOut, JobOut, JobsOut
-from kith.wire.keys import CreatedKeyOut, KeyOut, KeysOut
+from kith.wire.keys import DAY_S, CreatedKeyOut, KeyOut, KeysOut
 from kith.wire.migration import MigrationOut
 from kith.wire.risk import GalleryRiskOut
 from kith.wire.status import HealthOut, ModelsOut, StatusOut
@@ -64,485 +62,504 @@ from kith.wire.webhooks import (
 
 Side: TypeAlias = "Photo | Url | Vector | tuple[str, str]"
 """One side of a verification: a photo, a photo's URL, an embedding, or an enrolled subject as (gallery, subject)."""
-DAY_S: Final = 86_400
 PAGE_ITEMS: Final = 1000
 
 
-# Faces
-
-
-def detect(*photos: Photo, urls: Sequence[str] = (), detail: Detail | None = None) -> Call[FacesOut]:
-    """Detect faces: boxes, landmarks and quality. The server fetches the photos at ``urls``; they are numbered last.
-
-    ``detail`` is the effort: "medium" also finds faces in sideways photos and faces that fill the photo, "high" also
-    small faces in large photos (docs/detection.md); default: the server's."""
-    return json_call(FacesOut, "POST", "/v1/detect", **photo_arguments(photos, urls, drop_none(detail=detail)))
-
-
-def embed(
-    *photos: Photo, urls: Sequence[str] = (), model: str | None = None, detail: Detail | None = None
-) -> Call[FacesOut]:
-    """Detect and embed faces. Each ``embedding`` is a list of d floats of unit length.
-
-    ``model`` is a pack's name or its recognizer's fingerprint; default: the server's pack. ``detail`` is the effort of
-    face detection, as in :func:`detect`."""
-    options = drop_none(model=model, detail=detail)
-    return json_call(FacesOut, "POST", "/v1/embed", **photo_arguments(photos, urls, options))
-
-
-def verify(
-    a: Side,
-    b: Side,
-    *,
-    risk: Risk | None = None,
-    model: str | None = None,
-    recognizer: str | None = None,
-    require_liveness: bool | None = None,
-    detail: Detail | None = None,
-) -> Call[VerifyOut]:
-    """Compare two sides: are they the same person?
-
-    ``recognizer`` is the fingerprint of the recognizer that made the embeddings, as :func:`embed` returns it.
-    ``detail`` is the effort of face detection, as in :func:`detect`; default: the server's, at least "medium"."""
-    options = drop_none(risk=risk, model=model, require_liveness=require_liveness, detail=detail)
-    files: list[tuple[str, tuple[str, bytes]]] = []
-    for name, side in (("a", a), ("b", b)):
-        if isinstance(side, Url):
-            options[name] = {"url": side.address}
-        elif isinstance(side, tuple) and len(side) == 2 and isinstance(side[0], str):
-            options[name] = {"subject": {"gallery": side[0], "subject": side[1]}}
-        elif is_photo(side):
-            files.append((name, ("photo", encode_photo(side))))  # type: ignore[arg-type]
-        else:
-            options[name] = {"embedding": to_floats(side)} | drop_none(recognizer=recognizer)  # type: ignore[arg-type]
-    if not files:
-        return json_call(VerifyOut, "POST", "/v1/verify", json=options)
-    return json_call(VerifyOut, "POST", "/v1/verify", files=files, data={"request": json.dumps(options)})
-
-
-# Galleries
-
-
-def create_gallery(name: str, **settings: Unpack[GalleryOptions]) -> Call[GalleryOut]:
-    """Create a gallery. :class:`kith.options.GalleryOptions` lists the settings."""
-    return json_call(GalleryOut, "POST", "/v1/galleries", repeatable=False, json={"name": name, **settings})
-
-
-def gallery(name: str) -> Call[GalleryOut]:
-    """Return a gallery with its drift report."""
-    return json_call(GalleryOut, "GET", _path(name))
-
-
-def galleries() -> Pages[GalleryOut]:
-    """List all galleries by name."""
-    return list_call(GalleriesOut, "/v1/galleries")
-
-
-def update_gallery(name: str, **settings: Unpack[GalleryOptions]) -> Call[GalleryOut]:
-    """Change settings of a gallery. Omitted settings keep their value."""
-    return json_call(GalleryOut, "PATCH", _path(name), json=settings)
-
-
-def delete_gallery(name: str) -> Call[DeletedOut]:
-    """Erase a gallery with all subjects. Return the receipt."""
-    return json_call(DeletedOut, "DELETE", _path(name))
-
-
-def stats(name: str) -> Call[GalleryStatsOut]:
-    """Return statistics of a gallery and its search index."""
-    return json_call(GalleryStatsOut, "GET", f"{_path(name)}/stats")
-
-
-def retention(name: str) -> Call[RetentionOut]:
-    """Return what is past the retention age, and whether its erasure awaits a confirmation."""
-    return json_call(RetentionOut, "GET", f"{_path(name)}/retention")
-
-
-def apply_retention(name: str, templates: int, subjects: int) -> Call[RetentionAppliedOut]:
-    """Confirm a retention sweep. Nothing is erased if more is due than these counts of :func:`retention`."""
-    body = {"templates": templates, "subjects": subjects}
-    return json_call(RetentionAppliedOut, "POST", f"{_path(name)}/retention", repeatable=False, json=body)
-
-
-def hygiene(name: str, limit: int = 100, cursor: str | None = None) -> Call[HygieneOut]:
-    """Return one page of likely enrollment errors: duplicates, mislabeled templates and lookalikes.
-
-    ``cursor`` is ``next`` of the previous page."""
-    return json_call(HygieneOut, "GET", f"{_path(name)}/hygiene", params={"limit": limit} | drop_none(cursor=cursor))
-
-
-def findings(name: str) -> Pages[FindingOut]:
-    """List all findings of :func:`hygiene`, the most important first."""
-    return list_call(HygieneOut, f"{_path(name)}/hygiene", {"limit": PAGE_ITEMS})
-
-
-def risk(gallery: str, *fpir: float) -> Call[GalleryRiskOut]:
-    """Return the thresholds for these FPIR targets (default: 0.1 to 0.0001), the curve, and the evidence."""
-    return json_call(GalleryRiskOut, "GET", f"{_path(gallery)}/risk", params=_targets(fpir))
-
-
-def calibrate(gallery: str, *fpir: float) -> Call[GalleryRiskOut]:
-    """Derive the gallery's evidence again, then return :func:`risk`."""
-    return json_call(GalleryRiskOut, "POST", f"{_path(gallery)}/calibrate", params=_targets(fpir))
-
-
-def audit(name: str | None = None, **chosen: Unpack[AuditFilter]) -> Pages[AuditLineOut]:
-    """List the audit log of one gallery, or of all, latest first."""
-    path = "/v1/audit" if name is None else f"{_path(name)}/audit"
-    return list_call(AuditOut, path, drop_none(**chosen))
-
-
-# Migration to another recognizer
-
-
-def migrate(gallery: str, to: str, on_sight: bool = False) -> Call[MigrationOut]:
-    """Start a migration to another served pack, given by name or recognizer fingerprint, as a shadow."""
-    body = {"to": to, "on_sight": on_sight}
-    return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate", repeatable=False, json=body)
-
-
-def migration(gallery: str) -> Call[MigrationOut]:
-    """Return the progress of a migration, and how often the shadow agrees."""
-    return json_call(MigrationOut, "GET", f"{_path(gallery)}/migrate")
-
-
-def cut_over(gallery: str, **options: Unpack[CutOverOptions]) -> Call[MigrationOut]:
-    """Let the new recognizer answer requests."""
-    return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate/cut-over", repeatable=False, json=options)
-
-
-def roll_back(gallery: str) -> Call[MigrationOut]:
-    """Let the previous recognizer answer requests again."""
-    return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate/roll-back", repeatable=False)
-
-
-def finish_migration(gallery: str, force: bool = False) -> Call[MigrationOut]:
-    """Delete the vectors of the recognizer that no longer answers."""
-    return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate/finish", repeatable=False, json={"force": force})
-
-
-# Import and export
-
-
-def import_gallery(
-    gallery: str,
-    file: Path | str,
-    *,
-    create: bool = False,
-    recognizer: str | None = None,
-    skip: int = 0,
-    progress: Callable[[int], object] = lambda _: None,
-) -> Call[ImportOut]:
-    """Import a file (.ndjson, .ndjson.gz). Existing templates are skipped, so an import can be repeated.
-
-    ``progress`` is called with the number of bytes of each sent chunk."""
-    path = Path(file)
-    headers = {"Content-Type": "application/x-ndjson"} | ({"Content-Encoding": "gzip"} if path.suffix == ".gz" else {})
-    return Call(
-        "POST",
-        f"{_path(gallery)}/import",
-        ImportOut.model_validate_json,
-        {"params": {"create": create, "skip": skip} | drop_none(recognizer=recognizer), "headers": headers},
-        stream=FileStream(path, progress),
-        long_running=True,
-    )
-
-
-def export_gallery(
-    gallery: str, kind: Literal["ndjson", "parquet"] = "ndjson", *, embeddings: bool = True, crops: bool = False
-) -> Call[bytes]:
-    """Stream a consistent snapshot of a gallery as the chunks of a file."""
-    params = {"format": kind, "embeddings": embeddings, "crops": crops}
-    return Call("GET", f"{_path(gallery)}/export", bytes, {"params": params})
-
-
-# Subjects and templates
-
-
-def put_subject(
-    gallery: str,
-    subject: str,
-    name: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    tags: Iterable[str] = (),
-    *,
-    only_new: bool = False,
-) -> Call[SubjectOut]:
-    """Create or replace a subject. With ``only_new``, refuse to replace one (``subject_exists``)."""
-    body = {"name": name, "metadata": dict(metadata or {}), "tags": list(tags)}
-    # With only_new, a retry would be refused because of the subject that the first attempt created.
-    return json_call(SubjectOut, "PUT", _path(gallery, subject), not only_new, json=body, headers=_only_new(only_new))
-
-
-def update_subject(gallery: str, subject: str, **changes: Unpack[SubjectChanges]) -> Call[SubjectOut]:
-    """Change a subject's name, metadata or tags. Omitted fields keep their value."""
-    return json_call(SubjectOut, "PATCH", _path(gallery, subject), json=changes)
-
-
-def subject(gallery: str, subject: str) -> Call[SubjectOut]:
-    """Return a subject."""
-    return json_call(SubjectOut, "GET", _path(gallery, subject))
-
-
-def subjects(gallery: str, tags: Iterable[str] = (), metadata: Mapping[str, Any] | None = None) -> Pages[SubjectOut]:
-    """List the subjects that have all tags and all metadata entries, oldest first."""
-    chosen = {"tag": list(tags)} | drop_none(metadata=json.dumps(dict(metadata)) if metadata else None)
-    return list_call(SubjectsOut, f"{_path(gallery)}/subjects", chosen)
-
-
-def delete_subject(gallery: str, subject: str) -> Call[DeletedOut]:
-    """Erase a subject. Return the receipt."""
-    return json_call(DeletedOut, "DELETE", _path(gallery, subject))
-
-
-def merge_subject(gallery: str, subject: str, into: str) -> Call[MergedOut]:
-    """Move all templates of a subject to ``into``, then erase the subject. Return the receipt."""
-    return json_call(MergedOut, "POST", f"{_path(gallery, subject)}/merge", json={"into": into})
-
-
-def export_subject(gallery: str, subject: str) -> Call[dict[str, Any]]:
-    """Return all stored data about one subject."""
-    return Call("GET", f"{_path(gallery, subject)}/export", json.loads)
-
-
-def thumbnail(gallery: str, subject: str) -> Call[bytes]:
-    """Return the stored face crop of the subject's best template, as WebP."""
-    return Call("GET", f"{_path(gallery, subject)}/thumbnail", bytes)
-
-
-def crop(gallery: str, subject: str, template: str) -> Call[bytes]:
-    """Return the stored face crop of a template, as WebP."""
-    return Call("GET", f"{_template(gallery, subject, template)}/crop", bytes)
-
-
-def erasures(gallery: str, subject: str | None = None) -> Pages[ReceiptOut]:
-    """List the receipts of erasures, latest first, optionally of one subject."""
-    return list_call(ReceiptsOut, f"{_path(gallery)}/erasures", drop_none(subject=subject))
-
-
-def verify_receipt(receipt: str) -> Call[VerdictOut]:
-    """Verify a receipt against the audit log and the stored data."""
-    return json_call(VerdictOut, "GET", f"/v1/erasures/{path_segment(receipt)}")
-
-
-def enroll(
-    gallery: str,
-    subject: str,
-    *photos: Photo,
-    urls: Sequence[str] = (),
-    embeddings: Sequence[Vector] = (),
-    recognizer: str | None = None,
-    face: FaceChoice | None = None,
-    detail: Detail | None = None,
-    allow_duplicate: bool | None = None,
-    allow_inconsistent: bool | None = None,
-    allow_low_quality: bool | None = None,
-    allow_not_live: bool | None = None,
-    only_new: bool = False,
-    idempotency_key: str | None = None,
-) -> Call[EnrollOut]:
-    """Enroll templates of a subject from photos or embeddings.
-
-    A single rejected photo raises. With several, each has its own result. ``recognizer`` made the ``embeddings``.
-    ``detail`` is the effort of face detection, as in :func:`detect`; default: the server's, at least "medium".
-    ``only_new`` refuses to extend an existing subject. ``idempotency_key`` makes a repeated request enroll once;
-    default: a random one."""
-    options = drop_none(
-        recognizer=recognizer,
-        face=face,
-        detail=detail,
-        allow_duplicate=allow_duplicate,
-        allow_inconsistent=allow_inconsistent,
-        allow_low_quality=allow_low_quality,
-        allow_not_live=allow_not_live,
-    )
-    headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex} | _only_new(only_new)
-    arguments = photo_arguments(photos, urls, options | _embeddings(embeddings), headers)
-    return json_call(EnrollOut, "POST", f"{_path(gallery, subject)}/templates", **arguments)
-
-
-def template(gallery: str, subject: str, template: str) -> Call[TemplateOut]:
-    """Return a template, without its vector."""
-    return json_call(TemplateOut, "GET", _template(gallery, subject, template))
-
-
-def templates(gallery: str, subject: str) -> Pages[TemplateOut]:
-    """List the templates of a subject, oldest first."""
-    return list_call(TemplatesOut, f"{_path(gallery, subject)}/templates")
-
-
-def move_template(gallery: str, subject: str, template: str, to: str) -> Call[TemplatesOut]:
-    """Move a template to the subject ``to``. Return the first page of that subject's templates."""
-    path = _template(gallery, subject, template)
-    return json_call(TemplatesOut, "PATCH", path, repeatable=False, json={"subject": to})
-
-
-def delete_template(gallery: str, subject: str, template: str) -> Call[DeletedOut]:
-    """Erase a template. Return the receipt."""
-    return json_call(DeletedOut, "DELETE", _template(gallery, subject, template))
-
-
-def identify(
-    gallery: str,
-    *photos: Photo,
-    urls: Sequence[str] = (),
-    embeddings: Sequence[Vector] = (),
-    recognizer: str | None = None,
-    risk: Risk | None = None,
-    faces: Literal["all", "largest"] | None = None,
-    detail: Detail | None = None,
-    top_k: int | None = None,
-    filter: FilterOptions | None = None,  # noqa: A002 - the API's name
-    check_quality: bool | None = None,
-) -> Call[IdentifyOut]:
-    """Search a gallery for each face of the photos and each embedding.
-
-    ``risk`` is the accepted rate of strangers identified as a subject; default: the gallery's. ``filter`` limits the
-    searched subjects. ``detail`` is the effort of face detection, as in :func:`detect`."""
-    options = drop_none(
-        recognizer=recognizer,
-        risk=risk,
-        faces=faces,
-        detail=detail,
-        top_k=top_k,
-        filter=filter,
-        check_quality=check_quality,
-    )
-    arguments = photo_arguments(photos, urls, options | _embeddings(embeddings))
-    return json_call(IdentifyOut, "POST", f"{_path(gallery)}/identify", **arguments)
-
-
-# Jobs
-
-
-def enroll_archive(gallery: str, archive: Path | str | Archive, **options: Unpack[ArchiveOptions]) -> Call[JobOut]:
-    """Upload a zip, tar, tar.gz or tar.zst of SUBJECT/PHOTO files. Return the job that enrolls it; see ``wait_for``.
-
-    The upload is not retried: a second one starts another job, which finds the photos enrolled."""
-    body = FileStream(Path(archive)) if isinstance(archive, Path | str) else archive
-    headers = {"Content-Type": "application/octet-stream", "Content-Length": str(body.size)}
-    arguments = {"headers": headers, "params": drop_none(**options)}
-    return Call("POST", f"{_path(gallery)}/enrollments", JobOut.model_validate_json, arguments, body, repeatable=False)
-
-
-def job(job: str) -> Call[JobOut]:
-    """Return a job."""
-    return json_call(JobOut, "GET", f"/v1/jobs/{path_segment(job)}")
-
-
-def jobs(gallery: str | None = None, states: Iterable[JobState] = ()) -> Pages[JobOut]:
-    """List jobs, latest first, optionally of one gallery and in some states."""
-    return list_call(JobsOut, "/v1/jobs", {"state": list(states)} | drop_none(gallery=gallery))
-
-
-def job_items(job: str, failed: bool = False) -> Pages[JobItemOut]:
-    """List the finished items of a job, or only the failed ones."""
-    params = {"failed": failed, "limit": PAGE_ITEMS}
-    return list_call(JobItemsOut, f"/v1/jobs/{path_segment(job)}/items", params)
-
-
-def cancel_job(job: str) -> Call[JobOut]:
-    """Cancel a job. A running job stops after the current item; see ``wait_for``."""
-    return json_call(JobOut, "POST", f"/v1/jobs/{path_segment(job)}/cancel")
-
-
-# API keys
-
-
-def create_key(name: str, scopes: Iterable[Scope], **options: Unpack[KeyOptions]) -> Call[CreatedKeyOut]:
-    """Create an API key. Only this response contains its ``token``."""
-    body = TypeAdapter(dict[str, Any]).dump_python({"name": name, "scopes": list(scopes), **options}, mode="json")
-    return json_call(CreatedKeyOut, "POST", "/v1/keys", repeatable=False, json=body)
-
-
-def api_key(key: str) -> Call[KeyOut]:
-    """Return an API key by its id."""
-    return json_call(KeyOut, "GET", f"/v1/keys/{path_segment(key)}")
-
-
-def api_keys(ended: bool = False) -> Pages[KeyOut]:
-    """List the API keys, oldest first. ``ended`` includes revoked and expired keys."""
-    return list_call(KeysOut, "/v1/keys", {"ended": ended})
-
-
-def revoke_key(key: str) -> Call[KeyOut]:
-    """Revoke an API key."""
-    return json_call(KeyOut, "DELETE", f"/v1/keys/{path_segment(key)}")
-
-
-def rotate_key(key: str, overlap_s: int = DAY_S) -> Call[CreatedKeyOut]:
-    """Replace an API key. The old one remains valid for ``overlap_s`` seconds."""
-    return json_call(
-        CreatedKeyOut, "POST", f"/v1/keys/{path_segment(key)}/rotate", repeatable=False, json={"overlap_s": overlap_s}
-    )
-
-
-# Webhooks
-
-
-def create_webhook(url: str, **options: Unpack[WebhookOptions]) -> Call[CreatedWebhookOut]:
-    """Create a webhook for the events from now on. Only this response contains its ``secret``."""
-    body = TypeAdapter(dict[str, Any]).dump_python({"url": url, **options}, mode="json")
-    return json_call(CreatedWebhookOut, "POST", "/v1/webhooks", repeatable=False, json=body)
-
-
-def webhooks() -> Pages[WebhookOut]:
-    """List the webhooks, oldest first."""
-    return list_call(WebhooksOut, "/v1/webhooks")
-
-
-def webhook(webhook: str) -> Call[WebhookOut]:
-    """Return a webhook by its id."""
-    return json_call(WebhookOut, "GET", f"/v1/webhooks/{path_segment(webhook)}")
-
-
-def delete_webhook(webhook: str) -> Call[DeletedWebhookOut]:
-    """Delete a webhook with its deliveries. Pending ones are not sent."""
-    return json_call(DeletedWebhookOut, "DELETE", f"/v1/webhooks/{path_segment(webhook)}")
-
-
-def test_webhook(webhook: str) -> Call[WebhookTestOut]:
-    """Send an event of the type ``test`` now, once, and return the receiver's answer."""
-    return json_call(WebhookTestOut, "POST", f"/v1/webhooks/{path_segment(webhook)}/test", repeatable=False)
-
-
-def replay_webhook(webhook: str) -> Call[WebhookReplayOut]:
-    """Send the dead deliveries of a webhook again, with the same ids, after what was delivered since."""
-    return json_call(WebhookReplayOut, "POST", f"/v1/webhooks/{path_segment(webhook)}/replay")
-
-
-def deliveries(webhook: str, states: Iterable[DeliveryState] = ()) -> Pages[DeliveryOut]:
-    """List the deliveries to a webhook, latest first, optionally only in some states."""
-    path = f"/v1/webhooks/{path_segment(webhook)}/deliveries"
-    return list_call(DeliveriesOut, path, {"state": list(states)})
-
-
-# Server
-
-
-def model(*fpir: float) -> Call[ModelsOut]:
-    """Return the pack of KITH_PACK and all other served packs, with their misses at these FPIRs (default: presets)."""
-    return json_call(ModelsOut, "GET", "/v1/models", params=_targets(fpir))
-
-
-def health() -> Call[HealthOut]:
-    """Check that the process responds."""
-    return json_call(HealthOut, "GET", "/healthz")
-
-
-def ready() -> Call[HealthOut]:
-    """Check that the server can serve requests."""
-    return json_call(HealthOut, "GET", "/readyz")
-
-
-def status() -> Call[StatusOut]:
-    """Return the server's readiness checks, queues, index lag and disk space."""
-    return json_call(StatusOut, "GET", "/v1/status")
-
-
-def metrics() -> Call[str]:
-    """Return the metrics in the text format of Prometheus."""
-    return Call("GET", "/metrics", bytes.decode)
+class Calls:
+    """The calls of the API. The decorators make each description a method that sends it."""
+
+    # Faces
+
+    @reading
+    def detect(self, *photos: Photo, urls: Sequence[str] = (), detail: Detail | None = None) -> Call[FacesOut]:
+        """Detect faces: boxes, landmarks and quality. The server fetches the photos at ``urls``, numbered last.
+
+        ``detail`` is the effort: "medium" also finds faces in sideways photos and faces that fill the photo, "high"
+        also small faces in large photos (docs/detection.md); default: the server's."""
+        return json_call(FacesOut, "POST", "/v1/detect", **photo_arguments(photos, urls, drop_none(detail=detail)))
+
+    @reading
+    def embed(
+        self, *photos: Photo, urls: Sequence[str] = (), model: str | None = None, detail: Detail | None = None
+    ) -> Call[FacesOut]:
+        """Detect and embed faces. Each ``embedding`` is a list of d floats of unit length.
+
+        ``model`` is a pack's name or its recognizer's fingerprint; default: the server's pack. ``detail`` is the effort
+        of face detection, as in :func:`detect`."""
+        options = drop_none(model=model, detail=detail)
+        return json_call(FacesOut, "POST", "/v1/embed", **photo_arguments(photos, urls, options))
+
+    @reading
+    def verify(
+        self,
+        a: Side,
+        b: Side,
+        *,
+        risk: Risk | None = None,
+        model: str | None = None,
+        recognizer: str | None = None,
+        require_liveness: bool | None = None,
+        detail: Detail | None = None,
+    ) -> Call[VerifyOut]:
+        """Compare two sides: are they the same person?
+
+        ``recognizer`` is the fingerprint of the recognizer that made the embeddings, as :func:`embed` returns it.
+        ``detail`` is the effort of face detection, as in :func:`detect`; default: the server's, at least "medium"."""
+        options = drop_none(risk=risk, model=model, require_liveness=require_liveness, detail=detail)
+        files: list[tuple[str, tuple[str, bytes]]] = []
+        for name, side in (("a", a), ("b", b)):
+            if isinstance(side, Url):
+                options[name] = {"url": side.address}
+            elif isinstance(side, tuple) and len(side) == 2 and isinstance(side[0], str):
+                options[name] = {"subject": {"gallery": side[0], "subject": side[1]}}
+            elif is_photo(side):
+                files.append((name, ("photo", encode_photo(side))))  # type: ignore[arg-type]
+            else:
+                options[name] = {"embedding": to_floats(side)} | drop_none(recognizer=recognizer)  # type: ignore[arg-type]
+        if not files:
+            return json_call(VerifyOut, "POST", "/v1/verify", json=options)
+        return json_call(VerifyOut, "POST", "/v1/verify", files=files, data={"request": json.dumps(options)})
+
+    # Galleries
+
+    @one
+    def create_gallery(self, name: str, **settings: Unpack[GalleryOptions]) -> Call[GalleryOut]:
+        """Create a gallery. :class:`kith.options.GalleryOptions` lists the settings."""
+        return json_call(GalleryOut, "POST", "/v1/galleries", repeatable=False, json={"name": name, **settings})
+
+    @one
+    def gallery(self, name: str) -> Call[GalleryOut]:
+        """Return a gallery with its drift report."""
+        return json_call(GalleryOut, "GET", _path(name))
+
+    @each
+    def galleries(self) -> Pages[GalleryOut]:
+        """List all galleries by name."""
+        return list_call(GalleriesOut, "/v1/galleries")
+
+    @one
+    def update_gallery(self, name: str, **settings: Unpack[GalleryOptions]) -> Call[GalleryOut]:
+        """Change settings of a gallery. Omitted settings keep their value."""
+        return json_call(GalleryOut, "PATCH", _path(name), json=settings)
+
+    @one
+    def delete_gallery(self, name: str) -> Call[DeletedOut]:
+        """Erase a gallery with all subjects. Return the receipt."""
+        return json_call(DeletedOut, "DELETE", _path(name))
+
+    @one
+    def stats(self, name: str) -> Call[GalleryStatsOut]:
+        """Return statistics of a gallery and its search index."""
+        return json_call(GalleryStatsOut, "GET", f"{_path(name)}/stats")
+
+    @one
+    def retention(self, name: str) -> Call[RetentionOut]:
+        """Return what is past the retention age, and whether its erasure awaits a confirmation."""
+        return json_call(RetentionOut, "GET", f"{_path(name)}/retention")
+
+    @one
+    def apply_retention(self, name: str, templates: int, subjects: int) -> Call[RetentionAppliedOut]:
+        """Confirm a retention sweep. Nothing is erased if more is due than these counts of :func:`retention`."""
+        body = {"templates": templates, "subjects": subjects}
+        return json_call(RetentionAppliedOut, "POST", f"{_path(name)}/retention", repeatable=False, json=body)
+
+    @one
+    def hygiene(self, name: str, limit: int = 100, cursor: str | None = None) -> Call[HygieneOut]:
+        """Return one page of likely enrollment errors: duplicates, mislabeled templates and lookalikes.
+
+        ``cursor`` is ``next`` of the previous page."""
+        return json_call(
+            HygieneOut, "GET", f"{_path(name)}/hygiene", params={"limit": limit} | drop_none(cursor=cursor)
+        )
+
+    @each
+    def findings(self, name: str) -> Pages[FindingOut]:
+        """List all findings of :func:`hygiene`, the most important first."""
+        return list_call(HygieneOut, f"{_path(name)}/hygiene", {"limit": PAGE_ITEMS})
+
+    @one
+    def risk(self, gallery: str, *fpir: float) -> Call[GalleryRiskOut]:
+        """Return the thresholds for these FPIR targets (default: 0.1 to 0.0001), the curve, and the evidence."""
+        return json_call(GalleryRiskOut, "GET", f"{_path(gallery)}/risk", params=_targets(fpir))
+
+    @one
+    def calibrate(self, gallery: str, *fpir: float) -> Call[GalleryRiskOut]:
+        """Derive the gallery's evidence again, then return :func:`risk`."""
+        return json_call(GalleryRiskOut, "POST", f"{_path(gallery)}/calibrate", params=_targets(fpir))
+
+    @each
+    def audit(self, name: str | None = None, **chosen: Unpack[AuditFilter]) -> Pages[AuditLineOut]:
+        """List the audit log of one gallery, or of all, latest first."""
+        path = "/v1/audit" if name is None else f"{_path(name)}/audit"
+        return list_call(AuditOut, path, drop_none(**chosen))
+
+    # Migration to another recognizer
+
+    @one
+    def migrate(self, gallery: str, to: str, on_sight: bool = False) -> Call[MigrationOut]:
+        """Start a migration to another served pack, given by name or recognizer fingerprint, as a shadow."""
+        body = {"to": to, "on_sight": on_sight}
+        return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate", repeatable=False, json=body)
+
+    @one
+    def migration(self, gallery: str) -> Call[MigrationOut]:
+        """Return the progress of a migration, and how often the shadow agrees."""
+        return json_call(MigrationOut, "GET", f"{_path(gallery)}/migrate")
+
+    @one
+    def cut_over(self, gallery: str, **options: Unpack[CutOverOptions]) -> Call[MigrationOut]:
+        """Let the new recognizer answer requests."""
+        return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate/cut-over", repeatable=False, json=options)
+
+    @one
+    def roll_back(self, gallery: str) -> Call[MigrationOut]:
+        """Let the previous recognizer answer requests again."""
+        return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate/roll-back", repeatable=False)
+
+    @one
+    def finish_migration(self, gallery: str, force: bool = False) -> Call[MigrationOut]:
+        """Delete the vectors of the recognizer that no longer answers."""
+        return json_call(
+            MigrationOut, "POST", f"{_path(gallery)}/migrate/finish", repeatable=False, json={"force": force}
+        )
+
+    # Import and export
+
+    @one
+    def import_gallery(
+        self,
+        gallery: str,
+        file: Path | str,
+        *,
+        create: bool = False,
+        recognizer: str | None = None,
+        skip: int = 0,
+        progress: Callable[[int], object] = lambda _: None,
+    ) -> Call[ImportOut]:
+        """Import a file (.ndjson, .ndjson.gz). Existing templates are skipped, so an import can be repeated.
+
+        ``progress`` is called with the number of bytes of each sent chunk."""
+        path = Path(file)
+        headers = {"Content-Type": "application/x-ndjson"} | (
+            {"Content-Encoding": "gzip"} if path.suffix == ".gz" else {}
+        )
+        return Call(
+            "POST",
+            f"{_path(gallery)}/import",
+            ImportOut.model_validate_json,
+            {"params": {"create": create, "skip": skip} | drop_none(recognizer=recognizer), "headers": headers},
+            stream=FileStream(path, progress),
+            long_running=True,
+        )
+
+    @chunks
+    def export_gallery(
+        self, gallery: str, kind: ExportFormat = "ndjson", *, embeddings: bool = True, crops: bool = False
+    ) -> Call[bytes]:
+        """Stream a consistent snapshot of a gallery as the chunks of a file."""
+        params = {"format": kind, "embeddings": embeddings, "crops": crops}
+        return Call("GET", f"{_path(gallery)}/export", bytes, {"params": params})
+
+    # Subjects and templates
+
+    @one
+    def put_subject(
+        self,
+        gallery: str,
+        subject: str,
+        name: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        tags: Iterable[str] = (),
+        *,
+        only_new: bool = False,
+    ) -> Call[SubjectOut]:
+        """Create or replace a subject. With ``only_new``, refuse to replace one (``subject_exists``)."""
+        body = {"name": name, "metadata": dict(metadata or {}), "tags": list(tags)}
+        # With only_new, a retry would be refused because of the subject that the first attempt created.
+        return json_call(
+            SubjectOut, "PUT", _path(gallery, subject), not only_new, json=body, headers=_only_new(only_new)
+        )
+
+    @one
+    def update_subject(self, gallery: str, subject: str, **changes: Unpack[SubjectChanges]) -> Call[SubjectOut]:
+        """Change a subject's name, metadata or tags. Omitted fields keep their value."""
+        return json_call(SubjectOut, "PATCH", _path(gallery, subject), json=changes)
+
+    @one
+    def subject(self, gallery: str, subject: str) -> Call[SubjectOut]:
+        """Return a subject."""
+        return json_call(SubjectOut, "GET", _path(gallery, subject))
+
+    @each
+    def subjects(
+        self, gallery: str, tags: Iterable[str] = (), metadata: Mapping[str, Any] | None = None
+    ) -> Pages[SubjectOut]:
+        """List the subjects that have all tags and all metadata entries, oldest first."""
+        chosen = {"tag": list(tags)} | drop_none(metadata=json.dumps(dict(metadata)) if metadata else None)
+        return list_call(SubjectsOut, f"{_path(gallery)}/subjects", chosen)
+
+    @one
+    def delete_subject(self, gallery: str, subject: str) -> Call[DeletedOut]:
+        """Erase a subject. Return the receipt."""
+        return json_call(DeletedOut, "DELETE", _path(gallery, subject))
+
+    @one
+    def merge_subject(self, gallery: str, subject: str, into: str) -> Call[MergedOut]:
+        """Move all templates of a subject to ``into``, then erase the subject. Return the receipt."""
+        return json_call(MergedOut, "POST", f"{_path(gallery, subject)}/merge", json={"into": into})
+
+    @one
+    def export_subject(self, gallery: str, subject: str) -> Call[dict[str, Any]]:
+        """Return all stored data about one subject."""
+        return Call("GET", f"{_path(gallery, subject)}/export", json.loads)
+
+    @one
+    def thumbnail(self, gallery: str, subject: str) -> Call[bytes]:
+        """Return the stored face crop of the subject's best template, as WebP."""
+        return Call("GET", f"{_path(gallery, subject)}/thumbnail", bytes)
+
+    @one
+    def crop(self, gallery: str, subject: str, template: str) -> Call[bytes]:
+        """Return the stored face crop of a template, as WebP."""
+        return Call("GET", f"{_template(gallery, subject, template)}/crop", bytes)
+
+    @each
+    def erasures(self, gallery: str, subject: str | None = None) -> Pages[ReceiptOut]:
+        """List the receipts of erasures, latest first, optionally of one subject."""
+        return list_call(ReceiptsOut, f"{_path(gallery)}/erasures", drop_none(subject=subject))
+
+    @one
+    def verify_receipt(self, receipt: str) -> Call[VerdictOut]:
+        """Verify a receipt against the audit log and the stored data."""
+        return json_call(VerdictOut, "GET", f"/v1/erasures/{path_segment(receipt)}")
+
+    @reading
+    def enroll(
+        self,
+        gallery: str,
+        subject: str,
+        *photos: Photo,
+        urls: Sequence[str] = (),
+        embeddings: Sequence[Vector] = (),
+        recognizer: str | None = None,
+        face: FaceChoice | None = None,
+        detail: Detail | None = None,
+        allow_duplicate: bool | None = None,
+        allow_inconsistent: bool | None = None,
+        allow_low_quality: bool | None = None,
+        allow_not_live: bool | None = None,
+        only_new: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Call[EnrollOut]:
+        """Enroll templates of a subject from photos or embeddings.
+
+        A single rejected photo raises. With several, each has its own result. ``recognizer`` made the ``embeddings``.
+        ``detail`` is the effort of face detection, as in :func:`detect`; default: the server's, at least "medium".
+        ``only_new`` refuses to extend an existing subject. ``idempotency_key`` makes a repeated request enroll once;
+        default: a random one."""
+        options = drop_none(
+            recognizer=recognizer,
+            face=face,
+            detail=detail,
+            allow_duplicate=allow_duplicate,
+            allow_inconsistent=allow_inconsistent,
+            allow_low_quality=allow_low_quality,
+            allow_not_live=allow_not_live,
+        )
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex} | _only_new(only_new)
+        arguments = photo_arguments(photos, urls, options | _embeddings(embeddings), headers)
+        return json_call(EnrollOut, "POST", f"{_path(gallery, subject)}/templates", **arguments)
+
+    @one
+    def template(self, gallery: str, subject: str, template: str) -> Call[TemplateOut]:
+        """Return a template, without its vector."""
+        return json_call(TemplateOut, "GET", _template(gallery, subject, template))
+
+    @each
+    def templates(self, gallery: str, subject: str) -> Pages[TemplateOut]:
+        """List the templates of a subject, oldest first."""
+        return list_call(TemplatesOut, f"{_path(gallery, subject)}/templates")
+
+    @one
+    def move_template(self, gallery: str, subject: str, template: str, to: str) -> Call[TemplatesOut]:
+        """Move a template to the subject ``to``. Return the first page of that subject's templates."""
+        path = _template(gallery, subject, template)
+        return json_call(TemplatesOut, "PATCH", path, repeatable=False, json={"subject": to})
+
+    @one
+    def delete_template(self, gallery: str, subject: str, template: str) -> Call[DeletedOut]:
+        """Erase a template. Return the receipt."""
+        return json_call(DeletedOut, "DELETE", _template(gallery, subject, template))
+
+    @reading
+    def identify(
+        self,
+        gallery: str,
+        *photos: Photo,
+        urls: Sequence[str] = (),
+        embeddings: Sequence[Vector] = (),
+        recognizer: str | None = None,
+        risk: Risk | None = None,
+        faces: FacesChoice | None = None,
+        detail: Detail | None = None,
+        top_k: int | None = None,
+        filter: FilterOptions | None = None,  # noqa: A002 - the API's name
+        check_quality: bool | None = None,
+    ) -> Call[IdentifyOut]:
+        """Search a gallery for each face of the photos and each embedding.
+
+        ``risk`` is the accepted rate of strangers identified as a subject; default: the gallery's. ``filter`` limits
+        the searched subjects. ``detail`` is the effort of face detection, as in :func:`detect`."""
+        options = drop_none(
+            recognizer=recognizer,
+            risk=risk,
+            faces=faces,
+            detail=detail,
+            top_k=top_k,
+            filter=filter,
+            check_quality=check_quality,
+        )
+        arguments = photo_arguments(photos, urls, options | _embeddings(embeddings))
+        return json_call(IdentifyOut, "POST", f"{_path(gallery)}/identify", **arguments)
+
+    # Jobs
+
+    @one
+    def enroll_archive(
+        self, gallery: str, archive: Path | str | Archive, **options: Unpack[ArchiveOptions]
+    ) -> Call[JobOut]:
+        """Upload a zip, tar, tar.gz or tar.zst of SUBJECT/PHOTO files. Return the job that enrolls it.
+
+        See ``wait_for``. The upload is not retried: a second one would start another job."""
+        body = FileStream(Path(archive)) if isinstance(archive, Path | str) else archive
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(body.size)}
+        arguments = {"headers": headers, "params": drop_none(**options)}
+        return Call(
+            "POST", f"{_path(gallery)}/enrollments", JobOut.model_validate_json, arguments, body, repeatable=False
+        )
+
+    @one
+    def job(self, job: str) -> Call[JobOut]:
+        """Return a job."""
+        return json_call(JobOut, "GET", f"/v1/jobs/{path_segment(job)}")
+
+    @each
+    def jobs(self, gallery: str | None = None, states: Iterable[JobState] = ()) -> Pages[JobOut]:
+        """List jobs, latest first, optionally of one gallery and in some states."""
+        return list_call(JobsOut, "/v1/jobs", {"state": list(states)} | drop_none(gallery=gallery))
+
+    @each
+    def job_items(self, job: str, failed: bool = False) -> Pages[JobItemOut]:
+        """List the finished items of a job, or only the failed ones."""
+        params = {"failed": failed, "limit": PAGE_ITEMS}
+        return list_call(JobItemsOut, f"/v1/jobs/{path_segment(job)}/items", params)
+
+    @one
+    def cancel_job(self, job: str) -> Call[JobOut]:
+        """Cancel a job. A running job stops after the current item; see ``wait_for``."""
+        return json_call(JobOut, "POST", f"/v1/jobs/{path_segment(job)}/cancel")
+
+    # API keys
+
+    @one
+    def create_key(self, name: str, scopes: Iterable[Scope], **options: Unpack[KeyOptions]) -> Call[CreatedKeyOut]:
+        """Create an API key. Only this response contains its ``token``."""
+        body = TypeAdapter(dict[str, Any]).dump_python({"name": name, "scopes": list(scopes), **options}, mode="json")
+        return json_call(CreatedKeyOut, "POST", "/v1/keys", repeatable=False, json=body)
+
+    @one
+    def api_key(self, key: str) -> Call[KeyOut]:
+        """Return an API key by its id."""
+        return json_call(KeyOut, "GET", f"/v1/keys/{path_segment(key)}")
+
+    @each
+    def api_keys(self, ended: bool = False) -> Pages[KeyOut]:
+        """List the API keys, oldest first. ``ended`` includes revoked and expired keys."""
+        return list_call(KeysOut, "/v1/keys", {"ended": ended})
+
+    @one
+    def revoke_key(self, key: str) -> Call[KeyOut]:
+        """Revoke an API key."""
+        return json_call(KeyOut, "DELETE", f"/v1/keys/{path_segment(key)}")
+
+    @one
+    def rotate_key(self, key: str, overlap_s: int = DAY_S) -> Call[CreatedKeyOut]:
+        """Replace an API key. The old one remains valid for ``overlap_s`` seconds."""
+        return json_call(
+            CreatedKeyOut,
+            "POST",
+            f"/v1/keys/{path_segment(key)}/rotate",
+            repeatable=False,
+            json={"overlap_s": overlap_s},
+        )
+
+    # Webhooks
+
+    @one
+    def create_webhook(self, url: str, **options: Unpack[WebhookOptions]) -> Call[CreatedWebhookOut]:
+        """Create a webhook for the events from now on. Only this response contains its ``secret``."""
+        body = TypeAdapter(dict[str, Any]).dump_python({"url": url, **options}, mode="json")
+        return json_call(CreatedWebhookOut, "POST", "/v1/webhooks", repeatable=False, json=body)
+
+    @each
+    def webhooks(self) -> Pages[WebhookOut]:
+        """List the webhooks, oldest first."""
+        return list_call(WebhooksOut, "/v1/webhooks")
+
+    @one
+    def webhook(self, webhook: str) -> Call[WebhookOut]:
+        """Return a webhook by its id."""
+        return json_call(WebhookOut, "GET", f"/v1/webhooks/{path_segment(webhook)}")
+
+    @one
+    def delete_webhook(self, webhook: str) -> Call[DeletedWebhookOut]:
+        """Delete a webhook with its deliveries. Pending ones are not sent."""
+        return json_call(DeletedWebhookOut, "DELETE", f"/v1/webhooks/{path_segment(webhook)}")
+
+    @one
+    def test_webhook(self, webhook: str) -> Call[WebhookTestOut]:
+        """Send an event of the type ``test`` now, once, and return the receiver's answer."""
+        return json_call(WebhookTestOut, "POST", f"/v1/webhooks/{path_segment(webhook)}/test", repeatable=False)
+
+    @one
+    def replay_webhook(self, webhook: str) -> Call[WebhookReplayOut]:
+        """Send the dead deliveries of a webhook again, with the same ids, after what was delivered since."""
+        return json_call(WebhookReplayOut, "POST", f"/v1/webhooks/{path_segment(webhook)}/replay")
+
+    @each
+    def deliveries(self, webhook: str, states: Iterable[DeliveryState] = ()) -> Pages[DeliveryOut]:
+        """List the deliveries to a webhook, latest first, optionally only in some states."""
+        path = f"/v1/webhooks/{path_segment(webhook)}/deliveries"
+        return list_call(DeliveriesOut, path, {"state": list(states)})
+
+    # Server
+
+    @one
+    def model(self, *fpir: float) -> Call[ModelsOut]:
+        """Return the pack of KITH_PACK and all other served packs, with their misses at these FPIRs.
+
+        Default: the rates of the presets."""
+        return json_call(ModelsOut, "GET", "/v1/models", params=_targets(fpir))
+
+    @one
+    def health(self) -> Call[HealthOut]:
+        """Check that the process responds."""
+        return json_call(HealthOut, "GET", "/healthz")
+
+    @one
+    def ready(self) -> Call[HealthOut]:
+        """Check that the server can serve requests."""
+        return json_call(HealthOut, "GET", "/readyz")
+
+    @one
+    def status(self) -> Call[StatusOut]:
+        """Return the server's readiness checks, queues, index lag and disk space."""
+        return json_call(StatusOut, "GET", "/v1/status")
+
+    @one
+    def metrics(self) -> Call[str]:
+        """Return the metrics in the text format of Prometheus."""
+        return Call("GET", "/metrics", bytes.decode)
 
 
 def _only_new(only_new: bool) -> dict[str, str]:

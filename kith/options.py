@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
-from kith.wire.common import Detail, EventType, FaceChoice, Fusion, IdentifyOutcome, IndexSetting, LivenessSetting
+from kith.wire.common import (
+    Detail,
+    EventType,
+    FaceChoice,
+    Fusion,
+    IdentifyOutcome,
+    IndexSetting,
+    LivenessSetting,
+    Preset,
+)
 
 
 class Risk(TypedDict, total=False):
@@ -18,7 +27,7 @@ class Risk(TypedDict, total=False):
 
     fpir: float
     fmr: float
-    preset: Literal["strict", "standard", "relaxed"]
+    preset: Preset
     threshold: float
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import wraps
 from ipaddress import ip_address
 from typing import Any, Final, TypeVar
 
@@ -24,7 +22,6 @@ HTTP_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "
 """Environment variables that httpx reads; proxy variables also in lower case."""
 Result = TypeVar("Result")
 Http = TypeVar("Http")
-Method = TypeVar("Method", bound=Callable[..., object])
 
 
 def build_headers(api_key: str | None) -> dict[str, str]:
@@ -151,18 +148,3 @@ def poll_delays_s(job: str, timeout_s: float | None) -> Iterator[float]:
         if deadline is not None and time.monotonic() > deadline:
             raise TimeoutError(f"job {job} did not finish within {timeout_s} s")
         delay_s = min(1.0, delay_s * 1.5)
-
-
-def as_method(method: Method, describe: Callable[..., object], returns: str = "{}") -> Method:
-    """Give a method the name, docstring and parameters of the function that describes its call.
-
-    ``returns`` formats the return annotation from the call's result type.
-    """
-    wraps(describe)(method)
-    signature = inspect.signature(describe)
-    result = str(signature.return_annotation).partition("[")[2].removesuffix("]")  # inside Call[...] or Pages[...]
-    self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    method.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[self, *signature.parameters.values()], return_annotation=returns.format(result)
-    )
-    return method

@@ -148,8 +148,8 @@ class Settings(BaseSettings):
     detection_score: float = Field(0.5, gt=0, lt=1, description="Minimum detector score of a reported face.")
     detail: Detail = Field(
         "low",
-        description="Effort of face detection in requests that do not choose it: low, medium or high (docs/detection.md). "
-        "Enrollments and verifications, whose photos should show a face, get at least medium.",
+        description="Effort of face detection in requests that do not choose it: low, medium or high "
+        "(docs/detection.md). Enrollments and verifications, whose photos should show a face, get at least medium.",
     )
     max_image_bytes: int = Field(20_000_000, ge=1000, description="Maximum photo size in bytes.")
     max_image_pixels: int = Field(

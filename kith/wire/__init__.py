@@ -1,1 +1,1 @@
-"""Response models of the REST API, one module per resource."""
+"""Request bodies, responses and shared literals of the REST API, one module per resource."""

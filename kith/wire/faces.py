@@ -1,10 +1,20 @@
-"""Detected faces: box, landmarks, quality, liveness and embedding."""
+"""Requests to detect and embed faces, and detected faces: box, landmarks, quality, liveness and embedding."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
 from kith.wire.common import Problem, Verdict
+from kith.wire.fields import MODEL, ModelName
+from kith.wire.photos import Photos
+
+
+class DetectIn(Photos):
+    """Photos to detect faces in."""
+
+
+class EmbedIn(Photos):
+    model: ModelName | None = Field(None, description=MODEL)
 
 
 class QualityOut(BaseModel):

@@ -4,9 +4,62 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, FiniteFloat
 
 from kith.wire.common import DriftState, Fusion, IdentifyOutcome, IndexSetting, LivenessSetting, Page
+from kith.wire.fields import GalleryName, RequestModel
+from kith.wire.risk import RiskIn
+
+
+class QualityGateIn(RequestModel):
+    min_eye_distance_px: FiniteFloat = Field(12.0, ge=0)
+    min_sharpness: FiniteFloat = Field(2.0, ge=0)
+    min_brightness: FiniteFloat = Field(25.0, ge=0, le=255)
+    max_brightness: FiniteFloat = Field(235.0, ge=0, le=255)
+    min_contrast: FiniteFloat = Field(10.0, ge=0)
+    max_abs_yaw: FiniteFloat = Field(0.75, ge=0, le=1)
+
+
+class GallerySettingsIn(RequestModel):
+    risk: RiskIn | None = None
+    fusion: Fusion | None = None
+    quality_gate: QualityGateIn | None = None
+    review_factor: FiniteFloat | None = Field(
+        None,
+        ge=1,
+        le=1000,
+        description="Matches between the accepted risk and this multiple of it are 'uncertain'; 1: no review zone.",
+    )
+    index: IndexSetting | None = Field(
+        None, description="Search index: exact compares every vector; auto decides by the gallery's size."
+    )
+    recall: FiniteFloat | None = Field(None, ge=0.5, le=1, description="Required recall@1 of an approximate index.")
+    keep_crops: bool | None = Field(
+        None, description="Store the crop of each enrolled face, so that another recognizer can embed it."
+    )
+    retention_days: int | None = Field(
+        None,
+        ge=1,
+        le=36_500,
+        description="Age at which templates are erased, and subjects without templates; null: never.",
+    )
+    liveness: LivenessSetting | None = Field(
+        None, description="required: faces that fail the liveness check are neither searched nor enrolled."
+    )
+    liveness_threshold: FiniteFloat | None = Field(
+        None, ge=0, le=1, description="Minimum score of a live face; null: the pack's."
+    )
+
+
+class GalleryIn(GallerySettingsIn):
+    name: GalleryName
+
+
+class RetentionIn(RequestModel):
+    """Confirmation of one retention sweep. Nothing is erased if more than these counts is due."""
+
+    templates: int = Field(ge=0, description="The due_templates of the retention report.")
+    subjects: int = Field(ge=0, description="The due_subjects of the retention report.")
 
 
 class ComparisonOut(BaseModel):

@@ -1,4 +1,4 @@
-"""Results of 1:N identification."""
+"""1:N identification: requests and results."""
 
 from __future__ import annotations
 
@@ -6,8 +6,26 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import IdentifyOutcome, Problem, Source
+from kith.wire.common import FacesChoice, IdentifyOutcome, Problem, Source
 from kith.wire.faces import FaceOut
+from kith.wire.fields import Metadata, RequestModel, Tag
+from kith.wire.photos import Probes
+from kith.wire.risk import RiskIn
+
+
+class FilterIn(RequestModel):
+    """Subjects must have all tags and all metadata entries."""
+
+    tags: list[Tag] = Field(default_factory=list, max_length=32)
+    metadata: Metadata = Field(default_factory=dict)
+
+
+class IdentifyIn(Probes):
+    faces: FacesChoice = "all"
+    top_k: int = Field(5, ge=1, le=100)
+    risk: RiskIn | None = Field(None, description="Default: the gallery's risk.")
+    filter: FilterIn | None = None
+    check_quality: bool = Field(True, description="Answer rejected_quality for faces below the gallery's quality gate.")
 
 
 class RiskOut(BaseModel):

@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, StringConstraints, model_validator
 
 from kith.wire.common import KeyState, Page, Scope
+from kith.wire.fields import NORMALIZED, SINGLE_LINE, GalleryName, RequestModel, to_utc
+
+DAY_S: Final = 86_400
+
+
+class KeyIn(RequestModel):
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=SINGLE_LINE), NORMALIZED] = Field(
+        description="Label of the key, such as its owner."
+    )
+    scopes: list[Scope] = Field(min_length=1, max_length=5)
+    galleries: list[GalleryName] | None = Field(
+        None, min_length=1, max_length=100, description="Names of galleries, existing or future; null: all."
+    )
+    expires_at: Annotated[AwareDatetime, AfterValidator(to_utc)] | None = None
+    rate: float | None = Field(None, ge=1e-6, le=1_000_000, description="Requests per second; null: KITH_RATE_LIMIT.")
+    burst: int | None = Field(
+        None, ge=1, le=1_000_000, description="Maximum requests at once; null: the requests of one second."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.burst is not None and self.rate is None:
+            raise ValueError("burst needs a rate")
+        if self.expires_at is not None and self.expires_at <= datetime.now(UTC):
+            raise ValueError("expires_at is past")
+        return self
+
+
+class RotateIn(RequestModel):
+    overlap_s: int = Field(DAY_S, ge=0, le=90 * DAY_S, description="Time for which the old key remains valid.")
 
 
 class KeyOut(BaseModel):

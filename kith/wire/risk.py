@@ -1,14 +1,36 @@
-"""Risk report of a gallery: thresholds, curve and evidence."""
+"""Accepted risk in requests, and the risk report of a gallery: thresholds, curve and evidence."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated, Final
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
-from kith.wire.common import Fusion, RiskWarning, Source
+from kith.wire.common import Fusion, Preset, RiskWarning, Source
+from kith.wire.fields import RequestModel
+
+Probability = Annotated[float, Field(ge=1e-12, lt=1)]
+Similarity = Annotated[float, Field(ge=-1, le=1)]
+PRESETS: Final[dict[Preset, float]] = {"strict": 0.0001, "standard": 0.001, "relaxed": 0.01}
 
 INTERVAL = "Together with 'high', the 95 % confidence interval."
+
+
+class RiskIn(RequestModel):
+    """Exactly one of: the accepted false positive identification rate, the accepted false match rate, a preset of
+    these (strict 0.0001, standard 0.001, relaxed 0.01), or a similarity threshold."""
+
+    fpir: Probability | None = None
+    fmr: Probability | None = None
+    preset: Preset | None = None
+    threshold: Similarity | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> RiskIn:
+        if len(self.model_dump(exclude_none=True)) != 1:
+            raise ValueError("give exactly one of fpir, fmr, preset, threshold")
+        return self
 
 
 class EvidenceOut(BaseModel):

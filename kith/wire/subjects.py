@@ -1,15 +1,45 @@
-"""Subjects, their templates, and the result of enrollment."""
+"""Subjects, their templates, and enrollment."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from kith.wire.common import Page, Problem, TemplateKind
+from kith.wire.common import FaceChoice, Page, Problem, TemplateKind
 from kith.wire.erasures import ReceiptOut
 from kith.wire.faces import FaceOut
+from kith.wire.fields import MAX_LABELS, Metadata, PersonName, RequestModel, SubjectId, Tag
+from kith.wire.photos import Probes
+
+
+class SubjectIn(RequestModel):
+    name: PersonName | None = None
+    metadata: Metadata = Field(default_factory=dict)
+    tags: list[Tag] = Field(default_factory=list, max_length=MAX_LABELS)
+
+
+class SubjectPatch(RequestModel):
+    name: PersonName | None = None
+    metadata: Metadata | None = None
+    tags: list[Tag] | None = Field(None, max_length=MAX_LABELS)
+
+
+class MergeIn(RequestModel):
+    into: SubjectId = Field(description="The subject that remains.")
+
+
+class TemplatePatch(RequestModel):
+    subject: SubjectId = Field(description="The subject that receives the template.")
+
+
+class EnrollIn(Probes):
+    face: FaceChoice = "only"
+    allow_duplicate: bool = False
+    allow_inconsistent: bool = False
+    allow_low_quality: bool = False
+    allow_not_live: bool = False
 
 
 class SubjectOut(BaseModel):

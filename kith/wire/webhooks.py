@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints
 
 from kith.wire.common import DeliveryState, EventType, IdentifyOutcome, Page
+from kith.wire.fields import MAX_URL_LENGTH, NORMALIZED, SINGLE_LINE, GalleryName, RequestModel
+
+
+class WebhookIn(RequestModel):
+    url: Annotated[str, StringConstraints(min_length=1, max_length=MAX_URL_LENGTH, pattern=SINGLE_LINE)] = Field(
+        description="Address that KITH_WEBHOOK_HOSTS allows."
+    )
+    name: Annotated[str, StringConstraints(max_length=128, pattern=SINGLE_LINE), NORMALIZED] | None = None
+    types: list[EventType] | None = Field(None, min_length=1, max_length=10, description="Types of events; null: all.")
+    galleries: list[GalleryName] | None = Field(
+        None, min_length=1, max_length=100, description="Names of galleries, existing or future; null: all."
+    )
+    outcomes: list[IdentifyOutcome] | None = Field(
+        None, min_length=1, max_length=10, description="Outcomes of decisions; null: all."
+    )
+    min_risk: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Minimum false_alarm_probability of decisions. Decisions without a candidate pass it.",
+    )
 
 
 class WebhookOut(BaseModel):

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 Keys = NDArray[np.int64]
 """Primary keys of templates or subjects, (n,)."""
 DEFAULT_RISK: Final = RiskTarget("fpir", 0.01)
-SUBJECT_ID_PATTERN: Final = r"^[^/\\]{1,128}$"
 DEFAULT_RECALL: Final = 0.999
 
 

@@ -16,9 +16,9 @@ from typing import Any, Final, Self
 import numpy as np
 import orjson
 
+from kith.wire.identifiers import ID_RULE, TEXT_RULE, normalize_id, normalize_metadata, normalize_text
 from models.runtime.network import Float
 from service.core.errors import EmbeddingError, ImportFileError, ItemError, KithError
-from service.core.identifiers import ID_RULE, TEXT_RULE, normalize_id, normalize_metadata, normalize_text
 from service.security.sealing import VECTOR_TYPE, Seal
 
 FORMAT_VERSION: Final = 1

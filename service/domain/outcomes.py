@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
+from kith.wire.risk import PRESETS, RiskIn
+
+RiskKind = Literal["fpir", "fmr", "threshold"]
 RejectionOutcome = Literal["rejected_quality", "rejected_liveness"]
 
 REVIEW_FACTOR: Final = 10.0
@@ -15,5 +18,13 @@ REVIEW_FACTOR: Final = 10.0
 class RiskTarget:
     """Accepted risk: a false positive identification rate, a false match rate, or a fixed similarity."""
 
-    kind: Literal["fpir", "fmr", "threshold"]
+    kind: RiskKind
     value: float
+
+
+def to_risk_target(asked: RiskIn, preset_kind: Literal["fpir", "fmr"]) -> RiskTarget:
+    """Return the risk of a request. ``preset_kind``: the rate that a preset stands for."""
+    if asked.preset is not None:
+        return RiskTarget(preset_kind, PRESETS[asked.preset])
+    kinds: tuple[RiskKind, ...] = get_args(RiskKind)
+    return next(RiskTarget(kind, value) for kind in kinds if (value := getattr(asked, kind)) is not None)

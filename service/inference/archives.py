@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import IO, Any, BinaryIO, Final, Literal, Protocol, cast
 
+from kith.wire.identifiers import to_nfc
 from models.vision.photo_files import HEAD_BYTES, is_hidden, is_photo, printable_path
 from service.core.errors import ArchiveInvalidError, ArchiveTooLargeError, KithError
 from service.core.extras import require_package
 from service.core.gunzip import GunzipFile, max_unpacked_bytes
-from service.core.identifiers import to_nfc
 from service.core.json_limits import JsonLimits, check_json
 from service.core.photo_errors import ImageTooLargeError
 from service.inference.zip_names import ENTRY_SIGNATURE, name_of, repair_directory

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Final, get_args
 
 from kith.wire.common import KeyState, Scope
+from kith.wire.keys import KeyIn, KeyOut
 from service.security.sealing import Seal, derived
 
 PREFIX: Final = "kith"
@@ -90,6 +91,18 @@ class ApiKey:
             return None
         life = self.expires_at - self.created_at
         return MAX_EXPIRY if life > MAX_EXPIRY - now else now + life
+
+
+def rights_of(asked: KeyIn) -> Rights:
+    """Return the rights of a requested key."""
+    return Rights(frozenset(asked.scopes), None if asked.galleries is None else frozenset(asked.galleries))
+
+
+def to_key_out(key: ApiKey) -> KeyOut:
+    """Convert a key, without its token."""
+    scopes, galleries = key.rights.scopes, key.rights.galleries
+    rights = {"scopes": sorted(scopes), "galleries": None if galleries is None else sorted(galleries)}
+    return KeyOut.model_validate(vars(key) | rights | {"state": key.state(datetime.now(UTC))})
 
 
 def new_token() -> tuple[str, str]:

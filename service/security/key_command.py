@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from kith.wire.identifiers import FORBIDDEN_PATTERN
 from service.core.errors import MasterKeyError, MasterKeyUnavailableError
-from service.core.identifiers import FORBIDDEN_PATTERN
 from service.security.sealing import KEY_BYTES
 
 TIMEOUT_S: Final = 10.0

@@ -16,14 +16,14 @@ from typing import Final, Self
 
 import httpx2 as httpx
 
-from service.core.identifiers import INVISIBLE_PATTERN
+from kith.wire.fields import MAX_URL_LENGTH
+from kith.wire.identifiers import INVISIBLE_PATTERN
 from service.security.addresses import Address, Hosts, host_name, is_public, parsed
 
 MAX_CONCURRENT: Final = 16
 """Concurrent connections and lookups of names."""
 MAX_ADDRESSES: Final = 3
 """Addresses of a host that are tried in sequence."""
-MAX_URL_LENGTH: Final = 2048
 PORTS: Final = frozenset({80, 443})
 TRANSPORT_ERRORS: Final = (httpx.TransportError, httpx.InvalidURL)
 

@@ -12,9 +12,9 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from kith.wire.common import FaceChoice
+from kith.wire.identifiers import ID_RULE, normalize_id
 from models.vision.face_search import Detail
 from service.core.errors import GalleryChangedError, GalleryMovedError, InvalidRequestError, JobCrashedError, KithError
-from service.core.identifiers import ID_RULE, normalize_id
 from service.domain.gallery import Gallery, NewTemplate
 from service.inference.archives import ArchiveContents, ArchivedFile, ArchiveLimits, iterate_members, read_contents
 from service.inference.photo_pipeline import Photo

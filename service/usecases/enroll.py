@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+from kith.wire.subjects import EnrollIn
 from models.runtime.network import Float
 from service.core import deadlines
 from service.core.errors import (
@@ -21,10 +22,9 @@ from service.core.errors import (
 from service.domain.gallery import Gallery, IdempotentResponse, NewTemplate
 from service.inference.photo_pipeline import Photo
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
-from service.schemas.documents import Document, encode_json, face_document, problem_document, stored_problem_document
-from service.schemas.subjects import EnrollIn
 from service.security.callers import Caller
 from service.usecases.backend import Backend
+from service.usecases.documents import Document, encode_json, face_document, problem_document, stored_problem_document
 from service.usecases.enrollment_checks import (
     Overrides,
     check_identities,

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from kith.wire.identification import IdentifyIn
 from models.runtime.network import Float
 from models.vision.quality_gate import QualityGate
 from service.core import deadlines
@@ -16,14 +17,16 @@ from service.core.errors import GalleryNotFoundError, KithError, StorageDamagedE
 from service.core.photo_errors import ImageError
 from service.domain.events import Event
 from service.domain.gallery import Gallery, Keys, SubjectFilter, SubjectLabel
-from service.domain.outcomes import RiskTarget
+from service.domain.outcomes import RiskTarget, to_risk_target
 from service.inference.photo_pipeline import Face, Photo, verdict_of
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
 from service.operations.shadow import AnsweredFace
 from service.risk.decision import SIMILARITY_STEP, Candidate, refuse_presentation
 from service.risk.drift import Decided
 from service.risk.search import Identification
-from service.schemas.documents import (
+from service.security.callers import Caller
+from service.usecases.backend import Backend
+from service.usecases.documents import (
     DEFAULT_GATE,
     Document,
     face_document,
@@ -31,9 +34,6 @@ from service.schemas.documents import (
     risk_document,
     without_none,
 )
-from service.schemas.identification import IdentifyIn
-from service.security.callers import Caller
-from service.usecases.backend import Backend
 from service.usecases.photos import process_photos
 
 EVENT_FIELDS: Final = (
@@ -74,7 +74,7 @@ async def identify(
         As search_gallery, and for a single photo its own error.
     """
     served = backend.faces.recognizers.for_gallery(gallery)
-    target = body.risk.target("fpir") if body.risk else gallery.settings.risk
+    target = to_risk_target(body.risk, "fpir") if body.risk else gallery.settings.risk
     if body.embeddings:
         caller.check_vectors("embeddings")
     if target != gallery.settings.risk:

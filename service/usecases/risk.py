@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from kith.wire.risk import EvidenceOut, GalleryRiskOut, HoldoutCheckOut, MoveOut, PointOut, TargetOut
+from kith.wire.risk import EvidenceOut, GalleryRiskOut, HoldoutCheckOut, MoveOut, PointOut, TargetOut, ThresholdOut
 from service.core.errors import GalleryMovedError, RiskUncalibratedError
 from service.domain.gallery import Gallery
 from service.risk import risk_report
 from service.risk.decision import thresholds_for
 from service.risk.gallery_risks import THRESHOLD_MOVED
-from service.schemas.risk import to_threshold_out
 from service.usecases.backend import Backend
 
 
@@ -74,7 +73,7 @@ def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> Gal
             up_to_date=stored is not None and not risks.is_stale(gallery, stored),
         ),
         targets=[
-            TargetOut(fpir=today.fpir, today=to_threshold_out(today), grown=to_threshold_out(grown))
+            TargetOut(fpir=today.fpir, today=_threshold(today), grown=_threshold(grown))
             for today, grown in risk_report.target_thresholds(
                 targets, model.comparisons_among(subjects), curve, risk.evidence if risk else None, calibration
             )
@@ -93,3 +92,17 @@ def _last_move(backend: Backend, gallery: Gallery) -> MoveOut | None:
         return None  # none, or one of an earlier release
     before, after = ((details.get(when) or {}).get("threshold") for when in ("before", "after"))
     return MoveOut(before=before, after=after, reason=details["reason"])
+
+
+def _threshold(found: risk_report.TargetThreshold) -> ThresholdOut:
+    rounded = {name: round(getattr(found, name), 4) for name in ("threshold", "low", "high")}
+    misses = found.misses
+    fnir, low, high = (None, None, None) if misses is None else (round(v, 4) for v in vars(misses).values())
+    return ThresholdOut(
+        subjects=found.subjects,
+        extrapolated=found.extrapolated,
+        fnir=fnir,
+        fnir_low=low,
+        fnir_high=high,
+        **rounded,
+    )

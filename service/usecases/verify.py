@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import get_args
 
+from kith.wire.risk import PRESETS, RiskIn
+from kith.wire.verification import SideIn, VerifyIn
 from models.runtime.network import Float
 from models.vision.quality_gate import LivenessVerdict, QualityGate
 from service.core.errors import InvalidRequestError, LivenessUnavailableError, RecognizerMismatchError
 from service.domain.gallery import Gallery
-from service.domain.outcomes import RejectionOutcome, RiskTarget
+from service.domain.outcomes import RejectionOutcome, RiskTarget, to_risk_target
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
 from service.risk.decision import (
     decide_pair,
@@ -19,11 +21,9 @@ from service.risk.decision import (
     thresholds_for,
 )
 from service.risk.verification import EnrolledSubject, compare
-from service.schemas.documents import DEFAULT_GATE, Document, face_document, risk_document, without_none
-from service.schemas.risk import RiskIn
-from service.schemas.verification import SideIn, VerifyIn
 from service.security.callers import Caller
 from service.usecases.backend import Backend
+from service.usecases.documents import DEFAULT_GATE, Document, face_document, risk_document, without_none
 from service.usecases.photos import fetch_photo, gather_or_cancel
 
 
@@ -46,13 +46,13 @@ class Verification:
     def target(self, risk: RiskIn | None) -> RiskTarget:
         """Return the requested risk, or the gallery's if one side is a subject. An FPIR applies to searches only."""
         if risk is not None:
-            return risk.target("fmr")
+            return to_risk_target(risk, "fmr")
         subjects = [side.subject for side in (self.body.a, self.body.b) if side.subject]
         if len(subjects) == 1:
             own = self.galleries[subjects[0].gallery].settings.risk
             if own.kind != "fpir":
                 return own
-        return RiskIn(preset="standard").target("fmr")
+        return RiskTarget("fmr", PRESETS["standard"])
 
 
 @dataclass(frozen=True, eq=False)

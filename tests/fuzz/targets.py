@@ -18,6 +18,8 @@ import numpy as np
 from PIL import ExifTags, Image
 from starlette.requests import Request
 
+from kith.wire.identification import IdentifyIn
+from kith.wire.subjects import EnrollIn
 from models.errors import ModelError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.risk.calibration import EDGES, Calibration
@@ -27,8 +29,6 @@ from service.core.photo_errors import ImageError
 from service.domain.gallery_items import GalleryFileHeader, GalleryItems, validate_items
 from service.inference.archives import ArchiveLimits, iterate_members, read_contents
 from service.inference.images import FORMATS, ImageLimits, open_photo
-from service.schemas.identification import IdentifyIn
-from service.schemas.subjects import EnrollIn
 from service.settings import Settings
 from service.storage.transfer.ndjson import Lines, header_line, lines_of
 from tests.service.inference.image_files import (

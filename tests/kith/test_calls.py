@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from types import FunctionType
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
-from kith import AsyncKith, Kith, KithClientError, calls
+from kith import AsyncKith, Kith, KithClientError
+from kith.calls import Calls
+from kith.methods import Method
 from kith.options import (
     CutOverOptions,
     FilterOptions,
@@ -22,22 +25,23 @@ from kith.options import (
     SubjectChanges,
 )
 from kith.requests import Call, Pages
-from service.schemas.faces import EmbedIn
-from service.schemas.galleries import GallerySettingsIn, QualityGateIn
-from service.schemas.identification import FilterIn, IdentifyIn
-from service.schemas.keys import KeyIn
-from service.schemas.migration import CutOverIn
-from service.schemas.risk import RiskIn
-from service.schemas.subjects import EnrollIn, SubjectPatch
-from service.schemas.verification import VerifyIn
+from kith.wire.faces import EmbedIn
+from kith.wire.galleries import GallerySettingsIn, QualityGateIn
+from kith.wire.identification import FilterIn, IdentifyIn
+from kith.wire.keys import KeyIn
+from kith.wire.migration import CutOverIn
+from kith.wire.risk import RiskIn
+from kith.wire.subjects import EnrollIn, SubjectPatch
+from kith.wire.verification import VerifyIn
+from models.vision.quality_gate import QualityGate
 from tests.kith.responses import OK, run
 from tests.scripted import answering
 
-DESCRIBED = {
-    name: found
-    for name, found in vars(calls).items()
-    if isinstance(found, FunctionType) and found.__module__ == calls.__name__ and not name.startswith("_")
-}
+CALLS: Any = SimpleNamespace(
+    **{name: partial(method.describe, None) for name, method in vars(Calls).items() if isinstance(method, Method)}
+)
+"""Descriptions of the calls, by the names of the methods."""
+DESCRIBED: dict[str, Callable[..., Any]] = vars(CALLS)
 SAMPLES: dict[str, Any] = {"a": [0.5], "b": [0.5], "archive": __file__, "file": __file__, "scopes": ["read"]}
 PATH_PARAMETERS = ("gallery", "subject", "template", "job", "key", "receipt", "name")
 """Parameters that become path segments; ``name`` is a gallery's."""
@@ -87,17 +91,17 @@ def build_calls(describe: Callable[..., Any]) -> list[Call[Any]]:
         by_place = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         if by_place and parameter.default is parameter.empty:
             needed.append(SAMPLES.get(name, "x"))
-    made = [describe(*needed), *([describe(*needed, "x")] if describe is calls.audit else [])]
+    made = [describe(*needed), *([describe(*needed, "x")] if describe is CALLS.audit else [])]
     return [one.page(None) if isinstance(one, Pages) else one for one in made]
 
 
 @pytest.mark.parametrize(
     ("describe", "model", "elsewhere"),
     [
-        (calls.embed, EmbedIn, {"images"}),
-        (calls.identify, IdentifyIn, {"images"}),
-        (calls.enroll, EnrollIn, {"images"}),
-        (calls.verify, VerifyIn, set[str]()),
+        (CALLS.embed, EmbedIn, {"images"}),
+        (CALLS.identify, IdentifyIn, {"images"}),
+        (CALLS.enroll, EnrollIn, {"images"}),
+        (CALLS.verify, VerifyIn, set[str]()),
     ],
 )
 def test_every_option_of_a_request_is_a_parameter(
@@ -122,10 +126,14 @@ def test_typed_options_are_the_fields_of_the_request(options: Any, model: Any, e
     assert options.__annotations__.keys() == model.model_fields.keys() - elsewhere
 
 
+def test_the_quality_gate_of_requests_has_the_defaults_of_the_models() -> None:
+    assert QualityGateIn().model_dump() == vars(QualityGate())
+
+
 def path_parameters(describe: Callable[..., Any]) -> list[str]:
-    creates = describe in (calls.create_gallery, calls.create_key, calls.put_subject)
+    creates = describe in (CALLS.create_gallery, CALLS.create_key, CALLS.put_subject)
     asked = inspect.signature(describe).parameters
-    in_query = {calls.jobs: {"gallery"}, calls.erasures: {"subject"}}.get(describe, set())
+    in_query = {CALLS.jobs: {"gallery"}, CALLS.erasures: {"subject"}}.get(describe, set())
     return [
         name for name in PATH_PARAMETERS if name in asked and name not in in_query and not (creates and name == "name")
     ]

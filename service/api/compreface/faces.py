@@ -10,6 +10,8 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
+from kith.wire.fields import SubjectId
+from kith.wire.subjects import EnrollIn
 from service.api.compreface.access import RECOGNITION, BoundGallery, CompreFaceRoute
 from service.api.compreface.requests import MAX_ERASED, ImageId, OptionsDep, SubjectQuery, read_file
 from service.api.compreface.responses import example
@@ -20,8 +22,6 @@ from service.api.http.routing import CallerDep
 from service.api.routes.pictures import picture_response
 from service.core.errors import SubjectNotFoundError
 from service.domain.gallery import Gallery, Template
-from service.schemas.fields import SubjectId
-from service.schemas.subjects import EnrollIn
 from service.usecases.backend import Backend
 from service.usecases.enroll import enroll
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from kith.wire.identification import IdentifyIn
 from service.api.compreface.access import PREFIX, RECOGNITION, BoundGallery, CompreFaceRoute
 from service.api.compreface.requests import (
     CutoffsDep,
@@ -20,7 +21,6 @@ from service.api.http.backend import BackendDep
 from service.api.http.permissions import IDENTIFY, permitted
 from service.api.http.responses import json_response
 from service.api.http.routing import CallerDep
-from service.schemas.identification import IdentifyIn
 from service.usecases.identify import identify
 
 router = APIRouter(route_class=CompreFaceRoute, include_in_schema=False)

@@ -10,6 +10,8 @@ from uuid import UUID
 from fastapi import Depends, Path, Query, Request
 from pydantic import BaseModel
 
+from kith.wire.fields import NORMALIZED, Embedding, SubjectId
+from kith.wire.photos import PhotoBytes
 from models.vision.face_search import Detail
 from service.api.compreface.similarity import Cutoffs, to_probability
 from service.api.http.bodies import read_json, read_parts
@@ -17,8 +19,6 @@ from service.core.errors import InvalidRequestError, UnsupportedMediaTypeError
 from service.core.photo_errors import ImageTooLargeError, NoFaceError
 from service.domain.gallery import Gallery
 from service.inference.photo_pipeline import Face
-from service.schemas.fields import NORMALIZED, Embedding, SubjectId
-from service.schemas.photos import PhotoBytes
 from service.usecases.backend import Backend
 
 MAX_PREDICTIONS: Final = 100

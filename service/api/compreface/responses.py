@@ -12,7 +12,7 @@ from service.api.compreface.similarity import Cutoffs, level_of, level_of_candid
 from service.domain.gallery import Gallery, Template
 from service.inference.photo_pipeline import Face
 from service.inference.recognizers import ServedRecognizer
-from service.schemas.documents import Document
+from service.usecases.documents import Document
 
 UNKNOWN_SUBJECT: Final = {"subject": "unknown", "similarity": 0.0}
 """Stands for candidates that the key may not see. Clients read the first subject without checking that there is one."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
+from kith.wire.verification import SideIn, SubjectRef, VerifyIn
 from models.runtime.network import Float
 from service.api.compreface.access import PREFIX, RECOGNITION, BoundGallery, CompreFaceRoute
 from service.api.compreface.requests import (
@@ -32,10 +33,9 @@ from service.inference.photo_pipeline import Face, verdict_of
 from service.inference.recognizers import check_recognizer, check_vectors
 from service.risk.decision import refuse_presentation
 from service.risk.verification import EnrolledSubject
-from service.schemas.documents import Document
-from service.schemas.verification import SideIn, SubjectRef, VerifyIn
 from service.security.callers import Caller
 from service.usecases.backend import Backend
+from service.usecases.documents import Document
 from service.usecases.verify import Verification, compare_sides
 
 router = APIRouter(route_class=CompreFaceRoute, include_in_schema=False)

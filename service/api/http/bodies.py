@@ -17,12 +17,12 @@ from multipart import MultipartError, MultipartSegment, PushMultipartParser, par
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
+from kith.wire.photos import LongStrings, Photos, Probes
+from kith.wire.verification import SideIn, VerifyIn
 from service.api.http.problems import validation_error
 from service.core.errors import InvalidRequestError, RequestTooLargeError, UnsupportedMediaTypeError
 from service.core.json_limits import JsonLimits, JsonScanner, check_json
 from service.core.photo_errors import ImageTooLargeError
-from service.schemas.photos import LongStrings, Photos, Probes
-from service.schemas.verification import SideIn, VerifyIn
 from service.settings import Settings
 
 OPTIONS_FIELD: Final = "request"

@@ -13,13 +13,13 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from kith.wire.common import Problem
+from kith.wire.faces import DetectIn, EmbedIn
+from kith.wire.identification import IdentifyIn
+from kith.wire.subjects import EnrollIn
+from kith.wire.verification import VerifyIn
 from service.api.http.bodies import OPTIONS_FIELD
 from service.api.http.permissions import description_of
 from service.api.http.problems import MEDIA_TYPE
-from service.schemas.faces import DetectIn, EmbedIn
-from service.schemas.identification import IdentifyIn
-from service.schemas.subjects import EnrollIn
-from service.schemas.verification import VerifyIn
 
 PHOTO = "/9j/4AAQSkZJRgABAQ... (base64)"
 EXAMPLES: dict[type[BaseModel], Any] = {

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from fastapi import Header, Path, Query
 
+from kith.wire.fields import GalleryName, SubjectId
+from kith.wire.risk import Probability
 from service.core.errors import InvalidRequestError
-from service.schemas.fields import SEALED_CURSOR, WITHOUT_NUL, GalleryName
-from service.schemas.risk import Probability
 from service.security.sealing import Seal, SealBrokenError
 from service.storage.db import row_sealing
 from service.storage.db.row_sealing import seal_cursor
 
+SEALED_CURSOR: Final = "^[0-9a-f]{58,160}$"
+WITHOUT_NUL: Final = r"^[^\x00]*$"
+"""PostgreSQL cannot store NUL in text."""
 Row = TypeVar("Row")
 GalleryPath = Annotated[GalleryName, Path(examples=["staff"])]
+SubjectPath = Annotated[SubjectId, Path(examples=["ada"])]
 PageLimit = Annotated[int, Query(ge=1, le=1000)]
 NameCursor = Annotated[str | None, Query(max_length=128, pattern=WITHOUT_NUL, description="'next' of the page before.")]
 Targets = Annotated[list[Probability], Query(max_length=20, description="FPIR targets; repeatable.")]

@@ -15,7 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from kith.wire.common import Problem
+from kith.wire.fields import GALLERY_NAME, SINGLE_LINE, SUBJECT_ID_PATTERN
+from kith.wire.identifiers import ID_RULE, TEXT_RULE
 from models.errors import ModelError
+from service.api.http.parameters import SEALED_CURSOR, WITHOUT_NUL
 from service.core.errors import (
     ClientGoneError,
     InvalidRequestError,
@@ -26,9 +29,6 @@ from service.core.errors import (
     UnauthorizedError,
     UnsupportedEncodingError,
 )
-from service.core.identifiers import ID_RULE, TEXT_RULE
-from service.domain.gallery import SUBJECT_ID_PATTERN
-from service.schemas.fields import GALLERY_NAME, SEALED_CURSOR, SINGLE_LINE, WITHOUT_NUL
 
 ProblemFormat = Callable[[Problem], tuple[int, Mapping[str, Any]]]
 """Converts a problem to the status and body of another API."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from service.schemas.documents import Document, encode_json
+from service.usecases.documents import Document, encode_json
 
 
 def json_response(document: Document) -> Response:

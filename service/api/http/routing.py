@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
+from kith.wire.fields import GALLERY_NAME
 from service.api.http.backend import backend_of
 from service.api.http.bodies import OPTIONS_FIELD, JsonRequest
 from service.api.http.gate import takes_photos
@@ -18,7 +19,6 @@ from service.api.http.parameters import GalleryPath
 from service.api.http.permissions import Need, description_of
 from service.core.errors import GalleryNotFoundError, InvalidRequestError
 from service.domain.gallery import Gallery
-from service.schemas.fields import GALLERY_NAME
 from service.security.callers import Caller
 
 METHODS_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})

@@ -10,12 +10,12 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import AfterValidator
 
 from kith.wire.audit import AuditLineOut, AuditOut
+from kith.wire.fields import GalleryName, SubjectId, to_utc
 from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
-from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
+from service.api.http.parameters import WITHOUT_NUL, Cursor, GalleryPath, PageLimit, open_cursor, paginate
 from service.api.http.permissions import ADMIN, ADMIN_ALL, permitted
 from service.api.http.routing import PermittedRoute
-from service.schemas.fields import WITHOUT_NUL, GalleryName, SubjectId, to_utc
 from service.security.sealing import Seal
 from service.storage.audit.log import pseudonym
 from service.storage.audit.reader import AuditFilter, ListedLine

@@ -8,18 +8,17 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.requests import ClientDisconnect
 
-from kith.wire.common import FaceChoice
+from kith.wire.common import Detail, FaceChoice
+from kith.wire.fields import DETAIL
 from kith.wire.jobs import JobOut
-from models.vision.face_search import Detail
 from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath
 from service.api.http.permissions import ENROLL, permitted
 from service.api.http.routing import PermittedRoute
+from service.api.routes.jobs import to_job_out
 from service.core.errors import InvalidRequestError
 from service.inference.archives import SIGNATURE_BYTES, archive_kind
-from service.schemas.fields import DETAIL
-from service.schemas.jobs import to_job_out
 from service.security.sealed_files import SealedWriter
 from service.usecases.backend import Backend
 from service.usecases.bulk_enrollment import KIND, BulkOptions

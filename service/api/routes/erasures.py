@@ -6,15 +6,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 
-from kith.wire.erasures import ReceiptsOut, VerdictOut
+from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut, VerdictOut
+from kith.wire.fields import SubjectId
 from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
-from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
+from service.api.http.parameters import Cursor, GalleryPath, PageLimit, SubjectPath, open_cursor, paginate
 from service.api.http.permissions import ADMIN, ADMIN_ALL, permitted
 from service.api.http.routing import PermittedRoute
-from service.api.routes.subjects import SubjectPath
-from service.schemas.erasures import to_receipt_out, to_verdict_out
-from service.schemas.fields import SubjectId
+from service.storage.repositories.erasures import Receipt
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1", tags=["erasures"], responses=PROBLEMS)
 ReceiptPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
@@ -41,7 +40,9 @@ async def list_erasures(
 @permitted(ADMIN_ALL)  # includes deleted galleries
 async def verify_receipt(receipt: ReceiptPath, backend: BackendDep) -> VerdictOut:
     """Verify a receipt: the audit has its entry, and what it names is absent or was enrolled again since."""
-    return to_verdict_out(await backend.run(backend.galleries.erasures.verify, receipt))
+    found = await backend.run(backend.galleries.erasures.verify, receipt)
+    results = {name: getattr(found, name) for name in ("holds", "line_found", "gone", "enrolled_since")}
+    return VerdictOut(receipt=to_receipt_out(found.receipt), **results)
 
 
 @router.get("/galleries/{gallery}/subjects/{subject}/export", response_model=dict[str, Any])
@@ -53,3 +54,14 @@ async def export_subject(gallery: GalleryPath, subject: SubjectPath, backend: Ba
     """
     found = await backend.find_gallery(gallery)
     return await backend.run(backend.galleries.subject_access.everything_about, found, subject)
+
+
+def to_receipt_out(receipt: Receipt) -> ReceiptOut:
+    """Convert a receipt."""
+    return ReceiptOut(**receipt.document())
+
+
+def to_deleted_out(receipt: Receipt) -> DeletedOut:
+    """Convert the receipt of a deletion."""
+    counts = {kind: receipt.removed.get(kind, 0) for kind in ("subjects", "templates")}
+    return DeletedOut(**counts, receipt=to_receipt_out(receipt))

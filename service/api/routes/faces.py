@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from kith.wire.faces import FacesOut
-from kith.wire.verification import VerifyOut
+from kith.wire.faces import DetectIn, EmbedIn, FacesOut
+from kith.wire.verification import VerifyIn, VerifyOut
 from service.api.http.backend import BackendDep
 from service.api.http.bodies import read_photos, read_verify
 from service.api.http.openapi import PROBLEMS, request_body
@@ -13,10 +13,8 @@ from service.api.http.permissions import IDENTIFY, permitted
 from service.api.http.responses import json_response
 from service.api.http.routing import CallerDep, PermittedRoute
 from service.inference.photo_pipeline import Photo
-from service.schemas.documents import photo_document
-from service.schemas.faces import DetectIn, EmbedIn
-from service.schemas.verification import VerifyIn
 from service.usecases import verify as verification
+from service.usecases.documents import photo_document
 from service.usecases.photos import process_photos
 
 router = APIRouter(route_class=PermittedRoute, tags=["faces"], responses=PROBLEMS)

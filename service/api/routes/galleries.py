@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from fastapi import APIRouter
 
 from kith.wire.common import LivenessSetting
 from kith.wire.erasures import DeletedOut
 from kith.wire.galleries import (
+    ComparisonOut,
+    DriftOut,
     GalleriesOut,
+    GalleryIn,
     GalleryOut,
+    GallerySettingsIn,
     GalleryStatsOut,
     IndexOut,
+    QualityGateOut,
     RetentionAppliedOut,
+    RetentionIn,
     RetentionOut,
 )
 from service.api.http.backend import BackendDep
@@ -22,10 +29,11 @@ from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath, NameCursor, PageLimit
 from service.api.http.permissions import ADMIN, ADMIN_ALL, READ, permitted
 from service.api.http.routing import CallerDep, PermittedRoute
+from service.api.routes.erasures import to_deleted_out
 from service.core.errors import LivenessUnavailableError
-from service.domain.gallery import GallerySettings
-from service.schemas.erasures import to_deleted_out
-from service.schemas.galleries import GalleryIn, GallerySettingsIn, RetentionIn, to_drift_out, to_gallery_out
+from service.domain.gallery import Gallery, GallerySettings
+from service.domain.outcomes import to_risk_target
+from service.risk.drift import DRIFT_DIGITS, Comparison, Drift
 from service.usecases.backend import Backend
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries", tags=["galleries"], responses=PROBLEMS)
@@ -37,7 +45,7 @@ router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries", tags=["ga
 )  # a 409 reveals that a name is taken
 async def create_gallery(body: GalleryIn, backend: BackendDep) -> GalleryOut:
     """Create a gallery. Its vectors come from the recognizer of KITH_PACK."""
-    settings = body.over(GallerySettings())
+    settings = change_settings(body, GallerySettings())
     _check_liveness(backend, body.liveness)
     recognizer = backend.faces.recognizers.default
     created = await backend.run(
@@ -122,7 +130,7 @@ async def apply_retention(gallery: GalleryPath, body: RetentionIn, backend: Back
 async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, backend: BackendDep) -> GalleryOut:
     """Change the given settings of the gallery. The others stay."""
     _check_liveness(backend, body.liveness)
-    updated = await backend.run(backend.galleries.store.galleries.update, gallery, body.over)
+    updated = await backend.run(backend.galleries.store.galleries.update, gallery, partial(change_settings, body))
     backend.galleries.risks.derive_later(updated)
     return to_gallery_out(updated)
 
@@ -141,3 +149,52 @@ async def delete_gallery(gallery: GalleryPath, backend: BackendDep) -> DeletedOu
     backend.galleries.search.windows.forget(deleted)
     backend.galleries.watches.drop(deleted.pk, deleted.name)
     return to_deleted_out(receipt)
+
+
+def change_settings(body: GallerySettingsIn, current: GallerySettings) -> GallerySettings:
+    """Return the current settings, replaced where the request sets them."""
+    nullable = {"retention_days", "liveness_threshold"}
+    given = {
+        name: getattr(body, name)
+        for name in type(body).model_fields.keys() & vars(current).keys()
+        if getattr(body, name) is not None or (name in nullable and name in body.model_fields_set)
+    }
+    if body.risk:
+        given["risk"] = to_risk_target(body.risk, "fpir")
+    if body.quality_gate:
+        given["quality_gate"] = replace(current.quality_gate, **body.quality_gate.model_dump(exclude_unset=True))
+    return replace(current, **given)
+
+
+def to_gallery_out(gallery: Gallery) -> GalleryOut:
+    """Convert a gallery, without drift."""
+    settings = gallery.settings
+    return GalleryOut(
+        name=gallery.name,
+        recognizer=gallery.fingerprint,
+        dimension=gallery.dimension,
+        risk={settings.risk.kind: settings.risk.value},
+        quality_gate=QualityGateOut(**vars(settings.quality_gate)),
+        subjects=gallery.subjects,
+        templates=gallery.templates,
+        created_at=gallery.created_at,
+        **{name: value for name, value in vars(settings).items() if name not in ("risk", "quality_gate")},
+    )
+
+
+def to_drift_out(drift: Drift) -> DriftOut:
+    """Convert a drift report. Means are rounded, because exact ones would reveal the similarity of one search."""
+
+    def rounded(found: Comparison | None) -> ComparisonOut | None:
+        if found is None:
+            return None
+        return ComparisonOut(observed=round(found.observed, DRIFT_DIGITS), expected=found.expected, z=round(found.z, 1))
+
+    return DriftOut(
+        state=drift.state,
+        detail=drift.detail,
+        window=drift.window,
+        since_start=drift.since_start,
+        mated_similarity=rounded(drift.mated),
+        unknown_rate=rounded(drift.unknown),
+    )

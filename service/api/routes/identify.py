@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from kith.wire.identification import IdentifyOut
+from kith.wire.identification import IdentifyIn, IdentifyOut
 from service.api.http.backend import BackendDep
 from service.api.http.bodies import read_photos
 from service.api.http.openapi import PROBLEMS, request_body
@@ -12,7 +12,6 @@ from service.api.http.parameters import GalleryPath
 from service.api.http.permissions import IDENTIFY, permitted
 from service.api.http.responses import json_response
 from service.api.http.routing import CallerDep, PermittedRoute
-from service.schemas.identification import IdentifyIn
 from service.usecases import identify as usecase
 
 router = APIRouter(route_class=PermittedRoute, tags=["identify"], responses=PROBLEMS)

@@ -6,18 +6,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from kith.wire.common import JobState
-from kith.wire.jobs import JobItemsOut, JobOut, JobsOut
+from kith.wire.common import JobState, Problem
+from kith.wire.fields import GalleryName
+from kith.wire.jobs import JobItemOut, JobItemsOut, JobOut, JobsOut
 from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
 from service.api.http.permissions import ADMIN, ENROLL, READ, permitted
 from service.api.http.routing import CallerDep, PermittedRoute
-from service.schemas.fields import GalleryName
-from service.schemas.jobs import to_job_item_out, to_job_out
 from service.security.callers import Caller, mark_hidden
 from service.storage.repositories.job_records import Job
-from service.storage.repositories.jobs import missing
+from service.storage.repositories.jobs import JobItem, missing
 from service.usecases.backend import Backend
 from service.usecases.bulk_enrollment import KIND
 
@@ -69,7 +68,7 @@ async def list_job_items(
         backend.jobs.runner.store.items, found, open_cursor(found.seal, cursor), limit + 1, failed
     )
     page, more = paginate(items, limit, found.seal, lambda item: item.pk)
-    return JobItemsOut(data=[to_job_item_out(item) for item in page], next=more)
+    return JobItemsOut(data=[_item(item) for item in page], next=more)
 
 
 @router.post("/{job}/cancel")
@@ -91,3 +90,32 @@ async def _find_job(backend: Backend, caller: Caller, job_id: str) -> Job:
     if not caller.rights.sees(found.gallery):
         raise mark_hidden(missing(job_id))
     return found
+
+
+def to_job_out(job: Job) -> JobOut:
+    """Convert a job, with its rate and the estimated time left."""
+    progress, active = job.progress, job.state in ("queued", "running")
+    rate = progress.done / progress.seconds if progress.done and progress.seconds else None
+    left = None if rate is None or progress.total is None or not active else (progress.total - progress.done) / rate
+    return JobOut(
+        id=job.id,
+        kind=job.kind,
+        gallery=job.gallery,
+        state=job.state,
+        cancelling=job.cancel and job.state == "running",
+        total=progress.total,
+        done=progress.done,
+        failed=progress.failed,
+        counts=progress.counts,
+        rate=None if rate is None else round(rate, 2),
+        remaining_s=None if left is None else round(left, 1),
+        details=progress.details,
+        problem=None if job.problem is None else Problem(**job.problem),
+        created_at=job.created_at,
+        updated_at=job.updated_at,
+    )
+
+
+def _item(item: JobItem) -> JobItemOut:
+    problem = None if item.problem is None else Problem(**item.problem)
+    return JobItemOut(item=item.item, outcome=item.outcome, subject=item.subject, problem=problem, at=item.at)

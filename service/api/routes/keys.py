@@ -7,14 +7,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from kith.wire.keys import CreatedKeyOut, KeyOut, KeysOut
+from kith.wire.keys import CreatedKeyOut, KeyIn, KeyOut, KeysOut, RotateIn
 from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
 from service.api.http.permissions import ADMIN_ALL, permitted
 from service.api.http.routing import CallerDep, PermittedRoute
 from service.core.errors import InvalidRequestError
-from service.schemas.keys import KeyIn, RotateIn, to_created_key_out, to_key_out
+from service.security.api_keys import ApiKey, rights_of, to_key_out
 from service.security.callers import ANONYMOUS
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/keys", tags=["keys"], responses=PROBLEMS)
@@ -29,16 +29,16 @@ async def create_key(body: KeyIn, backend: BackendDep, caller: CallerDep) -> Cre
     The first key needs the scope `admin` for all galleries: it ends anonymous access, and no caller without that scope
     can create another key.
     """
-    if caller is ANONYMOUS and not body.rights.may_everything:
+    if caller is ANONYMOUS and not rights_of(body).may_everything:
         raise InvalidRequestError(
             "the first key ends anonymous access, so it must be able to create other keys",
             remedy="Create the first key with the scope 'admin' for all galleries, then create the others with it "
             "(docs/keys.md).",
         )
     made = await backend.run(
-        backend.operations.keys.create, body.name, body.rights, body.expires_at, body.rate, body.burst
+        backend.operations.keys.create, body.name, rights_of(body), body.expires_at, body.rate, body.burst
     )
-    return to_created_key_out(*made)
+    return _created(*made)
 
 
 @router.get("")
@@ -74,6 +74,8 @@ async def revoke_key(key: KeyPath, backend: BackendDep) -> KeyOut:
 @permitted(ADMIN_ALL, example={"overlap_s": 86_400})
 async def rotate_key(key: KeyPath, body: RotateIn, backend: BackendDep) -> CreatedKeyOut:
     """Create a key with the same rights. The old key stays valid for `overlap_s`."""
-    return to_created_key_out(
-        *await backend.run(backend.operations.keys.rotate, key, timedelta(seconds=body.overlap_s))
-    )
+    return _created(*await backend.run(backend.operations.keys.rotate, key, timedelta(seconds=body.overlap_s)))
+
+
+def _created(key: ApiKey, token: str) -> CreatedKeyOut:
+    return CreatedKeyOut(**vars(to_key_out(key)), token=token)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from kith.wire.migration import DisagreementOut, GenerationOut, MigrationOut, MigrationThresholdOut, ShadowOut
+from kith.wire.migration import (
+    CutOverIn,
+    DisagreementOut,
+    FinishIn,
+    GenerationOut,
+    MigrateIn,
+    MigrationOut,
+    MigrationThresholdOut,
+    ShadowOut,
+)
 from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath
@@ -12,8 +21,8 @@ from service.api.http.permissions import ADMIN, permitted
 from service.api.http.routing import PermittedRoute
 from service.core.errors import RiskUncalibratedError
 from service.domain.gallery import Gallery, Generation
+from service.domain.outcomes import to_risk_target
 from service.risk.decision import thresholds_for
-from service.schemas.migration import CutOverIn, FinishIn, MigrateIn
 from service.storage.repositories.generations import DROP, FILL
 from service.usecases.backend import Backend
 
@@ -47,7 +56,7 @@ async def cut_over_migration(gallery: GalleryPath, body: CutOverIn, backend: Bac
     """Answer with the new recognizer from the next request on."""
     await backend.galleries.shadow.settle()
     share = 0.0 if body.force else body.min_share
-    risk = body.risk.target("fpir") if body.risk else None
+    risk = to_risk_target(body.risk, "fpir") if body.risk else None
     await backend.run_on_gallery(gallery, backend.galleries.generations.cut_over, share, risk)
     backend.galleries.risks.derive_later(await backend.find_gallery(gallery))
     return await _report(backend, gallery)

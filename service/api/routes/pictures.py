@@ -9,10 +9,10 @@ from fastapi import APIRouter, Request, Response
 
 from service.api.http.backend import BackendDep
 from service.api.http.openapi import PROBLEMS
-from service.api.http.parameters import GalleryPath
+from service.api.http.parameters import GalleryPath, SubjectPath
 from service.api.http.permissions import READ, permitted
 from service.api.http.routing import PermittedRoute
-from service.api.routes.subjects import SubjectPath, TemplatePath
+from service.api.routes.subjects import TemplatePath
 from service.domain.gallery import Gallery
 from service.usecases.backend import Backend
 

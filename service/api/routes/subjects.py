@@ -8,32 +8,42 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import TypeAdapter, ValidationError
 
 from kith.wire.erasures import DeletedOut
-from kith.wire.subjects import EnrollOut, MergedOut, SubjectOut, SubjectsOut, TemplateOut, TemplatesOut
+from kith.wire.fields import Metadata, Tag
+from kith.wire.subjects import (
+    EnrollIn,
+    EnrollOut,
+    MergedOut,
+    MergeIn,
+    SubjectIn,
+    SubjectOut,
+    SubjectPatch,
+    SubjectsOut,
+    TemplateOut,
+    TemplatePatch,
+    TemplatesOut,
+)
 from service.api.http.backend import BackendDep
 from service.api.http.bodies import read_photos
 from service.api.http.openapi import PROBLEMS, request_body
-from service.api.http.parameters import Cursor, GalleryPath, IdempotencyKey, PageLimit, open_cursor, paginate
+from service.api.http.parameters import (
+    Cursor,
+    GalleryPath,
+    IdempotencyKey,
+    PageLimit,
+    SubjectPath,
+    open_cursor,
+    paginate,
+)
 from service.api.http.permissions import ENROLL, READ, permitted
 from service.api.http.routing import CallerDep, GallerySnapshot, GallerySnapshotRoute
+from service.api.routes.erasures import to_deleted_out, to_receipt_out
 from service.core.errors import InvalidRequestError
-from service.domain.gallery import SubjectFilter
-from service.schemas.erasures import to_deleted_out, to_receipt_out
-from service.schemas.fields import Metadata, SubjectId, Tag
-from service.schemas.subjects import (
-    EnrollIn,
-    MergeIn,
-    SubjectIn,
-    SubjectPatch,
-    TemplatePatch,
-    to_subject_out,
-    to_template_out,
-)
+from service.domain.gallery import Subject, SubjectFilter, Template
 from service.usecases import enroll as enrollment
 
 router = APIRouter(
     route_class=GallerySnapshotRoute, prefix="/v1/galleries/{gallery}/subjects", tags=["subjects"], responses=PROBLEMS
 )
-SubjectPath = Annotated[SubjectId, Path(examples=["ada"])]
 TemplatePath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 METADATA_ADAPTER: Final[TypeAdapter[dict[str, Any]]] = TypeAdapter(Metadata)
 METADATA_HELP: Final = "Only subjects with all of these metadata: a JSON object, compared as in a search filter."
@@ -61,7 +71,7 @@ async def list_subjects(
         backend.galleries.store.subjects.list_page, found_gallery, open_cursor(seal, cursor), limit + 1, chosen
     )
     page, more = paginate(found, limit, seal, lambda row: row.pk)
-    return SubjectsOut(data=[to_subject_out(s) for s in page], next=more)
+    return SubjectsOut(data=[_subject(s) for s in page], next=more)
 
 
 @router.put("/{subject}", responses={201: {"model": SubjectOut, "description": "The subject was created."}})
@@ -78,7 +88,7 @@ async def put_subject(
     fields = body.name, body.metadata, body.tags, only_new is not None
     put, created = await backend.run_on_gallery(snapshot, backend.galleries.store.subjects.put, subject, *fields)
     response.status_code = 201 if created else 200
-    return to_subject_out(put)
+    return _subject(put)
 
 
 @router.get("/{subject}")
@@ -86,7 +96,7 @@ async def put_subject(
 async def get_subject(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> SubjectOut:
     """Return a subject."""
     found = await backend.find_gallery(gallery)
-    return to_subject_out(await backend.run(backend.galleries.store.subjects.get, found, subject))
+    return _subject(await backend.run(backend.galleries.store.subjects.get, found, subject))
 
 
 @router.patch("/{subject}")
@@ -97,9 +107,7 @@ async def patch_subject(
     """Change the given fields. The others stay."""
     # Null removes a name. Metadata and tags are emptied by {} and [].
     given = {k: v for k, v in body.model_dump(exclude_unset=True).items() if k == "name" or v is not None}
-    return to_subject_out(
-        await backend.run_on_gallery(snapshot, backend.galleries.store.subjects.patch, subject, given)
-    )
+    return _subject(await backend.run_on_gallery(snapshot, backend.galleries.store.subjects.patch, subject, given))
 
 
 @router.delete("/{subject}")
@@ -126,7 +134,7 @@ async def merge_subject(
     """
     done = await backend.run_on_gallery(snapshot, backend.galleries.store.subjects.merge, subject, body.into)
     backend.galleries.risks.derive_later(await backend.find_gallery(snapshot.name))
-    return MergedOut(subject=to_subject_out(done.into), templates=done.templates, receipt=to_receipt_out(done.receipt))
+    return MergedOut(subject=_subject(done.into), templates=done.templates, receipt=to_receipt_out(done.receipt))
 
 
 @router.get("/{subject}/templates")
@@ -140,7 +148,7 @@ async def list_templates(
         backend.galleries.store.templates.list_page, found, subject, open_cursor(found.seal, cursor), limit + 1
     )
     page, more = paginate(listed, limit, found.seal, lambda row: row.pk)
-    return TemplatesOut(data=[to_template_out(t) for t in page], next=more)
+    return TemplatesOut(data=[_template(t) for t in page], next=more)
 
 
 @router.get("/{subject}/templates/{template}")
@@ -150,7 +158,7 @@ async def get_template(
 ) -> TemplateOut:
     """Return a template, without its embedding."""
     found = await backend.find_gallery(gallery)
-    return to_template_out(await backend.run(backend.galleries.store.templates.get, found, subject, template))
+    return _template(await backend.run(backend.galleries.store.templates.get, found, subject, template))
 
 
 @router.patch("/{subject}/templates/{template}")
@@ -203,3 +211,11 @@ def _metadata(text: str | None) -> tuple[tuple[str, Any], ...]:
         return () if text is None else tuple(METADATA_ADAPTER.validate_json(text).items())
     except ValidationError as error:
         raise InvalidRequestError(f"metadata: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+
+
+def _subject(subject: Subject) -> SubjectOut:
+    return SubjectOut.model_validate(subject, from_attributes=True)
+
+
+def _template(template: Template) -> TemplateOut:
+    return TemplateOut.model_validate(template, from_attributes=True)

@@ -7,17 +7,26 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from typing import Final
 
 from fastapi import APIRouter
 from starlette.responses import PlainTextResponse, Response
 
+from kith.wire.risk import PRESETS
 from kith.wire.status import (
     AuditBacklogOut,
+    BetterPackOut,
+    CheckOut,
     DiskOut,
     HealthOut,
+    HeldOut,
+    LagOut,
+    MissesOut,
     ModelOut,
     ModelsOut,
     NetworkOut,
+    QueueOut,
+    RetentionStatusOut,
     StatusOut,
 )
 from models.pack.evidence import read_measured
@@ -29,22 +38,18 @@ from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Targets
 from service.api.http.permissions import ANY_KEY, PUBLIC, READ_ALL, permitted
 from service.api.http.routing import PermittedRoute
+from service.api.routes.galleries import to_drift_out
+from service.core.errors import KithError, MasterKeyError
+from service.inference.batcher import Batcher
 from service.inference.recognizers import ServedRecognizer
 from service.observability.metrics import CONTENT_TYPE
-from service.risk.risk_report import expected_misses
-from service.schemas.galleries import to_drift_out
-from service.schemas.risk import PRESET_RATES
-from service.schemas.status import (
-    to_check_out,
-    to_lag_out,
-    to_master_key_out,
-    to_misses_out,
-    to_queue_out,
-    to_retention_status_out,
-)
+from service.operations.status import ServiceState
+from service.risk.risk_report import ExpectedMisses, expected_misses
+from service.security.master_keys import MasterKeys
 from service.usecases.backend import Backend
 
 router = APIRouter(route_class=PermittedRoute, tags=["system"], responses=PROBLEMS)
+DEFAULT_TARGETS: Final = list(PRESETS.values())
 
 
 @router.get("/healthz")
@@ -82,26 +87,26 @@ async def get_status(backend: BackendDep) -> StatusOut:
         uptime_s=time.time() - began,
         ready=await backend.operations.readiness.holds() and sample is not None and sample.ready,
         looked_at=None if sample is None else datetime.fromtimestamp(sample.taken, UTC),
-        checks=[] if sample is None else [to_check_out(*each) for each in sample.checks.items()],
+        checks=[] if sample is None else [_check(*each) for each in sample.checks.items()],
         master_key=await asyncio.to_thread(to_master_key_out, backend.galleries.store.database.vault.master),
         requests_in_progress=backend.operations.metrics.in_progress,
-        queues=[to_queue_out(batcher) for batcher in backend.faces.networks],
+        queues=[_queue(batcher) for batcher in backend.faces.networks],
         audit=AuditBacklogOut(waiting=waiting, lost=lost),
         jobs=None if sample is None or sample.jobs is None else dict(sample.jobs),
         drift={name: to_drift_out(drift) for name, drift in drifts.items()},
         index_lag=None
         if sample is None or sample.lags is None
-        else {name: to_lag_out(lag) for name, lag in sample.lags.items()},
+        else {name: LagOut(lines=lag.lines, seconds=lag.seconds) for name, lag in sample.lags.items()},
         disk=None
         if sample is None or sample.disk is None
         else DiskOut(free_bytes=sample.disk[0], size_bytes=sample.disk[1]),
-        retention=None if sample is None else to_retention_status_out(sample),
+        retention=None if sample is None else _retention(sample),
     )
 
 
 @router.get("/v1/models")
 @permitted(ANY_KEY)
-async def list_models(backend: BackendDep, fpir: Targets = list(PRESET_RATES)) -> ModelsOut:  # noqa: B006
+async def list_models(backend: BackendDep, fpir: Targets = DEFAULT_TARGETS) -> ModelsOut:
     """List the served model packs, their execution providers, and the people that each misses at some FPIRs. All use
     the detector of the first."""
     measured = await asyncio.to_thread(read_measured)
@@ -125,7 +130,7 @@ def _model(
         metrics=dict(served.pack.metrics),
         misses=[]
         if served.calibration is None
-        else [to_misses_out(expected_misses(target, served.calibration, measured)) for target in targets],
+        else [_misses(expected_misses(target, served.calibration, measured)) for target in targets],
     )
 
 
@@ -145,3 +150,57 @@ def _network(pack: ModelPack, network: Network) -> NetworkOut:
         why=network.reason,
         providers=network.providers,
     )
+
+
+def _check(name: str, error: KithError | None) -> CheckOut:
+    """Convert the result of a readiness check. ``error`` is None if it passed."""
+    if error is None:
+        return CheckOut(name=name, ok=True)
+    return CheckOut(name=name, ok=False, code=error.code, detail=error.detail, remedy=error.remedy)
+
+
+def to_master_key_out(master: MasterKeys) -> CheckOut | None:
+    """Convert the state of the master key's backup. Blocks: it reads files."""
+    try:
+        backed_up = master.is_backed_up()
+    except MasterKeyError as error:
+        return _check("master_key", error)
+    if backed_up is None:
+        return None
+    never = MasterKeyError(
+        "The master key was never backed up. Without it all stored data is lost.",
+        "On the server, run 'kith master backup FILE', and keep FILE on another machine.",
+    )
+    return _check("master_key", None if backed_up else never)
+
+
+def _misses(found: ExpectedMisses) -> MissesOut:
+    """Convert the expected misses of a pack, rounded to 4 decimals."""
+    better = None if found.better is None else BetterPackOut(model=found.better[0], fnir=round(found.better[1], 4))
+    return MissesOut(fpir=found.fpir, subjects=found.subjects, fnir=round(found.fnir, 4), better=better)
+
+
+def _queue(batcher: Batcher[object, object]) -> QueueOut:
+    return QueueOut(
+        network=batcher.name,
+        waiting=batcher.queue.foreground_count,
+        background=batcher.queue.background_count,
+        batches=batcher.metrics.batches,
+        seconds_per_item=batcher.seconds_per_item,
+        refused=batcher.metrics.refused,
+    )
+
+
+def _retention(sample: ServiceState) -> RetentionStatusOut:
+    held = None
+    if sample.held is not None:
+        held = {
+            name: HeldOut(
+                due_templates=due.templates,
+                due_subjects=due.subjects,
+                templates=due.of_templates,
+                subjects=due.of_subjects,
+            )
+            for name, due in sample.held.items()
+        }
+    return RetentionStatusOut(clock=_check("clock", sample.paused), held=held)

@@ -12,6 +12,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from kith.wire.common import ExportFormat
+from kith.wire.galleries import GallerySettingsIn
 from kith.wire.transfer import ImportOut, ImportRefusalOut
 from service.api.http.backend import BackendDep
 from service.api.http.content_encoding import IMPORT_CODINGS, content_coding
@@ -20,6 +22,7 @@ from service.api.http.parameters import GalleryPath
 from service.api.http.permissions import ADMIN, permitted
 from service.api.http.problems import to_problem
 from service.api.http.routing import PermittedRoute
+from service.api.routes.galleries import change_settings, to_gallery_out
 from service.core.errors import (
     GalleryExistsError,
     GalleryNotFoundError,
@@ -32,15 +35,14 @@ from service.core.extras import require_package
 from service.core.gunzip import Gunzip
 from service.domain.gallery import Gallery, GallerySettings
 from service.domain.gallery_items import GalleryFileHeader, GalleryItems, max_items
-from service.schemas.galleries import GallerySettingsIn, to_gallery_out
 from service.storage.audit.log import Entry
-from service.storage.transfer.importing import Export, Format, Import, ImportReport, check_header, export
+from service.storage.transfer.importing import Export, Import, ImportReport, check_header, export
 from service.storage.transfer.ndjson import Lines
 from service.usecases.backend import Backend
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries/{gallery}", tags=["transfer"], responses=PROBLEMS)
 NDJSON: Final = "application/x-ndjson"
-MEDIA_TYPES: Final[dict[Format, str]] = {"ndjson": NDJSON, "parquet": "application/vnd.apache.parquet"}
+MEDIA_TYPES: Final[dict[ExportFormat, str]] = {"ndjson": NDJSON, "parquet": "application/vnd.apache.parquet"}
 BLOCK_BYTES: Final = 8_000_000
 """Bytes of a body that are read before they are processed."""
 SETTING_NAMES: Final = frozenset(GallerySettingsIn.model_fields)
@@ -139,7 +141,7 @@ class _Intake:
                 raise
         try:
             given = {key: value for key, value in header.settings.items() if key in SETTING_NAMES}
-            settings = GallerySettingsIn.model_validate(given).over(GallerySettings())
+            settings = change_settings(GallerySettingsIn.model_validate(given), GallerySettings())
         except ValueError as error:
             raise ImportFileError("the file's header has invalid gallery settings") from error
         recognizer = self._recognizers.get(header.recognizer) or self._recognizers.default
@@ -227,7 +229,7 @@ class _Plain:
 async def export_gallery(
     gallery: GalleryPath,
     backend: BackendDep,
-    format: Format = "ndjson",  # noqa: A002 - name of the query parameter
+    format: ExportFormat = "ndjson",  # noqa: A002 - name of the query parameter
     embeddings: Annotated[
         bool, Query(description="False: only subjects and metadata. Such a file cannot be imported.")
     ] = True,
@@ -255,7 +257,7 @@ async def export_gallery(
     )
 
 
-def _export_entry(gallery: Gallery, kind: Format, embeddings: bool, crops: bool) -> Entry:
+def _export_entry(gallery: Gallery, kind: ExportFormat, embeddings: bool, crops: bool) -> Entry:
     details = {"format": kind, "embeddings": embeddings, "crops": crops, "subjects": gallery.subjects}
     return Entry("gallery_exported", (gallery.pk, gallery.name), details=details)
 

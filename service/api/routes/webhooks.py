@@ -5,7 +5,8 @@ A secret is shown once, when it is created.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Collection
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 
@@ -14,6 +15,8 @@ from kith.wire.webhooks import (
     CreatedWebhookOut,
     DeletedWebhookOut,
     DeliveriesOut,
+    DeliveryOut,
+    WebhookIn,
     WebhookOut,
     WebhookReplayOut,
     WebhooksOut,
@@ -24,7 +27,9 @@ from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
 from service.api.http.permissions import ADMIN_ALL, permitted
 from service.api.http.routing import PermittedRoute
-from service.schemas.webhooks import WebhookIn, to_delivery_out, to_new_webhook_out, to_webhook_out
+from service.domain.events import EventFilter
+from service.storage.events.deliveries import Delivery
+from service.storage.events.webhook_rows import Webhook
 
 router = APIRouter(route_class=PermittedRoute, prefix="/v1/webhooks", tags=["webhooks"], responses=PROBLEMS)
 WebhookPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
@@ -37,8 +42,8 @@ WebhookPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 async def create_webhook(body: WebhookIn, backend: BackendDep) -> CreatedWebhookOut:
     """Create a webhook for the events from now on. Only this response contains its secret."""
     backend.operations.webhooks.sender.check(body.url)
-    made = await backend.run(backend.operations.webhooks.store.create, body.url, body.name, body.filter)
-    return to_new_webhook_out(made)
+    made = await backend.run(backend.operations.webhooks.store.create, body.url, body.name, _filter(body))
+    return CreatedWebhookOut(**vars(_webhook(made)), secret=made.secret)
 
 
 @router.get("")
@@ -46,14 +51,14 @@ async def create_webhook(body: WebhookIn, backend: BackendDep) -> CreatedWebhook
 async def list_webhooks(backend: BackendDep) -> WebhooksOut:
     """List the webhooks, oldest first."""
     found = await backend.run(backend.operations.webhooks.store.list_all)
-    return WebhooksOut(data=[to_webhook_out(webhook) for webhook in found])
+    return WebhooksOut(data=[_webhook(webhook) for webhook in found])
 
 
 @router.get("/{webhook}")
 @permitted(ADMIN_ALL)
 async def get_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookOut:
     """Return a webhook, without its secret."""
-    return to_webhook_out(await backend.run(backend.operations.webhooks.store.get, webhook))
+    return _webhook(await backend.run(backend.operations.webhooks.store.get, webhook))
 
 
 @router.delete("/{webhook}")
@@ -99,4 +104,21 @@ async def list_deliveries(
     before = open_cursor(seal, cursor)
     rows = await backend.run(backend.operations.webhooks.deliveries.list_page, found, state, before, limit + 1)
     page, more = paginate(rows, limit, seal, lambda row: row.pk)
-    return DeliveriesOut(data=[to_delivery_out(row) for row in page], next=more)
+    return DeliveriesOut(data=[_delivery(row) for row in page], next=more)
+
+
+def _filter(body: WebhookIn) -> EventFilter:
+    return EventFilter(_set(body.types), _set(body.galleries), _set(body.outcomes), body.min_risk)
+
+
+def _set(values: Collection[Any] | None) -> frozenset[Any] | None:
+    return None if values is None else frozenset(values)
+
+
+def _webhook(webhook: Webhook) -> WebhookOut:
+    chosen = {n: sorted(value) if isinstance(value, frozenset) else value for n, value in vars(webhook.filter).items()}
+    return WebhookOut.model_validate(vars(webhook) | chosen)
+
+
+def _delivery(delivery: Delivery) -> DeliveryOut:
+    return DeliveryOut.model_validate(vars(delivery) | ({} if delivery.state == "pending" else {"next_at": None}))

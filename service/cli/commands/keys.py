@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kith.options import KeyOptions
     from kith.wire.common import Scope
     from kith.wire.keys import CreatedKeyOut, KeyOut
+    from service.security.api_keys import ApiKey
     from service.storage.db.engine import Database
 
 app = CommandGroup(help="Manage API keys and their permissions.", no_args_is_help=True)
@@ -124,29 +125,35 @@ class _LocalKeys:
     def create_key(self, name: str, scopes: list[Scope], **options: Unpack[KeyOptions]) -> CreatedKeyOut:
         from pydantic import ValidationError
 
+        from kith.wire.keys import KeyIn
         from service.api.http.problems import validation_error
-        from service.schemas.keys import KeyIn, to_created_key_out
+        from service.security.api_keys import rights_of
 
         try:
             key = KeyIn.model_validate({"name": name, "scopes": scopes, **options})
         except ValidationError as error:
             raise validation_error(error.errors()) from error
-        return to_created_key_out(*self._store.create(key.name, key.rights, key.expires_at, key.rate, key.burst))
+        return _created(*self._store.create(key.name, rights_of(key), key.expires_at, key.rate, key.burst))
 
     def api_keys(self, ended: bool) -> list[KeyOut]:
-        from service.schemas.keys import to_key_out
+        from service.security.api_keys import to_key_out
 
         return [to_key_out(key) for _, key in self._store.list_keys(ended)]
 
     def revoke_key(self, key: str) -> KeyOut:
-        from service.schemas.keys import to_key_out
+        from service.security.api_keys import to_key_out
 
         return to_key_out(self._store.revoke(key))
 
     def rotate_key(self, key: str, overlap_s: int) -> CreatedKeyOut:
-        from service.schemas.keys import to_created_key_out
+        return _created(*self._store.rotate(key, timedelta(seconds=overlap_s)))
 
-        return to_created_key_out(*self._store.rotate(key, timedelta(seconds=overlap_s)))
+
+def _created(key: ApiKey, token: str) -> CreatedKeyOut:
+    from kith.wire.keys import CreatedKeyOut
+    from service.security.api_keys import to_key_out
+
+    return CreatedKeyOut(**vars(to_key_out(key)), token=token)
 
 
 @contextmanager

@@ -19,11 +19,11 @@ from typing import Any, Final
 
 import orjson
 
+from kith.wire.identifiers import FORBIDDEN_PATTERN
 from models.checksums import sha256_of
 from models.pack.manifest import ModelPack
 from service.cli.converters.output import SubjectIds
 from service.core.errors import ForeignFileError
-from service.core.identifiers import FORBIDDEN_PATTERN
 from service.domain.gallery_items import GalleryFileHeader
 from service.storage.transfer.ndjson import header_line
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kith.wire.identifiers import FORBIDDEN_IN_IDS_PATTERN, JOINERS, MAX_ID_LENGTH, to_nfc
 from models.vision.photo_files import HEAD_BYTES, photo_format
 from service.core.atomic_files import atomic_write
-from service.core.identifiers import FORBIDDEN_IN_IDS_PATTERN, JOINERS, MAX_ID_LENGTH, to_nfc
 from service.inference.archives import MANIFESTS
 
 PEOPLE_PER_FOLDER: Final = 1000

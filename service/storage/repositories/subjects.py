@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
+from kith.wire.fields import MAX_LABELS
 from service.core.errors import InvalidRequestError, KithError, SubjectExistsError, SubjectNotFoundError
 from service.domain.gallery import Gallery, Subject, SubjectFilter, SubjectLabel
 from service.security.sealing import Seal
@@ -26,8 +27,6 @@ from service.storage.repositories.gallery_rows import update_gallery
 from service.storage.repositories.read_cache import ReadCache
 
 MERGED_EVENT: Final = "subject_merged"
-MAX_LABELS: Final = 100
-"""Tags of a subject, and entries of its metadata."""
 # Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
 SEALED_NAMES: Final = sa.select(subjects.c.pk, subjects.c.sealed)
 

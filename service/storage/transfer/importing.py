@@ -6,10 +6,11 @@ import operator
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
+from kith.wire.common import ExportFormat
 from service.core.errors import ImportFileError, RecognizerMismatchError
 from service.domain.gallery import Gallery
 from service.domain.gallery_items import (
@@ -24,7 +25,6 @@ from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.transfer import ndjson
 
 MAX_REFUSALS: Final = 1000
-Format = Literal["ndjson", "parquet"]
 
 
 @dataclass
@@ -133,7 +133,7 @@ class Export:
 def export(
     store: BulkStore,
     name: str,
-    kind: Format,
+    kind: ExportFormat,
     settings: Callable[[Gallery], dict[str, Any]],
     embeddings: bool = True,
     crops: bool = False,

@@ -12,8 +12,8 @@ import pytest
 
 from kith import Kith
 from kith.options import FilterOptions
-from service.schemas.keys import KeyIn
-from service.schemas.webhooks import WebhookIn
+from kith.wire.keys import KeyIn
+from kith.wire.webhooks import WebhookIn
 
 NFC, NFD = "Jos\xe9", "Jose\u0301"
 FORMS = [NFC, NFD]

@@ -25,11 +25,11 @@ from fastapi.routing import APIRoute
 
 from kith import Kith
 from kith.wire.common import Scope
+from kith.wire.faces import DetectIn
 from service.api.http.openapi import request_body
 from service.api.http.permissions import READ, permitted
 from service.api.http.routing import PermittedRoute, check_routes, needs_of
 from service.app import ROUTERS
-from service.schemas.faces import DetectIn
 from service.security.api_keys import SCOPES, Rights
 from service.server import embedded
 from service.settings import load_settings

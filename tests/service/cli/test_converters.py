@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from kith import Kith
+from kith.wire.identifiers import normalize_id
 from models.pack.manifest import ModelPack
 from service.cli.converters import compreface, deepface
 from service.cli.converters.output import PersonPhoto, SubjectIds, photo_suffix, write_archive
 from service.cli.main import app
 from service.core.errors import ForeignFileError
-from service.core.identifiers import normalize_id
 from tests.conftest import jpeg
 from tests.postgres import Postgres
 

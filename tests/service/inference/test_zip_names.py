@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from service.core.identifiers import normalize_id
+from kith.wire.identifiers import normalize_id
 from service.inference.archives import ArchiveLimits, iterate_members, read_contents
 from service.inference.zip_names import name_of
 

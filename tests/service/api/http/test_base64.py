@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from service.schemas.base64_text import CHUNK_BYTES, decode_base64
+from kith.wire.base64_text import CHUNK_BYTES, decode_base64
 from tests.conftest import jpeg
 
 Photo = NDArray[np.uint8]

@@ -21,15 +21,15 @@ import pytest
 from pydantic import BaseModel
 from starlette.requests import Request
 
+from kith.wire.faces import EmbedIn
+from kith.wire.fields import MAX_DIMENSION
+from kith.wire.identification import IdentifyIn
+from kith.wire.photos import MAX_EMBEDDINGS, MAX_PHOTOS
 from service.api.http.bodies import read_json
 from service.core.errors import InvalidRequestError, KithError, RequestTooLargeError
 from service.core.json_limits import MAX_DEPTH, MAX_VALUES, JsonLimits, JsonScanner, check_json
 from service.core.photo_errors import ImageTooLargeError
 from service.domain.gallery_items import MAX_VECTOR_DIMENSION
-from service.schemas.faces import EmbedIn
-from service.schemas.fields import MAX_DIMENSION
-from service.schemas.identification import IdentifyIn
-from service.schemas.photos import MAX_EMBEDDINGS, MAX_PHOTOS
 from service.settings import Settings
 from tests.service.api.http.test_malformed_input import ENROLL, IDENTIFY, check
 

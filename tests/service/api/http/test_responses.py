@@ -1,4 +1,4 @@
-"""Response documents that are built by hand match their models in service/schemas."""
+"""Response documents that are built by hand match their models in kith/wire."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kith.wire.identification import IdentifyOut
 from kith.wire.subjects import EnrollOut
 from kith.wire.verification import VerifyOut
 from models.vision.recognition import Recognizer
-from service.schemas import documents as responses
+from service.usecases import documents as responses
 from tests.conftest import jpeg
 
 Photo = NDArray[np.uint8]

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kith import Kith, KithClientError
+from kith.wire.fields import MAX_LABELS
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.cli.main import app
@@ -24,7 +25,7 @@ from service.storage.db.row_sealing import SubjectRecord, subject_lookup
 from service.storage.repositories import erasures
 from service.storage.repositories.erasures import ErasureStore
 from service.storage.repositories.store import Store
-from service.storage.repositories.subjects import MAX_LABELS, merged_record
+from service.storage.repositories.subjects import merged_record
 from tests.databases import open_database
 from tests.packs import BUNDLED_DIMENSION
 from tests.postgres import DatabaseUrl

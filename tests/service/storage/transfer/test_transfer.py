@@ -33,20 +33,20 @@ from typer.testing import CliRunner
 from kith import Kith, KithClientError
 from kith.options import GalleryOptions, QualityGateOptions
 from kith.wire.common import Fusion
+from kith.wire.galleries import GallerySettingsIn
+from kith.wire.identifiers import FORBIDDEN_IN_IDS_PATTERN, FORBIDDEN_PATTERN, JOINERS, to_nfc
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.api.routes import transfer
 from service.api.routes.transfer import _Intake
 from service.cli.main import app
 from service.core.errors import ImportFileError, ItemError, RecognizerMismatchError, StorageError
-from service.core.identifiers import FORBIDDEN_IN_IDS_PATTERN, FORBIDDEN_PATTERN, JOINERS, to_nfc
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.domain.gallery_items import GalleryFileHeader, GalleryItems, validate_items
 from service.index.follower import Followers
 from service.index.replicas import in_process
 from service.operations.gallery_check import open_check
 from service.operations.transfers import MAX_EXPORTS, THREADS
-from service.schemas.galleries import GallerySettingsIn
 from service.settings import Settings
 from service.storage.privacy.retention import Retention
 from service.storage.repositories.bulk_templates import BulkStore

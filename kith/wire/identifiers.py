@@ -11,8 +11,8 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any, Final
 
-from service.core.text import CONTROL_CHARACTERS
-
+CONTROL_CHARACTERS: Final = r"\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069"
+"""Regular expression class, as in service.core.text, which the command line imports without the client."""
 MAX_ID_LENGTH: Final = 128
 MAX_COMBINING_MARKS: Final = 30
 """Maximum run of combining marks, as in the Stream-Safe Text Format (UAX 15). Normalization is quadratic in it."""

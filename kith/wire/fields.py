@@ -1,4 +1,4 @@
-"""Base class and field types that the request models share."""
+"""Base class and field types of the request models."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from pydantic import (
     StringConstraints,
 )
 
-from service.core.identifiers import normalize_id, normalize_metadata, normalize_text
-from service.core.text import CONTROL_CHARACTERS
-from service.domain.gallery import SUBJECT_ID_PATTERN
-from service.storage.repositories.subjects import MAX_LABELS
+from kith.wire.identifiers import CONTROL_CHARACTERS, normalize_id, normalize_metadata, normalize_text
 
 GALLERY_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
-SEALED_CURSOR: Final = "^[0-9a-f]{58,160}$"
-WITHOUT_NUL = r"^[^\x00]*$"
-"""PostgreSQL cannot store NUL in text."""
-SINGLE_LINE = rf"^[^{CONTROL_CHARACTERS}]*$"
+SUBJECT_ID_PATTERN: Final = r"^[^/\\]{1,128}$"
+"""Part of the rules of ids that JSON Schema can express (:func:`kith.wire.identifiers.normalize_id` has all)."""
+SINGLE_LINE: Final = rf"^[^{CONTROL_CHARACTERS}]*$"
+MAX_URL_LENGTH: Final = 2048
+MAX_LABELS: Final = 100
+"""Maximum number of tags, and of metadata entries, of a subject."""
 MAX_DIMENSION: Final = 65_536
 DETAIL: Final = (
     "Effort of face detection (docs/detection.md). low: one look; medium: if no face is confident, also the photo rotated "

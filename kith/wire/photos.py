@@ -15,9 +15,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from models.vision.face_search import Detail
-from service.schemas.base64_text import decode_base64
-from service.schemas.fields import DETAIL, Embedding, Fingerprint, RequestModel
+from kith.wire.base64_text import decode_base64
+from kith.wire.common import Detail
+from kith.wire.fields import DETAIL, MAX_URL_LENGTH, Embedding, Fingerprint, RequestModel
 
 MAX_PHOTOS: Final = 1000
 """Upper bound of KITH_MAX_IMAGES, which limits requests further."""
@@ -43,7 +43,7 @@ def _decode_photo(value: Any, decode: ValidatorFunctionWrapHandler, info: Valida
 
 
 PhotoBytes = Annotated[Base64Bytes, WrapValidator(_decode_photo)]
-PhotoUrl = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
+PhotoUrl = Annotated[str, StringConstraints(min_length=1, max_length=MAX_URL_LENGTH)]
 
 
 class Photos(RequestModel):

@@ -1,0 +1,187 @@
+"""Sending of calls with retries, in threads or in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator
+from itertools import count
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx2 as httpx
+
+from kith.errors import unknown_response_error
+from kith.requests import Call, Pages
+from kith.retries import RetryPolicy
+from kith.transport import (
+    DEFAULT_ATTEMPTS,
+    DEFAULT_CONNECTIONS,
+    DEFAULT_TIMEOUT_S,
+    build_arguments,
+    build_headers,
+    open_http,
+    parse_response,
+    parse_url,
+)
+
+Result = TypeVar("Result")
+
+
+class Sender:
+    """Send calls and retry failed ones."""
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        attempts: int = DEFAULT_ATTEMPTS,
+        connections: int = DEFAULT_CONNECTIONS,
+    ) -> None:
+        self._retries = RetryPolicy(url, attempts)
+        self._timeout_s = timeout_s
+        self._http = open_http(httpx.Client, parse_url(url), build_headers(api_key), timeout_s, connections)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    def _send(self, call: Call[Result]) -> Result:
+        for attempt in count():
+            try:
+                with self._http.stream(**self._arguments(call)) as response:
+                    try:
+                        response.read()
+                    except httpx.DecodingError:
+                        raise unknown_response_error(response.status_code) from None
+            except httpx.TransportError as error:
+                failure: httpx.Response | httpx.TransportError = error
+            else:
+                if response.is_success:
+                    return parse_response(call, response)
+                failure = response
+            time.sleep(self._retries.delay_s(call, attempt, failure))
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _arguments(self, call: Call[object]) -> dict[str, Any]:
+        arguments = build_arguments(call, self._timeout_s)
+        return arguments if call.stream is None else arguments | {"content": call.stream}
+
+    def _list(self, pages: Pages[Result]) -> Iterator[Result]:
+        cursor: str | None = None
+        while True:
+            items, cursor = self._send(pages.page(cursor))
+            yield from items
+            if cursor is None:
+                return
+
+    def _stream(self, call: Call[bytes]) -> Generator[bytes, None, None]:
+        """Stream a response. After the first chunk there is no retry: the caller would get those bytes twice."""
+        for attempt in count():
+            started = False
+            try:
+                with self._http.stream(**self._arguments(call)) as response:
+                    if response.is_success:
+                        for chunk in response.iter_bytes():
+                            started = True
+                            yield chunk
+                        return
+                    response.read()
+                failure: httpx.Response | httpx.TransportError = response
+            except httpx.DecodingError:
+                raise unknown_response_error(response.status_code) from None
+            except httpx.TransportError as error:
+                failure = error
+            time.sleep(self._retries.delay_s(call, self._retries.attempts if started else attempt, failure))
+
+
+class AsyncSender:
+    """Send calls and retry failed ones. Files are read and images encoded in threads, not in the event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        attempts: int = DEFAULT_ATTEMPTS,
+        connections: int = DEFAULT_CONNECTIONS,
+    ) -> None:
+        self._retries = RetryPolicy(url, attempts)
+        self._timeout_s = timeout_s
+        self._http = open_http(httpx.AsyncClient, parse_url(url), build_headers(api_key), timeout_s, connections)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def _send(self, call: Call[Result]) -> Result:
+        for attempt in count():
+            try:
+                async with self._http.stream(**self._arguments(call)) as response:
+                    try:
+                        await response.aread()
+                    except httpx.DecodingError:
+                        raise unknown_response_error(response.status_code) from None
+            except httpx.TransportError as error:
+                failure: httpx.Response | httpx.TransportError = error
+            else:
+                if response.is_success:
+                    return parse_response(call, response)
+                failure = response
+            await asyncio.sleep(self._retries.delay_s(call, attempt, failure))
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _arguments(self, call: Call[object]) -> dict[str, Any]:
+        arguments = build_arguments(call, self._timeout_s)
+        return arguments if call.stream is None else arguments | {"content": _read(call.stream)}
+
+    async def _list(self, pages: Pages[Result]) -> AsyncIterator[Result]:
+        cursor: str | None = None
+        while True:
+            items, cursor = await self._send(pages.page(cursor))
+            for item in items:
+                yield item
+            if cursor is None:
+                return
+
+    async def _stream(self, call: Call[bytes]) -> AsyncGenerator[bytes, None]:
+        """Stream a response. After the first chunk there is no retry: the caller would get those bytes twice."""
+        for attempt in count():
+            started = False
+            try:
+                async with self._http.stream(**self._arguments(call)) as response:
+                    if response.is_success:
+                        async for chunk in response.aiter_bytes():
+                            started = True
+                            yield chunk
+                        return
+                    await response.aread()
+                failure: httpx.Response | httpx.TransportError = response
+            except httpx.DecodingError:
+                raise unknown_response_error(response.status_code) from None
+            except httpx.TransportError as error:
+                failure = error
+            await asyncio.sleep(self._retries.delay_s(call, self._retries.attempts if started else attempt, failure))
+
+
+async def _read(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
+    iterator = iter(chunks)
+    while (chunk := await asyncio.to_thread(next, iterator, None)) is not None:
+        yield chunk

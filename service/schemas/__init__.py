@@ -1,1 +1,0 @@
-"""Request models with validation, and conversion of domain objects to the client's response models."""
