@@ -20,7 +20,7 @@ from service.api.http.deadlines import Deadlines
 from service.api.http.gate import Gate, RefusalPacing
 from service.api.http.openapi import TAGS, install_openapi
 from service.api.http.problems import install_error_handlers
-from service.api.http.routing import check_routes, keyless_paths
+from service.api.http.routing import body_kinds, descriptions, keyless_paths
 from service.api.routes import (
     api_reference,
     audit,
@@ -34,7 +34,6 @@ from service.api.routes import (
     jobs,
     keys,
     migrate,
-    pictures,
     risk,
     subjects,
     system,
@@ -49,24 +48,23 @@ from service.settings import Settings
 from service.wiring import open_backend
 
 STATEFUL: Final = (
-    galleries.router,
-    hygiene.router,
-    subjects.router,
-    pictures.router,
-    enrollments.router,
-    erasures.router,
-    identify.router,
-    risk.router,
-    jobs.router,
-    migrate.router,
-    transfer.router,
-    audit.router,
-    keys.router,
-    webhooks.router,
-    console.router,
+    galleries.routes,
+    hygiene.routes,
+    subjects.routes,
+    enrollments.routes,
+    erasures.routes,
+    identify.routes,
+    risk.routes,
+    jobs.routes,
+    migrate.routes,
+    transfer.routes,
+    audit.routes,
+    keys.routes,
+    webhooks.routes,
+    console.routes,
 )
 """Routes that a stateless service lacks."""
-ROUTERS: Final = (faces.router, *STATEFUL, system.router, api_reference.router)
+ROUTES: Final = (faces.routes, *STATEFUL, system.routes, api_reference.routes)
 EXPOSED_HEADERS: Final = ("ETag", "RateLimit", "RateLimit-Policy", "Retry-After", "X-Request-Id")
 """Response headers that scripts of other origins may read."""
 
@@ -100,13 +98,13 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.metrics = metrics  # the server counts connections that it refuses
     install_error_handlers(app)
-    for router in ROUTERS:
-        if router not in STATEFUL or not settings.stateless:
-            app.include_router(check_routes(router))
-    mount_compreface(app, settings)
-    app.add_middleware(Deadlines, settings=settings)
-    keyless = keyless_paths(ROUTERS, is_loopback(settings.host))
-    app.add_middleware(Gate, settings=settings, metrics=metrics, keyless_paths=keyless)
+    for routes in ROUTES:
+        if routes not in STATEFUL or not settings.stateless:
+            app.include_router(routes.router)
+    kind_of = body_kinds([*ROUTES, *mount_compreface(app, settings)])
+    app.add_middleware(Deadlines, settings=settings, kind_of=kind_of)
+    keyless = keyless_paths(ROUTES, is_loopback(settings.host))
+    app.add_middleware(Gate, settings=settings, metrics=metrics, keyless_paths=keyless, kind_of=kind_of)
     app.add_middleware(RefusalPacing)
     if settings.cors_origin_list:
         app.add_middleware(
@@ -116,7 +114,7 @@ def create_app(settings: Settings) -> FastAPI:
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    install_openapi(app, ROUTERS)
+    install_openapi(app, descriptions(ROUTES))
     for route in app.routes:  # FastAPI prepares a route at its first match, which would delay the first request
         route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
     return app

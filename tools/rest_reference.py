@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from bench.common import ROOT
-from service.api.http.permissions import Need
-from service.api.http.routing import needs_of
-from service.app import ROUTERS, create_app
+from service.api.http.routing import Need, needs_of
+from service.app import ROUTES, create_app
 from service.settings import load_settings
 
 TARGET: Final = ROOT / "docs" / "rest-reference.md"
@@ -27,7 +26,7 @@ in [rest.md](rest.md), errors in [errors.md](errors.md). `python -m tools.rest_r
 def reference() -> str:
     """Return the text of the page."""
     app = create_app(load_settings(_env_file=None))
-    document, needs = app.openapi(), needs_of(ROUTERS)
+    document, needs = app.openapi(), needs_of(ROUTES)
     rows = [
         f"| `{method.upper()} {path}` | {_scope(needs[f'{method.upper()} {path}'])} | {_summary(operation)} |"
         for path, methods in document["paths"].items()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 from fastapi import Depends, Request
 
-from service.api.http.backend import backend_of
-from service.api.http.routing import PermittedRoute, caller_of
+from service.api.compreface.similarity import Cutoffs
+from service.api.http.routing import PermittedRoute, backend_of, caller_of
 from service.core.errors import ForbiddenError
 from service.domain.gallery import Gallery
 from service.security.callers import Caller
+from service.usecases.backend import Backend
 
 PREFIX: Final = "/api/v1"
 RECOGNITION: Final = f"{PREFIX}/recognition"
@@ -48,3 +50,22 @@ async def _bound_gallery(request: Request) -> Gallery:
 
 BoundGallery = Annotated[Gallery, Depends(_bound_gallery)]
 """The key's gallery as it was when the request began."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Request with photos or embeddings. ``gallery``: as :data:`BoundGallery`."""
+
+    request: Request
+    backend: Backend
+    caller: Caller
+    gallery: Gallery
+    cutoffs: Cutoffs
+
+
+async def _ask(request: Request) -> Ask:
+    state = request.state
+    return Ask(request, backend_of(request), state.caller, state.gallery_snapshot, request.app.state.compreface_cutoffs)
+
+
+AskDep = Annotated[Ask, Depends(_ask)]

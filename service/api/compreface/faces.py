@@ -8,28 +8,25 @@ from contextlib import suppress
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
 from kith.wire.fields import SubjectId
 from kith.wire.subjects import EnrollIn
-from service.api.compreface.access import RECOGNITION, BoundGallery, CompreFaceRoute
+from service.api.compreface.access import RECOGNITION, AskDep, BoundGallery, CompreFaceRoute
 from service.api.compreface.requests import MAX_ERASED, ImageId, OptionsDep, SubjectQuery, read_file
 from service.api.compreface.responses import example
-from service.api.http.backend import BackendDep
 from service.api.http.parameters import IdempotencyKey
-from service.api.http.permissions import ENROLL, READ, permitted
-from service.api.http.routing import CallerDep
-from service.api.routes.pictures import picture_response
+from service.api.http.routing import ENROLL, READ, BackendDep, Routes
+from service.api.routes.subjects import picture_response
 from service.core.errors import SubjectNotFoundError
 from service.domain.gallery import Gallery, Template
 from service.usecases.backend import Backend
 from service.usecases.enroll import enroll
 
-router = APIRouter(route_class=CompreFaceRoute, prefix=f"{RECOGNITION}/faces", include_in_schema=False)
+routes = Routes(f"{RECOGNITION}/faces", route_class=CompreFaceRoute)
 
 
-@router.get("")
-@permitted(READ)
+@routes.add("GET", "", READ)
 async def list_faces(
     gallery: BoundGallery,
     backend: BackendDep,
@@ -55,26 +52,16 @@ async def list_faces(
     }
 
 
-@router.post("", status_code=201)
-@permitted(ENROLL)
-async def add_face(
-    gallery: BoundGallery,
-    subject: SubjectId,
-    request: Request,
-    backend: BackendDep,
-    caller: CallerDep,
-    options: OptionsDep,
-    key: IdempotencyKey = None,
-) -> dict[str, Any]:
+@routes.add("POST", "", ENROLL, body="photos", status_code=201)
+async def add_face(ask: AskDep, subject: SubjectId, options: OptionsDep, key: IdempotencyKey = None) -> dict[str, Any]:
     """Enroll a photo with one face. ``det_prob_threshold`` is ignored: the gallery's quality gate applies."""
-    body = EnrollIn(detail=options.detail).model_copy(update={"images": [await read_file(request, backend)]})
-    done = await enroll(backend, gallery, caller, subject, body, key, only_new=False)
+    body = EnrollIn(detail=options.detail).model_copy(update={"images": [await read_file(ask)]})
+    done = await enroll(ask.backend, ask.gallery, ask.caller, subject, body, key, only_new=False)
     (result,) = json.loads(done.document)["results"]
     return {"image_id": str(UUID(hex=result["template"])), "subject": subject}
 
 
-@router.delete("")
-@permitted(ENROLL)
+@routes.add("DELETE", "", ENROLL)
 async def delete_faces(gallery: BoundGallery, backend: BackendDep, subject: SubjectQuery = "") -> dict[str, Any]:
     """Erase all templates of a subject, or of all subjects. The subjects stay."""
     try:
@@ -84,8 +71,7 @@ async def delete_faces(gallery: BoundGallery, backend: BackendDep, subject: Subj
     return {"deleted": len(await _delete(backend, gallery, [template.id for template in found]))}
 
 
-@router.delete("/{image_id}")
-@permitted(ENROLL)
+@routes.add("DELETE", "/{image_id}", ENROLL)
 async def delete_face(gallery: BoundGallery, image_id: ImageId, backend: BackendDep) -> dict[str, Any]:
     """Erase a template."""
     template = await backend.run(backend.galleries.store.templates.find, gallery, image_id.hex)
@@ -93,15 +79,13 @@ async def delete_face(gallery: BoundGallery, image_id: ImageId, backend: Backend
     return example(template)
 
 
-@router.post("/delete")
-@permitted(ENROLL)
+@routes.add("POST", "/delete", ENROLL)
 async def delete_many(gallery: BoundGallery, image_ids: list[UUID], backend: BackendDep) -> list[dict[str, Any]]:
     """Erase the templates with these ids. Ids that do not exist are left out of the response."""
     return [example(template) for template in await _delete(backend, gallery, [each.hex for each in image_ids])]
 
 
-@router.get("/{image_id}/img")
-@permitted(READ)
+@routes.add("GET", "/{image_id}/img", READ)
 async def download(gallery: BoundGallery, image_id: ImageId, request: Request, backend: BackendDep) -> Response:
     """Return the stored crop of a template."""
     template = await backend.run(backend.galleries.store.templates.find, gallery, image_id.hex)

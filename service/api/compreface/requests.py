@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from typing import Annotated, Final, TypeVar
 from uuid import UUID
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Path, Query
 from pydantic import BaseModel
 
 from kith.wire.fields import NORMALIZED, Embedding, SubjectId
 from kith.wire.photos import PhotoBytes
 from models.vision.face_search import Detail
-from service.api.compreface.similarity import Cutoffs, to_probability
-from service.api.http.bodies import read_json, read_parts
-from service.core.errors import InvalidRequestError, UnsupportedMediaTypeError
+from service.api.compreface.access import Ask
+from service.api.compreface.similarity import to_probability
+from service.api.http.bodies import media_type, read_json, read_parts, unsupported
+from service.core.errors import InvalidRequestError
 from service.core.photo_errors import ImageTooLargeError, NoFaceError
-from service.domain.gallery import Gallery
 from service.inference.photo_pipeline import Face
-from service.usecases.backend import Backend
 
 MAX_PREDICTIONS: Final = 100
 MAX_ERASED: Final = 200
@@ -82,51 +81,43 @@ class EmbeddingPairBody(BaseModel):
     targets: list[Embedding]
 
 
-async def _cutoffs(request: Request) -> Cutoffs:
-    cutoffs: Cutoffs = request.app.state.compreface_cutoffs
-    return cutoffs
-
-
-CutoffsDep = Annotated[Cutoffs, Depends(_cutoffs)]
-
-
 def max_predictions(count: int) -> int:
     return min(count, MAX_PREDICTIONS) if count > 0 else MAX_PREDICTIONS
 
 
-async def read_file(request: Request, backend: Backend) -> bytes:
+async def read_file(ask: Ask) -> bytes:
     """Return the photo ``file`` of a form or of JSON. Raises as :func:`read_files`."""
-    (photo,) = await read_files(request, backend, FileBody)
+    (photo,) = await read_files(ask, FileBody)
     return photo
 
 
-async def read_files(request: Request, backend: Backend, model: type[BaseModel]) -> list[bytes]:
+async def read_files(ask: Ask, model: type[BaseModel]) -> list[bytes]:
     """Return the photos that are the fields of ``model``, from form parts or base64 strings of JSON.
 
     Raises InvalidRequestError, ImageTooLargeError, UnsupportedMediaTypeError.
     """
-    names, max_bytes = list(model.model_fields), backend.settings.max_image_bytes
-    with backend.operations.metrics.stage("read"):
-        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type == "application/json":
-            body = await read_json(request, model, len(names), max_bytes, 0)
+    names, max_bytes = list(model.model_fields), ask.backend.settings.max_image_bytes
+    with ask.backend.operations.metrics.stage("read"):
+        kind = media_type(ask.request)
+        if kind == "application/json":
+            body = await read_json(ask.request, model, len(names), max_bytes, 0)
             photos = [getattr(body, name) for name in names]
-        elif media_type == "multipart/form-data":
-            parts = {part.name: part.payload for part in await read_parts(request, len(names), max_bytes)}
+        elif kind == "multipart/form-data":
+            parts = {part.name: part.payload for part in await read_parts(ask.request, len(names), max_bytes)}
             if missing := [name for name in names if name not in parts]:
                 raise InvalidRequestError(f"the form has no file {missing[0]!r}")
             photos = [parts[name] for name in names]
         else:
-            raise UnsupportedMediaTypeError(f"content type {media_type or 'none'!r}")
+            raise unsupported(kind)
     if max(len(photo) for photo in photos) > max_bytes:
         raise ImageTooLargeError(f"the photo has more than {max_bytes} bytes, the limit")
     return photos
 
 
-async def read_embeddings(request: Request, backend: Backend, gallery: Gallery, model: type[Body]) -> Body:
+async def read_embeddings(ask: Ask, model: type[Body]) -> Body:
     """Read JSON with embeddings, as many as a request may have. Raises InvalidRequestError."""
-    count = backend.settings.max_embeddings
-    body = await read_json(request, model, 0, 0, (count + 1) * gallery.dimension)
+    count = ask.backend.settings.max_embeddings
+    body = await read_json(ask.request, model, 0, 0, (count + 1) * ask.gallery.dimension)
     embeddings = body.embeddings if isinstance(body, EmbeddingsBody) else getattr(body, "targets", [])
     if not 0 < len(embeddings) <= count:
         raise InvalidRequestError(f"send 1 to {count} embeddings")

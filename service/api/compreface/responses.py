@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
+from service.api.compreface.access import Ask
 from service.api.compreface.requests import FaceOptions
 from service.api.compreface.similarity import Cutoffs, level_of, level_of_candidate, to_client, to_probability
 from service.domain.gallery import Gallery, Template
 from service.inference.photo_pipeline import Face
-from service.inference.recognizers import ServedRecognizer
 from service.usecases.documents import Document
 
 UNKNOWN_SUBJECT: Final = {"subject": "unknown", "similarity": 0.0}
@@ -51,10 +51,13 @@ def face_fields(face: Face, options: FaceOptions, min_score: float) -> Document:
     return document
 
 
-def with_versions(document: Document, options: FaceOptions, detector: str, served: ServedRecognizer) -> Document:
+def with_versions(document: Document, options: FaceOptions, ask: Ask) -> Document:
     """Add the names of the networks if the request has status=true."""
     if options.status:
-        document["plugins_versions"] = {"detector": detector, "calculator": served.pack.model_id}
+        recognizers = ask.backend.faces.recognizers
+        served = recognizers.for_gallery(ask.gallery)
+        names = {"detector": recognizers.default.pack.model_id, "calculator": served.pack.model_id}
+        document["plugins_versions"] = names
     return document
 
 

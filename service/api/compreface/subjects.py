@@ -6,38 +6,32 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
-from fastapi import APIRouter
-
 from service.api.compreface.access import RECOGNITION, BoundGallery, CompreFaceRoute
 from service.api.compreface.requests import MAX_ERASED, SubjectBody, SubjectPath
-from service.api.http.backend import BackendDep
-from service.api.http.permissions import ENROLL, READ, permitted
+from service.api.http.routing import ENROLL, READ, BackendDep, Routes
 from service.core.errors import SubjectExistsError
 from service.domain.gallery import Gallery, SubjectFilter
 from service.usecases.backend import Backend
 
 PAGE: Final = 1000
-router = APIRouter(route_class=CompreFaceRoute, prefix=f"{RECOGNITION}/subjects", include_in_schema=False)
+routes = Routes(f"{RECOGNITION}/subjects", route_class=CompreFaceRoute)
 
 
-@router.get("")
-@router.get("/")
-@permitted(READ)
+@routes.add("GET", "", READ)
+@routes.add("GET", "/", READ)
 async def list_subjects(gallery: BoundGallery, backend: BackendDep) -> dict[str, Any]:
     """List the ids of all subjects, oldest first."""
     return {"subjects": await backend.run(list, _subject_ids(backend, gallery))}
 
 
-@router.post("", status_code=201)
-@permitted(ENROLL)
+@routes.add("POST", "", ENROLL, status_code=201)
 async def add_subject(gallery: BoundGallery, body: SubjectBody, backend: BackendDep) -> dict[str, Any]:
     """Add a subject without templates."""
     await backend.run_on_gallery(gallery, backend.galleries.store.subjects.put, body.subject, None, {}, [], True)
     return {"subject": body.subject}
 
 
-@router.put("/{subject}")
-@permitted(ENROLL)
+@routes.add("PUT", "/{subject}", ENROLL)
 async def rename_subject(
     gallery: BoundGallery, subject: SubjectPath, body: SubjectBody, backend: BackendDep
 ) -> dict[str, Any]:
@@ -53,8 +47,7 @@ async def rename_subject(
     return {"updated": True}
 
 
-@router.delete("/{subject}")
-@permitted(ENROLL)
+@routes.add("DELETE", "/{subject}", ENROLL)
 async def delete_subject(gallery: BoundGallery, subject: SubjectPath, backend: BackendDep) -> dict[str, Any]:
     """Erase a subject."""
     await backend.run_on_gallery(gallery, backend.galleries.store.subjects.delete, subject)
@@ -62,8 +55,7 @@ async def delete_subject(gallery: BoundGallery, subject: SubjectPath, backend: B
     return {"subject": subject}
 
 
-@router.delete("")
-@permitted(ENROLL)
+@routes.add("DELETE", "", ENROLL)
 async def delete_all_subjects(gallery: BoundGallery, backend: BackendDep) -> dict[str, Any]:
     """Erase all subjects, in transactions of MAX_ERASED. Each has its receipt."""
     deleted = 0

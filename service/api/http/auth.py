@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import math
 import re
 import time
@@ -16,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from service.core.errors import ForeignOriginError, RateLimitedError, UnauthorizedError
-from service.security.addresses import is_loopback
+from service.security.addresses import is_loopback, owner_of
 from service.security.callers import ANONYMOUS, OPERATOR, Caller
 from service.security.rate_limits import Buckets, Limit, Standing
 from service.settings import Settings
@@ -147,11 +146,4 @@ def _read_token(headers: Headers) -> str | None:
 
 
 def _client_address(scope: Scope) -> str:
-    """Return the client's address; for IPv6 its /64 network, since one household owns all of it."""
-    host = (scope["client"][0] if scope.get("client") else "")[:64]  # a proxy may forward text that is no address
-    if ":" not in host:
-        return host
-    try:
-        return str(ipaddress.ip_network((host.partition("%")[0], 64), strict=False))
-    except ValueError:
-        return host
+    return owner_of((scope["client"][0] if scope.get("client") else "")[:64])

@@ -59,22 +59,22 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
         UnsupportedMediaTypeError: the content type is not supported.
         ImageTooLargeError: a photo is too large. A bare photo is not read beyond the limit.
     """
-    media_type = _media_type(request)
-    if media_type == "application/json":
+    kind = media_type(request)
+    if kind == "application/json":
         numbers = settings.max_embeddings * dimension
         body = await read_json(request, model, settings.max_images, settings.max_image_bytes, numbers)
-    elif media_type == "multipart/form-data":
+    elif kind == "multipart/form-data":
         options, files = await _read_form(request, settings)
         unknown = {name for name, _ in files} - {"images", "image"}
         if unknown:
             raise InvalidRequestError(f"unknown file field {sorted(unknown)[0]!r}: name the photos 'images'")
         body = await _parse_in_thread_if_large(len(options), lambda: _validate_options(model, _parse_object(options)))
         body = body.model_copy(update={"images": [payload for _, payload in files]})
-    elif media_type.startswith("image/") or media_type == "application/octet-stream":
-        body = _validate_options(model, _query_options(request))
+    elif kind.startswith("image/") or kind == "application/octet-stream":
+        body = _validate_options(model, _parse_object(request.query_params.get(OPTIONS_FIELD, "{}")))
         body = body.model_copy(update={"images": [await _read_photo(request, settings.max_image_bytes)]})
     else:
-        raise _unsupported(media_type)
+        raise unsupported(kind)
     if isinstance(body, Photos) and len(body.photos) > settings.max_images:
         raise InvalidRequestError(f"{len(body.photos)} photos, the limit is {settings.max_images}")
     if isinstance(body, Probes):
@@ -90,11 +90,11 @@ async def read_verify(request: Request, settings: Settings, dimension: int = 0) 
 
     ``dimension``: length of each embedding that the body may contain. Raises as :func:`read_photos`.
     """
-    media_type = _media_type(request)
-    if media_type == "application/json":
+    kind = media_type(request)
+    if kind == "application/json":
         return await read_json(request, VerifyIn, VERIFY_SIDES, settings.max_image_bytes, VERIFY_SIDES * dimension)
-    if media_type != "multipart/form-data":
-        raise _unsupported(media_type)
+    if kind != "multipart/form-data":
+        raise unsupported(kind)
     options, files = await _read_form(request, settings)
     sides = dict(files)
     if len(sides) != len(files) or not sides.keys() <= {"a", "b"}:
@@ -107,16 +107,12 @@ async def read_verify(request: Request, settings: Settings, dimension: int = 0) 
     return body.model_copy(update={name: SideIn.model_construct({"image"}, image=sides[name]) for name in sides})
 
 
-def _media_type(request: Request) -> str:
+def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _unsupported(media_type: str) -> UnsupportedMediaTypeError:
-    return UnsupportedMediaTypeError(f"content type {media_type or 'none'!r}")
-
-
-def _query_options(request: Request) -> dict[str, Any]:
-    return _parse_object(request.query_params.get(OPTIONS_FIELD, "{}"))
+def unsupported(kind: str, remedy: str = "") -> UnsupportedMediaTypeError:
+    return UnsupportedMediaTypeError(f"content type {kind or 'none'!r}{remedy}")
 
 
 async def _read_photo(request: Request, max_bytes: int) -> bytes:

@@ -8,7 +8,6 @@ closed.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import logging
 from collections import Counter
@@ -26,6 +25,7 @@ from service.core.errors import (
     MalformedHttpError,
     TooManyConnectionsError,
 )
+from service.security.addresses import owner_of
 
 MAX_HEADERS: Final = 100
 MAX_PIPELINED: Final = 16
@@ -110,7 +110,7 @@ class _LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._timer = self.loop.call_later(self._check_interval_s, self._check_progress)
-        self._address = _network(self.client[0] if self.client else "")
+        self._address = owner_of(self.client[0] if self.client else "")
         self._server.by_address[self._address] += 1
         self._is_counted = True
         limits = self._limits
@@ -303,13 +303,6 @@ class _LimitedProtocol(HttpToolsProtocol):
     def _respond_and_close(self, error: KithError) -> None:
         self.transport.write(_encode_response(error))
         self.transport.close()
-
-
-def _network(address: str) -> str:
-    """Return an IPv4 address, or the /64 network of an IPv6 address: its owner has 2^64 addresses."""
-    if ":" not in address:
-        return address
-    return str(ipaddress.ip_network((address.partition("%")[0], 64), strict=False))
 
 
 def _encode_response(error: KithError) -> bytes:

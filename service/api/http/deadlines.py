@@ -8,8 +8,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.http.gate import takes_photos
 from service.api.http.problems import problem_response
+from service.api.http.routing import KindOf
 from service.core.deadlines import Deadline
 from service.core.errors import InvalidRequestError
 from service.settings import Settings
@@ -22,12 +22,13 @@ DISCONNECT_WATCH_DELAY_S = 0.25
 class Deadlines:
     """ASGI middleware. The time counts from the end of the body, so that a slow network does not use it up."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, kind_of: KindOf) -> None:
         self._app = app
+        self._kind_of = kind_of
         self._max_s = settings.deadline_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not takes_photos(scope["method"], scope["path"]):
+        if scope["type"] != "http" or self._kind_of(scope["method"], scope["path"]) not in ("photos", "sides"):
             await self._app(scope, receive, send)
             return
         try:

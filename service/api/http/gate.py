@@ -20,6 +20,7 @@ from service.api.http.auth import Authenticator, rate_limit_headers
 from service.api.http.bodies import VERIFY_SIDES
 from service.api.http.content_encoding import ARCHIVE_CODINGS, IMPORT_CODINGS, content_coding
 from service.api.http.problems import problem_response
+from service.api.http.routing import BodyKind, KindOf
 from service.core.actor import Actor, acting_as
 from service.core.errors import (
     AmbiguousPathError,
@@ -38,14 +39,6 @@ from service.settings import Settings
 
 DEFAULT_BODY_BYTES: Final = 1_000_000
 """Body limit of routes that take no photos."""
-_IN_GALLERY = "/v1/galleries/[^/]+"
-VERIFY: Final = "/v1/verify"
-_COMPREFACE = "/api/v1/(recognition/(recognize|faces|faces/[^/]+/verify)|detection/detect|verification/verify)"
-PHOTOS: Final = re.compile(
-    rf"/v1/(detect|embed|verify)|{_IN_GALLERY}/(identify|subjects/[^/]+/templates)|{_COMPREFACE}"
-)
-ARCHIVES: Final = re.compile(f"{_IN_GALLERY}/enrollments")
-IMPORTS: Final = re.compile(f"{_IN_GALLERY}/import")
 AMBIGUOUS_PATH: Final = re.compile(rb"%2f|%5c|\\|(?:^|/)(?:\.|%2e){1,2}(?:/|$)", re.IGNORECASE)
 """Parts that a server, proxy or client may normalize, so that each sees another path."""
 AUDITED_REFUSALS: Final = (UnauthorizedError, ForbiddenError, ForeignOriginError, RateLimitedError)
@@ -55,10 +48,6 @@ REFUSALS_PER_S: Final = 100
 """Rate of 503 responses to all clients together. Each costs about half a millisecond of the event loop."""
 MAX_REFUSAL_DELAY_S: Final = 1.5
 log = logging.getLogger("service.access")
-
-
-def takes_photos(method: str, path: str) -> bool:
-    return method == "POST" and PHOTOS.fullmatch(path) is not None
 
 
 class RefusalPacing:
@@ -121,33 +110,38 @@ class _BodyLimit:
 
 CONSOLE: Final = "/console"
 """Path of the console's page. Its files lie below it and need no key; their API calls do."""
-OTHER_BODIES: Final = _BodyLimit(DEFAULT_BODY_BYTES)
 
 
 class Gate:
     """ASGI middleware, so that it sees each chunk as it arrives and stops a body at its limit.
 
-    ``keyless_paths``: paths of routes that need no key.
+    ``keyless_paths``: paths of routes that need no key. ``kind_of``: kind of body of each route.
 
     Log lines contain the route's template, not the path: subject ids may be people's names.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, keyless_paths: Collection[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: Settings, metrics: Metrics, keyless_paths: Collection[str], kind_of: KindOf
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._public_paths = keyless_paths
         self._authenticator = Authenticator(settings)
-        self._photos = _BodyLimit(settings.max_request_bytes(settings.max_images))
-        self._verify = _BodyLimit(settings.max_request_bytes(VERIFY_SIDES))
-        self._archives = _BodyLimit(settings.max_archive_bytes, streamed=True, codings=ARCHIVE_CODINGS)
-        self._imports = _BodyLimit(settings.max_import_bytes, streamed=True, codings=IMPORT_CODINGS)
+        self._kind_of = kind_of
+        self._limits: dict[BodyKind, _BodyLimit] = {
+            "small": _BodyLimit(DEFAULT_BODY_BYTES),
+            "photos": _BodyLimit(settings.max_request_bytes(settings.max_images)),
+            "sides": _BodyLimit(settings.max_request_bytes(VERIFY_SIDES)),
+            "archive": _BodyLimit(settings.max_archive_bytes, streamed=True, codings=ARCHIVE_CODINGS),
+            "import": _BodyLimit(settings.max_import_bytes, streamed=True, codings=IMPORT_CODINGS),
+        }
         self._max_held_bytes, self._held_bytes = settings.max_bodies_bytes, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        with self._metrics.trace_request(scope["method"], _find_header(scope, b"traceparent")) as span:
+        with self._metrics.trace_request(scope["method"], Headers(scope=scope).get("traceparent")) as span:
             await self._handle(scope, receive, send, span)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send, span: RequestSpan | None) -> None:
@@ -228,16 +222,7 @@ class Gate:
         log.info("%s %s %s %d %.1f ms", *words, extra={"fields": fields})
 
     def _body_limit(self, method: str, path: str) -> _BodyLimit:
-        """Return the limit of a body. Routing happens later, so that the path decides."""
-        if method != "POST":
-            return OTHER_BODIES
-        if ARCHIVES.fullmatch(path):
-            return self._archives
-        if IMPORTS.fullmatch(path):
-            return self._imports
-        if path == VERIFY:
-            return self._verify
-        return self._photos if takes_photos(method, path) else OTHER_BODIES
+        return self._limits[self._kind_of(method, path)]
 
     async def _admit(self, scope: Scope, limit: _BodyLimit, added_headers: list[tuple[bytes, bytes]]) -> Caller:
         """Return the caller, before any byte of the body is read. Appends rate limit headers to ``added_headers``.
@@ -284,12 +269,7 @@ def _check_url(raw_path: bytes, query: bytes) -> None:
             raise UrlEncodingError(f"the percent-encoded bytes of the {name} are not UTF-8") from error
 
 
-def _find_header(scope: Scope, name: bytes) -> str | None:
-    value: bytes | None = next((value for header, value in scope["headers"] if header == name), None)
-    return None if value is None else value.decode("latin-1")
-
-
 def _client_request_id(scope: Scope) -> str | None:
     """Return X-Request-Id if it is a UUID. It is for correlation only: the audit never relies on it."""
-    request_id = (_find_header(scope, b"x-request-id") or "").lower()
+    request_id = Headers(scope=scope).get("x-request-id", "").lower()
     return request_id.replace("-", "") if REQUEST_ID.fullmatch(request_id) else None

@@ -1,4 +1,4 @@
-"""OpenAPI schemas and examples of bodies that routes read themselves."""
+"""The OpenAPI document."""
 
 from __future__ import annotations
 
@@ -6,33 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
-from pydantic import BaseModel
-from pydantic.alias_generators import to_camel
 
-from kith.wire.common import Problem
-from kith.wire.faces import DetectIn, EmbedIn
-from kith.wire.identification import IdentifyIn
-from kith.wire.subjects import EnrollIn
-from kith.wire.verification import VerifyIn
-from service.api.http.bodies import OPTIONS_FIELD
-from service.api.http.permissions import description_of
 from service.api.http.problems import MEDIA_TYPE
+from service.api.http.routing import PROBLEMS, Description
 
-PHOTO = "/9j/4AAQSkZJRgABAQ... (base64)"
-EXAMPLES: dict[type[BaseModel], Any] = {
-    DetectIn: {"images": [PHOTO]},
-    EmbedIn: {"images": [PHOTO]},
-    IdentifyIn: {"images": [PHOTO], "risk": {"fpir": 0.001}, "top_k": 3, "filter": {"tags": ["staff"]}},
-    EnrollIn: {"images": [PHOTO], "face": "largest"},
-    VerifyIn: {
-        "a": {"image": PHOTO},
-        "b": {"subject": {"gallery": "staff", "subject": "ada"}},
-        "risk": {"fmr": 0.001},
-    },
-}
 PATH_EXAMPLES = {
     "gallery": "staff",
     "subject": "ada",
@@ -59,38 +38,10 @@ TAGS: list[dict[str, Any]] = [
 ]
 
 
-def request_body(model: type[BaseModel], files: tuple[str, ...] = ("images",)) -> dict[str, Any]:
-    """Return the ``openapi_extra`` of a route that takes ``model`` as JSON or multipart.
-
-    If its files are ``images``, it also takes one photo as the body, with the other fields in the query.
-    """
-    binary = {"type": "string", "format": "binary"}
-    parts: dict[str, Any] = {name: {"type": "array", "items": binary} if name == "images" else binary for name in files}
-    parts[OPTIONS_FIELD] = {"type": "string", "description": f"The other fields of {model.__name__}, as JSON."}
-    content: dict[str, Any] = {
-        "application/json": {
-            "schema": {"$ref": f"#/components/schemas/{model.__name__}"},
-            "example": EXAMPLES[model],
-        },
-        "multipart/form-data": {"schema": {"type": "object", "properties": parts}},
-    }
-    body = {"requestBody": {"required": True, "content": content}}
-    if files != ("images",):
-        return body
-    content |= {"image/*": {"schema": binary}, "application/octet-stream": {"schema": binary}}
-    options = {
-        "name": OPTIONS_FIELD,
-        "in": "query",
-        "schema": {"type": "string"},
-        "description": f"The other fields of {model.__name__} as JSON, if the body is a photo.",
-    }
-    return {**body, "parameters": [options]}
-
-
-def _body_schemas() -> dict[str, Any]:
-    """Return the schemas of bodies that are not in any route's signature."""
+def _body_schemas(routes: Sequence[Description]) -> dict[str, Any]:
+    """Return the schemas of bodies with photos, which are not in any route's signature."""
     schemas: dict[str, Any] = {}
-    for model in EXAMPLES:
+    for model in [route.photos for route in routes if route.photos]:
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {})
         schemas[model.__name__] = schema
@@ -105,17 +56,11 @@ def _describe_defaults(schema: dict[str, Any]) -> None:
             field["description"] = f"{field.get('description', '')} Default: {json.dumps(default)}.".lstrip()
 
 
-def install_openapi(app: FastAPI, routers: Sequence[APIRouter]) -> None:
+def install_openapi(app: FastAPI, routes: Sequence[Description]) -> None:
     """Add to the OpenAPI document what signatures lack: body schemas, examples, problem types and authentication."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            examples = {
-                to_camel(route.name): description_of(route.endpoint).example
-                for router in routers
-                for route in router.routes
-                if isinstance(route, APIRoute)
-            }
             document = get_openapi(
                 title=app.title,
                 version=app.version,
@@ -124,7 +69,7 @@ def install_openapi(app: FastAPI, routers: Sequence[APIRouter]) -> None:
                 tags=app.openapi_tags,
                 servers=[{"url": "."}],  # relative to /openapi.json, because a proxy may add a path prefix
             )
-            _complete(document, examples)
+            _complete(document, routes)
             document["components"]["securitySchemes"] = {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -136,17 +81,18 @@ def install_openapi(app: FastAPI, routers: Sequence[APIRouter]) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _complete(document: dict[str, Any], examples: dict[str, Any]) -> None:
+def _complete(document: dict[str, Any], routes: Sequence[Description]) -> None:
     schemas = document["components"]["schemas"]
-    schemas |= _body_schemas()
+    schemas |= _body_schemas(routes)
     for name, each in schemas.items():
         if name.endswith(("In", "Patch")):
             _describe_defaults(each)
     schema = {"$ref": "#/components/schemas/Problem"}
+    for route in routes:
+        if route.example and (operation := document["paths"].get(route.path, {}).get(route.method.lower())):
+            operation["requestBody"]["content"]["application/json"]["example"] = route.example
     for operations in document["paths"].values():
         for operation in operations.values():
-            if example := examples.get(operation["operationId"]):
-                operation["requestBody"]["content"]["application/json"]["example"] = example
             for parameter in operation.get("parameters", ()):
                 if parameter["in"] == "path":
                     parameter["example"] = PATH_EXAMPLES[parameter["name"]]
@@ -154,9 +100,3 @@ def _complete(document: dict[str, Any], examples: dict[str, Any]) -> None:
             responses.pop("422", None)  # FastAPI's own format, replaced by problems
             for status in PROBLEMS.keys() & responses.keys():
                 responses[status]["content"] = {MEDIA_TYPE: {"schema": schema}}
-
-
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": Problem, "description": "What happened and what to do, with a stable error code."},
-    "5XX": {"model": Problem, "description": "The service cannot process the request now."},
-}

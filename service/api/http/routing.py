@@ -1,27 +1,182 @@
-"""Route classes that check permissions, and read a gallery, before the body arrives."""
+"""Descriptors of routes, and route classes that check permissions, and read a gallery, before the body arrives.
+
+A route is described in one place, by the decorator of its handler: path, permission, body, response and example. The
+OpenAPI document, the limits of bodies and the REST reference derive from it.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
-from typing import Annotated, Any, Final, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 
+from kith.wire.common import Problem, Scope
 from kith.wire.fields import GALLERY_NAME
-from service.api.http.backend import backend_of
 from service.api.http.bodies import OPTIONS_FIELD, JsonRequest
-from service.api.http.gate import takes_photos
 from service.api.http.parameters import GalleryPath
-from service.api.http.permissions import Need, description_of
-from service.core.errors import GalleryNotFoundError, InvalidRequestError
+from service.core.errors import ForbiddenError, GalleryNotFoundError, InvalidRequestError
 from service.domain.gallery import Gallery
 from service.security.callers import Caller
+from service.usecases.backend import Backend
+from service.usecases.documents import Document, encode_json
 
 METHODS_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
+DESCRIPTION: Final = "route_description"
+"""Attribute of a handler."""
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    "4XX": {"model": Problem, "description": "What happened and what to do, with a stable error code."},
+    "5XX": {"model": Problem, "description": "The service cannot process the request now."},
+}
+BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
+PHOTO: Final = "/9j/4AAQSkZJRgABAQ... (base64)"
+"""Stands for a photo in examples."""
+BodyKind = Literal["small", "photos", "sides", "archive", "import"]
+"""What a body has, which decides its limit. ``sides``: at most two photos."""
+KindOf = Callable[[str, str], BodyKind]
+"""Returns the kind of body of a method and a path. The gate needs it before routing."""
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Need:
+    """Requirements of a route on the caller's key.
+
+    ``scope``: None if any key is enough. ``all_galleries``: a key restricted to some galleries is rejected.
+    ``keyless``: no key is required. ``keyless_on_loopback``: no key is required if the service listens on loopback.
+    """
+
+    scope: Scope | None = None
+    all_galleries: bool = False
+    keyless: bool = False
+    keyless_on_loopback: bool = False
+
+    def check(self, caller: Caller) -> None:
+        """Raises ForbiddenError, which names the missing scope."""
+        if not caller.rights.may(self.scope):
+            raise ForbiddenError(f"this needs the scope {self.scope!r}", scope=self.scope)
+        if self.all_galleries and caller.rights.galleries is not None:
+            raise ForbiddenError("this needs a key for all galleries")
+
+
+PUBLIC: Final = Need(keyless=True)
+# The API reference is public information, but it reveals the version, which helps an attacker. A browser cannot send a
+# key when it opens a page.
+PUBLIC_ON_LOOPBACK: Final = Need(keyless_on_loopback=True)
+ANY_KEY: Final = Need()
+IDENTIFY: Final = Need("identify")
+READ: Final = Need("read")
+ENROLL: Final = Need("enroll")
+ADMIN: Final = Need("admin")
+READ_ALL: Final = Need("read", all_galleries=True)
+ADMIN_ALL: Final = Need("admin", all_galleries=True)
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the decorator of a handler says about its route.
+
+    ``photos``: model of a body with photos, which the handler reads. ``example``: of the JSON body.
+    """
+
+    method: str
+    path: str
+    need: Need
+    body: BodyKind
+    photos: type[BaseModel] | None
+    example: Any
+
+    @property
+    def takes_photos(self) -> bool:
+        return self.body in ("photos", "sides")
+
+
+def description_of(handler: Callable[..., Any]) -> Description:
+    return cast(Description, handler.__dict__[DESCRIPTION])
+
+
+class Routes:
+    """Routes of one resource."""
+
+    def __init__(
+        self, prefix: str = "", tag: str | None = None, route_class: type[PermittedRoute] | None = None
+    ) -> None:
+        """``tag``: None for routes that are not in the OpenAPI document."""
+        self.described: list[Description] = []
+        self.router = APIRouter(
+            prefix=prefix,
+            tags=[tag] if tag else [],
+            responses=PROBLEMS if tag else {},
+            route_class=route_class or PermittedRoute,
+            include_in_schema=tag is not None,
+        )
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        need: Need,
+        *,
+        body: BodyKind | None = None,
+        photos: type[BaseModel] | None = None,
+        example: Any = None,
+        **options: Any,
+    ) -> Callable[[Handler], Handler]:
+        """Describe and add a route. ``options``: as of FastAPI. Other parameters: as in :class:`Description`."""
+        kind: BodyKind = body or ("photos" if photos else "small")
+        described = Description(method, self.router.prefix + path, need, kind, photos, example)
+        if photos is not None:
+            options["openapi_extra"] = _photo_body(photos, kind == "sides")
+
+        def register(handler: Handler) -> Handler:
+            handler.__dict__[DESCRIPTION] = described
+            self.described.append(described)
+            self.router.add_api_route(path, handler, methods=[method], **options)
+            return handler
+
+        return register
+
+
+def _photo_body(model: type[BaseModel], sides: bool) -> dict[str, Any]:
+    """Return the ``openapi_extra`` of a route that takes ``model`` as JSON or multipart.
+
+    If its files are ``images``, it also takes one photo as the body, with the other fields in the query.
+    """
+    photo = BINARY["schema"]
+    parts: dict[str, Any] = {"a": photo, "b": photo} if sides else {"images": {"type": "array", "items": photo}}
+    parts[OPTIONS_FIELD] = {"type": "string", "description": f"The other fields of {model.__name__}, as JSON."}
+    content: dict[str, Any] = {
+        "application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}},
+        "multipart/form-data": {"schema": {"type": "object", "properties": parts}},
+    }
+    body = {"requestBody": {"required": True, "content": content}}
+    if sides:
+        return body
+    content |= {"image/*": BINARY, "application/octet-stream": BINARY}
+    options = {
+        "name": OPTIONS_FIELD,
+        "in": "query",
+        "schema": {"type": "string"},
+        "description": f"The other fields of {model.__name__} as JSON, if the body is a photo.",
+    }
+    return {**body, "parameters": [options]}
+
+
+def backend_of(request: Request) -> Backend:
+    return cast(Backend, request.app.state.backend)
+
+
+async def _backend(request: Request) -> Backend:  # async: FastAPI calls synchronous dependencies in a thread
+    return backend_of(request)
+
+
+BackendDep = Annotated[Backend, Depends(_backend)]
 
 
 def caller_of(request: Request) -> Caller:
@@ -29,11 +184,15 @@ def caller_of(request: Request) -> Caller:
     return cast(Caller, request.state.caller)
 
 
-async def _caller(request: Request) -> Caller:  # async: FastAPI calls synchronous dependencies in a thread
+async def _caller(request: Request) -> Caller:
     return caller_of(request)
 
 
 CallerDep = Annotated[Caller, Depends(_caller)]
+
+
+def json_response(document: Document) -> Response:
+    return Response(encode_json(document), media_type="application/json")
 
 
 class PermittedRoute(APIRoute):
@@ -45,12 +204,12 @@ class PermittedRoute(APIRoute):
     allows_unknown_parameters = False
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Raises LookupError: the handler does not say what it requires."""
-        handle, need = super().get_route_handler(), description_of(self.endpoint).need
+        handle, route = super().get_route_handler(), description_of(self.endpoint)
+        need = route.need
         if need.keyless or need.keyless_on_loopback:
             return handle  # the gate has checked it
         known = _query_names(self.dependant)
-        if any(takes_photos(method, self.path) for method in self.methods or ()):
+        if route.takes_photos:
             known |= {OPTIONS_FIELD}
 
         async def check_and_handle(request: Request) -> Response:
@@ -81,36 +240,39 @@ def _refuse_unknown(request: Request, known: Collection[str]) -> None:
         raise InvalidRequestError(f"unknown query parameter {unknown[0]!r}. {here}")
 
 
-def check_routes(router: APIRouter) -> APIRouter:
-    """Raises LookupError: a route does not check permissions, or declares photos and would not get their limits."""
-    for route in router.routes:
-        if not isinstance(route, PermittedRoute):
-            raise LookupError(f"{getattr(route, 'path', route)} is not a PermittedRoute")
-        content = (route.openapi_extra or {}).get("requestBody", {}).get("content", {})
-        if "multipart/form-data" in content and not all(takes_photos(each, route.path) for each in route.methods or ()):
-            raise LookupError(
-                f"{route.path} takes photos: add it to PHOTOS in service/api/http/gate.py for their limits"
-            )
-    return router
+def descriptions(routes: Iterable[Routes]) -> list[Description]:
+    return [each for some in routes for each in some.described]
 
 
-def needs_of(routers: Iterable[APIRouter]) -> dict[str, Need]:
+def needs_of(routes: Iterable[Routes]) -> dict[str, Need]:
     """Return what each route requires, by method and path."""
-    return {
-        f"{method} {route.path}": description_of(route.endpoint).need
-        for router in routers
-        for route in router.routes
-        if isinstance(route, PermittedRoute)
-        for method in route.methods or ()
-    }
+    return {f"{each.method} {each.path}": each.need for each in descriptions(routes)}
 
 
-def keyless_paths(routers: Iterable[APIRouter], on_loopback: bool) -> frozenset[str]:
+def keyless_paths(routes: Iterable[Routes], on_loopback: bool) -> frozenset[str]:
     """Return the paths that need no key."""
-    needs = needs_of(routers).items()
     return frozenset(
-        route.partition(" ")[2] for route, need in needs if need.keyless or (need.keyless_on_loopback and on_loopback)
+        each.path
+        for each in descriptions(routes)
+        if each.need.keyless or (each.need.keyless_on_loopback and on_loopback)
     )
+
+
+def body_kinds(routes: Iterable[Routes]) -> KindOf:
+    """Return a function of method and path."""
+    patterns = [
+        (each.method, re.compile(re.sub(r"{\w+}", "[^/]+", each.path)), each.body)
+        for each in descriptions(routes)
+        if each.body != "small"
+    ]
+
+    def kind_of(method: str, path: str) -> BodyKind:
+        for of_method, pattern, kind in patterns:
+            if of_method == method and pattern.fullmatch(path):
+                return kind
+        return "small"
+
+    return kind_of
 
 
 class GallerySnapshotRoute(PermittedRoute):

@@ -5,15 +5,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from swagger_ui_bundle import swagger_ui_path
 
-from service.api.http.permissions import PUBLIC_ON_LOOPBACK, permitted
-from service.api.http.routing import PermittedRoute
+from service.api.http.routing import PUBLIC_ON_LOOPBACK, Routes
 from service.api.routes.console import SECURITY_HEADERS as CONSOLE_HEADERS
 
-router = APIRouter(route_class=PermittedRoute, include_in_schema=False)
+routes = Routes()
 SCHEMA: Final = "/openapi.json"
 # Swagger UI needs inline styles and sanitizes its own HTML, which the console's policy forbids.
 CONTENT_SECURITY_POLICY: Final = (
@@ -37,34 +36,29 @@ PAGE: Final = """<!doctype html>
 """
 
 
-@router.get(SCHEMA)
-@permitted(PUBLIC_ON_LOOPBACK)
+@routes.add("GET", SCHEMA, PUBLIC_ON_LOOPBACK)
 async def schema(request: Request) -> Response:
     return JSONResponse(request.app.openapi())
 
 
-@router.get("/docs")
-@permitted(PUBLIC_ON_LOOPBACK)
+@routes.add("GET", "/docs", PUBLIC_ON_LOOPBACK)
 async def docs() -> Response:
     return HTMLResponse(PAGE, headers=HEADERS)
 
 
-@router.get("/docs/openapi.json")
-@permitted(PUBLIC_ON_LOOPBACK)
+@routes.add("GET", "/docs/openapi.json", PUBLIC_ON_LOOPBACK)
 async def schema_3_0(request: Request) -> Response:
     """Return the document as OpenAPI 3.0, the latest version that Swagger UI 4 reads."""
     document = to_openapi_3_0(request.app.openapi())
     return JSONResponse({**document, "openapi": "3.0.3", "servers": [{"url": ".."}]}, headers=HEADERS)
 
 
-@router.get("/docs/swagger-ui.css")
-@permitted(PUBLIC_ON_LOOPBACK)
+@routes.add("GET", "/docs/swagger-ui.css", PUBLIC_ON_LOOPBACK)
 async def styles() -> Response:
     return Response(_bundled("swagger-ui.css"), media_type="text/css", headers=HEADERS)
 
 
-@router.get("/docs/swagger-ui-bundle.js")
-@permitted(PUBLIC_ON_LOOPBACK)
+@routes.add("GET", "/docs/swagger-ui-bundle.js", PUBLIC_ON_LOOPBACK)
 async def script() -> Response:
     return Response(_bundled("swagger-ui-bundle.js"), media_type="text/javascript", headers=HEADERS)
 

@@ -6,22 +6,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from pydantic import AfterValidator
 
 from kith.wire.audit import AuditLineOut, AuditOut
 from kith.wire.fields import GalleryName, SubjectId, to_utc
-from service.api.http.backend import BackendDep
-from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import WITHOUT_NUL, Cursor, GalleryPath, PageLimit, open_cursor, paginate
-from service.api.http.permissions import ADMIN, ADMIN_ALL, permitted
-from service.api.http.routing import PermittedRoute
+from service.api.http.routing import ADMIN, ADMIN_ALL, BackendDep, Routes
 from service.security.sealing import Seal
 from service.storage.audit.log import pseudonym
 from service.storage.audit.reader import AuditFilter, ListedLine
 from service.usecases.backend import Backend
 
-router = APIRouter(route_class=PermittedRoute, tags=["audit"], responses=PROBLEMS)
+routes = Routes("", "audit")
 
 
 def _to_utc(at: datetime) -> datetime:
@@ -36,30 +33,18 @@ Until = Annotated[UtcTime | None, Query(description="Only entries before this ti
 
 @dataclass(frozen=True)
 class _Query:
-    event: str | None
-    actor: str | None
-    since: datetime | None
-    until: datetime | None
-    cursor: str | None
-    limit: int
+    event: ShortText = None
+    actor: ShortText = None
+    since: Since = None
+    until: Until = None
+    cursor: Cursor = None
+    limit: PageLimit = 100
 
 
-async def _query(
-    event: ShortText = None,
-    actor: ShortText = None,
-    since: Since = None,
-    until: Until = None,
-    cursor: Cursor = None,
-    limit: PageLimit = 100,
-) -> _Query:
-    return _Query(event, actor, since, until, cursor, limit)
+QueryDep = Annotated[_Query, Depends()]
 
 
-QueryDep = Annotated[_Query, Depends(_query)]
-
-
-@router.get("/v1/audit")
-@permitted(ADMIN_ALL)
+@routes.add("GET", "/v1/audit", ADMIN_ALL)
 async def list_audit(
     backend: BackendDep,
     query: QueryDep,
@@ -70,8 +55,7 @@ async def list_audit(
     return await _page(backend, chosen, (await backend.run(backend.operations.keys.ring)).seal, query)
 
 
-@router.get("/v1/galleries/{gallery}/audit")
-@permitted(ADMIN)
+@routes.add("GET", "/v1/galleries/{gallery}/audit", ADMIN)
 async def list_gallery_audit(
     gallery: GalleryPath,
     backend: BackendDep,

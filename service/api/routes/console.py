@@ -9,15 +9,14 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from service.api.http.gate import CONSOLE
-from service.api.http.permissions import PUBLIC, permitted
-from service.api.http.routing import PermittedRoute
+from service.api.http.routing import PUBLIC, Routes
 
-router = APIRouter(route_class=PermittedRoute, include_in_schema=False)
+routes = Routes()
 MEDIA_TYPES: Final = {
     "css": "text/css; charset=utf-8",
     "html": "text/html; charset=utf-8",
@@ -47,21 +46,18 @@ class _StaticFile:
     etag: str
 
 
-@router.get("/")
-@permitted(PUBLIC)
+@routes.add("GET", "/", PUBLIC)
 async def root() -> Response:
     """Redirect a browser to the console. Locations are relative, because a proxy may add a path prefix."""
     return RedirectResponse(CONSOLE.removeprefix("/"), 307)
 
 
-@router.get(CONSOLE)
-@permitted(PUBLIC)  # static files; their API calls need a key
+@routes.add("GET", CONSOLE, PUBLIC)  # static files; their API calls need a key
 async def index(request: Request) -> Response:
     return _respond(request, "index.html")
 
 
-@router.get(f"{CONSOLE}/{{file:path}}")
-@permitted(PUBLIC)
+@routes.add("GET", f"{CONSOLE}/{{file:path}}", PUBLIC)
 async def file(request: Request, file: str) -> Response:
     return RedirectResponse(f"..{CONSOLE}", 308) if file in ("", "index.html") else _respond(request, file)
 

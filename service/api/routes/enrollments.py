@@ -5,17 +5,14 @@ from __future__ import annotations
 import uuid
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from starlette.requests import ClientDisconnect
 
 from kith.wire.common import Detail, FaceChoice
 from kith.wire.fields import DETAIL
 from kith.wire.jobs import JobOut
-from service.api.http.backend import BackendDep
-from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath
-from service.api.http.permissions import ENROLL, permitted
-from service.api.http.routing import PermittedRoute
+from service.api.http.routing import BINARY, ENROLL, BackendDep, Routes
 from service.api.routes.jobs import to_job_out
 from service.core.errors import InvalidRequestError
 from service.inference.archives import SIGNATURE_BYTES, archive_kind
@@ -23,10 +20,7 @@ from service.security.sealed_files import SealedWriter
 from service.usecases.backend import Backend
 from service.usecases.bulk_enrollment import KIND, BulkOptions
 
-router = APIRouter(
-    route_class=PermittedRoute, prefix="/v1/galleries/{gallery}/enrollments", tags=["subjects"], responses=PROBLEMS
-)
-BINARY = {"schema": {"type": "string", "format": "binary"}}
+routes = Routes("/v1/galleries/{gallery}/enrollments", "subjects")
 ARCHIVES = ("application/zip", "application/x-tar", "application/gzip", "application/zstd", "application/octet-stream")
 StripFolders = Annotated[
     int | None,
@@ -50,12 +44,14 @@ async def _options(
     return BulkOptions(face, allow_duplicate, allow_inconsistent, allow_low_quality, strip, allow_not_live, chosen)
 
 
-@router.post(
+@routes.add(
+    "POST",
     "",
+    ENROLL,
+    body="archive",
     status_code=202,
     openapi_extra={"requestBody": {"required": True, "content": dict.fromkeys(ARCHIVES, BINARY)}},
 )
-@permitted(ENROLL)
 async def enroll_archive(
     gallery: GalleryPath,
     request: Request,

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 
 from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut, VerdictOut
 from kith.wire.fields import SubjectId
-from service.api.http.backend import BackendDep
-from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, SubjectPath, open_cursor, paginate
-from service.api.http.permissions import ADMIN, ADMIN_ALL, permitted
-from service.api.http.routing import PermittedRoute
+from service.api.http.routing import ADMIN, ADMIN_ALL, BackendDep, Routes
 from service.storage.repositories.erasures import Receipt
 
-router = APIRouter(route_class=PermittedRoute, prefix="/v1", tags=["erasures"], responses=PROBLEMS)
+routes = Routes("/v1", "erasures")
 ReceiptPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
-@router.get("/galleries/{gallery}/erasures")
-@permitted(ADMIN)
+@routes.add("GET", "/galleries/{gallery}/erasures", ADMIN)
 async def list_erasures(
     gallery: GalleryPath,
     backend: BackendDep,
@@ -36,8 +32,7 @@ async def list_erasures(
     return ReceiptsOut(data=[to_receipt_out(receipt) for _, receipt in page], next=more)
 
 
-@router.get("/erasures/{receipt}")
-@permitted(ADMIN_ALL)  # includes deleted galleries
+@routes.add("GET", "/erasures/{receipt}", ADMIN_ALL)  # includes deleted galleries
 async def verify_receipt(receipt: ReceiptPath, backend: BackendDep) -> VerdictOut:
     """Verify a receipt: the audit has its entry, and what it names is absent or was enrolled again since."""
     found = await backend.run(backend.galleries.erasures.verify, receipt)
@@ -45,8 +40,7 @@ async def verify_receipt(receipt: ReceiptPath, backend: BackendDep) -> VerdictOu
     return VerdictOut(receipt=to_receipt_out(found.receipt), **results)
 
 
-@router.get("/galleries/{gallery}/subjects/{subject}/export", response_model=dict[str, Any])
-@permitted(ADMIN)
+@routes.add("GET", "/galleries/{gallery}/subjects/{subject}/export", ADMIN, response_model=dict[str, Any])
 async def export_subject(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> dict[str, Any]:
     """Export all data about a subject: stored data with embeddings and crops, and audit entries.
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from kith.wire.faces import DetectIn, EmbedIn, FacesOut
 from kith.wire.verification import VerifyIn, VerifyOut
-from service.api.http.backend import BackendDep
 from service.api.http.bodies import read_photos, read_verify
-from service.api.http.openapi import PROBLEMS, request_body
-from service.api.http.permissions import IDENTIFY, permitted
-from service.api.http.responses import json_response
-from service.api.http.routing import CallerDep, PermittedRoute
+from service.api.http.routing import IDENTIFY, PHOTO, BackendDep, CallerDep, Routes, json_response
 from service.inference.photo_pipeline import Photo
 from service.usecases import verify as verification
 from service.usecases.documents import photo_document
 from service.usecases.photos import process_photos
 
-router = APIRouter(route_class=PermittedRoute, tags=["faces"], responses=PROBLEMS)
+routes = Routes("", "faces")
 
 
-@router.post("/v1/detect", response_model=FacesOut, openapi_extra=request_body(DetectIn))
-@permitted(IDENTIFY)
+@routes.add("POST", "/v1/detect", IDENTIFY, response_model=FacesOut, photos=DetectIn, example={"images": [PHOTO]})
 async def detect(request: Request, backend: BackendDep) -> Response:
     """Detect the faces in one or more photos: boxes, five landmarks, scores and quality."""
     with backend.operations.metrics.stage("read"):
@@ -36,8 +31,7 @@ async def detect(request: Request, backend: BackendDep) -> Response:
     )
 
 
-@router.post("/v1/embed", response_model=FacesOut, openapi_extra=request_body(EmbedIn))
-@permitted(IDENTIFY)
+@routes.add("POST", "/v1/embed", IDENTIFY, response_model=FacesOut, photos=EmbedIn, example={"images": [PHOTO]})
 async def embed(request: Request, backend: BackendDep) -> Response:
     """Detect the faces in one or more photos and compute the embedding of each, a unit vector."""
     with backend.operations.metrics.stage("read"):
@@ -52,8 +46,19 @@ async def embed(request: Request, backend: BackendDep) -> Response:
     return json_response({"model": by.pack.model_id, "recognizer": by.fingerprint, "images": images})
 
 
-@router.post("/v1/verify", response_model=VerifyOut, openapi_extra=request_body(VerifyIn, ("a", "b")))
-@permitted(IDENTIFY)
+@routes.add(
+    "POST",
+    "/v1/verify",
+    IDENTIFY,
+    response_model=VerifyOut,
+    body="sides",
+    photos=VerifyIn,
+    example={
+        "a": {"image": PHOTO},
+        "b": {"subject": {"gallery": "staff", "subject": "ada"}},
+        "risk": {"fmr": 0.001},
+    },
+)
 async def verify(request: Request, backend: BackendDep, caller: CallerDep) -> Response:
     """Decide if two sides are the same person. Each is a photo (its largest face), an embedding, or a subject.
 

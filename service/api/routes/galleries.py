@@ -6,8 +6,6 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from fastapi import APIRouter
-
 from kith.wire.common import LivenessSetting
 from kith.wire.erasures import DeletedOut
 from kith.wire.galleries import (
@@ -24,11 +22,8 @@ from kith.wire.galleries import (
     RetentionIn,
     RetentionOut,
 )
-from service.api.http.backend import BackendDep
-from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath, NameCursor, PageLimit
-from service.api.http.permissions import ADMIN, ADMIN_ALL, READ, permitted
-from service.api.http.routing import CallerDep, PermittedRoute
+from service.api.http.routing import ADMIN, ADMIN_ALL, READ, BackendDep, CallerDep, Routes
 from service.api.routes.erasures import to_deleted_out
 from service.core.errors import LivenessUnavailableError
 from service.domain.gallery import Gallery, GallerySettings
@@ -36,12 +31,11 @@ from service.domain.outcomes import to_risk_target
 from service.risk.drift import DRIFT_DIGITS, Comparison, Drift
 from service.usecases.backend import Backend
 
-router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries", tags=["galleries"], responses=PROBLEMS)
+routes = Routes("/v1/galleries", "galleries")
 
 
-@router.post("", status_code=201)
-@permitted(
-    ADMIN_ALL, example={"name": "staff", "risk": {"fpir": 0.001}, "retention_days": 365}
+@routes.add(
+    "POST", "", ADMIN_ALL, status_code=201, example={"name": "staff", "risk": {"fpir": 0.001}, "retention_days": 365}
 )  # a 409 reveals that a name is taken
 async def create_gallery(body: GalleryIn, backend: BackendDep) -> GalleryOut:
     """Create a gallery. Its vectors come from the recognizer of KITH_PACK."""
@@ -60,8 +54,7 @@ def _check_liveness(backend: Backend, setting: LivenessSetting | None) -> None:
         raise LivenessUnavailableError("the served model pack has no liveness model")
 
 
-@router.get("")
-@permitted(READ)
+@routes.add("GET", "", READ)
 async def list_galleries(
     backend: BackendDep, caller: CallerDep, cursor: NameCursor = None, limit: PageLimit = 100
 ) -> GalleriesOut:
@@ -72,8 +65,7 @@ async def list_galleries(
     return GalleriesOut(data=[to_gallery_out(g) for g in page], next=more)
 
 
-@router.get("/{gallery}")
-@permitted(READ)
+@routes.add("GET", "/{gallery}", READ)
 async def get_gallery(gallery: GalleryPath, backend: BackendDep) -> GalleryOut:
     """Return a gallery's settings, counts, and drift of its decisions from the calibration."""
     found = await backend.find_gallery(gallery)
@@ -81,8 +73,7 @@ async def get_gallery(gallery: GalleryPath, backend: BackendDep) -> GalleryOut:
     return to_gallery_out(found).model_copy(update={"drift": to_drift_out(drift)})
 
 
-@router.get("/{gallery}/stats")
-@permitted(READ)
+@routes.add("GET", "/{gallery}/stats", READ)
 async def get_statistics(gallery: GalleryPath, backend: BackendDep, caller: CallerDep) -> GalleryStatsOut:
     """Return statistics of the gallery's index: its kind and why, recall, size and position in the change log."""
     found = await backend.find_gallery(gallery)
@@ -94,8 +85,7 @@ async def get_statistics(gallery: GalleryPath, backend: BackendDep, caller: Call
     return GalleryStatsOut(gallery=found.name, subjects=found.subjects, templates=found.templates, index=index)
 
 
-@router.get("/{gallery}/retention")
-@permitted(READ)
+@routes.add("GET", "/{gallery}/retention", READ)
 async def get_retention(gallery: GalleryPath, backend: BackendDep) -> RetentionOut:
     """Count the templates and subjects whose retention has expired, and tell if erasure awaits confirmation."""
     found, now = await backend.find_gallery(gallery), datetime.now(UTC)
@@ -112,8 +102,7 @@ async def get_retention(gallery: GalleryPath, backend: BackendDep) -> RetentionO
     )
 
 
-@router.post("/{gallery}/retention")
-@permitted(ADMIN, example={"templates": 12, "subjects": 3})
+@routes.add("POST", "/{gallery}/retention", ADMIN, example={"templates": 12, "subjects": 3})
 async def apply_retention(gallery: GalleryPath, body: RetentionIn, backend: BackendDep) -> RetentionAppliedOut:
     """Erase expired templates and subjects once, if there are no more than the request confirms."""
     now = datetime.now(UTC)
@@ -125,8 +114,7 @@ async def apply_retention(gallery: GalleryPath, body: RetentionIn, backend: Back
     return RetentionAppliedOut(templates=swept.templates, subjects=swept.subjects)
 
 
-@router.patch("/{gallery}")
-@permitted(ADMIN, example={"risk": {"fpir": 0.0001}})
+@routes.add("PATCH", "/{gallery}", ADMIN, example={"risk": {"fpir": 0.0001}})
 async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, backend: BackendDep) -> GalleryOut:
     """Change the given settings of the gallery. The others stay."""
     _check_liveness(backend, body.liveness)
@@ -135,8 +123,7 @@ async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, backend:
     return to_gallery_out(updated)
 
 
-@router.delete("/{gallery}")
-@permitted(ADMIN)
+@routes.add("DELETE", "/{gallery}", ADMIN)
 async def delete_gallery(gallery: GalleryPath, backend: BackendDep) -> DeletedOut:
     """Delete the gallery with all its subjects and templates."""
     deleted, receipt = await backend.run_on_gallery(

@@ -6,14 +6,9 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 
-from fastapi import APIRouter
-
 from kith.wire.hygiene import FindingOut, HygieneOut, NamedOut, TemplateRefOut
-from service.api.http.backend import BackendDep
-from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor_numbers
-from service.api.http.permissions import ADMIN, permitted
-from service.api.http.routing import PermittedRoute
+from service.api.http.routing import ADMIN, BackendDep, Routes
 from service.domain.findings import KINDS, HygieneFinding, HygieneReport
 from service.domain.gallery import Gallery, Subject, Template
 from service.risk.hygiene import SIMILARITY_DIGITS, sort_key
@@ -21,11 +16,10 @@ from service.storage.db.row_sealing import seal_cursor
 from service.storage.repositories.store import Store
 from service.usecases.hygiene import inspect_gallery
 
-router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries", tags=["galleries"], responses=PROBLEMS)
+routes = Routes("/v1/galleries", "galleries")
 
 
-@router.get("/{gallery}/hygiene")
-@permitted(ADMIN)  # similarities between templates, which a caller may have made up
+@routes.add("GET", "/{gallery}/hygiene", ADMIN)  # similarities between templates, which a caller may have made up
 async def check_hygiene(
     gallery: GalleryPath, backend: BackendDep, cursor: Cursor = None, limit: PageLimit = 100
 ) -> HygieneOut:

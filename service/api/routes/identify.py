@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from kith.wire.identification import IdentifyIn, IdentifyOut
-from service.api.http.backend import BackendDep
 from service.api.http.bodies import read_photos
-from service.api.http.openapi import PROBLEMS, request_body
 from service.api.http.parameters import GalleryPath
-from service.api.http.permissions import IDENTIFY, permitted
-from service.api.http.responses import json_response
-from service.api.http.routing import CallerDep, PermittedRoute
+from service.api.http.routing import IDENTIFY, PHOTO, BackendDep, CallerDep, Routes, json_response
 from service.usecases import identify as usecase
 
-router = APIRouter(route_class=PermittedRoute, tags=["identify"], responses=PROBLEMS)
+routes = Routes("", "identify")
 
 
-@router.post("/v1/galleries/{gallery}/identify", response_model=IdentifyOut, openapi_extra=request_body(IdentifyIn))
-@permitted(IDENTIFY)
+@routes.add(
+    "POST",
+    "/v1/galleries/{gallery}/identify",
+    IDENTIFY,
+    response_model=IdentifyOut,
+    photos=IdentifyIn,
+    example={"images": [PHOTO], "risk": {"fpir": 0.001}, "top_k": 3, "filter": {"tags": ["staff"]}},
+)
 async def identify(gallery: GalleryPath, request: Request, backend: BackendDep, caller: CallerDep) -> Response:
     """Decide for each face of the photos, for the largest face of each photo, or for given embeddings.
 

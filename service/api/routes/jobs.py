@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 
 from kith.wire.common import JobState, Problem
 from kith.wire.fields import GalleryName
 from kith.wire.jobs import JobItemOut, JobItemsOut, JobOut, JobsOut
-from service.api.http.backend import BackendDep
-from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
-from service.api.http.permissions import ADMIN, ENROLL, READ, permitted
-from service.api.http.routing import CallerDep, PermittedRoute
+from service.api.http.routing import ADMIN, ENROLL, READ, BackendDep, CallerDep, Routes
 from service.security.callers import Caller, mark_hidden
 from service.storage.repositories.job_records import Job
 from service.storage.repositories.jobs import JobItem, missing
 from service.usecases.backend import Backend
 from service.usecases.bulk_enrollment import KIND
 
-router = APIRouter(route_class=PermittedRoute, prefix="/v1/jobs", tags=["jobs"], responses=PROBLEMS)
+routes = Routes("/v1/jobs", "jobs")
 JobPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
-@router.get("")
-@permitted(READ)
+@routes.add("GET", "", READ)
 async def list_jobs(
     backend: BackendDep,
     caller: CallerDep,
@@ -45,15 +41,13 @@ async def list_jobs(
     return JobsOut(data=[to_job_out(job) for job in page], next=more)
 
 
-@router.get("/{job}")
-@permitted(READ)
+@routes.add("GET", "/{job}", READ)
 async def get_job(job: JobPath, backend: BackendDep, caller: CallerDep) -> JobOut:
     """Return a job and its progress."""
     return to_job_out(await _find_job(backend, caller, job))
 
 
-@router.get("/{job}/items")
-@permitted(READ)
+@routes.add("GET", "/{job}/items", READ)
 async def list_job_items(
     job: JobPath,
     backend: BackendDep,
@@ -71,8 +65,7 @@ async def list_job_items(
     return JobItemsOut(data=[_item(item) for item in page], next=more)
 
 
-@router.post("/{job}/cancel")
-@permitted(ENROLL)
+@routes.add("POST", "/{job}/cancel", ENROLL)
 async def cancel_job(job: JobPath, backend: BackendDep, caller: CallerDep) -> JobOut:
     """Cancel a job: at once if it is queued, after the current item if it runs. Finished items stay.
 

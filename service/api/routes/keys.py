@@ -5,24 +5,22 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 
 from kith.wire.keys import CreatedKeyOut, KeyIn, KeyOut, KeysOut, RotateIn
-from service.api.http.backend import BackendDep
-from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
-from service.api.http.permissions import ADMIN_ALL, permitted
-from service.api.http.routing import CallerDep, PermittedRoute
+from service.api.http.routing import ADMIN_ALL, BackendDep, CallerDep, Routes
 from service.core.errors import InvalidRequestError
 from service.security.api_keys import ApiKey, rights_of, to_key_out
 from service.security.callers import ANONYMOUS
 
-router = APIRouter(route_class=PermittedRoute, prefix="/v1/keys", tags=["keys"], responses=PROBLEMS)
+routes = Routes("/v1/keys", "keys")
 KeyPath = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
 
 
-@router.post("", status_code=201)
-@permitted(ADMIN_ALL, example={"name": "door", "scopes": ["identify"], "galleries": ["staff"]})
+@routes.add(
+    "POST", "", ADMIN_ALL, status_code=201, example={"name": "door", "scopes": ["identify"], "galleries": ["staff"]}
+)
 async def create_key(body: KeyIn, backend: BackendDep, caller: CallerDep) -> CreatedKeyOut:
     """Create a key. Only this response contains its token.
 
@@ -41,8 +39,7 @@ async def create_key(body: KeyIn, backend: BackendDep, caller: CallerDep) -> Cre
     return _created(*made)
 
 
-@router.get("")
-@permitted(ADMIN_ALL)
+@routes.add("GET", "", ADMIN_ALL)
 async def list_keys(
     backend: BackendDep,
     ended: Annotated[bool, Query(description="Include revoked and expired keys.")] = False,
@@ -56,22 +53,19 @@ async def list_keys(
     return KeysOut(data=[to_key_out(key) for _, key in page], next=more)
 
 
-@router.get("/{key}")
-@permitted(ADMIN_ALL)
+@routes.add("GET", "/{key}", ADMIN_ALL)
 async def get_key(key: KeyPath, backend: BackendDep) -> KeyOut:
     """Return a key, without its token."""
     return to_key_out(await backend.run(backend.operations.keys.key, key))
 
 
-@router.delete("/{key}")
-@permitted(ADMIN_ALL)
+@routes.add("DELETE", "/{key}", ADMIN_ALL)
 async def revoke_key(key: KeyPath, backend: BackendDep) -> KeyOut:
     """Revoke a key permanently. Every process rejects its next request."""
     return to_key_out(await backend.run(backend.operations.keys.revoke, key))
 
 
-@router.post("/{key}/rotate", status_code=201)
-@permitted(ADMIN_ALL, example={"overlap_s": 86_400})
+@routes.add("POST", "/{key}/rotate", ADMIN_ALL, status_code=201, example={"overlap_s": 86_400})
 async def rotate_key(key: KeyPath, body: RotateIn, backend: BackendDep) -> CreatedKeyOut:
     """Create a key with the same rights. The old key stays valid for `overlap_s`."""
     return _created(*await backend.run(backend.operations.keys.rotate, key, timedelta(seconds=body.overlap_s)))

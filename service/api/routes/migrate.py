@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from kith.wire.migration import (
     CutOverIn,
     DisagreementOut,
@@ -14,11 +12,8 @@ from kith.wire.migration import (
     MigrationThresholdOut,
     ShadowOut,
 )
-from service.api.http.backend import BackendDep
-from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath
-from service.api.http.permissions import ADMIN, permitted
-from service.api.http.routing import PermittedRoute
+from service.api.http.routing import ADMIN, BackendDep, Routes
 from service.core.errors import RiskUncalibratedError
 from service.domain.gallery import Gallery, Generation
 from service.domain.outcomes import to_risk_target
@@ -26,13 +21,10 @@ from service.risk.decision import thresholds_for
 from service.storage.repositories.generations import DROP, FILL
 from service.usecases.backend import Backend
 
-router = APIRouter(
-    route_class=PermittedRoute, prefix="/v1/galleries/{gallery}/migrate", tags=["migration"], responses=PROBLEMS
-)
+routes = Routes("/v1/galleries/{gallery}/migrate", "migration")
 
 
-@router.post("", status_code=202)
-@permitted(ADMIN, example={"to": "open-model-zoo"})
+@routes.add("POST", "", ADMIN, status_code=202, example={"to": "open-model-zoo"})
 async def start_migration(gallery: GalleryPath, body: MigrateIn, backend: BackendDep) -> MigrationOut:
     """Start a migration to another served pack's recognizer, in shadow mode. A job embeds the stored crops."""
     to = backend.faces.recognizers.by_name(body.to)
@@ -43,15 +35,13 @@ async def start_migration(gallery: GalleryPath, body: MigrateIn, backend: Backen
     return await _report(backend, gallery)
 
 
-@router.get("")
-@permitted(ADMIN)
+@routes.add("GET", "", ADMIN)
 async def get_migration(gallery: GalleryPath, backend: BackendDep) -> MigrationOut:
     """Return each recognizer's coverage and thresholds, and how the shadow's answers compare."""
     return await _report(backend, gallery)
 
 
-@router.post("/cut-over")
-@permitted(ADMIN, example={"min_share": 0.99})
+@routes.add("POST", "/cut-over", ADMIN, example={"min_share": 0.99})
 async def cut_over_migration(gallery: GalleryPath, body: CutOverIn, backend: BackendDep) -> MigrationOut:
     """Answer with the new recognizer from the next request on."""
     await backend.galleries.shadow.settle()
@@ -62,8 +52,7 @@ async def cut_over_migration(gallery: GalleryPath, body: CutOverIn, backend: Bac
     return await _report(backend, gallery)
 
 
-@router.post("/roll-back")
-@permitted(ADMIN)
+@routes.add("POST", "/roll-back", ADMIN)
 async def roll_back_migration(gallery: GalleryPath, backend: BackendDep) -> MigrationOut:
     """Answer with the previous recognizer again, or end shadow mode. Nothing is deleted."""
     await backend.run_on_gallery(gallery, backend.galleries.generations.roll_back)
@@ -71,8 +60,7 @@ async def roll_back_migration(gallery: GalleryPath, backend: BackendDep) -> Migr
     return await _report(backend, gallery)
 
 
-@router.post("/finish")
-@permitted(ADMIN, example={"force": False})
+@routes.add("POST", "/finish", ADMIN, example={"force": False})
 async def finish_migration(gallery: GalleryPath, body: FinishIn, backend: BackendDep) -> MigrationOut:
     """Delete the vectors of the other recognizer. This cannot be undone."""
     await backend.run_on_gallery(gallery, backend.galleries.generations.finish, body.force)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from kith.wire.risk import GalleryRiskOut
-from service.api.http.backend import BackendDep
-from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath, Targets
-from service.api.http.permissions import ADMIN, READ, permitted
-from service.api.http.routing import PermittedRoute
+from service.api.http.routing import ADMIN, READ, BackendDep, Routes
 from service.risk import risk_report
 from service.usecases.risk import derive_and_report, report_risk
 
-router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries/{gallery}", tags=["risk"], responses=PROBLEMS)
+routes = Routes("/v1/galleries/{gallery}", "risk")
 
 
-@router.get("/risk")
-@permitted(READ)
+@routes.add("GET", "/risk", READ)
 async def get_risk(
     gallery: GalleryPath,
     backend: BackendDep,
@@ -30,8 +24,7 @@ async def get_risk(
     return await report_risk(backend, gallery, fpir)
 
 
-@router.post("/calibrate")
-@permitted(ADMIN)
+@routes.add("POST", "/calibrate", ADMIN)
 async def calibrate(
     gallery: GalleryPath,
     backend: BackendDep,

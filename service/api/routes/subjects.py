@@ -1,10 +1,11 @@
-"""Subjects and their templates: create, edit, enroll, merge, delete."""
+"""Subjects, their templates and stored face crops: create, edit, enroll, merge, delete."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import Header, Path, Query, Request, Response
 from pydantic import TypeAdapter, ValidationError
 
 from kith.wire.erasures import DeletedOut
@@ -22,9 +23,7 @@ from kith.wire.subjects import (
     TemplatePatch,
     TemplatesOut,
 )
-from service.api.http.backend import BackendDep
 from service.api.http.bodies import read_photos
-from service.api.http.openapi import PROBLEMS, request_body
 from service.api.http.parameters import (
     Cursor,
     GalleryPath,
@@ -34,28 +33,41 @@ from service.api.http.parameters import (
     open_cursor,
     paginate,
 )
-from service.api.http.permissions import ENROLL, READ, permitted
-from service.api.http.routing import CallerDep, GallerySnapshot, GallerySnapshotRoute
+from service.api.http.routing import (
+    BINARY,
+    ENROLL,
+    PHOTO,
+    READ,
+    BackendDep,
+    CallerDep,
+    GallerySnapshot,
+    GallerySnapshotRoute,
+    Routes,
+)
 from service.api.routes.erasures import to_deleted_out, to_receipt_out
 from service.core.errors import InvalidRequestError
-from service.domain.gallery import Subject, SubjectFilter, Template
+from service.domain.gallery import Gallery, Subject, SubjectFilter, Template
 from service.usecases import enroll as enrollment
+from service.usecases.backend import Backend
 
-router = APIRouter(
-    route_class=GallerySnapshotRoute, prefix="/v1/galleries/{gallery}/subjects", tags=["subjects"], responses=PROBLEMS
-)
+routes = Routes("/v1/galleries/{gallery}/subjects", "subjects", route_class=GallerySnapshotRoute)
 TemplatePath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 METADATA_ADAPTER: Final[TypeAdapter[dict[str, Any]]] = TypeAdapter(Metadata)
 METADATA_HELP: Final = "Only subjects with all of these metadata: a JSON object, compared as in a search filter."
-
+CROP_TYPE: Final = "image/webp"
+PICTURE: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "content": {CROP_TYPE: BINARY},
+        "description": "The crop, as WebP.",
+    }
+}
 OnlyNew = Annotated[
     Literal["*"] | None,
     Header(alias="If-None-Match", description="Only if the subject does not exist yet; else 412 `subject_exists`."),
 ]
 
 
-@router.get("")
-@permitted(READ)
+@routes.add("GET", "", READ)
 async def list_subjects(
     gallery: GalleryPath,
     backend: BackendDep,
@@ -74,8 +86,13 @@ async def list_subjects(
     return SubjectsOut(data=[_subject(s) for s in page], next=more)
 
 
-@router.put("/{subject}", responses={201: {"model": SubjectOut, "description": "The subject was created."}})
-@permitted(ENROLL, example={"name": "Ada Lovelace", "tags": ["staff"], "metadata": {"room": 12}})
+@routes.add(
+    "PUT",
+    "/{subject}",
+    ENROLL,
+    responses={201: {"model": SubjectOut, "description": "The subject was created."}},
+    example={"name": "Ada Lovelace", "tags": ["staff"], "metadata": {"room": 12}},
+)
 async def put_subject(
     snapshot: GallerySnapshot,
     subject: SubjectPath,
@@ -91,16 +108,14 @@ async def put_subject(
     return _subject(put)
 
 
-@router.get("/{subject}")
-@permitted(READ)
+@routes.add("GET", "/{subject}", READ)
 async def get_subject(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> SubjectOut:
     """Return a subject."""
     found = await backend.find_gallery(gallery)
     return _subject(await backend.run(backend.galleries.store.subjects.get, found, subject))
 
 
-@router.patch("/{subject}")
-@permitted(ENROLL, example={"name": "Countess of Lovelace"})
+@routes.add("PATCH", "/{subject}", ENROLL, example={"name": "Countess of Lovelace"})
 async def patch_subject(
     snapshot: GallerySnapshot, subject: SubjectPath, body: SubjectPatch, backend: BackendDep
 ) -> SubjectOut:
@@ -110,8 +125,7 @@ async def patch_subject(
     return _subject(await backend.run_on_gallery(snapshot, backend.galleries.store.subjects.patch, subject, given))
 
 
-@router.delete("/{subject}")
-@permitted(ENROLL)
+@routes.add("DELETE", "/{subject}", ENROLL)
 async def delete_subject(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> DeletedOut:
     """Erase a subject with its templates and all its other data.
 
@@ -122,8 +136,7 @@ async def delete_subject(gallery: GalleryPath, subject: SubjectPath, backend: Ba
     return to_deleted_out(receipt)
 
 
-@router.post("/{subject}/merge")
-@permitted(ENROLL, example={"into": "ada"})
+@routes.add("POST", "/{subject}/merge", ENROLL, example={"into": "ada"})
 async def merge_subject(
     snapshot: GallerySnapshot, subject: SubjectPath, body: MergeIn, backend: BackendDep
 ) -> MergedOut:
@@ -137,8 +150,7 @@ async def merge_subject(
     return MergedOut(subject=_subject(done.into), templates=done.templates, receipt=to_receipt_out(done.receipt))
 
 
-@router.get("/{subject}/templates")
-@permitted(READ)
+@routes.add("GET", "/{subject}/templates", READ)
 async def list_templates(
     gallery: GalleryPath, subject: SubjectPath, backend: BackendDep, cursor: Cursor = None, limit: PageLimit = 100
 ) -> TemplatesOut:
@@ -151,8 +163,7 @@ async def list_templates(
     return TemplatesOut(data=[_template(t) for t in page], next=more)
 
 
-@router.get("/{subject}/templates/{template}")
-@permitted(READ)
+@routes.add("GET", "/{subject}/templates/{template}", READ)
 async def get_template(
     gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, backend: BackendDep
 ) -> TemplateOut:
@@ -161,8 +172,7 @@ async def get_template(
     return _template(await backend.run(backend.galleries.store.templates.get, found, subject, template))
 
 
-@router.patch("/{subject}/templates/{template}")
-@permitted(ENROLL, example={"subject": "grace"})
+@routes.add("PATCH", "/{subject}/templates/{template}", ENROLL, example={"subject": "grace"})
 async def move_template(
     snapshot: GallerySnapshot, subject: SubjectPath, template: TemplatePath, body: TemplatePatch, backend: BackendDep
 ) -> TemplatesOut:
@@ -172,8 +182,7 @@ async def move_template(
     return await list_templates(snapshot.name, body.subject, backend)
 
 
-@router.delete("/{subject}/templates/{template}")
-@permitted(ENROLL)
+@routes.add("DELETE", "/{subject}/templates/{template}", ENROLL)
 async def delete_template(
     gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, backend: BackendDep
 ) -> DeletedOut:
@@ -183,8 +192,15 @@ async def delete_template(
     return to_deleted_out(receipt)
 
 
-@router.post("/{subject}/templates", status_code=201, response_model=EnrollOut, openapi_extra=request_body(EnrollIn))
-@permitted(ENROLL)
+@routes.add(
+    "POST",
+    "/{subject}/templates",
+    ENROLL,
+    status_code=201,
+    response_model=EnrollOut,
+    photos=EnrollIn,
+    example={"images": [PHOTO], "face": "largest"},
+)
 async def enroll(
     snapshot: GallerySnapshot,
     subject: SubjectPath,
@@ -211,6 +227,36 @@ def _metadata(text: str | None) -> tuple[tuple[str, Any], ...]:
         return () if text is None else tuple(METADATA_ADAPTER.validate_json(text).items())
     except ValidationError as error:
         raise InvalidRequestError(f"metadata: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+
+
+@routes.add("GET", "/{subject}/thumbnail", READ, response_class=Response, responses=PICTURE)
+async def get_thumbnail(gallery: GalleryPath, subject: SubjectPath, request: Request, backend: BackendDep) -> Response:
+    """Return the stored crop of the subject's template with the best quality."""
+    return await picture_response(request, backend, await backend.find_gallery(gallery), subject, None)
+
+
+@routes.add("GET", "/{subject}/templates/{template}/crop", READ, response_class=Response, responses=PICTURE)
+async def get_crop(
+    gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, request: Request, backend: BackendDep
+) -> Response:
+    """Return the stored crop of a template. Crops are stored only if the gallery's ``keep_crops`` is true."""
+    return await picture_response(request, backend, await backend.find_gallery(gallery), subject, template)
+
+
+async def picture_response(
+    request: Request, backend: Backend, gallery: Gallery, subject: str, template: str | None
+) -> Response:
+    """Return a crop with its ETag, and record who read it; 304 if the client has it.
+
+    Raises SubjectNotFoundError, TemplateNotFoundError, CropNotFoundError.
+    """
+    template_id, crop = await backend.run(backend.galleries.store.templates.crop, gallery, subject, template)
+    etag = f'"{hashlib.sha256(crop.image).hexdigest()[:32]}"'
+    headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
+    if etag in [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]:
+        return Response(status_code=304, headers=headers)
+    await backend.operations.audit.crop_read(gallery, subject, template_id)
+    return Response(crop.image, headers=headers, media_type=CROP_TYPE)
 
 
 def _subject(subject: Subject) -> SubjectOut:

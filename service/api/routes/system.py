@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Final
 
-from fastapi import APIRouter
 from starlette.responses import PlainTextResponse, Response
 
 from kith.wire.risk import PRESETS
@@ -33,11 +32,8 @@ from models.pack.evidence import read_measured
 from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
 from models.runtime.network import Network
-from service.api.http.backend import BackendDep
-from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Targets
-from service.api.http.permissions import ANY_KEY, PUBLIC, READ_ALL, permitted
-from service.api.http.routing import PermittedRoute
+from service.api.http.routing import ANY_KEY, PUBLIC, READ_ALL, BackendDep, Routes
 from service.api.routes.galleries import to_drift_out
 from service.core.errors import KithError, MasterKeyError
 from service.inference.batcher import Batcher
@@ -48,19 +44,17 @@ from service.risk.risk_report import ExpectedMisses, expected_misses
 from service.security.master_keys import MasterKeys
 from service.usecases.backend import Backend
 
-router = APIRouter(route_class=PermittedRoute, tags=["system"], responses=PROBLEMS)
+routes = Routes("", "system")
 DEFAULT_TARGETS: Final = list(PRESETS.values())
 
 
-@router.get("/healthz")
-@permitted(PUBLIC)
+@routes.add("GET", "/healthz", PUBLIC)
 async def get_health() -> HealthOut:
     """Return 200 while the process runs."""
     return HealthOut(version=version("kith-face"))
 
 
-@router.get("/readyz")
-@permitted(PUBLIC)
+@routes.add("GET", "/readyz", PUBLIC)
 async def get_readiness(backend: BackendDep) -> HealthOut:
     """Return 200 if the service can process requests, else 503.
 
@@ -72,8 +66,7 @@ async def get_readiness(backend: BackendDep) -> HealthOut:
     return HealthOut(version=version("kith-face"))
 
 
-@router.get("/v1/status")
-@permitted(READ_ALL)  # names every gallery
+@routes.add("GET", "/v1/status", READ_ALL)  # names every gallery
 async def get_status(backend: BackendDep) -> StatusOut:
     """Return the state of this process: readiness checks, queues, jobs, drift, and lag of its indexes."""
     sample = await asyncio.to_thread(backend.operations.recent_state.latest)
@@ -104,8 +97,7 @@ async def get_status(backend: BackendDep) -> StatusOut:
     )
 
 
-@router.get("/v1/models")
-@permitted(ANY_KEY)
+@routes.add("GET", "/v1/models", ANY_KEY)
 async def list_models(backend: BackendDep, fpir: Targets = DEFAULT_TARGETS) -> ModelsOut:
     """List the served model packs, their execution providers, and the people that each misses at some FPIRs. All use
     the detector of the first."""
@@ -134,8 +126,9 @@ def _model(
     )
 
 
-@router.get("/metrics", response_class=PlainTextResponse)
-@permitted(READ_ALL)  # names every gallery and counts its subjects
+@routes.add(
+    "GET", "/metrics", READ_ALL, response_class=PlainTextResponse
+)  # names every gallery and counts its subjects
 async def get_metrics(backend: BackendDep) -> Response:
     """Return Prometheus metrics of this process since its start."""
     # Not in the threads of requests, so that a busy node can report it.

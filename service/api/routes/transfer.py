@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -15,13 +15,11 @@ from starlette.types import Receive, Scope, Send
 from kith.wire.common import ExportFormat
 from kith.wire.galleries import GallerySettingsIn
 from kith.wire.transfer import ImportOut, ImportRefusalOut
-from service.api.http.backend import BackendDep
+from service.api.http.bodies import media_type, unsupported
 from service.api.http.content_encoding import IMPORT_CODINGS, content_coding
-from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import GalleryPath
-from service.api.http.permissions import ADMIN, permitted
 from service.api.http.problems import to_problem
-from service.api.http.routing import PermittedRoute
+from service.api.http.routing import ADMIN, BINARY, BackendDep, Routes
 from service.api.routes.galleries import change_settings, to_gallery_out
 from service.core.errors import (
     GalleryExistsError,
@@ -29,7 +27,6 @@ from service.core.errors import (
     ImportFileError,
     KithError,
     RequestTooLargeError,
-    UnsupportedMediaTypeError,
 )
 from service.core.extras import require_package
 from service.core.gunzip import Gunzip
@@ -40,19 +37,17 @@ from service.storage.transfer.importing import Export, Import, ImportReport, che
 from service.storage.transfer.ndjson import Lines
 from service.usecases.backend import Backend
 
-router = APIRouter(route_class=PermittedRoute, prefix="/v1/galleries/{gallery}", tags=["transfer"], responses=PROBLEMS)
+routes = Routes("/v1/galleries/{gallery}", "transfer")
 NDJSON: Final = "application/x-ndjson"
 MEDIA_TYPES: Final[dict[ExportFormat, str]] = {"ndjson": NDJSON, "parquet": "application/vnd.apache.parquet"}
 BLOCK_BYTES: Final = 8_000_000
 """Bytes of a body that are read before they are processed."""
 SETTING_NAMES: Final = frozenset(GallerySettingsIn.model_fields)
-BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 REQUEST_BODY: Final = {"requestBody": {"required": True, "content": {NDJSON: BINARY}}}
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {200: {"content": dict.fromkeys(MEDIA_TYPES.values(), BINARY)}}
 
 
-@router.post("/import", openapi_extra=REQUEST_BODY)
-@permitted(ADMIN)
+@routes.add("POST", "/import", ADMIN, body="import", openapi_extra=REQUEST_BODY)
 async def import_gallery(
     gallery: GalleryPath,
     request: Request,
@@ -71,9 +66,8 @@ async def import_gallery(
     Items are committed in blocks of thousands, and present items are skipped, so that a file can be sent again. An
     invalid item is rejected alone. Identities are not checked: GET hygiene finds duplicates and mislabeled templates.
     """
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given != NDJSON:
-        raise UnsupportedMediaTypeError(f"content type {given or 'none'!r}; send {NDJSON}")
+    if (given := media_type(request)) != NDJSON:
+        raise unsupported(given, f"; send {NDJSON}")
     intake = _Intake(backend, gallery, create, recognizer, skip, await _snapshot(backend, gallery))
     try:
         await _import_lines(backend, request, intake)
@@ -224,8 +218,7 @@ class _Plain:
         pass
 
 
-@router.get("/export", response_class=StreamingResponse, responses=RESPONSES)
-@permitted(ADMIN)
+@routes.add("GET", "/export", ADMIN, response_class=StreamingResponse, responses=RESPONSES)
 async def export_gallery(
     gallery: GalleryPath,
     backend: BackendDep,

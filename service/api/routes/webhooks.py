@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 
 from kith.wire.common import DeliveryState
 from kith.wire.webhooks import (
@@ -22,22 +22,22 @@ from kith.wire.webhooks import (
     WebhooksOut,
     WebhookTestOut,
 )
-from service.api.http.backend import BackendDep
-from service.api.http.openapi import PROBLEMS
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
-from service.api.http.permissions import ADMIN_ALL, permitted
-from service.api.http.routing import PermittedRoute
+from service.api.http.routing import ADMIN_ALL, BackendDep, Routes
 from service.domain.events import EventFilter
 from service.storage.events.deliveries import Delivery
 from service.storage.events.webhook_rows import Webhook
 
-router = APIRouter(route_class=PermittedRoute, prefix="/v1/webhooks", tags=["webhooks"], responses=PROBLEMS)
+routes = Routes("/v1/webhooks", "webhooks")
 WebhookPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
-@router.post("", status_code=201)
-@permitted(
-    ADMIN_ALL, example={"url": "https://door.example.org/events", "types": ["decision"], "outcomes": ["unknown"]}
+@routes.add(
+    "POST",
+    "",
+    ADMIN_ALL,
+    status_code=201,
+    example={"url": "https://door.example.org/events", "types": ["decision"], "outcomes": ["unknown"]},
 )
 async def create_webhook(body: WebhookIn, backend: BackendDep) -> CreatedWebhookOut:
     """Create a webhook for the events from now on. Only this response contains its secret."""
@@ -46,31 +46,27 @@ async def create_webhook(body: WebhookIn, backend: BackendDep) -> CreatedWebhook
     return CreatedWebhookOut(**vars(_webhook(made)), secret=made.secret)
 
 
-@router.get("")
-@permitted(ADMIN_ALL)
+@routes.add("GET", "", ADMIN_ALL)
 async def list_webhooks(backend: BackendDep) -> WebhooksOut:
     """List the webhooks, oldest first."""
     found = await backend.run(backend.operations.webhooks.store.list_all)
     return WebhooksOut(data=[_webhook(webhook) for webhook in found])
 
 
-@router.get("/{webhook}")
-@permitted(ADMIN_ALL)
+@routes.add("GET", "/{webhook}", ADMIN_ALL)
 async def get_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookOut:
     """Return a webhook, without its secret."""
     return _webhook(await backend.run(backend.operations.webhooks.store.get, webhook))
 
 
-@router.delete("/{webhook}")
-@permitted(ADMIN_ALL)
+@routes.add("DELETE", "/{webhook}", ADMIN_ALL)
 async def delete_webhook(webhook: WebhookPath, backend: BackendDep) -> DeletedWebhookOut:
     """Delete a webhook with its deliveries. Pending ones are not sent."""
     await backend.run(backend.operations.webhooks.store.delete, webhook)
     return DeletedWebhookOut(id=webhook)
 
 
-@router.post("/{webhook}/test")
-@permitted(ADMIN_ALL)
+@routes.add("POST", "/{webhook}/test", ADMIN_ALL)
 async def test_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookTestOut:
     """Send an event of the type `test` now, once, and return the receiver's answer."""
     answer = await backend.operations.webhooks.sender.test(
@@ -79,16 +75,14 @@ async def test_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookTest
     return WebhookTestOut(delivered=answer.error is None, status=answer.status, error=answer.error)
 
 
-@router.post("/{webhook}/replay")
-@permitted(ADMIN_ALL)
+@routes.add("POST", "/{webhook}/replay", ADMIN_ALL)
 async def replay_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookReplayOut:
     """Send the dead deliveries of a webhook again, with the same ids, after what was delivered since."""
     found = await backend.run(backend.operations.webhooks.store.get, webhook)
     return WebhookReplayOut(replayed=await backend.run(backend.operations.webhooks.deliveries.replay, found))
 
 
-@router.get("/{webhook}/deliveries")
-@permitted(ADMIN_ALL)
+@routes.add("GET", "/{webhook}/deliveries", ADMIN_ALL)
 async def list_deliveries(
     webhook: WebhookPath,
     backend: BackendDep,

@@ -18,7 +18,7 @@ from kith import Kith, KithClientError, Risk
 from kith.wire.common import Fusion
 from models.vision.recognition import l2_normalize
 from service.api.http.routing import needs_of
-from service.app import ROUTERS
+from service.app import ROUTES
 from service.server import embedded
 from service.settings import Settings, load_settings
 from tests.conftest import jpeg
@@ -337,7 +337,7 @@ def test_json_and_multipart_are_the_same_request(server: str, kith: Kith, galler
 
 def test_head_is_answered_wherever_get_is(server: str) -> None:
     """HEAD returns the headers of GET without a body (RFC 9110, 9.3.2)."""
-    routes = needs_of(ROUTERS)
+    routes = needs_of(ROUTES)
     paths = [route.removeprefix("GET ") for route in routes if route.startswith("GET ") and "{" not in route]
     assert {"/healthz", "/readyz", "/console", "/v1/galleries"} <= {*paths}
     with httpx.Client(base_url=server) as client:

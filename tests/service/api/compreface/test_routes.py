@@ -310,7 +310,7 @@ def test_keys(compat: CompatServer, collection: str, photos: Path) -> None:
     assert httpx.get(f"{compat.url}/api/v1/recognition/subjects", timeout=60).json()["code"] == 10
 
 
-NEEDS = needs_of((faces.router, recognition.router, subjects.router, verification.router))
+NEEDS = needs_of((faces.routes, recognition.routes, subjects.routes, verification.routes))
 
 
 @pytest.mark.parametrize("route", NEEDS)

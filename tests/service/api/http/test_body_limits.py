@@ -9,8 +9,8 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from service.api.http.gate import DEFAULT_BODY_BYTES, Gate
-from service.api.http.routing import needs_of
-from service.app import ROUTERS
+from service.api.http.routing import body_kinds, needs_of
+from service.app import ROUTES
 from service.core.errors import OverloadedError
 from service.observability.metrics import Metrics
 from service.settings import load_settings
@@ -33,8 +33,8 @@ def test_body_limits_follow_the_route_whatever_the_names_in_the_path() -> None:
     expected = {f"POST {GALLERY}/enrollments": 4_000_000, f"POST {GALLERY}/import": 5_000_000}
     expected |= dict.fromkeys(PHOTOS, settings.max_request_bytes(settings.max_images))
     expected["POST /v1/verify"] = settings.max_request_bytes(2)
-    gate = Gate(nothing, settings, Metrics(), ())
-    routes = needs_of(ROUTERS)
+    gate = Gate(nothing, settings, Metrics(), (), body_kinds(ROUTES))
+    routes = needs_of(ROUTES)
     assert expected.keys() <= routes.keys()
     for route in routes:
         method, _, path = route.replace("{file:path}", "main.js").partition(" ")
@@ -58,7 +58,7 @@ def test_all_bodies_together_have_a_limit(equal: str | None) -> None:
         await ended.wait()
 
     async def run() -> None:
-        gate = Gate(slow, load_settings(max_bodies_bytes=most, **sizes), Metrics(), {"/healthz"})
+        gate = Gate(slow, load_settings(max_bodies_bytes=most, **sizes), Metrics(), {"/healthz"}, body_kinds(()))
 
         async def ask(size: int) -> None:
             sent = iter([b"x" * (size // 2), b"x" * (size - size // 2)])
