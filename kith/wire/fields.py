@@ -29,8 +29,8 @@ MAX_LABELS: Final = 100
 """Maximum number of tags, and of metadata entries, of a subject."""
 MAX_DIMENSION: Final = 65_536
 DETAIL: Final = (
-    "Effort of face detection (docs/detection.md). low: one look; medium: if no face is confident, also the photo rotated "
-    "and at half the size; high: also small faces in large photos."
+    "Effort of face detection (docs/detection.md). low: one look; medium: if no face is confident, also the photo "
+    "rotated and at half the size; high: also small faces in large photos."
 )
 MODEL: Final = "Name of the pack, or fingerprint of its recognizer; default: the pack of KITH_PACK."
 
