@@ -30,11 +30,10 @@ from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import available_cores
 from models.vision.detection import Detector
 from models.vision.recognition import Recognizer
-from service.core.request_threads import RequestThreads
+from service.core.actor import RequestThreads
 from service.inference.batcher import Batcher, DevicePool
-from service.inference.decode_budget import DecodeBudget
 from service.inference.images import ImageLimits
-from service.inference.photo_pipeline import PhotoPipeline
+from service.inference.photo_pipeline import DecodeBudget, PhotoPipeline
 from service.inference.recognizers import ServedRecognizer
 
 RESULT: Final = RESULTS / "batching.json"

@@ -38,10 +38,9 @@ from models.runtime.onnx_runtime import available_cores
 from models.vision.recognition import l2_normalize
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.index.faiss_structures import api as faiss
-from service.index.faiss_structures import builders
-from service.index.follower import Followers
+from service.index.faiss_structures import lower_thread_priority, trainer_for
+from service.index.follower import Followers, in_process
 from service.index.protocol import Kind
-from service.index.replicas import in_process, lower_thread_priority
 from service.index.segment_builder import Batch
 from service.index.segmented_index import SegmentedIndex
 from service.index.segments import Rows
@@ -151,7 +150,7 @@ def compared(size: int, kinds: list[Kind]) -> list[Row]:
     for kind in kinds:
         say(f"building {kind}")
         started = time.perf_counter()
-        index = SegmentedIndex(DIMENSION, kind, 0.999, builders("cpu"), lambda _: None)
+        index = SegmentedIndex(DIMENSION, kind, 0.999, trainer_for("cpu"), lambda _: None)
         index.load(Rows(np.arange(size), np.arange(size) // 2, held), 0)
         loaded = time.perf_counter()
         while index.merge_next():  # merge without measuring recall
@@ -215,7 +214,7 @@ def in_order(size: int) -> Row:
     """Search while a fifth of the gallery is replaced and its segments are rebuilt in the background."""
     say("index maintenance under searches")
     held, probes, _ = gallery(size)
-    index = SegmentedIndex(DIMENSION, "compact", 0.999, builders("cpu"), lambda _: None)
+    index = SegmentedIndex(DIMENSION, "compact", 0.999, trainer_for("cpu"), lambda _: None)
     index.load(Rows(np.arange(size), np.arange(size) // 2, held), 0)
     index.compact()
     quiet = [timed(index.search, index.view, probes[i % PROBES][None], K) for i in range(300)]

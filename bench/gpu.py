@@ -45,7 +45,7 @@ from models.runtime.onnx_runtime import BATCH_BUCKETS, OnnxNetwork
 from models.vision.alignment import align
 from models.vision.detection import CANVAS_BUCKETS_PX, Detections, Detector
 from models.vision.recognition import Recognizer
-from service.index.faiss_structures import builders, exact, similarities_at
+from service.index.faiss_structures import exact, similarities_at, trainer_for
 from service.index.protocol import Kind
 
 PLAIN: Final = "fp32"
@@ -400,7 +400,7 @@ def search(plan: Plan, _: Path) -> Document:
     the recall target. Uses the index structures alone, without SQL."""
     rows: list[Document] = []
     kinds: tuple[Kind, ...] = ("exact", "compact")
-    build = builders("cpu" if plan.rehearsal else "gpu")
+    build = trainer_for("cpu" if plan.rehearsal else "gpu")
     for size in plan.templates:
         held, probes = gallery(size)[:2]
         truth = exact(probes, held, K)[0]

@@ -40,9 +40,9 @@ from service.api.routes import (
     transfer,
     webhooks,
 )
-from service.builders import keep_nothing
 from service.core.error_catalog import all_errors
 from service.observability.metrics import Metrics
+from service.resources import keep_nothing
 from service.security.addresses import is_loopback
 from service.settings import Settings
 from service.wiring import open_backend

@@ -17,9 +17,9 @@ from fastapi import FastAPI
 
 from service.api.http.connection_limits import HttpLimits, create_protocol
 from service.app import create_app
-from service.builders import check_database, has_keys
 from service.core.allocator import return_large_buffers
 from service.core.errors import SettingsError
+from service.resources import check_database, has_keys
 from service.security.process_memory import protect_memory
 from service.settings import Settings
 

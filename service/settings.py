@@ -159,8 +159,7 @@ class Settings(BaseSettings):
         2_000_000_000,
         ge=1_000_000,
         description="Maximum size in bytes of all request bodies in memory, without archives and imports; more "
-        "requests "
-        "get 503.",
+        "requests get 503.",
     )
     decode_memory: int | None = Field(
         None,
@@ -241,8 +240,7 @@ class Settings(BaseSettings):
         gt=0,
         le=3600,
         description="Timeout in seconds of a request head; a body, and reading the response, get this plus the time "
-        "that "
-        "KITH_CLIENT_MIN_RATE allows.",
+        "that KITH_CLIENT_MIN_RATE allows.",
     )
     client_min_rate: int = Field(
         1000, ge=1, description="Minimum rate in bytes per second of request bodies and of reading responses."
@@ -270,8 +268,7 @@ class Settings(BaseSettings):
         # No credentials: errors are logged with the address.
         pattern="^https?://[^/?#@][^?#@]*$",
         description="OTLP endpoint over HTTP for traces, as http://localhost:4318/v1/traces, without query or "
-        "password; "
-        "needs kith-face[tracing]; default: none.",
+        "password; needs kith-face[tracing]; default: none.",
     )
     log_format: Literal["text", "json"] = Field("text", description="Log format: text, or one JSON document per line.")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Log level.")

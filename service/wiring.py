@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from operator import attrgetter
 from typing import Any, Final
 
 import cv2
@@ -24,18 +25,14 @@ from models.runtime.onnx_runtime import BATCH_BUCKETS, available_cores
 from models.vision.detection import Detector
 from models.vision.liveness import LivenessClassifier
 from models.vision.recognition import Recognizer
-from models.vision.specs import LivenessSpec
-from service.builders import open_milvus, open_own_database, open_tracing
+from service.core.actor import RequestThreads
 from service.core.clock import Clock
 from service.core.memory_limit import memory_limit_bytes
-from service.core.request_threads import RequestThreads
-from service.index.follower import Followers
-from service.index.replicas import IndexOptions, in_process
+from service.index.follower import Followers, in_process
 from service.inference.archives import ArchiveLimits
 from service.inference.batcher import Batcher, DevicePool
-from service.inference.decode_budget import DecodeBudget
 from service.inference.images import ImageLimits
-from service.inference.photo_pipeline import PhotoPipeline
+from service.inference.photo_pipeline import DecodeBudget, PhotoPipeline
 from service.inference.recognizers import LivenessJudge, Recognizers, ServedRecognizer, read_packs
 from service.inference.url_fetching import UrlFetcher
 from service.jobs.heavy_work import HeavyWork
@@ -50,6 +47,7 @@ from service.operations.shadow import Shadow
 from service.operations.status import RecentState, StateReader
 from service.operations.transfers import Transfers
 from service.operations.webhook_delivery import WebhookDelivery, Webhooks, WebhookSender
+from service.resources import open_milvus, open_own_database, open_tracing
 from service.risk.drift import Watches
 from service.risk.drift_reports import DriftReports
 from service.risk.gallery_risks import GalleryRisks
@@ -120,7 +118,7 @@ async def _open_faces(
             [detector.run for detector in detectors],
             SMALL_BATCHES,
             max(settings.queue_size, settings.max_images),
-            lambda canvas: canvas.planes.shape,
+            attrgetter("planes.shape"),
             metrics,
         )
     )
@@ -136,8 +134,10 @@ async def _open_faces(
     }
     judge = None
     if networks.pack.liveness is not None and networks.liveness is not None:
-        liveness = _serve_liveness(networks.pack.liveness, networks.liveness, devices, max_faces, metrics)
-        judge = await stack.enter_async_context(liveness)
+        used = networks.liveness.networks[: devices.count]
+        run = [LivenessClassifier(network, networks.pack.liveness).score_each for network in used]
+        judging = Batcher("liveness", devices, run, SMALL_BATCHES, max_faces, metrics=metrics)
+        judge = LivenessJudge(networks.pack.liveness, used[0], await stack.enter_async_context(judging))
         by_batcher[judge.batcher] = judge.network
     decode_memory = settings.decode_memory or int(DECODE_MEMORY_SHARE * memory_limit_bytes())
     log.info("photos are decoded in at most %d MB", decode_memory // 1_000_000)
@@ -170,7 +170,7 @@ async def _open_galleries(
     stack.callback(store.close)
     milvus = open_milvus(settings, database)
     if milvus is None:
-        in_memory = in_process(store, IndexOptions(settings.index_device))
+        in_memory = in_process(store, settings.index_device)
         followers = Followers(in_memory, settings.index_memory, settings.queue_size)
     else:
         stack.callback(milvus.close)
@@ -352,12 +352,3 @@ async def _serve(
     run = [recognizer.embed_each for recognizer in recognizers]
     async with Batcher(f"recognizer/{pack.model_id}", devices, run, sizes, max_waiting, metrics=metrics) as batcher:
         yield ServedRecognizer(pack, opened.networks[0], recognizers[0], calibration, batcher)
-
-
-@asynccontextmanager
-async def _serve_liveness(
-    spec: LivenessSpec, opened: OpenedNetworks, devices: DevicePool, max_waiting: int, metrics: Metrics
-) -> AsyncIterator[LivenessJudge]:
-    run = [LivenessClassifier(network, spec).score_each for network in opened.networks[: devices.count]]
-    async with Batcher("liveness", devices, run, SMALL_BATCHES, max_waiting, metrics=metrics) as batcher:
-        yield LivenessJudge(spec, opened.networks[0], batcher)

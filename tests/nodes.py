@@ -9,10 +9,9 @@ import numpy as np
 from kith.wire.common import Fusion
 from models.runtime.network import Float
 from service.domain.gallery import NewTemplate, SubjectFilter
-from service.index.follower import Follower, Followers
+from service.index.follower import Follower, Followers, in_process
 from service.index.milvus import MilvusOptions
 from service.index.milvus_replica import MilvusEngine, MilvusReplica
-from service.index.replicas import in_process
 from service.storage.repositories.shared_indexes import SharedIndexes
 from service.storage.repositories.store import Store
 from tests.databases import open_database

@@ -95,8 +95,8 @@ def local_database(settings: Settings | None = None) -> Iterator[Database]:
     """Open the local database, by default that of :func:`local_settings`. The audit names the operator as the actor.
 
     Raises MasterKeyError, StorageError."""
-    from service.builders import open_own_database
     from service.core.actor import Actor, acting_as
+    from service.resources import open_own_database
 
     with acting_as(Actor("operator")), closing(open_own_database(settings or local_settings())) as database:
         yield database

@@ -1,4 +1,4 @@
-"""Actor on whose behalf the current code runs.
+"""Actor on whose behalf the current code runs, in tasks and in the threads of requests.
 
 The API sets the actor for each request and the job runner for each job; the audit log reads it. A context variable
 carries it along the asyncio task, and :func:`run_in_thread` carries it into threads.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from typing import Final, TypeVar, TypeVarTuple
+from typing import Final, Self, TypeVar, TypeVarTuple
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -54,3 +54,24 @@ async def run_in_thread(threads: Executor, function: Callable[[*Arguments], Resu
     """Run a blocking function in a thread, with the current actor and context."""
     run = copy_context().run
     return await asyncio.get_running_loop().run_in_executor(threads, run, function, *arguments)
+
+
+class RequestThreads:
+    """The one pool of threads for the blocking work of requests: decoding, database, searches.
+
+    Use as a context manager. Leaving it waits for running calls.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="blocking")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        """Run a blocking function in a thread, with the current actor and context."""
+        return await run_in_thread(self._pool, function, *arguments)

@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import Hashable
 from contextvars import ContextVar, Token
-from types import TracebackType
 from typing import Any, Final, Self
 from weakref import WeakValueDictionary
 
@@ -41,9 +40,7 @@ class Deadline:
         self._token: Token[Deadline | None] = _CURRENT.set(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _CURRENT.reset(self._token)
         if self._timer is not None:
             self._timer.cancel()
@@ -119,9 +116,7 @@ class FairSemaphore:
         """Acquire one unit. Raises as :meth:`acquire`."""
         await self.acquire()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.release()
 
     def _admit(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ api: Any = faiss  # the stubs are incomplete
 # Use BLAS for batches above this size. The default threshold is far too high.
 api.cvar.distance_compute_blas_threshold = 20
 THREADS: Final[int] = api.omp_get_max_threads()
+NICENESS: Final = 10
+"""Niceness of background threads, so that searches get the processor first."""
 MIN_MULTIPLICATIONS_FOR_THREADS: Final = 250_000_000
 """About 10 ms of one core. Below, starting threads and waiting for the last one costs more than it gains."""
 ROWS_PER_CACHE_BLOCK: Final = 1024
@@ -83,7 +86,7 @@ def similarities_at(probes: Float, vectors: Float, rows: Keys) -> Float:
     return found
 
 
-def builders(device: str) -> Callable[[Kind, Float], Builder]:
+def trainer_for(device: str) -> Callable[[Kind, Float], Builder]:
     """Return the function that trains a kind's builder on (n, d) sample vectors, for ``device`` cpu or gpu.
 
     Raises:
@@ -91,8 +94,17 @@ def builders(device: str) -> Callable[[Kind, Float], Builder]:
     """
     if device == "gpu":
         check_gpu()
-        return _gpu_builder
-    return _cpu_builder
+
+    def train(kind: Kind, sample: Float) -> Builder:
+        if kind == "graph":
+            return Graphs(sample.shape[1])
+        if device == "gpu":
+            return GpuBuilder(kind, sample)
+        if kind == "compact":
+            return Codes(sample)
+        raise ValueError("a CPU compares every vector without a structure")
+
+    return train
 
 
 def check_gpu() -> None:
@@ -101,26 +113,6 @@ def check_gpu() -> None:
         raise SettingsError("KITH_INDEX_DEVICE is gpu, but the faiss installed is for CPUs: install kith-face[gpu]")
     if api.get_num_gpus() < 1:
         raise SettingsError("KITH_INDEX_DEVICE is gpu, but FAISS finds no GPU: see `kith doctor`")
-
-
-def _cpu_builder(kind: Kind, sample: Float) -> Builder:
-    match kind:
-        case "graph":
-            return Graphs(sample.shape[1])
-        case "compact":
-            return Codes(sample)
-        case "exact":
-            raise ValueError("a CPU compares every vector without a structure")
-
-
-def _gpu_builder(kind: Kind, sample: Float) -> Builder:
-    match kind:
-        case "graph":
-            return Graphs(sample.shape[1])
-        case "compact":
-            return GpuLists(sample)
-        case "exact":
-            return GpuFlats(sample.shape[1])
 
 
 class Codes:
@@ -140,9 +132,7 @@ class Codes:
 
     def build(self, vectors: Float, stopped: Callable[[], bool]) -> CodeIndex:
         index = api.clone_index(self._empty)
-        for start in range(0, len(vectors), ROWS_PER_SLICE):
-            _raise_if(stopped)
-            index.add(vectors[start : start + ROWS_PER_SLICE])
+        _add(index, vectors, ROWS_PER_SLICE, stopped)
         return CodeIndex(index, vectors)
 
 
@@ -174,10 +164,8 @@ class Graphs:
 
     def build(self, vectors: Float, stopped: Callable[[], bool]) -> Graph:
         index = api.IndexHNSWFlat(self._dimension, GRAPH_LINKS, api.METRIC_INNER_PRODUCT)
-        with _all_threads():
-            for start in range(0, len(vectors), ROWS_PER_GRAPH_SLICE):
-                _raise_if(stopped)
-                index.add(vectors[start : start + ROWS_PER_GRAPH_SLICE])
+        with _threads(None):
+            _add(index, vectors, ROWS_PER_GRAPH_SLICE, stopped)
         return Graph(index)
 
 
@@ -196,43 +184,30 @@ class Graph:
         return scores, rows
 
 
-class GpuFlats:
-    """Builder of exhaustive GPU indexes in fp16; candidates are compared again in fp32."""
+class GpuBuilder:
+    """Builder of GPU indexes, exhaustive (exact) or of inverted lists, of which the nearest are compared (compact).
 
-    kind: Kind = "exact"
+    The exhaustive ones are in fp16; candidates are compared again in fp32.
+    """
+
     depths: tuple[int, ...] = COMPACT_DEPTHS
 
-    def __init__(self, dimension: int) -> None:
-        self._dimension = dimension
+    def __init__(self, kind: Kind, sample: Float) -> None:
+        self.kind = kind
+        # Only lists are trained; an exact builder must not hold the sample.
+        self._sample = _contiguous(sample[:MAX_TRAINING_VECTORS]) if kind == "compact" else None
 
     def build(self, vectors: Float, stopped: Callable[[], bool]) -> OnGpu:
-        resources, config = api.StandardGpuResources(), api.GpuIndexFlatConfig()
-        config.useFloat16 = True
-        index = api.GpuIndexFlatIP(resources, self._dimension, config)
-        for start in range(0, len(vectors), ROWS_PER_SLICE):
-            _raise_if(stopped)
-            index.add(vectors[start : start + ROWS_PER_SLICE])
-        return OnGpu(index, resources, vectors, None)
-
-
-class GpuLists:
-    """Builder of IVF indexes on the GPU: only the lists nearest to a probe are compared."""
-
-    kind: Kind = "compact"
-    depths: tuple[int, ...] = COMPACT_DEPTHS
-
-    def __init__(self, sample: Float) -> None:
-        self._sample = _contiguous(sample[:MAX_TRAINING_VECTORS])
-
-    def build(self, vectors: Float, stopped: Callable[[], bool]) -> OnGpu:
-        lists = max(1, min(len(vectors), 39 * len(self._sample)) // ROWS_PER_IVF_LIST)
-        resources = api.StandardGpuResources()
-        dimension = vectors.shape[1]
-        index = api.GpuIndexIVFFlat(resources, dimension, lists, api.METRIC_INNER_PRODUCT)
-        index.train(self._sample)
-        for start in range(0, len(vectors), ROWS_PER_SLICE):
-            _raise_if(stopped)
-            index.add(vectors[start : start + ROWS_PER_SLICE])
+        resources, dimension, lists = api.StandardGpuResources(), vectors.shape[1], None
+        if self._sample is None:
+            config = api.GpuIndexFlatConfig()
+            config.useFloat16 = True
+            index = api.GpuIndexFlatIP(resources, dimension, config)
+        else:
+            lists = max(1, min(len(vectors), 39 * len(self._sample)) // ROWS_PER_IVF_LIST)
+            index = api.GpuIndexIVFFlat(resources, dimension, lists, api.METRIC_INNER_PRODUCT)
+            index.train(self._sample)
+        _add(index, vectors, ROWS_PER_SLICE, stopped)
         return OnGpu(index, resources, vectors, lists)
 
 
@@ -267,16 +242,23 @@ def _contiguous(vectors: Float) -> Float:
     return np.ascontiguousarray(vectors, np.float32)
 
 
-def use_one_thread() -> None:
-    """Limit FAISS and its BLAS to one thread for later calls of this thread, except for building graphs."""
+def lower_thread_priority() -> None:
+    """Limit FAISS and its BLAS to one thread for later calls of this thread, except for building graphs.
+
+    On Linux, also lower its priority. Elsewhere niceness belongs to the whole process.
+    """
     api.omp_set_num_threads(1)
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 @contextmanager
-def _threads(multiplications: int) -> Iterator[None]:
-    """Use one thread for little work, otherwise all that the calling thread may use."""
+def _threads(multiplications: int | None) -> Iterator[None]:
+    """Use one thread for little work, all that the calling thread may use otherwise, and all THREADS for None."""
     allowed = api.omp_get_max_threads()
-    if multiplications < MIN_MULTIPLICATIONS_FOR_THREADS:
+    if multiplications is None:
+        api.omp_set_num_threads(THREADS)
+    elif multiplications < MIN_MULTIPLICATIONS_FOR_THREADS:
         api.omp_set_num_threads(1)
     try:
         yield
@@ -284,16 +266,8 @@ def _threads(multiplications: int) -> Iterator[None]:
         api.omp_set_num_threads(allowed)
 
 
-@contextmanager
-def _all_threads() -> Iterator[None]:
-    allowed = api.omp_get_max_threads()
-    api.omp_set_num_threads(THREADS)
-    try:
-        yield
-    finally:
-        api.omp_set_num_threads(allowed)
-
-
-def _raise_if(stopped: Callable[[], bool]) -> None:
-    if stopped():
-        raise StoppedError
+def _add(index: Any, vectors: Float, rows_per_slice: int, stopped: Callable[[], bool]) -> None:
+    for start in range(0, len(vectors), rows_per_slice):
+        if stopped():
+            raise StoppedError
+        index.add(vectors[start : start + rows_per_slice])

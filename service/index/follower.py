@@ -1,18 +1,35 @@
-"""Followers: searchable replicas of galleries, which apply the change log before a search."""
+"""Followers: searchable replicas of galleries, which apply the change log before a search, and their cache.
+
+Those of this module are in memory: a gallery's vectors in a segmented index, searched by its fusion rule.
+service.index.milvus_replica has those in Milvus.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol
+from typing import Final
+
+import numpy as np
 
 from models.runtime.network import Float
-from service.core.errors import OverloadedError
-from service.domain.gallery import Gallery, GallerySettings, Hit, Keys
+from service.core.errors import GalleryMovedError, GalleryNotFoundError, OverloadedError
+from service.domain.fusion import TOP_K, VECTOR_FUSIONS, VectorFusion, subject_vectors
+from service.domain.gallery import Change, Gallery, GallerySettings, Hit, Keys, LogTrimmedError, Snapshot
+from service.index.faiss_structures import lower_thread_priority, products, trainer_for
 from service.index.protocol import IndexStats
+from service.index.segment_builder import Batch
+from service.index.segmented_index import SegmentedIndex
+from service.index.segments import Matches, Rows, View
+from service.index.selection import Sizes
+from service.storage.repositories.change_log import MIN_KEPT_LINES
+from service.storage.repositories.store import Store
 
 BYTES_PER_GALLERY: Final = 10_000
 BYTES_PER_DIMENSION: Final = 5
@@ -23,79 +40,13 @@ MAX_LARGE_LOADS: Final = 2
 LARGE_TEMPLATES: Final = 20_000
 MAX_WAITING: Final = 256
 """Requests that may wait for a gallery to be loaded."""
-
-
-class Replica(Protocol):
-    """Searchable copy of one gallery. Safe to share between threads."""
-
-    def catch_up(self, version: int | None = None) -> None:
-        """Apply all writes committed before this call, by any process.
-
-        ``version``: current version of the gallery; a replica that has reached it returns at once.
-        """
-
-    def is_at(self, version: int) -> bool:
-        """Return whether the replica has reached this version of the gallery."""
-
-    def search(self, probes: Float, k: int, among: Keys | None) -> tuple[list[list[Hit]], int]:
-        """Search for (q, d) probes.
-
-        Args:
-            among: ascending keys of the subjects to search; None: all.
-
-        Returns:
-            The ``k`` best subjects of each probe by the gallery's fusion, best first, and the number of subjects
-            compared. Subjects without templates do not count.
-        """
-
-    def stats(self) -> IndexStats:
-        """Return the current state of the index."""
-
-    def sequence(self) -> int | None:
-        """Return the last applied line of the change log, without I/O; None: not loaded."""
-
-    def close(self) -> None:
-        """Stop without waiting. Work in progress may still finish."""
-
-
-class Follower:
-    """Replica of one gallery, and the turns of the requests that wait for it. Safe to share between threads.
-
-    ``loaded``: True after the first catch-up; later ones are short.
-    """
-
-    def __init__(self, gallery: Gallery, replica: Replica) -> None:
-        self.name = gallery.name
-        self.settings = gallery.settings
-        self.loaded = False
-        self.turn = asyncio.Lock()
-        self.begun = self.ended = self.waiting = 0
-        self._replica = replica
-
-    def catch_up(self, version: int | None = None) -> None:
-        """Catch up as :meth:`Replica.catch_up`. The first call loads the gallery, which can take minutes."""
-        self._replica.catch_up(version)
-        self.loaded = True
-
-    def is_at(self, version: int) -> bool:
-        """Return whether the replica has reached this version of the gallery."""
-        return self._replica.is_at(version)
-
-    def search(self, probes: Float, k: int, among: Keys | None = None) -> tuple[list[list[Hit]], int]:
-        """Search as :meth:`Replica.search`, as of the last catch-up."""
-        return self._replica.search(probes, k, among)
-
-    def stats(self) -> IndexStats:
-        """Return the state of the index, as of the last catch-up."""
-        return self._replica.stats()
-
-    def sequence(self) -> int | None:
-        """Return the last applied line of the change log; None: not loaded."""
-        return self._replica.sequence() if self.loaded else None
-
-    def close(self) -> None:
-        """Stop the replica without waiting."""
-        self._replica.close()
+LINES_PER_BATCH: Final = 20_000
+"""Lines of the change log that are in memory at once."""
+TRIM_AFTER: Final = 2 * MIN_KEPT_LINES
+"""Lines of the change log after which trimming is attempted."""
+BACKGROUND_THREADS: Final = 2
+UNKNOWN_VERSION: Final = -1
+log = logging.getLogger(__name__)
 
 
 class Followers:
@@ -107,11 +58,11 @@ class Followers:
 
     def __init__(
         self,
-        make_replica: Callable[[Gallery], Replica],
+        follow: Callable[[Gallery], Follower],
         memory: int | None = None,
         max_waiting: int = MAX_WAITING,
     ) -> None:
-        self._make_replica = make_replica
+        self._follow = follow
         self._max_waiting = max_waiting
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="following")
         self._loading = asyncio.Semaphore(MAX_LARGE_LOADS)
@@ -133,7 +84,7 @@ class Followers:
             follower = self._followers.get(key)
             if follower is None or _index_settings(follower.settings) != _index_settings(gallery.settings):
                 gone += self._evict(key)
-                follower = self._followers[key] = Follower(gallery, self._make_replica(gallery))
+                follower = self._followers[key] = self._follow(gallery)
             self._followers.move_to_end(key)
             self._hold(key, BYTES_PER_GALLERY + gallery.templates * gallery.dimension * BYTES_PER_DIMENSION)
             while self._memory is not None and self._total > self._memory and len(self._followers) > 1:
@@ -148,6 +99,7 @@ class Followers:
         """
         follower = self.of(gallery)
         follower.catch_up()
+        follower.loaded = True
         return follower
 
     async def catch_up(self, gallery: Gallery) -> Follower:
@@ -184,6 +136,7 @@ class Followers:
 
     async def _in_thread(self, follower: Follower, gallery: Gallery) -> None:
         await asyncio.get_running_loop().run_in_executor(self._threads, follower.catch_up, gallery.version)
+        follower.loaded = True
 
     def drop(self, gallery: Gallery) -> None:
         """Evict all generations of a deleted gallery."""
@@ -230,3 +183,287 @@ def _close(followers: list[Follower]) -> None:
 
 def _index_settings(settings: GallerySettings) -> tuple[object, ...]:
     return settings.fusion, settings.index, settings.recall
+
+
+class Follower(ABC):
+    """Searchable replica of one gallery, and the turns of the requests that wait for it. Safe to share between threads.
+
+    ``loaded``: True after the first catch-up; later ones are short.
+    """
+
+    def __init__(self, gallery: Gallery) -> None:
+        self.name = gallery.name
+        self.settings = gallery.settings
+        self.loaded = False
+        self.turn = asyncio.Lock()
+        self.begun = self.ended = self.waiting = 0
+
+    @abstractmethod
+    def catch_up(self, version: int | None = None) -> None:
+        """Apply all writes committed before this call, by any process. The first call can take minutes.
+
+        ``version``: current version of the gallery; a replica that has reached it returns at once.
+        """
+
+    @abstractmethod
+    def is_at(self, version: int) -> bool:
+        """Return whether the replica has reached this version of the gallery."""
+
+    @abstractmethod
+    def search(self, probes: Float, k: int, among: Keys | None = None) -> tuple[list[list[Hit]], int]:
+        """Search for (q, d) probes, as of the last catch-up.
+
+        Args:
+            among: ascending keys of the subjects to search; None: all.
+
+        Returns:
+            The ``k`` best subjects of each probe by the gallery's fusion, best first, and the number of subjects
+            compared. Subjects without templates do not count.
+        """
+
+    @abstractmethod
+    def stats(self) -> IndexStats:
+        """Return the state of the index, as of the last catch-up."""
+
+    @abstractmethod
+    def sequence(self) -> int | None:
+        """Return the last applied line of the change log, without I/O; None: not loaded."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop without waiting. Work in progress may still finish."""
+
+
+def in_process(
+    store: Store, device: str = "cpu", sizes: Sizes | None = None, in_foreground: bool = False
+) -> Callable[[Gallery], Follower]:
+    """Return the factory of followers in memory of ``store``.
+
+    Args:
+        device: ``cpu`` or ``gpu``.
+        in_foreground: compact before a search, not in the background.
+
+    Raises:
+        SettingsError: the device is not available.
+    """
+    build_for = trainer_for(device)
+    background = ThreadPoolExecutor(BACKGROUND_THREADS, thread_name_prefix="index", initializer=lower_thread_priority)
+
+    def run_later(work: Callable[[], None]) -> None:
+        if in_foreground:
+            work()
+            return
+        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
+            background.submit(work)
+
+    def make(gallery: Gallery) -> Follower:
+        settings = gallery.settings
+        index = SegmentedIndex(
+            gallery.dimension,
+            settings.index,
+            settings.recall,
+            build_for,
+            run_later,
+            sizes,
+            device == "gpu",
+        )
+        kind = SubjectsReplica if settings.fusion in VECTOR_FUSIONS else TemplatesReplica
+        return kind(store, gallery, index, run_later)
+
+    return make
+
+
+class LogReplica(Follower):
+    """Replica that applies a gallery's change log to an index."""
+
+    def __init__(
+        self, store: Store, gallery: Gallery, index: SegmentedIndex, run_later: Callable[[Callable[[], None]], None]
+    ) -> None:
+        super().__init__(gallery)
+        self._store = store
+        self._gallery = gallery
+        self._index = index
+        self._run_later = run_later
+        self._loaded = False
+        self._closed = False
+        self._trimmed_at = gallery.log_floor
+        self._version = UNKNOWN_VERSION
+        self._catching_up = threading.Lock()
+
+    def is_at(self, version: int) -> bool:
+        return self._version == version
+
+    def catch_up(self, version: int | None = None) -> None:
+        if version is not None and self.is_at(version):
+            return
+        with self._catching_up:
+            if version is not None and self.is_at(version):
+                return
+            try:
+                if self._loaded:
+                    self._follow()
+                else:
+                    self._load()
+            except LogTrimmedError:
+                self._load()
+            if version is not None:
+                self._version = version
+            self._trim_if_long()
+
+    def stats(self) -> IndexStats:
+        return self._index.stats()
+
+    def sequence(self) -> int | None:
+        return self._index.view.sequence if self._loaded else None
+
+    def close(self) -> None:
+        self._closed = True
+        self._index.close()
+
+    def _load(self) -> None:
+        # Release each copy before the next is made, so that memory holds two of each vector at most.
+        self._loaded, self._version = False, UNKNOWN_VERSION
+        self._index.unload()
+        snapshot = self._store.changes.snapshot(self._gallery)
+        rows, sequence = self._rows(snapshot), snapshot.sequence
+        del snapshot
+        self._index.load(rows, sequence)
+        self._loaded = True
+
+    @abstractmethod
+    def _follow(self) -> None:
+        """Apply new lines of the change log. Raises LogTrimmedError."""
+
+    @abstractmethod
+    def _rows(self, snapshot: Snapshot) -> Rows:
+        """Return the index rows of these templates, sorted by owner and key."""
+
+    def _trim_if_long(self) -> None:
+        sequence = self._index.view.sequence
+        if sequence - self._trimmed_at > TRIM_AFTER:
+            self._trimmed_at = sequence
+            self._run_later(self._trim)
+
+    def _trim(self) -> None:
+        try:
+            self._store.changes.trim(self._gallery, stopped=lambda: self._closed)
+        except (GalleryNotFoundError, GalleryMovedError):
+            pass  # deleted or moved meanwhile; the next search handles it
+        except Exception:  # no caller waits for this thread, so the log is the only report
+            log.exception("trimming the change log of gallery %s failed", self._gallery.name)
+
+
+class TemplatesReplica(LogReplica):
+    """Replica for the mean of a subject's most similar templates. The index holds all templates."""
+
+    @property
+    def _best(self) -> int:
+        """Number of templates whose similarities are averaged."""
+        return TOP_K if self.settings.fusion == "mean_top_k" else 1
+
+    def _rows(self, snapshot: Snapshot) -> Rows:
+        return Rows(snapshot.template_pks, snapshot.subject_pks, snapshot.vectors)
+
+    def _follow(self) -> None:
+        sequence = self._index.view.sequence
+        if lines := self._store.changes.read_after(self._gallery, sequence, LINES_PER_BATCH):
+            self._index.apply(self._batches(lines))
+
+    def _batches(self, lines: list[Change]) -> Iterator[Batch]:
+        while lines:
+            # Only the last line of a template counts.
+            latest = {line.template_pk: line for line in lines}
+            present = [(line.template_pk, line.subject_pk, line.vector) for line in latest.values()]
+            here = [line for line in present if line[2] is not None]
+            keys, owners = (np.array([line[i] for line in here], np.int64) for i in (0, 1))
+            vectors = np.array([line[2] for line in here], np.float32).reshape(-1, self._gallery.dimension)
+            yield Batch(np.array(sorted(latest), np.int64), Rows(keys, owners, vectors), lines[-1].sequence)
+            if len(lines) < LINES_PER_BATCH:
+                return
+            lines = self._store.changes.read_after(self._gallery, lines[-1].sequence, LINES_PER_BATCH)
+
+    def search(self, probes: Float, k: int, among: Keys | None = None) -> tuple[list[list[Hit]], int]:
+        view = self._index.view
+        chosen, compared = _searched(view, among)
+        if not compared or not len(probes):
+            return [[] for _ in probes], compared
+        total = len(view) if chosen is None else int(view.count_of(chosen).sum())
+        wanted = min(k, compared)
+        depth = min(total, 4 * wanted * self._best)
+        while True:
+            found = self._index.search(view, probes, depth, chosen)
+            hits = self._fuse(view, probes, found, wanted)
+            # The fused similarity of an unseen subject is at most the last similarity seen.
+            if depth >= total or all(
+                len(h) == wanted and h[-1].similarity >= last
+                for h, last in zip(hits, found.similarities[:, -1].tolist(), strict=True)
+            ):
+                return hits, compared
+            depth = min(total, depth * 4)
+
+    def _fuse(self, view: View, probes: Float, found: Matches, k: int) -> list[list[Hit]]:
+        similarities, owners = found.similarities, found.owners
+        if self._best > 1:
+            # Include templates below the search depth.
+            seen = view.vectors_of(np.unique(owners[owners >= 0]))
+            similarities = products(probes, seen.vectors)
+            order = np.argsort(-similarities, axis=1, kind="stable")
+            similarities, owners = np.take_along_axis(similarities, order, 1), seen.owners[order]
+        return [
+            sorted(self._means(s.tolist(), o.tolist()), key=lambda hit: -hit.similarity)[:k]
+            for s, o in zip(similarities, owners, strict=True)
+        ]
+
+    def _means(self, similarities: list[float], owners: list[int]) -> list[Hit]:
+        """Return one hit per subject from templates by descending similarity."""
+        counted: dict[int, list[float]] = {}
+        for similarity, owner in zip(similarities, owners, strict=True):
+            if owner >= 0:
+                best = counted.setdefault(owner, [])
+                if len(best) < self._best:
+                    best.append(similarity)
+        return [Hit(subject, sum(best) / len(best)) for subject, best in counted.items()]
+
+
+class SubjectsReplica(LogReplica):
+    """Replica for a rule that fuses templates into one vector. The index holds one vector per subject."""
+
+    def _rows(self, snapshot: Snapshot) -> Rows:
+        subjects = np.unique(snapshot.subject_pks)
+        rule: VectorFusion = "centroid" if self.settings.fusion == "centroid" else "quality_weighted"
+        vectors = subject_vectors(snapshot.vectors, snapshot.subject_pks, snapshot.qualities, rule)
+        return Rows(subjects, subjects, vectors)
+
+    def _follow(self) -> None:
+        changed, now, more = self._next_changes(self._index.view.sequence)
+        if changed:
+            self._index.apply(self._batches(changed, now, more))
+
+    def _batches(self, changed: set[int], now: Snapshot, more: bool) -> Iterator[Batch]:
+        while changed:
+            yield Batch(np.array(sorted(changed), np.int64), self._rows(now), now.sequence)
+            if not more:
+                return
+            changed, now, more = self._next_changes(now.sequence)
+
+    def _next_changes(self, sequence: int) -> tuple[set[int], Snapshot, bool]:
+        return self._store.changes.changed_subjects(self._gallery, sequence, LINES_PER_BATCH)
+
+    def search(self, probes: Float, k: int, among: Keys | None = None) -> tuple[list[list[Hit]], int]:
+        view = self._index.view
+        chosen, compared = _searched(view, among)
+        if not compared or not len(probes):
+            return [[] for _ in probes], compared
+        found = self._index.search(view, probes, min(k, compared), chosen)
+        return [
+            [Hit(subject, similarity) for subject, similarity in zip(row, values, strict=True) if subject >= 0]
+            for row, values in zip(found.owners.tolist(), found.similarities.tolist(), strict=True)
+        ], compared
+
+
+def _searched(view: View, among: Keys | None) -> tuple[Keys | None, int]:
+    """Return the subjects to search (None: all), and how many of them have a vector."""
+    if among is None:
+        return None, view.owners
+    present = among[view.count_of(among) > 0]
+    return present, len(present)

@@ -16,6 +16,7 @@ from models.runtime.network import Float
 from service.core.errors import GalleryNotFoundError, IndexUnavailableError, KithError
 from service.domain.fusion import TOP_K, fuse_similarities, subject_vectors
 from service.domain.gallery import Gallery, Hit, Keys, Snapshot
+from service.index.follower import Follower
 from service.index.milvus import (
     MAX_RESULTS,
     NOT_FOUND,
@@ -48,7 +49,7 @@ class _Reached(NamedTuple):
     since: float
 
 
-class MilvusReplica:
+class MilvusReplica(Follower):
     """Replica of one gallery in Milvus.
 
     A thread searches the collection that it caught up with. If that was dropped, the search fails instead of using a
@@ -56,6 +57,7 @@ class MilvusReplica:
     """
 
     def __init__(self, milvus: Milvus, shared: SharedIndexes, gallery: Gallery) -> None:
+        super().__init__(gallery)
         self._milvus = milvus
         self._shared = shared
         self._gallery = gallery
@@ -88,7 +90,7 @@ class MilvusReplica:
         if latest is None or (latest.collection is not collection or latest.position != position):
             self._latest = _Reached(collection, position, time.monotonic())
 
-    def search(self, probes: Float, k: int, among: Keys | None) -> tuple[list[list[Hit]], int]:
+    def search(self, probes: Float, k: int, among: Keys | None = None) -> tuple[list[list[Hit]], int]:
         self._own_thread.reached = self._latest
         with self._reopening_if_dropped():
             compared = self._compared(among)

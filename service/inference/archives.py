@@ -14,7 +14,7 @@ import os
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
@@ -163,7 +163,7 @@ def iterate_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[A
 
     Raises as :func:`read_contents`; MemoryError and OSError if this machine, and not the archive, is at fault.
     """
-    try:
+    with _translated_errors("the archive cannot be read"):
         with archive.open("rb") as file:
             kind = archive_kind(file.read(SIGNATURE_BYTES))
             packed = file.seek(0, os.SEEK_END)
@@ -175,12 +175,18 @@ def iterate_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[A
             names[name] = names.get(name, 0) + 1
             unique = name if names[name] == 1 else storable_name(f"{found}#{names[name]}")
             yield ArchivedFile(unique, found, read, partial(read, HEAD_BYTES))
+
+
+@contextmanager
+def _translated_errors(problem: str) -> Iterator[None]:
+    try:
+        yield
     except KithError:
         raise
     except Exception as error:  # readers raise unrelated exceptions on damaged files
         if (fault := _machine_fault(error)) is not None:
             raise fault from None
-        raise ArchiveInvalidError(f"the archive cannot be read: {error}") from error
+        raise ArchiveInvalidError(f"{problem}: {error}") from error
 
 
 def _machine_fault(error: BaseException | None) -> Exception | None:
@@ -222,15 +228,8 @@ def _zip_entry(
     # Decompressors of other methods unpack a whole block, of any size.
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ArchiveInvalidError("the file is neither stored nor deflated")
-    try:
-        with archive.open(info) as stream:
-            payload = stream.read(info.file_size if head_bytes is None else head_bytes)
-    except KithError:
-        raise
-    except Exception as error:
-        if (fault := _machine_fault(error)) is not None:
-            raise fault from None
-        raise ArchiveInvalidError(f"the file cannot be unpacked: {error}") from error
+    with _translated_errors("the file cannot be unpacked"), archive.open(info) as stream:
+        payload = stream.read(info.file_size if head_bytes is None else head_bytes)
     if head_bytes is None and len(payload) != info.file_size:
         raise ArchiveInvalidError(f"the file has {len(payload)} bytes, its archive says {info.file_size}")
     return payload
@@ -259,15 +258,9 @@ def _tar_entry(
     archive: tarfile.TarFile, info: tarfile.TarInfo, limits: ArchiveLimits, head_bytes: int | None = None
 ) -> bytes:
     _check_size(info.size, limits)
-    try:
+    with _translated_errors("the file cannot be unpacked"):
         stream = archive.extractfile(info)
         return b"" if stream is None else stream.read(-1 if head_bytes is None else head_bytes)
-    except KithError:
-        raise
-    except Exception as error:
-        if (fault := _machine_fault(error)) is not None:
-            raise fault from None
-        raise ArchiveInvalidError(f"the file cannot be unpacked: {error}") from error
 
 
 def _unpacked(file: IO[bytes], kind: str) -> AbstractContextManager[BinaryIO]:

@@ -13,7 +13,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from service.core import deadlines
@@ -55,9 +54,7 @@ class DevicePool:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self.changed:
             self._closing = True
             self.changed.notify_all()
@@ -223,9 +220,7 @@ class Batcher(Generic[Item, Result]):
         self._devices.attach(self)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._closing = True
         while self._calls or self._begun > self._delivered:
             self._idle.clear()
@@ -236,11 +231,6 @@ class Batcher(Generic[Item, Result]):
     def waiting(self) -> int:
         """Number of queued items, background items excluded."""
         return self.queue.foreground_count
-
-    @property
-    def alive(self) -> bool:
-        """True if the device threads run."""
-        return self._devices.alive
 
     def admit(self, count: int, coming: int = 0) -> None:
         """Check whether the queue accepts ``count`` more items, if ``coming`` others will be submitted soon.

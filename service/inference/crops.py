@@ -34,7 +34,6 @@ def cut_crop(
     box_xyxy: Float,
     landmarks_xy: Float,
     max_side_px: int = MAX_SIDE_PX,
-    quality: int = WEBP_QUALITY,
 ) -> Crop:
     """Cut a face out of its (H, W, 3) RGB photo, and shrink it to ``max_side_px``. The photo's border is not padded."""
     x0, y0, x1, y1 = box_xyxy.tolist()
@@ -50,7 +49,7 @@ def cut_crop(
     factors = np.array([size[0] / width, size[1] / height])
     points = (landmarks_xy.astype(np.float64) - (left, top) + 0.5) * factors - 0.5
     buffer = io.BytesIO()
-    Image.fromarray(part).save(buffer, "WEBP", quality=quality)
+    Image.fromarray(part).save(buffer, "WEBP", quality=WEBP_QUALITY)
     return Crop(buffer.getvalue(), tuple((round(x, 3), round(y, 3)) for x, y in points.tolist()))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar, TypeVarTuple
 
@@ -21,14 +21,14 @@ from models.vision.quality import Quality
 from models.vision.quality_gate import LivenessVerdict
 from models.vision.specs import BoxCrops, LivenessSpec
 from service.core import deadlines
-from service.core.deadlines import Deadline
-from service.core.errors import LivenessUnavailableError
-from service.core.request_threads import RequestThreads
+from service.core.actor import RequestThreads
+from service.core.deadlines import Deadline, FairSemaphore
+from service.core.errors import DeadlineExceededError, LivenessUnavailableError, OverloadedError
 from service.domain.gallery import Crop, Gallery
 from service.inference import crops
 from service.inference.batcher import Batcher
-from service.inference.decode_budget import DecodeBudget
-from service.inference.images import DecodedPhoto, ImageLimits, PhotoHeader, read_header
+from service.inference.decoding import DecodedPhoto
+from service.inference.images import ImageLimits, PhotoHeader, read_header
 from service.inference.recognizers import LivenessJudge, ServedRecognizer
 from service.observability.metrics import Metrics
 
@@ -83,6 +83,56 @@ class Photo:
     def largest(self) -> Face:
         """Return the face with the largest box. The photo must have a face."""
         return self.faces[self.largest_row()]
+
+
+class Share:
+    """Memory of one photo, in bytes."""
+
+    def __init__(self, memory: FairSemaphore, size: int) -> None:
+        self._memory = memory
+        self.size = size
+
+    def shrink(self, size: int) -> None:
+        """Return the memory above ``size`` bytes to the budget."""
+        if size < self.size:
+            self._memory.release(self.size - size)
+            self.size = size
+
+
+class DecodeBudget:
+    """Number and memory of photos that are decoded at once.
+
+    Args:
+        max_photos: photos of requests.
+        max_bytes: memory of the photos of requests and jobs.
+    """
+
+    def __init__(self, max_photos: int, max_bytes: int) -> None:
+        self.places = FairSemaphore(max_photos)
+        self._memory = FairSemaphore(max_bytes)
+        self._max_bytes = max_bytes
+
+    @asynccontextmanager
+    async def share(self, size: int) -> AsyncIterator[Share]:
+        """Reserve ``size`` bytes within the block, in order of arrival. A photo that needs more than all gets all.
+
+        A holder must not reserve another share, because two of them could wait for each other.
+
+        Raises:
+            OverloadedError: the deadline of the request ends first.
+            ClientGoneError: the client disconnects first.
+        """
+        share = Share(self._memory, min(size, self._max_bytes))
+        try:
+            await self._memory.acquire(share.size)
+        except DeadlineExceededError as error:
+            raise OverloadedError(
+                f"other photos used the {self._max_bytes} bytes for decoding photos until the deadline"
+            ) from error
+        try:
+            yield share
+        finally:
+            self._memory.release(share.size)
 
 
 class PhotoPipeline:

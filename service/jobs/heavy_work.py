@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from service.core.errors import OverloadedError
 from service.core.single_flight import run_in_daemon
-from service.index.replicas import lower_thread_priority
+from service.index.faiss_structures import lower_thread_priority
 
 MAX_WAITING: Final = 16
 """Maximum number of computations that run or wait."""

@@ -16,8 +16,7 @@ from models.vision.recognition import l2_normalize
 from service.core.errors import MasterKeyError, MasterKeyUnavailableError
 from service.domain.fusion import VECTOR_FUSIONS, fuse_similarities
 from service.domain.gallery import Gallery, Hit, Keys, Snapshot
-from service.index.follower import Follower, Followers
-from service.index.replicas import in_process
+from service.index.follower import Follower, Followers, in_process
 from service.storage.db.engine import Database
 from service.storage.integrity.consistency import Consistency
 from service.storage.integrity.database_checks import DATABASE_CHECKS, PAGES

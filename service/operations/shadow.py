@@ -16,9 +16,8 @@ from typing import Final, Self
 import numpy as np
 
 from models.runtime.network import Float
-from service.core.actor import Actor, acting_as, current_actor
+from service.core.actor import Actor, RequestThreads, acting_as, current_actor
 from service.core.errors import GalleryMovedError, KithError
-from service.core.request_threads import RequestThreads
 from service.domain.gallery import Gallery, Keys
 from service.domain.outcomes import RiskTarget
 from service.inference.photo_pipeline import Face

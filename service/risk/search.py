@@ -9,8 +9,7 @@ import numpy as np
 
 from models.risk.panel import MIN_PANEL_SUBJECTS, Panel, row_levels
 from models.runtime.network import Float
-from service.core.actor import current_actor
-from service.core.request_threads import RequestThreads
+from service.core.actor import RequestThreads, current_actor
 from service.domain.gallery import Gallery, Keys
 from service.domain.outcomes import RiskTarget
 from service.index.follower import Follower, Followers

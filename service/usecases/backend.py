@@ -1,20 +1,22 @@
-"""What the use cases work with, in four groups; `service.wiring` builds each."""
+"""What the use cases work with, in four groups that `service.wiring` builds, and how they process photos."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, TypeVarTuple
 
 from models.runtime.network import Network
+from service.core.actor import RequestThreads
 from service.core.deadlines import Turns
-from service.core.errors import GalleryMovedError, GalleryNotFoundError
-from service.core.request_threads import RequestThreads
+from service.core.errors import GalleryMovedError, GalleryNotFoundError, InvalidRequestError
+from service.core.photo_errors import ImageError
 from service.domain.gallery import Gallery
 from service.index.follower import Followers
 from service.index.protocol import SharedEngine
 from service.inference.batcher import Batcher
-from service.inference.photo_pipeline import PhotoPipeline
+from service.inference.photo_pipeline import Photo, PhotoPipeline
 from service.inference.recognizers import Recognizers
 from service.inference.url_fetching import UrlFetcher
 from service.jobs.heavy_work import HeavyWork
@@ -149,3 +151,49 @@ class Backend:
         if current.pk != gallery.pk:
             raise GalleryNotFoundError(f"gallery {gallery.name!r} was deleted during the request")
         return replace(current, erased=gallery.erased)
+
+
+async def process_photos(
+    backend: Backend, photos: list[bytes | str], stage: Callable[[bytes], Awaitable[Photo]]
+) -> list[Photo | ImageError]:
+    """Apply ``stage`` to every photo; a photo given as a URL is fetched first.
+
+    An error of one of several photos is its result. An error of a single photo is raised.
+
+    Raises InvalidRequestError: there is no photo.
+    """
+    if not photos:
+        raise InvalidRequestError("send at least one photo in images or urls")
+
+    async def process(photo: bytes | str) -> Photo:
+        return await stage(photo if isinstance(photo, bytes) else await fetch_photo(backend, photo))
+
+    if len(photos) == 1:
+        return [await process(photos[0])]
+
+    async def process_or_return_error(photo: bytes | str) -> Photo | ImageError:
+        try:
+            return await process(photo)
+        except ImageError as error:
+            return error
+
+    return await gather_or_cancel([process_or_return_error(photo) for photo in photos])
+
+
+async def fetch_photo(backend: Backend, url: str) -> bytes:
+    """Fetch the photo at ``url`` if KITH_URL_HOSTS allows it.
+
+    Raises as :meth:`service.inference.url_fetching.UrlFetcher.fetch`.
+    """
+    with backend.operations.metrics.stage("fetch"):
+        return await backend.faces.fetcher.fetch(url)
+
+
+async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Return all results in order. On the first error, cancel the others and raise it."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any, Final
@@ -35,6 +35,7 @@ from service.usecases.enrollment_checks import (
     template_from_face,
 )
 
+Embedding = asyncio.Task[Photo | KithError]
 KIND: Final = "enrollment"
 MAX_IN_FLIGHT: Final = 16
 """Photos being embedded: two full detector batches, so that the detector is never idle."""
@@ -46,15 +47,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class BulkOptions:
+class BulkOptions(Overrides):
     """Options of a job. ``strip``: folder levels above the people's folders; None: detect."""
 
     face: FaceChoice = "only"
-    allow_duplicate: bool = False
-    allow_inconsistent: bool = False
-    allow_low_quality: bool = False
     strip: int | None = None
-    allow_not_live: bool = False
     detail: Detail = "medium"
 
     def parameters(self) -> dict[str, Any]:
@@ -105,17 +102,6 @@ class _Item:
     template_id: str
 
 
-@dataclass(frozen=True)
-class _Pending:
-    """Item being embedded, without its bytes."""
-
-    number: int
-    name: str
-    subject: str | None
-    template_id: str
-    seen: asyncio.Task[Photo | KithError]
-
-
 _NOT_THERE: Final = InvalidRequestError("the manifest names this photo, and the archive does not contain it")
 _NO_SUBJECT: Final = InvalidRequestError("the photo has no subject: expected PERSON/PHOTO, or a manifest")
 _NAME_REMEDY: Final = (
@@ -150,15 +136,12 @@ class _Run:
     def __init__(self, work: BulkEnrollment, context: JobContext, options: BulkOptions, gallery: Gallery) -> None:
         self._work = work
         self._context = context
-        self._choice, self._detail = options.face, options.detail
-        self._overrides = Overrides(
-            options.allow_duplicate, options.allow_inconsistent, options.allow_low_quality, options.allow_not_live
-        )
+        self._options = options
         self.gallery = gallery
         work.faces.recognizers.for_gallery(gallery)  # fail the job, not each photo, if the recognizer is not served
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
-        self._embedding: set[asyncio.Task[Photo | KithError]] = set()
-        self._ahead: asyncio.Queue[_Pending | Exception | None] = asyncio.Queue(MAX_AHEAD)
+        self._embedding: set[Embedding] = set()
+        self._ahead: asyncio.Queue[tuple[_Item, Embedding] | Exception | None] = asyncio.Queue(MAX_AHEAD)
         self._subject: str | None = None
         self._admitted: list[tuple[str, NewTemplate]] = []
         self._refused: list[ItemOutcome] = []
@@ -173,7 +156,7 @@ class _Run:
             while (next_one := await self._ahead.get()) is not None:
                 if isinstance(next_one, Exception):
                     raise next_one
-                await self._decide(next_one)
+                await self._decide(*next_one)
             await self._store()
         finally:
             for task in (reader, *self._embedding):
@@ -192,12 +175,12 @@ class _Run:
                     task = asyncio.create_task(self._embed_item(item, item.template_id in known))
                     self._embedding.add(task)
                     task.add_done_callback(self._release_slot)
-                    await self._ahead.put(_Pending(item.number, item.name, item.subject, item.template_id, task))
+                    await self._ahead.put((replace(item, payload=b""), task))  # the bytes are the task's
         except Exception as error:
             ending = error
         await self._ahead.put(ending)
 
-    def _release_slot(self, task: asyncio.Task[Photo | KithError]) -> None:
+    def _release_slot(self, task: Embedding) -> None:
         self._embedding.discard(task)
         self._slots.release()
         if not task.cancelled():
@@ -220,18 +203,18 @@ class _Run:
         if known or isinstance(item.payload, KithError):
             return item.payload if isinstance(item.payload, KithError) else _KNOWN
         try:
-            return await embed_for(self.gallery, item.payload, self._work.faces, self._detail, background=True)
+            return await embed_for(self.gallery, item.payload, self._work.faces, self._options.detail, background=True)
         except KithError as error:
             return error
 
-    async def _decide(self, item: _Pending) -> None:
+    async def _decide(self, item: _Item, embedding: Embedding) -> None:
         """Accept or refuse a photo. A fault is raised after the earlier photos are stored: this one has no outcome."""
         if item.subject != self._subject or len(self._admitted) + len(self._refused) >= MAX_PHOTOS_PER_TRANSACTION:
             await self._store()
             self._context.check()
         self._subject = item.subject
         try:
-            await self._accept_or_refuse(item)
+            await self._accept_or_refuse(item, embedding)
         except Exception as error:
             await self._store()
             if isinstance(error, KithError):
@@ -240,8 +223,8 @@ class _Run:
             log.exception("job %s: photo %d of the archive failed", job, item.number)
             raise JobCrashedError(f"photo {item.number} of the archive: see the log entries of job {job}") from error
 
-    async def _accept_or_refuse(self, item: _Pending) -> None:
-        seen = await item.seen
+    async def _accept_or_refuse(self, item: _Item, embedding: Embedding) -> None:
+        seen = await embedding
         if seen is _KNOWN:
             self._refused.append(ItemOutcome(item.name, ALREADY_ENROLLED, subject=item.subject))
             return
@@ -257,9 +240,9 @@ class _Run:
         else:
             self._admitted.append((item.name, template))
 
-    def _admit(self, item: _Pending, photo: Photo) -> NewTemplate:
+    def _admit(self, item: _Item, photo: Photo) -> NewTemplate:
         """Return the template of a photo, whose identity is not checked yet."""
-        return template_from_face(choose_face(photo, self._choice), self.gallery, self._overrides, item.template_id)
+        return template_from_face(choose_face(photo, self._options.face), self.gallery, self._options, item.template_id)
 
     async def _store(self) -> None:
         """Check the identity of the admitted templates, store those that pass, and record all outcomes.
@@ -271,7 +254,7 @@ class _Run:
         while admitted:
             async with self._work.galleries.enrolling.of(self.gallery.pk):
                 await self._read_gallery()
-                checked = needs_identity_check(self.gallery, self._work.galleries.risks, self._overrides)
+                checked = needs_identity_check(self.gallery, self._work.galleries.risks, self._options)
                 if checked:
                     admitted, unlike = await self._check(admitted)
                     refused += unlike
@@ -300,7 +283,7 @@ class _Run:
         assert self._subject is not None  # noqa: S101 - only photos with a subject are embedded
         new = [template for _, template in admitted]
         rejections = await self._context.run(
-            partial(check_identities, new, self.gallery, self._subject, self._work.galleries, self._overrides)
+            partial(check_identities, new, self.gallery, self._subject, self._work.galleries, self._options)
         )
         outcomes = []
         for (name, _), rejection in zip(admitted, rejections, strict=True):

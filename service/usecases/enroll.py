@@ -23,7 +23,7 @@ from service.domain.gallery import Gallery, IdempotentResponse, NewTemplate
 from service.inference.photo_pipeline import Photo
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
 from service.security.callers import Caller
-from service.usecases.backend import Backend
+from service.usecases.backend import Backend, process_photos
 from service.usecases.documents import Document, encode_json, face_document, problem_document, stored_problem_document
 from service.usecases.enrollment_checks import (
     Overrides,
@@ -34,7 +34,6 @@ from service.usecases.enrollment_checks import (
     new_template,
     template_from_face,
 )
-from service.usecases.photos import process_photos
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from service.risk.decision import SIMILARITY_STEP, Candidate, refuse_presentatio
 from service.risk.drift import Decided
 from service.risk.search import Identification
 from service.security.callers import Caller
-from service.usecases.backend import Backend
+from service.usecases.backend import Backend, process_photos
 from service.usecases.documents import (
     DEFAULT_GATE,
     Document,
@@ -34,7 +34,6 @@ from service.usecases.documents import (
     risk_document,
     without_none,
 )
-from service.usecases.photos import process_photos
 
 EVENT_FIELDS: Final = (
     "outcome",
@@ -75,12 +74,7 @@ async def identify(
     """
     served = backend.faces.recognizers.for_gallery(gallery)
     target = to_risk_target(body.risk, "fpir") if body.risk else gallery.settings.risk
-    if body.embeddings:
-        caller.check_vectors("embeddings")
-    if target != gallery.settings.risk:
-        caller.check_vectors("risks other than the gallery's")
-    if body.recognizer is not None or body.embeddings:
-        check_recognizer(gallery, body.recognizer)
+    _check_rights(gallery, body, target, caller)
     among = None
     if body.filter is not None:
         subject_filter = SubjectFilter(tuple(body.filter.tags), tuple(body.filter.metadata.items()))
@@ -108,49 +102,21 @@ async def identify(
             item.found = result
             shown = result if caller.sees_vectors else result.coarse()
             item.document |= _decision_fields(shown, names, target)
-        _observe_similarities(backend, served, searched)
         if shadow is not None:
             answered = [AnsweredFace(item.face, item.found) for item in searched if item.face and item.found]
             backend.galleries.shadow.observe(gallery, answered, target, among)
-    events = _events(gallery, items)
-    await backend.operations.audit.searched(gallery, [item.document for item in items], events)
-    if events:
-        backend.operations.webhooks.delivery.wake()
-    backend.galleries.watches.of(gallery.pk, gallery.name, gallery.fingerprint).add(_decisions(items))
+    await _record(backend, gallery, served, items)
     return served, items
 
 
-def _events(gallery: Gallery, items: Iterable[ProbeResult]) -> list[Event]:
-    """Return the decisions that a webhook wants, as the response states them."""
-    if not gallery.listeners:
-        return []
-    events = [
-        Event(
-            "decision", {k: item.document[k] for k in EVENT_FIELDS if k in item.document}, item.document.get("subject")
-        )
-        for item in items
-        if item.document["outcome"] != "error"
-    ]
-    return [event for event in events if any(chosen.wants(gallery.name, event) for chosen in gallery.listeners)]
-
-
-def _observe_similarities(backend: Backend, served: ServedRecognizer, items: Iterable[ProbeResult]) -> None:
-    """Record the best similarities of photos in the metrics, rounded: any key with the scope read sees them."""
-    for item in items:
-        best = None if item.found is None else item.found.decision.best
-        if item.found is not None and best is not None and item.face is not None:
-            rounded = math.ceil(best.similarity / SIMILARITY_STEP) * SIMILARITY_STEP
-            backend.operations.metrics.observe_similarity(served.pack.model_id, item.found.decision.outcome, rounded)
-
-
-def _decisions(items: Iterable[ProbeResult]) -> Iterator[Decided]:
-    """Return the decisions that the drift watch counts; errors are none."""
-    for item in items:
-        outcome = item.document["outcome"]
-        if item.found is not None and item.found.decision.best is not None:
-            yield Decided(outcome, item.found.decision.best.similarity, item.found.shown_thresholds.accept)
-        elif outcome != "error":
-            yield Decided(outcome)
+def _check_rights(gallery: Gallery, body: IdentifyIn, target: RiskTarget, caller: Caller) -> None:
+    """Raises ForbiddenError, RecognizerMismatchError."""
+    if body.embeddings:
+        caller.check_vectors("embeddings")
+    if target != gallery.settings.risk:
+        caller.check_vectors("risks other than the gallery's")
+    if body.recognizer is not None or body.embeddings:
+        check_recognizer(gallery, body.recognizer)
 
 
 def _photo_items(
@@ -263,3 +229,46 @@ def _candidate_document(candidate: Candidate, found: Identification, named: dict
         similarity=round(candidate.similarity, 4),
         false_alarm_probability=found.shown_probability(candidate),
     )
+
+
+async def _record(backend: Backend, gallery: Gallery, served: ServedRecognizer, items: Sequence[ProbeResult]) -> None:
+    """Record the decisions in metrics, audit, events and drift watch."""
+    _observe_similarities(backend, served, items)
+    events = _events(gallery, items)
+    await backend.operations.audit.searched(gallery, [item.document for item in items], events)
+    if events:
+        backend.operations.webhooks.delivery.wake()
+    backend.galleries.watches.of(gallery.pk, gallery.name, gallery.fingerprint).add(_decisions(items))
+
+
+def _observe_similarities(backend: Backend, served: ServedRecognizer, items: Iterable[ProbeResult]) -> None:
+    """Record the best similarities of photos in the metrics, rounded: any key with the scope read sees them."""
+    for item in items:
+        best = None if item.found is None else item.found.decision.best
+        if item.found is not None and best is not None and item.face is not None:
+            rounded = math.ceil(best.similarity / SIMILARITY_STEP) * SIMILARITY_STEP
+            backend.operations.metrics.observe_similarity(served.pack.model_id, item.found.decision.outcome, rounded)
+
+
+def _events(gallery: Gallery, items: Iterable[ProbeResult]) -> list[Event]:
+    """Return the decisions that a webhook wants, as the response states them."""
+    if not gallery.listeners:
+        return []
+    events = [
+        Event(
+            "decision", {k: item.document[k] for k in EVENT_FIELDS if k in item.document}, item.document.get("subject")
+        )
+        for item in items
+        if item.document["outcome"] != "error"
+    ]
+    return [event for event in events if any(chosen.wants(gallery.name, event) for chosen in gallery.listeners)]
+
+
+def _decisions(items: Iterable[ProbeResult]) -> Iterator[Decided]:
+    """Return the decisions that the drift watch counts; errors are none."""
+    for item in items:
+        outcome = item.document["outcome"]
+        if item.found is not None and item.found.decision.best is not None:
+            yield Decided(outcome, item.found.decision.best.similarity, item.found.shown_thresholds.accept)
+        elif outcome != "error":
+            yield Decided(outcome)

@@ -22,9 +22,8 @@ from service.risk.decision import (
 )
 from service.risk.verification import EnrolledSubject, compare
 from service.security.callers import Caller
-from service.usecases.backend import Backend
+from service.usecases.backend import Backend, fetch_photo, gather_or_cancel
 from service.usecases.documents import DEFAULT_GATE, Document, face_document, risk_document, without_none
-from service.usecases.photos import fetch_photo, gather_or_cancel
 
 
 @dataclass(frozen=True)

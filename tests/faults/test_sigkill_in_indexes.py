@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from service.domain.gallery import GallerySettings
-from service.index.follower import Followers
-from service.index.replicas import IndexOptions, in_process
+from service.index.follower import Followers, in_process
 from service.index.selection import Sizes
 from service.storage.repositories.store import Store
 from tests.databases import open_database
@@ -34,7 +33,7 @@ class Served:
 
     def __init__(self, url: str) -> None:
         self.store = Store(open_database(url))
-        self.followers = Followers(in_process(self.store, IndexOptions(sizes=SIZES)))
+        self.followers = Followers(in_process(self.store, sizes=SIZES))
 
     def found(self, templates: list[str]) -> int:
         """Count the vectors that find their own template."""

@@ -19,8 +19,7 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import KithError, StorageError
 from service.domain.gallery import Gallery, IdempotentResponse, NewTemplate, SubjectFilter
-from service.index.follower import Followers
-from service.index.replicas import in_process
+from service.index.follower import Followers, in_process
 from service.storage.db.engine import Database
 from service.storage.repositories.erasures import Receipt
 from service.storage.repositories.store import Store

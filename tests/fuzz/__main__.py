@@ -24,6 +24,7 @@ READERS = [
     "service.inference.archives",
     "service.storage.transfer.ndjson",
     "service.domain.gallery_items",
+    "service.inference.decoding",
     "service.inference.images",
 ]
 with atheris.instrument_imports(include=READERS):

@@ -41,7 +41,7 @@ async def _options(
     detail: DetailOption = None,
 ) -> BulkOptions:
     chosen = detail or backend.settings.expected_face_detail
-    return BulkOptions(face, allow_duplicate, allow_inconsistent, allow_low_quality, strip, allow_not_live, chosen)
+    return BulkOptions(allow_duplicate, allow_inconsistent, allow_low_quality, allow_not_live, face, strip, chosen)
 
 
 @routes.add(

@@ -10,8 +10,8 @@ from service.api.http.bodies import read_photos, read_verify
 from service.api.http.routing import IDENTIFY, PHOTO, BackendDep, CallerDep, Routes, json_response
 from service.inference.photo_pipeline import Photo
 from service.usecases import verify as verification
+from service.usecases.backend import process_photos
 from service.usecases.documents import photo_document
-from service.usecases.photos import process_photos
 
 routes = Routes("", "faces")
 

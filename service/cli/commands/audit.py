@@ -155,7 +155,7 @@ def _signing_secret(trail: Trail) -> tuple[bytes | None, str | None]:
     A missing secret, or one that another key wraps, is a fault: an attacker who rewrites the log could have removed or
     replaced it. Without a master key, signatures are not checked.
     """
-    from service.builders import existing_master_keys
+    from service.resources import existing_master_keys
     from service.storage.audit.log import PURPOSE
 
     keys, wrapped = existing_master_keys(read_settings()), trail.secret

@@ -196,9 +196,9 @@ def check(
 
     Reads the database directly, and Milvus if KITH_MILVUS_URI is set. Servers may keep running. Exit status 1 if a
     problem remains."""
-    from service.builders import open_milvus
     from service.jobs.spool import Spool
     from service.operations.gallery_check import open_check
+    from service.resources import open_milvus
 
     settings = local_settings()
     spool = Spool(settings.data_dir / "spool")

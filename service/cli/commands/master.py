@@ -46,7 +46,7 @@ def backup(
     """Copy the master keys to a file that only you may read.
 
     Keep it apart from the database's backups. To restore the keys, copy it back, or set KITH_MASTER_KEY_FILE."""
-    from service.builders import master_keys
+    from service.resources import master_keys
 
     ids = _key_file(master_keys(local_settings())).back_up(file)
     output.answer({"file": str(file), "ids": ids}, f"Wrote {file}: {', '.join(ids)}")
@@ -57,7 +57,7 @@ def new(output: OutputOptions) -> None:
     """Add a master key to the key file. 'kith master rotate' starts to use it.
 
     Copy it to servers with their own key files before you rotate."""
-    from service.builders import master_keys
+    from service.resources import master_keys
 
     key = _key_file(master_keys(local_settings(must_exist=False))).add()
     output.answer({"id": key.id}, f"Added master key {key.id}")

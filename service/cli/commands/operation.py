@@ -104,8 +104,8 @@ def restore(
     replace: Annotated[bool, typer.Option("--replace", help="Delete all data in the database first.")] = False,
 ) -> None:
     """Restore a backup into the configured database, completely or not at all."""
-    from service.builders import master_keys
     from service.core.extras import require_package
+    from service.resources import master_keys
 
     require_package("pyarrow", "arrow", "Restoring a backup")
     from service.storage.privacy import backup as backups

@@ -19,8 +19,8 @@ from models.runtime.onnx_runtime import available_cores, available_providers, ru
 from models.runtime.openvino_network import fast_precisions, openvino_version
 from models.runtime.openvino_network import is_installed as openvino_is_installed
 from models.vision.specs import NetworkSpec
-from service.builders import master_keys
 from service.core.errors import KithError
+from service.resources import master_keys
 from service.security.master_keys import KeyFile
 from service.settings import Settings
 

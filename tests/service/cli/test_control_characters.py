@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from kith import Kith
-from service.builders import open_own_database
 from service.cli.terminal import print_json, print_line, print_note
 from service.core.text import CONTROL_PATTERN, replace_controls
+from service.resources import open_own_database
 from service.server import embedded
 from service.settings import load_settings
 from service.storage.repositories.store import Store

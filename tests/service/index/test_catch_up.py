@@ -21,7 +21,7 @@ from models.vision.recognition import l2_normalize
 from service.core.errors import StorageError
 from service.domain.gallery import Gallery, GallerySettings, Hit, Snapshot
 from service.index import follower
-from service.index.follower import MAX_LARGE_LOADS, Followers
+from service.index.follower import MAX_LARGE_LOADS, Follower, Followers
 from service.index.protocol import IndexStats
 from service.security.sealing import Seal, new_key
 from service.server import embedded
@@ -90,10 +90,11 @@ def test_galleries_being_loaded_hold_up_no_others(
         assert answered.count(200) == len(asked) - TOO_MANY and answered.count(503) == TOO_MANY
 
 
-class Counted:
+class Counted(Follower):
     """A replica that records when it caught up, and fails on request."""
 
-    def __init__(self) -> None:
+    def __init__(self, gallery: Gallery) -> None:
+        super().__init__(gallery)
         self.began = 0
         self.go = threading.Event()
         self.failing = False
@@ -110,7 +111,7 @@ class Counted:
         if self.failing:
             raise StorageError("away")
 
-    def search(self, probes: Float, k: int, among: Any) -> tuple[list[list[Hit]], int]:
+    def search(self, probes: Float, k: int, among: Any = None) -> tuple[list[list[Hit]], int]:
         return [[] for _ in probes], 0
 
     def stats(self) -> IndexStats:
@@ -124,7 +125,7 @@ def test_requests_that_come_meanwhile_are_served_by_the_next_catching_up() -> No
     gallery = Gallery(1, "g", "f" * 32, 4, GallerySettings(), datetime.now(UTC), Seal(new_key()))
 
     async def ask() -> None:
-        replica = Counted()
+        replica = Counted(gallery)
         with closing(Followers(lambda _: replica, max_waiting=QUEUE)) as followers:
             first = asyncio.create_task(followers.catch_up(gallery))
             while not replica.began:

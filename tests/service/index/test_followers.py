@@ -20,9 +20,7 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryNotFoundError, StorageError
 from service.domain.gallery import Gallery, GallerySettings, Hit, LogTrimmedError, NewTemplate, Snapshot, StoredEvidence
-from service.index import replicas
-from service.index.follower import Follower, Followers
-from service.index.replicas import TRIM_AFTER, IndexOptions, LogReplica, in_process
+from service.index.follower import TRIM_AFTER, Follower, Followers, LogReplica, in_process
 from service.index.selection import Sizes
 from service.risk.evidence import impostor_evidence
 from service.storage.db.engine import Database
@@ -83,7 +81,7 @@ def test_a_long_log_is_followed_in_parts(
     store: Store, fusion: Fusion, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Imported rows of another process are loaded in batches, and a search sees all of them."""
-    monkeypatch.setattr(replicas, "LINES_PER_BATCH", 5)
+    monkeypatch.setattr("service.index.follower.LINES_PER_BATCH", 5)
     gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
     follower = Followers(in_process(store)).of(gallery)
     vectors = l2_normalize(rng.normal(size=(20, DIMENSION)))
@@ -120,9 +118,8 @@ def test_a_gallery_loaded_again_is_in_memory_once_less(
     enroll(store, gallery, "a", l2_normalize(rng.normal(size=(1, DIMENSION))))
     vectors = l2_normalize(rng.normal(size=(1, DIMENSION)))
     searched(follower, vectors, 1)
-    replica = follower._replica
-    assert isinstance(replica, LogReplica)
-    held = weakref.ref(replica._index.view.segments[0])
+    assert isinstance(follower, LogReplica)
+    held = weakref.ref(follower._index.view.segments[0])
     enroll(store, gallery, "b", vectors)
     store.subjects.delete(gallery, "a")
     assert store.changes.trim(gallery, keep=1) == 2
@@ -230,7 +227,7 @@ def test_many_threads_see_acknowledged_writes(store: Store, fusion: Fusion) -> N
     """Each thread enrolls a subject and finds it at once, while small segments are rebuilt continuously."""
     gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion, index="compact"))
     sizes = Sizes(seal=32, compact_from=64, max_compact=128, max_graph=128)
-    followers = [Followers(in_process(store, IndexOptions(sizes=sizes))) for _ in range(2)]
+    followers = [Followers(in_process(store, sizes=sizes)) for _ in range(2)]
     failures: list[str] = []
 
     def work(number: int) -> None:

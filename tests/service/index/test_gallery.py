@@ -34,8 +34,7 @@ from service.core.errors import (
     TemplateNotFoundError,
 )
 from service.domain.gallery import Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
-from service.index.follower import Followers
-from service.index.replicas import in_process
+from service.index.follower import Followers, in_process
 from service.storage.db.row_sealing import labels_of
 from service.storage.db.tables import labels, metadata, subjects
 from service.storage.repositories.store import Store

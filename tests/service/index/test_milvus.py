@@ -20,12 +20,12 @@ import sqlalchemy as sa
 
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.builders import open_milvus
 from service.core.errors import GalleryNotFoundError, IndexUnavailableError, SettingsError
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.index import milvus_replica
 from service.index.milvus_replica import MilvusEngine
 from service.operations.gallery_check import open_check
+from service.resources import open_milvus
 from service.server import embedded
 from service.settings import Settings, load_settings
 from service.storage.db.tables import changes, galleries, index_states

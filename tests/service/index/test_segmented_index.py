@@ -19,7 +19,7 @@ from models.vision.recognition import l2_normalize
 from service.core.errors import SettingsError
 from service.domain.gallery import Keys
 from service.index import recall, segment_builder
-from service.index.faiss_structures import api, builders, exact, products
+from service.index.faiss_structures import api, exact, products, trainer_for
 from service.index.protocol import Builder, Kind, Recall, StoppedError, Structure
 from service.index.recall import recall_of
 from service.index.segment_builder import Batch
@@ -52,7 +52,7 @@ def index_of(
     sizes: Sizes = TINY,
     later: Callable[[Callable[[], None]], None] | None = None,
 ) -> SegmentedIndex:
-    return SegmentedIndex(dimension, wanted, promise, builders("cpu"), later or Background(), sizes)
+    return SegmentedIndex(dimension, wanted, promise, trainer_for("cpu"), later or Background(), sizes)
 
 
 def batch(keys: list[int], owners: list[int], vectors: Float, sequence: int, gone: list[int] | None = None) -> Batch:
@@ -183,7 +183,7 @@ class Builders:
 
     def __init__(self) -> None:
         self.kinds: list[Kind] = []
-        self._build_for = builders("cpu")
+        self._build_for = trainer_for("cpu")
 
     def __call__(self, kind: Kind, sample: Float) -> Builder:
         self.kinds.append(kind)
@@ -239,7 +239,7 @@ WAKING = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from service.index.faiss_structures import builders
+from service.index.faiss_structures import trainer_for
 from service.index.segmented_index import SegmentedIndex
 from service.index.segments import Rows
 
@@ -251,7 +251,7 @@ def switches():
     }
 
 vectors = np.random.default_rng(0).normal(size=(3000, 512)).astype(np.float32)
-index = SegmentedIndex(512, "exact", 0.999, builders("cpu"), lambda _: None)
+index = SegmentedIndex(512, "exact", 0.999, trainer_for("cpu"), lambda _: None)
 index.load(Rows(np.arange(3000), np.arange(3000), vectors), 0)
 for attempt in range(50):  # numpy's threads look for work for a while after they were made
     before = switches()
@@ -403,7 +403,7 @@ def test_more_candidates_are_tried_before_a_kind_is_given_up(rng: np.random.Gene
     vectors = l2_normalize(rng.normal(size=(8000, 16)))
     index = filled("compact", vectors, SMALL, each=1)
     stats = index.stats()
-    assert stats.depth is not None and stats.depth > builders("cpu")("compact", vectors).depths[0]
+    assert stats.depth is not None and stats.depth > trainer_for("cpu")("compact", vectors).depths[0]
     assert stats.recall is not None and stats.recall.at_1 >= 0.999
 
 
@@ -505,13 +505,13 @@ def test_a_kind_that_failed_is_tried_again_in_a_gallery_twice_or_half_as_large()
 @pytest.mark.skipif(hasattr(api, "StandardGpuResources") and api.get_num_gpus() > 0, reason="FAISS finds a GPU here")
 def test_a_faiss_without_gpu_says_so() -> None:
     with pytest.raises(SettingsError, match="KITH_INDEX_DEVICE is gpu, but"):
-        builders("gpu")
+        trainer_for("gpu")
 
 
 @pytest.mark.parametrize("kind", ["exact", "compact"])
 def test_a_gpu_search_equals_brute_force(kind: IndexSetting, rng: np.random.Generator) -> None:
     try:
-        build_for = builders("gpu")
+        build_for = trainer_for("gpu")
     except SettingsError as reason:
         pytest.skip(str(reason))
     vectors = clustered(rng, 5000, 2, 64)

@@ -509,8 +509,8 @@ def test_whatever_a_network_raises_its_item_fails_alone_and_the_device_goes_on(e
             assert (one, two) == ([2], [4])
             assert isinstance(bad, RuntimeError) and "thirteen" in str(bad)
             assert await batcher.submit([3]) == [6]
-            assert batcher.alive
-        assert not batcher.alive
+            assert batcher._devices.alive
+        assert not batcher._devices.alive
 
     asyncio.run(run())
 

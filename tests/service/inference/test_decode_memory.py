@@ -23,8 +23,9 @@ from service.core.deadlines import Deadline
 from service.core.errors import ClientGoneError, OverloadedError
 from service.core.memory_limit import memory_limit_bytes
 from service.core.photo_errors import ImageTooLargeError
-from service.inference.decode_budget import DecodeBudget
-from service.inference.images import EncodedPhoto, ImageLimits, PhotoHeader, decode, read_header
+from service.inference.decoding import EncodedPhoto
+from service.inference.images import ImageLimits, PhotoHeader, decode, read_header
+from service.inference.photo_pipeline import DecodeBudget
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg

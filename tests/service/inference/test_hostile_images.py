@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from service.core.photo_errors import ImageError, ImageFormatError
-from service.inference.images import FORMATS, ImageLimits, decode
+from service.inference.decoding import FORMATS
+from service.inference.images import ImageLimits, decode
 from tests.conftest import ROOT
 from tests.service.inference.image_files import HEIC, SMALL, encode, harmful, scans, tiff
 

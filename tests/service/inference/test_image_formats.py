@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw
 from kith import Kith
 from service.core.photo_errors import ImageDamagedError, ImageFormatError, ImageTooLargeError
 from service.inference.av1 import max_frame_pixels
-from service.inference.heif import is_heif
+from service.inference.decoding import is_heif
 from service.inference.heif_boxes import coded_data
 from service.inference.images import ImageLimits, decode, open_photo, read_header
 from tests.service.inference.image_files import QUICK, chunk, encode, heic, heic_claiming, heic_grid, packed_tiff

@@ -23,7 +23,8 @@ from service.core.photo_errors import (
     ImageFormatError,
     ImageTooLargeError,
 )
-from service.inference.images import FORMATS, ImageLimits, decode, open_photo
+from service.inference.decoding import FORMATS
+from service.inference.images import ImageLimits, decode, open_photo
 from tests.conftest import jpeg
 
 LIMITS = ImageLimits(max_bytes=5_000_000, max_pixels=4_000_000)

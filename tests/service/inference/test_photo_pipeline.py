@@ -32,9 +32,8 @@ from service.core.deadlines import Deadline
 from service.core.errors import DeadlineExceededError, GalleryNotFoundError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.inference import photo_pipeline
-from service.inference.decode_budget import DecodeBudget, Share
 from service.inference.images import ImageLimits, PhotoHeader, read_header
-from service.inference.photo_pipeline import Face, Photo
+from service.inference.photo_pipeline import DecodeBudget, Face, Photo, Share
 from service.server import embedded
 from service.settings import load_settings
 from service.storage.repositories.store import Store

@@ -24,8 +24,7 @@ from service.core.actor import Actor, acting_as
 from service.core.error_catalog import all_errors
 from service.core.errors import OverloadedError, ReadinessUnknownError, StorageError
 from service.domain.gallery import GallerySettings, NewTemplate
-from service.index.follower import Followers
-from service.index.replicas import in_process
+from service.index.follower import Followers, in_process
 from service.observability.metrics import Metrics
 from service.operations.readiness import Readiness
 from service.operations.status import STALE_S, Lag, RecentState, ServiceState, StateReader

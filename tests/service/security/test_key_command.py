@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from kith import Kith, KithClientError
-from service.builders import master_keys, open_own_database
 from service.core.errors import MasterKeyError, MasterKeyUnavailableError, SettingsError
 from service.domain.gallery import GallerySettings
+from service.resources import master_keys, open_own_database
 from service.security import key_command
 from service.security.key_command import KeyCommand
 from service.security.master_keys import KeyFile

@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 from kith import Kith, KithClientError
 from kith.wire.common import Scope
 from kith.wire.keys import KeyIn, KeysOut
-from service.builders import has_keys
 from service.cli.main import app
 from service.core.errors import KeyEndedError, KeyNotFoundError, KithError, SettingsError
 from service.operations.gallery_check import open_check
 from service.operations.key_usage import KeyUses
+from service.resources import has_keys
 from service.security.api_keys import EVERYTHING, Keyring, Rights
 from service.server import embedded
 from service.settings import Settings, load_settings

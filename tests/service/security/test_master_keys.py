@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from kith.wire.status import CheckOut
 from service.api.routes.system import to_master_key_out
-from service.builders import open_own_database
 from service.cli.main import app
 from service.cli.tools.doctor import check_master_key
 from service.core.errors import MasterKeyError
 from service.domain.gallery import GallerySettings
+from service.resources import open_own_database
 from service.security.api_keys import EVERYTHING
 from service.security.master_keys import GivenKeys, KeyFile, LocalKey, MasterKeys, new_key_text
 from service.security.sealing import new_key

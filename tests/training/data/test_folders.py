@@ -13,7 +13,7 @@ from PIL import Image
 
 from models.pack.unlabeled_photos import read_photo
 from models.vision.photo_files import list_photos, visible_subfolders
-from service.inference.images import FORMATS
+from service.inference.decoding import FORMATS
 from tests.service.inference.image_files import SMALL, encode, heic
 from tests.training.runs import IMAGES, PEOPLE, losses, tiny_run, write_people
 from training.config import ConfigError, DataConfig

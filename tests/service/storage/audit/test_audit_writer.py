@@ -16,8 +16,7 @@ from service.core.actor import Actor, acting_as
 from service.core.errors import AuditWriteError
 from service.domain.events import Event, EventFilter
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
-from service.index.follower import Followers
-from service.index.replicas import in_process
+from service.index.follower import Followers, in_process
 from service.storage.audit.log import Entry
 from service.storage.audit.reader import AuditFilter, AuditReader
 from service.storage.audit.writer import MAX_REFUSAL_LINES, AuditWriter, When

@@ -12,8 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from service.domain.gallery import SubjectFilter
-from service.index.follower import Followers
-from service.index.replicas import in_process
+from service.index.follower import Followers, in_process
 from service.security.master_keys import GivenKeys, MasterKeys
 from service.storage.audit.log import PURPOSE
 from service.storage.audit.reader import trail_of

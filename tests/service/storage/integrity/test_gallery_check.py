@@ -20,8 +20,7 @@ from models.vision.recognition import l2_normalize
 from service.cli.main import app
 from service.core.errors import StorageDamagedError
 from service.domain.gallery import GallerySettings, NewTemplate
-from service.index.follower import Followers
-from service.index.replicas import IndexOptions, in_process
+from service.index.follower import Followers, in_process
 from service.index.selection import Sizes
 from service.jobs.spool import ABANDONED_AFTER_S, Spool
 from service.operations.gallery_check import GalleryCheck, open_check
@@ -184,7 +183,7 @@ def test_an_index_of_codes_is_judged_by_what_it_promises(tmp_path: Path) -> None
         new = [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in l2_normalize(rng.normal(size=(64, DIMENSION)))]
         store.templates.enroll(gallery, f"s{i}", new, None)
     sizes = Sizes(seal=256, compact_from=512, max_compact=4096, max_graph=4096)
-    followers = Followers(in_process(store, IndexOptions(sizes=sizes), in_foreground=True))
+    followers = Followers(in_process(store, sizes=sizes, in_foreground=True))
     check = GalleryCheck(store, Consistency(database), followers, {})
     assert list(check.findings("g", False)) == []
     stats = followers.catch_up_blocking(store.galleries.get("g")).stats()

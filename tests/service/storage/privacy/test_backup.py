@@ -22,8 +22,7 @@ from service.cli.main import app
 from service.core.errors import BackupError
 from service.domain.events import EventFilter
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
-from service.index.follower import Followers
-from service.index.replicas import in_process
+from service.index.follower import Followers, in_process
 from service.operations.gallery_check import open_check
 from service.security.api_keys import Rights
 from service.storage.audit.log import record

@@ -20,8 +20,7 @@ from service.cli.main import app
 from service.core.clock import Clock
 from service.core.errors import RetentionChangedError
 from service.domain.gallery import Gallery, IdempotentResponse, SubjectFilter
-from service.index.follower import Followers
-from service.index.replicas import in_process
+from service.index.follower import Followers, in_process
 from service.operations.housekeeping import RETRY_INTERVAL, SWEEP_INTERVAL, Housekeeping
 from service.storage.audit.reader import AuditFilter, AuditReader
 from service.storage.db.engine import Database

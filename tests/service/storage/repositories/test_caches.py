@@ -25,8 +25,7 @@ from service.domain.findings import HygieneFinding, HygieneReport
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, StoredEvidence, SubjectLabel
 from service.domain.gallery_items import GalleryItems, validate_items
 from service.domain.outcomes import RiskTarget
-from service.index.follower import Followers
-from service.index.replicas import in_process
+from service.index.follower import Followers, in_process
 from service.risk.evidence import impostor_evidence
 from service.risk.search import GallerySearch, Identification
 from service.security.sealing import Seal, new_key

@@ -13,8 +13,7 @@ from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryMovedError, MigrationIncompleteError, MigrationStateError, StorageDamagedError
 from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate, StoredEvidence
 from service.domain.outcomes import RiskTarget
-from service.index.follower import Followers
-from service.index.replicas import in_process
+from service.index.follower import Followers, in_process
 from service.operations.gallery_check import open_check
 from service.risk.evidence import impostor_evidence
 from service.risk.gallery_risks import GalleryRisks

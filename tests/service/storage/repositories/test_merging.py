@@ -17,8 +17,7 @@ from models.vision.recognition import l2_normalize
 from service.cli.main import app
 from service.core.errors import InvalidRequestError, StorageError, SubjectErasedError, SubjectNotFoundError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
-from service.index.follower import Followers
-from service.index.replicas import in_process
+from service.index.follower import Followers, in_process
 from service.storage.audit.reader import AuditFilter, AuditReader
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import SubjectRecord, subject_lookup

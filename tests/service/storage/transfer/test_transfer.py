@@ -43,8 +43,7 @@ from service.cli.main import app
 from service.core.errors import ImportFileError, ItemError, RecognizerMismatchError, StorageError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.domain.gallery_items import GalleryFileHeader, GalleryItems, validate_items
-from service.index.follower import Followers
-from service.index.replicas import in_process
+from service.index.follower import Followers, in_process
 from service.operations.gallery_check import open_check
 from service.operations.transfers import MAX_EXPORTS, THREADS
 from service.settings import Settings

@@ -1,4 +1,4 @@
-"""Builders that the application and the command line share: database, master keys, Milvus and tracing."""
+"""What the settings name, opened for the application and commands: database, master keys, Milvus, tracing."""
 
 from __future__ import annotations
 

@@ -1,0 +1,407 @@
+"""Decoding of photos to RGB pixels, upright on request. The only module that uses simplejpeg and libheif.
+
+A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size at a much lower cost. EXIF rotations are applied lazily, to the
+downscaled image or to coordinates, instead of to the full photo. service.inference.images checks the limits before.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import cv2
+import numpy as np
+import pi_heif
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
+
+from models.runtime.network import Float
+from models.vision.alignment import rotate_points
+from models.vision.detection import downscale
+from models.vision.photo_files import HEAD_BYTES, TIFF_SIGNATURES, photo_format
+from service.core.errors import KithError
+from service.core.photo_errors import ImageDamagedError, ImageFormatError, ImageTooLargeError
+from service.inference.rgb_conversion import GrayLevels, mirror, to_rgb
+
+# Pillow's own limit would warn or raise below ours.
+Image.MAX_IMAGE_PIXELS = None
+# OpenCV would write a line to stderr for each damaged photo.
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+
+# Requests already decode in parallel, so each decodes in its own thread. Auxiliary images are not needed.
+pi_heif.options.DECODE_THREADS = 1
+pi_heif.options.THUMBNAILS = pi_heif.options.DEPTH_IMAGES = pi_heif.options.AUX_IMAGES = False
+
+FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
+"""Formats read with Pillow. HEIC is read with libheif."""
+MIRRORED_AND_TURNS: Final = {
+    2: (True, 0),
+    3: (False, 2),
+    4: (True, 2),
+    5: (True, 1),
+    6: (False, 3),
+    7: (True, 3),
+    8: (False, 1),
+}
+"""Swap of left and right, and then counterclockwise quarter turns, by EXIF orientation."""
+TIFF_BITS_PER_SAMPLE: Final = 258
+TIFF_MAX_SAMPLE: Final = 281
+TIFF_PHOTOMETRIC: Final = 262
+WHITE_IS_ZERO: Final = 0
+BASE64_STARTS: Final = (b"data:", b"/9j/", b"_9j_", b"iVBORw0K", b"UklGR", b"R0lGOD")
+"""Data URLs, and the signatures of JPEG, PNG, WebP and GIF in base64."""
+ROTATIONS: Final = {1: cv2.ROTATE_90_COUNTERCLOCKWISE, 2: cv2.ROTATE_180, 3: cv2.ROTATE_90_CLOCKWISE}
+REDUCTIONS: Final = (1 / 8, 1 / 4, 1 / 2)
+"""Scales for decoding. Other scales of libjpeg are slower than full size."""
+MAX_SEGMENTS: Final = 65_536
+"""Limit of segments. A file of 20 MB needs 300 for metadata."""
+SEGMENT: Final = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
+"""Start of a segment, followed by its length. In entropy-coded data, FF is followed by other bytes."""
+START_OF_IMAGE: Final = b"\xff\xd8"
+END_OF_IMAGE: Final = b"\xff\xd9"
+START_OF_SCAN: Final = 0xDA
+FRAMES: Final = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+"""Markers of frame headers."""
+PROGRESSIVE: Final = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
+COEFFICIENTS: Final = 64
+OVERHEAD_BYTES: Final = 8_000_000
+"""Memory of strips during the conversion, and of the canvas of the detector."""
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedPhoto:
+    """Photo with a parsed header. ``height`` and ``width`` are those of the upright photo in pixels.
+
+    The stored photo becomes upright by swapping left and right, if ``mirrored``, and then by ``turns`` counterclockwise
+    quarter turns. A format that cannot be decoded at a smaller scale is already decoded to ``whole``, and mirrored.
+
+    ``again_bytes``: estimate of the memory for decoding the photo in full after it was decoded at a smaller scale.
+    """
+
+    height: int
+    width: int
+    payload: bytes
+    turns: int = 0
+    mirrored: bool = False
+    again_bytes: int = 0
+    whole: NDArray[np.uint8] | None = None
+
+    @cached_property
+    def completed(self) -> bytes:
+        """Content of a JPEG, with the end-of-image marker if only that is missing."""
+        return complete(self.payload)
+
+    def decode(self, scale: float = 1.0) -> DecodedPhoto:
+        """Decode at the smallest available scale that is at least ``scale``, in (0, 1].
+
+        A mirrored photo is decoded at full size: the last column of a reduction, which may show less of the photo,
+        would come first and shift the others.
+
+        Raises:
+            ImageDamagedError: The photo cannot be decoded.
+        """
+        if self.whole is not None:
+            return DecodedPhoto(self, self.whole, 1.0, self.turns)
+        reduction = 1.0 if self.mirrored else next((r for r in REDUCTIONS if r >= scale), 1.0)
+        size = (self.width, self.height) if self.turns % 2 == 0 else (self.height, self.width)
+        with translated_errors():
+            pixels = decode_rgb(self.completed, size, reduction)
+            if pixels is None:  # Pillow is more tolerant
+                with open_image(self.completed) as image:
+                    return DecodedPhoto(self, _decode_with_pillow(image, self.mirrored), 1.0, self.turns)
+            if self.mirrored:
+                mirror(pixels)
+            return DecodedPhoto(self, pixels, reduction, self.turns)
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedPhoto:
+    """Pixels of a photo, (h, w, 3) uint8 RGB, at scale ``reduction``.
+
+    ``turns`` counterclockwise quarter turns make them upright.
+    """
+
+    photo: EncodedPhoto
+    pixels: NDArray[np.uint8]
+    reduction: float
+    turns: int
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory in bytes that the photo needs from now on, with a possible decoding at a larger scale."""
+        return self.pixels.nbytes + OVERHEAD_BYTES if self.reduction == 1.0 else self.photo.again_bytes
+
+    @property
+    def upright(self) -> NDArray[np.uint8]:
+        """Upright view of the pixels."""
+        return np.rot90(self.pixels, self.turns)
+
+    def at_least(self, scale: float) -> DecodedPhoto:
+        """Return this photo, or decode it again if its scale is below ``scale``."""
+        return self if self.reduction >= min(scale, 1.0) else self.photo.decode(scale)
+
+    def shrunk(self, scale: float) -> NDArray[np.uint8]:
+        """Return the upright photo at ``scale``, which must not exceed ``reduction``."""
+        small = downscale(self.pixels, scale / self.reduction)
+        if self.turns == 0:
+            return small
+        # Rounding can make the last row and column cover less of the photo; rotation would put them first.
+        height, width = (self.photo.height, self.photo.width)[:: -1 if self.turns % 2 else 1]
+        full = small[: max(1, round(height * scale)), : max(1, round(width * scale))]
+        return np.asarray(cv2.rotate(full, ROTATIONS[self.turns]), np.uint8)
+
+    def points_stored(self, points_xy: Float) -> Float:
+        """Map (..., 2) points of the upright photo to coordinates of ``pixels``."""
+        if self.turns == 0 and self.reduction == 1.0:
+            return points_xy
+        photo = rotate_points(points_xy, -self.turns, self.photo.width, self.photo.height)
+        # Pixel centers have integer coordinates.
+        return (photo + np.float32(0.5)) * np.float32(self.reduction) - np.float32(0.5)
+
+    def points_upright(self, points_xy: Float) -> Float:
+        """Map (..., 2) points of the upright photo to coordinates of ``upright``."""
+        height, width = self.pixels.shape[:2]
+        return rotate_points(self.points_stored(points_xy), self.turns, width, height)
+
+
+def decode_whole(payload: bytes) -> EncodedPhoto:
+    with open_image(complete(payload) if payload.startswith(START_OF_IMAGE) else payload) as image:
+        if image.format == "WEBP":
+            mirrored, turns = read_orientation(image)
+            pixels = _decode_webp(payload, image, mirrored)
+        else:
+            image.load()  # EXIF may follow the pixels, and Pillow applies the orientation of TIFF
+            mirrored, turns = read_orientation(image)
+            pixels = _decode_with_pillow(image, mirrored)
+    height, width = pixels.shape[:2][:: -1 if turns % 2 else 1]
+    return EncodedPhoto(height, width, b"", turns, mirrored, whole=pixels)
+
+
+def _decode_with_pillow(image: Image.Image, mirrored: bool) -> NDArray[np.uint8]:
+    """Return (h, w, 3) RGB as stored, mirrored on request."""
+    width = image.width
+    levels = GrayLevels()
+    if isinstance(image, TiffImageFile):
+        # Pillow scales and inverts gray of up to 8 bits itself.
+        bits = image.tag_v2.get(TIFF_BITS_PER_SAMPLE, (8,))[0]
+        match image.tag_v2.get(TIFF_MAX_SAMPLE):
+            case (int(white), *_) if 255 < white < 1 << bits:  # 10 to 14 bits are often stored in 16
+                bits = white.bit_length()
+        levels = GrayLevels(bits if bits < 16 else None, image.tag_v2.get(TIFF_PHOTOMETRIC) == WHITE_IS_ZERO)
+    return to_rgb(image.size, lambda top, bottom: image.crop((0, top, width, bottom)), levels, mirrored)
+
+
+def _decode_webp(payload: bytes, image: Image.Image, mirrored: bool) -> NDArray[np.uint8]:
+    """Decode the first frame with OpenCV. Pillow would hold four copies of it.
+
+    Args:
+        image: opened file, not loaded.
+    """
+    has_alpha = image.mode == "RGBA"
+    encoded = np.frombuffer(payload, np.uint8)
+    flags = cv2.IMREAD_UNCHANGED if has_alpha else cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+    decoded = cv2.imdecode(encoded, flags)
+    width, height = image.size
+    if decoded is None or decoded.shape != (height, width, 4 if has_alpha else 3):
+        raise ImageDamagedError("the photo cannot be decoded: its WebP data is damaged")
+    pixels = np.asarray(decoded, np.uint8)
+    if has_alpha:
+        return to_rgb(image.size, lambda top, bottom: _bgra(pixels[top:bottom]), mirrored=mirrored)
+    if mirrored:
+        mirror(pixels)
+    return pixels
+
+
+def _bgra(pixels: NDArray[np.uint8]) -> Image.Image:
+    """Return (h, w, 4) BGRA as an image."""
+    height, width = pixels.shape[:2]
+    return Image.frombuffer("RGBA", (width, height), np.ascontiguousarray(pixels), "raw", "BGRA", 0, 1)
+
+
+def decode_heif(payload: bytes) -> EncodedPhoto:
+    photo = HeifPhoto(payload)
+    photo.decode()
+    pixels = to_rgb(photo.size, photo.strip)
+    height, width = pixels.shape[:2]
+    return EncodedPhoto(height, width, b"", whole=pixels)
+
+
+def is_heif(payload: bytes) -> bool:
+    """Return whether the file's brands are HEIF. AVIF, which shares the container, is not."""
+    return photo_format(payload[:HEAD_BYTES]) == "HEIC"
+
+
+class HeifPhoto:
+    """Opened HEIF file. ``size`` is the (width, height) of the upright image in pixels.
+
+    libheif applies the rotation and mirror properties of the file (irot, imir), so EXIF orientation must not be applied
+    again (ISO/IEC 23008-12). Its built-in limits, which stay enabled, reject images larger than declared.
+
+    Check :func:`service.inference.heif_boxes.count_pixels` before decoding.
+    """
+
+    def __init__(self, payload: bytes) -> None:
+        """Read the header. Raises ImageFormatError for an unsupported codec, and libheif errors for damaged files."""
+        try:
+            file = pi_heif.open_heif(payload)
+        except SyntaxError as error:
+            raise ImageFormatError(f"the HEIF file is not supported: {error}") from error
+        self._image = file[file.primary_index]
+        self.size: tuple[int, int] = self._image.size
+        self.bit_depth: int = self._image.info["bit_depth"]
+        self.has_alpha: bool = self._image.has_alpha
+
+    def decode(self) -> None:
+        """Decode the image.
+
+        Raises:
+            ImageDamagedError: The size differs from the header. Other libheif errors pass through.
+        """
+        declared = self.size
+        self._pixels = memoryview(self._image.data)
+        if self._image.size != declared:
+            raise ImageDamagedError(f"the photo has {self._image.size} pixels, but its header declares {declared}")
+
+    def strip(self, top: int, bottom: int) -> Image.Image:
+        """Return rows of the decoded, upright image with 8 bits per channel, or 16 for deeper grayscale."""
+        mode, stride = self._image.mode, self._image.stride
+        rows = bytes(self._pixels[top * stride : bottom * stride])
+        return Image.frombuffer(mode, (self.size[0], bottom - top), rows, "raw", mode, stride, 1)
+
+
+def open_image(payload: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(payload), formats=FORMATS)
+    except UnidentifiedImageError as error:
+        if payload.startswith(TIFF_SIGNATURES):
+            raise ImageFormatError(
+                "the TIFF file is damaged, or has a pixel format that is not supported",
+                remedy="Save it with 8 or 16 bits per channel, or as PNG.",
+            ) from error
+        if payload.startswith(BASE64_STARTS):
+            raise ImageFormatError(
+                "the bytes are base64 text, not a photo",
+                remedy="Send the content of the file, or send the base64 in 'images' of a JSON body.",
+            ) from error
+        raise ImageFormatError("the bytes are not a photo in a supported format") from error
+
+
+def read_orientation(image: Image.Image) -> tuple[bool, int]:
+    """Return whether to swap left and right, and counterclockwise quarter turns."""
+    return MIRRORED_AND_TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1), (False, 0))
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    try:
+        yield
+    except (KithError, MemoryError):  # MemoryError: a shortage of the server, not a damaged photo
+        raise
+    except TooManySegmentsError as error:
+        raise ImageTooLargeError(str(error)) from error
+    except Exception as error:  # decoders and EXIF readers raise unrelated exceptions on damaged files
+        raise ImageDamagedError(f"the photo cannot be decoded: {error}") from error
+
+
+class TooManySegmentsError(ValueError):
+    """JPEG file with more than MAX_SEGMENTS segments."""
+
+
+def count_scans(payload: bytes, start: int = 0, end: int | None = None) -> int:
+    """Count scans up to the end-of-image marker; videos and other photos may follow.
+
+    Raises:
+        TooManySegmentsError: The file has too many segments.
+    """
+    return sum(marker == START_OF_SCAN for marker, _ in _segments(payload, start, end))
+
+
+def complete(payload: bytes) -> bytes:
+    """Return the file with an end-of-image marker if only that is missing, else unchanged.
+
+    Some cameras and interrupted transfers omit the marker. If scan data is missing too, the file stays truncated, and
+    decoders reject it.
+
+    Raises:
+        TooManySegmentsError: The file has too many segments.
+    """
+    if payload.endswith(END_OF_IMAGE):
+        return payload
+    unpadded = payload.rstrip(b"\0")  # some devices fill the file's last block
+    return _completed(payload) or (_completed(unpadded) if unpadded != payload else None) or payload
+
+
+def _completed(payload: bytes) -> bytes | None:
+    """Return the file with an end-of-image marker; None if more is missing, or nothing. Raises as :func:`complete`."""
+    segments = list(_segments(payload))
+    if (segments and segments[-1][0] == END_OF_IMAGE[1]) or not _has_all_coefficients(segments):
+        return None
+    completed = payload + END_OF_IMAGE
+    try:
+        color = simplejpeg.decode_jpeg_header(completed)[2]
+        # The smallest scale needs little memory, and reads all scan data. libjpeg warns if some is missing.
+        simplejpeg.decode_jpeg(completed, "CMYK" if color in ("CMYK", "YCCK") else "GRAY", min_factor=8)
+    except ValueError:
+        return None
+    return completed
+
+
+def decode_rgb(payload: bytes, size: tuple[int, int], reduction: float) -> NDArray[np.uint8] | None:
+    """Decode to (h, w, 3) uint8 RGB at a scale of REDUCTIONS or 1. Return None if libjpeg rejects the file.
+
+    ``size``: width and height in pixels, as the file declares them.
+    """
+    width, height = (math.ceil(side * reduction) for side in size)
+    try:
+        # Readers may find different sizes in a damaged file. Decode only the size that was checked.
+        if simplejpeg.decode_jpeg_header(payload)[1::-1] != size:
+            return None
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(payload, "RGB", min_height=height, min_width=width)
+    except ValueError:
+        return None
+    return pixels if pixels.shape[:2] == (height, width) else None
+
+
+def _segments(payload: bytes, start: int = 0, end: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield each segment up to the end-of-image marker, as its marker and the content of a frame or scan header.
+
+    Entropy-coded data is searched, not decoded, for the start of the next segment.
+    """
+    at, end = start, len(payload) if end is None else end
+    for _ in range(MAX_SEGMENTS):
+        found = SEGMENT.search(payload, at, end)
+        if found is None:
+            return
+        if found[0] == END_OF_IMAGE:
+            yield END_OF_IMAGE[1], b""
+            return
+        at = found.end() + max(2, int.from_bytes(payload[found.end() : found.end() + 2]))
+        marker = found[0][1]
+        yield marker, payload[found.end() + 2 : at] if marker in FRAMES or marker == START_OF_SCAN else b""
+    raise TooManySegmentsError(f"the photo has more than {MAX_SEGMENTS} segments, the limit")
+
+
+def _has_all_coefficients(segments: list[tuple[int, bytes]]) -> bool:
+    """Return whether the scans cover all components with all coefficients in full precision."""
+    progressive, missing = False, dict[int, set[int]]()
+    for marker, content in segments:
+        if marker in FRAMES:
+            progressive = marker in PROGRESSIVE
+            missing = {component: set(range(COEFFICIENTS)) for component in content[6::3]}
+        elif marker == START_OF_SCAN and content and len(content) == 2 * content[0] + 4:
+            first, last, precision = content[-3:]
+            for component in content[1:-3:2]:
+                # The low half of the last byte is the number of bits that later scans add.
+                if not progressive:
+                    missing.pop(component, None)
+                elif precision & 15 == 0 and component in missing:
+                    missing[component] -= set(range(first, last + 1))
+    return bool(segments) and not any(missing.values())
