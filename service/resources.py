@@ -18,7 +18,7 @@ from service.storage.repositories.shared_indexes import SharedIndexes
 
 if TYPE_CHECKING:
     from service.index.milvus import IndexKind
-    from service.index.milvus_replica import MilvusEngine
+    from service.index.milvus_follower import MilvusEngine
     from service.observability.tracing import Tracing
 
 
@@ -104,7 +104,7 @@ def open_milvus(settings: Settings, database: Database) -> MilvusEngine | None:
     if settings.milvus_uri is None:
         return None
     from service.index.milvus import MilvusOptions  # optional dependency, slow to import
-    from service.index.milvus_replica import MilvusEngine
+    from service.index.milvus_follower import MilvusEngine
 
     token = settings.milvus_token.get_secret_value() if settings.milvus_token else ""
     kind = cast("IndexKind", settings.milvus_index)

@@ -175,7 +175,7 @@ async def _open_galleries(
     else:
         stack.callback(milvus.close)
         milvus.start()
-        followers = Followers(milvus.replica, None, settings.queue_size)
+        followers = Followers(milvus.follower, None, settings.queue_size)
     stack.callback(followers.close)
     calibrations = {served.fingerprint: served.calibration for served in recognizers}
     risks = GalleryRisks(store, calibrations)

@@ -11,7 +11,7 @@ from models.runtime.network import Float
 from service.domain.gallery import NewTemplate, SubjectFilter
 from service.index.follower import Follower, Followers, in_process
 from service.index.milvus import MilvusOptions
-from service.index.milvus_replica import MilvusEngine, MilvusReplica
+from service.index.milvus_follower import MilvusEngine, MilvusFollower
 from service.storage.repositories.shared_indexes import SharedIndexes
 from service.storage.repositories.store import Store
 from tests.databases import open_database
@@ -27,15 +27,15 @@ class Node:
         self.store = Store(database)
         self.shared = SharedIndexes(database)
         self.engine = None if milvus is None else MilvusEngine(milvus, self.shared)
-        self.followers = Followers(in_process(self.store) if self.engine is None else self.engine.replica)
+        self.followers = Followers(in_process(self.store) if self.engine is None else self.engine.follower)
 
     def follower(self, gallery: str = "g") -> Follower:
         return self.followers.catch_up_blocking(self.store.galleries.get(gallery))
 
-    def replica(self, gallery: str = "g") -> MilvusReplica:
+    def replica(self, gallery: str = "g") -> MilvusFollower:
         """Options of a node with Milvus."""
         assert self.engine is not None
-        return self.engine.replica(self.store.galleries.get(gallery))
+        return self.engine.follower(self.store.galleries.get(gallery))
 
     def close(self) -> None:
         self.followers.close()

@@ -1,7 +1,7 @@
-"""Followers: searchable replicas of galleries, which apply the change log before a search, and their cache.
+"""Followers: indexes of galleries, which apply the change log before a search, and their cache.
 
 Those of this module are in memory: a gallery's vectors in a segmented index, searched by its fusion rule.
-service.index.milvus_replica has those in Milvus.
+service.index.milvus_follower has those in Milvus.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _index_settings(settings: GallerySettings) -> tuple[object, ...]:
 
 
 class Follower(ABC):
-    """Searchable replica of one gallery, and the turns of the requests that wait for it. Safe to share between threads.
+    """Index of one gallery, and the turns of the requests that wait for it. Safe to share between threads.
 
     ``loaded``: True after the first catch-up; later ones are short.
     """
@@ -202,12 +202,12 @@ class Follower(ABC):
     def catch_up(self, version: int | None = None) -> None:
         """Apply all writes committed before this call, by any process. The first call can take minutes.
 
-        ``version``: current version of the gallery; a replica that has reached it returns at once.
+        ``version``: current version of the gallery; a follower that has reached it returns at once.
         """
 
     @abstractmethod
     def is_at(self, version: int) -> bool:
-        """Return whether the replica has reached this version of the gallery."""
+        """Return whether it has reached this version of the gallery."""
 
     @abstractmethod
     def search(self, probes: Float, k: int, among: Keys | None = None) -> tuple[list[list[Hit]], int]:
@@ -267,14 +267,14 @@ def in_process(
             sizes,
             device == "gpu",
         )
-        kind = SubjectsReplica if settings.fusion in VECTOR_FUSIONS else TemplatesReplica
+        kind = SubjectsFollower if settings.fusion in VECTOR_FUSIONS else TemplatesFollower
         return kind(store, gallery, index, run_later)
 
     return make
 
 
-class LogReplica(Follower):
-    """Replica that applies a gallery's change log to an index."""
+class MemoryFollower(Follower):
+    """Follower that applies a gallery's change log to a segmented index."""
 
     def __init__(
         self, store: Store, gallery: Gallery, index: SegmentedIndex, run_later: Callable[[Callable[[], None]], None]
@@ -353,8 +353,8 @@ class LogReplica(Follower):
             log.exception("trimming the change log of gallery %s failed", self._gallery.name)
 
 
-class TemplatesReplica(LogReplica):
-    """Replica for the mean of a subject's most similar templates. The index holds all templates."""
+class TemplatesFollower(MemoryFollower):
+    """Follower for the mean of a subject's most similar templates. The index holds all templates."""
 
     @property
     def _best(self) -> int:
@@ -425,8 +425,8 @@ class TemplatesReplica(LogReplica):
         return [Hit(subject, sum(best) / len(best)) for subject, best in counted.items()]
 
 
-class SubjectsReplica(LogReplica):
-    """Replica for a rule that fuses templates into one vector. The index holds one vector per subject."""
+class SubjectsFollower(MemoryFollower):
+    """Follower for a rule that fuses templates into one vector. The index holds one vector per subject."""
 
     def _rows(self, snapshot: Snapshot) -> Rows:
         subjects = np.unique(snapshot.subject_pks)

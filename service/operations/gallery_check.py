@@ -25,7 +25,7 @@ from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 
 if TYPE_CHECKING:
-    from service.index.milvus_replica import MilvusEngine
+    from service.index.milvus_follower import MilvusEngine
 
 PROBES: Final = 32
 NEAREST: Final = 10
@@ -69,7 +69,7 @@ def open_check(
     """
     store = Store(database)
     milvus = open_milvus(database)
-    followers = Followers(in_process(store, in_foreground=True) if milvus is None else milvus.replica)
+    followers = Followers(in_process(store, in_foreground=True) if milvus is None else milvus.follower)
     try:
         files = {
             "abandoned": lambda: abandoned(JobStore(database)),

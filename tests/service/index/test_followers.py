@@ -20,7 +20,7 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryNotFoundError, StorageError
 from service.domain.gallery import Gallery, GallerySettings, Hit, LogTrimmedError, NewTemplate, Snapshot, StoredEvidence
-from service.index.follower import TRIM_AFTER, Follower, Followers, LogReplica, in_process
+from service.index.follower import TRIM_AFTER, Follower, Followers, MemoryFollower, in_process
 from service.index.selection import Sizes
 from service.risk.evidence import impostor_evidence
 from service.storage.db.engine import Database
@@ -118,7 +118,7 @@ def test_a_gallery_loaded_again_is_in_memory_once_less(
     enroll(store, gallery, "a", l2_normalize(rng.normal(size=(1, DIMENSION))))
     vectors = l2_normalize(rng.normal(size=(1, DIMENSION)))
     searched(follower, vectors, 1)
-    assert isinstance(follower, LogReplica)
+    assert isinstance(follower, MemoryFollower)
     held = weakref.ref(follower._index.view.segments[0])
     enroll(store, gallery, "b", vectors)
     store.subjects.delete(gallery, "a")

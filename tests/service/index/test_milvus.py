@@ -22,8 +22,8 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryNotFoundError, IndexUnavailableError, SettingsError
 from service.domain.gallery import GallerySettings, NewTemplate
-from service.index import milvus_replica
-from service.index.milvus_replica import MilvusEngine
+from service.index import milvus_follower
+from service.index.milvus_follower import MilvusEngine
 from service.operations.gallery_check import open_check
 from service.resources import open_milvus
 from service.server import embedded
@@ -137,13 +137,13 @@ def dying_node(node: Node, milvus: MilvusLite, act: str) -> Iterator[None]:
     script = f"""
 import sys
 from service.index.milvus import MilvusOptions
-from service.index.milvus_replica import MilvusEngine
+from service.index.milvus_follower import MilvusEngine
 from service.storage.repositories.shared_indexes import SharedIndexes
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 database = open_database({node.url!r})
 shared, gallery = SharedIndexes(database), Store(database).galleries.get("g")
-replica = MilvusEngine(MilvusOptions({milvus.uri!r}, prefix={node.engine.options.prefix!r}), shared).replica(gallery)
+replica = MilvusEngine(MilvusOptions({milvus.uri!r}, prefix={node.engine.options.prefix!r}), shared).follower(gallery)
 collection = replica.opened()
 with shared.turn(gallery, collection.engine) as turn:
     {act}
@@ -388,7 +388,7 @@ def test_galleries_do_not_meet_and_leave_nothing_behind(nodes: Nodes, rng: np.ra
 
     node.engine.forget(node.store.galleries.delete("h")[0])
     assert rows.galleries("gallery > 0") == {first.pk, third.pk}
-    stale = node.engine.replica(third)
+    stale = node.engine.follower(third)
     node.store.galleries.delete("i")  # by a node that then died
     with pytest.raises(GalleryNotFoundError):
         stale.catch_up()
@@ -470,7 +470,7 @@ def test_writers_do_not_wait_for_milvus(own_lite: MilvusLite, nodes: Nodes, rng:
 def test_what_was_applied_long_ago_is_read_without_waiting(
     nodes: Nodes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(milvus_replica, "SETTLED_S", -1.0)
+    monkeypatch.setattr(milvus_follower, "SETTLED_S", -1.0)
     node, model = nodes(), Model("mean_top_k")
     node.store.galleries.create("g", "f" * 32, SMALL, GallerySettings(fusion="mean_top_k"))
     enroll(node, model, ["a", "b"], rng)

@@ -1,4 +1,4 @@
-"""Replicas in Milvus: shared by all nodes, updated by one node at a time, searched by every fusion rule."""
+"""Followers in Milvus: shared by all nodes, updated by one node at a time, searched by every fusion rule."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class _Reached(NamedTuple):
     since: float
 
 
-class MilvusReplica(Follower):
-    """Replica of one gallery in Milvus.
+class MilvusFollower(Follower):
+    """Follower of one gallery in Milvus.
 
     A thread searches the collection that it caught up with. If that was dropped, the search fails instead of using a
     new, empty collection.
@@ -273,7 +273,7 @@ def _best_of_each(answer: RowMatches) -> list[Hit]:
 
 
 class MilvusEngine:
-    """Factory of replicas in Milvus, and sweeper of rows of deleted galleries.
+    """Factory of followers in Milvus, and sweeper of rows of deleted galleries.
 
     Rows are removed with their gallery, and by a background sweep in case a node or Milvus failed in between.
     """
@@ -295,9 +295,9 @@ class MilvusEngine:
             self._sweeper.join()
         self._milvus.close()
 
-    def replica(self, gallery: Gallery) -> MilvusReplica:
+    def follower(self, gallery: Gallery) -> MilvusFollower:
         self._served.add(gallery.name)
-        return MilvusReplica(self._milvus, self._shared, gallery)
+        return MilvusFollower(self._milvus, self._shared, gallery)
 
     def check(self) -> None:
         """Check that Milvus answers. Raises IndexUnavailableError."""
