@@ -34,12 +34,11 @@ from bench.load import Generator, Order, look_at, multipart
 from bench.machine import machine
 from bench.photos import gallery_of, groups, lfw_probes, people, read
 from bench.servers import GALLERY, kith_server
-from models.engines.gpus import PHOTO_BATCH_SIZES, open_on_device
+from models.engines.selection import PHOTO_BATCH_SIZES, open_on_device
 from models.errors import RuntimeUnavailableError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
-from models.runtime.cuda import diagnose_cuda, visible_gpus
-from models.runtime.cuda_network import CudaNetwork, Device
+from models.runtime.cuda_network import CudaNetwork, Device, diagnose_cuda, visible_gpus
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import BATCH_BUCKETS, OnnxNetwork
 from models.vision.alignment import align

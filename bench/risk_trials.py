@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.risk_photos import DEGRADATIONS, QUALITY, Faces
-from models.risk.calibration import Calibration
+from models.risk.calibration import Calibration, fmr_for_fpir
 from models.risk.gallery_risk import GalleryRisk
-from models.risk.panel import Panel, RowLevels, row_levels
+from models.risk.miss_rate import promised_misses
+from models.risk.probe_shift import Panel, RowLevels, row_levels
 from models.runtime.network import Float
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import GallerySettings, Snapshot
@@ -24,7 +25,6 @@ from service.domain.outcomes import RiskTarget
 from service.risk.decision import ImpostorRisk, Thresholds, decide, score_candidates, thresholds_for
 from service.risk.evidence import impostor_evidence
 from service.risk.gallery_risks import impostor_risk
-from service.risk.risk_report import target_threshold
 from training.evaluation.metrics import Floats, Ints
 
 FPIR: Final = (0.1, 0.01, 0.003, 0.001)
@@ -210,7 +210,9 @@ def judge(draw: Draw, calibration: Calibration | None, recent: bool = False) -> 
         named = identified(alarms, thresholds)
         own = identified(mated, thresholds) & found_first
         hindsight = found_first & (mated.similarities[:, 0] > hindsight_threshold(alarms, weights, fpir))
-        promised = target_threshold(fpir, size, risk.curve, risk.evidence, calibration).misses
+        promised = promised_misses(
+            risk.evidence, calibration, risk.curve.threshold_at_fmr(fmr_for_fpir(fpir, size)).score
+        )
         outcomes.append(
             Outcome(
                 len(draw.snapshot.vectors) // size,

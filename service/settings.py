@@ -13,8 +13,7 @@ from typing import Final, Literal
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from models.engines.gpus import GpuPreference
-from models.engines.selection import EnginePreference
+from models.engines.selection import EnginePreference, GpuPreference
 from models.pack.loading import BUNDLED_PACK, find_pack
 from models.runtime.network import Engine, Precision
 from models.vision.face_search import Detail

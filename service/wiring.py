@@ -48,8 +48,7 @@ from service.operations.status import RecentState, StateReader
 from service.operations.transfers import Transfers
 from service.operations.webhook_delivery import WebhookDelivery, Webhooks, WebhookSender
 from service.resources import open_milvus, open_own_database, open_tracing
-from service.risk.drift import Watches
-from service.risk.drift_reports import DriftReports
+from service.risk.drift import DriftReports, Watches
 from service.risk.gallery_risks import GalleryRisks
 from service.risk.search import GallerySearch
 from service.security.outbound_http import OutboundHttp

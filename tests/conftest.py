@@ -24,8 +24,7 @@ from PIL import Image
 from kith import Kith
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
-from models.risk.calibration import Calibration, histogram
-from models.risk.tails import fit_tail
+from models.risk.calibration import Calibration, fit_tail, histogram
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.detection import Detector
 from models.vision.recognition import Recognizer

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from models.runtime.cuda import CUDA, visible_gpus
+from models.runtime.cuda_network import CUDA, visible_gpus
 from models.runtime.onnx_runtime import available_providers
 from tests.conftest import ROOT
 

@@ -1,4 +1,4 @@
-"""Choice of runtime and precision for each network of a pack."""
+"""Choice of runtime, precision and device for each network of a pack."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from models.engines.gpus import GpuPreference, open_on_gpus
+import numpy as np
+
 from models.errors import ModelError, RuntimeUnavailableError
 from models.runtime import onnx_runtime, openvino_network
-from models.runtime.cuda import CUDA
+from models.runtime.cuda_network import CUDA, CudaNetwork, Device, diagnose_cuda, visible_gpus
 from models.runtime.dynamic_shapes import agrees, make_dynamic
-from models.runtime.network import Engine, Network, Precision
-from models.runtime.onnx_runtime import CPU, OnnxNetwork
+from models.runtime.network import Engine, Float, Network, Precision
+from models.runtime.onnx_runtime import BATCH_BUCKETS, CPU, OnnxNetwork, is_gpu_build
 from models.runtime.openvino_network import OpenVinoNetwork
+from models.vision.detection import CANVAS_BUCKETS_PX
 from models.vision.output_check import check_outputs
 from models.vision.specs import MAX_POINTS_LOST, DetectionSpec, NetworkSpec
 
@@ -24,6 +27,33 @@ log = logging.getLogger(__name__)
 
 PrecisionsByEngine = Mapping[Engine, AbstractSet[Precision]]
 """Installed engines, preferred first, with fp32 and the precisions that are faster on this processor."""
+DevicePreference = Literal["auto", "cpu", "gpu"]
+PHOTO_BATCH_SIZES: Final = (1, 2, 4, 8)
+"""Batch sizes of photos, which are much larger than crops."""
+
+
+@dataclass(frozen=True)
+class GpuPreference:
+    """GPU settings.
+
+    Args:
+        device: "auto" uses GPUs if the GPU build of onnxruntime is installed and a GPU is visible.
+        indices: GPUs to use; None uses all.
+        folder: cache of files made for the GPUs.
+        half: use fp16 if it agrees with fp32.
+    """
+
+    device: DevicePreference = "auto"
+    indices: tuple[int, ...] | None = None
+    folder: Path = Path("data/networks")
+    half: bool = True
+
+    @property
+    def wants_gpu(self) -> bool:
+        """Resolved choice between GPU and CPU."""
+        if self.device == "auto":
+            return bool(visible_gpus()) and is_gpu_build()
+        return self.device == "gpu"
 
 
 @dataclass(frozen=True)
@@ -161,9 +191,8 @@ def open_with_engine(spec: NetworkSpec, choice: EngineChoice, preference: Engine
     path = spec.path if variant is None or variant.path is None else variant.path
     network = RUNTIMES[choice.engine].open(path, choice.precision, preference, None)
     network.reason = choice.reason
-    if isinstance(spec, DetectionSpec) and network.is_static:
-        return _open_dynamic(network, choice, preference)
-    return network
+    is_static = isinstance(spec, DetectionSpec) and network.is_static
+    return _open_dynamic(network, choice, preference) if is_static else network
 
 
 def _open_dynamic(static: CpuNetwork, choice: EngineChoice, preference: EnginePreference) -> CpuNetwork:
@@ -210,10 +239,18 @@ def choose_engine(spec: NetworkSpec, preference: EnginePreference, available: Pr
     engine = default if preference.engine is None else preference.engine
     if engine not in available:
         raise RuntimeUnavailableError(f"{engine} is not installed; installed: {', '.join(available)}")
-    precisions = available[engine]
-    if preference.precision is not None:
-        return _choose_pinned(spec, preference.precision, engine, precisions)
+    precisions, pinned = available[engine], preference.precision
     int8 = next((variant for variant in spec.variants if variant.precision == "int8"), None)
+    # A pack may have INT8 for only one of its networks.
+    if pinned is not None and (pinned != "int8" or int8 is not None):
+        if pinned not in precisions and pinned != "int8":
+            listed = ", ".join(sorted(precisions))
+            raise RuntimeUnavailableError(
+                f"{engine} has no {pinned} on this processor; it has {listed} (KITH_PRECISION)"
+            )
+        return EngineChoice(engine, pinned, "pinned")
+    if pinned is not None:
+        return _choose_float(spec, engine, precisions, "INT8 is pinned, but the pack has no INT8 of this network")
     if "int8" not in precisions:
         return _choose_float(spec, engine, precisions, "this processor has no fast INT8")
     if int8 is None:
@@ -226,19 +263,6 @@ def choose_engine(spec: NetworkSpec, preference: EnginePreference, available: Pr
     return EngineChoice(engine, "int8", reason)
 
 
-def _choose_pinned(
-    spec: NetworkSpec, precision: Precision, engine: Engine, available: AbstractSet[Precision]
-) -> EngineChoice:
-    if precision == "int8" and not any(v.precision == "int8" for v in spec.variants):
-        # Allows pinning INT8 for packs that have it for only one of their networks.
-        return _choose_float(spec, engine, available, "INT8 is pinned, but the pack has no INT8 of this network")
-    if precision not in available and precision != "int8":
-        raise RuntimeUnavailableError(
-            f"{engine} has no {precision} on this processor; it has {', '.join(sorted(available))} (KITH_PRECISION)"
-        )
-    return EngineChoice(engine, precision, "pinned")
-
-
 def _choose_float(spec: NetworkSpec, engine: Engine, available: AbstractSet[Precision], no_int8: str) -> EngineChoice:
     if "bf16" not in available:
         return EngineChoice(engine, "fp32", f"{no_int8}, and {engine} has no bf16 here")
@@ -246,3 +270,54 @@ def _choose_float(spec: NetworkSpec, engine: Engine, available: AbstractSet[Prec
     if lost is not None and lost > MAX_POINTS_LOST:
         return EngineChoice(engine, "fp32", f"{no_int8}, and bf16 loses {lost:g} points")
     return EngineChoice(engine, "bf16", f"{no_int8}; this processor has fast bf16")
+
+
+def open_on_gpus(spec: NetworkSpec, preference: GpuPreference) -> list[CudaNetwork]:
+    """Open the network on each GPU, with all its input shapes prepared.
+
+    Raises:
+        RuntimeUnavailableError: a GPU is missing, or :func:`open_on_device` failed on it.
+    """
+    if (problem := diagnose_cuda()) is not None:
+        raise RuntimeUnavailableError(problem)
+    visible = range(len(visible_gpus()))
+    indices = tuple(visible) if preference.indices is None else preference.indices
+    if missing := set(indices) - set(visible):
+        raise RuntimeUnavailableError(f"GPU {min(missing)} is not visible: there are {len(visible)}, counted from 0")
+    return [open_on_device(spec, Device("cuda", index), preference.folder, preference.half) for index in indices]
+
+
+def open_on_device(spec: NetworkSpec, device: Device, folder: Path, half: bool = True) -> CudaNetwork:
+    """Open the network on one device.
+
+    Raises:
+        RuntimeUnavailableError: the device cannot start, its results differ from the CPU, or it left nodes to the CPU.
+    """
+    shapes = input_shapes(spec)
+    network = CudaNetwork(spec.path, shapes, make_probe(spec, shapes), folder, device, half)
+    if network.cpu_nodes:
+        listed = ", ".join(f"{count} {operator}" for operator, count in sorted(network.cpu_nodes.items()))
+        raise RuntimeUnavailableError(f"{spec.path.name}: some nodes ran on the CPU instead of the GPU: {listed}")
+    return network
+
+
+def input_shapes(spec: NetworkSpec) -> list[tuple[int, ...]]:
+    """Return every (n, 3, height, width) that the service uses. Raises RuntimeUnavailableError for invalid files."""
+    batch, _, height, width = OnnxNetwork(spec.path, "CPUExecutionProvider").input_shape
+    sizes: tuple[int, ...]
+    sides: list[tuple[int, int]]
+    if not isinstance(spec, DetectionSpec):
+        sizes, sides = BATCH_BUCKETS, [spec.shape]
+    elif isinstance(height, int) and isinstance(width, int):
+        sizes, sides = PHOTO_BATCH_SIZES, [(height, width)]
+    else:
+        sizes, sides = PHOTO_BATCH_SIZES, list(product(CANVAS_BUCKETS_PX, CANVAS_BUCKETS_PX))
+    if isinstance(batch, int):
+        sizes = (batch,)
+    return [(size, 3, *side) for size in sizes for side in sides]
+
+
+def make_probe(spec: NetworkSpec, shapes: Sequence[tuple[int, ...]]) -> Float:
+    """Return normalized random pixels of the smallest shape."""
+    pixels = np.random.default_rng(0).integers(0, 256, min(shapes)).astype(np.float32)
+    return np.asarray((pixels - spec.normalization.mean) / spec.normalization.std, np.float32)

@@ -5,73 +5,93 @@ The default catalog is ``catalog.toml``. A site can replace it with a file of th
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    ConfigDict,
+    StrictBool,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic.dataclasses import dataclass
 
 from models.errors import PackError, PackUnknownError
-from models.pack.fields import read_sha256, read_text
+from models.pack.fields import NAME, Name, PositiveInt, Sha256, Text, pack_error
 
 CATALOG_PATH: Final = Path(__file__).with_suffix(".toml")
 PackKind = Literal["bundled", "files", "zip", "openvino", "liveness"]
+DOWNLOADS: Final[Mapping[PackKind, int]] = {"bundled": 0, "zip": 1, "openvino": 3, "liveness": 2}
+"""Number of downloads of a pack; other kinds have at least one."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+MemberPath = Annotated[Text, StringConstraints(pattern=f"^{NAME}(/{NAME})*$")]
+"""File with its folders. No part may begin with a dot, so the path stays inside its directory."""
 
 
 @dataclass(frozen=True)
 class License:
     """License terms. ``allows`` summarizes them; ``acceptance`` demands consent before a download."""
 
-    name: str
-    url: str
-    allows: str
-    acceptance: bool
+    name: Text
+    url: Text
+    allows: Text
+    acceptance: StrictBool
 
 
 @dataclass(frozen=True)
 class PackPart:
     """Terms of one network. ``commercial_use``: the license permits it; ``training_data`` may have other terms."""
 
-    part: str
-    license: str
-    commercial_use: bool
-    training_data: str
+    part: Text
+    license: Text
+    commercial_use: StrictBool
+    training_data: Text
 
 
 @dataclass(frozen=True)
 class ArchiveMember:
     """File to extract from an archive, with its folders. ``sha256`` and ``size`` (bytes) are None if unknown."""
 
-    file: str
-    sha256: str | None
-    size: int | None
+    file: MemberPath
+    sha256: Sha256 | None = None
+    size: PositiveInt | None = None
 
 
 @dataclass(frozen=True)
 class Download:
     """File to download."""
 
-    file: str
-    url: str
-    sha256: str | None
-    size: int | None
+    file: Name
+    url: Text
+    sha256: Sha256 | None = None
+    size: PositiveInt | None = None
     members: tuple[ArchiveMember, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(validate_default=True))
 class CatalogEntry:
     """Pack of the catalog. ``kind``: bundled with Kith, single files, one zip archive, a detector and a
     recognizer to convert from OpenVINO IR, or a liveness network to convert, which is used beside any pack."""
 
-    name: str
+    name: Name
     kind: PackKind
-    about: str
+    about: Text
     license: License
-    downloads: tuple[Download, ...]
+    downloads: tuple[Download, ...] = ()
     parts: tuple[PackPart, ...] = ()
+
+    @field_validator("downloads")
+    @classmethod
+    def _fit_kind(cls, downloads: tuple[Download, ...], info: ValidationInfo) -> tuple[Download, ...]:
+        kind = info.data.get("kind")
+        if kind is not None and len(downloads) != DOWNLOADS.get(kind, max(1, len(downloads))):
+            raise ValueError(f"the number of downloads does not fit the kind {kind}")
+        return downloads
 
     @property
     def commercial_use(self) -> bool | None:
@@ -97,6 +117,9 @@ class CatalogEntry:
         return {file.file: file.sha256 for file in published.get(self.kind, []) if file.sha256 is not None}
 
 
+_ENTRY: Final = TypeAdapter(CatalogEntry)
+
+
 def read_catalog(path: Path = CATALOG_PATH) -> dict[str, CatalogEntry]:
     """Read all entries by name, in file order.
 
@@ -107,7 +130,8 @@ def read_catalog(path: Path = CATALOG_PATH) -> dict[str, CatalogEntry]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
         raise PackError(path.name, f"is not a readable catalog ({error})") from error
-    entries = [_parse_entry(pack, f"pack[{row}]") for row, pack in enumerate(_tables(document, "pack", "pack"))]
+    tables = document.get("pack")
+    entries = [_parse_entry(table, row) for row, table in enumerate(tables)] if isinstance(tables, list) else []
     catalog = {entry.name: entry for entry in entries}
     if not entries or len(catalog) < len(entries):
         raise PackError("pack", "the catalog holds no pack, or two packs of one name")
@@ -121,78 +145,9 @@ def find_entry(catalog: Mapping[str, CatalogEntry], name: str) -> CatalogEntry:
     return catalog[name]
 
 
-def _parse_entry(table: Mapping[str, Any], where: str) -> CatalogEntry:
-    name = _file_name(table, "name", where)
-    kind = read_text(table, "kind", f"{name}.kind")
-    if kind not in get_args(PackKind):
-        raise PackError(f"{name}.kind", f"must be one of {', '.join(get_args(PackKind))}")
-    license = table.get("license")
-    if not isinstance(license, dict) or not isinstance(license.get("acceptance"), bool):
-        raise PackError(f"{name}.license", "must be a table with name, url, allows, and acceptance true or false")
-    downloads = tuple(
-        _parse_download(download, f"{name}.downloads[{row}]")
-        for row, download in enumerate(_tables(table, "downloads", name))
-    )
-    allowed = {"bundled": (0,), "zip": (1,), "openvino": (3,), "liveness": (2,)}
-    if (len(downloads) not in allowed[kind]) if kind in allowed else not downloads:
-        raise PackError(f"{name}.downloads", f"the number of downloads does not fit the kind {kind}")
-    terms = {key: read_text(license, key, f"{name}.license.{key}") for key in ("name", "url", "allows")}
-    about = read_text(table, "about", f"{name}.about")
-    accepted = License(**terms, acceptance=license["acceptance"])
-    parts = tuple(_parse_part(part, f"{name}.parts[{row}]") for row, part in enumerate(_tables(table, "parts", name)))
-    return CatalogEntry(name, kind, about, accepted, downloads, parts)  # type: ignore[arg-type]  # kind is checked above
-
-
-def _parse_part(table: Mapping[str, Any], where: str) -> PackPart:
-    allowed = table.get("commercial_use")
-    if not isinstance(allowed, bool):
-        raise PackError(f"{where}.commercial_use", "must be true or false")
-    part, license, data = (read_text(table, key, f"{where}.{key}") for key in ("part", "license", "training_data"))
-    return PackPart(part, license, allowed, data)
-
-
-def _parse_download(table: Mapping[str, Any], where: str) -> Download:
-    members = tuple(
-        ArchiveMember(
-            _member_path(member, f"{where}.members"),
-            read_sha256(member, "sha256", f"{where}.sha256"),
-            _size(member, where),
-        )
-        for member in _tables(table, "members", where)
-    )
-    return Download(
-        _file_name(table, "file", where),
-        read_text(table, "url", f"{where}.url"),
-        read_sha256(table, "sha256", f"{where}.sha256"),
-        _size(table, where),
-        members,
-    )
-
-
-def _tables(table: Mapping[str, Any], key: str, where: str) -> list[dict[str, Any]]:
-    value = table.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise PackError(f"{where}.{key}", "must be an array of tables")
-    return value
-
-
-def _member_path(table: Mapping[str, Any], where: str) -> str:
-    value = read_text(table, "file", f"{where}.file")
-    # No part may begin with a dot, so the path stays inside its directory.
-    if not all(_NAME.fullmatch(part) for part in value.split("/")):
-        raise PackError(f"{where}.file", "must be file and folder names separated by '/', as int8/recognizer.onnx")
-    return value
-
-
-def _file_name(table: Mapping[str, Any], key: str, where: str) -> str:
-    value = read_text(table, key, f"{where}.{key}")
-    if not _NAME.fullmatch(value):
-        raise PackError(f"{where}.{key}", "must be letters, digits, '.', '_' or '-', beginning with a letter or digit")
-    return value
-
-
-def _size(table: Mapping[str, Any], where: str) -> int | None:
-    value = table.get("size")
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
-        raise PackError(f"{where}.size", "must be a positive number of bytes")
-    return value
+def _parse_entry(table: Any, row: int) -> CatalogEntry:
+    try:
+        return _ENTRY.validate_python(table)
+    except ValidationError as error:
+        named = isinstance(table, dict) and error.errors()[0]["loc"] != ("name",)
+        raise pack_error(error, table["name"] if named else f"pack[{row}]") from error

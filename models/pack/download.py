@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -70,9 +69,7 @@ class Downloader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.close()
 
     def fetch(
@@ -97,7 +94,7 @@ class Downloader:
         partial = _Partial(target.with_name(f"{target.name}.partial"))
         actual = ""
         for _ in range(2):  # a corrupt file is downloaded once more
-            self._complete(url, partial, sha256, size, progress or _no_progress)
+            self._complete(url, partial, sha256, size, progress or (lambda name, done, total: None))
             actual = sha256_of(partial.path)
             if sha256 is None or actual == sha256:
                 file = DownloadedFile(target.name, without_credentials(url), actual, partial.size())
@@ -232,7 +229,3 @@ def without_credentials(url: str) -> str:
     """Return a URL without user, password and query, for messages and records."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
-
-
-def _no_progress(name: str, done: int, total: int | None) -> None:
-    pass

@@ -12,17 +12,13 @@ from numpy.typing import NDArray
 
 from models.errors import PackError
 from models.pack.unlabeled_photos import MIN_FACE_PX, read_photo
-from models.runtime.network import Float
 from models.vision.alignment import Alignment, align
 from models.vision.detection import Detector, downscale
 from models.vision.photo_files import list_photos, visible_subfolders
-from models.vision.pixels import to_planes
-from models.vision.specs import RecognitionSpec
 
 MAX_PHOTOS: Final = 300
 MAX_CROPS: Final = 1024
 MIN_FACES: Final = 24
-BATCH_ROWS: Final = 16
 PHOTOS_PER_PERSON: Final = 4
 MAX_PEOPLE: Final = 1000
 MIN_PROBES: Final = 100
@@ -83,20 +79,6 @@ def collect_samples(
             "those that the service will see",
         )
     return QuantizationSamples(halves[0], ranges, halves[1], measured)
-
-
-def crop_batches(crops: Crops, spec: RecognitionSpec) -> Iterator[Float]:
-    """Yield the recognizer's inputs for crops, in batches."""
-    side = spec.alignment.size_px
-    for start in range(0, len(crops), BATCH_ROWS):
-        batch = crops[start : start + BATCH_ROWS]
-        yield to_planes(batch, spec.normalization, np.empty((len(batch), 3, side, side), np.float32))
-
-
-def photo_batches(photos: Photos, detector: Detector) -> Iterator[Float]:
-    """Yield the detector's input for each photo, on its own canvas as in serving."""
-    for photo in photos:
-        yield detector.prepare(photo).planes[None]
 
 
 def read_people(folder: Path, detector: Detector, alignment: Alignment) -> People:

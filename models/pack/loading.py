@@ -1,30 +1,51 @@
-"""Finding and loading of model packs, with or without a manifest."""
+"""Finding and loading of model packs, with or without a manifest.
+
+ONNX files without a manifest are routed by the rules of ``insightface.model_zoo.ModelRouter``: by the number of outputs
+and the input size. Kith also reads the output shapes, because InsightFace's rules take every network with a square
+input for a recognizer.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from models.errors import PackError
-from models.pack.fields import read_object
 from models.pack.manifest import (
-    CALIBRATION_FILE,
     MANIFEST_FILE,
     MANIFEST_VERSION,
     ModelPack,
-    attach_calibration,
-    attach_variants,
-    parse_liveness,
+    attach_files,
+    load_liveness,
     parse_manifest,
     read_json,
 )
-from models.pack.routing import choose_recognizer, route
-from models.vision.specs import DetectionSpec, LivenessSpec, RecognitionSpec
+from models.runtime.onnx_check import check_model, read_model
+from models.vision.alignment import insightface_alignment
+from models.vision.detection import SCRFD_COLUMNS, SCRFD_STRIDES
+from models.vision.specs import DetectionSpec, Normalization, RecognitionSpec
+
+if TYPE_CHECKING:
+    import onnx
 
 BUNDLED_PACK: Final = Path(__file__).parents[1] / "packs" / "kith-compact"
 LIVENESS_DIR: Final = "liveness"
 """Folder of the models directory with a folder for each pulled liveness network."""
+MIN_DETECTOR_OUTPUTS: Final = 5
+YUNET_OUTPUTS: Final = 12
+FLOAT_TYPES: Final = (1, 10, 11)
+"""ONNX's FLOAT, FLOAT16 and DOUBLE."""
+LANDMARK_SIDE_PX: Final = 192
+ATTRIBUTE_SIDE_PX: Final = 96
+SWAPPER_SIDE_PX: Final = 128
+MIN_CROP_PX: Final = 112
+CROP_MULTIPLE_PX: Final = 16
+EMBEDDING_MULTIPLE: Final = 64
+"""Usual embeddings have a multiple of 64 numbers. Attributes, emotions and landmarks have other lengths."""
+FIRST_NODES: Final = 8
 
 
 def find_pack(name: Path, models_dir: Path) -> Path:
@@ -57,15 +78,7 @@ def load_pack(directory: Path) -> ModelPack:
         document = read_json(manifest)
         if document.get("manifest_version") == MANIFEST_VERSION:
             return parse_manifest(directory, document)
-    calibration = CALIBRATION_FILE if (directory / CALIBRATION_FILE).is_file() else None
-    return attach_calibration(attach_variants(_load_unversioned(directory)), calibration)
-
-
-def load_liveness(directory: Path) -> LivenessSpec:
-    """Load a liveness network that is no part of a pack. Raises PackError if it is missing or invalid."""
-    directory = directory.resolve()
-    document = read_json(directory / MANIFEST_FILE)
-    return parse_liveness(directory, read_object(document, "tasks", "tasks"))
+    return attach_files(_load_unversioned(directory))
 
 
 def with_pulled_liveness(pack: ModelPack, models_dir: Path) -> ModelPack:
@@ -87,7 +100,7 @@ def _load_unversioned(directory: Path) -> ModelPack:
     """
     # Hidden files, such as macOS's `._detector.onnx`, are no networks. InsightFace skips them too.
     paths = [path for path in sorted(directory.glob("*.onnx")) if not path.name.startswith(".")]
-    routed = {path: route(path) for path in paths}
+    routed = {path: _route_file(path) for path in paths}
     detectors = [found for found in routed.values() if isinstance(found, DetectionSpec)]
     recognizers = [found for found in routed.values() if isinstance(found, RecognitionSpec)]
     ignored = {path.name: found for path, found in routed.items() if isinstance(found, str)}
@@ -98,9 +111,91 @@ def _load_unversioned(directory: Path) -> ModelPack:
         )
     if not recognizers:
         raise PackError("tasks.recognition", f"no recognizer among {directory.name}/*.onnx{listed}")
-    detection, recognition = detectors[0], choose_recognizer(recognizers)
+    detection, recognition = detectors[0], _choose_recognizer(recognizers)
     for kind, chosen, every in (("detector", detection, detectors), ("recognizer", recognition, recognizers)):
         ignored |= {
             spec.path.name: f"a further {kind}; {chosen.path.name} is used" for spec in every if spec is not chosen
         }
     return ModelPack(directory, directory.name, directory.name, detection, recognition, ignored=ignored)
+
+
+def _route_file(path: Path) -> DetectionSpec | RecognitionSpec | str:
+    """Return the spec of a detector or recognizer, or the reason why the file is neither."""
+    try:
+        model = read_model(path)
+        found = _route(path, model.graph)
+        if not isinstance(found, str):
+            check_model(model, path.name)
+    except PackError as error:
+        return error.problem
+    return found
+
+
+def _choose_recognizer(found: Sequence[RecognitionSpec]) -> RecognitionSpec:
+    """Return the first recognizer with an embedding of usual length, or else the first one, as InsightFace does."""
+    return next((spec for spec in found if spec.dimension % EMBEDDING_MULTIPLE == 0), found[0])
+
+
+def _route(path: Path, graph: onnx.GraphProto) -> DetectionSpec | RecognitionSpec | str:
+    initialized = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in initialized]
+    shape = _sides(inputs[0]) if inputs else []
+    if len(shape) != 4 or shape[1] not in (0, 3):
+        return "its first input takes no images (batch, 3, height, width)"
+    if inputs[0].type.tensor_type.elem_type not in FLOAT_TYPES:
+        return "its input has another type than FLOAT, FLOAT16 and DOUBLE"
+    if len(graph.output) >= MIN_DETECTOR_OUTPUTS:
+        return _route_detector(path, graph)
+    height, width = shape[2:]
+    if height == width == LANDMARK_SIDE_PX:
+        return "a landmark network (192x192)"
+    if height == width == ATTRIBUTE_SIDE_PX:
+        return "an attribute network (96x96)"
+    if len(inputs) == 2 and height == width == SWAPPER_SIDE_PX:
+        return "a face swapper (two inputs)"
+    return _route_recognizer(path, graph, len(inputs), height, width)
+
+
+def _route_detector(path: Path, graph: onnx.GraphProto) -> DetectionSpec | str:
+    outputs = len(graph.output)
+    if outputs == YUNET_OUTPUTS and any(output.name.startswith("kps") for output in graph.output):
+        return DetectionSpec(path, None, Normalization(0.0, 1.0, "BGR"), "yunet")
+    if outputs not in SCRFD_STRIDES:
+        return f"a network with {outputs} outputs, neither SCRFD with five points nor YuNet"
+    for number, output in enumerate(graph.output):
+        columns = SCRFD_COLUMNS[number // len(SCRFD_STRIDES[outputs])]
+        if (declared := _sides(output)) and declared[-1] not in (0, columns):
+            return f"a network with {outputs} outputs of other shapes than SCRFD's"
+    return DetectionSpec(path, None, Normalization(127.5, 128.0), "scrfd")
+
+
+def _route_recognizer(
+    path: Path, graph: onnx.GraphProto, inputs: int, height: int, width: int
+) -> RecognitionSpec | str:
+    if not height or not width:
+        return "its input declares no fixed height and width"
+    if height != width or height < MIN_CROP_PX or height % CROP_MULTIPLE_PX:
+        return f"a network for images of {width}x{height}"
+    alignment = insightface_alignment(height)
+    if alignment is None:
+        return f"InsightFace defines no face crop of {width}x{height}: describe it in manifest.json"
+    if inputs != 1 or len(graph.output) != 1:
+        return f"a network with {inputs} inputs and {len(graph.output)} outputs"
+    declared = _sides(graph.output[0])
+    row = declared[1:] if len(declared) > 1 else declared
+    dimension = math.prod(row)
+    if not row or dimension == 0:
+        return "it declares no length of its embedding: state it in manifest.json"
+    if dimension != max(row):
+        return f"it returns {'x'.join(map(str, row))} numbers, which are no embedding"
+    # A recognizer whose first nodes subtract and multiply normalizes its own input.
+    names = [node.name for node in graph.node[:FIRST_NODES]]
+    subtracts = any(name.startswith(("Sub", "_minus")) for name in names)
+    multiplies = any(name.startswith(("Mul", "_mul")) for name in names)
+    normalization = Normalization(0.0, 1.0) if subtracts and multiplies else Normalization(127.5, 127.5)
+    return RecognitionSpec(path, None, normalization, alignment, dimension, "insightface-arcface-1")
+
+
+def _sides(value: onnx.ValueInfoProto) -> list[int]:
+    """Return the declared sides of a tensor; 0 for an open side, and no sides for a tensor without a shape."""
+    return [max(0, side.dim_value) for side in value.type.tensor_type.shape.dim]

@@ -10,26 +10,30 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, TypeVar, cast
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from models.checksums import sha256_of
 from models.errors import PackError
-from models.pack.fields import (
-    read_file,
-    read_number,
-    read_object,
-    read_optional_object,
-    read_positive_int,
-    read_sha256,
-    read_share,
-    read_text,
-)
+from models.pack.fields import Name, Number, PositiveInt, Sha256, Share, Text, pack_error
 from models.runtime.network import Precision
 from models.runtime.onnx_check import check_network
 from models.vision.alignment import LANDMARK_COUNT, STANDARD_ALIGNMENT, Alignment, standard_alignment
 from models.vision.specs import (
     BoxCrops,
+    ColorOrder,
     DetectionSpec,
     HeadKind,
     LivenessSpec,
@@ -51,13 +55,13 @@ MAX_DIMENSION: Final = 65_536
 MAX_CLASSES: Final = 1000
 MAX_LIVENESS_CROPS: Final = 8
 MAX_FACE_SIZES: Final = 10.0
-VARIANT_PRECISIONS: Final[tuple[Precision, ...]] = ("bf16", "fp16", "int8")
 LIVENESS_ALIGNMENT: Final = Alignment(
     80, ((32.03, 38.06), (47.89, 37.98), (40.01, 47.08), (33.50, 56.36), (46.63, 56.29))
 )
 """Default of ``insightface.addons.liveness``: a small face with a wide margin."""
 
-_MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SAFE_PATH: Final = re.compile(r"[A-Za-z0-9_.-][A-Za-z0-9_./ -]{0,199}")
+_Document = TypeVar("_Document", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -145,184 +149,239 @@ def read_json(path: Path) -> Mapping[str, Any]:
     return document
 
 
-def attach_calibration(pack: ModelPack, file: Any) -> ModelPack:
-    """Return the pack with the calibration in ``file``; unchanged if ``file`` is None."""
-    if file is None:
-        return pack
-    return replace(pack, calibration=read_json(read_file(pack.directory, file, "calibration", ".json")))
-
-
-def attach_variants(pack: ModelPack) -> ModelPack:
-    """Return a pack without a manifest with the variants of its VARIANTS_FILE, if there is one."""
-    path = pack.directory / VARIANTS_FILE
-    if not path.is_file():
-        return pack
-    document = {"variants": read_json(path)}
-    return replace(
-        pack,
-        detection=replace(pack.detection, variants=_parse_variants(pack.directory, document, "detection")),
-        recognition=replace(pack.recognition, variants=_parse_variants(pack.directory, document, "recognition")),
-    )
-
-
 def parse_manifest(directory: Path, document: Mapping[str, Any]) -> ModelPack:
     """Validate a manifest of version 2 in a resolved ``directory``.
 
     Raises:
         PackError: a field is missing or invalid.
     """
-    model_id = read_text(document, "model_id", "model_id")
-    if not _MODEL_ID.fullmatch(model_id):
-        raise PackError(
-            "model_id", "must be 1 to 128 letters, digits, '.', '_' or '-', beginning with a letter or digit"
-        )
-    # InsightFace requires this key. The file itself may be absent (docs/decisions/0003).
-    if PurePosixPath(read_text(document, "license", "license")).name != LICENSE_FILE:
-        raise PackError("license", f"must name {LICENSE_FILE}")
-    tasks = read_object(document, "tasks", "tasks")
+    manifest = _validate(_Manifest, directory, document)
+    tasks = manifest.tasks
     pack = ModelPack(
-        directory=directory,
-        model_id=model_id,
-        display_name=str(document.get("display_name", model_id)),
-        detection=_parse_detection(directory, document, read_object(tasks, "detection", "tasks.detection")),
-        recognition=_parse_recognition(directory, document, read_object(tasks, "recognition", "tasks.recognition")),
-        liveness=parse_liveness(directory, tasks) if "liveness" in tasks else None,
-        provenance=read_optional_object(document, "provenance"),
-        metrics=read_optional_object(document, "metrics"),
+        directory,
+        manifest.model_id,
+        str(document.get("display_name", manifest.model_id)),
+        tasks.detection.spec(manifest.variants.detection),
+        tasks.recognition.spec(manifest.variants.recognition),
+        None if tasks.liveness is None else tasks.liveness.spec(),
+        None if manifest.calibration is None else read_json(manifest.calibration),
+        manifest.provenance,
+        manifest.metrics,
     )
     if pack.detection.path == pack.recognition.path:
         raise PackError("tasks.recognition.file", "is the detector's file")
     if pack.liveness is not None and pack.liveness.path in (pack.detection.path, pack.recognition.path):
         raise PackError("tasks.liveness.file", "is another task's file")
-    return attach_calibration(pack, document.get("calibration"))
+    return pack
 
 
-def _parse_detection(directory: Path, document: Mapping[str, Any], task: Mapping[str, Any]) -> DetectionSpec:
-    return DetectionSpec(
-        path=read_file(directory, task.get("file"), "tasks.detection.file", ".onnx"),
-        sha256=read_sha256(task, "sha256", "tasks.detection.sha256"),
-        normalization=_parse_normalization(task, "tasks.detection", Normalization(127.5, 128.0)),
-        head=_parse_head(task),
-        variants=_parse_variants(directory, document, "detection"),
-    )
+def attach_files(pack: ModelPack) -> ModelPack:
+    """Return a pack without a manifest with its calibration and with the variants of its VARIANTS_FILE, if any."""
+    calibration, variants = pack.directory / CALIBRATION_FILE, pack.directory / VARIANTS_FILE
+    if calibration.is_file():
+        pack = replace(pack, calibration=read_json(calibration))
+    if variants.is_file():
+        found = _validate(_VariantsFile, pack.directory, {"variants": read_json(variants)}).variants
+        detection = replace(pack.detection, variants=_specs(found.detection))
+        recognition = replace(pack.recognition, variants=_specs(found.recognition))
+        pack = replace(pack, detection=detection, recognition=recognition)
+    return pack
 
 
-def _parse_recognition(directory: Path, document: Mapping[str, Any], task: Mapping[str, Any]) -> RecognitionSpec:
-    return RecognitionSpec(
-        path=read_file(directory, task.get("file"), "tasks.recognition.file", ".onnx"),
-        sha256=read_sha256(task, "sha256", "tasks.recognition.sha256"),
-        normalization=_parse_normalization(task, "tasks.recognition", Normalization(127.5, 127.5)),
-        alignment=_parse_alignment(task, "tasks.recognition", STANDARD_ALIGNMENT),
-        dimension=read_positive_int(
-            task.get("embedding_dimension", 512), "tasks.recognition.embedding_dimension", MAX_DIMENSION
-        ),
-        preprocessing_version=str(task.get("preprocessing_version", "insightface-arcface-1")),
-        variants=_parse_variants(directory, document, "recognition"),
-    )
+def load_liveness(directory: Path) -> LivenessSpec:
+    """Load a liveness network that is no part of a pack. Raises PackError if it is missing or invalid."""
+    directory = directory.resolve()
+    return _validate(_PulledLiveness, directory, read_json(directory / MANIFEST_FILE)).tasks.liveness.spec()
 
 
-def parse_liveness(directory: Path, tasks: Mapping[str, Any]) -> LivenessSpec:
-    """Parse the liveness task. Defaults are those of ``insightface.addons.liveness``.
-
-    Raises:
-        PackError: a field is missing or invalid.
-    """
-    task, name = read_object(tasks, "liveness", "tasks.liveness"), "tasks.liveness"
-    live = task.get("live_class")
-    if live is not None and (isinstance(live, bool) or not isinstance(live, int) or not 0 <= live < MAX_CLASSES):
-        raise PackError(f"{name}.live_class", "must be the index of a class, counted from 0")
-    return LivenessSpec(
-        path=read_file(directory, task.get("file"), f"{name}.file", ".onnx"),
-        sha256=read_sha256(task, "sha256", f"{name}.sha256"),
-        normalization=_parse_normalization(task, name, Normalization(0.0, 255.0)),
-        crop=_parse_liveness_crop(task, name),
-        live_class=live,
-        threshold=read_share(task.get("threshold", 0.8), f"{name}.threshold"),
-        max_outside=read_share(task.get("max_outside", 0.3), f"{name}.max_outside"),
-    )
+def _validate(kind: type[_Document], directory: Path, document: Mapping[str, Any]) -> _Document:
+    try:
+        return kind.model_validate(document, context=directory)
+    except ValidationError as error:
+        raise pack_error(error) from error
 
 
-def _parse_liveness_crop(task: Mapping[str, Any], name: str) -> Alignment | BoxCrops:
-    """Parse ``face_sizes`` with the size of crops side by side, or an alignment."""
-    if "face_sizes" not in task:
-        return _parse_alignment(task, name, LIVENESS_ALIGNMENT)
-    sizes, shape = task["face_sizes"], task.get("input_size")
-    if not isinstance(sizes, list) or not 1 <= len(sizes) <= MAX_LIVENESS_CROPS:
-        raise PackError(f"{name}.face_sizes", f"must be a list of 1 to {MAX_LIVENESS_CROPS} numbers")
-    numbers = tuple(read_number(size, f"{name}.face_sizes") for size in sizes)
-    if not all(1 <= number <= MAX_FACE_SIZES for number in numbers):
-        raise PackError(f"{name}.face_sizes", f"must be numbers from 1 to {MAX_FACE_SIZES}")
-    side = read_positive_int(
-        shape[1] if isinstance(shape, list) and len(shape) == 2 else None, f"{name}.input_size", MAX_CROP_PX
-    )
-    if shape != [side * len(numbers), side]:
-        raise PackError(f"{name}.input_size", "must be the width and height of square crops side by side")
-    return BoxCrops(side, numbers)
+def _pack_file(suffix: str, value: Any, info: ValidationInfo) -> Path:
+    """Return the path of a file in the pack's directory. Symbolic links that lead out of it are rejected."""
+    if not isinstance(value, str) or not _SAFE_PATH.fullmatch(value) or ".." in PurePosixPath(value).parts:
+        raise ValueError(f"{value!r} must be a plain relative path inside the pack")
+    directory = cast(Path, info.context)
+    path = (directory / value).resolve()
+    if not path.is_relative_to(directory):
+        raise ValueError(f"{value!r} must be inside the pack")
+    if path.suffix.lower() != suffix:
+        raise ValueError(f"{value!r} must end in {suffix}")
+    if not path.is_file():
+        raise ValueError(f"{value!r} does not exist in the pack")
+    return path
 
 
-def _parse_variants(directory: Path, document: Mapping[str, Any], task: str) -> tuple[Variant, ...]:
-    """Parse ``{"variants": {TASK: {PRECISION: {"file", "sha256", "of", "measured"}}}}``."""
-    listed = read_optional_object(read_optional_object(document, "variants"), task)
-    variants = []
-    for precision in listed:
-        name = f"variants.{task}.{precision}"
-        if precision not in VARIANT_PRECISIONS:
-            raise PackError(name, f"is not a known variant ({', '.join(VARIANT_PRECISIONS)})")
-        value = read_object(listed, precision, name)
-        path = read_file(directory, value["file"], f"{name}.file", ".onnx") if "file" in value else None
-        if path is None and precision == "int8":
-            raise PackError(f"{name}.file", "is required: runtimes do not convert networks to INT8")
-        sha256 = read_sha256(value, "sha256", f"{name}.sha256")
-        of = read_sha256(value, "of", f"{name}.of")
-        if of is None or (path is not None and sha256 is None):
-            raise PackError(name, "needs `of`, the sha256 of the main file, and the sha256 of its own file")
-        measured = read_optional_object(value, "measured")
-        if "points_lost" in measured:
-            read_number(measured["points_lost"], f"{name}.measured.points_lost")
-        variants.append(Variant(precision, path, sha256, of, measured))
-    return tuple(variants)
+OnnxFile = Annotated[Path, BeforeValidator(partial(_pack_file, ".onnx"))]
+JsonFile = Annotated[Path, BeforeValidator(partial(_pack_file, ".json"))]
+FaceSize = Annotated[Number, Field(ge=1, le=MAX_FACE_SIZES)]
+Points = Annotated[tuple[tuple[Number, Number], ...], Field(min_length=LANDMARK_COUNT, max_length=LANDMARK_COUNT)]
 
 
-def _parse_normalization(task: Mapping[str, Any], name: str, default: Normalization) -> Normalization:
-    value = task.get("preprocessing", {"mean": default.mean, "std": default.std})
-    color = task.get("color", "RGB")
-    if color not in ("RGB", "BGR"):
-        raise PackError(f"{name}.color", "must be RGB or BGR")
-    if value == "embedded":
-        return Normalization(0.0, 1.0, color)
-    if not isinstance(value, dict) or set(value) != {"mean", "std"}:
-        raise PackError(f"{name}.preprocessing", 'must be "embedded" or an object with exactly mean and std')
-    std = read_number(value["std"], f"{name}.preprocessing.std")
-    if std <= 0:
-        raise PackError(f"{name}.preprocessing.std", "must be positive")
-    return Normalization(read_number(value["mean"], f"{name}.preprocessing.mean"), std, color)
+class _Measured(BaseModel, extra="allow"):
+    points_lost: Number | None = None
 
 
-def _parse_head(task: Mapping[str, Any]) -> HeadKind:
-    match task.get("head", "scrfd"):
-        case "scrfd" | "yunet" as head:
-            return head  # type: ignore[no-any-return]
-        case other:
-            raise PackError("tasks.detection.head", f"{other!r} is not a known head (scrfd, yunet)")
+class _Variant(BaseModel):
+    file: OnnxFile | None = None
+    sha256: Sha256 | None = None
+    of: Sha256
+    measured: _Measured = _Measured()
+
+    @model_validator(mode="after")
+    def _has_checksum(self) -> _Variant:
+        if self.file is not None and self.sha256 is None:
+            raise ValueError("needs the sha256 of its own file")
+        return self
+
+    def spec(self, precision: Precision) -> Variant:
+        return Variant(precision, self.file, self.sha256, self.of, self.measured.model_dump(exclude_unset=True))
 
 
-def _parse_alignment(task: Mapping[str, Any], task_name: str, default: Alignment) -> Alignment:
-    """Parse the alignment. Without a template, other sizes than the default's use the standard template."""
-    sides, name = task.get("input_size", [default.size_px] * 2), f"{task_name}.input_size"
-    if not isinstance(sides, list) or len(sides) != 2 or sides[0] != sides[1]:
-        raise PackError(name, "must be two equal integers")
-    size_px = read_positive_int(sides[0], name, MAX_CROP_PX)
-    if "alignment" not in task:
+VariantPrecision = Literal["bf16", "fp16", "int8"]
+Listed = Mapping[VariantPrecision, _Variant]
+
+
+class _Variants(BaseModel):
+    detection: Listed = {}
+    recognition: Listed = {}
+
+    @field_validator("detection", "recognition")
+    @classmethod
+    def _have_int8_file(cls, listed: Listed) -> Listed:
+        if "int8" in listed and listed["int8"].file is None:
+            raise ValueError("int8 needs a file: runtimes do not convert networks to INT8")
+        return listed
+
+
+def _specs(listed: Listed) -> tuple[Variant, ...]:
+    return tuple(variant.spec(precision) for precision, variant in listed.items())
+
+
+class _Preprocessing(BaseModel, extra="forbid"):
+    mean: Number
+    std: Annotated[Number, Field(gt=0)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_embedded(cls, value: Any) -> Any:
+        return {"mean": 0.0, "std": 1.0} if value == "embedded" else value
+
+
+class _Task(BaseModel):
+    file: OnnxFile
+    sha256: Sha256 | None = None
+    preprocessing: _Preprocessing
+    color: ColorOrder = "RGB"
+
+    @property
+    def normalization(self) -> Normalization:
+        return Normalization(self.preprocessing.mean, self.preprocessing.std, self.color)
+
+
+class _Detection(_Task):
+    preprocessing: _Preprocessing = _Preprocessing(mean=127.5, std=128.0)
+    head: HeadKind = "scrfd"
+
+    def spec(self, listed: Listed) -> DetectionSpec:
+        return DetectionSpec(self.file, self.sha256, self.normalization, self.head, _specs(listed))
+
+
+class _Alignment(BaseModel, extra="forbid"):
+    template: Points
+
+    @field_validator("template")
+    @classmethod
+    def _is_distinct(cls, points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+        if len(set(points)) < len(points):
+            raise ValueError("the points must differ from each other")
+        return points
+
+
+class _CropTask(_Task):
+    input_size: tuple[PositiveInt, Annotated[PositiveInt, Field(le=MAX_CROP_PX)]] | None = None
+    alignment: _Alignment | None = None
+
+    def side_px(self, task: str, columns: int = 1) -> int | None:
+        if self.input_size is not None and self.input_size[0] != columns * self.input_size[1]:
+            problem = f"must be the width and height of {columns} square crops, side by side"
+            raise PackError(f"tasks.{task}.input_size", problem)
+        return None if self.input_size is None else self.input_size[1]
+
+    def aligned(self, task: str, default: Alignment) -> Alignment:
+        """Return the alignment. Without a template, other sizes than the default's use the standard template."""
+        size_px = self.side_px(task) or default.size_px
+        if self.alignment is not None:
+            return Alignment(size_px, self.alignment.template)
         return default if size_px == default.size_px else standard_alignment(size_px)
-    value = read_object(task, "alignment", f"{task_name}.alignment")
-    if set(value) != {"template"}:
-        raise PackError(f"{task_name}.alignment", "must hold exactly template")
-    name, template = f"{task_name}.alignment.template", value["template"]
-    if not isinstance(template, list) or len(template) != LANDMARK_COUNT:
-        raise PackError(name, f"must be a list of {LANDMARK_COUNT} points [x, y] in crop pixels")
-    if not all(isinstance(point, list) and len(point) == 2 for point in template):
-        raise PackError(name, "each point must be two numbers [x, y]")
-    points = [(read_number(x, name), read_number(y, name)) for x, y in template]
-    if len(set(points)) < LANDMARK_COUNT:
-        raise PackError(name, "the points must differ from each other")
-    return Alignment(size_px, tuple(points))
+
+
+class _Recognition(_CropTask):
+    preprocessing: _Preprocessing = _Preprocessing(mean=127.5, std=127.5)
+    embedding_dimension: Annotated[PositiveInt, Field(le=MAX_DIMENSION)] = 512
+    preprocessing_version: Annotated[str, BeforeValidator(str)] = "insightface-arcface-1"
+
+    def spec(self, listed: Listed) -> RecognitionSpec:
+        return RecognitionSpec(
+            self.file,
+            self.sha256,
+            self.normalization,
+            self.aligned("recognition", STANDARD_ALIGNMENT),
+            self.embedding_dimension,
+            self.preprocessing_version,
+            _specs(listed),
+        )
+
+
+class _Liveness(_CropTask):
+    """Liveness task, with the defaults of ``insightface.addons.liveness``."""
+
+    preprocessing: _Preprocessing = _Preprocessing(mean=0.0, std=255.0)
+    face_sizes: Annotated[tuple[FaceSize, ...], Field(min_length=1, max_length=MAX_LIVENESS_CROPS)] | None = None
+    live_class: Annotated[int, Field(strict=True, ge=0, lt=MAX_CLASSES)] | None = None
+    threshold: Share = 0.8
+    max_outside: Share = 0.3
+
+    def spec(self) -> LivenessSpec:
+        crop: Alignment | BoxCrops
+        if self.face_sizes is None:
+            crop = self.aligned("liveness", LIVENESS_ALIGNMENT)
+        elif (side_px := self.side_px("liveness", len(self.face_sizes))) is not None:
+            crop = BoxCrops(side_px, self.face_sizes)
+        else:
+            raise PackError("tasks.liveness.input_size", "is required beside face_sizes")
+        return LivenessSpec(
+            self.file, self.sha256, self.normalization, crop, self.live_class, self.threshold, self.max_outside
+        )
+
+
+class _Tasks(BaseModel):
+    detection: _Detection
+    recognition: _Recognition
+    liveness: _Liveness | None = None
+
+
+class _VariantsFile(BaseModel):
+    variants: _Variants = _Variants()
+
+
+class _Manifest(_VariantsFile):
+    model_id: Name
+    # InsightFace requires this key. The file itself may be absent (docs/decisions/0003).
+    license: Annotated[Text, StringConstraints(pattern=rf"^(.*/)?{re.escape(LICENSE_FILE)}$")]
+    tasks: _Tasks
+    provenance: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
+    calibration: JsonFile | None = None
+
+
+class _LivenessTask(BaseModel):
+    liveness: _Liveness
+
+
+class _PulledLiveness(BaseModel):
+    tasks: _LivenessTask

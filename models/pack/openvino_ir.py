@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from types import MappingProxyType
 from typing import Any, Final
 from xml.etree import ElementTree
 
@@ -23,9 +22,7 @@ from models.errors import ModelError
 
 MAX_XML_BYTES: Final = 10_000_000
 MAX_NUMBER_DIGITS: Final = 12
-ELEMENT_TYPES: Final[Mapping[str, np.dtype[np.floating[Any]]]] = MappingProxyType(
-    {"f16": np.dtype("<f2"), "f32": np.dtype("<f4")}
-)
+ELEMENT_TYPES: Final[Mapping[str, np.dtype[np.floating[Any]]]] = {"f16": np.dtype("<f2"), "f32": np.dtype("<f4")}
 OPSET: Final = 17
 IR_VERSION: Final = 8
 """Version of the ONNX file format."""
@@ -185,12 +182,21 @@ class _GraphBuilder:
         self._values[layer.id] = self._values[layer.inputs[0]]
 
     def convolution(self, layer: Layer) -> None:
-        self._convolve(layer, self._weights_of(layer, 1, 4), groups=1)
-
-    def group_convolution(self, layer: Layer) -> None:
-        kernel = self._weights_of(layer, 1, 5)
-        groups, outputs, *rest = kernel.shape
-        self._convolve(layer, kernel.reshape(groups * outputs, *rest), groups)
+        groups = 1
+        kernel = self._weights_of(layer, 1, 5 if layer.kind == "GroupConvolution" else 4)
+        if kernel.ndim == 5:
+            groups, outputs, *rest = kernel.shape
+            kernel = kernel.reshape(groups * outputs, *rest)
+        if layer.settings.get("auto_pad", "explicit") != "explicit" or layer.numbers("dilations") != [1, 1]:
+            raise OpenVinoFormatError(f"{layer} has automatic padding or dilations")
+        self._compute(
+            layer,
+            "Conv",
+            self._replace_constant(layer, kernel),
+            strides=layer.numbers("strides"),
+            pads=layer.numbers("pads_begin") + layer.numbers("pads_end"),
+            group=groups,
+        )
 
     def prelu(self, layer: Layer) -> None:
         slope = self._weights_of(layer, 1)
@@ -206,25 +212,13 @@ class _GraphBuilder:
         self._compute(layer, "GlobalAveragePool")
 
     def elementwise(self, layer: Layer) -> None:
-        self._compute(layer, {"Add": "Add", "Multiply": "Mul", "Sigmoid": "Sigmoid"}[layer.kind])
+        self._compute(layer, "Mul" if layer.kind == "Multiply" else layer.kind)
 
     def result(self, layer: Layer) -> None:
         if self._finished:
             raise OpenVinoFormatError("the network has more than one output")
         self._finished = True
         self._nodes.append(helper.make_node("Flatten", [self._values[layer.inputs[0]]], ["embedding"], "embedding"))
-
-    def _convolve(self, layer: Layer, kernel: Float, groups: int) -> None:
-        if layer.settings.get("auto_pad", "explicit") != "explicit" or layer.numbers("dilations") != [1, 1]:
-            raise OpenVinoFormatError(f"{layer} has automatic padding or dilations")
-        self._compute(
-            layer,
-            "Conv",
-            self._replace_constant(layer, kernel),
-            strides=layer.numbers("strides"),
-            pads=layer.numbers("pads_begin") + layer.numbers("pads_end"),
-            group=groups,
-        )
 
     def _compute(self, layer: Layer, operator: str, second: str | None = None, **attributes: Any) -> None:
         names = [self._values[before] for before in layer.inputs]
@@ -249,20 +243,17 @@ class _GraphBuilder:
         return name
 
 
-_Convert = tuple[int, Callable[[_GraphBuilder, Layer], None]]
-_CONVERTERS: Final[Mapping[str, _Convert]] = MappingProxyType(
-    {
-        "Parameter": (0, _GraphBuilder.parameter),
-        "Const": (0, _GraphBuilder.constant),
-        "Convert": (1, _GraphBuilder.conversion),
-        "Convolution": (2, _GraphBuilder.convolution),
-        "GroupConvolution": (2, _GraphBuilder.group_convolution),
-        "PReLU": (2, _GraphBuilder.prelu),
-        "AvgPool": (1, _GraphBuilder.average),
-        "Add": (2, _GraphBuilder.elementwise),
-        "Multiply": (2, _GraphBuilder.elementwise),
-        "Sigmoid": (1, _GraphBuilder.elementwise),
-        "Result": (1, _GraphBuilder.result),
-    }
-)
+_CONVERTERS: Final[Mapping[str, tuple[int, Callable[[_GraphBuilder, Layer], None]]]] = {
+    "Parameter": (0, _GraphBuilder.parameter),
+    "Const": (0, _GraphBuilder.constant),
+    "Convert": (1, _GraphBuilder.conversion),
+    "Convolution": (2, _GraphBuilder.convolution),
+    "GroupConvolution": (2, _GraphBuilder.convolution),
+    "PReLU": (2, _GraphBuilder.prelu),
+    "AvgPool": (1, _GraphBuilder.average),
+    "Add": (2, _GraphBuilder.elementwise),
+    "Multiply": (2, _GraphBuilder.elementwise),
+    "Sigmoid": (1, _GraphBuilder.elementwise),
+    "Result": (1, _GraphBuilder.result),
+}
 """Number of inputs, and method, of each kind of layer."""

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date
-from pathlib import Path
-from typing import Final
+from pathlib import Path, PurePosixPath
+from typing import IO, Final
 
 from models.checksums import sha256_of
-from models.errors import LicenseNotAcceptedError, PackError
-from models.pack.archives import extract_zip
-from models.pack.catalog import CatalogEntry, Download
+from models.errors import ArchiveError, LicenseNotAcceptedError, PackError
+from models.pack.catalog import ArchiveMember, CatalogEntry, Download
 from models.pack.download import DownloadedFile, Downloader, Progress
 from models.pack.verification import PULL_RECORD, check_files, pack_directory, run_liveness, run_networks
 
 WORK_DIR: Final = ".pull"
 """Folder in the models directory for locks and unfinished downloads."""
+MAX_MEMBER_BYTES: Final = 1_000_000_000
+CHUNK_BYTES: Final = 1 << 20
 
 
 def pull(
@@ -97,7 +101,7 @@ def _fetch(client: Downloader, download: Download, work: Path, progress: Progres
 def _assemble(entry: CatalogEntry, work: Path, directory: Path, files: list[DownloadedFile]) -> None:
     match entry.kind:
         case "zip":
-            extract_zip(work / files[0].file, entry.downloads[0].members, directory)
+            _extract_zip(work / files[0].file, entry.downloads[0].members, directory)
         case "openvino":
             # Imported on demand: the onnx package needs 30 MB of memory.
             from models.pack.open_model_zoo import build_open_model_zoo_pack, describe_source
@@ -134,3 +138,53 @@ def _write_record(entry: CatalogEntry, directory: Path, files: list[DownloadedFi
         "files": checksums,
     }
     (directory / PULL_RECORD).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def _extract_zip(archive: Path, members: Sequence[ArchiveMember], directory: Path) -> None:
+    """Extract members of an archive to ``directory`` under their catalog names, which no name in the archive changes.
+
+    A member matches files whose path ends in its name; the file in the fewest folders wins.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            for info in opened.infolist():
+                _check_inside(info.filename)
+            for member in members:
+                with opened.open(_find_member(opened.namelist(), member, archive)) as stream:
+                    (directory / member.file).parent.mkdir(parents=True, exist_ok=True)
+                    _copy(stream, member, directory / member.file)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
+        raise ArchiveError(f"{archive.name} cannot be read ({error})") from error
+
+
+def _find_member(names: Sequence[str], member: ArchiveMember, archive: Path) -> str:
+    wanted = PurePosixPath(member.file).parts
+    matches = [name for name in names if PurePosixPath(name).parts[-len(wanted) :] == wanted]
+    depths = [len(PurePosixPath(name).parts) for name in matches]
+    shallowest = [name for name, depth in zip(matches, depths, strict=True) if depth == min(depths)]
+    if len(shallowest) != 1:
+        raise ArchiveError(f"{archive.name} holds {member.file} {len(shallowest)} times, not once")
+    return shallowest[0]
+
+
+def _check_inside(name: str) -> None:
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
+        raise ArchiveError(f"it names {name!r}, a path outside the archive")
+
+
+def _copy(stream: IO[bytes], member: ArchiveMember, target: Path) -> None:
+    limit = member.size or MAX_MEMBER_BYTES
+    digest, written = hashlib.sha256(), 0
+    with target.open("wb") as out:
+        # Archive headers may state false sizes, so the extracted bytes are counted.
+        while chunk := stream.read(CHUNK_BYTES):
+            written += len(chunk)
+            if written > limit:
+                raise ArchiveError(f"{member.file} is larger than {limit} bytes")
+            digest.update(chunk)
+            out.write(chunk)
+    if member.sha256 is not None and digest.hexdigest() != member.sha256:
+        raise ArchiveError(
+            f"{member.file} has sha256 {digest.hexdigest()[:12]}..., {member.sha256[:12]}... was expected"
+        )

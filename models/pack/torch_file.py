@@ -12,7 +12,6 @@ import math
 import pickletools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -23,9 +22,10 @@ from models.errors import ModelError
 MAGIC_NUMBER: Final = 0x1950A86A20F9469CFC6C
 VERSION: Final = 1001
 MAX_BYTES: Final = 100_000_000
-STORAGE_TYPES: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
-    {"torch FloatStorage": np.dtype("<f4"), "torch LongStorage": np.dtype("<i8")}
-)
+STORAGE_TYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    "torch FloatStorage": np.dtype("<f4"),
+    "torch LongStorage": np.dtype("<i8"),
+}
 DICTIONARY: Final = "collections OrderedDict"
 TENSOR: Final = "torch._utils _rebuild_tensor_v2"
 
@@ -115,15 +115,21 @@ def _interpret(stream: io.BytesIO) -> Any:
                 )
             case "BUILD":
                 stack.pop()  # attributes of the dictionary: version numbers of layers
-            case name if name in _VALUES:
-                stack.append(_VALUES[name](argument))
-            case name if name in _COLLECTORS:
+            case "BINUNICODE" | "BININT" | "BININT1" | "BININT2" | "LONG1":
+                stack.append(argument)
+            case name if name in _CONSTANTS:
+                stack.append(_CONSTANTS[name]())
+            case "TUPLE":
+                stack.append(tuple(_pop_to_mark(stack)))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                items = [stack.pop() for _ in range(int(opcode.name[-1]))]
+                stack.append(tuple(items[::-1]))
+            case "APPENDS":
                 items = _pop_to_mark(stack)
-                _COLLECTORS[name](stack, items)
-            case name if name in _FIXED_TUPLES:
-                count = _FIXED_TUPLES[name]
-                items = [stack.pop() for _ in range(count)][::-1]
-                stack.append(tuple(items))
+                stack[-1].extend(items)
+            case "SETITEMS":
+                items = _pop_to_mark(stack)
+                stack[-1].update(zip(items[::2], items[1::2], strict=True))
             case "APPEND":
                 value = stack.pop()
                 stack[-1].append(value)
@@ -158,27 +164,12 @@ def _pop_to_mark(stack: list[Any]) -> list[Any]:
     return items[::-1]
 
 
-def _set_items(stack: list[Any], items: list[Any]) -> None:
-    stack[-1].update(zip(items[::2], items[1::2], strict=True))
-
-
 _MARK: Final = object()
-_VALUES: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
-    {
-        **dict.fromkeys(("BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1"), lambda argument: argument),
-        "NONE": lambda _: None,
-        "NEWTRUE": lambda _: True,
-        "NEWFALSE": lambda _: False,
-        "EMPTY_TUPLE": lambda _: (),
-        "EMPTY_DICT": lambda _: {},
-        "EMPTY_LIST": lambda _: [],
-    }
-)
-_COLLECTORS: Final[Mapping[str, Callable[[list[Any], list[Any]], None]]] = MappingProxyType(
-    {
-        "TUPLE": lambda stack, items: stack.append(tuple(items)),
-        "SETITEMS": _set_items,
-        "APPENDS": lambda stack, items: stack[-1].extend(items),
-    }
-)
-_FIXED_TUPLES: Final[Mapping[str, int]] = MappingProxyType({"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3})
+_CONSTANTS: Final[Mapping[str, Callable[[], Any]]] = {
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_TUPLE": tuple,
+    "EMPTY_DICT": dict,
+    "EMPTY_LIST": list,
+}

@@ -13,8 +13,8 @@ from typing import Any, Final
 from models.checksums import sha256_of
 from models.errors import ModelError, PackError
 from models.pack.catalog import CatalogEntry
-from models.pack.loading import BUNDLED_PACK, LIVENESS_DIR, load_liveness, load_pack
-from models.pack.manifest import verify_file
+from models.pack.loading import BUNDLED_PACK, LIVENESS_DIR, load_pack
+from models.pack.manifest import load_liveness, verify_file
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.output_check import check_outputs
 from models.vision.specs import NetworkSpec

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from models.checksums import sha256_of
@@ -25,17 +24,15 @@ from models.pack.manifest import (
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment
 from models.vision.specs import ColorOrder, HeadKind
 
-DETECTOR_INPUTS: Final[Mapping[HeadKind, Mapping[str, Any]]] = MappingProxyType(
-    {
-        "scrfd": {"preprocessing": {"mean": 127.5, "std": 128.0}, "preprocessing_version": "insightface-scrfd-1"},
-        "yunet": {
-            "preprocessing": {"mean": 0.0, "std": 1.0},
-            "color": "BGR",
-            "head": "yunet",
-            "preprocessing_version": "opencv-yunet-1",
-        },
-    }
-)
+DETECTOR_INPUTS: Final[Mapping[HeadKind, Mapping[str, Any]]] = {
+    "scrfd": {"preprocessing": {"mean": 127.5, "std": 128.0}, "preprocessing_version": "insightface-scrfd-1"},
+    "yunet": {
+        "preprocessing": {"mean": 0.0, "std": 1.0},
+        "color": "BGR",
+        "head": "yunet",
+        "preprocessing_version": "opencv-yunet-1",
+    },
+}
 """Input format of detectors, in the manifest."""
 
 
@@ -105,14 +102,8 @@ def write_pack(
         "metrics": metrics,
     }
     manifest = directory / MANIFEST_FILE
-    manifest.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    try:
-        pack = load_pack(directory)
-        pack.verify()
-    except PackError:
-        manifest.unlink()
-        raise
-    return pack
+    manifest.unlink(missing_ok=True)
+    return _write_verified(manifest, document)
 
 
 def update_manifest(directory: Path, provenance: Mapping[str, Any], metrics: Mapping[str, Any]) -> ModelPack:
@@ -134,10 +125,9 @@ def update_variants(directory: Path, variants: Mapping[str, Any]) -> ModelPack:
     Raises:
         PackError: the variants do not match the pack; nothing is changed.
     """
-    manifest = directory / MANIFEST_FILE
     if not _has_manifest(directory):
         return _write_verified(directory / VARIANTS_FILE, variants)
-    return _write_verified(manifest, {**_read_manifest(directory), "variants": variants})
+    return _write_verified(directory / MANIFEST_FILE, {**_read_manifest(directory), "variants": variants})
 
 
 def update_liveness(directory: Path, task: Mapping[str, Any], provenance: Mapping[str, Any]) -> ModelPack:

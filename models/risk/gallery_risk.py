@@ -11,10 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from models.risk.calibration import MIN_RATE, Calibration, FmrCurve, Ints, Rate, Threshold
+from models.risk.calibration import MIN_RATE, Calibration, Floats, FmrCurve, Ints, Rate
 from models.risk.impostor_evidence import ImpostorEvidence, PairScores
 from models.risk.normal_scale import NormalFit, ScorePrior, fit_normal
-from models.risk.tails import Floats
 
 MAX_DUPLICATE_SHARE: Final = 0.1
 """Largest share of subjects that are treated as duplicates of another subject."""
@@ -94,14 +93,6 @@ class GalleryRisk:
         """Return whether strangers match UNLIKE_RATIO times as often, or as rarely, as in the pack's calibration."""
         ratio = self.fmr_over_pack()
         return ratio is not None and (ratio.low > UNLIKE_RATIO or ratio.high < 1 / UNLIKE_RATIO)
-
-    def fmr(self, t: float) -> Rate:
-        """Return FMR(t) of one comparison with a subject, non-increasing in t."""
-        return self.curve.fmr(t)
-
-    def threshold_at_fmr(self, rate: float) -> Threshold:
-        """Return the threshold for an FMR; see :meth:`FmrCurve.threshold_at_fmr`."""
-        return self.curve.threshold_at_fmr(rate)
 
     def _fitted(self, scores: PairScores) -> tuple[NormalFit, float]:
         """Return the fit to scores, and the number of duplicate pairs that it leaves out."""

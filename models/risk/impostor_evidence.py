@@ -14,9 +14,18 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.calibration import BIN_COUNT, BIN_WIDTH, EDGES, Ints, bin_indices, count_at_or_above
-from models.risk.panel import Panel
-from models.risk.tails import Floats
+from models.risk.calibration import (
+    BIN_COUNT,
+    BIN_WIDTH,
+    EDGES,
+    Floats,
+    Ints,
+    bin_indices,
+    count_at_or_above,
+    histogram,
+    mean_growth,
+)
+from models.risk.probe_shift import Panel
 
 Counts = NDArray[np.integer[Any]]
 Similarity = TypeVar("Similarity", float, Floats)
@@ -64,9 +73,9 @@ class PairScores:
     def of(cls, histograms: Counts, best: Floats) -> Self:
         """Summarize (q, 2000) histograms of probes, and their (q,) largest scores."""
         squares = np.zeros(len(EDGES))
-        for histogram in histograms:
-            squares += count_at_or_above(histogram) ** 2
-        return cls(histograms.sum(0, dtype=np.int64), squares, _histogram(best))
+        for row in histograms:
+            squares += count_at_or_above(row) ** 2
+        return cls(histograms.sum(0, dtype=np.int64), squares, histogram(best))
 
     def variance(self, probes: int, subjects: int) -> Floats:
         """Return the (2001,) variances, over the choice of people, of the share of scores above each of EDGES.
@@ -256,17 +265,7 @@ def _genuine_scores(probes: GenuineProbes, others: Floats, rival: float) -> Genu
     first = fused > best_other
     scores = np.where(first, fused - rival_shift(best_other, rival), -1.0)
     runners_up = (best_other - rival_shift(fused, rival))[first]
-    return GenuineScores(_histogram(scores), _histogram(runners_up), _histogram(single), len(several))
-
-
-def mean_growth(templates: NDArray[Any] | float, similarity: float) -> Floats:
-    """Return g(n): the similarity to a mean of n templates over that to one of them."""
-    n = np.asarray(templates, np.float64)
-    return np.asarray(np.sqrt(n / (1 + (n - 1) * similarity)))
-
-
-def _histogram(scores: Floats) -> Ints:
-    return np.bincount(bin_indices(scores), minlength=BIN_COUNT).astype(np.int64)
+    return GenuineScores(histogram(scores), histogram(runners_up), histogram(single), len(several))
 
 
 def _sparse(counts: Ints) -> dict[str, Any]:

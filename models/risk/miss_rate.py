@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from models.risk.calibration import CONFIDENCE_Z, EDGES, Calibration, Ints, count_at_or_above
-from models.risk.impostor_evidence import ImpostorEvidence, mean_growth
+from models.risk.calibration import CONFIDENCE_Z, EDGES, Calibration, Ints, count_at_or_above, mean_growth
+from models.risk.impostor_evidence import ImpostorEvidence
 
 PACK_PEOPLE: Final = 20
 """Weight of the pack's mated pairs, in people of the gallery."""

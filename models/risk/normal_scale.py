@@ -16,9 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.calibration import EDGES, MIN_RATE, MIN_SUPPORT, FmrCurve, count_at_or_above
-from models.risk.impostor_evidence import mean_growth
-from models.risk.tails import Floats
+from models.risk.calibration import EDGES, MIN_RATE, MIN_SUPPORT, Floats, FmrCurve, count_at_or_above, mean_growth
 
 LEVELS: Final = (0.1, 0.05, 0.02, 0.01, 5e-3, 2e-3, 1e-3, 5e-4, 2e-4, 1e-4, 5e-5, 2e-5, 1e-5)
 """Shares of pairs above the quantiles that choose the scale.

@@ -7,11 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from models.risk.calibration import EDGES, MIN_RATE, Calibration, FmrCurve, count_at_or_above, histogram
+from models.risk.calibration import EDGES, MIN_RATE, Calibration, Floats, FmrCurve, count_at_or_above, histogram
 from models.risk.gallery_risk import GalleryRisk
 from models.risk.impostor_evidence import ImpostorEvidence, rival_shift
 from models.risk.miss_rate import PACK_PEOPLE, MissRate, wilson
-from models.risk.tails import Floats
 
 DUPLICATE_SHARE: Final = 0.01
 """Prior share of subjects that are enrolled a second time."""

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from models.risk.calibration import Ints
-from models.risk.tails import Floats
+from models.risk.calibration import Floats, Ints
 
 
 def search_gallery(gallery: Floats, mated: Floats, mates: Ints, strangers: Floats) -> tuple[Floats, Floats]:

@@ -1,25 +1,45 @@
-"""Networks on NVIDIA GPUs with half precision and persistent device buffers."""
+"""Networks on NVIDIA GPUs with persistent device buffers, and their conversion to half precision.
+
+:func:`diagnose_cuda` explains why CUDA cannot start, since onnxruntime falls back to the CPU silently.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
+import tempfile
 import threading
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.checksums import sha256_of
 from models.errors import RuntimeUnavailableError
-from models.runtime.cuda import CUDA, diagnose_cuda, preload_cuda_libraries
-from models.runtime.half_precision import convert_to_fp16
 from models.runtime.network import Engine, Float, Precision, input_type
 from models.runtime.onnx_check import check_network
-from models.runtime.onnx_runtime import NodeProfile, choose_bucket, import_onnxruntime, profile_nodes
+from models.runtime.onnx_runtime import (
+    NodeProfile,
+    available_providers,
+    choose_bucket,
+    import_onnxruntime,
+    profile_nodes,
+    runtime_version,
+)
 
+if TYPE_CHECKING:
+    import onnx
+
+CUDA: Final = "CUDAExecutionProvider"
+MAX_NAME_BYTES: Final = 256
 MIN_COSINE: Final = 0.999
 """Required cosine between outputs of the device and of the CPU in fp32."""
 MAX_EXHAUSTIVE_SHAPES: Final = 16
@@ -256,3 +276,106 @@ def _min_cosine(expected: Sequence[Float], given: Sequence[Float]) -> float:
     return min(
         (float(a @ b / n) if n > 0 else float(np.allclose(a, b)) for (a, b), n in zip(pairs, norms, strict=True))
     )
+
+
+def convert_to_fp16(path: Path, folder: Path) -> Path:
+    """Return the network with weights and arithmetic in fp16, and inputs and outputs in fp32.
+
+    The result is cached in ``folder`` by checksum and onnxruntime version.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime cannot open the file.
+    """
+    import onnx  # slow to import, and needed only for the first conversion
+
+    cached = folder / f"{sha256_of(path)[:16]}-fp16-{runtime_version()}.onnx"
+    if not cached.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            made = Path(work) / "half.onnx"
+            onnx.save(_convert(_fold_constants(path, Path(work))), made)
+            # Concurrent conversions replace each other with equal files.
+            os.replace(made, cached)  # noqa: PTH105
+    return cached
+
+
+def _fold_constants(path: Path, folder: Path) -> onnx.ModelProto:
+    """Fold the casts of fp16 weights, which the converter would keep."""
+    import onnx
+
+    runtime = import_onnxruntime()
+    options = runtime.SessionOptions()
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(folder / "folded.onnx")
+    options.log_severity_level = 3
+    try:
+        runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises a dozen unrelated types here
+        raise RuntimeUnavailableError(f"{path.name} cannot be opened: {error}") from error
+    return onnx.load(folder / "folded.onnx")
+
+
+def _convert(network: onnx.ModelProto) -> onnx.ModelProto:
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    with warnings.catch_warnings():
+        # The converter warns about every underflow. CudaNetwork compares the result with fp32.
+        warnings.simplefilter("ignore")
+        converted: onnx.ModelProto = convert_float_to_float16(network, keep_io_types=True)
+    return converted
+
+
+def visible_gpus() -> list[str]:
+    """Return the names of usable GPUs by index, respecting CUDA_VISIBLE_DEVICES; empty without a driver."""
+    try:
+        driver = _driver()
+    except OSError:
+        return []
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return []
+    names = []
+    for index in range(count.value):
+        device, name = ctypes.c_int(), ctypes.create_string_buffer(MAX_NAME_BYTES)
+        driver.cuDeviceGet(ctypes.byref(device), index)
+        driver.cuDeviceGetName(name, MAX_NAME_BYTES, device)
+        names.append(name.value.decode())
+    return names
+
+
+def diagnose_cuda() -> str | None:
+    """Return the first problem that prevents CUDA from starting and its remedy; None if no problem is found.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime is not installed.
+    """
+    if CUDA not in available_providers():
+        return (
+            "the installed onnxruntime has no CUDA: uninstall every onnxruntime, then install this distribution with "
+            "its 'gpu' extra instead of 'cpu'"
+        )
+    try:
+        status = _driver().cuInit(0)
+    except OSError as error:
+        return f"no NVIDIA driver is installed ({error}): install it, or give the container its GPUs (--gpus all)"
+    if status:
+        return f"the NVIDIA driver finds no usable GPU (cuInit returned {status}): see nvidia-smi"
+    if not visible_gpus():
+        return "the NVIDIA driver shows no GPU: see nvidia-smi and CUDA_VISIBLE_DEVICES"
+    preload_cuda_libraries()
+    try:
+        ctypes.CDLL(str(Path(import_onnxruntime().__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"))
+    except OSError as error:
+        return f"a CUDA library is missing ({error}): install 'onnxruntime-gpu[cuda,cudnn]' of the same version"
+    return None
+
+
+def preload_cuda_libraries() -> None:
+    """Load the CUDA and cuDNN libraries of NVIDIA's Python packages, if installed."""
+    if hasattr(import_onnxruntime(), "preload_dlls"):
+        with redirect_stdout(StringIO()):  # preload_dlls prints missing libraries; diagnose_cuda reports them
+            import_onnxruntime().preload_dlls()
+
+
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")

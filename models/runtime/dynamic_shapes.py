@@ -46,7 +46,7 @@ def make_dynamic(path: Path) -> bytes | None:
     for axis, name in INPUT_AXES.items():
         if image.type.tensor_type.shape.dim[axis].HasField("dim_value"):
             image.type.tensor_type.shape.dim[axis].dim_param = name
-    last = _last_nodes(model.graph)
+    last = last_tensors(model.graph)
     for node in model.graph.node:
         if node.op_type == "Reshape" and node.input[1] in constants:
             _open_reshape(model.graph, node, constants[node.input[1]].tolist(), node.output[0] in last)
@@ -106,7 +106,7 @@ def _constants(graph: onnx.GraphProto) -> dict[str, NDArray[np.int64]]:
     }
 
 
-def _last_nodes(graph: onnx.GraphProto) -> set[str]:
+def last_tensors(graph: onnx.GraphProto) -> set[str]:
     """Return the tensors between the last layers with weights and the outputs."""
     found = {output.name for output in graph.output}
     for node in reversed(graph.node):

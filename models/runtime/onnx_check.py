@@ -26,7 +26,7 @@ MIN_OPSET: Final = 7
 """Oldest opset that onnxruntime supports."""
 ALLOWED_DOMAINS: Final = ("", "ai.onnx", "ai.onnx.ml")
 FORBIDDEN_OPERATORS: Final = {
-    **dict.fromkeys(("Loop",), "its run time has no bound"),
+    "Loop": "its run time has no bound",
     **dict.fromkeys(
         ("ImageDecoder", "RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer"),
         "face networks need neither files nor texts",
@@ -153,8 +153,8 @@ def _check_tensor(tensor: onnx.TensorProto, name: str) -> None:
         )
     if tensor.data_type == onnx.TensorProto.STRING or tensor.data_type not in _element_bits():
         raise PackError(name, f"{label} has the non-numeric type {tensor.data_type}")
-    count = _element_count(list(tensor.dims))
-    if count is None or count > MAX_TENSOR_ELEMENTS:
+    is_valid = len(tensor.dims) <= MAX_RANK and min(tensor.dims, default=0) >= 0
+    if not is_valid or (count := math.prod(tensor.dims)) > MAX_TENSOR_ELEMENTS:
         raise PackError(name, f"{label} has a shape of {list(tensor.dims)[:MAX_RANK]}, which exceeds the limits")
     packed = math.ceil(count * _element_bits()[tensor.data_type] / 8)
     if tensor.HasField("raw_data"):
@@ -186,24 +186,14 @@ def _check_ports(graph: onnx.GraphProto, name: str) -> None:
             raise PackError(name, f"{value.name[:64]!r} has a shape of {sides[:MAX_RANK]}, which exceeds the limits")
 
 
-def _element_count(sides: list[int]) -> int | None:
-    """Return the number of elements; None for an invalid shape."""
-    return None if len(sides) > MAX_RANK or any(side < 0 for side in sides) else math.prod(sides)
-
-
 @lru_cache(maxsize=1)
 def _element_bits() -> dict[int, int]:
     """Return the bits per element by data type."""
     from onnx import TensorProto, helper
 
-    small = {
-        name: bits
-        for name, bits in (("UINT4", 4), ("INT4", 4), ("FLOAT4E2M1", 4), ("UINT2", 2), ("INT2", 2))
-        if hasattr(TensorProto, name)
-    }
-    known = {
-        number: helper.tensor_dtype_to_np_dtype(number).itemsize * 8
+    small = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2}
+    return {
+        number: small.get(name) or helper.tensor_dtype_to_np_dtype(number).itemsize * 8
         for name, number in TensorProto.DataType.items()
         if name not in ("UNDEFINED", "STRING")
     }
-    return known | {TensorProto.DataType.Value(name): bits for name, bits in small.items()}

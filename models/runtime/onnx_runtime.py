@@ -109,11 +109,25 @@ def split_batch(count: int, sizes: Sequence[int] = BATCH_BUCKETS) -> Iterator[sl
         start += size
 
 
-def pad_batch(piece: Float, size: int) -> Float:
-    """Append zero rows up to ``size`` rows."""
-    if len(piece) == size:
-        return piece
-    return np.concatenate([piece, np.zeros((size - len(piece), *piece.shape[1:]), np.float32)])
+def run_in_pieces(
+    batch: Float, sizes: Sequence[int], is_fixed: bool, infer: Callable[[Float], list[Float]]
+) -> list[Float]:
+    """Run a batch in pieces of these ``sizes``, and return each output for all rows.
+
+    Args:
+        is_fixed: the network takes only batches of the first size; shorter ones are padded with zeros.
+    """
+    pieces = []
+    for rows in split_batch(len(batch), sizes):
+        piece = batch[rows]
+        missing = sizes[0] - len(piece) if is_fixed else 0
+        if missing:
+            outputs = infer(np.concatenate([piece, np.zeros((missing, *piece.shape[1:]), np.float32)]))
+            outputs = [output[: len(piece)] for output in outputs]
+        else:
+            outputs = infer(piece)
+        pieces.append(outputs)
+    return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*pieces, strict=True)]
 
 
 class OnnxNetwork:
@@ -196,14 +210,11 @@ class OnnxNetwork:
 
     def run(self, batch: Float) -> list[Float]:
         """Run a batch; see :meth:`Network.run`."""
-        pieces = []
-        for rows in split_batch(len(batch), self._sizes):
-            piece = pad_batch(batch[rows], self._sizes[0]) if self._is_fixed else batch[rows]
-            piece = piece.astype(self._input_type, copy=False)
-            ran = self._session.run(self.output_names, {self.input_name: piece})
-            outputs = [np.asarray(output, np.float32) for output in ran]
-            pieces.append([o[: len(batch[rows])] for o in outputs] if len(piece) > len(batch[rows]) else outputs)
-        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*pieces, strict=True)]
+        return run_in_pieces(batch, self._sizes, self._is_fixed, self._infer)
+
+    def _infer(self, piece: Float) -> list[Float]:
+        ran = self._session.run(self.output_names, {self.input_name: piece.astype(self._input_type, copy=False)})
+        return [np.asarray(output, np.float32) for output in ran]
 
     def placement(self, batch: Float) -> dict[str, int]:
         """Run once under the profiler and return the number of nodes that each provider executed."""
@@ -220,31 +231,21 @@ class NodeProfile:
     provider: str
     operator: str
     computes: bool
-    ms: float
 
 
-def profile_nodes(
-    options: Any, open_session: Callable[[], Any], batch: NDArray[Any], warm: bool = False
-) -> list[NodeProfile]:
-    """Open a session with profiling, run it once, or twice if ``warm``, and return the nodes of the last run."""
+def profile_nodes(options: Any, open_session: Callable[[], Any], batch: NDArray[Any]) -> list[NodeProfile]:
+    """Open a session with profiling, run it once, and return the nodes that ran."""
     with tempfile.TemporaryDirectory() as folder:
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
         session = open_session()
-        for _ in range(1 + warm):
-            session.run(None, {session.get_inputs()[0].name: batch})
+        session.run(None, {session.get_inputs()[0].name: batch})
         events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-    ran = [
-        NodeProfile(
-            e["args"]["provider"],
-            e["args"].get("op_name", ""),
-            _computes(e["args"].get("output_type_shape", [])),
-            e["dur"] / 1000,
-        )
-        for e in events
-        if e.get("cat") == "Node" and e["args"].get("provider")
+    ran = [event["args"] for event in events if event.get("cat") == "Node" and event["args"].get("provider")]
+    return [
+        NodeProfile(args["provider"], args.get("op_name", ""), _computes(args.get("output_type_shape", [])))
+        for args in ran
     ]
-    return ran[len(ran) // 2 :] if warm else ran
 
 
 def _computes(outputs: list[dict[str, list[int]]]) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from models.errors import PackError, RuntimeUnavailableError, summarize
 from models.runtime.network import Engine, Float, Precision, input_type
 from models.runtime.onnx_check import check_network
-from models.runtime.onnx_runtime import available_cores, has_fast_int8, pad_batch, split_batch
+from models.runtime.onnx_runtime import available_cores, has_fast_int8, run_in_pieces
 
 BATCH_SIZES: Final = (1, 4)
 """Larger batches are no faster on a CPU, and each size needs the memory of one compiled network."""
@@ -144,19 +144,18 @@ class OpenVinoNetwork:
 
     def run(self, batch: Float) -> list[Float]:
         """Run a batch; see :meth:`Network.run`."""
-        pieces = []
-        for rows in split_batch(len(batch), self._sizes(batch.shape)):
-            # OpenVINO shares memory only with writable arrays.
-            piece = np.require(pad_batch(batch[rows], self._fixed or len(batch[rows])), self._input_type, ["C", "W"])
-            request = self._request(piece.shape)
-            # infer() would spend 0.06 ms per call on converting inputs and outputs in Python.
-            request.set_input_tensor(_import_openvino().Tensor(piece, shared_memory=True))
-            request.start_async()
-            request.wait()
-            # Copied, since the next run overwrites the output tensors.
-            outputs = [np.array(request.get_output_tensor(i).data, np.float32) for i in range(len(self.output_names))]
-            pieces.append([o[: len(batch[rows])] for o in outputs] if len(piece) > len(batch[rows]) else outputs)
-        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*pieces, strict=True)]
+        return run_in_pieces(batch, self._sizes(batch.shape), self._fixed is not None, self._infer)
+
+    def _infer(self, piece: Float) -> list[Float]:
+        # OpenVINO shares memory only with writable arrays.
+        given = np.require(piece, self._input_type, ["C", "W"])
+        request = self._request(given.shape)
+        # infer() would spend 0.06 ms per call on converting inputs and outputs in Python.
+        request.set_input_tensor(_import_openvino().Tensor(given, shared_memory=True))
+        request.start_async()
+        request.wait()
+        # Copied, since the next run overwrites the output tensors.
+        return [np.array(request.get_output_tensor(i).data, np.float32) for i in range(len(self.output_names))]
 
     def placement(self, batch: Float) -> dict[str, int]:
         """Run ``batch`` once and return the number of nodes by precision."""
@@ -167,15 +166,6 @@ class OpenVinoNetwork:
             info["runtimePrecision"].astype(str) for info in infos if info["layerType"].astype(str) not in DATA_LAYERS
         ]
         return {f"OpenVINO {kind}": count for kind, count in Counter(precisions).items()}
-
-    def profile(self, batch: Float) -> list[Any]:
-        """Return OpenVINO's profiling records of one warm run."""
-        self._model.reshape(list(batch.shape))
-        options = self._options | {"PERF_COUNT": True}
-        request = _core().compile_model(self._model, "CPU", options).create_infer_request()
-        for _ in range(2):
-            request.infer([np.require(batch, self._input_type, ["C", "W"])])
-        return list(request.get_profiling_info())
 
     def _sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if self._fixed is not None:

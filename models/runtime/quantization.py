@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,9 +14,9 @@ import onnx.version_converter
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
+from models.runtime.dynamic_shapes import WEIGHTED_OPS, last_tensors
 from models.runtime.network import Float
 
-WEIGHTED_OPS: Final = frozenset({"Conv", "Gemm", "MatMul"})
 END_LAYERS: Final = 4
 """Layers at each end of a recognizer that stay fp32: what they round goes through all others, or into the embedding."""
 AVERAGING: Final = 0.1
@@ -99,13 +98,6 @@ class Quantizer:
             )
 
 
-def quantize(source: Path, target: Path, batches: Iterable[Float], everywhere: bool = False) -> None:
-    """Write ``source`` as :meth:`Quantizer.write` does. Sensitive layers stay fp32, unless ``everywhere``."""
-    with tempfile.TemporaryDirectory() as folder:
-        quantizer = Quantizer(source, batches, Path(folder))
-        quantizer.write(target, () if everywhere else quantizer.sensitive)
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the quantizer, which logs to the root logger at every call."""
@@ -119,13 +111,10 @@ def _quiet() -> Iterator[None]:
 
 def _sensitive_layers(graph: onnx.GraphProto) -> frozenset[str]:
     layers = [node for node in graph.node if node.op_type in WEIGHTED_OPS]
-    from_input, to_output = {graph.input[0].name}, {output.name for output in graph.output}
+    from_input, to_output = {graph.input[0].name}, last_tensors(graph)
     for node in graph.node:
         if node.op_type not in WEIGHTED_OPS and not from_input.isdisjoint(node.input):
             from_input.update(node.output)
-    for node in reversed(graph.node):
-        if node.op_type not in WEIGHTED_OPS and not to_output.isdisjoint(node.output):
-            to_output.update(node.input)
     uses = Counter(node.input[1] for node in layers)
     return frozenset(
         node.name

@@ -141,18 +141,10 @@ def realign_crops(crops_NHWC: NDArray[np.uint8], alignment: Alignment) -> NDArra
     """Convert (n, 112, 112, 3) standard crops to another alignment; missing pixels repeat the edge of the crop."""
     if alignment == STANDARD_ALIGNMENT:
         return crops_NHWC
-    (matrix,) = similarity_transforms(TEMPLATE_XY[None], alignment)
-    size = (alignment.size_px, alignment.size_px)
-    cut = np.empty((len(crops_NHWC), *size, 3), np.uint8)
+    cut = np.empty((len(crops_NHWC), alignment.size_px, alignment.size_px, 3), np.uint8)
     for crop, out in zip(crops_NHWC, cut, strict=True):
-        out[:] = cv2.warpAffine(crop, matrix, size, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+        (out[:],) = align(crop, TEMPLATE_XY[None], alignment, repeat_edge=True)
     return cut
-
-
-def transform_points(matrix: NDArray[np.floating], points_xy: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Apply one (2, 3) matrix to (..., 2) points."""
-    m = np.asarray(matrix, dtype=np.float64)
-    return np.asarray(points_xy, dtype=np.float64) @ m[:, :2].T + m[:, 2]
 
 
 def rotate_points(points_xy: NDArray[np.float32], turns: int, width: int, height: int) -> NDArray[np.float32]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Final, Protocol
+from typing import ClassVar, Final
 
 import cv2
 import numpy as np
@@ -17,7 +17,7 @@ from models.runtime.network import Float, Network
 from models.runtime.onnx_runtime import choose_bucket
 from models.vision.alignment import rotate_points
 from models.vision.pixels import to_planes
-from models.vision.specs import DetectionSpec, HeadKind, Normalization
+from models.vision.specs import DetectionSpec, Normalization
 
 CANVAS_BUCKETS_PX: Final = (256, 384, 512, 640)
 DEFAULT_MIN_SCORE: Final = 0.5
@@ -108,21 +108,41 @@ class Candidates:
     landmarks: Float
 
 
-class Head(Protocol):
-    """Decoder of network outputs.
+SCRFD_STRIDES: Final[Mapping[int, tuple[int, ...]]] = {9: (8, 16, 32), 15: (8, 16, 32, 64, 128)}
+"""Strides of SCRFD with five points, by the number of outputs. Without points it has 6 or 10."""
+SCRFD_COLUMNS: Final = (1, 4, 10)
+"""Numbers per anchor: score, box, points."""
 
-    ``upright_score`` is the score of a photo's best face from which the photo counts as upright. In LFW, 1 % of the
-    upright photos and most rotated ones stay below it.
+
+class Head(ABC):
+    """Decoder of network outputs, with one level of outputs for each stride.
+
+    ``anchors`` per grid cell. ``upright_score`` is the score of a photo's best face from which the photo counts as
+    upright. In LFW, 1 % of the upright photos and most rotated ones stay below it.
     """
 
-    @property
-    def upright_score(self) -> float: ...
+    upright_score: ClassVar[float]
+    strides: tuple[int, ...] = (8, 16, 32)
+    anchors = 1
 
+    @abstractmethod
     def output_shapes(self, height_px: int, width_px: int) -> list[tuple[int, int]]:
         """Return the (rows, columns) of each output for one canvas."""
 
+    @abstractmethod
+    def _scores(self, outputs: RawOutputs, level: int) -> Float:
+        """Return the (n,) scores of a level, in 0..1."""
+
+    @abstractmethod
+    def _faces(self, outputs: RawOutputs, level: int, rows: NDArray[np.intp], points: Float) -> tuple[Float, Float]:
+        """Return boxes (n, 4) and landmarks (n, 5, 2) of some rows, whose cells begin at ``points``."""
+
+    def _rows_of_levels(self, height_px: int, width_px: int) -> list[int]:
+        return [self.anchors * (height_px // stride) * (width_px // stride) for stride in self.strides]
+
     def best_score(self, outputs: RawOutputs) -> float:
         """Return the best score of all anchors, in 0..1."""
+        return max(float(self._scores(outputs, level).max()) for level in range(len(self.strides)))
 
     def decode(self, outputs: RawOutputs, width_px: int, min_score: float) -> Candidates:
         """Decode the anchors with a score of at least ``min_score`` in (0, 1].
@@ -131,25 +151,18 @@ class Head(Protocol):
             outputs: network outputs for one canvas.
             width_px: width of the canvas.
         """
+        levels = []
+        for level, stride in enumerate(self.strides):
+            scores = self._scores(outputs, level)
+            rows = np.flatnonzero(scores >= min_score)
+            # The top left corners of the grid cells, which are numbered row by row.
+            cells = np.divmod(rows // self.anchors, width_px // stride)
+            points = np.asarray(np.stack(cells[::-1], -1) * stride, np.float32)
+            levels.append((scores[rows], *self._faces(outputs, level, rows, points)))
+        return Candidates(*(np.concatenate(parts) for parts in zip(*levels, strict=True)))
 
 
-def anchor_points(cells: NDArray[np.intp], width_px: int, stride: int) -> Float:
-    """Return the (n, 2) x, y of the top left corners of grid cells, which are numbered row by row."""
-    return np.asarray(np.stack(np.divmod(cells, width_px // stride)[::-1], -1) * stride, np.float32)
-
-
-def _concatenate(levels: Sequence[tuple[Float, Float, Float]]) -> Candidates:
-    scores, boxes, landmarks = (np.concatenate(parts) for parts in zip(*levels, strict=True))
-    return Candidates(scores, boxes, landmarks)
-
-
-SCRFD_STRIDES: Final[Mapping[int, tuple[int, ...]]] = MappingProxyType({9: (8, 16, 32), 15: (8, 16, 32, 64, 128)})
-"""Strides of SCRFD with five points, by the number of outputs. Without points it has 6 or 10."""
-SCRFD_COLUMNS: Final = (1, 4, 10)
-"""Numbers per anchor: score, box, points."""
-
-
-class SCRFDHead:
+class SCRFDHead(Head):
     """SCRFD (J. Guo et al., 2021).
 
     Nine outputs with strides 8 to 32 and two anchors per cell, or fifteen with strides 8 to 128 and one anchor. The
@@ -165,33 +178,21 @@ class SCRFDHead:
         self.anchors = 2 if len(self.strides) == 3 else 1
 
     def output_shapes(self, height_px: int, width_px: int) -> list[tuple[int, int]]:
-        """Return the shapes of the outputs; see Head."""
-        rows = [self.anchors * (height_px // stride) * (width_px // stride) for stride in self.strides]
-        return [(count, columns) for columns in SCRFD_COLUMNS for count in rows]
+        return [(count, columns) for columns in SCRFD_COLUMNS for count in self._rows_of_levels(height_px, width_px)]
 
-    def best_score(self, outputs: RawOutputs) -> float:
-        """Return the best score; see Head."""
-        return max(float(scores.max()) for scores in outputs[: len(self.strides)])
+    def _scores(self, outputs: RawOutputs, level: int) -> Float:
+        return outputs[level][:, 0]
 
-    def decode(self, outputs: RawOutputs, width_px: int, min_score: float) -> Candidates:
-        """Decode the outputs; see Head."""
-        levels = len(self.strides)
-        found = []
-        for i, stride in enumerate(self.strides):
-            scores = outputs[i][:, 0]
-            rows = np.flatnonzero(scores >= min_score)
-            points = anchor_points(rows // self.anchors, width_px, stride)
-            distances = outputs[i + levels][rows] * stride
-            offsets = outputs[i + 2 * levels][rows].reshape(-1, 5, 2) * stride
-            boxes = np.concatenate([points - distances[:, :2], points + distances[:, 2:]], -1)
-            found.append((scores[rows], boxes, points[:, None] + offsets))
-        return _concatenate(found)
+    def _faces(self, outputs: RawOutputs, level: int, rows: NDArray[np.intp], points: Float) -> tuple[Float, Float]:
+        levels, stride = len(self.strides), self.strides[level]
+        distances = outputs[level + levels][rows] * stride
+        offsets = outputs[level + 2 * levels][rows].reshape(-1, 5, 2) * stride
+        return np.concatenate([points - distances[:, :2], points + distances[:, 2:]], -1), points[:, None] + offsets
 
 
-class YuNetHead:
+class YuNetHead(Head):
     """YuNet (W. Wu et al., 2023). Twelve outputs: cls, obj, bbox, kps for strides 8, 16, 32; one anchor per cell."""
 
-    strides = (8, 16, 32)
     upright_score = 0.9
 
     def __init__(self, output_names: Sequence[str]) -> None:
@@ -203,40 +204,24 @@ class YuNetHead:
             raise PackError("tasks.detection.file", f"lacks a YuNet output: {error}") from error
 
     def output_shapes(self, height_px: int, width_px: int) -> list[tuple[int, int]]:
-        """Return the shapes of the outputs; see Head."""
+        counts = self._rows_of_levels(height_px, width_px)
         shapes = {
-            index: ((height_px // stride) * (width_px // stride), columns)
+            index: (count, columns)
             for kind, columns in (("cls", 1), ("obj", 1), ("bbox", 4), ("kps", 10))
-            for stride, index in zip(self.strides, self._rows[kind], strict=True)
+            for count, index in zip(counts, self._rows[kind], strict=True)
         }
         return [shapes[index] for index in sorted(shapes)]
-
-    def best_score(self, outputs: RawOutputs) -> float:
-        """Return the best score; see Head."""
-        return max(float(self._scores(outputs, i).max()) for i in range(len(self.strides)))
 
     def _scores(self, outputs: RawOutputs, level: int) -> Float:
         cls, obj = (outputs[self._rows[k][level]][:, 0] for k in ("cls", "obj"))
         return np.sqrt(np.clip(cls, 0, 1) * np.clip(obj, 0, 1))
 
-    def decode(self, outputs: RawOutputs, width_px: int, min_score: float) -> Candidates:
-        """Decode the outputs; see Head."""
-        found = []
-        for i, stride in enumerate(self.strides):
-            scores = self._scores(outputs, i)
-            box, kps = (outputs[self._rows[k][i]] for k in ("bbox", "kps"))
-            rows = np.flatnonzero(scores >= min_score)
-            points = anchor_points(rows, width_px, stride)
-            center = points + box[rows, :2] * stride
-            half = np.exp(np.minimum(box[rows, 2:], 10)) * stride / 2
-            boxes = np.concatenate([center - half, center + half], -1)
-            found.append((scores[rows], boxes, points[:, None] + kps[rows].reshape(-1, 5, 2) * stride))
-        return _concatenate(found)
-
-
-def make_head(kind: HeadKind, output_names: Sequence[str]) -> Head:
-    """Return the decoder of a detector. Raises PackError if the outputs do not fit."""
-    return SCRFDHead(len(output_names)) if kind == "scrfd" else YuNetHead(output_names)
+    def _faces(self, outputs: RawOutputs, level: int, rows: NDArray[np.intp], points: Float) -> tuple[Float, Float]:
+        stride = self.strides[level]
+        box, kps = (outputs[self._rows[k][level]][rows] for k in ("bbox", "kps"))
+        center = points + box[:, :2] * stride
+        half = np.exp(np.minimum(box[:, 2:], 10)) * stride / 2
+        return np.concatenate([center - half, center + half], -1), points[:, None] + kps.reshape(-1, 5, 2) * stride
 
 
 def overlaps(a_xyxy: NDArray[np.floating], b_xyxy: NDArray[np.floating]) -> NDArray[np.bool_]:
@@ -288,7 +273,8 @@ class Detector:
     ) -> None:
         self._network = network
         self._normalization = spec.normalization
-        self._head = make_head(spec.head, network.output_names)
+        names = network.output_names
+        self._head: Head = SCRFDHead(len(names)) if spec.head == "scrfd" else YuNetHead(names)
         self.min_score = min_score
         height, width = (side if isinstance(side, int) else None for side in network.input_shape[2:])
         if height != width:

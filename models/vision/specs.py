@@ -50,7 +50,7 @@ class Variant:
         The loss is that of LFW View 2, or of WIDER FACE recall if a detector loses more there.
         """
         try:
-            return float(self.measured["engines"][engine]["points_lost"])
+            return float(self._measured(engine)["points_lost"])
         except (KeyError, TypeError, ValueError):
             return self.measured.get("points_lost")
 
@@ -72,16 +72,14 @@ class Variant:
             return "not measured"  # the manifest does not validate these figures
 
     def _measured(self, engine: Engine) -> Mapping[str, Any]:
-        try:
-            found = self.measured["engines"][engine]
-        except (KeyError, TypeError):
-            return {}
+        engines = self.measured.get("engines")
+        found = engines.get(engine) if isinstance(engines, dict) else None
         return found if isinstance(found, dict) else {}
 
     def gallery_impact(self, engine: Engine) -> str | None:
         """Describe the change of gallery error rates against fp32 at equal thresholds; None if not measured."""
         try:
-            rates = self.measured["engines"][engine]["galleries"]
+            rates = self._measured(engine)["galleries"]
             before, after = rates["fp32, probes fp32"], rates[f"{self.precision}, probes {self.precision}"]
             return (
                 f"in galleries TAR {before['tar']:.1%} -> {after['tar']:.1%} at FMR {before['fmr_asked']:.1%}, "

@@ -19,24 +19,24 @@ class HygieneFinding:
 
     Attributes:
         templates: Templates in question; for duplicates and lookalikes the most similar pair.
+        rank: Confidence, for the order of findings of one kind.
         similarity: Mean over the compared templates, None without a similar subject.
         chance: Share of pairs of different people with such a score.
         odds: Odds that two subjects are one person, or that templates show another person than their subject.
         own_similarity: Similarity of the templates to the nearest other template of their subject.
         belongs_to: Subject to which the templates should be moved.
-        rank: Confidence, for the order of findings of one kind.
     """
 
     kind: HygieneKind
     subjects: tuple[int, ...]
     templates: tuple[int, ...]
-    similarity: float | None
-    chance: float | None
-    odds: float | None
-    own_similarity: float | None
-    belongs_to: int | None
     action: str
     rank: float
+    similarity: float | None = None
+    chance: float | None = None
+    odds: float | None = None
+    own_similarity: float | None = None
+    belongs_to: int | None = None
 
 
 @dataclass(frozen=True)

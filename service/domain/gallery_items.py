@@ -246,19 +246,15 @@ def _normalize_subject_fields(items: GalleryItems) -> tuple[GalleryItems, dict[i
                 column[row] = normalize(value)
             except (TypeError, ValueError, RecursionError):  # another type, not allowed, nested too deeply
                 errors.setdefault(row, ItemError(rule))
-    for row, error in (
-        *_invalid_rows(items.subject_created_us, _is_time, f"subject_created_at: {TIME_RANGE_TEXT}"),
-        *_invalid_rows(items.subject_updated_us, _is_time, f"subject_updated_at: {TIME_RANGE_TEXT}"),
-    ):
-        errors.setdefault(row, error)
+    for column, name in ((items.subject_created_us, "created"), (items.subject_updated_us, "updated")):
+        for row, error in _invalid_rows(column, _is_time, f"subject_{name}_at: {TIME_RANGE_TEXT}"):
+            errors.setdefault(row, error)
     return replace(items, **columns), errors
 
 
 def _invalid_template_fields(items: GalleryItems) -> Iterator[tuple[int, KithError]]:
     yield from _invalid_rows(items.templates, _is_id, "template: must be 32 hexadecimal digits")
-    yield from _invalid_rows(
-        items.kinds, lambda kind: kind is None or kind in KINDS, "kind: must be photo or embedding"
-    )
+    yield from _invalid_rows(items.kinds, lambda kind: kind in KINDS, "kind: must be photo or embedding")
     yield from _invalid_rows(items.qualities, _is_quality, "quality: must be an object of numbers, score from 0 to 1")
     yield from _invalid_rows(items.detection_scores, _is_number, "detection_score: must be a finite number")
     yield from _invalid_rows(items.created_us, _is_time, f"created_at: {TIME_RANGE_TEXT}")
@@ -268,24 +264,22 @@ def _invalid_template_fields(items: GalleryItems) -> Iterator[tuple[int, KithErr
             yield row, EmbeddingError("a template needs an embedding")
 
 
-def _invalid_rows(column: list[Any], holds: Any, detail: str) -> Iterator[tuple[int, KithError]]:
-    if column.count(None) == len(column) and holds(None):
-        return
+def _invalid_rows(column: list[Any], holds: Callable[[Any], bool], detail: str) -> Iterator[tuple[int, KithError]]:
+    if column.count(None) == len(column):
+        return  # much sooner than the loop
     for row, value in enumerate(column):
-        if not holds(value):
+        if value is not None and not holds(value):
             yield row, ItemError(detail)
 
 
-def _normalize_subject_id(text: Any) -> str:
-    if not isinstance(text, str):
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
         raise TypeError
-    return normalize_id(text)
+    return value
 
 
 def _normalize_name(name: Any, max_length: int = MAX_NAME_LENGTH) -> str:
-    if not isinstance(name, str):
-        raise TypeError
-    normalized = normalize_text(name)
+    normalized = normalize_text(_text(name))
     if len(normalized) > max_length:
         raise ValueError
     return normalized
@@ -306,7 +300,7 @@ def _normalize_tags(tags: Any) -> list[str]:
 
 
 SUBJECT_RULES: Final[tuple[tuple[str, Callable[[Any], Any], str], ...]] = (
-    ("subjects", _normalize_subject_id, f"subject: {ID_RULE}"),
+    ("subjects", lambda value: normalize_id(_text(value)), f"subject: {ID_RULE}"),
     ("names", _normalize_name, f"name: must be text of at most {MAX_NAME_LENGTH} characters, and {TEXT_RULE}"),
     ("metadata", _normalize_metadata, f"metadata: must be an object of at most {MAX_METADATA_ENTRIES} entries"),
     ("tags", _normalize_tags, f"tags: must be at most {MAX_TAGS}, of 1 to {MAX_TAG_LENGTH} characters; {TEXT_RULE}"),
@@ -315,12 +309,10 @@ SUBJECT_RULES: Final[tuple[tuple[str, Callable[[Any], Any], str], ...]] = (
 
 
 def _is_id(text: Any) -> bool:
-    return text is None or (isinstance(text, str) and TEMPLATE_ID.fullmatch(text) is not None)
+    return isinstance(text, str) and TEMPLATE_ID.fullmatch(text) is not None
 
 
 def _is_quality(quality: Any) -> bool:
-    if quality is None:
-        return True
     return (
         isinstance(quality, dict)
         and len(quality) <= 20
@@ -331,8 +323,6 @@ def _is_quality(quality: Any) -> bool:
 
 
 def _is_crop(crop: Any) -> bool:
-    if crop is None:
-        return True
     image, landmarks = crop
     return (
         isinstance(image, bytes)
@@ -350,8 +340,8 @@ def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e308)
 
 
-def _is_time(us: int | None) -> bool:
-    return us is None or 0 <= us < MAX_TIME_US
+def _is_time(us: int) -> bool:
+    return 0 <= us < MAX_TIME_US
 
 
 def to_microseconds(time: datetime) -> int:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from kith.wire.common import IdentifyOutcome
+from kith.wire.galleries import DriftOut
 from models.runtime.network import Network
 from service.inference.batcher import Batcher
 from service.observability.metrics import Metrics, ScrapeSeries
 from service.operations.status import RecentState, ServiceState
-from service.risk.drift import DRIFT_DIGITS, STATES, Drift, Watches
+from service.risk.drift import STATES, Watches
 from service.risk.probe_windows import ProbeWindows
 
 OTHERS: Final = "(others)"
@@ -83,7 +84,7 @@ class MetricsExport:
         series.gauge("kith_audit_waiting", "Audit entries not written yet.", waiting)
         series.gauge("kith_audit_lost", "Audit entries lost and not yet reported in the audit.", lost)
 
-    def _add_drift(self, series: ScrapeSeries, drifts: list[tuple[str, Drift]]) -> None:
+    def _add_drift(self, series: ScrapeSeries, drifts: list[tuple[str, DriftOut]]) -> None:
         named, others = drifts[: self._max], drifts[self._max :]
         series.counters(
             "kith_identify",
@@ -91,13 +92,13 @@ class MetricsExport:
             ["gallery", "outcome"],
             [*_outcomes(named), *_outcomes([(OTHERS, drift) for _, drift in others])],
         )
-        mated = [(name, drift.mated) for name, drift in named if drift.mated is not None]
-        unknown = [(name, drift.unknown) for name, drift in named if drift.unknown is not None]
+        mated = [(name, drift.mated_similarity) for name, drift in named if drift.mated_similarity is not None]
+        unknown = [(name, drift.unknown_rate) for name, drift in named if drift.unknown_rate is not None]
         for metric, about, values in (
             ("mated_similarity_mean", "Mean similarity of identified faces in the latest decisions.", mated),
             ("unknown_rate", "Share of the latest searches without a match.", unknown),
         ):
-            observed = [((name,), round(one.observed, DRIFT_DIGITS)) for name, one in values]
+            observed = [((name,), one.observed) for name, one in values]
             series.gauges(f"kith_{metric}", about, ["gallery"], observed)
         series.gauges(
             "kith_mated_similarity_expected",
@@ -158,7 +159,7 @@ class MetricsExport:
             series.gauges("kith_index_lag_seconds", "Time since an index was last current.", ["gallery"], seconds)
 
 
-def _outcomes(drifts: Sequence[tuple[str, Drift]]) -> Iterator[tuple[tuple[str, str], float]]:
+def _outcomes(drifts: Sequence[tuple[str, DriftOut]]) -> Iterator[tuple[tuple[str, str], float]]:
     for name, drift in drifts:
         for outcome in get_args(IdentifyOutcome):
             yield (name, outcome), drift.since_start.get(outcome, 0)

@@ -4,12 +4,11 @@
 
 1. `service.risk.evidence`: similarities between the people of a gallery (`models.risk.impostor_evidence`).
 2. `models.risk.gallery_risk`: the score curve of strangers, fitted to the evidence and to the pack's calibration
-   (`calibration`, `normal_scale`, `tails`).
+   (`calibration`, `normal_scale`).
 3. `service.risk.gallery_risks`: keeps the model of each gallery up to date, and returns it.
 4. `service.risk.probe_windows`: recent photos that are unlike the gallery raise its thresholds
-   (`models.risk.panel`, `models.risk.probe_shift`).
-5. `service.risk.decision`: thresholds for the accepted risk, and the outcome.
+   (`models.risk.probe_shift`).
+5. `service.risk.decision`: thresholds for the accepted risk, and the outcome of a search or a pair.
 
-`service.risk.verification` has the similarity and the model of a pair. Reports: `service.risk.risk_report`,
-`service.risk.drift`, `service.risk.drift_reports` and `service.risk.hygiene`.
+Reports: `service.risk.risk_report`, `service.risk.drift` and `service.risk.hygiene`.
 """

@@ -1,4 +1,4 @@
-"""Decisions: thresholds for a risk target, and the outcome for scored candidates. Pure functions."""
+"""Decisions: thresholds for a risk target, and the outcome of a search or of a pair. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Final, Literal
 
 import numpy as np
 
-from kith.wire.common import IdentifyOutcome, Source, VerifyOutcome
+from kith.wire.common import Fusion, IdentifyOutcome, Source, VerifyOutcome
 from models.risk.calibration import UNREACHABLE_SIMILARITY, FmrCurve, Threshold, fmr_for_fpir, fpir_from_fmr
 from models.risk.impostor_evidence import MIN_ADJUSTED_SUBJECTS, rival_adjusted, rival_shift
-from models.risk.panel import Panel, RowLevels
-from models.risk.probe_shift import ProbeShift
+from models.risk.probe_shift import Panel, ProbeShift, RowLevels
+from models.runtime.network import Float
 from models.vision.quality_gate import LivenessVerdict
 from service.core.errors import RiskUncalibratedError
+from service.domain.fusion import fuse_similarities
 from service.domain.outcomes import REVIEW_FACTOR, RejectionOutcome, RiskTarget
 
 MAX_REVIEW_RISK: Final = 0.5
@@ -283,6 +284,60 @@ def decide(candidates: list[Candidate], thresholds: Thresholds) -> Decision:
     if thresholds.rival is None:
         _, score = rival_adjusted([best.score, score], thresholds.accept)
     return Decision("uncertain" if score >= thresholds.accept else "identified", best, runner_up)
+
+
+@dataclass(frozen=True, eq=False)
+class EnrolledSubject:
+    """Subject with (n, d) template vectors and (n,) qualities, n >= 1, and the decision rules of its gallery."""
+
+    vectors: Float
+    qualities: Float
+    fusion: Fusion
+    model: ImpostorRisk | None
+    review_factor: float = REVIEW_FACTOR
+
+
+@dataclass(frozen=True)
+class PairSimilarity:
+    """Similarity of two sides, in [-1, 1], and the number of ``trials`` of ``model`` behind it."""
+
+    similarity: float
+    model: ImpostorRisk | None
+    trials: int
+    review_factor: float = REVIEW_FACTOR
+
+
+def compare(a: Float | EnrolledSubject, b: Float | EnrolledSubject, pack_risk: ImpostorRisk | None) -> PairSimilarity:
+    """Compare two sides, each a subject or the (d,) vector of a face.
+
+    A face and a subject are compared with the gallery's fusion rule and calibration, as in a search of one subject. Two
+    faces use the pack's calibration. Two subjects use it too: the score is the highest of all template pairs.
+    """
+    if isinstance(a, EnrolledSubject):
+        if not isinstance(b, EnrolledSubject):
+            return _with_subject(b, a)
+        pairs = a.vectors @ b.vectors.T
+        return PairSimilarity(_cosine(pairs.max()), pack_risk, pairs.size, min(a.review_factor, b.review_factor))
+    if isinstance(b, EnrolledSubject):
+        return _with_subject(a, b)
+    return PairSimilarity(_cosine(np.dot(a, b)), pack_risk, 1)
+
+
+def _with_subject(probe: Float, subject: EnrolledSubject) -> PairSimilarity:
+    count = len(subject.vectors)
+    (fused,) = fuse_similarities(
+        probe[None], subject.vectors, np.zeros(count, np.int64), subject.qualities, subject.fusion
+    )[0]
+    model = subject.model
+    if model is not None:
+        # Strangers score higher against a subject with more templates. In a search the subjects' template counts
+        # average out; against a single subject its own count matters.
+        model = replace(model, comparisons_per_subject=max(1.0, count / model.mean_templates))
+    return PairSimilarity(_cosine(fused), model, 1, subject.review_factor)
+
+
+def _cosine(similarity: float) -> float:
+    return float(np.clip(similarity, -1, 1))
 
 
 def decide_pair(similarity: float, thresholds: Thresholds) -> VerifyOutcome:

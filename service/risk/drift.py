@@ -5,11 +5,13 @@ Keeps outcomes and similarities in memory; no photos, no vectors, no subject ids
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, get_args
 
@@ -17,7 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kith.wire.common import DriftState, IdentifyOutcome
+from kith.wire.galleries import ComparisonOut, DriftOut
 from models.risk.calibration import Calibration, GenuineMoments
+from service.core.errors import GalleryNotFoundError
+from service.core.periodic import PeriodicTask
+from service.domain.events import Event
+from service.storage.audit.log import record_entries
+from service.storage.repositories.store import Store
 
 STATES: Final[tuple[DriftState, ...]] = get_args(DriftState)
 SEARCHED: Final[frozenset[IdentifyOutcome]] = frozenset({"identified", "uncertain", "unknown"})
@@ -35,6 +43,10 @@ DRIFT_DIGITS: Final = 2
 """Decimals of reported means. With more, two means would reveal the exact similarity of the search between them."""
 BLOCK: Final = 25
 """Consecutive decisions averaged in :func:`standard_error`, because they often show the same person."""
+INTERVAL_S: Final = 60.0
+"""Time between two looks for changes to report."""
+REPORTED: Final[frozenset[DriftState]] = frozenset({"watch", "drifted"})
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,36 +56,6 @@ class Decided:
     outcome: IdentifyOutcome
     similarity: float | None = None
     threshold: float | None = None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Observed and expected mean of a window, and their difference in standard errors."""
-
-    observed: float
-    expected: float
-    z: float
-
-
-@dataclass(frozen=True)
-class Drift:
-    """Result of drift detection.
-
-    Attributes:
-        state: the worse state of ``mated`` and ``unknown``; ``detail`` explains it.
-        window: recent decisions by outcome; ``since_start``: all decisions of this process.
-        mated: similarity of identified faces against calibration pairs above the same thresholds. None without
-            calibration or with too few decisions. Only lower values count: subjects with several templates score
-            higher than pairs. False positives lower the mean too, at a high accepted risk.
-        unknown: share of searches without a match, against the earlier window; None with too few decisions.
-    """
-
-    state: DriftState
-    detail: str
-    window: dict[IdentifyOutcome, int] = field(default_factory=dict)
-    since_start: dict[IdentifyOutcome, int] = field(default_factory=dict)
-    mated: Comparison | None = None
-    unknown: Comparison | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +73,7 @@ class Watch:
         self._expected = None if calibration is None else lru_cache(maxsize=64)(calibration.genuine_at_or_above)
         self._latest: deque[_Record] = deque(maxlen=2 * WINDOW)
         self._counts: Counter[IdentifyOutcome] = Counter()
-        self._known: Drift | None = None
+        self._known: DriftOut | None = None
         self._lock = threading.Lock()
 
     def add(self, decisions: Iterable[Decided]) -> None:
@@ -102,26 +84,34 @@ class Watch:
             self._counts.update(one.outcome for one in kept)
             self._known = None
 
-    def drift(self) -> Drift:
-        """Return the drift of the recent decisions."""
+    def drift(self) -> DriftOut:
+        """Return the drift of the recent decisions, with the worse state of two tests.
+
+        - ``mated_similarity``: identified faces against the calibration's pairs above the same thresholds. Only lower
+          values count: subjects with several templates score higher than pairs. False positives lower the mean too, at
+          a high accepted risk.
+        - ``unknown_rate``: share of searches without a match, against the earlier window.
+        """
         with self._lock:
             if self._known is not None:  # no decisions since the last call
                 return self._known
             latest, counts = list(self._latest), dict(self._counts)
-        found = self._drift_of(latest, counts)
+        window, half = latest[-WINDOW:], min(WINDOW, len(latest) // 2)
+        mated = _mated(window)
+        unknown = _unknown(latest[-2 * half : -half], latest[-half:]) if half else None
+        state, detail = _judged(mated, unknown)
+        found = DriftOut(
+            state=state,
+            detail=detail,
+            window=Counter(one.outcome for one in window),
+            since_start=counts,
+            mated_similarity=_rounded(mated),
+            unknown_rate=_rounded(unknown),
+        )
         with self._lock:
             if sum(self._counts.values()) == sum(counts.values()):
                 self._known = found
         return found
-
-    @staticmethod
-    def _drift_of(latest: Sequence[_Record], counts: dict[IdentifyOutcome, int]) -> Drift:
-        window = latest[-WINDOW:]
-        half = min(WINDOW, len(latest) // 2)
-        mated = _mated(window)
-        unknown = _unknown(latest[-2 * half : -half], latest[-half:]) if half else None
-        state, detail = _judged(mated, unknown)
-        return Drift(state, detail, dict(Counter(one.outcome for one in window)), counts, mated, unknown)
 
     def _record(self, decided: Decided) -> _Record:
         if self._expected is None or decided.outcome != "identified":
@@ -152,7 +142,7 @@ class Watches:
                 self._watches[name] = (gallery_pk, fingerprint, new)
             return new
 
-    def drift_of(self, gallery_pk: int, name: str, fingerprint: str) -> Drift:
+    def drift_of(self, gallery_pk: int, name: str, fingerprint: str) -> DriftOut:
         """Return the drift of a gallery without creating a watch."""
         with self._lock:
             pk, of, watch = self._watches.get(name, (-1, "", None))
@@ -170,11 +160,48 @@ class Watches:
         with self._lock:
             return {name: pk for name, (pk, *_) in self._watches.items()}
 
-    def drifts(self) -> dict[str, Drift]:
+    def drifts(self) -> dict[str, DriftOut]:
         """Return the drift of each gallery by name."""
         with self._lock:
             watches = {name: watch for name, (*_, watch) in self._watches.items()}
         return {name: watch.drift() for name, watch in watches.items()}
+
+
+class DriftReports(PeriodicTask):
+    """Task that reports to webhooks: one event whenever a gallery's drift changes for the worse, or ends."""
+
+    def __init__(self, store: Store, watches: Watches, interval_s: float = INTERVAL_S) -> None:
+        super().__init__(interval_s, "drift is not reported", log)
+        self._store = store
+        self._watches = watches
+        self._reported: dict[int, DriftState] = {}
+        """Last reported state by gallery key; a gallery without an entry has no drift."""
+
+    async def _look(self) -> None:
+        await asyncio.to_thread(self.look)
+
+    def look(self) -> None:
+        """Report all changes since the last call; blocks. Raises StorageError, MasterKeyError."""
+        keys = self._watches.known()
+        for name, drift in self._watches.drifts().items():
+            pk = keys.get(name)
+            before, now = self._reported.get(pk or 0), drift.state if drift.state in REPORTED else None
+            if pk is None or before == now:
+                continue
+            self._report(name, pk, drift)
+            if now is None:
+                del self._reported[pk]
+            else:
+                self._reported[pk] = now
+
+    def _report(self, name: str, pk: int, drift: DriftOut) -> None:
+        try:
+            gallery = self._store.galleries.get(name)
+        except GalleryNotFoundError:
+            return
+        if gallery.pk == pk and gallery.webhooks:
+            event = Event("drift", {"state": drift.state, "detail": drift.detail})
+            record_entries(self._store.database, [], [(gallery, [event])])
 
 
 def standard_error(values: NDArray[np.float64], independent: float) -> float:
@@ -190,7 +217,7 @@ def standard_error(values: NDArray[np.float64], independent: float) -> float:
     return max(independent, float(means.std(ddof=1)) / math.sqrt(blocks))
 
 
-def _mated(window: Sequence[_Record]) -> Comparison | None:
+def _mated(window: Sequence[_Record]) -> ComparisonOut | None:
     known = [(one.similarity, one.expected) for one in window if one.expected is not None]
     if len(known) < MIN_DECISIONS:
         return None
@@ -201,7 +228,7 @@ def _mated(window: Sequence[_Record]) -> Comparison | None:
     return _compared(float(observed.mean()), float(expected.mean()), error)
 
 
-def _unknown(before: Sequence[_Record], after: Sequence[_Record]) -> Comparison | None:
+def _unknown(before: Sequence[_Record], after: Sequence[_Record]) -> ComparisonOut | None:
     """Return the two-proportion z-test of the share of ``unknown`` outcomes."""
     was, is_now = (
         np.array([one.outcome == "unknown" for one in part if one.outcome in SEARCHED], np.float64)
@@ -214,34 +241,35 @@ def _unknown(before: Sequence[_Record], after: Sequence[_Record]) -> Comparison 
     return _compared(float(is_now.mean()), float(was.mean()), math.hypot(*errors))
 
 
-def _compared(observed: float, expected: float, error: float) -> Comparison:
-    return Comparison(observed, expected, (observed - expected) / error if error > 0 else 0.0)
+def _compared(observed: float, expected: float, error: float) -> ComparisonOut:
+    z = (observed - expected) / error if error > 0 else 0.0
+    return ComparisonOut(observed=observed, expected=expected, z=z)
 
 
-def _judged(mated: Comparison | None, unknown: Comparison | None) -> tuple[DriftState, str]:
-    found: list[tuple[DriftState, str]] = []
-    if mated is not None and (state := _state(-mated.z)) != "ok":
-        found.append(
-            (
-                state,
-                f"identified faces score {mated.observed:.{DRIFT_DIGITS}f} on average, and the calibration expects "
-                f"{mated.expected:.3f}: enroll newer photos, check the camera, or calibrate on your own photos",
-            )
-        )
-    if unknown is not None and (state := _state(abs(unknown.z))) != "ok":
-        found.append(
-            (
-                state,
-                f"{unknown.observed:.1%} of searches have no match, {unknown.expected:.1%} in the earlier window: "
-                "different people come, or the photos have changed",
-            )
-        )
-    if found:
-        worst = max((state for state, _ in found), key=STATES.index)
-        return worst, "; ".join(text for _, text in found)
+def _rounded(test: ComparisonOut | None) -> ComparisonOut | None:
+    if test is None:
+        return None
+    return ComparisonOut(observed=round(test.observed, DRIFT_DIGITS), expected=test.expected, z=round(test.z, 1))
+
+
+def _judged(mated: ComparisonOut | None, unknown: ComparisonOut | None) -> tuple[DriftState, str]:
     if mated is None and unknown is None:
         return "too_few", f"fewer than {MIN_DECISIONS} identified faces and {2 * MIN_DECISIONS} searches so far"
-    return "ok", "as expected"
+    found: list[tuple[DriftState, str]] = []
+    if mated is not None:
+        text = (
+            f"identified faces score {mated.observed:.{DRIFT_DIGITS}f} on average, and the calibration expects "
+            f"{mated.expected:.3f}: enroll newer photos, check the camera, or calibrate on your own photos"
+        )
+        found.append((_state(-mated.z), text))
+    if unknown is not None:
+        text = (
+            f"{unknown.observed:.1%} of searches have no match, {unknown.expected:.1%} in the earlier window: "
+            "different people come, or the photos have changed"
+        )
+        found.append((_state(abs(unknown.z)), text))
+    worst = max((state for state, _ in found), key=STATES.index)
+    return worst, "; ".join(text for state, text in found if state != "ok") or "as expected"
 
 
 def _state(z: float) -> DriftState:

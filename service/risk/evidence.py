@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kith.wire.common import Fusion
 from models.risk.calibration import BIN_COUNT
 from models.risk.impostor_evidence import GenuineProbes, ImpostorEvidence
-from models.risk.panel import MIN_PANEL_SUBJECTS, PANEL_SUBJECTS, Panel, RowLevels, row_levels
+from models.risk.probe_shift import MIN_PANEL_SUBJECTS, PANEL_SUBJECTS, Panel, RowLevels, row_levels
 from models.runtime.network import Float
 from service.domain.fusion import VECTOR_FUSIONS, fuse_similarities
 from service.domain.gallery import Snapshot

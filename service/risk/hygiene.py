@@ -67,6 +67,10 @@ class TemplateGroup:
     core: bool
     tied: bool
 
+    @property
+    def shows_subject(self) -> bool:
+        return self.core or self.tied
+
 
 @dataclass(frozen=True)
 class Neighbor:
@@ -153,7 +157,7 @@ def _shown_rows(groups: list[TemplateGroup]) -> Ints:
     """Return the group that shows each subject: the core, or the first of the largest."""
     first: dict[int, int] = {}
     for row, group in enumerate(groups):
-        if group.core or group.tied:
+        if group.shows_subject:
             first.setdefault(group.subject, row)
     return np.array(list(first.values()), np.int64)
 
@@ -201,26 +205,23 @@ def _score(
     level = _usual_level(evidence)
 
     def runner_up(row: int, subject: int) -> float:
-        others = (s for other, s in near[row] if groups[other].subject != subject and _shows_subject(groups[other]))
+        others = (s for other, s in near[row] if groups[other].subject != subject and groups[other].shows_subject)
         return next(others, level)
 
-    return [
-        [
-            Neighbor(
-                other,
-                similarity,
-                odds.adjusted(
-                    similarity, (runner_up(row, groups[other].subject), runner_up(other, groups[row].subject))
-                ),
-            )
-            for other, similarity in others
-        ]
-        for row, others in enumerate(near)
-    ]
+    def scored(row: int, other: int, similarity: float) -> Neighbor:
+        rivals = runner_up(row, groups[other].subject), runner_up(other, groups[row].subject)
+        return Neighbor(other, similarity, odds.adjusted(similarity, rivals))
+
+    return [[scored(row, other, similarity) for other, similarity in others] for row, others in enumerate(near)]
 
 
-def _shows_subject(group: TemplateGroup) -> bool:
-    return group.core or group.tied
+def _tied_rows(groups: list[TemplateGroup]) -> dict[int, list[int]]:
+    """Return the rows of tied groups by subject."""
+    tied: dict[int, list[int]] = defaultdict(list)
+    for row, group in enumerate(groups):
+        if group.tied:
+            tied[group.subject].append(row)
+    return tied
 
 
 def _resolve_ties(groups: list[TemplateGroup], near: Neighbors, odds: PairOdds) -> list[TemplateGroup]:
@@ -229,12 +230,8 @@ def _resolve_ties(groups: list[TemplateGroup], near: Neighbors, odds: PairOdds) 
     Groups that another subject's person explains better than a stranger become strays. A single remaining group becomes
     the core; several stay tied.
     """
-    tied: dict[int, list[int]] = defaultdict(list)
-    for row, group in enumerate(groups):
-        if group.tied:
-            tied[group.subject].append(row)
     settled = list(groups)
-    for rows in tied.values():
+    for rows in _tied_rows(groups).values():
         elsewhere = {row for row in rows if any(odds.ratio(n.score) >= odds.subjects - 1 for n in near[row])}
         left = [row for row in rows if row not in elsewhere]
         for row in elsewhere:
@@ -262,9 +259,13 @@ def _pair_findings(
     """Return the pairs of cores from LOOKALIKE_ODDS, then the nearest of the others."""
     others = 0
     for first, neighbor in _core_pairs(groups, near):
-        pair = _pair_finding(groups, snapshot, first, neighbor, odds)
-        yield pair
-        others += odds.odds(neighbor.score) < LOOKALIKE_ODDS
+        a, b = groups[first], groups[neighbor.row]
+        one = odds.odds(neighbor.score)
+        kind: HygieneKind = "duplicate_subjects" if one >= DUPLICATE_ODDS else "lookalikes"
+        templates, chance = _most_similar_templates(snapshot, a, b), odds.chance(neighbor.score)
+        subjects = (a.subject, b.subject)
+        yield HygieneFinding(kind, subjects, templates, ACTIONS[kind], neighbor.score, neighbor.similarity, chance, one)
+        others += one < LOOKALIKE_ODDS
         if others == MAX_NEAREST:
             return
 
@@ -287,28 +288,6 @@ ACTIONS: Final = {
 }
 
 
-def _pair_finding(
-    groups: list[TemplateGroup], snapshot: Snapshot, first: int, neighbor: Neighbor, odds: PairOdds
-) -> HygieneFinding:
-    a, b = groups[first], groups[neighbor.row]
-    one = odds.odds(neighbor.score)
-    kind: HygieneKind = "duplicate_subjects" if one >= DUPLICATE_ODDS else "lookalikes"
-    templates = _most_similar_templates(snapshot, a, b)
-    chance = odds.chance(neighbor.score)
-    return HygieneFinding(
-        kind,
-        (a.subject, b.subject),
-        templates,
-        neighbor.similarity,
-        chance,
-        one,
-        None,
-        None,
-        ACTIONS[kind],
-        neighbor.score,
-    )
-
-
 def _mislabeled(
     snapshot: Snapshot,
     groups: list[TemplateGroup],
@@ -320,7 +299,7 @@ def _mislabeled(
     """Return strays that more probably show another subject or a stranger than their own subject."""
     cores = {group.subject: row for row, group in enumerate(groups) if group.core}
     for row, group in enumerate(groups):
-        if group.core or group.tied:
+        if group.shows_subject:
             continue
         there = max((n for n in near[row] if not groups[n.row].tied), key=lambda n: n.score, default=None)
         if there is not None and {group.subject, groups[there.row].subject} in twice:
@@ -332,20 +311,26 @@ def _mislabeled(
         wrong = MISLABELED_SHARE / 2 * (1 + elsewhere) / right
         if wrong < MISLABELED_ODDS:
             continue
-        templates = tuple(int(pk) for pk in snapshot.template_pks[group.rows])
-        home = there if elsewhere >= 1 else None
-        yield HygieneFinding(
+        found = HygieneFinding(
             "mislabeled_template",
-            (group.subject,) if home is None else (group.subject, groups[home.row].subject),
-            templates,
-            None if home is None else home.similarity,
-            None if home is None else odds.chance(home.score),
-            bounded(wrong),
-            group.own,
-            None if home is None else groups[home.row].subject,
-            ACTIONS["delete" if home is None else "move"],
+            (group.subject,),
+            tuple(int(pk) for pk in snapshot.template_pks[group.rows]),
+            ACTIONS["delete"],
             math.log(wrong),
+            odds=bounded(wrong),
+            own_similarity=group.own,
         )
+        if there is not None and elsewhere >= 1:
+            home, chance = groups[there.row].subject, odds.chance(there.score)
+            found = replace(
+                found,
+                subjects=(group.subject, home),
+                action=ACTIONS["move"],
+                similarity=there.similarity,
+                chance=chance,
+                belongs_to=home,
+            )
+        yield found
 
 
 def _own_score(row: int, core: int, means: Float, near: Neighbors, odds: PairOdds) -> float:
@@ -358,22 +343,9 @@ def _own_score(row: int, core: int, means: Float, near: Neighbors, odds: PairOdd
 
 
 def _inconsistent(snapshot: Snapshot, groups: list[TemplateGroup]) -> Iterator[HygieneFinding]:
-    tied: dict[int, list[TemplateGroup]] = defaultdict(list)
-    for group in groups:
-        if group.tied:
-            tied[group.subject].append(group)
-    for subject, parts in tied.items():
+    for subject, rows in _tied_rows(groups).items():
+        parts = [groups[row] for row in rows]
         templates = tuple(int(snapshot.template_pks[part.rows[0]]) for part in parts)
         own = max(part.own for part in parts if part.own is not None)
-        yield HygieneFinding(
-            "inconsistent_subject",
-            (subject,),
-            templates,
-            None,
-            None,
-            None,
-            own,
-            None,
-            ACTIONS["inconsistent_subject"],
-            -own,
-        )
+        action = ACTIONS["inconsistent_subject"]
+        yield HygieneFinding("inconsistent_subject", (subject,), templates, action, -own, own_similarity=own)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kith.wire.common import Fusion
-from models.risk.panel import MIN_PROBES, RowLevels
+from models.risk.probe_shift import MIN_PROBES, RowLevels
 from service.domain.gallery import Gallery
 from service.risk.drift import standard_error
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from kith.wire.common import RiskWarning
+from kith.wire.risk import HoldoutCheckOut, PointOut, TargetOut, ThresholdOut
+from kith.wire.status import BetterPackOut, MissesOut
 from models.risk.calibration import EDGES, Calibration, FmrCurve, count_at_or_above, fmr_for_fpir, fpir_from_fmr
 from models.risk.gallery_risk import GalleryRisk
 from models.risk.impostor_evidence import ImpostorEvidence
-from models.risk.miss_rate import MissRate, is_one_sitting, promised_misses
-from models.risk.panel import RowLevels
+from models.risk.miss_rate import is_one_sitting, promised_misses
+from models.risk.probe_shift import RowLevels
 from service.domain.outcomes import RiskTarget
 from service.risk.decision import ImpostorRisk, Thresholds, thresholds_for
 
@@ -28,70 +29,27 @@ CURVE_MAX_FPIR, CURVE_MIN_FPIR = 0.5, 1e-5
 CHECKED_FPIR: Final = 0.1
 
 
-@dataclass(frozen=True)
-class TargetThreshold:
-    """Threshold for an FPIR in a gallery of ``subjects``, with its 95 % interval.
-
-    ``misses`` is the FNIR at the threshold for photos like those enrolled.
-    """
-
-    fpir: float
-    subjects: int
-    threshold: float
-    low: float
-    high: float
-    extrapolated: bool
-    misses: MissRate | None
-
-
-@dataclass(frozen=True)
-class ExpectedMisses:
-    """Share of enrolled people's searches that do not identify them, in a gallery of ``subjects`` with one photo each.
-
-    ``better`` is the measured pack that misses fewest, with its share; None if no pack misses fewer.
-    """
-
-    fpir: float
-    subjects: int
-    fnir: float
-    better: tuple[str, float] | None
-
-
-@dataclass(frozen=True)
-class FpirPoint:
-    """FPIR at a similarity, with its 95 % interval."""
-
-    similarity: float
-    fpir: float
-    low: float
-    high: float
-    extrapolated: bool
-
-
-@dataclass(frozen=True)
-class MaximaCheck:
-    """Expected and observed number of subjects that reach the threshold of an FPIR of 10 % among all others.
-
-    A cross-check for users only. If the two differ strongly, comparisons depend on each other, or people are enrolled
-    twice.
-    """
-
-    fpir: float
-    probes: int
-    expected: float
-    observed: int
-
-
 def target_threshold(
     fpir: float, subjects: int, curve: FmrCurve, evidence: ImpostorEvidence | None, calibration: Calibration | None
-) -> TargetThreshold:
+) -> ThresholdOut:
+    """Return the threshold for an FPIR in a gallery of ``subjects``, and the FNIR there, rounded to 4 decimals."""
     found = curve.threshold_at_fmr(fmr_for_fpir(fpir, subjects))
     misses = promised_misses(evidence, calibration, found.score)
-    return TargetThreshold(fpir, subjects, found.score, found.low, found.high, found.extrapolated, misses)
+    fnir, fnir_low, fnir_high = (None,) * 3 if misses is None else (round(v, 4) for v in vars(misses).values())
+    return ThresholdOut(
+        subjects=subjects,
+        threshold=round(found.score, 4),
+        low=round(found.low, 4),
+        high=round(found.high, 4),
+        extrapolated=found.extrapolated,
+        fnir=fnir,
+        fnir_low=fnir_low,
+        fnir_high=fnir_high,
+    )
 
 
-def expected_misses(fpir: float, pack: Calibration, measured: Mapping[str, Calibration]) -> ExpectedMisses:
-    """Return what a pack misses in a new gallery of EXAMPLE_SUBJECTS.
+def expected_misses(fpir: float, pack: Calibration, measured: Mapping[str, Calibration]) -> MissesOut:
+    """Return what a pack misses in a new gallery of EXAMPLE_SUBJECTS, rounded to 4 decimals.
 
     Args:
         measured: calibrations of packs that could be used instead, by name.
@@ -103,11 +61,13 @@ def expected_misses(fpir: float, pack: Calibration, measured: Mapping[str, Calib
 
     own, others = misses(pack), {name: misses(calibration) for name, calibration in measured.items()}
     best = min(others, key=lambda name: others[name], default=None)
-    better = None if best is None or others[best] >= own else (best, others[best])
-    return ExpectedMisses(fpir, EXAMPLE_SUBJECTS, own, better)
+    better = None
+    if best is not None and others[best] < own:
+        better = BetterPackOut(model=best, fnir=round(others[best], 4))
+    return MissesOut(fpir=fpir, subjects=EXAMPLE_SUBJECTS, fnir=round(own, 4), better=better)
 
 
-def fpir_curve(subjects: int, curve: FmrCurve) -> list[FpirPoint]:
+def fpir_curve(subjects: int, curve: FmrCurve) -> list[PointOut]:
     """Return the FPIR at CURVE_POINTS equally spaced similarities, from CURVE_MAX_FPIR down to CURVE_MIN_FPIR."""
     first, last = (
         min(1.0, curve.threshold_at_fmr(fmr_for_fpir(rate, subjects)).score)
@@ -117,16 +77,21 @@ def fpir_curve(subjects: int, curve: FmrCurve) -> list[FpirPoint]:
     for t in np.linspace(first, last, CURVE_POINTS).tolist():
         rate = curve.fmr(t)
         fpir, low, high = (fpir_from_fmr(value, subjects) for value in (rate.value, rate.low, rate.high))
-        points.append(FpirPoint(t, fpir, low, high, rate.extrapolated))
+        points.append(PointOut(similarity=t, fpir=fpir, low=low, high=high, extrapolated=rate.extrapolated))
     return points
 
 
-def check_maxima(evidence: ImpostorEvidence, curve: FmrCurve) -> MaximaCheck:
-    """Compare the observed maxima with the curve (leave-one-out)."""
+def check_maxima(evidence: ImpostorEvidence, curve: FmrCurve) -> HoldoutCheckOut:
+    """Return the expected and observed number of subjects that reach the threshold of CHECKED_FPIR among all others.
+
+    A cross-check for users only. If the two differ strongly, comparisons depend on each other, or people are enrolled
+    twice.
+    """
     others = evidence.subjects - 1
     threshold = curve.threshold_at_fmr(fmr_for_fpir(CHECKED_FPIR, others)).score
     observed = round(float(np.interp(threshold, EDGES, count_at_or_above((evidence.adjusted or evidence.raw).best))))
-    return MaximaCheck(CHECKED_FPIR, evidence.probes, CHECKED_FPIR * evidence.probes, observed)
+    probes, expected = evidence.probes, CHECKED_FPIR * evidence.probes
+    return HoldoutCheckOut(fpir=CHECKED_FPIR, probes=probes, expected=expected, observed=observed)
 
 
 def thresholds_of_probes(
@@ -158,10 +123,13 @@ def target_thresholds(
     curve: FmrCurve,
     evidence: ImpostorEvidence | None,
     calibration: Calibration | None,
-) -> list[tuple[TargetThreshold, TargetThreshold]]:
+) -> list[TargetOut]:
     """Return the threshold of each target at the current size, and at GROWTH_FACTOR times that size."""
-    today, grown = (
-        [target_threshold(fpir, size, curve, evidence, calibration) for fpir in targets]
-        for size in (subjects, GROWTH_FACTOR * subjects)
-    )
-    return list(zip(today, grown, strict=True))
+    return [
+        TargetOut(
+            fpir=fpir,
+            today=target_threshold(fpir, subjects, curve, evidence, calibration),
+            grown=target_threshold(fpir, GROWTH_FACTOR * subjects, curve, evidence, calibration),
+        )
+        for fpir in targets
+    ]

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from models.risk.panel import MIN_PANEL_SUBJECTS, Panel, row_levels
+from models.risk.probe_shift import MIN_PANEL_SUBJECTS, Panel, row_levels
 from models.runtime.network import Float
 from service.core.actor import RequestThreads, current_actor
 from service.domain.gallery import Gallery, Keys

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from kith.wire.risk import EvidenceOut, GalleryRiskOut, HoldoutCheckOut, MoveOut, PointOut, TargetOut, ThresholdOut
+from kith.wire.risk import EvidenceOut, GalleryRiskOut, MoveOut
 from service.core.errors import GalleryMovedError, RiskUncalibratedError
 from service.domain.gallery import Gallery
 from service.risk import risk_report
@@ -72,14 +72,11 @@ def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> Gal
             derived_at=stored.derived_at if stored else None,
             up_to_date=stored is not None and not risks.is_stale(gallery, stored),
         ),
-        targets=[
-            TargetOut(fpir=today.fpir, today=_threshold(today), grown=_threshold(grown))
-            for today, grown in risk_report.target_thresholds(
-                targets, model.comparisons_among(subjects), curve, risk.evidence if risk else None, calibration
-            )
-        ],
-        curve=[PointOut(**vars(point)) for point in risk_report.fpir_curve(model.comparisons_among(subjects), curve)],
-        check=HoldoutCheckOut(**vars(risk_report.check_maxima(risk.evidence, curve))) if risk else None,
+        targets=risk_report.target_thresholds(
+            targets, model.comparisons_among(subjects), curve, risk.evidence if risk else None, calibration
+        ),
+        curve=risk_report.fpir_curve(model.comparisons_among(subjects), curve),
+        check=risk_report.check_maxima(risk.evidence, curve) if risk else None,
         last_move=_last_move(backend, gallery),
         probes_threshold=None if probes is None else round(probes.accept, 4),
         warnings=risk_report.warnings(risk, probes),
@@ -92,17 +89,3 @@ def _last_move(backend: Backend, gallery: Gallery) -> MoveOut | None:
         return None  # none, or one of an earlier release
     before, after = ((details.get(when) or {}).get("threshold") for when in ("before", "after"))
     return MoveOut(before=before, after=after, reason=details["reason"])
-
-
-def _threshold(found: risk_report.TargetThreshold) -> ThresholdOut:
-    rounded = {name: round(getattr(found, name), 4) for name in ("threshold", "low", "high")}
-    misses = found.misses
-    fnir, low, high = (None, None, None) if misses is None else (round(v, 4) for v in vars(misses).values())
-    return ThresholdOut(
-        subjects=found.subjects,
-        extrapolated=found.extrapolated,
-        fnir=fnir,
-        fnir_low=low,
-        fnir_high=high,
-        **rounded,
-    )

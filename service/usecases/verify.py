@@ -14,13 +14,14 @@ from service.domain.gallery import Gallery
 from service.domain.outcomes import RejectionOutcome, RiskTarget, to_risk_target
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
 from service.risk.decision import (
+    EnrolledSubject,
+    compare,
     decide_pair,
     false_alarm_probability,
     refuse_presentation,
     shown_probability,
     thresholds_for,
 )
-from service.risk.verification import EnrolledSubject, compare
 from service.security.callers import Caller
 from service.usecases.backend import Backend, fetch_photo, gather_or_cancel
 from service.usecases.documents import DEFAULT_GATE, Document, face_document, risk_document, without_none

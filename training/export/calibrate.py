@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from models.risk.calibration import BIN_COUNT, EDGES, MIN_SUPPORT, Calibration, bin_indices, histogram
-from models.risk.tails import Tail, fit_tail
+from models.risk.calibration import BIN_COUNT, EDGES, MIN_SUPPORT, Calibration, Tail, bin_indices, fit_tail, histogram
 from models.runtime.network import Float
 
 TAIL_QUANTILE = 0.999

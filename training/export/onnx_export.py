@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from torch.export import Dim
 from models.runtime.network import Float
 from models.runtime.onnx_files import finalize_onnx
 from models.runtime.onnx_runtime import OnnxNetwork
-from models.runtime.quantization import quantize
+from models.runtime.quantization import Quantizer
 from models.vision.recognition import l2_normalize
 from training.detection.network import STRIDES, FaceDetector
 from training.errors import ParityError
@@ -101,12 +102,9 @@ def export_int8(
     """
     with _drafts(path) as (exact, small):
         export_recognizer(backbone, crops_BCHW, exact, metadata, "fp32")
-        quantize(
-            exact,
-            small,
-            np.split(calibration_BCHW.numpy(), range(CALIBRATION_BATCH, len(calibration_BCHW), CALIBRATION_BATCH)),
-            everywhere=True,
-        )
+        batches = np.split(calibration_BCHW.numpy(), range(CALIBRATION_BATCH, len(calibration_BCHW), CALIBRATION_BATCH))
+        with tempfile.TemporaryDirectory() as folder:
+            Quantizer(exact, batches, Path(folder)).write(small, ())
         finalize_onnx(small, small, metadata, fp16_weights=False)
         before, after = (accuracy(_embed(OnnxNetwork(file))) for file in (exact, small))
         if before - after > MAX_INT8_LOSS:

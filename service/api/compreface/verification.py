@@ -28,8 +28,7 @@ from service.core.photo_errors import SeveralFacesError
 from service.domain.gallery import Template
 from service.inference.photo_pipeline import Face, Photo, verdict_of
 from service.inference.recognizers import check_recognizer, check_vectors
-from service.risk.decision import refuse_presentation
-from service.risk.verification import EnrolledSubject
+from service.risk.decision import EnrolledSubject, refuse_presentation
 from service.usecases.documents import Document
 from service.usecases.verify import Verification, compare_sides
 

@@ -9,8 +9,6 @@ from functools import partial
 from kith.wire.common import LivenessSetting
 from kith.wire.erasures import DeletedOut
 from kith.wire.galleries import (
-    ComparisonOut,
-    DriftOut,
     GalleriesOut,
     GalleryIn,
     GalleryOut,
@@ -28,7 +26,6 @@ from service.api.routes.erasures import to_deleted_out
 from service.core.errors import LivenessUnavailableError
 from service.domain.gallery import Gallery, GallerySettings
 from service.domain.outcomes import to_risk_target
-from service.risk.drift import DRIFT_DIGITS, Comparison, Drift
 from service.usecases.backend import Backend
 
 routes = Routes("/v1/galleries", "galleries")
@@ -70,7 +67,7 @@ async def get_gallery(gallery: GalleryPath, backend: BackendDep) -> GalleryOut:
     """Return a gallery's settings, counts, and drift of its decisions from the calibration."""
     found = await backend.find_gallery(gallery)
     drift = await backend.run(backend.galleries.watches.drift_of, found.pk, found.name, found.fingerprint)
-    return to_gallery_out(found).model_copy(update={"drift": to_drift_out(drift)})
+    return to_gallery_out(found).model_copy(update={"drift": drift})
 
 
 @routes.add("GET", "/{gallery}/stats", READ)
@@ -166,22 +163,4 @@ def to_gallery_out(gallery: Gallery) -> GalleryOut:
         templates=gallery.templates,
         created_at=gallery.created_at,
         **{name: value for name, value in vars(settings).items() if name not in ("risk", "quality_gate")},
-    )
-
-
-def to_drift_out(drift: Drift) -> DriftOut:
-    """Convert a drift report. Means are rounded, because exact ones would reveal the similarity of one search."""
-
-    def rounded(found: Comparison | None) -> ComparisonOut | None:
-        if found is None:
-            return None
-        return ComparisonOut(observed=round(found.observed, DRIFT_DIGITS), expected=found.expected, z=round(found.z, 1))
-
-    return DriftOut(
-        state=drift.state,
-        detail=drift.detail,
-        window=drift.window,
-        since_start=drift.since_start,
-        mated_similarity=rounded(drift.mated),
-        unknown_rate=rounded(drift.unknown),
     )

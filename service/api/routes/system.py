@@ -14,13 +14,11 @@ from starlette.responses import PlainTextResponse, Response
 from kith.wire.risk import PRESETS
 from kith.wire.status import (
     AuditBacklogOut,
-    BetterPackOut,
     CheckOut,
     DiskOut,
     HealthOut,
     HeldOut,
     LagOut,
-    MissesOut,
     ModelOut,
     ModelsOut,
     NetworkOut,
@@ -34,13 +32,12 @@ from models.risk.calibration import Calibration
 from models.runtime.network import Network
 from service.api.http.parameters import Targets
 from service.api.http.routing import ANY_KEY, PUBLIC, READ_ALL, BackendDep, Routes
-from service.api.routes.galleries import to_drift_out
 from service.core.errors import KithError, MasterKeyError
 from service.inference.batcher import Batcher
 from service.inference.recognizers import ServedRecognizer
 from service.observability.metrics import CONTENT_TYPE
 from service.operations.status import ServiceState
-from service.risk.risk_report import ExpectedMisses, expected_misses
+from service.risk.risk_report import expected_misses
 from service.security.master_keys import MasterKeys
 from service.usecases.backend import Backend
 
@@ -86,7 +83,7 @@ async def get_status(backend: BackendDep) -> StatusOut:
         queues=[_queue(batcher) for batcher in backend.faces.networks],
         audit=AuditBacklogOut(waiting=waiting, lost=lost),
         jobs=None if sample is None or sample.jobs is None else dict(sample.jobs),
-        drift={name: to_drift_out(drift) for name, drift in drifts.items()},
+        drift=drifts,
         index_lag=None
         if sample is None or sample.lags is None
         else {name: LagOut(lines=lag.lines, seconds=lag.seconds) for name, lag in sample.lags.items()},
@@ -122,7 +119,7 @@ def _model(
         metrics=dict(served.pack.metrics),
         misses=[]
         if served.calibration is None
-        else [_misses(expected_misses(target, served.calibration, measured)) for target in targets],
+        else [expected_misses(target, served.calibration, measured) for target in targets],
     )
 
 
@@ -165,12 +162,6 @@ def to_master_key_out(master: MasterKeys) -> CheckOut | None:
         "On the server, run 'kith master backup FILE', and keep FILE on another machine.",
     )
     return _check("master_key", None if backed_up else never)
-
-
-def _misses(found: ExpectedMisses) -> MissesOut:
-    """Convert the expected misses of a pack, rounded to 4 decimals."""
-    better = None if found.better is None else BetterPackOut(model=found.better[0], fnir=round(found.better[1], 4))
-    return MissesOut(fpir=found.fpir, subjects=found.subjects, fnir=round(found.fnir, 4), better=better)
 
 
 def _queue(batcher: Batcher[object, object]) -> QueueOut:

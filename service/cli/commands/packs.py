@@ -258,7 +258,7 @@ def quantize(
 
 
 def _print_quantization(results: Sequence[Int8Result]) -> None:
-    from models.pack.int8_loss import describe_loss
+    from models.pack.quantization import describe_loss
 
     rows = []
     for result in results:

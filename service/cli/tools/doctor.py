@@ -14,7 +14,7 @@ from models.engines.selection import EnginePreference, open_network, open_networ
 from models.errors import ModelError, RuntimeUnavailableError
 from models.pack.loading import load_pack, with_pulled_liveness
 from models.pack.manifest import ModelPack
-from models.runtime.cuda import visible_gpus
+from models.runtime.cuda_network import visible_gpus
 from models.runtime.onnx_runtime import available_cores, available_providers, runtime_version
 from models.runtime.openvino_network import fast_precisions, openvino_version
 from models.runtime.openvino_network import is_installed as openvino_is_installed

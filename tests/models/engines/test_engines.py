@@ -202,7 +202,7 @@ def test_a_variant_of_another_dimension_is_rejected(varied: tuple[Path, dict[str
     [
         ({"sha256": "0" * 64}, "variants.recognition.int8.sha256"),
         ({"of": "0" * 64}, "variants.recognition.int8.of"),
-        ({"of": None}, "variants.recognition.int8"),
+        ({"of": None}, "variants.recognition.int8.of"),
         ({"file": "int8/other.onnx"}, "variants.recognition.int8.file"),
         ({"measured": {"points_lost": "none"}}, "variants.recognition.int8.measured.points_lost"),
     ],

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.pack.loading import load_liveness
+from models.pack.manifest import load_liveness
 from models.pack.minifasnet import FACE_SIZES, THRESHOLD, to_onnx, write_minifasnet
 from models.pack.torch_file import TorchFileError
 from models.pack.verification import run_liveness

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -64,11 +65,11 @@ def test_the_bundled_pack_is_small() -> None:
         ("tasks.recognition.embedding_dimension", lambda d: d["tasks"]["recognition"].update(embedding_dimension=0)),
         ("tasks.recognition.input_size", lambda d: d["tasks"]["recognition"].update(input_size=[112, 96])),
         ("tasks.recognition.alignment", lambda d: d["tasks"]["recognition"].update(alignment="closer")),
-        ("tasks.recognition.alignment", lambda d: d["tasks"]["recognition"].update(alignment={"points": []})),
+        ("tasks.recognition.alignment.template", lambda d: d["tasks"]["recognition"].update(alignment={"points": []})),
         ("tasks.recognition.alignment.template", with_template([[1, 2]] * 4)),
-        ("tasks.recognition.alignment.template", with_template([[1, 2], [3, 4], [5, 6], [7, 8], [9]])),
-        ("tasks.recognition.alignment.template", with_template([[1, 2], [3, 4], [5, 6], [7, 8], [9, "x"]])),
-        ("tasks.recognition.alignment.template", with_template([[1, 2], [3, 4], [5, 6], [7, 8], [9, float("nan")]])),
+        ("tasks.recognition.alignment.template[4][1]", with_template([[1, 2], [3, 4], [5, 6], [7, 8], [9]])),
+        ("tasks.recognition.alignment.template[4][1]", with_template([[1, 2], [3, 4], [5, 6], [7, 8], [9, "x"]])),
+        ("tasks.recognition.alignment.template[4][1]", with_template([[1, 2], [3, 4], [5, 6], [7, 8], [9, math.nan]])),
         ("tasks.recognition.alignment.template", with_template([[1, 2], [3, 4], [5, 6], [7, 8], [1, 2]])),
         ("tasks.recognition.preprocessing.std", lambda d: d["tasks"]["recognition"]["preprocessing"].update(std=0)),
         ("tasks.recognition.preprocessing", lambda d: d["tasks"]["recognition"].update(preprocessing="guess")),

@@ -13,7 +13,7 @@ from PIL import Image
 
 from models.engines.selection import EnginePreference, available_precisions, choose_engine, open_network
 from models.errors import PackError
-from models.pack import int8_loss, int8_samples, quantization
+from models.pack import int8_samples, quantization
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import VARIANTS_FILE, ModelPack
 from models.pack.quantization import Int8Result, choose_fp32_layers, quantize_pack
@@ -53,7 +53,7 @@ def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("this processor has no fast INT8")
     monkeypatch.setattr(quantization, "MIN_SPEEDUP", 0.0)
     monkeypatch.setattr(quantization, "SEARCH_S", 0.0)
-    monkeypatch.setattr(int8_loss, "MAX_LANDMARK_SHIFT", 0.5)
+    monkeypatch.setattr(quantization, "MAX_LANDMARK_SHIFT", 0.5)
     monkeypatch.setattr(int8_samples, "MIN_PROBES", 2)
 
 
@@ -98,7 +98,7 @@ def test_a_pack_without_a_manifest_is_quantized_and_serves_int8(
     assert len(list((plain.directory / "int8").iterdir())) > 2
 
     # The next one removes what was left over. A network that loses too much loses its INT8 file.
-    monkeypatch.setattr(int8_loss, "MAX_LANDMARK_SHIFT", 1e-6)
+    monkeypatch.setattr(quantization, "MAX_LANDMARK_SHIFT", 1e-6)
     detection, recognition = quantize_pack(made, photos)
     assert (detection.accepted, recognition.accepted) == (False, True)
     (file,) = (plain.directory / "int8").iterdir()

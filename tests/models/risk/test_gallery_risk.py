@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from models.risk.calibration import (
     BIN_COUNT,
     Calibration,
+    Floats,
     bin_indices,
     fmr_for_fpir,
     fpir_from_fmr,
@@ -19,7 +20,6 @@ from models.risk.calibration import (
 from models.risk.gallery_risk import GalleryRisk
 from models.risk.impostor_evidence import RIVAL_WEIGHT, GenuineProbes, ImpostorEvidence
 from models.risk.miss_rate import is_one_sitting
-from models.risk.tails import Floats
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from training.export.calibrate import calibrate
@@ -65,7 +65,7 @@ def pack() -> Calibration:
 @pytest.mark.parametrize("subjects", [2, 3, 12])
 def test_small_galleries_use_the_curve_of_the_pack(pack: Calibration, subjects: int) -> None:
     gallery = GalleryRisk(evidence_of(people(np.random.default_rng(2), subjects)[:, 0]), pack)
-    assert gallery.threshold_at_fmr(1e-4).score == pytest.approx(pack.threshold_at_fmr(1e-4).score, abs=0.12)
+    assert gallery.curve.threshold_at_fmr(1e-4).score == pytest.approx(pack.threshold_at_fmr(1e-4).score, abs=0.12)
 
 
 @pytest.mark.parametrize("common", [0.8, 1.0, 1.25])
@@ -78,7 +78,7 @@ def test_other_photos_than_the_packs_shift_the_curve(pack: Calibration, common: 
         evidence = evidence_of(enrolled)
         best = stranger_scores(strangers, enrolled, evidence)[:, 0]
         gallery = GalleryRisk(evidence, pack)
-        threshold = gallery.threshold_at_fmr(fmr_for_fpir(0.01, 200)).score
+        threshold = gallery.curve.threshold_at_fmr(fmr_for_fpir(0.01, 200)).score
         ratios.append(float((best >= threshold).mean()) / 0.01)
     assert 0.25 < np.median(ratios) < 1.5
     if common > 1.2:  # the curve of the pack alone misses the target
@@ -91,7 +91,7 @@ def test_a_gallery_without_a_pack_uses_its_own_curve() -> None:
     enrolled, strangers = people(rng, 300)[:, 0], people(rng, 4000)[:, 0]
     gallery = GalleryRisk(evidence_of(enrolled), None)
     assert gallery.gallery_share == 1
-    threshold = gallery.threshold_at_fmr(fmr_for_fpir(0.05, 300)).score
+    threshold = gallery.curve.threshold_at_fmr(fmr_for_fpir(0.05, 300)).score
     assert 0.025 < (stranger_scores(strangers, enrolled, gallery.evidence)[:, 0] >= threshold).mean() < 0.1
 
 
@@ -103,7 +103,7 @@ def test_a_few_duplicates_do_not_change_the_threshold(pack: Calibration) -> None
     assert clean.duplicate_pairs < 2
     assert planted.duplicate_pairs == pytest.approx(15, abs=3)
     wanted = fmr_for_fpir(0.01, 300)
-    before, after = clean.threshold_at_fmr(wanted).score, planted.threshold_at_fmr(wanted).score
+    before, after = clean.curve.threshold_at_fmr(wanted).score, planted.curve.threshold_at_fmr(wanted).score
     assert after == pytest.approx(before, abs=0.015)
     # 15 duplicates in 45,000 pairs would be ten times the target rate.
     naive = np.sort((faces[:, 0] @ np.concatenate([faces[:, 0], faces[:15, 1]]).T).ravel())
@@ -119,8 +119,8 @@ def test_intervals_cover_the_rate_of_new_probes(pack: Calibration) -> None:
         gallery = GalleryRisk(evidence_of(enrolled), pack)
         scores = stranger_scores(strangers, enrolled, gallery.evidence).ravel()
         for rate in (0.02, 0.002):
-            found = gallery.fmr(gallery.threshold_at_fmr(rate).score)
-            truth = float((scores >= gallery.threshold_at_fmr(rate).score).mean())
+            found = gallery.curve.fmr(gallery.curve.threshold_at_fmr(rate).score)
+            truth = float((scores >= gallery.curve.threshold_at_fmr(rate).score).mean())
             held.append(found.low <= truth <= found.high)
     assert np.mean(held) >= 0.88
 
@@ -131,31 +131,31 @@ def test_rates_fall_with_the_threshold_and_rise_with_the_gallery(
     pack: Calibration, subjects: int, seed: int, rate: float
 ) -> None:
     gallery = GalleryRisk(evidence_of(people(np.random.default_rng(seed), subjects, dimension=64)[:, 0]), pack)
-    rates = [gallery.fmr(t) for t in np.linspace(-1, 1, 401)]
+    rates = [gallery.curve.fmr(t) for t in np.linspace(-1, 1, 401)]
     assert all(r.value > 0 for r in rates), "never 0 below a similarity of 1"
     for a, b in itertools.pairwise(rates):
         assert (a.value, a.low, a.high) >= (b.value, b.low, b.high)
     assert all(r.low <= r.value * (1 + 1e-9) and r.value <= r.high * (1 + 1e-9) for r in rates)
-    threshold = gallery.threshold_at_fmr(rate)
-    assert gallery.fmr(threshold.score).value <= rate * (1 + 1e-9)
+    threshold = gallery.curve.threshold_at_fmr(rate)
+    assert gallery.curve.fmr(threshold.score).value <= rate * (1 + 1e-9)
     assert threshold.low <= threshold.score <= threshold.high
-    fpirs = [fpir_from_fmr(gallery.fmr(0.3).value, n) for n in (1, 10, 1000)]
+    fpirs = [fpir_from_fmr(gallery.curve.fmr(0.3).value, n) for n in (1, 10, 1000)]
     assert fpirs == sorted(fpirs)
 
 
 def test_nearly_orthogonal_vectors_keep_a_high_threshold(pack: Calibration) -> None:
     """Similarities of orthogonal vectors have no spread, unlike those of faces."""
     narrow = GalleryRisk(evidence_of(np.eye(60, 64, dtype=np.float32)), pack)
-    threshold = narrow.threshold_at_fmr(fmr_for_fpir(0.01, 60))
+    threshold = narrow.curve.threshold_at_fmr(fmr_for_fpir(0.01, 60))
     assert threshold.score > 0.1  # ten standard deviations above the mean of 0
     assert threshold.low <= threshold.score <= threshold.high
-    assert all(np.isfinite([r.value, r.low, r.high]).all() for r in map(narrow.fmr, np.linspace(-1, 1, 101)))
+    assert all(np.isfinite([r.value, r.low, r.high]).all() for r in map(narrow.curve.fmr, np.linspace(-1, 1, 101)))
 
 
 def test_two_subjects_of_one_person_keep_the_threshold(pack: Calibration) -> None:
     twice = people(np.random.default_rng(8), 1, 2, common=1.0)[0]
     twin = GalleryRisk(evidence_of(l2_normalize(twice + 3 * twice[:1])), pack)
-    assert twin.threshold_at_fmr(1e-3).score >= pack.threshold_at_fmr(1e-3).score - 0.1
+    assert twin.curve.threshold_at_fmr(1e-3).score >= pack.threshold_at_fmr(1e-3).score - 0.1
 
 
 def test_evidence_survives_a_json_round_trip() -> None:

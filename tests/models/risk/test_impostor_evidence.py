@@ -7,16 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.risk.calibration import BIN_COUNT, EDGES, bin_indices, count_at_or_above
+from models.risk.calibration import BIN_COUNT, EDGES, Floats, bin_indices, count_at_or_above, mean_growth
 from models.risk.impostor_evidence import (
     RIVAL_WEIGHT,
     GenuineProbes,
     ImpostorEvidence,
-    mean_growth,
     rival_adjusted,
 )
 from models.risk.miss_rate import is_one_sitting, promised_misses
-from models.risk.tails import Floats
 from models.vision.recognition import l2_normalize
 from tests.models.risk.test_gallery_risk import evidence_of, people
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.risk.normal_scale import from_scale, to_scale
-from models.risk.panel import MIN_PROBES, Panel, RowLevels, row_levels
-from models.risk.probe_shift import ProbeShift
+from models.risk.probe_shift import MIN_PROBES, Panel, ProbeShift, RowLevels, row_levels
 
 levels = st.tuples(st.floats(-0.9, 0.9), st.floats(0.0, 0.5)).map(
     lambda pair: RowLevels((pair[0], min(pair[0] + pair[1], 0.99)), (0.001, 0.001))

@@ -13,9 +13,7 @@ from onnx import TensorProto, helper, load, save
 
 from models.errors import PackError, RuntimeUnavailableError
 from models.pack.manifest import ModelPack
-from models.runtime.cuda import CUDA, diagnose_cuda, visible_gpus
-from models.runtime.cuda_network import CudaNetwork, Device
-from models.runtime.half_precision import convert_to_fp16
+from models.runtime.cuda_network import CUDA, CudaNetwork, Device, convert_to_fp16, diagnose_cuda, visible_gpus
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import OnnxNetwork, available_providers, profile_nodes
 from models.vision.detection import Detector

@@ -295,5 +295,5 @@ def test_malformed_manifests_are_rejected(untrusted: Path, text: str) -> None:
 def test_excessive_sizes_are_rejected(untrusted: Path) -> None:
     for field, value in (("input_size", [10**6, 10**6]), ("embedding_dimension", 10**9)):
         _manifest(untrusted, lambda m, f=field, v=value: m["tasks"]["recognition"].update({f: v}))  # type: ignore[misc]
-        with pytest.raises(PackError, match="at most"):
+        with pytest.raises(PackError, match="less than or equal to"):
             load_pack(untrusted)

@@ -19,9 +19,12 @@ from models.vision.alignment import (
     realign_crops,
     similarity_transforms,
     standard_alignment,
-    transform_points,
 )
 from models.vision.detection import Detector
+
+
+def transform_points(matrix: NDArray[np.float64], points: NDArray[np.floating]) -> NDArray[np.float64]:
+    return np.asarray(points, np.float64) @ matrix[:, :2].T + matrix[:, 2]
 
 
 @given(

@@ -13,8 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from models.engines.gpus import open_on_device
-from models.engines.selection import EnginePreference, open_network
+from models.engines.selection import EnginePreference, open_network, open_on_device
 from models.errors import PackError
 from models.pack.manifest import LIVENESS_ALIGNMENT
 from models.runtime.cuda_network import Device

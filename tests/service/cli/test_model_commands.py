@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kith import Kith
 from models.checksums import sha256_of
 from models.engines.selection import available_precisions
-from models.pack import int8_loss, quantization
+from models.pack import quantization
 from models.pack.loading import BUNDLED_PACK, load_pack
 from service.cli.main import main
 from service.server import embedded
@@ -150,7 +150,7 @@ def test_calibration_refuses_the_bundled_pack_and_too_few_faces(
 @pytest.mark.usefixtures("catalog")
 def test_a_pulled_pack_is_quantized_once(models: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantization, "MIN_SPEEDUP", 0.0)
-    monkeypatch.setattr(int8_loss, "MAX_LANDMARK_SHIFT", 0.5)  # the bundled detector is no network for INT8
+    monkeypatch.setattr(quantization, "MAX_LANDMARK_SHIFT", 0.5)  # the bundled detector is no network for INT8
     if not any("int8" in precisions for precisions in available_precisions().values()):
         pytest.skip("this processor has no fast INT8")
     advice = "'kith models quantize mirrored --photos FOLDER'"

@@ -12,12 +12,19 @@ import pytest
 from numpy.typing import NDArray
 
 from kith import Kith
-from models.engines.gpus import GpuPreference, input_shapes, make_probe, open_on_device, open_on_gpus
-from models.engines.selection import EnginePreference, available_precisions, open_networks
+from models.engines.selection import (
+    EnginePreference,
+    GpuPreference,
+    available_precisions,
+    input_shapes,
+    make_probe,
+    open_networks,
+    open_on_device,
+    open_on_gpus,
+)
 from models.errors import RuntimeUnavailableError
 from models.pack.manifest import ModelPack
-from models.runtime.cuda import CUDA, visible_gpus
-from models.runtime.cuda_network import Device
+from models.runtime.cuda_network import CUDA, Device, visible_gpus
 from models.runtime.onnx_runtime import available_providers
 from models.vision.recognition import Recognizer
 from service.api.routes.system import get_readiness

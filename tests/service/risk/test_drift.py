@@ -85,14 +85,14 @@ def test_lower_similarities_are_a_drift_and_higher_ones_are_not(calibration: Cal
     watch.add(decided(rng, WINDOW, shift=-0.1))
     lower = watch.drift()
     assert lower.state == "drifted"
-    assert lower.mated is not None
-    assert lower.mated.observed < lower.mated.expected - 0.03
+    assert lower.mated_similarity is not None
+    assert lower.mated_similarity.observed < lower.mated_similarity.expected - 0.03
     assert "calibrate" in lower.detail
     higher = Watch(calibration)
     higher.add(decided(rng, 2 * WINDOW, shift=0.1))
     found = higher.drift()
-    assert found.mated is not None
-    assert found.mated.z > 4
+    assert found.mated_similarity is not None
+    assert found.mated_similarity.z > 4
     assert found.state == "ok"
 
 
@@ -103,9 +103,9 @@ def test_more_strangers_than_before_are_a_drift(calibration: Calibration) -> Non
     watch.add(decided(rng, WINDOW, strangers=0.4))
     found = watch.drift()
     assert found.state == "drifted"
-    assert found.unknown is not None
-    assert found.unknown.expected == pytest.approx(0.2 + 0.8 * 0.09, abs=0.04)
-    assert found.unknown.observed == pytest.approx(0.4 + 0.6 * 0.09, abs=0.04)
+    assert found.unknown_rate is not None
+    assert found.unknown_rate.expected == pytest.approx(0.2 + 0.8 * 0.09, abs=0.04)
+    assert found.unknown_rate.observed == pytest.approx(0.4 + 0.6 * 0.09, abs=0.04)
     assert "have no match" in found.detail
     # After two windows, the new state is the baseline.
     watch.add(decided(rng, WINDOW, strangers=0.4))
@@ -130,8 +130,8 @@ def test_without_calibration_there_is_still_the_unknown_rate() -> None:
     watch = Watch(None)
     watch.add(decided(rng, 2 * WINDOW))
     found = watch.drift()
-    assert found.mated is None
-    assert found.unknown is not None
+    assert found.mated_similarity is None
+    assert found.unknown_rate is not None
     assert found.state == "ok"
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from service.domain.events import EventFilter
 from service.domain.gallery import GallerySettings
-from service.risk.drift import WINDOW, Decided, Watches
-from service.risk.drift_reports import DriftReports
+from service.risk.drift import WINDOW, Decided, DriftReports, Watches
 from service.storage.events.deliveries import DeliveryStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore

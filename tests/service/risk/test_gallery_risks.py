@@ -158,7 +158,7 @@ def test_the_threshold_is_the_gallerys_not_the_packs(
     report = kith.calibrate(gallery)
     assert report.threshold < alone - 0.05
     expected = GalleryRisk(impostor_evidence(snapshot(vectors, list(range(60))), "max"), calibration)
-    assert report.threshold == pytest.approx(expected.threshold_at_fmr(fmr_for_fpir(0.01, 60)).score, abs=0.002)
+    assert report.threshold == pytest.approx(expected.curve.threshold_at_fmr(fmr_for_fpir(0.01, 60)).score, abs=0.002)
 
 
 def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(

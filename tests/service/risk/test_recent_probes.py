@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kith import Kith
-from models.risk.panel import MIN_PROBES
+from models.risk.probe_shift import MIN_PROBES
 from models.runtime.network import Float
 from service.domain.gallery import Gallery, GallerySettings
 from service.risk.probe_windows import (

@@ -15,9 +15,8 @@ from models.runtime.network import Float
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Snapshot
 from service.domain.outcomes import RiskTarget
-from service.risk.decision import ImpostorRisk, false_alarm_probability, thresholds_for
+from service.risk.decision import EnrolledSubject, ImpostorRisk, compare, false_alarm_probability, thresholds_for
 from service.risk.evidence import impostor_evidence
-from service.risk.verification import EnrolledSubject, compare
 
 RULES: Final = get_args(Fusion)
 

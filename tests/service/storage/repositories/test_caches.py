@@ -372,7 +372,7 @@ def test_the_cache_is_bounded() -> None:
 
 def found_of(keys: Sequence[int]) -> HygieneReport:
     pairs = [(key, key + 1) for key in keys]
-    found = [HygieneFinding("lookalikes", pair, pair, 0.5, 0.1, 0.2, None, None, "look", 0.5) for pair in pairs]
+    found = [HygieneFinding("lookalikes", pair, pair, "look", 0.5, 0.5, 0.1, 0.2) for pair in pairs]
     return HygieneReport(found, [], None)
 
 
