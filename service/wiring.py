@@ -39,12 +39,10 @@ from service.jobs.heavy_work import HeavyWork
 from service.jobs.runner import Runner
 from service.jobs.spool import Spool
 from service.observability.metrics import Metrics
-from service.operations.housekeeping import Housekeeping
-from service.operations.key_usage import KeyUses
-from service.operations.metrics_export import BuildInfo, MetricsExport
-from service.operations.readiness import readiness
+from service.operations.housekeeping import Housekeeping, KeyUses
+from service.operations.metrics_export import MetricsExport
 from service.operations.shadow import Shadow
-from service.operations.status import RecentState, StateReader
+from service.operations.status import RecentState, StateReader, readiness
 from service.operations.transfers import Transfers
 from service.operations.webhook_delivery import WebhookDelivery, Webhooks, WebhookSender
 from service.resources import open_milvus, open_own_database, open_tracing
@@ -58,7 +56,6 @@ from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
 from service.storage.events.deliveries import DeliveryStore
 from service.storage.privacy.retention import Retention
-from service.storage.privacy.subject_access import SubjectAccess
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.erasures import ErasureStore
 from service.storage.repositories.generations import GenerationStore
@@ -194,7 +191,6 @@ async def _open_galleries(
         shadow=await stack.enter_async_context(Shadow(threads, recognizers, search, generations)),
         retention=Retention(database, settings.retention_max_share),
         erasures=ErasureStore(database),
-        subject_access=SubjectAccess(database),
         transfers=transfers,
     )
 
@@ -254,11 +250,9 @@ async def _open_operations(
     )
     recent_state = RecentState(reader)
     telemetry = MetricsExport(
-        build=BuildInfo(
-            version("kith-face"),
-            networks.pack.model_id,
-            {batcher.name: network for batcher, network in faces.networks.items()},
-        ),
+        version=version("kith-face"),
+        model_id=networks.pack.model_id,
+        networks={batcher.name: network for batcher, network in faces.networks.items()},
         metrics=metrics,
         watches=galleries.watches,
         batchers=list(faces.networks),

@@ -29,10 +29,11 @@ MAX_BLOCK_TEMPLATES: Final = 2048
 """Templates per block; several copies of a block are in memory."""
 MAX_BLOCK_CELLS: Final = 1 << 20
 """Similarities per block, which fit in a processor's cache."""
-Keys = NDArray[np.int64]
+Ints = NDArray[np.int64]
+"""Keys of subjects, positions or counts, (n,)."""
 
 
-def fuse_similarities(probes: Float, vectors: Float, subject_pks: Keys, qualities: Float, fusion: Fusion) -> Float:
+def fuse_similarities(probes: Float, vectors: Float, subject_pks: Ints, qualities: Float, fusion: Fusion) -> Float:
     """Compute the fused similarity of every probe to every subject, by brute force.
 
     Args:
@@ -49,7 +50,7 @@ def fuse_similarities(probes: Float, vectors: Float, subject_pks: Keys, qualitie
     return _mean_of_best(probes, vectors, subject_pks, 1 if fusion == "max" else TOP_K)
 
 
-def subject_vectors(vectors: Float, subject_pks: Keys, qualities: Float, fusion: VectorFusion) -> Float:
+def subject_vectors(vectors: Float, subject_pks: Ints, qualities: Float, fusion: VectorFusion) -> Float:
     """Compute one vector per subject. Arguments as in :func:`fuse_similarities`.
 
     Returns:
@@ -67,7 +68,7 @@ def subject_vectors(vectors: Float, subject_pks: Keys, qualities: Float, fusion:
     return found
 
 
-def _mean_vectors(vectors: Float, subject_pks: Keys, qualities: Float, fusion: VectorFusion) -> Float:
+def _mean_vectors(vectors: Float, subject_pks: Ints, qualities: Float, fusion: VectorFusion) -> Float:
     _, starts, counts = np.unique(subject_pks, return_index=True, return_counts=True)
     weighted = (
         vectors if fusion == "centroid" else vectors * _quality_weights(qualities, subject_pks, starts, counts)[:, None]
@@ -77,7 +78,7 @@ def _mean_vectors(vectors: Float, subject_pks: Keys, qualities: Float, fusion: V
     return np.asarray(np.where(lengths > MIN_MEAN_NORM, means / np.maximum(lengths, MIN_MEAN_NORM), 0), np.float32)
 
 
-def _quality_weights(qualities: Float, subject_pks: Keys, starts: Keys, counts: Keys) -> Float:
+def _quality_weights(qualities: Float, subject_pks: Ints, starts: Ints, counts: Ints) -> Float:
     """Return (m,) weights with mean 1 within each subject. Unknown qualities count as the subject's median."""
     known = np.add.reduceat(~np.isnan(qualities), starts, dtype=np.int64)
     ascending = qualities[np.lexsort((qualities, subject_pks))]  # per subject, NaN last
@@ -90,7 +91,7 @@ def _quality_weights(qualities: Float, subject_pks: Keys, starts: Keys, counts: 
     return np.asarray(weights / np.repeat(np.where(means > 0, means, 1), counts), np.float32)
 
 
-def _mean_of_best(probes: Float, vectors: Float, subject_pks: Keys, k: int) -> Float:
+def _mean_of_best(probes: Float, vectors: Float, subject_pks: Ints, k: int) -> Float:
     """Return the (q, s) means of each subject's ``k`` highest similarities."""
     _, starts, counts = np.unique(subject_pks, return_index=True, return_counts=True)
     fused = np.empty((len(probes), len(starts)), np.float32)

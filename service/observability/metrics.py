@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
-from typing import Final, Literal, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -26,9 +26,13 @@ from prometheus_client import (
 
 from service.core.actor import current_actor
 
+if TYPE_CHECKING:
+    from service.observability.tracing import RequestSpan, Tracing  # optional dependency
+
 Stage = Literal["read", "fetch", "decode", "detect", "align", "judge", "embed", "follow", "search", "check", "write"]
 """Stages in the order of a request (docs/observability.md)."""
 Lane = Literal["requests", "background"]
+LabelValue = TypeVar("LabelValue", bound=str)
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
@@ -45,45 +49,18 @@ SIMILARITY_BUCKETS: Final = tuple(step / 20 for step in range(21))
 disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` series would double the counters
 
 
-class RequestSpan(Protocol):
-    """Span of one request. ``trace_id``: 32 hexadecimal digits."""
-
-    trace_id: str
-
-    def answered(self, name: str, route: str, status: int, code: str | None, request_id: str) -> None:
-        """Record the answer; ``code``: the error code, if the request failed."""
-
-
-class Spans(Protocol):
-    """Source of trace spans (service.observability.tracing). Safe to share between threads."""
-
-    def stage(self, name: str) -> AbstractContextManager[object]:
-        """Return a child span of the current request, or a null context without a current request."""
-
-    def request(self, method: str, traceparent: str | None) -> AbstractContextManager[RequestSpan]:
-        """Return the span of a request; it is current inside the block."""
-
-    def here(self) -> object | None:
-        """Return the current span if it is sampled."""
-
-    def batch(self, network: str, items: int, askers: Mapping[object, float], ran_s: float) -> None:
-        """Record a batch that has just ended; ``askers``: the spans that waited for it, with seconds waited."""
-
-
 class Metrics:
     """Metrics of one application, in a registry of its own. Safe to share between threads.
 
     Args:
         codes: all error codes, exported from the start with the value 0.
         verify_outcomes: all outcomes of a verification, also exported from the start.
-        spans: source of trace spans; None: no tracing.
     """
 
-    def __init__(
-        self, codes: Iterable[str] = (), verify_outcomes: Iterable[str] = (), spans: Spans | None = None
-    ) -> None:
+    def __init__(self, codes: Iterable[str] = (), verify_outcomes: Iterable[str] = ()) -> None:
         self.started_at_s = time.time()
-        self.spans = spans
+        self.spans: Tracing | None = None
+        """Source of trace spans; None: no tracing."""
         self.in_progress = 0
         """Requests in progress. Changed on the event loop only."""
         self.registry = CollectorRegistry()
@@ -129,9 +106,15 @@ class Metrics:
             "kith_dropped", "Items removed from a queue unprocessed.", ["network", "reason"], registry=self.registry
         )
 
-    def stage(self, name: Stage) -> _TimedStage:
-        """Return a context manager that times a stage and traces it. Failed stages count too."""
-        return _TimedStage(self._stages.labels(name, lane()), None if self.spans is None else self.spans.stage(name))
+    @contextmanager
+    def stage(self, name: Stage) -> Iterator[None]:
+        """Time a stage and trace it. Failed stages count too."""
+        started_s = time.perf_counter()
+        with nullcontext() if self.spans is None else self.spans.stage(name):
+            try:
+                yield
+            finally:
+                self._stages.labels(name, lane()).observe(time.perf_counter() - started_s)
 
     def trace_request(self, method: str, traceparent: str | None) -> AbstractContextManager[RequestSpan | None]:
         """Return the span of a request, or a null context without tracing."""
@@ -150,15 +133,12 @@ class Metrics:
             self._qualities.labels(current).observe(quality)
 
     def observe_similarity(self, recognizer: str, outcome: str, similarity: float) -> None:
-        """Record the similarity of the best candidate of a search."""
         self._similarities.labels(recognizer, outcome).observe(similarity)
 
     def count_problem(self, code: str) -> None:
-        """Count a rejected or failed request."""
         self._problems.labels(code).inc()
 
     def count_verification(self, outcome: str) -> None:
-        """Count a verification."""
         self._verified.labels(outcome).inc()
 
     def count_enrollment(self, outcome: str, count: int = 1) -> None:
@@ -166,7 +146,6 @@ class Metrics:
         self._enrolled.labels(outcome).inc(count)
 
     def of_batches(self, network: str) -> BatchMetrics:
-        """Return the metrics of one network's batcher."""
         return BatchMetrics(
             network,
             self._batch_items.labels(network),
@@ -191,26 +170,20 @@ class Metrics:
         return counter
 
 
+@dataclass
 class BatchMetrics:
-    """Metrics of one network's batcher, and their totals for GET /v1/status."""
+    """Metrics of one network's batcher, and their totals for GET /v1/status. ``dropped``: items by error code."""
 
-    def __init__(
-        self,
-        network: str,
-        items: Histogram,
-        fill: Histogram,
-        run_s: Histogram,
-        wait_s: Histogram,
-        refused: Counter,
-        dropped: Counter,
-    ) -> None:
-        self._network = network
-        self._items, self._fill, self._run_s, self._wait_s = items, fill, run_s, wait_s
-        self._refused, self._dropped = refused, dropped
-        self.batches = 0
-        self.refused = 0
-        self.dropped = Tally[str]()
-        """Items removed from the queue unprocessed, by error code."""
+    _network: str
+    _items: Histogram
+    _fill: Histogram
+    _run_s: Histogram
+    _wait_s: Histogram
+    _refused: Counter
+    _dropped: Counter
+    batches: int = 0
+    refused: int = 0
+    dropped: Tally[str] = field(default_factory=Tally)
 
     def observe_batch(self, items: int, capacity: int, run_s: float, waits_s: Iterable[float]) -> None:
         """Record a finished batch; ``capacity``: the largest batch of the same cost."""
@@ -243,48 +216,33 @@ class ScrapeSeries:
         Info(name, about, registry=self._registry).info(labels)
 
     def gauge(self, name: str, about: str, value: float) -> None:
-        """Add a gauge without labels."""
         Gauge(name, about, registry=self._registry).set(value)
 
-    def gauges(
+    def gauges(self, name: str, about: str, label: str, values: Mapping[LabelValue, float]) -> None:
+        """Add a gauge with one value for each value of a label."""
+        gauge = Gauge(name, about, [label], registry=self._registry)
+        for of, value in values.items():
+            gauge.labels(of).set(value)
+
+    def table(
         self, name: str, about: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
     ) -> None:
         """Add a gauge with one value for each combination of label values."""
         gauge = Gauge(name, about, labels, registry=self._registry)
-        for label_values, value in values:
-            gauge.labels(*label_values).set(value)
+        for of, value in values:
+            gauge.labels(*of).set(value)
 
     def counters(
         self, name: str, about: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
     ) -> None:
-        """Add a counter with one value for each combination of label values."""
+        """Add a counter; values with the same label values add up."""
         counter = Counter(name, about, labels, registry=self._registry)
-        for label_values, value in values:
-            counter.labels(*label_values).inc(value)
+        for of, value in values:
+            counter.labels(*of).inc(value)
 
     def text(self) -> bytes:
         """Return the Prometheus text format 0.0.4."""
         return generate_latest(self._registry)
-
-
-class _TimedStage:
-    __slots__ = ("_histogram", "_span", "_started_s")
-
-    def __init__(self, histogram: Histogram, span: AbstractContextManager[object] | None) -> None:
-        self._histogram = histogram
-        self._span = span
-
-    def __enter__(self) -> None:
-        if self._span is not None:
-            self._span.__enter__()
-        self._started_s = time.perf_counter()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._histogram.observe(time.perf_counter() - self._started_s)
-        if self._span is not None:
-            self._span.__exit__(kind, error, trace)
 
 
 def lane() -> Lane:

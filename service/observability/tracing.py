@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
-from types import TracebackType
-from typing import Final, Self, cast
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final, cast
 
-from opentelemetry import context, trace
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import Link, Span, SpanKind, StatusCode, Tracer
+from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from service.core.errors import KithError
@@ -31,7 +30,7 @@ CLOSE_TIMEOUT_S: Final = 2.0
 
 
 class Tracing:
-    """Implementation of service.observability.metrics.Spans. Closing it sends the remaining spans."""
+    """Source of trace spans. Safe to share between threads. Closing it sends the remaining spans."""
 
     def __init__(self, url: str, version: str) -> None:
         own = Resource({"service.name": NAME, "service.version": version})
@@ -46,21 +45,42 @@ class Tracing:
         self._tracer, self._batches = (provider.get_tracer(NAME, version) for provider in providers)
         self._incoming = TraceContextTextMapPropagator()
 
-    def request(self, method: str, traceparent: str | None) -> RequestSpan:
-        """Start the span of a request. ``traceparent``: W3C Trace Context; an invalid value starts a new trace."""
+    @contextmanager
+    def request(self, method: str, traceparent: str | None) -> Iterator[RequestSpan]:
+        """Return the span of a request; it is current inside the block.
+
+        ``traceparent``: W3C Trace Context; an invalid value starts a new trace.
+        """
         carrier = {} if traceparent is None else {"traceparent": traceparent}
         parent = self._incoming.extract(carrier, Context())
         attributes = {"http.request.method": method}
-        return RequestSpan(self._tracer.start_span(method, parent, SpanKind.SERVER, attributes))
+        span = self._tracer.start_span(method, parent, SpanKind.SERVER, attributes)
+        with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+            yield RequestSpan(span)
 
-    def stage(self, name: str) -> _Stage | nullcontext[None]:
-        return _Stage(self._tracer, name) if trace.get_current_span().is_recording() else nullcontext()
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Return a child span of the current request, or a null context without a recorded one."""
+        return self._stage(name) if trace.get_current_span().is_recording() else nullcontext()
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        with self._tracer.start_as_current_span(name, record_exception=False, set_status_on_exception=False) as span:
+            try:
+                yield
+            except BaseException as error:
+                # Never the error text, which may contain personal data.
+                code = error.code if isinstance(error, KithError) else type(error).__name__
+                span.set_attribute("error.type", code)
+                span.set_status(StatusCode.ERROR)
+                raise
 
     def here(self) -> object | None:
+        """Return the current span if it is sampled."""
         span = trace.get_current_span()
         return span if span.is_recording() else None
 
     def batch(self, network: str, items: int, askers: Mapping[object, float], ran_s: float) -> None:
+        """Record a batch that has just ended; ``askers``: the spans that waited for it, with seconds waited."""
         if not askers:
             return
         end = time.time_ns()
@@ -88,21 +108,11 @@ class Tracing:
 
 
 class RequestSpan:
-    """Span of a request; it is current inside the ``with`` block."""
+    """Span of a request. ``trace_id``: 32 hexadecimal digits."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
         self.trace_id = f"{span.get_span_context().trace_id:032x}"
-
-    def __enter__(self) -> Self:
-        self._token = context.attach(trace.set_span_in_context(self._span))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        context.detach(self._token)
-        self._span.end()
 
     def answered(self, name: str, route: str, status: int, code: str | None, request_id: str) -> None:
         """Record the answer. ``name``: method and route; ``code``: error code, if the request failed."""
@@ -113,21 +123,3 @@ class RequestSpan:
             span.set_attribute("error.type", code)
         if status >= 500:
             span.set_status(StatusCode.ERROR)
-
-
-class _Stage:
-    def __init__(self, tracer: Tracer, name: str) -> None:
-        self._span = tracer.start_span(name)
-
-    def __enter__(self) -> None:
-        self._token = context.attach(trace.set_span_in_context(self._span))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        context.detach(self._token)
-        if error is not None:
-            # Never the error text, which may contain personal data.
-            self._span.set_attribute("error.type", error.code if isinstance(error, KithError) else type(error).__name__)
-            self._span.set_status(StatusCode.ERROR)
-        self._span.end()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,12 @@ import numpy as np
 
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.core.errors import MasterKeyError, MasterKeyUnavailableError
+from service.core.errors import MasterKeyError, MasterKeyUnavailableError, StorageDamagedError
 from service.domain.fusion import VECTOR_FUSIONS, fuse_similarities
 from service.domain.gallery import Gallery, Hit, Keys, Snapshot
 from service.index.follower import Follower, Followers, in_process
 from service.storage.db.engine import Database
-from service.storage.integrity.consistency import Consistency
-from service.storage.integrity.database_checks import DATABASE_CHECKS, PAGES
+from service.storage.integrity.consistency import DATABASE_CHECKS, PAGES, Check, Of
 from service.storage.integrity.gallery_checks import GALLERY_CHECKS
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
@@ -37,10 +36,6 @@ EXACT_KINDS: Final = ("exact", "flat")
 ATTEMPTS: Final = 5
 """Attempts to compare database and index without a concurrent write."""
 PAGE: Final = 1000
-FILES: Final = {
-    "abandoned": ("files of jobs that have ended or never began", "They are deleted."),
-}
-
 DATA_KEY_ACTION: Final = "Provide the master key that wraps it, restore a backup, or delete the gallery."
 
 
@@ -71,23 +66,12 @@ def open_check(
     milvus = open_milvus(database)
     followers = Followers(in_process(store, in_foreground=True) if milvus is None else milvus.follower)
     try:
-        files = {
-            "abandoned": lambda: abandoned(JobStore(database)),
-        }
-        yield GalleryCheck(store, Consistency(database), followers, files, milvus)
+        yield GalleryCheck(store, followers, lambda: abandoned(JobStore(database)), milvus)
     finally:
         followers.close()
         if milvus is not None:
             milvus.close()
         store.close()
-
-
-def every_gallery(store: Store) -> Iterator[Gallery]:
-    """Yield all galleries by name."""
-    after: str | None = None
-    while page := store.galleries.list_page(after, PAGE):
-        yield from page
-        after = page[-1].name
 
 
 class GalleryCheck:
@@ -96,16 +80,13 @@ class GalleryCheck:
     def __init__(
         self,
         store: Store,
-        consistency: Consistency,
         followers: Followers,
-        files: Mapping[str, Callable[[], list[Path]]],
+        abandoned: Callable[[], list[Path]] = list,
         milvus: MilvusEngine | None = None,
     ) -> None:
-        """``files``: functions that return the wrong files of each kind in FILES."""
-        self._wrong_files = files
         self._store = store
-        self._consistency = consistency
         self._followers = followers
+        self._abandoned = abandoned
         self._milvus = milvus
 
     def findings(self, name: str | None, repair: bool) -> Iterator[Finding]:
@@ -117,12 +98,16 @@ class GalleryCheck:
             IndexUnavailableError: Milvus does not answer.
             MasterKeyAwayError: the key service does not answer.
         """
-        of_database = list(self._database(repair))
-        yield from of_database
-        if any(finding.kind == PAGES.kind for finding in of_database):
-            return  # damaged pages make all other results meaningless
-        yield from self._files(repair)
-        for gallery in [self._store.galleries.get(name)] if name is not None else every_gallery(self._store):
+        if damaged := self._damaged_pages():
+            yield Finding(PAGES.kind, None, damaged, PAGES.what, PAGES.action, False, False)
+            return
+        yield from self._found(DATABASE_CHECKS, self._store.database.vault, None, repair)
+        if files := self._abandoned():
+            for path in files if repair else []:
+                path.unlink(missing_ok=True)
+            what = "files of jobs that have ended or never began"
+            yield Finding("abandoned", None, len(files), what, "They are deleted.", True, repair)
+        for gallery in self._galleries(name):
             try:
                 gallery.seal.unlock()
             except MasterKeyUnavailableError:
@@ -133,34 +118,35 @@ class GalleryCheck:
             else:
                 yield from self._of(gallery, repair)
 
-    def _database(self, repair: bool) -> Iterator[Finding]:
-        for check in DATABASE_CHECKS:
-            if count := self._consistency.count_in_database(check):
-                mended = repair and check.mend is not None
-                if mended:
-                    self._consistency.repair_database(check)
-                yield Finding(check.kind, None, count, check.what, check.action, check.mend is not None, mended)
-                if check is PAGES:
-                    return
+    def _galleries(self, name: str | None) -> Iterator[Gallery]:
+        """Yield one gallery, or all galleries by name."""
+        if name is not None:
+            yield self._store.galleries.get(name)
+            return
+        after: str | None = None
+        while page := self._store.galleries.list_page(after, PAGE):
+            yield from page
+            after = page[-1].name
 
-    def _files(self, repair: bool) -> Iterator[Finding]:
-        for kind, wrong in self._wrong_files.items():
-            if files := wrong():
-                for path in files if repair else []:
-                    path.unlink(missing_ok=True)
-                what, action = FILES[kind]
-                yield Finding(kind, None, len(files), what, action, True, repair)
+    def _damaged_pages(self) -> int:
+        try:
+            return PAGES.count(self._store.database, self._store.database.vault)
+        except StorageDamagedError:
+            return 1  # the check itself hit a damaged page
+
+    def _found(self, checks: Sequence[Check[Of]], of: Of, gallery: str | None, repair: bool) -> Iterator[Finding]:
+        for check in checks:
+            if count := check.count(self._store.database, of):
+                mendable = check.mend is not None
+                if repair and mendable:
+                    check.repair(self._store.database, of)
+                yield Finding(check.kind, gallery, count, check.what, check.action, mendable, repair and mendable)
 
     def _of(self, gallery: Gallery, repair: bool) -> Iterator[Finding]:
-        unsearchable = 0
-        for check in GALLERY_CHECKS:
-            if count := self._consistency.count(check, gallery):
-                mended = repair and check.mend is not None
-                if mended:
-                    self._consistency.repair(check, gallery)
-                elif check.kind in ("vectors_damaged", "vectors_length"):
-                    unsearchable += count
-                yield Finding(check.kind, gallery.name, count, check.what, check.action, check.mend is not None, mended)
+        unsearchable = False
+        for finding in self._found(GALLERY_CHECKS, gallery, gallery.name, repair):
+            yield finding
+            unsearchable |= finding.kind in ("vectors_damaged", "vectors_length") and not finding.repaired
         # Damaged vectors would also be reported as an error of the index.
         if not unsearchable:
             yield from self._index(gallery, repair)

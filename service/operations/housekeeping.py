@@ -1,4 +1,4 @@
-"""Background housekeeping: retention, and erasure of deleted data from memory and from SQLite's log."""
+"""Background writes: retention, erasure of deleted data from memory and SQLite's log, and the last use of API keys."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from service.core.periodic import PeriodicTask
 from service.domain.gallery import Gallery
 from service.storage.db.engine import Database
 from service.storage.privacy.retention import Retention
+from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.store import Store
 
 SWEEP_INTERVAL: Final = timedelta(hours=1)
@@ -24,6 +25,7 @@ RETRY_INTERVAL: Final = timedelta(minutes=10)
 """Time to the next sweep after a failure."""
 CHECK_INTERVAL_S: Final = 30.0
 """Time between checks of caches, SQLite's log, and the sweep time."""
+KEY_USES_INTERVAL_S: Final = 300.0
 log = logging.getLogger(__name__)
 
 
@@ -42,9 +44,8 @@ class Housekeeping(PeriodicTask):
         answers_days: float,
         changed: Callable[[Gallery], None] = lambda gallery: None,
         clock: Clock | None = None,
-        check_interval_s: float = CHECK_INTERVAL_S,
     ) -> None:
-        super().__init__(check_interval_s, "housekeeping failed", log)
+        super().__init__(CHECK_INTERVAL_S, "housekeeping failed", log)
         self._database = database
         self._store = store
         self._answers_days = answers_days
@@ -129,3 +130,30 @@ class Housekeeping(PeriodicTask):
             log.info("erased after expiry: %d templates and %d subjects", swept.templates, swept.subjects)
         for gallery in swept.galleries:
             self._changed(gallery)
+
+
+class KeyUses(PeriodicTask):
+    """Writer of the last use of API keys, collected in memory so that requests do not wait. Leaving writes the rest."""
+
+    def __init__(self, store: KeyStore) -> None:
+        super().__init__(KEY_USES_INTERVAL_S, "writing the last use of keys failed", log)
+        self._store = store
+        self._noted = dict[str, datetime]()
+
+    def note(self, key_id: str, at: datetime) -> None:
+        """Call on the event loop."""
+        self._noted[key_id] = at
+
+    async def _look(self) -> None:
+        """Write the collected times. After a failure they are kept and written next time."""
+        noted, self._noted = self._noted, {}
+        if not noted:
+            return
+        try:
+            await asyncio.to_thread(self._store.record_usage, noted)
+        except BaseException:
+            self._noted = noted | self._noted
+            raise
+
+    async def _close(self) -> None:
+        await self._try_to_look()

@@ -20,103 +20,77 @@ OTHERS: Final = "(others)"
 
 
 @dataclass(frozen=True)
-class BuildInfo:
-    """Version of Kith, model id of the pack, and the networks by name."""
-
-    version: str
-    pack: str
-    networks: Mapping[str, Network]
-
-
 class MetricsExport:
     """Exporter for Prometheus. Galleries above ``max_galleries`` share the label OTHERS."""
 
-    def __init__(
-        self,
-        build: BuildInfo,
-        metrics: Metrics,
-        watches: Watches,
-        batchers: Sequence[Batcher[Any, Any]],
-        audit_backlog: Callable[[], tuple[int, int]],
-        recent_state: RecentState,
-        max_galleries: int,
-        windows: ProbeWindows,
-    ) -> None:
-        self._build = build
-        self._metrics = metrics
-        self._watches = watches
-        self._batchers = batchers
-        self._audit_backlog = audit_backlog
-        self._recent_state = recent_state
-        self._max = max_galleries
-        self._windows = windows
+    version: str
+    model_id: str
+    networks: Mapping[str, Network]
+    metrics: Metrics
+    watches: Watches
+    batchers: Sequence[Batcher[Any, Any]]
+    audit_backlog: Callable[[], tuple[int, int]]
+    recent_state: RecentState
+    max_galleries: int
+    windows: ProbeWindows
 
     def text(self) -> bytes:
         """Return the Prometheus text format 0.0.4. Blocks for about a second at most."""
         series = ScrapeSeries()
         self._add_process(series)
-        self._add_drift(series, list(self._watches.drifts().items()))
-        unlike = list(self._windows.unlike_galleries().items())[: self._max]
+        self._add_drift(series, list(self.watches.drifts().items()))
         series.gauges(
             "kith_probes_unlike_gallery",
             "1 while recent probes would have twice the accepted risk at the usual threshold.",
-            ["gallery"],
-            [((name,), float(found)) for name, found in unlike],
+            "gallery",
+            dict(list(self.windows.unlike_galleries().items())[: self.max_galleries]),
         )
-        self._add_sample(series, self._recent_state.latest())
-        return self._metrics.text() + series.text()
+        self._add_sample(series, self.recent_state.latest())
+        return self.metrics.text() + series.text()
 
     def _add_process(self, series: ScrapeSeries) -> None:
-        build = self._build
-        series.info("kith_build", "Running version.", {"version": build.version, "pack": build.pack})
-        series.gauges(
+        series.info("kith_build", "Running version.", {"version": self.version, "pack": self.model_id})
+        series.table(
             "kith_network_info",
             "1 for the engine of each network.",
             ["network", "engine", "precision", "provider"],
-            [((name, n.engine, n.precision, n.providers[0]), 1) for name, n in build.networks.items()],
+            [((name, n.engine, n.precision, n.providers[0]), 1) for name, n in self.networks.items()],
         )
-        series.gauge("kith_start_time_seconds", "Start of the service, seconds since 1970.", self._metrics.started_at_s)
-        series.gauge("kith_requests_in_progress", "Requests in progress.", self._metrics.in_progress)
-        queued = [((b.name, "requests"), b.queue.foreground_count) for b in self._batchers]
-        queued += [((b.name, "background"), b.queue.background_count) for b in self._batchers]
-        series.gauges("kith_queue_items", "Items waiting for a network.", ["network", "lane"], queued)
-        waiting, lost = self._audit_backlog()
+        series.gauge("kith_start_time_seconds", "Start of the service, seconds since 1970.", self.metrics.started_at_s)
+        series.gauge("kith_requests_in_progress", "Requests in progress.", self.metrics.in_progress)
+        queued = [((b.name, "requests"), b.queue.foreground_count) for b in self.batchers]
+        queued += [((b.name, "background"), b.queue.background_count) for b in self.batchers]
+        series.table("kith_queue_items", "Items waiting for a network.", ["network", "lane"], queued)
+        waiting, lost = self.audit_backlog()
         series.gauge("kith_audit_waiting", "Audit entries not written yet.", waiting)
         series.gauge("kith_audit_lost", "Audit entries lost and not yet reported in the audit.", lost)
 
     def _add_drift(self, series: ScrapeSeries, drifts: list[tuple[str, DriftOut]]) -> None:
-        named, others = drifts[: self._max], drifts[self._max :]
+        named, others = drifts[: self.max_galleries], drifts[self.max_galleries :]
         series.counters(
             "kith_identify",
             "Decisions since the start.",
             ["gallery", "outcome"],
             [*_outcomes(named), *_outcomes([(OTHERS, drift) for _, drift in others])],
         )
-        mated = [(name, drift.mated_similarity) for name, drift in named if drift.mated_similarity is not None]
-        unknown = [(name, drift.unknown_rate) for name, drift in named if drift.unknown_rate is not None]
+        mated = {name: drift.mated_similarity for name, drift in named if drift.mated_similarity is not None}
+        unknown = {name: drift.unknown_rate for name, drift in named if drift.unknown_rate is not None}
         for metric, about, values in (
             ("mated_similarity_mean", "Mean similarity of identified faces in the latest decisions.", mated),
             ("unknown_rate", "Share of the latest searches without a match.", unknown),
         ):
-            observed = [((name,), one.observed) for name, one in values]
-            series.gauges(f"kith_{metric}", about, ["gallery"], observed)
-        series.gauges(
-            "kith_mated_similarity_expected",
-            "Mean similarity that the calibration expects of identified faces.",
-            ["gallery"],
-            [((name,), one.expected) for name, one in mated],
-        )
-        series.gauges(
-            "kith_unknown_rate_before",
-            "Share without a match in the same number of earlier searches.",
-            ["gallery"],
-            [((name,), one.expected) for name, one in unknown],
-        )
-        series.gauges(
+            observed = {name: one.observed for name, one in values.items()}
+            series.gauges(f"kith_{metric}", about, "gallery", observed)
+        for metric, about, values in (
+            ("mated_similarity_expected", "Mean similarity that the calibration expects of identified faces.", mated),
+            ("unknown_rate_before", "Share without a match in the same number of earlier searches.", unknown),
+        ):
+            series.gauges(f"kith_{metric}", about, "gallery", {name: one.expected for name, one in values.items()})
+        series.table(
             "kith_drift_state",
             "1 for the drift state of a gallery.",
             ["gallery", "state"],
-            [((name, state), float(state == drift.state)) for name, drift in named for state in STATES],
+            [((name, state), state == drift.state) for name, drift in named for state in STATES],
         )
 
     def _add_sample(self, series: ScrapeSeries, sample: ServiceState | None) -> None:
@@ -126,8 +100,8 @@ class MetricsExport:
         series.gauge("kith_ready", "1 while the service is ready.", float(sample is not None and sample.ready))
         if sample is None or sample.stale:
             return
-        checks = [((name,), float(error is None)) for name, error in sample.checks.items()]
-        series.gauges("kith_check_ok", "1 while a readiness check succeeds.", ["check"], checks)
+        checks = {name: error is None for name, error in sample.checks.items()}
+        series.gauges("kith_check_ok", "1 while a readiness check succeeds.", "check", checks)
         paused = float(sample.paused is not None)
         series.gauge("kith_retention_paused", "1 while retention is paused because of the clock.", paused)
         if sample.disk is not None:
@@ -135,28 +109,27 @@ class MetricsExport:
             series.gauge("kith_disk_free_bytes", "Free bytes of the data directory's file system.", free)
             series.gauge("kith_disk_size_bytes", "Size of the data directory's file system.", size)
         if sample.jobs is not None:
-            jobs = [((state,), count) for state, count in sample.jobs.items()]
-            series.gauges("kith_jobs", "Jobs of all processes, by state.", ["state"], jobs)
+            series.gauges("kith_jobs", "Jobs of all processes, by state.", "state", sample.jobs)
         if sample.held is not None:
-            names, others = list(sample.held)[: self._max], len(sample.held) - self._max
-            held = [((name,), 1) for name in names] + ([((OTHERS,), others)] if others > 0 else [])
+            held = dict.fromkeys(list(sample.held)[: self.max_galleries], 1)
+            if len(sample.held) > self.max_galleries:
+                held[OTHERS] = len(sample.held) - self.max_galleries
             about = "1 for a gallery whose retention waits for confirmation."
-            series.gauges("kith_retention_held", about, ["gallery"], held)
+            series.gauges("kith_retention_held", about, "gallery", held)
         if (sizes := sample.sizes) is not None:
             series.gauge("kith_galleries", "Galleries.", sizes.galleries)
             series.gauge("kith_subjects", "Subjects of all galleries.", sizes.subjects)
             series.gauge("kith_templates", "Templates of all galleries.", sizes.templates)
-            by_gallery = sizes.by_gallery.items()
-            subjects = [((name,), subject_count) for name, (subject_count, _) in by_gallery]
-            templates = [((name,), template_count) for name, (_, template_count) in by_gallery]
-            series.gauges("kith_gallery_subjects", "Subjects of a gallery.", ["gallery"], subjects)
-            series.gauges("kith_gallery_templates", "Templates of a gallery.", ["gallery"], templates)
+            subjects = {name: count for name, (count, _) in sizes.by_gallery.items()}
+            templates = {name: count for name, (_, count) in sizes.by_gallery.items()}
+            series.gauges("kith_gallery_subjects", "Subjects of a gallery.", "gallery", subjects)
+            series.gauges("kith_gallery_templates", "Templates of a gallery.", "gallery", templates)
         if sample.lags is not None:
-            lines = [((name,), lag.lines) for name, lag in sample.lags.items()]
-            seconds = [((name,), lag.seconds) for name, lag in sample.lags.items()]
+            lines = {name: lag.lines for name, lag in sample.lags.items()}
+            seconds = {name: lag.seconds for name, lag in sample.lags.items()}
             about = "Committed changes that an index of this process has not applied yet."
-            series.gauges("kith_index_lag_lines", about, ["gallery"], lines)
-            series.gauges("kith_index_lag_seconds", "Time since an index was last current.", ["gallery"], seconds)
+            series.gauges("kith_index_lag_lines", about, "gallery", lines)
+            series.gauges("kith_index_lag_seconds", "Time since an index was last current.", "gallery", seconds)
 
 
 def _outcomes(drifts: Sequence[tuple[str, DriftOut]]) -> Iterator[tuple[tuple[str, str], float]]:

@@ -118,8 +118,9 @@ class Shadow:
                 if disagreement is not None:
                     differing.append(disagreement)
                     nearest = disagreement.subject_pks[0]
-                    lacking = nearest is not None and await self._lacks(shadow, nearest)
-                    counts["absent"] += lacking
+                    if nearest is not None:
+                        known = await self._threads.run(self._generations.has_subject, shadow, nearest)
+                        counts["absent"] += not known
                 if among is None:  # otherwise an excluded subject may be more similar
                     await self._threads.run(self._substitute, gallery, one, vector)
         except KithError as error:
@@ -133,9 +134,6 @@ class Shadow:
             tally.disagreements += differing
         if time.monotonic() - self._written_s > WRITE_INTERVAL_S:
             await self._write_counts()
-
-    async def _lacks(self, generation: int, subject_pk: int) -> bool:
-        return not await self._threads.run(self._generations.has_subject, generation, subject_pk)
 
     def _substitute(self, gallery: Gallery, one: AnsweredFace, vector: Float) -> None:
         """Store the vector of a confident match for a template of its subject that has no crop."""

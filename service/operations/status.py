@@ -1,35 +1,118 @@
-"""Cached samples of readiness and database state for metrics and status, taken on demand every few seconds."""
+"""Readiness checks, and cached samples of readiness and database state, taken on demand every few seconds."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from kith.wire.common import JobState
-from service.core.errors import KithError, StorageError
+from service.core.errors import GpuUnavailableError, KithError, ReadinessUnknownError, StorageError
 from service.core.single_flight import SingleFlight
 from service.domain.gallery import GalleryCounts
 from service.index.follower import Followers
-from service.operations.readiness import Readiness
+from service.index.protocol import SharedEngine
+from service.inference.batcher import FAILED_BATCHES, DevicePool
 from service.risk.drift import Watches
+from service.storage.audit.writer import AuditWriter
 from service.storage.privacy.retention import Due, Retention
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 
+CHECK_TIMEOUT_S: Final = 3.0
+"""Limit of a wait for slow checks, such as of a database that hangs."""
 FRESH_S: Final = 5.0
-TIMEOUT_S: Final = 1.0
+SAMPLE_TIMEOUT_S: Final = 1.0
 """Limit of a wait for a slow sample, such as with a database that hangs."""
 STALE_S: Final = 30.0
 """Age after which a sample is not reported any more."""
 MAX_LINES: Final = 10_000
 """Limit of the count of change log lines."""
 log = logging.getLogger(__name__)
+
+
+class Readiness:
+    """Readiness checks by name. Each blocks, and raises a KithError if it fails."""
+
+    def __init__(self, checks: Mapping[str, Callable[[], None]], timeout_s: float = CHECK_TIMEOUT_S) -> None:
+        self._checks = checks
+        self._timeout_s = timeout_s
+        self._looks = SingleFlight("readiness", self._check)
+
+    async def check(self) -> None:
+        """Run all checks. Concurrent callers share one run (single-flight) and hold no thread.
+
+        Raises:
+            KithError: error of the first check that fails.
+            ReadinessUnknownError: the checks exceed the timeout.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.wrap_future(self._looks.start_or_join())
+        except TimeoutError as error:
+            raise ReadinessUnknownError(f"the checks did not finish within {self._timeout_s:g} s") from error
+
+    async def holds(self) -> bool:
+        """Return whether all checks succeed."""
+        try:
+            await self.check()
+        except KithError:
+            return False
+        return True
+
+    def _check(self) -> None:
+        for check in self._checks.values():
+            check()
+
+    def look(self) -> dict[str, KithError | None]:
+        """Run each check and return its error; None: success."""
+        return {name: _error_of(check) for name, check in self._checks.items()}
+
+
+def readiness(
+    shortfalls: Sequence[str],
+    allow_cpu: bool,
+    devices: DevicePool,
+    gpus: DevicePool | None,
+    store: Store,
+    milvus: SharedEngine | None,
+    audit: AuditWriter,
+) -> Readiness:
+    """Return the checks of a service.
+
+    ``shortfalls``: reasons why networks do not run on the requested GPU; ``gpus``: devices in use, if they are GPUs.
+    """
+
+    def gpu() -> None:
+        if shortfalls and not allow_cpu:
+            raise GpuUnavailableError(shortfalls[0])
+        if gpus is not None and gpus.failing():
+            raise GpuUnavailableError(f"a GPU failed in each of its last {FAILED_BATCHES} batches: see nvidia-smi")
+
+    def alive() -> None:
+        if not devices.alive:
+            raise KithError("a device thread ended with an error (see the log); restart the service")
+
+    checks: dict[str, Callable[[], None]] = {"devices": alive, "database": store.galleries.ping}
+    if gpus is not None or (shortfalls and not allow_cpu):  # else no GPU is in use, whose state could be reported
+        checks = {"gpu": gpu, **checks}
+    if milvus is not None:
+        checks["milvus"] = milvus.check
+    return Readiness({**checks, "audit": audit.check})
+
+
+def _error_of(check: Callable[[], None]) -> KithError | None:
+    try:
+        check()
+    except KithError as error:
+        return error
+    return None
 
 
 @dataclass(frozen=True)
@@ -128,7 +211,7 @@ class RecentState:
     """Single-flight cache of the service's state. Safe to share between threads."""
 
     def __init__(
-        self, look: Callable[[], ServiceState], fresh_s: float = FRESH_S, timeout_s: float = TIMEOUT_S
+        self, look: Callable[[], ServiceState], fresh_s: float = FRESH_S, timeout_s: float = SAMPLE_TIMEOUT_S
     ) -> None:
         self._look = look
         self._fresh_s = fresh_s

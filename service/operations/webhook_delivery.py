@@ -9,13 +9,13 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final, TypeVar, TypeVarTuple
+from typing import Final
 
 from service.core.actor import run_in_thread
 from service.core.errors import KithError, WebhookRefusedError
@@ -26,7 +26,7 @@ from service.security.sealing import ENCODER
 from service.security.webhook_signature import signature
 from service.storage.db.leases import Lease
 from service.storage.events.deliveries import Attempt, DeliveryStore, DueDelivery, Stream
-from service.storage.events.webhook_rows import Webhook
+from service.storage.events.outbox import Webhook
 from service.storage.repositories.webhooks import WebhookStore
 
 POLL_S: Final = 1.0
@@ -40,8 +40,6 @@ MAX_STREAMS_PER_WEBHOOK: Final = 4
 """A slow receiver leaves room for the others."""
 SWEEP_S: Final = 60.0
 HEADERS: Final = {"User-Agent": "kith", "Content-Type": "application/json", "Connection": "close"}
-Result = TypeVar("Result")
-Arguments = TypeVarTuple("Arguments")
 log = logging.getLogger(__name__)
 
 
@@ -128,12 +126,14 @@ class WebhookDelivery(PeriodicTask):
         await asyncio.gather(*self._streams.values(), return_exceptions=True)
         if self._leased_until_s:
             with suppress(KithError):  # otherwise the lease expires
-                await self._in_thread(self._lease.release, self._owner)
+                await run_in_thread(self._threads, self._lease.release, self._owner)
         self._threads.shutdown()
 
     async def _look(self) -> None:
         # Reads first: without events, nothing is written, not even a lease.
-        due = await self._in_thread(self._store.due, set(self._streams), MAX_STREAMS, MAX_STREAMS_PER_WEBHOOK)
+        due = await run_in_thread(
+            self._threads, self._store.due, set(self._streams), MAX_STREAMS, MAX_STREAMS_PER_WEBHOOK
+        )
         if (due or self._streams) and not await self._hold_lease():
             return
         for webhook, gallery_pk, deliveries in due:
@@ -142,7 +142,7 @@ class WebhookDelivery(PeriodicTask):
             task.add_done_callback(partial(self._ended, stream))
         if time.monotonic() - self._swept_s > SWEEP_S:
             self._swept_s = time.monotonic()
-            await self._in_thread(self._store.sweep)
+            await run_in_thread(self._threads, self._store.sweep)
 
     def _ended(self, stream: Stream, _task: asyncio.Task[None]) -> None:
         del self._streams[stream]
@@ -153,12 +153,11 @@ class WebhookDelivery(PeriodicTask):
         now = time.monotonic()
         if now < self._leased_until_s - self._lease_s / 2:
             return True
-        held = await self._in_thread(self._acquire)
+        store_now = await run_in_thread(self._threads, self._store.now)
+        lasting = timedelta(seconds=self._lease_s)
+        held = await run_in_thread(self._threads, self._lease.acquire, self._owner, store_now, lasting)
         self._leased_until_s = now + self._lease_s if held else 0.0
         return held
-
-    def _acquire(self) -> bool:
-        return self._lease.acquire(self._owner, self._store.now(), timedelta(seconds=self._lease_s))
 
     async def _send_all(self, webhook: Webhook, deliveries: Sequence[DueDelivery]) -> None:
         """Send deliveries of a stream in order, up to the first that fails, and record the results."""
@@ -167,14 +166,14 @@ class WebhookDelivery(PeriodicTask):
             for delivery in deliveries:
                 if time.monotonic() >= self._leased_until_s:
                     break
-                if not await self._in_thread(self._store.is_pending, delivery.pk):
+                if not await run_in_thread(self._threads, self._store.is_pending, delivery.pk):
                     continue
                 attempts.append(await self._attempt(webhook, delivery))
                 if attempts[-1].state != "delivered":
                     break
         finally:
             try:
-                await self._in_thread(self._store.record, attempts)
+                await run_in_thread(self._threads, self._store.record, attempts)
             except KithError as error:
                 log.warning("results of webhook %s are not recorded: %s", webhook.id, error.detail)
                 await asyncio.sleep(0 if self._stopping else self._interval_s)
@@ -192,9 +191,6 @@ class WebhookDelivery(PeriodicTask):
         elif count == 1 or is_refusal(answer.status):
             log.info("webhook %s: %s", webhook.id, answer.error)
         return Attempt(delivery.pk, "dead" if again is None else "pending", count, answer.status, answer.error, again)
-
-    async def _in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        return await run_in_thread(self._threads, function, *arguments)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ distributed to all servers before the first one uses it.
 from __future__ import annotations
 
 import base64
-import binascii
 import fcntl
 import hashlib
 import logging
@@ -18,13 +17,14 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from service.core.atomic_files import atomic_write
 from service.core.errors import MasterKeyError
+from service.security.key_command import CommandKey, KeyCommand
 from service.security.sealing import KEY_BYTES, NONCE_BYTES, derived, new_key
 
 ID_DIGITS: Final = 16
@@ -33,68 +33,6 @@ FORBIDDEN_MODE: Final = stat.S_IWGRP | stat.S_IRWXO
 """Group read stays allowed: Kubernetes' fsGroup mounts secret files that way."""
 LOCK_REMEDY: Final = "Put the key on a local disk (KITH_MASTER_KEY_FILE), or set KITH_MASTER_KEY."
 log = logging.getLogger(__name__)
-
-
-class Wrapper(Protocol):
-    """Wraps and unwraps data keys, with a local key or an external service."""
-
-    @property
-    def id(self) -> str:
-        """Public name of the key, at most 64 characters."""
-
-    def wrap(self, key: bytes, purpose: str) -> bytes:
-        """Raises MasterKeyError."""
-
-    def unwrap(self, wrapped: bytes, purpose: str) -> bytes:
-        """Raises MasterKeyError if the wrapped key was altered, or belongs to another key or purpose."""
-
-
-class Source(Protocol):
-    """Place that master keys come from. ``place``: its description."""
-
-    @property
-    def place(self) -> str: ...
-
-    def first(self) -> Wrapper:
-        """Return the key for new data. Raises MasterKeyError."""
-
-    def find(self, key_id: str) -> Wrapper | None:
-        """Return None if the source lacks the key. Raises MasterKeyError."""
-
-    def ids(self) -> Sequence[str]:
-        """Return all key ids, the key for new data first. Empty if there is no key yet. Raises MasterKeyError."""
-
-
-class MasterKeys:
-    """All configured sources.
-
-    The first source supplies the key for new data. Lookups start at the last source, because the first may be an
-    external program that claims every id.
-    """
-
-    def __init__(self, *sources: Source) -> None:
-        self.sources = sources
-
-    def first(self) -> Wrapper:
-        """Return the key for new data. Raises MasterKeyError."""
-        return self.sources[0].first()
-
-    def of(self, key_id: str) -> Wrapper:
-        """Raises MasterKeyError."""
-        for source in reversed(self.sources):
-            if (found := source.find(key_id)) is not None:
-                return found
-        here = " and ".join(f"{', '.join(source.ids()) or 'none'} ({source.place})" for source in self.sources)
-        raise MasterKeyError(f"the stored data needs master key {key_id}; available: {here}")
-
-    def is_backed_up(self) -> bool | None:
-        """Return whether the key in use was backed up; None: Kith did not create it. Raises MasterKeyError."""
-        source = self.sources[0]
-        return source.is_backed_up() if isinstance(source, KeyFile) and source.may_make else None
-
-    def unwrap(self, wrapped: bytes, purpose: str, by: str) -> bytes:
-        """Unwrap with the master key of id ``by``. Raises MasterKeyError."""
-        return self.of(by).unwrap(wrapped, purpose)
 
 
 class LocalKey:
@@ -111,7 +49,7 @@ class LocalKey:
         for read in (bytes.fromhex, lambda given: base64.b64decode(given, validate=True)):
             try:
                 key = read(stripped)
-            except (ValueError, binascii.Error):
+            except ValueError:
                 continue
             if len(key) == KEY_BYTES:
                 return cls(key)
@@ -120,10 +58,12 @@ class LocalKey:
         )
 
     def wrap(self, key: bytes, purpose: str) -> bytes:
+        """Encrypt a data key. ``purpose`` is authenticated with it."""
         nonce = os.urandom(NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, key, purpose.encode())
 
     def unwrap(self, wrapped: bytes, purpose: str) -> bytes:
+        """Raises MasterKeyError if the wrapped key was altered, or belongs to another key or purpose."""
         try:
             return self._cipher.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], purpose.encode())
         except (InvalidTag, ValueError) as error:
@@ -139,12 +79,14 @@ class GivenKeys:
         self._keys = {key.id: key for key in _keys(text, place)}
 
     def first(self) -> LocalKey:
+        """Return the key for new data."""
         return next(iter(self._keys.values()))
 
     def find(self, key_id: str) -> LocalKey | None:
         return self._keys.get(key_id)
 
     def ids(self) -> list[str]:
+        """Return all key ids, the key for new data first."""
         return list(self._keys)
 
 
@@ -267,6 +209,44 @@ class KeyFile:
                 file.write("".join(f"{line}\n" for line in lines).encode("ascii"))
         except OSError as error:
             raise MasterKeyError(f"the master key cannot be written to {path}: {error}") from error
+
+
+Wrapper = LocalKey | CommandKey
+"""Key that wraps and unwraps data keys. ``id``: its public name, at most 64 characters."""
+Source = GivenKeys | KeyFile | KeyCommand
+"""Place that master keys come from. ``place``: its description."""
+
+
+class MasterKeys:
+    """All configured sources.
+
+    The first source supplies the key for new data. Lookups start at the last source, because the first may be an
+    external program that claims every id.
+    """
+
+    def __init__(self, *sources: Source) -> None:
+        self.sources = sources
+
+    def first(self) -> Wrapper:
+        """Return the key for new data. Raises MasterKeyError."""
+        return self.sources[0].first()
+
+    def of(self, key_id: str) -> Wrapper:
+        """Raises MasterKeyError."""
+        for source in reversed(self.sources):
+            if (found := source.find(key_id)) is not None:
+                return found
+        here = " and ".join(f"{', '.join(source.ids()) or 'none'} ({source.place})" for source in self.sources)
+        raise MasterKeyError(f"the stored data needs master key {key_id}; available: {here}")
+
+    def is_backed_up(self) -> bool | None:
+        """Return whether the key for new data was backed up; None: Kith did not create it. Raises MasterKeyError."""
+        source = self.sources[0]
+        return source.is_backed_up() if isinstance(source, KeyFile) and source.may_make else None
+
+    def unwrap(self, wrapped: bytes, purpose: str, by: str) -> bytes:
+        """Unwrap with the master key of id ``by``. Raises MasterKeyError."""
+        return self.of(by).unwrap(wrapped, purpose)
 
 
 def new_key_text() -> str:

@@ -11,7 +11,6 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Final, Self
 
 import httpx2 as httpx
@@ -74,9 +73,7 @@ class OutboundHttp:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._opened is not None:
             await self._opened.aclose()

@@ -23,12 +23,10 @@ from service.jobs.heavy_work import HeavyWork
 from service.jobs.runner import Runner
 from service.jobs.spool import Spool
 from service.observability.metrics import Metrics
-from service.operations.housekeeping import Housekeeping
-from service.operations.key_usage import KeyUses
+from service.operations.housekeeping import Housekeeping, KeyUses
 from service.operations.metrics_export import MetricsExport
-from service.operations.readiness import Readiness
 from service.operations.shadow import Shadow
-from service.operations.status import RecentState
+from service.operations.status import Readiness, RecentState
 from service.operations.transfers import Transfers
 from service.operations.webhook_delivery import Webhooks
 from service.risk.drift import Watches
@@ -37,7 +35,6 @@ from service.risk.search import GallerySearch
 from service.settings import Settings
 from service.storage.audit.writer import AuditWriter
 from service.storage.privacy.retention import Retention
-from service.storage.privacy.subject_access import SubjectAccess
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.erasures import ErasureStore
 from service.storage.repositories.generations import GenerationStore
@@ -79,7 +76,6 @@ class Galleries:
     shadow: Shadow
     retention: Retention
     erasures: ErasureStore
-    subject_access: SubjectAccess
     transfers: Transfers
     enrolling: Turns = field(default_factory=Turns)
 

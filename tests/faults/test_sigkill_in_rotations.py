@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from service.security.master_keys import KeyFile, MasterKeys
+from service.storage.audit.chain import examine
 from service.storage.audit.log import PURPOSE
 from service.storage.audit.reader import trail_of
-from service.storage.audit.verifier import examine
 from service.storage.db.engine import open_database
 from service.storage.privacy.master_key_rotation import rewrap, uses
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows

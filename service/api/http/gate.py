@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
@@ -33,9 +33,12 @@ from service.core.errors import (
     UnauthorizedError,
     UrlEncodingError,
 )
-from service.observability.metrics import Metrics, RequestSpan
+from service.observability.metrics import Metrics
 from service.security.callers import ANONYMOUS, Caller
 from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.observability.tracing import RequestSpan
 
 DEFAULT_BODY_BYTES: Final = 1_000_000
 """Body limit of routes that take no photos."""

@@ -15,7 +15,7 @@ from service.api.http.parameters import WITHOUT_NUL, Cursor, GalleryPath, PageLi
 from service.api.http.routing import ADMIN, ADMIN_ALL, BackendDep, Routes
 from service.security.sealing import Seal
 from service.storage.audit.log import pseudonym
-from service.storage.audit.reader import AuditFilter, ListedLine
+from service.storage.audit.reader import AuditFilter, ListedLine, listed_lines
 from service.usecases.backend import Backend
 
 routes = Routes("", "audit")
@@ -72,7 +72,7 @@ async def list_gallery_audit(
 async def _page(backend: Backend, chosen: AuditFilter, seal: Seal, query: _Query) -> AuditOut:
     before = open_cursor(seal, query.cursor)
     await backend.operations.audit.written()
-    entries = await backend.run(backend.operations.audit.reader.lines, chosen, before, query.limit + 1)
+    entries = await backend.run(listed_lines, backend.galleries.store.database, chosen, before, query.limit + 1)
     page, more = paginate(entries, query.limit, seal, lambda listed: listed.pk)
     return AuditOut(data=[_out(listed) for listed in page], next=more)
 

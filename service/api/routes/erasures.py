@@ -10,6 +10,7 @@ from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut, VerdictOut
 from kith.wire.fields import SubjectId
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, SubjectPath, open_cursor, paginate
 from service.api.http.routing import ADMIN, ADMIN_ALL, BackendDep, Routes
+from service.storage.privacy.subject_access import everything_about
 from service.storage.repositories.erasures import Receipt
 
 routes = Routes("/v1", "erasures")
@@ -47,7 +48,7 @@ async def export_subject(gallery: GalleryPath, subject: SubjectPath, backend: Ba
     For an erased subject the export has the receipts and the audit entries.
     """
     found = await backend.find_gallery(gallery)
-    return await backend.run(backend.galleries.subject_access.everything_about, found, subject)
+    return await backend.run(everything_about, backend.galleries.store.database, found, subject)
 
 
 def to_receipt_out(receipt: Receipt) -> ReceiptOut:

@@ -26,7 +26,7 @@ from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
 from service.api.http.routing import ADMIN_ALL, BackendDep, Routes
 from service.domain.events import EventFilter
 from service.storage.events.deliveries import Delivery
-from service.storage.events.webhook_rows import Webhook
+from service.storage.events.outbox import Webhook
 
 routes = Routes("/v1/webhooks", "webhooks")
 WebhookPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]

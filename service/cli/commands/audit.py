@@ -23,8 +23,8 @@ from service.core.errors import AuditFileError, MasterKeyError
 
 if TYPE_CHECKING:
     from kith.wire.audit import AuditLineOut
+    from service.storage.audit.chain import Anchor, Fault, Report
     from service.storage.audit.reader import Trail
-    from service.storage.audit.verifier import Anchor, Fault, Report
 
 app = CommandGroup(help="Search and verify the audit log.", no_args_is_help=True)
 HASH_DIGITS: Final = 64
@@ -45,7 +45,7 @@ def verify(
     """Verify every chain of the audit log, without the service.
 
     Prints the altered or missing lines. Exit status 1 if there are any."""
-    from service.storage.audit.files import read_anchors
+    from service.storage.audit.reader import read_anchors
 
     report = _verify(source, [] if against is None else read_anchors(against))
     output.answer(asdict(report), lambda: _print_report(report, against is not None), ok=not report.faults)
@@ -56,7 +56,7 @@ def head(output: OutputOptions, source: Source = None) -> None:
     """Print the end of each chain as anchors for 'audit verify --against'.
 
     Exit status 1 if a chain is not sound."""
-    from service.storage.audit.files import anchor_lines
+    from service.storage.audit.reader import anchor_lines
 
     report = _verify(source, [])
     for fault in report.faults:
@@ -73,7 +73,7 @@ def export(
     output: OutputOptions,
 ) -> None:
     """Write a consistent snapshot of the audit log to a file that 'audit verify' can read."""
-    from service.storage.audit.files import write_trail
+    from service.storage.audit.reader import write_trail
 
     with _open_trail(None) as trail, atomic_write(file) as target:
         count = write_trail(trail, target)
@@ -122,8 +122,7 @@ def _print_lines(lines: list[AuditLineOut]) -> None:
 @contextmanager
 def _open_trail(source: Path | None) -> Iterator[Trail]:
     """Open an export, a copy of a SQLite file, or the local database. Raises AuditFileError, StorageError."""
-    from service.storage.audit.files import trail_in
-    from service.storage.audit.reader import trail_of
+    from service.storage.audit.reader import trail_in, trail_of
 
     if source is None:
         with trail_of(local_settings().sql_url) as trail:
@@ -139,7 +138,7 @@ def _open_trail(source: Path | None) -> Iterator[Trail]:
 
 
 def _verify(source: Path | None, anchors: list[Anchor]) -> Report:
-    from service.storage.audit.verifier import SERVICE, Fault, examine
+    from service.storage.audit.chain import SERVICE, Fault, examine
 
     with _open_trail(source) as trail:
         secret, fault = _signing_secret(trail)
@@ -171,7 +170,7 @@ def _signing_secret(trail: Trail) -> tuple[bytes | None, str | None]:
 
 
 def _describe_fault(fault: Fault) -> str:
-    from service.storage.audit.verifier import SERVICE
+    from service.storage.audit.chain import SERVICE
 
     if fault.chain == SERVICE:
         chain = "the service's chain"

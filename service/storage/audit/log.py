@@ -21,8 +21,7 @@ from service.core.actor import Actor, current_actor
 from service.core.errors import StorageError
 from service.domain.events import Event
 from service.domain.gallery import Gallery
-from service.storage.audit.chain import BEFORE_ALL, Line, mac
-from service.storage.audit.verifier import BEGINS, ENDS, OF_SERVICE
+from service.storage.audit.chain import BEFORE_ALL, BEGINS, ENDS, OF_SERVICE, Line, mac
 from service.storage.db.engine import Database
 from service.storage.db.key_vault import Vault
 from service.storage.db.tables import audit, audit_heads, galleries
@@ -46,6 +45,14 @@ class Entry:
     details: dict[str, Any] = field(default_factory=dict)
     actor: Actor = field(default_factory=current_actor)
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @classmethod
+    def about(
+        cls, gallery: Gallery, event: str, subject: str | None = None, outcome: str = "done", **details: Any
+    ) -> Entry:
+        """Return an entry about a gallery. ``subject``: the id, which the entry replaces by its pseudonym."""
+        known = None if subject is None else pseudonym(gallery, subject)
+        return cls(event, (gallery.pk, gallery.name), known, outcome, details)
 
 
 class End(NamedTuple):
@@ -72,8 +79,7 @@ def record(
     """
     if gallery is None:
         return append(vault, connection, OF_SERVICE, [Entry(event, None, None, outcome, details)])
-    known = None if subject is None else pseudonym(gallery, subject)
-    entry = Entry(event, (gallery.pk, gallery.name), known, outcome, details)
+    entry = Entry.about(gallery, event, subject, outcome, **details)
     end = append(vault, connection, gallery.pk, [entry])
     if event in (BEGINS, ENDS):
         first = connection.execute(FIRST, {"chain": gallery.pk}).scalar()
@@ -130,18 +136,16 @@ def append(vault: Vault, connection: Connection, chain: int, entries: Sequence[E
     number, last, rows = head.number, head.hash, []
     for entry in entries:
         number += 1
-        actor = entry.actor
-        name = None if entry.gallery is None else entry.gallery[1]
         line = Line(
-            number,
-            entry.at,
-            entry.event,
-            entry.outcome,
-            actor.name,
-            actor.request_id,
-            name,
-            entry.subject,
-            entry.details,
+            number=number,
+            at=entry.at,
+            event=entry.event,
+            outcome=entry.outcome,
+            actor=entry.actor.name,
+            request_id=entry.actor.request_id,
+            gallery=None if entry.gallery is None else entry.gallery[1],
+            subject=entry.subject,
+            details=entry.details,
         )
         last = line.hash(last)
         rows.append({**vars(line), "chain": chain, "gallery_pk": chain or None, "hash": last})

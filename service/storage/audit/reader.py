@@ -1,29 +1,33 @@
-"""Reads audit lines from a database or a copy of its file, for display, export and verification.
+"""Reads audit lines for display, and whole audits from a database, a copy of its file, or an export, to verify them.
 
-Verification trusts no stored value: rows that cannot be parsed still count as lines.
+Verification trusts no stored value: rows that cannot be parsed still count as lines. An export is a file of JSON lines,
+verifiable without the service. It starts with the data that verification needs and ends with the heads of the chains,
+so truncation is detected.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.core.errors import AuditFileError
-from service.storage.audit.chain import Line
+from service.storage.audit.chain import Anchor, Head, Line, Stored
 from service.storage.audit.log import PURPOSE
-from service.storage.audit.verifier import Head, Stored
 from service.storage.db.engine import Database, storage_error
 from service.storage.db.tables import audit, audit_heads, galleries, secrets
 
+FORMAT: Final = 1
 BATCH_LINES: Final = 2000
 TEXTS: Final = ("event", "outcome", "actor", "request_id", "gallery", "subject")
 OPTIONAL: Final = TEXTS[3:]
@@ -53,32 +57,17 @@ class ListedLine:
     hash: str
 
 
-@dataclass(frozen=True)
-class WrappedSecret:
-    """Wrapped secret of the heads' MACs, and the id of the master key that unwraps it."""
-
-    key: bytes
-    master_key: str
-
-
-class AuditReader:
-    """Pages of audit lines. Blocks."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def lines(self, chosen: AuditFilter, before: int | None, limit: int) -> list[ListedLine]:
-        """Return the latest lines first. ``before``: only lines with a smaller primary key. Raises StorageError."""
-        query = sa.select(audit).where(*_conditions(chosen)).order_by(audit.c.pk.desc()).limit(limit)
-        if before is not None:
-            query = query.where(audit.c.pk < before)
-        with self._database.read() as connection:
-            return [
-                ListedLine(
-                    row.pk, row.gallery_pk is not None, Line(*(getattr(row, name) for name in COLUMNS)), row.hash
-                )
-                for row in connection.execute(query)
-            ]
+def listed_lines(database: Database, chosen: AuditFilter, before: int | None, limit: int) -> list[ListedLine]:
+    """Return the latest lines first. ``before``: only lines with a smaller primary key. Raises StorageError."""
+    query = sa.select(audit).where(*_conditions(chosen)).order_by(audit.c.pk.desc()).limit(limit)
+    if before is not None:
+        query = query.where(audit.c.pk < before)
+    with database.read() as connection:
+        rows = connection.execute(query).all()
+    return [
+        ListedLine(row.pk, row.gallery_pk is not None, Line(*(getattr(row, name) for name in COLUMNS)), row.hash)
+        for row in rows
+    ]
 
 
 def _conditions(chosen: AuditFilter) -> Iterator[sa.ColumnElement[bool]]:
@@ -95,6 +84,14 @@ def _conditions(chosen: AuditFilter) -> Iterator[sa.ColumnElement[bool]]:
         # A search that found several subjects lists them in its details.
         among = sa.cast(audit.c.details, sa.Text).contains(chosen.subject, autoescape=True)
         yield (audit.c.subject == chosen.subject) | among
+
+
+@dataclass(frozen=True)
+class WrappedSecret:
+    """Wrapped secret of the heads' MACs, and the id of the master key that unwraps it."""
+
+    key: bytes
+    master_key: str
 
 
 @dataclass(frozen=True)
@@ -153,10 +150,10 @@ def _lines(connection: Connection) -> Iterator[Stored]:
     query = sa.select(audit.c.chain, audit.c.hash, *columns).order_by(audit.c.chain, audit.c.number)
     for rows in connection.execute(query.execution_options(yield_per=BATCH_LINES)).partitions():
         for row in rows:
-            yield stored_line(row._asdict(), _time(row.at), row.details)
+            yield _stored(row._asdict(), _time(row.at), row.details)
 
 
-def stored_line(row: Mapping[str, Any], at: datetime | None, details: str) -> Stored:
+def _stored(row: Mapping[str, Any], at: datetime | None, details: str) -> Stored:
     """Parse a stored row; an invalid one has no ``line``. ``details``: JSON text."""
     try:
         document = json.loads(details)
@@ -183,8 +180,7 @@ def _time(value: Any) -> datetime | None:
 
 
 def _heads(connection: Connection) -> list[Head]:
-    query = sa.select(*(audit_heads.c[name] for name in ("chain", "number", "hash", "mac")))
-    return [Head(row.chain, row.number, row.hash, row.mac) for row in connection.execute(query)]
+    return [Head(*row) for row in connection.execute(sa.select(*audit_heads.c["chain", "number", "hash", "mac"]))]
 
 
 def _secret(connection: Connection) -> WrappedSecret | None:
@@ -195,3 +191,83 @@ def _secret(connection: Connection) -> WrappedSecret | None:
 
 def _galleries(connection: Connection) -> dict[int, str]:
     return {row.pk: row.name for row in connection.execute(sa.select(galleries.c.pk, galleries.c.name))}
+
+
+def write_trail(trail: Trail, to: IO[bytes]) -> int:
+    """Write an export and return the number of lines. Unreadable lines are marked as such."""
+    secret = trail.secret
+    wrapped = None if secret is None else {"wrapped": base64.b64encode(secret.key).decode(), "key": secret.master_key}
+    named = None if trail.galleries is None else {str(key): name for key, name in trail.galleries.items()}
+    header = {"kith": "audit", "format": FORMAT, "at": datetime.now(UTC).isoformat()}
+    _write(to, {**header, "secret": wrapped, "galleries": named})
+    count = 0
+    for stored in trail.lines:
+        _write(to, {"chain": stored.chain, "number": stored.number, "hash": stored.hash, **_fields(stored)})
+        count += 1
+    _write(to, {"heads": [asdict(head) for head in trail.heads]})
+    return count
+
+
+def _fields(stored: Stored) -> dict[str, Any]:
+    line = stored.line
+    return {"unreadable": True} if line is None else {**vars(line), "at": line.at.isoformat(timespec="microseconds")}
+
+
+def _write(to: IO[bytes], document: dict[str, Any]) -> None:
+    to.write(json.dumps(document, separators=(",", ":")).encode() + b"\n")
+
+
+@contextmanager
+def trail_in(path: Path) -> Iterator[Trail]:
+    """Open an export. Raises AuditFileError if the file is not an export or is truncated."""
+    with path.open("rb") as file:
+        header = _document(path, file.readline())
+        if header.get("kith") != "audit" or header.get("format") != FORMAT:
+            raise AuditFileError(f"{path} is not an audit export of a version that this program reads")
+        try:
+            secret, named = header["secret"], header["galleries"]
+            wrapped = None if secret is None else WrappedSecret(base64.b64decode(secret["wrapped"]), str(secret["key"]))
+            galleries = None if named is None else {int(key): str(name) for key, name in named.items()}
+            (last_line,) = deque(file, maxlen=1)
+            heads = [Head(**head) for head in _document(path, last_line)["heads"]]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise AuditFileError(f"{path} is truncated, or its header was altered") from error
+        file.seek(0)
+        file.readline()
+        yield Trail(_exported_lines(path, file), heads, wrapped, galleries)
+
+
+def _exported_lines(path: Path, file: IO[bytes]) -> Iterator[Stored]:
+    for text in file:
+        document = _document(path, text)
+        if "heads" in document:
+            return
+        try:
+            at = None if "unreadable" in document else datetime.fromisoformat(document["at"])
+            yield _stored({**dict.fromkeys(TEXTS), **document}, at, json.dumps(document.get("details")))
+        except (KeyError, TypeError, ValueError):
+            yield Stored(int(document.get("chain", -1)), int(document.get("number", -1)), None, "")
+
+
+def _document(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise AuditFileError(f"{path} holds a line that is not JSON") from error
+    if not isinstance(document, dict):
+        raise AuditFileError(f"{path} holds a line that is not a JSON object")
+    return document
+
+
+def anchor_lines(ends: Iterable[Anchor], at: datetime) -> list[str]:
+    """Return anchors as JSON lines, to append to a file outside the service's control."""
+    return [json.dumps({"at": at.isoformat(timespec="seconds"), **asdict(end)}) for end in ends]
+
+
+def read_anchors(path: Path) -> list[Anchor]:
+    """Raises AuditFileError."""
+    try:
+        documents = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+        return [Anchor(str(d["chain"]), int(d["number"]), str(d["hash"]), d.get("gallery")) for d in documents]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise AuditFileError(f"{path} holds no valid anchors; write them with 'kith audit head': {error}") from error

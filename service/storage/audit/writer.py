@@ -12,15 +12,13 @@ import threading
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from service.core.actor import Actor
 from service.core.errors import AuditWriteError, KithError
 from service.domain.events import Event
 from service.domain.gallery import Gallery
 from service.storage.audit.log import Entry, pseudonym, record_entries
-from service.storage.audit.reader import AuditReader
 from service.storage.db.engine import Database
 
 BATCH_DELAY_S: Final = 0.5
@@ -36,20 +34,18 @@ When = Literal["soon", "before", "off"]
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     """Caller that waits until its line and events are on disk. ``entry`` None: it waits for all earlier lines."""
 
     entry: Entry | None
+    reported: tuple[Gallery, Sequence[Event]] | None
     future: asyncio.Future[None]
-    reported: tuple[Gallery, Sequence[Event]] | None = None
 
 
 class AuditWriter:
     """Writer for one event loop; close it after use. ``when``: write searches soon, before the response, or never."""
 
     def __init__(self, database: Database, when: When, most: int = MAX_LINES) -> None:
-        self.reader = AuditReader(database)
         self._database = database
         self._when = when
         self._most = most
@@ -77,32 +73,27 @@ class AuditWriter:
                 await self._wait_for(None, (gallery, events))
             return
         outcomes = Counter(result["outcome"] for result in results)
-        found = {result["subject"]: None for result in results if result["outcome"] == "identified"}
-        people = [pseudonym(gallery, subject) for subject in found]
+        found = list(dict.fromkeys(r["subject"] for r in results if r["outcome"] == "identified"))
         details: dict[str, Any] = {"outcomes": dict(outcomes)}
-        if len(people) > 1:
-            details["subjects"] = people
-        only = people[0] if len(people) == 1 else None
-        entry = Entry("searched", (gallery.pk, gallery.name), only, details=details)
+        if len(found) > 1:
+            details["subjects"] = [pseudonym(gallery, subject) for subject in found]
+        entry = Entry.about(gallery, "searched", found[0] if len(found) == 1 else None, **details)
         await (self._wait_for(entry, (gallery, events)) if events else self._take(entry))
 
     async def verified(self, gallery: Gallery, subject: str, outcome: str) -> None:
         """Record a verification against this subject. Raises as :meth:`searched`."""
         if self._when != "off":
-            known = pseudonym(gallery, subject)
-            await self._take(Entry("verified", (gallery.pk, gallery.name), known, outcome))
+            await self._take(Entry.about(gallery, "verified", subject, outcome))
 
     async def crop_read(self, gallery: Gallery, subject: str, template: str) -> None:
         """Record that a stored crop of a subject was read. Raises as :meth:`searched`."""
         if self._when != "off":
-            known = pseudonym(gallery, subject)
-            await self._take(Entry("crop_read", (gallery.pk, gallery.name), known, details={"template": template}))
+            await self._take(Entry.about(gallery, "crop_read", subject, template=template))
 
     async def enrollment_refused(self, gallery: Gallery, subject: str, code: str, count: int) -> None:
         """Record that so many photos or embeddings were refused for this subject, whatever the setting for searches.
         Raises as :meth:`searched`."""
-        known = pseudonym(gallery, subject)
-        await self._take(Entry("enrollment_refused", (gallery.pk, gallery.name), known, code, {"count": count}))
+        await self._take(Entry.about(gallery, "enrollment_refused", subject, code, count=count))
 
     async def write(self, entry: Entry) -> None:
         """Write a line; it is on disk on return. Raises AuditWriteError."""
@@ -152,11 +143,11 @@ class AuditWriter:
                 self._lost += 1
 
     async def _wait_for(self, entry: Entry | None, reported: tuple[Gallery, Sequence[Event]] | None = None) -> None:
-        waiting = _Waiting(entry, self._loop.create_future(), reported)
+        written = self._loop.create_future()
         with self._changed:
-            self._waiting.append(waiting)
+            self._waiting.append(_Waiting(entry, reported, written))
             self._changed.notify()
-        await waiting.future
+        await written
 
     # Methods of the thread
 

@@ -20,7 +20,7 @@ from service.security.sealing import ENCODER, SealBrokenError
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import EVENT
 from service.storage.db.tables import data_keys, deliveries, events, galleries, webhooks
-from service.storage.events.webhook_rows import Webhook, read_webhooks
+from service.storage.events.outbox import Webhook, read_webhooks
 
 BURST: Final = 20
 """Deliveries of a stream that are read, sent and recorded together."""
@@ -96,17 +96,16 @@ class DeliveryStore:
             if not heads:
                 return []
             receivers = {webhook.pk: webhook for webhook in read_webhooks(connection, self._database.vault)}
-            taken, chosen = Counter(webhook_pk for webhook_pk, _ in busy), list[Stream]()
-            for stream in ((row.webhook_pk, row.gallery_pk) for row in heads):
-                free = taken.total() < most and taken[stream[0]] < most_each
-                if stream not in busy and stream[0] in receivers and free:
-                    chosen.append(stream)
-                    taken[stream[0]] += 1
-            rows = [connection.execute(BODIES, dict(zip(KEYS, stream, strict=True))).all() for stream in chosen]
-        return [
-            (receivers[webhook_pk], gallery_pk, [self._due(row) for row in found])
-            for (webhook_pk, gallery_pk), found in zip(chosen, rows, strict=True)
-        ]
+            taken = Counter(webhook_pk for webhook_pk, _ in busy)
+            chosen = []
+            for webhook_pk, gallery_pk in heads:
+                free = taken.total() < most and taken[webhook_pk] < most_each
+                if (webhook_pk, gallery_pk) in busy or webhook_pk not in receivers or not free:
+                    continue
+                taken[webhook_pk] += 1
+                rows = connection.execute(BODIES, {"webhook": webhook_pk, "gallery": gallery_pk}).all()
+                chosen.append((receivers[webhook_pk], gallery_pk, rows))
+        return [(webhook, gallery_pk, [self._due(row) for row in rows]) for webhook, gallery_pk, rows in chosen]
 
     def is_pending(self, pk: int) -> bool:
         """Return whether a delivery is still to be sent: neither its webhook nor its event was deleted meanwhile."""
@@ -188,7 +187,6 @@ def _surplus(webhook_pk: int, state: DeliveryState, kept: int) -> sa.Select[int]
 
 # Built once: building a statement takes longer in SQLAlchemy than SQLite takes to run it.
 STATE: Final = sa.select(deliveries.c.state).where(deliveries.c.pk == sa.bindparam("delivery"))
-KEYS: Final = ("webhook", "gallery")
 FIRST: Final = (
     sa.select(sa.func.min(deliveries.c.pk))
     .where(deliveries.c.state == "pending")
@@ -201,14 +199,9 @@ HEADS: Final = (
 )
 BODIES: Final = (
     sa.select(
-        deliveries.c.pk,
-        deliveries.c.gallery_pk,
-        deliveries.c.attempts,
-        events.c.id,
-        events.c.sealed,
-        events.c.at,
-        data_keys.c.wrapped,
-        data_keys.c.master_key,
+        *deliveries.c["pk", "gallery_pk", "attempts"],
+        *events.c["id", "sealed", "at"],
+        *data_keys.c["wrapped", "master_key"],
     )
     .select_from(
         deliveries.join(events, events.c.pk == deliveries.c.event_pk).outerjoin(
@@ -223,20 +216,15 @@ BODIES: Final = (
     .order_by(deliveries.c.pk)
     .limit(BURST)
 )
-LISTED: Final = sa.select(
-    deliveries.c.pk,
-    events.c.id,
-    events.c.type,
-    galleries.c.name,
-    deliveries.c.state,
-    deliveries.c.attempts,
-    deliveries.c.status,
-    deliveries.c.error,
-    events.c.at,
-    deliveries.c.updated_at,
-    deliveries.c.next_at,
-).select_from(
-    deliveries.join(events, events.c.pk == deliveries.c.event_pk).join(
-        galleries, galleries.c.pk == deliveries.c.gallery_pk
+LISTED: Final = (
+    sa.select(
+        deliveries.c.pk,
+        *events.c["id", "type"],
+        galleries.c.name,
+        *deliveries.c["state", "attempts", "status", "error"],
+        events.c.at,
+        *deliveries.c["updated_at", "next_at"],
     )
+    .join(events, events.c.pk == deliveries.c.event_pk)
+    .join(galleries, galleries.c.pk == deliveries.c.gallery_pk)
 )

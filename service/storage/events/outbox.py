@@ -1,4 +1,5 @@
-"""Outbox: events stored in the transaction of what they report, once for each webhook that wants them.
+"""Webhooks, and their outbox: events stored in the transaction of what they report, once for each webhook that wants
+them.
 
 Nothing is written if no webhook wants an event. The events of a gallery have ascending keys in the order of commits,
 because each transaction locks the gallery's audit chain, which ``service.storage.audit.log`` locks as well.
@@ -9,21 +10,86 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.core.errors import MasterKeyError, MasterKeyUnavailableError
-from service.domain.events import Event
+from service.domain.events import Event, EventFilter
 from service.domain.gallery import Gallery
-from service.security.sealing import Seal
+from service.security.sealing import Seal, SealBrokenError
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import EVENT, subject_lookup
-from service.storage.db.tables import audit_heads, deliveries, events, galleries, subjects
-from service.storage.events.webhook_rows import read_webhooks
+from service.storage.db.tables import audit_heads, deliveries, events, galleries, subjects, webhooks
 
+SECRET: Final = "webhooks"  # noqa: S105 - name of the service's secret that seals webhooks
+PURPOSE: Final = "webhook"
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """Receiver of events. ``secret``: as :func:`service.security.webhook_signature.new_secret` returns it."""
+
+    pk: int
+    id: str
+    name: str | None
+    url: str = field(repr=False)
+    secret: str = field(repr=False)
+    filter: EventFilter
+    created_at: datetime
+
+
+def read_webhooks(
+    connection: Connection, vault: Vault, chosen: sa.ColumnElement[bool] | None = None, lock: bool = False
+) -> Sequence[Webhook]:
+    """Return all webhooks, or the chosen ones, oldest first. An altered row is logged and left out.
+
+    Raises MasterKeyError: the webhooks cannot be opened. Without webhooks, no key is needed.
+    """
+    query = LOCKED if lock else WEBHOOKS
+    rows = connection.execute(query if chosen is None else query.where(chosen)).all()
+    if not rows:
+        return ()
+    seal = webhook_seal(connection, vault)
+    return [webhook for row in rows if (webhook := _webhook(seal, row)) is not None]
+
+
+def webhook_seal(connection: Connection, vault: Vault) -> Seal:
+    """Return the seal of all webhooks. Raises MasterKeyError."""
+    return Seal(vault.secret(connection, SECRET))
+
+
+def seal_webhook(seal: Seal, webhook: Webhook) -> bytes:
+    chosen = {
+        name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(webhook.filter).items()
+    }
+    document = {
+        "id": webhook.id,
+        "name": webhook.name,
+        "url": webhook.url,
+        "secret": webhook.secret,
+        "filter": chosen,
+    }
+    return seal.close_json(document, PURPOSE)
+
+
+def _webhook(seal: Seal, row: sa.Row[Any]) -> Webhook | None:
+    try:
+        opened = seal.open_json(row.sealed, PURPOSE)
+    except SealBrokenError:
+        opened = {"id": None}
+    if opened["id"] != row.id:
+        log.error("webhook %s was altered in the database and receives nothing. Delete it.", row.id)
+        return None
+    chosen: dict[str, Any] = {
+        field: frozenset(value) if isinstance(value, list) else value for field, value in opened["filter"].items()
+    }
+    name, url, secret = (opened[key] for key in ("name", "url", "secret"))
+    return Webhook(row.pk, row.id, name, url, secret, EventFilter(**chosen), row.created_at)
 
 
 class Origin(NamedTuple):
@@ -43,8 +109,8 @@ def publish(vault: Vault, connection: Connection, gallery: Gallery | Origin, new
     """
     if not new:
         return
-    webhooks = read_webhooks(connection, vault, lock=True)
-    wanted = [(event, [w.pk for w in webhooks if w.filter.wants(gallery.name, event)]) for event in new]
+    known = read_webhooks(connection, vault, lock=True)
+    wanted = [(event, [w.pk for w in known if w.filter.wants(gallery.name, event)]) for event in new]
     wanted = [(event, receivers) for event, receivers in wanted if receivers]
     if not wanted or not _lock(connection, gallery.pk):
         return
@@ -85,6 +151,8 @@ def _insert(connection: Connection, gallery: Gallery | Origin, event: Event, rec
 
 
 # Built once: building a statement takes longer in SQLAlchemy than SQLite takes to run it.
+WEBHOOKS: Final = sa.select(webhooks).order_by(webhooks.c.pk)
+LOCKED: Final = WEBHOOKS.with_for_update(read=True, key_share=True)
 LOCK_ROW: Final = (
     sa.select(galleries.c.pk)
     .where(galleries.c.pk == sa.bindparam("gallery"))

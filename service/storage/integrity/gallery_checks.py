@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -45,6 +44,7 @@ from service.storage.db.tables import (
     templates,
     vectors,
 )
+from service.storage.integrity.consistency import Check
 from service.storage.repositories.change_log import ROWS_PER_READ
 
 Value = TypeVar("Value")
@@ -56,20 +56,6 @@ Double = NDArray[np.float64]
 def quarantine(generation: int) -> int:
     """Return the pseudo-generation, below zero, that keeps an unusable vector for inspection. No search reads it."""
     return -1 - generation
-
-
-@dataclass(frozen=True)
-class Check:
-    """Check of one gallery: ``find`` counts the damaged places, ``mend`` repairs them, if a repair exists.
-
-    ``action`` says what the repair does, or what an operator must do.
-    """
-
-    kind: str
-    what: str
-    find: Callable[[Connection, Gallery], int]
-    mend: Callable[[Connection, Gallery], None] | None
-    action: str
 
 
 # Gallery rows and generations
@@ -105,10 +91,6 @@ def _wrong_counts(connection: Connection, gallery: Gallery) -> int:
     wrong = (sa.case((galleries.c[name] != count, 1), else_=0) for name, count in right.items())
     query = sa.select(*wrong).where(galleries.c.pk == gallery.pk)
     return sum(connection.execute(query).one())
-
-
-def _count_again(connection: Connection, gallery: Gallery) -> None:
-    connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(**_counted(gallery)))
 
 
 # Sealed values
@@ -233,7 +215,7 @@ def _set_aside(connection: Connection, gallery: Gallery) -> None:
         this = vectors.c.template_pk == row.template_pk
         connection.execute(vectors.delete().where(this, vectors.c.generation == kept))
         connection.execute(vectors.update().where(this, vectors.c.generation == row.generation).values(generation=kept))
-        _log_again(connection, gallery, [row.template_pk])
+        _log_again(connection, templates.c.pk == row.template_pk)
 
 
 def _not_unit(connection: Connection, gallery: Gallery) -> list[tuple[sa.Row[Any], bytes]]:
@@ -251,7 +233,7 @@ def _normalize(connection: Connection, gallery: Gallery) -> None:
     for row, vector in _not_unit(connection, gallery):
         this = (vectors.c.template_pk == row.template_pk) & (vectors.c.generation == row.generation)
         connection.execute(vectors.update().where(this).values(vector=vector))
-        _log_again(connection, gallery, [row.template_pk])
+        _log_again(connection, templates.c.pk == row.template_pk)
 
 
 def _unowned(gallery: Gallery) -> sa.ColumnElement[bool]:
@@ -263,51 +245,28 @@ def _unowned(gallery: Gallery) -> sa.ColumnElement[bool]:
     return vectors.c.template_pk.in_(of_gallery) & elsewhere
 
 
-def _count_unowned(connection: Connection, gallery: Gallery) -> int:
-    return connection.execute(sa.select(sa.func.count()).where(_unowned(gallery))).scalar_one()
-
-
-def _drop_unowned(connection: Connection, gallery: Gallery) -> None:
-    connection.execute(vectors.delete().where(_unowned(gallery)))
-
-
-def _unseen(gallery: Gallery) -> sa.Select[int]:
+def _unseen(gallery: Gallery) -> sa.ColumnElement[bool]:
     """Select templates without any vector, which no search can find."""
     seen = sa.select(vectors.c.template_pk).where(vectors.c.template_pk == templates.c.pk, vectors.c.generation >= 0)
-    return sa.select(templates.c.pk).where(templates.c.gallery_pk == gallery.pk, ~seen.exists())
-
-
-def _count_unseen(connection: Connection, gallery: Gallery) -> int:
-    return connection.execute(sa.select(sa.func.count()).select_from(_unseen(gallery).subquery())).scalar_one()
+    return (templates.c.gallery_pk == gallery.pk) & ~seen.exists()
 
 
 # Change log and derived rows
 
 
-def _unlogged(gallery: Gallery) -> sa.Select[Any]:
+def _unlogged(gallery: Gallery) -> sa.ColumnElement[bool]:
     """Select templates that are missing from an untrimmed log. Followers of a trimmed log start from a snapshot."""
     # A set that is built once: the log has no index by template.
     logged = sa.select(changes.c.template_pk).where(changes.c.gallery_pk == gallery.pk)
     whole = sa.literal(gallery.log_floor) == 0
-    return sa.select(templates.c.pk, templates.c.subject_pk).where(
-        templates.c.gallery_pk == gallery.pk, whole, templates.c.pk.not_in(logged)
-    )
+    return (templates.c.gallery_pk == gallery.pk) & whole & templates.c.pk.not_in(logged)
 
 
-def _count_unlogged(connection: Connection, gallery: Gallery) -> int:
-    return connection.execute(sa.select(sa.func.count()).select_from(_unlogged(gallery).subquery())).scalar_one()
-
-
-def _log_missing(connection: Connection, gallery: Gallery) -> None:
-    _log_again(connection, gallery, [row.pk for row in connection.execute(_unlogged(gallery)).all()])
-
-
-def _log_again(connection: Connection, gallery: Gallery, template_pks: Iterable[int]) -> None:
-    """Append lines for these templates, so that indexes read them again."""
-    for template_pk in template_pks:
-        subject_pk = connection.execute(sa.select(templates.c.subject_pk).where(templates.c.pk == template_pk)).scalar()
-        line = {"gallery_pk": gallery.pk, "template_pk": template_pk, "subject_pk": subject_pk}
-        connection.execute(changes.insert().values(**line))
+def _log_again(connection: Connection, chosen: sa.ColumnElement[bool]) -> None:
+    """Append lines for the chosen templates, so that indexes read them again."""
+    lines = sa.select(templates.c.gallery_pk, templates.c.pk, templates.c.subject_pk).where(chosen)
+    columns = ["gallery_pk", "template_pk", "subject_pk"]
+    connection.execute(changes.insert().from_select(columns, lines.order_by(templates.c.pk)))
 
 
 def _last_line(gallery: Gallery) -> sa.ScalarSelect[int]:
@@ -339,90 +298,91 @@ def _ahead(gallery: Gallery) -> sa.ColumnElement[bool]:
     return (index_states.c.gallery_pk == gallery.pk) & (index_states.c.sequence > _last_line(gallery))
 
 
-def _count_ahead(connection: Connection, gallery: Gallery) -> int:
-    return connection.execute(sa.select(sa.func.count()).where(_ahead(gallery))).scalar_one()
+def _counting(damaged: Callable[[Gallery], sa.ColumnElement[bool]]) -> Callable[[Connection, Gallery], int]:
+    def count(connection: Connection, gallery: Gallery) -> int:
+        return connection.execute(sa.select(sa.func.count()).where(damaged(gallery))).scalar_one()
 
-
-def _start_over(connection: Connection, gallery: Gallery) -> None:
-    connection.execute(index_states.delete().where(_ahead(gallery)))
+    return count
 
 
 GALLERY_CHECKS: Final = (
-    Check(
+    Check[Gallery](
         "generation",
         "the gallery's recognizer is not among its generations",
         _no_generation,
         _add_generation,
         "The repair adds it as the gallery's row names it.",
     ),
-    Check(
+    Check[Gallery](
         "sealed",
         "subjects, crops or answers were altered or belong to another gallery: the gallery's key does not open them",
         _sealed,
         None,
         "Restore a backup, or delete the gallery and enroll all subjects again.",
     ),
-    Check(
+    Check[Gallery](
         "counts",
         "subject or template counts are wrong",
         _wrong_counts,
-        _count_again,
+        lambda connection, gallery: connection.execute(
+            galleries.update().where(galleries.c.pk == gallery.pk).values(**_counted(gallery))
+        ),
         "The repair counts the rows again.",
     ),
-    Check(
+    Check[Gallery](
         "labels",
         "labels do not match subjects' tags and metadata: filters give wrong results",
         lambda connection, gallery: len(_mislabeled(connection, gallery)),
         _relabel,
         "The repair writes the labels again.",
     ),
-    Check(
+    Check[Gallery](
         "vectors_unowned",
         "vectors belong to no recognizer of the gallery",
-        _count_unowned,
-        _drop_unowned,
+        _counting(_unowned),
+        lambda connection, gallery: connection.execute(vectors.delete().where(_unowned(gallery))),
         "The repair deletes them.",
     ),
-    Check(
+    Check[Gallery](
         "vectors_damaged",
         "vectors do not open, have a wrong dimension, or are not finite or zero: searches of the gallery may fail",
         lambda connection, gallery: len(_damaged(connection, gallery)),
         _set_aside,
         "The repair moves them to quarantine, where no search reads them.",
     ),
-    Check(
+    Check[Gallery](
         "vectors_length",
         "vectors do not have unit length: their similarities are wrong",
         lambda connection, gallery: len(_not_unit(connection, gallery)),
         _normalize,
         "The repair normalizes them.",
     ),
-    Check(
+    Check[Gallery](
         "vectors_missing",
         "templates have no searchable vector",
-        _count_unseen,
+        _counting(_unseen),
         None,
         "Delete these templates and enroll the photos again, or restore a backup.",
     ),
-    Check(
+    Check[Gallery](
         "log",
         "templates are missing from the change log: a new index would miss them",
-        _count_unlogged,
-        _log_missing,
+        _counting(_unlogged),
+        lambda connection, gallery: _log_again(connection, _unlogged(gallery)),
         "The repair appends them.",
     ),
-    Check(
+    Check[Gallery](
         "evidence",
         "the gallery's evidence is unreadable or ahead of the change log",
         lambda connection, gallery: len(_wrong_evidence(connection, gallery)),
         _drop_evidence,
         "The repair deletes it; the next search derives it again.",
     ),
-    Check(
+    Check[Gallery](
         "index_states",
         "positions of shared indexes are ahead of the change log",
-        _count_ahead,
-        _start_over,
+        _counting(_ahead),
+        lambda connection, gallery: connection.execute(index_states.delete().where(_ahead(gallery))),
         "The repair resets them: the indexes are rebuilt.",
     ),
 )

@@ -8,10 +8,11 @@ also omits the outbox of events: a restored database must not report them again.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -77,18 +78,7 @@ REFERENCES: Final[dict[sa.Column[Any], sa.Table]] = {
     audit.c.chain: galleries,
     audit_heads.c.chain: galleries,
 }
-"""Columns that refer to another table without a foreign key."""
-NULLABLE_BY_ZERO: Final = (
-    galleries.c.log_floor,
-    galleries.c.erased,
-    jobs.c.erased,
-    subjects.c.erased,
-    templates.c.erased,
-    erasures.c.gallery_pk,
-    audit.c.chain,
-    audit_heads.c.chain,
-)
-"""Columns where 0 means none and must not be shifted."""
+"""Columns that refer to another table without a foreign key; 0 means none."""
 TIME: Final = pa.timestamp("us", "UTC")
 
 
@@ -299,11 +289,8 @@ def _unpacked(connection: Connection, column: sa.Column[Any], values: pa.Array, 
         given = values.cast(pa.int64()).to_pylist()
         times = {us: bulk_rows.as_time(connection, from_microseconds(us)) for us in set(given) if us is not None}
         return [None if us is None else times[us] for us in given]
-    by = offsets.get(_referenced_table(column), 0)
-    if by:
-        shifted = pc.add(values, by)
-        stays = any(column is one for one in NULLABLE_BY_ZERO)
-        values = pc.if_else(pc.equal(values, 0), values, shifted) if stays else shifted
+    if by := offsets.get(_referenced_table(column), 0):
+        values = pc.if_else(pc.equal(values, 0), values, pc.add(values, by))
     return list(values.to_pylist())
 
 
@@ -317,15 +304,14 @@ def _referenced_table(column: sa.Column[Any]) -> str:
 
 
 def _arrow_type(column: sa.Column[Any]) -> pa.DataType:
-    kind = column.type
-    kinds: list[tuple[type[Any], pa.DataType]] = [
-        (Utc, TIME),
-        (sa.LargeBinary, pa.large_binary()),
-        (sa.Boolean, pa.bool_()),
-        (sa.Integer, pa.int64()),
-        (sa.Float, pa.float64()),
-    ]
-    return next((arrow for sql, arrow in kinds if isinstance(kind, sql)), pa.large_string())
+    kinds: dict[type[Any], pa.DataType] = {
+        Utc: TIME,
+        sa.LargeBinary: pa.large_binary(),
+        sa.Boolean: pa.bool_(),
+        sa.Integer: pa.int64(),
+        sa.Float: pa.float64(),
+    }
+    return next((arrow for sql, arrow in kinds.items() if isinstance(column.type, sql)), pa.large_string())
 
 
 def _revision(connection: Connection) -> str:
@@ -350,11 +336,9 @@ def _verify(archive: zipfile.ZipFile, manifest: Manifest) -> None:
     if set(manifest.sha256) != {table.name for table in TABLES}:
         raise BackupError("the backup and this version have different tables")
     for name, expected in manifest.sha256.items():
-        found = hashlib.sha256()
         try:
             with archive.open(_entry(name)) as entry:
-                for piece in _pieces(entry):
-                    found.update(piece)
+                found = hashlib.file_digest(entry, "sha256")  # type: ignore[arg-type]
         except (KeyError, OSError, zipfile.BadZipFile) as error:
             raise BackupError(f"table {name} of the backup is damaged: {error}") from error
         if found.hexdigest() != expected:
@@ -372,25 +356,22 @@ def _check_keys(archive: zipfile.ZipFile, manifest: Manifest, master: MasterKeys
         raise BackupError(f"cannot decrypt the backup: {error.detail}") from error
 
 
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    while piece := file.read(1 << 20):
-        yield piece
-
-
 def _entry(table: str) -> str:
     return f"{table}.arrow"
 
 
-class _HashingFile:
+class _HashingFile(io.RawIOBase):
     """File wrapper that computes a checksum of the written bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._size = 0
         self.sum = hashlib.sha256()
-        self.closed = False
 
-    def write(self, piece: Any) -> int:
+    def writable(self) -> bool:
+        return True
+
+    def write(self, piece: Any, /) -> int:
         view = memoryview(piece)
         self.sum.update(view)
         self._file.write(view)
@@ -399,9 +380,3 @@ class _HashingFile:
 
     def tell(self) -> int:
         return self._size
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed = True

@@ -16,8 +16,8 @@ from sqlalchemy.engine import Connection
 
 from service.core.errors import InvalidRequestError, StorageError
 from service.domain.gallery import Gallery
+from service.storage.audit.chain import OF_SERVICE
 from service.storage.audit.log import End, Entry, append, record
-from service.storage.audit.verifier import OF_SERVICE
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import Vault
 from service.storage.db.tables import erasures, galleries, subjects, templates
@@ -55,31 +55,28 @@ def repeat(vault: Vault, connection: Connection, before: Sequence[Known]) -> lis
     repeated = []
     for receipt, key in missing:
         gallery = by_key.get(key)
-        if gallery is None:
-            entry = Entry(erasure.EVENTS[receipt.kind], None, receipt.subject, REPEATED, {"receipt": receipt.id})
-            end = append(vault, connection, OF_SERVICE, [entry])
-            erasure.insert_receipt(
-                connection, replace(receipt, gallery_pk=OF_SERVICE, line=end.lines, hash=end.hash), key
-            )
-            continue
         was_there, end = _erase(vault, connection, gallery, receipt)
-        moved = replace(receipt, gallery_pk=gallery.pk, line=end.lines, hash=end.hash)
+        chain = OF_SERVICE if gallery is None else gallery.pk
+        moved = replace(receipt, gallery_pk=chain, line=end.lines, hash=end.hash)
         pk = erasure.insert_receipt(connection, moved, key)
-        if receipt.kind != "gallery":
-            connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(erased=pk))
         if was_there:
             repeated.append(moved)
         if receipt.kind == "gallery":
-            del by_key[key]
+            by_key.pop(key, None)
+        elif gallery is not None:
+            connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(erased=pk))
     return repeated
 
 
-def _erase(vault: Vault, connection: Connection, gallery: Gallery, receipt: Receipt) -> tuple[bool, End]:
+def _erase(vault: Vault, connection: Connection, gallery: Gallery | None, receipt: Receipt) -> tuple[bool, End]:
     """Return whether rows were removed, and the audit line."""
+    event = erasure.EVENTS[receipt.kind]
     about: dict[str, Any] = {"receipt": receipt.id}
+    if gallery is None:
+        return False, append(vault, connection, OF_SERVICE, [Entry(event, None, receipt.subject, REPEATED, about)])
     if receipt.kind == "gallery":
         erasure.delete_gallery(connection, gallery)
-        return True, record(vault, connection, erasure.EVENTS["gallery"], gallery, outcome=REPEATED, **about)
+        return True, record(vault, connection, event, gallery, outcome=REPEATED, **about)
     if receipt.kind == "template":
         chosen = (templates.c.gallery_pk == gallery.pk) & (templates.c.id == receipt.template)
         removed = erasure.delete_templates(connection, gallery, chosen)
@@ -90,8 +87,7 @@ def _erase(vault: Vault, connection: Connection, gallery: Gallery, receipt: Rece
         removed = erasure.delete_templates(connection, gallery, templates.c.subject_pk.in_(pks))
         removed += erasure.delete_subjects(connection, gallery, pks)
     counts = {what: count for what, count in sorted(removed.items()) if count}
-    event, of = erasure.EVENTS[receipt.kind], (gallery.pk, gallery.name)
-    entry = Entry(event, of, receipt.subject, REPEATED, about | {"removed": counts})
+    entry = Entry(event, (gallery.pk, gallery.name), receipt.subject, REPEATED, about | {"removed": counts})
     return bool(counts), append(vault, connection, gallery.pk, [entry])
 
 
@@ -108,11 +104,11 @@ def repeat_saved(database: Database, documents: Sequence[dict[str, Any]]) -> lis
       StorageError: the database cannot be written.
     """
     try:
-        before = [
-            (Receipt(**(one | {"at": datetime.fromisoformat(one["at"])})), key)
-            for document in documents
-            for one, key in [({k: v for k, v in document.items() if k != "key"}, document["key"])]
-        ]
+        before = []
+        for document in documents:
+            values = {**document, "at": datetime.fromisoformat(document["at"])}
+            key = values.pop("key")
+            before.append((Receipt(**values), key))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidRequestError("the file holds no valid receipts; write them with 'kith erasures save'") from error
     with database.write(StorageError("the erasures violate a database constraint"), erasing=True) as connection:

@@ -1,10 +1,10 @@
-"""Retention: erases templates past their gallery's retention period, subjects left empty, and old idempotent
-responses."""
+"""Retention: erases templates past their gallery's retention period, subjects left empty, and old stored answers."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -37,12 +37,12 @@ class Due:
     of_templates: int
     of_subjects: int
 
-    def needs_confirmation(self, max_share: float) -> bool:
-        counts = ((self.templates, self.of_templates), (self.subjects, self.of_subjects))
-        return any(due >= MIN_HELD_COUNT and due > max_share * of for due, of in counts)
+    @property
+    def counts(self) -> dict[str, Any]:
+        return {"templates": self.templates, "subjects": self.subjects}
 
 
-@dataclass(frozen=True)
+@dataclass
 class SweepResult:
     """Result of a sweep.
 
@@ -51,12 +51,18 @@ class SweepResult:
     error.
     """
 
-    galleries: tuple[Gallery, ...] = ()
+    galleries: list[Gallery] = field(default_factory=list)
     templates: int = 0
     subjects: int = 0
     answers: int = 0
-    held: tuple[tuple[Gallery, Due], ...] = ()
-    failed: tuple[tuple[int, KithError], ...] = ()
+    held: list[tuple[Gallery, Due]] = field(default_factory=list)
+    failed: list[tuple[int, KithError]] = field(default_factory=list)
+
+    def add(self, gallery: Gallery, removed: Counter[str]) -> None:
+        if removed.total() and gallery not in self.galleries:
+            self.galleries.append(gallery)
+        self.templates += removed["templates"]
+        self.subjects += removed["subjects"]
 
 
 class Retention:
@@ -77,28 +83,24 @@ class Retention:
         Raises:
           StorageError: the database cannot be read or written.
         """
-        gone: dict[Gallery, tuple[int, int]] = {}
-        held: list[tuple[Gallery, Due]] = []
-        failed: list[tuple[int, KithError]] = []
+        result = SweepResult()
         for pk in self._limited():
             try:
                 if (gallery := self._gallery(pk)) is None:
                     continue
                 due = self.due(gallery, now)
-                if due.needs_confirmation(self._max_share):
+                if self.needs_confirmation(due):
                     self._hold(gallery, due, now)
-                    held.append((gallery, due))
-                    continue
-                self._sweep_gallery(gallery, now, stopped, gone)
-                self._release(gallery)
+                    result.held.append((gallery, due))
+                else:
+                    self._sweep_gallery(gallery, now, stopped, result)
+                    self._release(gallery)
             except (GalleryNotFoundError, GalleryMovedError):
                 pass  # deleted, or left to the next sweep
             except KithError as error:  # of this gallery only; the others are still swept
-                failed.append((pk, error))
-        answers = self._forget_answers(now - timedelta(days=answers_days), stopped)
-        counts = gone.values()
-        erased = sum(t for t, _ in counts), sum(s for _, s in counts)
-        return SweepResult(tuple(gone), *erased, answers, tuple(held), tuple(failed))
+                result.failed.append((pk, error))
+        result.answers = self._forget_answers(now - timedelta(days=answers_days), stopped)
+        return result
 
     def due(self, gallery: Gallery, now: datetime) -> Due:
         """Return the counts that the next sweep of a gallery would erase."""
@@ -118,7 +120,8 @@ class Retention:
             return Due(due_templates, due_subjects.scalar_one(), row.template_count, row.subject_count)
 
     def needs_confirmation(self, due: Due) -> bool:
-        return due.needs_confirmation(self._max_share)
+        counts = ((due.templates, due.of_templates), (due.subjects, due.of_subjects))
+        return any(count >= MIN_HELD_COUNT and count > self._max_share * of for count, of in counts)
 
     def held(self) -> dict[str, Due]:
         """Return galleries that wait for a confirmation, by name, as of the latest sweep."""
@@ -151,25 +154,22 @@ class Retention:
         with self._database.change(gallery, erasing=True) as connection:
             connection.execute(retention_holds.delete().where(retention_holds.c.gallery_pk == gallery.pk))
             if due.templates or due.subjects:
-                counts: dict[str, Any] = {"templates": due.templates, "subjects": due.subjects}
-                record(self._database.vault, connection, "retention_confirmed", gallery, **counts)
-        gone: dict[Gallery, tuple[int, int]] = {}
-        self._sweep_gallery(gallery, now, lambda: False, gone)
-        return SweepResult(tuple(gone), *gone.get(gallery, (0, 0)))
+                record(self._database.vault, connection, "retention_confirmed", gallery, **due.counts)
+        result = SweepResult()
+        self._sweep_gallery(gallery, now, lambda: False, result)
+        return result
 
     def _hold(self, gallery: Gallery, due: Due, now: datetime) -> None:
-        counts: dict[str, Any] = {"templates": due.templates, "subjects": due.subjects}
         own = retention_holds.c.gallery_pk == gallery.pk
         with self._database.read() as connection:
             row = connection.execute(sa.select(retention_holds).where(own)).first()
         if row is not None and (row.templates, row.subjects) == (due.templates, due.subjects):
             return
         with self._database.change(gallery, erasing=True) as connection:
-            if connection.execute(retention_holds.update().where(own).values(**counts)).rowcount:
+            if connection.execute(retention_holds.update().where(own).values(**due.counts)).rowcount:
                 return
-            connection.execute(retention_holds.insert().values(gallery_pk=gallery.pk, at=now, **counts))
-            of: dict[str, Any] = {"of_templates": due.of_templates, "of_subjects": due.of_subjects}
-            record(self._database.vault, connection, "retention_held", gallery, **counts, **of)
+            connection.execute(retention_holds.insert().values(gallery_pk=gallery.pk, at=now, **due.counts))
+            record(self._database.vault, connection, "retention_held", gallery, **vars(due))
 
     def _release(self, gallery: Gallery) -> None:
         own = retention_holds.c.gallery_pk == gallery.pk
@@ -190,28 +190,21 @@ class Retention:
             row = connection.execute(gallery_rows().where(galleries.c.pk == pk)).first()
             return None if row is None else gallery_of(row, self._database.vault)
 
-    def _sweep_gallery(
-        self, gallery: Gallery, now: datetime, stopped: Callable[[], bool], gone: dict[Gallery, tuple[int, int]]
-    ) -> None:
-        """Adds the erased templates and subjects to ``gone`` after each batch."""
+    def _sweep_gallery(self, gallery: Gallery, now: datetime, stopped: Callable[[], bool], result: SweepResult) -> None:
+        """Adds the erased templates and subjects to ``result`` after each batch."""
         if gallery.settings.retention_days is None:
             return  # the setting was just removed
         before = now - timedelta(days=gallery.settings.retention_days)
 
-        def count(templates_gone: int, subjects_gone: int) -> None:
-            if templates_gone or subjects_gone:
-                t, s = gone.get(gallery, (0, 0))
-                gone[gallery] = t + templates_gone, s + subjects_gone
-
         try:
             while not stopped() and self._is_any_old(gallery, before):
-                count(*self._sweep_some(gallery, before))
+                result.add(gallery, self._sweep_some(gallery, before))
             with self._database.read() as connection:  # once per sweep: it compares all subjects with all templates
                 empty = connection.execute(_empty(gallery, before)).scalars().all()
             for start in range(0, len(empty), BATCH_ROWS):
                 if stopped():
                     break
-                count(*self._sweep_some(gallery, before, empty[start : start + BATCH_ROWS]))
+                result.add(gallery, self._sweep_some(gallery, before, empty[start : start + BATCH_ROWS]))
         except (GalleryNotFoundError, GalleryMovedError):
             pass  # deleted, or left to the next sweep
 
@@ -223,12 +216,12 @@ class Retention:
             same = now is not None and now.get("retention_days") == gallery.settings.retention_days
             return same and connection.execute(_old(gallery, before).limit(1)).first() is not None
 
-    def _sweep_some(self, gallery: Gallery, before: datetime, empty: Sequence[int] = ()) -> tuple[int, int]:
-        """Return how many templates and subjects were erased. ``empty``: subjects recently seen without templates."""
+    def _sweep_some(self, gallery: Gallery, before: datetime, empty: Sequence[int] = ()) -> Counter[str]:
+        """Return the numbers of erased rows by kind. ``empty``: subjects recently seen without templates."""
         with self._database.change(gallery, erasing=True) as connection:
             row = connection.execute(sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)).scalar_one()
             if row.get("retention_days") != gallery.settings.retention_days:
-                return 0, 0  # changed in the meantime; left to the next sweep
+                return Counter()  # changed in the meantime; left to the next sweep
             doomed = [] if empty else connection.execute(_old(gallery, before).limit(BATCH_ROWS)).all()
             owners = {each.subject_pk for each in doomed}
             chosen = templates.c.pk.in_([each.pk for each in doomed])
@@ -242,7 +235,7 @@ class Retention:
             if counts:
                 past = before.isoformat(timespec="seconds")
                 record(self._database.vault, connection, "retention_applied", gallery, before=past, removed=counts)
-        return removed["templates"], removed["subjects"]
+        return removed
 
     def _forget_answers(self, before: datetime, stopped: Callable[[], bool]) -> int:
         key = sa.tuple_(*idempotency.primary_key.columns)

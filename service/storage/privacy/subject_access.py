@@ -46,32 +46,26 @@ ELSEWHERE: Final = (
 )
 
 
-class SubjectAccess:
-    """Export of subjects. All methods block."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def everything_about(self, gallery: Gallery, subject_id: str) -> dict[str, Any]:
-        """Return a JSON document of one snapshot.
-
-        Of an erased subject, receipts and audit lines remain; of a subject past its retention period, audit lines.
-
-        Raises:
-          SubjectNotFoundError: no data and no audit lines exist.
-          StorageError: the database cannot be read, or a value cannot be decrypted.
-        """
-        with self._database.change(gallery) as connection:
-            record(self._database.vault, connection, "subject_exported", gallery, subject_id)
-            found = _Search(connection, gallery, subject_id).document()
-            audited = len(found["audit"]) > 1  # beyond the line of this export
-            if not (audited or any(found[part] for part in ("subject", "job_items", "receipts"))):
-                raise SubjectNotFoundError(f"gallery {gallery.name!r} has no subject {subject_id!r}")
-            return found
-
-
 SUBJECT_KEY: Final = 1
 """Key of the subject in the document."""
+
+
+def everything_about(database: Database, gallery: Gallery, subject_id: str) -> dict[str, Any]:
+    """Return a JSON document of one snapshot. Blocks.
+
+    Of an erased subject, receipts and audit lines remain; of a subject past its retention period, audit lines.
+
+    Raises:
+      SubjectNotFoundError: no data and no audit lines exist.
+      StorageError: the database cannot be read, or a value cannot be decrypted.
+    """
+    with database.change(gallery) as connection:
+        record(database.vault, connection, "subject_exported", gallery, subject_id)
+        found = _Search(connection, gallery, subject_id).document()
+        audited = len(found["audit"]) > 1  # beyond the line of this export
+        if not (audited or any(found[part] for part in ("subject", "job_items", "receipts"))):
+            raise SubjectNotFoundError(f"gallery {gallery.name!r} has no subject {subject_id!r}")
+        return found
 
 
 class _Search:
@@ -115,8 +109,7 @@ class _Search:
         return {
             "key": SUBJECT_KEY,
             **vars(open_subject(self._gallery.seal, row.sealed)),
-            "created_at": row.created_at.isoformat(),
-            "updated_at": row.updated_at.isoformat(),
+            **_plain(row, "created_at", "updated_at"),
             "labels": list(self._connection.execute(borne).scalars()),
         }
 
@@ -131,11 +124,7 @@ class _Search:
         return [
             {
                 "key": self._number(row.pk),
-                "id": row.id,
-                "kind": row.kind,
-                "quality": row.quality,
-                "detection_score": row.detection_score,
-                "created_at": row.created_at.isoformat(),
+                **_plain(row, "id", "kind", "quality", "detection_score", "created_at"),
                 "embeddings": embeddings.get(row.pk, []),
                 "crop": None if row.sealed is None else self._crop(row.sealed),
             }
@@ -221,16 +210,12 @@ class _Search:
         """Return audit lines about the subject, or that list it among others."""
         named = sa.cast(audit.c.details, sa.Text).contains(self._lookup)
         own = (audit.c.chain == self._gallery.pk) & ((audit.c.subject == self._lookup) | named)
-        return [
-            {
-                "number": row.number,
-                "at": row.at.isoformat(),
-                "event": row.event,
-                "outcome": row.outcome,
-                "actor": row.actor,
-                "request_id": row.request_id,
-                "details": row.details,
-                "hash": row.hash,
-            }
-            for row in self._connection.execute(sa.select(audit).where(own).order_by(audit.c.number))
-        ]
+        rows = self._connection.execute(sa.select(audit).where(own).order_by(audit.c.number))
+        names = ("number", "at", "event", "outcome", "actor", "request_id", "details", "hash")
+        return [_plain(row, *names) for row in rows]
+
+
+def _plain(row: sa.Row[Any], *names: str) -> dict[str, Any]:
+    """Return columns of a row as JSON values."""
+    values = {name: getattr(row, name) for name in names}
+    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}

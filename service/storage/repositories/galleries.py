@@ -17,7 +17,7 @@ from service.storage.audit.log import record
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import generate_key
 from service.storage.db.tables import galleries, generations
-from service.storage.events.webhook_rows import read_webhooks
+from service.storage.events.outbox import read_webhooks
 from service.storage.repositories import erasures
 from service.storage.repositories.erasures import Receipt
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows, update_gallery, webhooks_state

@@ -16,7 +16,7 @@ from service.security.webhook_signature import new_secret
 from service.storage.audit.log import record
 from service.storage.db.engine import Database
 from service.storage.db.tables import webhooks
-from service.storage.events.webhook_rows import Webhook, read_webhooks, seal_webhook, webhook_seal
+from service.storage.events.outbox import Webhook, read_webhooks, seal_webhook, webhook_seal
 
 MAX_WEBHOOKS: Final = 100
 """Every write to a gallery opens all webhooks, in about 10 microseconds each."""

@@ -20,7 +20,7 @@ from service.domain.fusion import (
     MAX_BLOCK_TEMPLATES,
     TOP_K,
     VECTOR_FUSIONS,
-    Keys,
+    Ints,
     VectorFusion,
     fuse_similarities,
     subject_vectors,
@@ -49,7 +49,7 @@ def fused_similarity(probe: Float, vectors: Sequence[Float], qualities: Sequence
 
 
 @st.composite
-def galleries(draw: st.DrawFn, most_templates: int = 9) -> tuple[Float, Float, Keys, Float]:
+def galleries(draw: st.DrawFn, most_templates: int = 9) -> tuple[Float, Float, Ints, Float]:
     """Probes, vectors, whose each is, qualities."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     counts = draw(st.lists(st.integers(1, most_templates), min_size=1, max_size=12))
@@ -65,7 +65,7 @@ def galleries(draw: st.DrawFn, most_templates: int = 9) -> tuple[Float, Float, K
 
 @pytest.mark.parametrize("fusion", RULES)
 @given(galleries())
-def test_every_rule_is_its_definition(fusion: Fusion, drawn: tuple[Float, Float, Keys, Float]) -> None:
+def test_every_rule_is_its_definition(fusion: Fusion, drawn: tuple[Float, Float, Ints, Float]) -> None:
     probes, vectors, keys, qualities = drawn
     expected = [
         [fused_similarity(p, list(vectors[keys == key]), qualities[keys == key].tolist(), fusion) for p in probes]
@@ -77,12 +77,12 @@ def test_every_rule_is_its_definition(fusion: Fusion, drawn: tuple[Float, Float,
 
 
 @given(galleries())
-def test_no_mean_is_above_the_best_template(drawn: tuple[Float, Float, Keys, Float]) -> None:
+def test_no_mean_is_above_the_best_template(drawn: tuple[Float, Float, Ints, Float]) -> None:
     assert (fuse_similarities(*drawn, "max") >= fuse_similarities(*drawn, "mean_top_k") - 1e-6).all()
 
 
 @given(galleries(most_templates=1))
-def test_of_one_template_all_rules_make_the_same(drawn: tuple[Float, Float, Keys, Float]) -> None:
+def test_of_one_template_all_rules_make_the_same(drawn: tuple[Float, Float, Ints, Float]) -> None:
     probes, vectors, *_ = drawn
     for fusion in RULES:
         np.testing.assert_allclose(fuse_similarities(*drawn, fusion), probes @ vectors.T, atol=1e-6)
@@ -91,7 +91,7 @@ def test_of_one_template_all_rules_make_the_same(drawn: tuple[Float, Float, Keys
 @pytest.mark.parametrize("fusion", RULES)
 @given(galleries(), st.integers(0, 2**32 - 1))
 def test_the_order_of_templates_says_nothing(
-    fusion: Fusion, drawn: tuple[Float, Float, Keys, Float], seed: int
+    fusion: Fusion, drawn: tuple[Float, Float, Ints, Float], seed: int
 ) -> None:
     probes, vectors, keys, qualities = drawn
     order = np.lexsort((np.random.default_rng(seed).random(len(keys)), keys))
@@ -101,7 +101,7 @@ def test_the_order_of_templates_says_nothing(
 
 @pytest.mark.parametrize("fusion", VECTOR_FUSIONS)
 @given(drawn=galleries())
-def test_one_vector_a_subject_is_of_unit_norm(fusion: VectorFusion, drawn: tuple[Float, Float, Keys, Float]) -> None:
+def test_one_vector_a_subject_is_of_unit_norm(fusion: VectorFusion, drawn: tuple[Float, Float, Ints, Float]) -> None:
     _, vectors, keys, qualities = drawn
     found = subject_vectors(vectors, keys, qualities, fusion)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)

@@ -32,7 +32,7 @@ from service.app import create_app
 from service.cli.tools.doctor import diagnose
 from service.core.errors import GpuUnavailableError
 from service.inference.batcher import FAILED_BATCHES, DevicePool
-from service.operations.readiness import readiness
+from service.operations.status import readiness
 from service.server import embedded
 from service.settings import load_settings
 from service.usecases.backend import Backend

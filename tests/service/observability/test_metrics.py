@@ -26,8 +26,7 @@ from service.core.errors import OverloadedError, ReadinessUnknownError, StorageE
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.index.follower import Followers, in_process
 from service.observability.metrics import Metrics
-from service.operations.readiness import Readiness
-from service.operations.status import STALE_S, Lag, RecentState, ServiceState, StateReader
+from service.operations.status import STALE_S, Lag, Readiness, RecentState, ServiceState, StateReader
 from service.risk.drift import Decided, Watches
 from service.server import embedded
 from service.settings import load_settings

@@ -21,7 +21,7 @@ from service.storage.audit.log import record_entries
 from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
 from service.storage.events.deliveries import Delivery, DeliveryStore
-from service.storage.events.webhook_rows import Webhook
+from service.storage.events.outbox import Webhook
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
 from tests.receivers import Receiver, receiving

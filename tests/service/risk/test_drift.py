@@ -17,7 +17,7 @@ from kith import Kith
 from kith.wire.common import IdentifyOutcome
 from models.risk.calibration import Calibration
 from service.observability.metrics import CONTENT_TYPE, Metrics
-from service.operations.metrics_export import BuildInfo, MetricsExport
+from service.operations.metrics_export import MetricsExport
 from service.operations.status import RecentState, ServiceState
 from service.risk.drift import MIN_DECISIONS, WINDOW, Decided, Watch, Watches
 from service.risk.probe_windows import ProbeWindows
@@ -147,8 +147,8 @@ def test_memory_is_bounded_and_counts_are_not_lost_between_threads(calibration: 
 
 def test_a_deleted_gallery_takes_its_series_with_it(calibration: Calibration) -> None:
     watches = Watches({"f": calibration})
-    about, samples = BuildInfo("0", "pack", {}), RecentState(lambda: ServiceState(time.time(), {}))
-    telemetry = MetricsExport(about, Metrics(), watches, [], lambda: (0, 0), samples, 100, ProbeWindows())
+    samples = RecentState(lambda: ServiceState(time.time(), {}))
+    telemetry = MetricsExport("0", "pack", {}, Metrics(), watches, [], lambda: (0, 0), samples, 100, ProbeWindows())
     watches.of(1, "staff", "f").add([Decided("no_face")])
     watches.of(2, "guests", "f").add([Decided("no_face")])
     assert b'kith_identify_total{gallery="staff",outcome="no_face"} 1.0' in telemetry.text()

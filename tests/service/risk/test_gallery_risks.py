@@ -30,7 +30,7 @@ from service.risk.evidence import MAX_PROBES, impostor_evidence
 from service.risk.gallery_risks import STALE_SHARE, THRESHOLD_MOVED, GalleryRisks
 from service.server import embedded
 from service.settings import load_settings
-from service.storage.audit.reader import AuditFilter, AuditReader
+from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.packs import BUNDLED_DIMENSION
@@ -336,7 +336,7 @@ def test_evidence_of_another_rule_than_the_gallerys_is_not_stored(tmp_path: Path
     stored = store.evidence.get(gallery)
     assert stored is not None
     assert stored.fusion == "centroid"
-    assert AuditReader(database).lines(AuditFilter(event=THRESHOLD_MOVED), None, 10) == []
+    assert listed_lines(database, AuditFilter(event=THRESHOLD_MOVED), None, 10) == []
     store.close()
 
 

@@ -25,7 +25,7 @@ from kith.wire.keys import KeyIn, KeysOut
 from service.cli.main import app
 from service.core.errors import KeyEndedError, KeyNotFoundError, KithError, SettingsError
 from service.operations.gallery_check import open_check
-from service.operations.key_usage import KeyUses
+from service.operations.housekeeping import KeyUses
 from service.resources import has_keys
 from service.security.api_keys import EVERYTHING, Keyring, Rights
 from service.server import embedded

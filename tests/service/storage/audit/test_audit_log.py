@@ -19,11 +19,17 @@ from service.cli.main import app
 from service.core.actor import Actor
 from service.core.errors import AuditFileError
 from service.domain.gallery import Gallery, GallerySettings
-from service.storage.audit.chain import Line
-from service.storage.audit.files import anchor_lines, read_anchors, trail_in, write_trail
+from service.storage.audit.chain import Anchor, Fault, Line, Report, examine
 from service.storage.audit.log import Entry, record, record_entries
-from service.storage.audit.reader import AuditFilter, AuditReader, trail_of
-from service.storage.audit.verifier import Anchor, Fault, Report, examine
+from service.storage.audit.reader import (
+    AuditFilter,
+    anchor_lines,
+    listed_lines,
+    read_anchors,
+    trail_in,
+    trail_of,
+    write_trail,
+)
 from service.storage.db.audit_triggers import REFUSAL
 from service.storage.db.engine import Database
 from service.storage.privacy.backup import back_up, restore
@@ -371,7 +377,7 @@ def test_commands_report_violations_with_an_exit_status(tmp_path: Path, monkeypa
     assert "7 lines" in kith("export", str(tmp_path / "audit.ndjson"))
     assert CliRunner().invoke(app, ["backup", str(tmp_path / "kith.backup")]).exit_code == 0
     with closing(open_database(f"sqlite:///{file}")) as database:
-        (last,) = AuditReader(database).lines(AuditFilter(), None, 1)
+        (last,) = listed_lines(database, AuditFilter(), None, 1)
         assert (last.line.event, last.line.actor) == ("database_backed_up", "operator")
     copy = tmp_path / "copy.db"
     shutil.copy(file, copy)
@@ -409,7 +415,7 @@ def noted(folder: Path, printed: str) -> Path:
 
 
 def test_lines_are_filtered_by_content(database: Database) -> None:
-    gallery, reader = gallery_with_lines(database), AuditReader(database)
+    gallery = gallery_with_lines(database)
     whose = gallery.seal.pseudonym("subject", "bob")
     late = datetime.now(UTC)
     entries = [
@@ -420,7 +426,7 @@ def test_lines_are_filtered_by_content(database: Database) -> None:
     record_entries(database, entries)
 
     def events(**chosen: Any) -> list[str]:
-        return [listed.line.event for listed in reader.lines(AuditFilter(**chosen), None, 100)]
+        return [listed.line.event for listed in listed_lines(database, AuditFilter(**chosen), None, 100)]
 
     assert events(chain=gallery.pk, event="searched") == ["searched"] * 2
     assert events(actor="key:b") == ["access_refused", "searched"]
@@ -428,6 +434,6 @@ def test_lines_are_filtered_by_content(database: Database) -> None:
     assert events(since=late) == ["access_refused", "searched", "searched"]
     assert events(chain=gallery.pk, until=late) == ["event"] * (LINES - 1) + ["gallery_created"]
     assert events(gallery="g", event="gallery_created") == ["gallery_created"] * 2
-    first, second = reader.lines(AuditFilter(), None, 2)
-    assert [one.pk for one in reader.lines(AuditFilter(), second.pk, 1)] < [first.pk]
-    assert reader.lines(AuditFilter(actor="key:a"), None, 1)[0].line.request_id == "r1"
+    first, second = listed_lines(database, AuditFilter(), None, 2)
+    assert [one.pk for one in listed_lines(database, AuditFilter(), second.pk, 1)] < [first.pk]
+    assert listed_lines(database, AuditFilter(actor="key:a"), None, 1)[0].line.request_id == "r1"

@@ -18,7 +18,7 @@ from service.domain.events import Event, EventFilter
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.index.follower import Followers, in_process
 from service.storage.audit.log import Entry
-from service.storage.audit.reader import AuditFilter, AuditReader
+from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.audit.writer import MAX_REFUSAL_LINES, AuditWriter, When
 from service.storage.db.engine import Database
 from service.storage.events.deliveries import DeliveryStore
@@ -49,7 +49,7 @@ def gallery_of(database: Database, name: str = "g") -> Gallery:
 
 
 def lines(database: Database, **chosen: Any) -> list[tuple[str, str, dict[str, Any]]]:
-    found = AuditReader(database).lines(AuditFilter(**chosen), None, 1000)
+    found = listed_lines(database, AuditFilter(**chosen), None, 1000)
     return [(listed.line.event, listed.line.outcome, listed.line.details) for listed in reversed(found)]
 
 

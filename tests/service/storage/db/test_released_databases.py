@@ -14,9 +14,9 @@ from alembic.migration import MigrationContext
 from service.domain.gallery import SubjectFilter
 from service.index.follower import Followers, in_process
 from service.security.master_keys import GivenKeys, MasterKeys
+from service.storage.audit.chain import examine
 from service.storage.audit.log import PURPOSE
 from service.storage.audit.reader import trail_of
-from service.storage.audit.verifier import examine
 from service.storage.db.engine import open_database
 from service.storage.db.tables import audit, metadata
 from service.storage.repositories.api_keys import KeyStore

@@ -19,8 +19,7 @@ from service.storage.db.engine import Database
 from service.storage.db.tables import deliveries, events, leases, webhooks
 from service.storage.events import deliveries as module
 from service.storage.events.deliveries import Attempt, DeliveryStore, DueDelivery
-from service.storage.events.outbox import publish
-from service.storage.events.webhook_rows import Webhook
+from service.storage.events.outbox import Webhook, publish
 from service.storage.repositories import webhooks as webhook_repository
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.jobs import JobStore

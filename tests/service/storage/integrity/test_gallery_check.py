@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from models.vision.recognition import l2_normalize
 from service.cli.main import app
 from service.core.errors import StorageDamagedError
-from service.domain.gallery import GallerySettings, NewTemplate
+from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.index.follower import Followers, in_process
 from service.index.selection import Sizes
 from service.jobs.spool import ABANDONED_AFTER_S, Spool
@@ -27,9 +27,8 @@ from service.operations.gallery_check import GalleryCheck, open_check
 from service.security.sealing import Seal, new_key, vector_purpose
 from service.storage.db.key_vault import Vault
 from service.storage.db.tables import vectors
-from service.storage.integrity.consistency import Consistency
-from service.storage.integrity.database_checks import DATABASE_CHECKS, DatabaseCheck
-from service.storage.integrity.gallery_checks import GALLERY_CHECKS, Check
+from service.storage.integrity.consistency import DATABASE_CHECKS, PAGES, Check
+from service.storage.integrity.gallery_checks import GALLERY_CHECKS
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
 from service.storage.repositories.store import Store
 from tests.databases import MASTER, open_database
@@ -184,7 +183,7 @@ def test_an_index_of_codes_is_judged_by_what_it_promises(tmp_path: Path) -> None
         store.templates.enroll(gallery, f"s{i}", new, None)
     sizes = Sizes(seal=256, compact_from=512, max_compact=4096, max_graph=4096)
     followers = Followers(in_process(store, sizes=sizes, in_foreground=True))
-    check = GalleryCheck(store, Consistency(database), followers, {})
+    check = GalleryCheck(store, followers)
     assert list(check.findings("g", False)) == []
     stats = followers.catch_up_blocking(store.galleries.get("g")).stats()
     assert stats.kind == "compact" and stats.recall is not None
@@ -213,7 +212,7 @@ def test_files_that_no_job_waits_for(url: str, tmp_path: Path) -> None:
 
 
 def test_every_check_says_what_to_do() -> None:
-    checks: list[Check | DatabaseCheck] = [*DATABASE_CHECKS, *GALLERY_CHECKS]
+    checks: list[Check[Vault] | Check[Gallery]] = [PAGES, *DATABASE_CHECKS, *GALLERY_CHECKS]
     assert len({check.kind for check in checks}) == len(checks)
     assert all(check.action and check.what for check in checks)
     assert {check.kind for check in checks if check.mend} == {*MENDED, "vectors_damaged"}

@@ -26,7 +26,7 @@ from service.index.follower import Followers, in_process
 from service.operations.gallery_check import open_check
 from service.security.api_keys import Rights
 from service.storage.audit.log import record
-from service.storage.audit.reader import AuditFilter, AuditReader
+from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import ITEM, seal_crop, subject_lookup
 from service.storage.db.tables import changes, crops, galleries, index_states, job_items, jobs, subjects, templates
@@ -167,7 +167,7 @@ def test_a_running_server_searches_the_restored_galleries(fresh: Open, tmp_path:
     assert after.pk > before.pk
     assert (after.subjects, after.templates, after.settings) == (20, 20, before.settings)
     assert store.templates.stored_answer(after, "key 5", "digest") == "{}"
-    assert [one.line.event for one in AuditReader(database).lines(AuditFilter(after.pk), None, 1)] == ["e"]
+    assert [one.line.event for one in listed_lines(database, AuditFilter(after.pk), None, 1)] == ["e"]
     enroll(store, after, "s20", *vectors(1, 9))
     assert len(store.changes.read_after(after, 0)) == 21
     restore(database, file, replace=True)

@@ -17,7 +17,7 @@ from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryNotFoundError, InvalidRequestError, SubjectErasedError, SubjectNotFoundError
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
 from service.domain.gallery_items import GalleryItems
-from service.storage.audit.reader import AuditFilter, AuditReader
+from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import subject_lookup
 from service.storage.db.tables import audit, crops, vectors
@@ -248,7 +248,7 @@ def test_a_restored_backup_repeats_erasures(
     ]
     for each in (receipt, one, whole, of_late):
         assert receipts.verify(each.id).holds  # by the line that records the repetition
-    listed = AuditReader(database).lines(AuditFilter(after.pk), None, 10)
+    listed = listed_lines(database, AuditFilter(after.pk), None, 10)
     (line, *_) = [one.line for one in listed if one.line.event == "subject_deleted"]
     assert (line.details["receipt"], line.outcome) == (receipt.id, "repeated")
     # Restored jobs and requests also began before the erasure.

@@ -22,7 +22,7 @@ from service.core.errors import RetentionChangedError
 from service.domain.gallery import Gallery, IdempotentResponse, SubjectFilter
 from service.index.follower import Followers, in_process
 from service.operations.housekeeping import RETRY_INTERVAL, SWEEP_INTERVAL, Housekeeping
-from service.storage.audit.reader import AuditFilter, AuditReader
+from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.tables import data_keys, idempotency, templates, vectors
 from service.storage.db.tables import jobs as job_rows
@@ -95,7 +95,7 @@ def test_due_templates_and_then_empty_subjects_are_erased(
     assert {t.id for s in ("both", "young") for t in store.templates.list_page(now, s)} == {t.id for t in young}
     _, compared = followers.catch_up_blocking(now).search(old[0].vector[None], 9)
     assert compared == 2
-    listed = AuditReader(database).lines(AuditFilter(now.pk), None, 100)
+    listed = listed_lines(database, AuditFilter(now.pk), None, 100)
     lines = [one.line for one in listed if one.line.event == "retention_applied"]
     assert sum(line.details["removed"].get("templates", 0) for line in lines) == 5
     assert len(lines) >= 3  # in batches, each with an audit line
@@ -338,7 +338,7 @@ def test_a_clock_jump_erases_nothing(
         house.look()
         assert house.paused is None
     assert store.templates.stored_answer(gallery, "k", "d") == "an answer"
-    assert AuditReader(database).lines(AuditFilter(gallery.pk, None, "retention_applied"), None, 9) == []
+    assert listed_lines(database, AuditFilter(gallery.pk, None, "retention_applied"), None, 9) == []
     database.close()
 
 
@@ -380,7 +380,7 @@ def test_a_large_share_needs_a_confirmation(
     assert "waits for confirmation: 11 of 11 templates and 11 of 11 subjects" in caplog.text
     assert retention.held() == {"g": Due(11, 11, 11, 11)}
     retention.sweep(NOW, 14)
-    held = AuditReader(database).lines(AuditFilter(gallery.pk, None, "retention_held"), None, 9)
+    held = listed_lines(database, AuditFilter(gallery.pk, None, "retention_held"), None, 9)
     assert len(held) == 1  # recorded once, not for each sweep
     with pytest.raises(RetentionChangedError, match="11 templates and 11 subjects"):
         retention.erase_due(gallery, NOW, 10, 11)
@@ -388,7 +388,7 @@ def test_a_large_share_needs_a_confirmation(
     swept = retention.erase_due(gallery, NOW, 11, 11)
     assert (swept.templates, swept.subjects, store.galleries.get("g").subjects) == (11, 11, 0)
     assert retention.held() == {}
-    assert len(AuditReader(database).lines(AuditFilter(gallery.pk, None, "retention_confirmed"), None, 9)) == 1
+    assert len(listed_lines(database, AuditFilter(gallery.pk, None, "retention_confirmed"), None, 9)) == 1
     # The confirmation was valid for that sweep only.
     for number in range(6):
         store.templates.enroll(gallery, f"t{number}", new := some(rng), None)

@@ -23,7 +23,7 @@ from service.storage.db.engine import Database
 from service.storage.db.row_sealing import subject_lookup
 from service.storage.db.tables import metadata
 from service.storage.privacy.retention import Retention
-from service.storage.privacy.subject_access import SubjectAccess
+from service.storage.privacy.subject_access import everything_about
 from service.storage.repositories.generations import Disagreement, GenerationStore
 from service.storage.repositories.job_records import ItemOutcome
 from service.storage.repositories.jobs import JobStore
@@ -224,7 +224,7 @@ def test_every_column_is_exported_or_not_personal() -> None:
 def test_the_export_contains_all_data_of_one_subject_only(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
     database = open_database(database_url())
     gallery, ada = filled(database, rng)
-    document = SubjectAccess(database).everything_about(gallery, "ada")
+    document = everything_about(database, gallery, "ada")
     for table, places in PLACES.items():
         for column, place in places.items():
             assert told(document, place.split(".")), f"{table}.{column} is not told at {place}"
@@ -260,7 +260,7 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
     keys = {"subject_pk": {store.subjects.get(gallery, "ada").pk}, "template_pk": template_keys(database, ada)}
     words = [subject_lookup(gallery.seal, "ada"), *(t.id for t in ada)]
     assert set(concerning(database, gallery, keys, words)) == set(PLACES) - {"jobs"}
-    bobs = SubjectAccess(database).everything_about(gallery, "bob")
+    bobs = everything_about(database, gallery, "bob")
 
     receipt = store.subjects.delete(gallery, "ada")
     assert receipt.removed == {
@@ -281,14 +281,14 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
         assert word not in everything
     assert b"bob Somebody" in everything
 
-    left = SubjectAccess(database).everything_about(gallery, "ada")
+    left = everything_about(database, gallery, "ada")
     assert (left["subject"], left["templates"], left["answers"], left["job_items"]) == (None, [], [], [])
     assert [each["kind"] for each in left["receipts"]] == ["subject", "template"]
     assert "subject_deleted" in [line["event"] for line in left["audit"]]
-    after = SubjectAccess(database).everything_about(gallery, "bob")
+    after = everything_about(database, gallery, "bob")
     assert {**after, "at": 0, "audit": 0} == {**bobs, "at": 0, "audit": 0}
     with pytest.raises(SubjectNotFoundError):
-        SubjectAccess(database).everything_about(gallery, "nobody")
+        everything_about(database, gallery, "nobody")
     database.close()
 
 
@@ -301,12 +301,12 @@ def test_the_export_of_an_expired_subject_contains_the_audit(
     gallery = store.galleries.update("g", lambda settings: replace(settings, retention_days=1))
     store.templates.enroll(gallery, "ada", some(rng), None)
     assert Retention(database).sweep(datetime.now(UTC) + timedelta(days=2), 14).subjects == 1
-    left = SubjectAccess(database).everything_about(gallery, "ada")
+    left = everything_about(database, gallery, "ada")
     assert (left["subject"], left["receipts"]) == (None, [])
     assert [line["event"] for line in left["audit"]] == ["templates_enrolled", "subject_exported"]
     for _ in range(2):
         with pytest.raises(SubjectNotFoundError):
-            SubjectAccess(database).everything_about(gallery, "nobody")
+            everything_about(database, gallery, "nobody")
     database.close()
 
 

@@ -31,8 +31,7 @@ from service.risk.search import GallerySearch, Identification
 from service.security.sealing import Seal, new_key
 from service.server import embedded
 from service.settings import load_settings
-from service.storage.integrity.consistency import Consistency
-from service.storage.integrity.database_checks import DATABASE_CHECKS
+from service.storage.integrity.consistency import DATABASE_CHECKS
 from service.storage.integrity.gallery_checks import GALLERY_CHECKS
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.generations import GenerationStore
@@ -189,11 +188,11 @@ def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl
 
         def mend() -> None:
             chosen = next(validate_items for validate_items in DATABASE_CHECKS if validate_items.mend is not None)
-            Consistency(one.database).repair_database(chosen)
+            chosen.repair(one.database, one.database.vault)
 
         def mend_one() -> None:
             chosen = next(validate_items for validate_items in GALLERY_CHECKS if validate_items.mend is not None)
-            Consistency(one.database).repair(chosen, now())
+            chosen.repair(one.database, now())
 
         def import_one() -> None:
             columns: dict[str, Any] = {

@@ -17,7 +17,7 @@ from service.index.follower import Followers, in_process
 from service.operations.gallery_check import open_check
 from service.risk.evidence import impostor_evidence
 from service.risk.gallery_risks import GalleryRisks
-from service.storage.audit.reader import AuditFilter, AuditReader
+from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db import tables
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_crop, subject_lookup
@@ -150,7 +150,7 @@ def test_transitions_and_their_repetitions(
     for generation in (n, 0):  # the other is not dropped
         generations.delete_vectors(now(store), generation, keys)
     assert [generations.embedded_keys(now(store), generation) for generation in (n, 0)] == [[], keys]
-    lines = AuditReader(database).lines(AuditFilter(gallery.pk), None, 100)
+    lines = listed_lines(database, AuditFilter(gallery.pk), None, 100)
     events = [one.line.event for one in lines if "migration" in one.line.event][::-1]
     assert events == ["migration_started", "migration_cut_over", "migration_rolled_back", "migration_finished"]
     kinds = [waiting.kind for waiting in JobStore(database).list_jobs(gallery, (), None, 100)]
@@ -278,7 +278,7 @@ def test_a_sight_stands_for_one_template_without_crop(
     assert not generations.needs_sight(n, pk)
     assert not generations.add_on_sight(now(store), n, pk, vector(rng, NEW_D))
     assert generations.coverage(gallery, n) == Coverage(3, 2, 1)
-    lines = AuditReader(database).lines(AuditFilter(gallery.pk, event="template_on_sight"), None, 100)
+    lines = listed_lines(database, AuditFilter(gallery.pk, event="template_on_sight"), None, 100)
     seen = store.templates.list_page(gallery, "s")[1:]
     assert sorted(one.line.details["template"] for one in lines) == sorted(t.id for t in seen)
     # The audit line names the subject and contains no score.

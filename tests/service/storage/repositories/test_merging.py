@@ -18,7 +18,7 @@ from service.cli.main import app
 from service.core.errors import InvalidRequestError, StorageError, SubjectErasedError, SubjectNotFoundError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.index.follower import Followers, in_process
-from service.storage.audit.reader import AuditFilter, AuditReader
+from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import SubjectRecord, subject_lookup
 from service.storage.repositories import erasures
@@ -93,7 +93,7 @@ def test_everything_of_one_is_the_others(database: Database, store: Store) -> No
 
     assert done.receipt.removed == {"labels": 4, "subjects": 1}
     assert ErasureStore(database).verify(done.receipt.id).holds
-    lines = [each.line for each in AuditReader(database).lines(AuditFilter(now.pk), None, 2)]
+    lines = [each.line for each in listed_lines(database, AuditFilter(now.pk), None, 2)]
     seen = [(line.event, line.subject, line.details.get("into"), line.details.get("merged")) for line in lines]
     ada, countess = (subject_lookup(now.seal, name) for name in ("ada", "countess"))
     assert seen == [("subject_merged", countess, ada, None), ("subject_changed", ada, None, countess)]
