@@ -100,7 +100,7 @@ def test_due_templates_and_then_empty_subjects_are_erased(
     assert sum(line.details["removed"].get("templates", 0) for line in lines) == 5
     assert len(lines) >= 3  # in batches, each with an audit line
     assert ErasureStore(database).list_page(now) == []  # no receipts: these subjects may be enrolled again
-    assert Retention(database).sweep(NOW, 36_500).galleries == ()
+    assert Retention(database).sweep(NOW, 36_500).galleries == []
     store.templates.enroll(gallery, "old", some(rng), None)
     database.close()
 
