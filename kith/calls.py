@@ -292,10 +292,16 @@ class Calls:
 
     @each
     def subjects(
-        self, gallery: str, tags: Iterable[str] = (), metadata: Mapping[str, Any] | None = None
+        self,
+        gallery: str,
+        tags: Iterable[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        q: str | None = None,
     ) -> Pages[SubjectOut]:
-        """List the subjects that have all tags and all metadata entries, oldest first."""
-        chosen = {"tag": list(tags)} | drop_none(metadata=json.dumps(dict(metadata)) if metadata else None)
+        """List the subjects that have all tags and all metadata entries, oldest first.
+
+        ``q`` has words, or parts of words, that must all be in the id or name, whatever the case and accents."""
+        chosen = {"tag": list(tags)} | drop_none(metadata=json.dumps(dict(metadata)) if metadata else None, q=q)
         return list_call(SubjectsOut, f"{_path(gallery)}/subjects", chosen)
 
     @one

@@ -23,11 +23,16 @@ Proposals = list[tuple[str, str]]
 
 
 def _complete(
-    path: str, name: str, describe: Callable[[dict[str, Any]], str] = lambda _: "", items: str = "data"
+    path: str,
+    name: str,
+    describe: Callable[[dict[str, Any]], str] = lambda _: "",
+    items: str = "data",
+    searched: bool = False,
 ) -> Callable[[typer.Context, str], Proposals]:
     """Return a function that proposes the ``name`` of each item that the server lists at ``path``.
 
-    It proposes nothing if the line does not name the server, or the gallery or subject in ``path``.
+    It proposes nothing if the line does not name the server, or the gallery or subject in ``path``. ``searched``: the
+    server finds the items by what was typed.
     """
 
     def complete(ctx: typer.Context, incomplete: str) -> Proposals:
@@ -45,6 +50,8 @@ def _complete(
             with contextlib.closing(kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)) as connection:
                 headers = {} if key is None else {"Authorization": f"Bearer {key}"}
                 query = f"?limit={MAX_PROPOSALS}" if items == "data" else ""
+                if searched and incomplete:
+                    query += f"&q={quote(incomplete, safe='')}"
                 address = f"{parts.path.rstrip('/')}{path.format(**named)}{query}"
                 connection.request("GET", address, headers=headers)
                 answer = json.loads(connection.getresponse().read())
@@ -56,7 +63,7 @@ def _complete(
 
 complete_galleries = _complete("/v1/galleries", "name", lambda each: f"{each['subjects']} people")
 complete_jobs = _complete("/v1/jobs", "id", lambda each: f"{each['kind']}, {each['state']}")
-complete_subjects = _complete("/v1/galleries/{gallery}/subjects", "id", lambda each: each["name"] or "")
+complete_subjects = _complete("/v1/galleries/{gallery}/subjects", "id", lambda each: each["name"] or "", searched=True)
 complete_templates = _complete("/v1/galleries/{gallery}/subjects/{subject}/templates", "id", lambda each: each["kind"])
 complete_keys = _complete("/v1/keys", "id", lambda each: each["name"])
 _complete_lines = _complete("/v1/audit", "event")

@@ -4,7 +4,7 @@ import { all, call, galleryPath, subjectPath } from "./api.js";
 import { fill, h } from "./dom.js";
 import { counted } from "./numbers.js";
 import { read, write } from "./store.js";
-import { field, unique } from "./ui.js";
+import { afterTyping, field, tell, unique } from "./ui.js";
 import { PRESETS, called, idRefusal, riskBriefly, unfound } from "./words.js";
 
 const GALLERY = "kith-gallery";
@@ -74,11 +74,11 @@ export function riskField(onChange, { own = null, label = "How strict", hint, pa
 /** A gallery's own risk for `riskField`. */
 export const ownRisk = (gallery) => (gallery ? riskBriefly(gallery.risk) : "its own risk");
 
-const MAX_PEOPLE = 2000;
+const PROPOSED = 100; // people that the field lists at once
 
 /**
- * A field to find an enrolled person by name or id. `find()` resolves to the subject, or to null with a reason in
- * `unfound`. `load(gallery)` rejects with AbortError when another gallery is loaded.
+ * A field to find an enrolled person by name or id; the service searches while the user types. `find()` resolves to the
+ * subject, or to null with a reason in `unfound`. `load(gallery)` rejects with AbortError when another gallery is loaded.
  */
 export function personField(label, signal, { onPick } = {}) {
   const list = h("datalist", { id: unique("people") });
@@ -88,33 +88,43 @@ export function personField(label, signal, { onPick } = {}) {
   element.append(list);
   let gallery = null;
   let people = [];
-  let loading = null;
+  let loading = new AbortController();
   const shown = (one) => (one.name ? `${one.name} (${one.id})` : one.id);
-  element.load = async (name) => {
-    loading?.abort();
+
+  /** The people who match the text, at most PROPOSED; none if the text cannot be searched for. */
+  async function search(text, until) {
+    const options = { query: { limit: PROPOSED, q: text || null }, signal: AbortSignal.any([signal, until]), most: text ? PROPOSED : 1 };
+    return await all(`${galleryPath(gallery)}/subjects`, options).catch((error) => {
+      if (error.code !== "forbidden" && error.code !== "invalid_request") throw error;
+      return [];
+    });
+  }
+
+  async function propose(text) {
+    loading.abort();
     const { signal: until } = (loading = new AbortController());
+    const matching = await search(text, until);
+    until.throwIfAborted();
+    people = matching;
+    fill(list, people.map((one) => h("option", { value: shown(one) })));
+  }
+
+  element.load = async (name) => {
     gallery = name;
     people = [];
     fill(list);
-    const options = { query: { limit: 1000 }, signal: AbortSignal.any([signal, until]), most: MAX_PEOPLE };
-    const listed = await all(`${galleryPath(name)}/subjects`, options).catch((error) => {
-      if (error.code !== "forbidden") throw error;
-      return [];
-    });
-    until.throwIfAborted();
-    people = listed;
-    fill(list, people.map((one) => h("option", { value: shown(one) })));
+    await propose("");
   };
   element.find = async () => {
     const text = input.value.trim();
-    element.unfound = unfound(0, null);
+    element.unfound = unfound(0);
     if (!text || !gallery) return null;
-    const named = people.find((one) => shown(one) === text || one.id === text);
-    if (named) return named;
+    const listed = people.find((one) => shown(one) === text || one.id === text);
+    if (listed) return listed;
     const inBrackets = /\(([^()]+)\)$/.exec(text)?.[1];
-    const matches = people.filter((one) => called(one).toLowerCase() === text.toLowerCase());
+    const matches = (await search(text, signal)).filter((one) => called(one).toLowerCase() === text.toLowerCase());
     if (matches.length === 1) return matches[0];
-    element.unfound = unfound(matches.length, people.length < MAX_PEOPLE ? null : people.length);
+    element.unfound = unfound(matches.length);
     if (idRefusal(inBrackets ?? text)) return null;
     try {
       return await call("GET", subjectPath(gallery, inBrackets ?? text), { signal });
@@ -127,5 +137,11 @@ export function personField(label, signal, { onPick } = {}) {
   element.set = (one) => (input.value = shown(one));
   element.input = input;
   input.addEventListener("change", () => onPick?.());
+  const typed = afterTyping(() => {
+    const text = input.value.trim();
+    if (!gallery || people.some((one) => shown(one) === text)) return; // picked from the list
+    propose(text).catch((error) => error.name === "AbortError" || tell(error));
+  }, signal);
+  input.addEventListener("input", typed);
   return element;
 }

@@ -47,6 +47,16 @@ export function field(label, control, hint) {
   return h("div", { class: "field" }, h("label", { for: control.id }, label), control, about);
 }
 
+/** A listener that calls `act` when the user pauses typing. */
+export function afterTyping(act, signal) {
+  let timer = null;
+  signal.addEventListener("abort", () => clearTimeout(timer));
+  return () => {
+    clearTimeout(timer);
+    timer = setTimeout(act, 200);
+  };
+}
+
 /** A placeholder for an empty page: explanation and first steps. */
 export function empty(name, title, text, ...actions) {
   return h("section", { class: "empty" }, icon(name), h("h2", {}, title), h("p", {}, text), h("div", { class: "actions" }, ...actions));

@@ -324,11 +324,9 @@ export function idRefusal(id) {
   return null;
 }
 
-/** Why no person was found. `matches`: people with this name. `first`: number of people searched by name, null for all. */
-export function unfound(matches, first) {
-  if (matches > 1) return "Several people have this name. Enter the id.";
-  if (first !== null) return `No person has this id. Only the first ${whole(first)} people can be found by name. Enter the id.`;
-  return "No enrolled person has this name or id.";
+/** Why no person was found. `matches`: people with this name. */
+export function unfound(matches) {
+  return matches > 1 ? "Several people have this name. Enter the id." : "No enrolled person has this name or id.";
 }
 
 const TAG = /\s*(?:"((?:[^"]|"")*)"(?=\s*(?:,|$))|([^,]+))/g;

@@ -137,8 +137,12 @@ def test_a_problem_that_lasts_is_read_aloud_once(visit: Opener, populated: str) 
 
 
 def some_people(route: Route) -> Any:
-    """Page of 3,000 subjects."""
+    """Page of 3,000 subjects, or the one whose id is searched for, after an empty page."""
     query = asked(route)
+    if "q" in query and "cursor" not in query:
+        return {"data": [], "next": query["q"].removeprefix("p")}
+    if "q" in query:
+        query["limit"] = "1"
     first, last = int(query.get("cursor", 0)), min(3000, int(query.get("cursor", 0)) + int(query["limit"]))
     one: dict[str, Any] = {"name": None, "tags": [], "templates": 1, "created_at": "2026-01-01T00:00:00Z"}
     found = [{"id": f"p{i}", **one} for i in range(first, last)]
@@ -178,6 +182,30 @@ def test_many_people_are_loaded_in_few_requests_and_found(visit: Opener, populat
     expect(rows).to_have_count(1000)
     page.get_by_label("Find").fill("p2999")
     expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("p2999")
+
+
+def test_somebody_is_found_whom_no_page_has_listed(visit: Opener, populated: str, photos: Photos) -> None:
+    """In the list of people, and where a person is chosen."""
+    with Kith(populated) as kith:
+        for number in range(120):
+            kith.put_subject("family", f"p{number:03}", name=f"Person {number}")
+        kith.put_subject("family", "zoe", name="Zoë Ångström")
+    page = visit(populated)
+    page.goto(f"{populated}/console#/galleries/family")
+    rows = page.locator(".people tbody tr")
+    expect(rows).to_have_count(100)
+    page.get_by_label("Find").fill("angstrom ZOE")
+    expect(rows).to_have_count(1)
+    expect(page.get_by_role("link", name="Zoë Ångström")).to_be_visible()
+    page.get_by_label("Find").fill("nobody")
+    expect(page.get_by_text("No person matches.")).to_be_visible()
+
+    page.goto(f"{populated}/console#/enroll?gallery=family")
+    choose(page, photos["ada"])
+    page.get_by_label("Enrolled person").check()
+    page.get_by_label("Whose photos are these?").fill("zoe")
+    expect(page.locator("datalist option[value='Zoë Ångström (zoe)']")).to_have_count(1)
 
 
 def test_an_import_says_that_it_runs_and_what_was_refused(

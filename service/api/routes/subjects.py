@@ -6,10 +6,10 @@ import hashlib
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Header, Path, Query, Request, Response
-from pydantic import TypeAdapter, ValidationError
+from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from kith.wire.erasures import DeletedOut
-from kith.wire.fields import Metadata, Tag
+from kith.wire.fields import NORMALIZED, SINGLE_LINE, Metadata, Tag
 from kith.wire.subjects import (
     EnrollIn,
     EnrollOut,
@@ -47,6 +47,9 @@ from service.api.http.routing import (
 from service.api.routes.erasures import to_deleted_out, to_receipt_out
 from service.core.errors import InvalidRequestError
 from service.domain.gallery import Gallery, Subject, SubjectFilter, Template
+from service.domain.person_search import words_of
+from service.storage.db.row_sealing import seal_cursor
+from service.storage.repositories.subjects import MAX_OPENED
 from service.usecases import enroll as enrollment
 from service.usecases.backend import Backend
 
@@ -54,6 +57,11 @@ routes = Routes("/v1/galleries/{gallery}/subjects", "subjects", route_class=Gall
 TemplatePath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 METADATA_ADAPTER: Final[TypeAdapter[dict[str, Any]]] = TypeAdapter(Metadata)
 METADATA_HELP: Final = "Only subjects with all of these metadata: a JSON object, compared as in a search filter."
+SEARCH_HELP: Final = (
+    "Only subjects whose id or name has each of these words or parts of words, whatever the case and accents. A page "
+    f"looks at {MAX_OPENED:,} subjects, so it can have few or none: continue with 'next'."
+)
+SearchText = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=SINGLE_LINE), NORMALIZED]
 CROP_TYPE: Final = "image/webp"
 PICTURE: Final[dict[int | str, dict[str, Any]]] = {
     200: {
@@ -75,15 +83,22 @@ async def list_subjects(
     limit: PageLimit = 100,
     tag: Annotated[list[Tag], Query(max_length=32, description="Only subjects with all of these tags.")] = [],  # noqa: B006
     metadata: Annotated[str | None, Query(description=METADATA_HELP, examples=['{"floor": 3}'])] = None,
+    q: Annotated[SearchText | None, Query(description=SEARCH_HELP, examples=["lovel"])] = None,
 ) -> SubjectsOut:
     """List the subjects, oldest first."""
     found_gallery = await backend.find_gallery(gallery)
-    seal, chosen = found_gallery.seal, SubjectFilter(tuple(tag), _metadata(metadata))
-    found = await backend.run(
-        backend.galleries.store.subjects.list_page, found_gallery, open_cursor(seal, cursor), limit + 1, chosen
+    store, seal, chosen = (
+        backend.galleries.store.subjects,
+        found_gallery.seal,
+        SubjectFilter(tuple(tag), _metadata(metadata)),
     )
-    page, more = paginate(found, limit, seal, lambda row: row.pk)
-    return SubjectsOut(data=[_subject(s) for s in page], next=more)
+    after = open_cursor(seal, cursor)
+    if q is None:
+        found = await backend.run(store.list_page, found_gallery, after, limit + 1, chosen)
+        page, more = paginate(found, limit, seal, lambda row: row.pk)
+        return SubjectsOut(data=[_subject(s) for s in page], next=more)
+    matching, rest = await backend.run(store.find_page, found_gallery, after, limit, chosen, _words(q))
+    return SubjectsOut(data=[_subject(s) for s in matching], next=None if rest is None else seal_cursor(seal, rest))
 
 
 @routes.add(
@@ -227,6 +242,13 @@ def _metadata(text: str | None) -> tuple[tuple[str, Any], ...]:
         return () if text is None else tuple(METADATA_ADAPTER.validate_json(text).items())
     except ValidationError as error:
         raise InvalidRequestError(f"metadata: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """Parse a search for names. Raises InvalidRequestError."""
+    if words := words_of(text):
+        return words
+    raise InvalidRequestError("q: it has no letters or digits. Send a part of a name or id")
 
 
 @routes.add("GET", "/{subject}/thumbnail", READ, response_class=Response, responses=PICTURE)

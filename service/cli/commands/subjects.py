@@ -42,17 +42,26 @@ def list_subjects(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Only subjects with this metadata, as in 'update --set'; repeatable."),
     ] = None,
+    find: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Only subjects with these words, or parts, in the id or name."),
+    ] = None,
 ) -> None:
     """List the subjects of a gallery, oldest first."""
     metadata = dict(_parse_metadata(each, "--where") for each in where or ())
     with connect(server) as kith:
-        subjects = list(kith.subjects(gallery, tag or (), metadata))
+        subjects = list(kith.subjects(gallery, tag or (), metadata, find))
+    nobody = (
+        "No subject matches."
+        if tag or where or find
+        else f"No subjects. Enroll some with 'kith subject enroll ID PHOTO -g {gallery}' or "
+        f"'kith enroll FOLDER -g {gallery}'."
+    )
     server.answer_list(
         subjects,
         ("Subject", "Name", "Tags", "Templates", "Created (UTC)"),
         lambda found: (found.id, found.name, found.tags, found.templates, found.created_at),
-        f"No subjects. Enroll some with 'kith subject enroll ID PHOTO -g {gallery}' or "
-        f"'kith enroll FOLDER -g {gallery}'.",
+        nobody,
     )
 
 

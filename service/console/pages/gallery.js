@@ -3,7 +3,7 @@ import { fill, h, icon } from "../dom.js";
 import { counted, when, whole } from "../numbers.js";
 import { galleryHeading, watch } from "../reports.js";
 import { portrait } from "../stored.js";
-import { button, empty, field, linkButton, loading, problemBox, stat, table } from "../ui.js";
+import { afterTyping, button, empty, field, linkButton, loading, problemBox, stat, table } from "../ui.js";
 import * as words from "../words.js";
 
 export const title = ({ gallery }) => gallery;
@@ -89,13 +89,13 @@ const noPeople = (enroll) =>
     linkButton("Enroll many people", "#/jobs", { icon: "jobs" }),
   );
 
-/** The list of people in pages. Name and id filter the loaded people, tags filter all. */
+/** The list of people in pages. The service searches all of them by name, id and tags. */
 function people(gallery, { subjects, keep_crops: keeps }, tag, signal) {
   const portraits = new Map(); // kept while the list changes
   const loaded = [];
   let next = null;
   let listed = LISTED;
-  let hits = 0;
+  let ready = false; // the first page was shown
   const search = h("input", { type: "search", autocomplete: "off" });
   const tagged = h("input", { type: "text", value: tag ? words.typedTags([tag]) : "", autocomplete: "off" });
   const list = h("div", {});
@@ -110,12 +110,11 @@ function people(gallery, { subjects, keep_crops: keeps }, tag, signal) {
     return portraits.get(id);
   };
   const more = button("Show more", async () => {
-    if (hits > listed) {
-      listed += LISTED;
-      return show();
+    if (loaded.length > listed) listed += LISTED;
+    else {
+      await load(PAGE);
+      listed = Math.max(listed, loaded.length);
     }
-    await load(PAGE);
-    listed = Math.max(listed, hits + PAGE); // also list matches on the new page
     show();
   });
   const every = button("Load all people", async () => {
@@ -129,48 +128,61 @@ function people(gallery, { subjects, keep_crops: keeps }, tag, signal) {
 
   let reading = 0; // number of the current query
 
+  /** Load the next people. A page of a search may be empty although more people match. */
   async function load(limit) {
-    const [mine, cursor] = [reading, next];
-    const wanted = words.tags(tagged.value);
-    const page = await call("GET", `${galleryPath(gallery)}/subjects`, { query: { limit, cursor, tag: wanted }, signal });
-    if (mine !== reading || cursor !== next) return; // the query changed, or this page is loaded
-    loaded.push(...page.data);
-    next = page.next;
+    const [mine, before] = [reading, loaded.length];
+    const query = { limit, tag: words.tags(tagged.value), q: search.value.trim() || null };
+    do {
+      const cursor = next;
+      const page = await call("GET", `${galleryPath(gallery)}/subjects`, { query: { ...query, cursor }, signal });
+      if (mine !== reading || cursor !== next) return; // the query changed, or this page is loaded
+      loaded.push(...page.data);
+      next = page.next;
+    } while (next && loaded.length === before);
   }
 
   function show() {
-    const text = search.value.trim().normalize("NFC").toLowerCase();
-    const shown = text ? loaded.filter((one) => `${one.name ?? ""} ${one.id}`.toLowerCase().includes(text)) : loaded;
-    const narrowed = text || tagged.value.trim();
-    hits = shown.length;
+    const narrowed = search.value.trim() || tagged.value.trim();
     fill(
       list,
-      hits > 0
-        ? rows(shown.slice(0, listed))
+      loaded.length > 0
+        ? rows(loaded.slice(0, listed))
         : h("p", { class: "card" }, narrowed ? "No person matches." : "No people are enrolled."),
     );
-    const of = narrowed ? "" : ` of ${whole(Math.max(subjects, loaded.length))}`;
-    told.textContent = `${counted(shown.length, "person", "people")}${of}${text && next ? ` among the first ${whole(loaded.length)}` : ""}${hits > listed ? `, ${whole(listed)} listed` : ""}.`;
-    more.hidden = next === null && hits <= listed;
+    const of = narrowed ? (next ? " so far" : "") : ` of ${whole(Math.max(subjects, loaded.length))}`;
+    told.textContent = `${counted(loaded.length, "person", "people")}${of}${loaded.length > listed ? `, ${whole(listed)} listed` : ""}.`;
+    more.hidden = next === null && loaded.length <= listed;
     every.hidden = next === null;
   }
 
   async function restart() {
+    if (!ready) return; // the first page is still awaited, and reads the fields
     const mine = ++reading;
     loaded.length = 0;
     next = null;
     listed = LISTED;
+    told.textContent = "Searching…";
     try {
       await load(PAGE);
       if (mine === reading) show();
     } catch (error) {
-      if (mine === reading && error.name !== "AbortError") fill(list, problemBox(error));
+      if (mine !== reading || error.name === "AbortError") return;
+      fill(list, problemBox(error));
+      told.textContent = "";
     }
   }
-  search.addEventListener("input", show);
+  search.addEventListener("input", afterTyping(restart, signal));
   tagged.addEventListener("change", restart);
-  const first = loading(async () => (await load(PAGE), show(), h("div", { class: "stack" }, list, h("div", { class: "row" }, told, more, every))));
-  return h("section", { class: "stack" }, h("div", { class: "choices" }, field("Find", search, "A name or an id."), field("Tags", tagged, "People with all these tags. Separate tags with commas; quote tags that contain a comma.")), first);
+  const wanted = () => JSON.stringify([search.value, tagged.value]);
+  const first = loading(async () => {
+    const before = wanted();
+    await load(PAGE);
+    ready = true;
+    show();
+    if (wanted() !== before) restart();
+    return h("div", { class: "stack" }, list, h("div", { class: "row" }, told, more, every));
+  });
+  return h("section", { class: "stack" }, h("div", { class: "choices" }, field("Find", search, "A name or an id, or a part."), field("Tags", tagged, "People with all these tags. Separate tags with commas; quote tags that contain a comma.")), first);
 }
 
 function row(gallery, one, face) {

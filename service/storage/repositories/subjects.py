@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 from kith.wire.fields import MAX_LABELS
 from service.core.errors import InvalidRequestError, KithError, SubjectExistsError, SubjectNotFoundError
 from service.domain.gallery import Gallery, Subject, SubjectFilter, SubjectLabel
+from service.domain.person_search import matches
 from service.security.sealing import Seal
 from service.storage.audit.log import pseudonym, record
 from service.storage.db.engine import Database
@@ -27,6 +28,9 @@ from service.storage.repositories.gallery_rows import update_gallery
 from service.storage.repositories.read_cache import ReadCache
 
 MERGED_EVENT: Final = "subject_merged"
+MAX_OPENED: Final = 10_000
+"""Subjects that one search for names opens: names are sealed, so the database cannot compare them."""
+OPENED_AT_ONCE: Final = 500
 # Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
 SEALED_NAMES: Final = sa.select(subjects.c.pk, subjects.c.sealed)
 
@@ -91,13 +95,26 @@ class SubjectStore:
 
     def list_page(self, gallery: Gallery, after: int | None, limit: int, chosen: SubjectFilter) -> list[Subject]:
         """Return subjects that pass the filter, oldest first: at most ``limit`` after the row key ``after``."""
-        query = _subject_rows(gallery).order_by(subjects.c.pk).limit(limit)
-        if after is not None:
-            query = query.where(subjects.c.pk > after)
-        if wanted := _filter_labels(gallery, chosen):
-            query = query.where(subjects.c.pk.in_(_subjects_with_labels(gallery, wanted)))
+        query = _page_of(_subject_rows(gallery), gallery, after, limit, chosen)
         with self._database.read() as connection:
             return [_subject_of(gallery.seal, row) for row in connection.execute(query)]
+
+    def find_page(
+        self, gallery: Gallery, after: int | None, limit: int, chosen: SubjectFilter, words: tuple[str, ...]
+    ) -> tuple[list[Subject], int | None]:
+        """Return subjects that pass the filter and whose name or id has all words, oldest first.
+
+        At most MAX_OPENED subjects after the row key ``after`` are opened, so that a page may have fewer than ``limit``
+        subjects, or none, although more match. The second value is the row key to continue after; None at the end.
+        """
+        sealed = _page_of(
+            SEALED_NAMES.where(subjects.c.gallery_pk == gallery.pk), gallery, after, MAX_OPENED + 1, chosen
+        )
+        with self._database.read() as connection:
+            with connection.execution_options(yield_per=OPENED_AT_ONCE).execute(sealed) as rows:
+                found, rest = _find(rows, gallery.seal, after, limit, words)
+            query = _subject_rows(gallery).where(subjects.c.pk.in_(found)).order_by(subjects.c.pk)
+            return [_subject_of(gallery.seal, row) for row in connection.execute(query)], rest
 
     def by_pk(self, gallery: Gallery, pks: Sequence[int]) -> dict[int, Subject]:
         """Return existing subjects by row key."""
@@ -286,6 +303,35 @@ def _subject_rows(gallery: Gallery) -> sa.Select[Any]:
     owned = sa.select(sa.func.count()).select_from(templates).where(templates.c.subject_pk == subjects.c.pk)
     every = sa.select(subjects, owned.scalar_subquery().label("template_count"))
     return every.where(subjects.c.gallery_pk == gallery.pk)
+
+
+def _page_of(
+    query: sa.Select[Any], gallery: Gallery, after: int | None, limit: int, chosen: SubjectFilter
+) -> sa.Select[Any]:
+    """Restrict a query of subjects to at most ``limit`` that pass the filter, after the row key ``after``."""
+    query = query.order_by(subjects.c.pk).limit(limit)
+    if after is not None:
+        query = query.where(subjects.c.pk > after)
+    if wanted := _filter_labels(gallery, chosen):
+        query = query.where(subjects.c.pk.in_(_subjects_with_labels(gallery, wanted)))
+    return query
+
+
+def _find(
+    rows: Iterable[sa.Row[Any]], seal: Seal, after: int | None, limit: int, words: tuple[str, ...]
+) -> tuple[list[int], int | None]:
+    """Return the row keys of the first ``limit`` matches, and the row key to continue after; None at the end."""
+    found: list[int] = []
+    for number, row in enumerate(rows):
+        if number == MAX_OPENED:
+            return found, after
+        about = open_subject(seal, row.sealed)
+        if matches(words, about.id, about.name):
+            if len(found) == limit:
+                return found, after
+            found.append(row.pk)
+        after = row.pk
+    return found, None
 
 
 def _subject_of(seal: Seal, row: sa.Row[Any]) -> Subject:

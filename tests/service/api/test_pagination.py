@@ -16,7 +16,10 @@ from service.app import create_app
 from service.cli.commands import galleries
 from service.cli.main import app
 from service.risk import hygiene
+from service.security.sealing import Seal
 from service.settings import load_settings
+from service.storage.db import row_sealing
+from service.storage.repositories import subjects
 from service.usecases import hygiene as hygiene_usecase
 from tests.packs import BUNDLED_DIMENSION
 
@@ -142,6 +145,62 @@ def test_subjects_are_listed_by_their_metadata(server: str, kith: Kith, gallery:
         assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request"), wrong
     listed = _run("subject", "list", "-g", gallery, "--where", "floor=1", "--tag", "night", "--json", server=server)
     assert [subject["id"] for subject in json.loads(listed)] == ["ada"]
+
+
+def test_subjects_are_found_by_parts_of_name_and_id(server: str, kith: Kith, gallery: str) -> None:
+    people = {"s1": "José Ñandú", "s2": "Josephine Große", "s3": None, "maria-s4": "MARÍA del Mar", "s5": "김민수"}
+    for subject, name in people.items():
+        kith.put_subject(gallery, subject, name=name, tags=["night"] if subject in ("s1", "s3") else [])
+
+    def found(text: str, *tags: str) -> list[str]:
+        return [subject.id for subject in kith.subjects(gallery, tags, q=text)]
+
+    assert found("jose") == found("JOSÉ") == found("Jose\u0301") == ["s1", "s2"]
+    assert found("ñandu JOS") == ["s1"]
+    assert found("GROSSE") == ["s2"]
+    assert found("maria mar") == found("a-S4") == ["maria-s4"]
+    assert found("민수") == ["s5"]
+    assert found("s", "night") == ["s1", "s3"]
+    assert found("nobody") == []
+    for wrong in ("", " ", "\u0301", "a\x00", "x" * 129):
+        refused = httpx.get(f"{server}/v1/galleries/{gallery}/subjects", params={"q": wrong})
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request"), wrong
+    listed = _run("subject", "list", "-g", gallery, "--find", "grosse", "--json", server=server)
+    assert [subject["id"] for subject in json.loads(listed)] == ["s2"]
+    assert "No subject matches." in _run("subject", "list", "-g", gallery, "--find", "nobody", server=server)
+
+
+def test_a_search_of_names_opens_a_bounded_number_of_subjects(
+    server: str, kith: Kith, gallery: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(10):
+        kith.put_subject(gallery, f"s{number}", name="even" if number % 2 == 0 else "odd")
+    opened: list[bytes] = []
+
+    def open_subject(seal: Seal, sealed: bytes) -> row_sealing.SubjectRecord:
+        opened.append(sealed)
+        return row_sealing.open_subject(seal, sealed)
+
+    monkeypatch.setattr(subjects, "open_subject", open_subject)
+    monkeypatch.setattr(subjects, "MAX_OPENED", 4)
+    path = f"{server}/v1/galleries/{gallery}/subjects"
+
+    def pages(**params: Any) -> list[list[str]]:
+        listed, cursor = [], None
+        while True:
+            opened.clear()
+            page = httpx.get(path, params=params | ({"cursor": cursor} if cursor else {})).json()
+            assert len(opened) <= 4 + len(page["data"])
+            listed.append([subject["id"] for subject in page["data"]])
+            cursor = page["next"]
+            if cursor is None:
+                return listed
+
+    assert pages(q="odd") == [["s1", "s3"], ["s5", "s7"], ["s9"]]
+    assert pages(q="odd", limit=1) == [["s1"], ["s3"], ["s5"], ["s7"], ["s9"]]
+    assert pages(q="s9") == [[], [], ["s9"]]
+    assert pages(q="s8") == [[], [], ["s8"]]
+    assert pages(q="s3") == [["s3"], [], []]
 
 
 def _run(*command: str, server: str) -> str:
