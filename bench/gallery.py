@@ -173,7 +173,7 @@ def compared(size: int, kinds: list[Kind]) -> list[Row]:
                 "build_s": ready - loaded,
                 "measuring_s": measured - ready,
                 "memory_bytes": stats.memory_bytes,
-                "segments": stats.segments,
+                "segments": stats.segment_count,
                 "depth": stats.depth,
                 "own_recall": None if stats.recall is None else [stats.recall.at_1, stats.recall.at_10],
                 **own,

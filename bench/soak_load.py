@@ -320,7 +320,9 @@ class Client:
 
     def _enrolled(self, subject: Subject, probes: Sequence[Probe], answer: EnrollOut) -> None:
         problems = [result.error.code for result in answer.results if result.error]
-        self.book.must(answer.enrolled == len(probes), f"{answer.enrolled} of {len(probes)} enrolled: {problems}")
+        self.book.must(
+            answer.enrolled_count == len(probes), f"{answer.enrolled_count} of {len(probes)} enrolled: {problems}"
+        )
         for result, probe in zip(answer.results, probes, strict=True):
             if result.template is not None:
                 subject.exists = True
@@ -334,7 +336,7 @@ class Client:
         self._ask("describe", lambda kith: kith.put_subject(PEOPLE, subject.id, subject.id.title(), metadata, ["soak"]))
         subject.exists = True
         found = self._ask("look up", lambda kith: kith.subject(PEOPLE, subject.id))
-        told = (found.name, found.metadata, found.tags, found.templates)
+        told = (found.name, found.metadata, found.tags, found.template_count)
         expected = (subject.id.title(), metadata, ["soak"], len(subject.templates))
         self.book.must(told == expected, f"a subject is {told} and was made {expected}")
 

@@ -160,7 +160,7 @@ class Calls:
     @one
     def apply_retention(self, name: str, templates: int, subjects: int) -> Call[RetentionAppliedOut]:
         """Confirm a retention sweep. Nothing is erased if more is due than these counts of :func:`retention`."""
-        body = {"templates": templates, "subjects": subjects}
+        body = {"template_count": templates, "subject_count": subjects}
         return json_call(RetentionAppliedOut, "POST", f"{_path(name)}/retention", repeatable=False, json=body)
 
     @one

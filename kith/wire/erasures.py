@@ -42,6 +42,6 @@ class VerdictOut(BaseModel):
 
 class DeletedOut(BaseModel):
     deleted: bool = True
-    subjects: int = 0
-    templates: int = 0
+    subject_count: int = 0
+    template_count: int = 0
     receipt: ReceiptOut

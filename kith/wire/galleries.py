@@ -58,8 +58,8 @@ class GalleryIn(GallerySettingsIn):
 class RetentionIn(RequestModel):
     """Confirmation of one retention sweep. Nothing is erased if more than these counts is due."""
 
-    templates: int = Field(ge=0, description="The due_templates of the retention report.")
-    subjects: int = Field(ge=0, description="The due_subjects of the retention report.")
+    template_count: int = Field(ge=0, description="The due_templates of the retention report.")
+    subject_count: int = Field(ge=0, description="The due_subjects of the retention report.")
 
 
 class ComparisonOut(BaseModel):
@@ -109,8 +109,8 @@ class GalleryOut(BaseModel):
     retention_days: int | None = None
     liveness: LivenessSetting
     liveness_threshold: float | None = Field(description="Null: the pack's.")
-    subjects: int
-    templates: int
+    subject_count: int
+    template_count: int
     created_at: datetime
     drift: DriftOut | None = Field(None, description="Present only in the response about one gallery.")
 
@@ -135,14 +135,14 @@ class IndexOut(BaseModel):
     engine: str
     kind: str
     reason: str = Field(description="Reason for this kind.")
-    vectors: int = Field(description="Templates, or subjects if the fusion makes one vector per subject.")
+    vector_count: int = Field(description="Templates, or subjects if the fusion makes one vector per subject.")
     sequence: int | None = Field(
         description="Last applied line of the change log; null for a key limited to some galleries, because lines are "
         "numbered across all galleries."
     )
-    segments: int
+    segment_count: int
     tail: int = Field(description="Vectors that are not in a segment yet.")
-    tombstones: int = Field(description="Removed vectors that await compaction. Searches do not return them.")
+    tombstone_count: int = Field(description="Removed vectors that await compaction. Searches do not return them.")
     memory_bytes: int
     depth: int | None = Field(description="Number of candidates compared exactly; null if all vectors are.")
     recall: RecallOut | None
@@ -151,8 +151,8 @@ class IndexOut(BaseModel):
 
 class GalleryStatsOut(BaseModel):
     gallery: str
-    subjects: int
-    templates: int
+    subject_count: int
+    template_count: int
     index: IndexOut
 
 
@@ -162,13 +162,13 @@ class RetentionOut(BaseModel):
     gallery: str
     retention_days: int | None
     now: datetime = Field(description="The server's clock. Check it: a wrong clock makes everything look expired.")
-    due_templates: int = Field(description="Templates past the retention age.")
-    due_subjects: int = Field(description="Subjects that would have no template left.")
-    templates: int
-    subjects: int
+    due_template_count: int = Field(description="Templates past the retention age.")
+    due_subject_count: int = Field(description="Subjects that would have no template left.")
+    template_count: int
+    subject_count: int
     held: bool = Field(description="More than KITH_RETENTION_MAX_SHARE is due: erasure needs a confirmation.")
 
 
 class RetentionAppliedOut(BaseModel):
-    templates: int = Field(description="Erased templates.")
-    subjects: int = Field(description="Erased subjects.")
+    template_count: int = Field(description="Erased templates.")
+    subject_count: int = Field(description="Erased subjects.")

@@ -47,7 +47,7 @@ class GenerationOut(BaseModel):
     model: str | None = Field(description="Name of the recognizer's pack, if known.")
     served: bool = Field(description="The responding server has this recognizer.")
     dimension: int
-    templates: int
+    template_count: int
     embedded: int = Field(description="Templates that have a vector and can be found.")
     by_crop: int = Field(description="Templates embedded from stored crops since the start.")
     by_sight: int = Field(description="Templates that received the vector of an identified face since the start.")

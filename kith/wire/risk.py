@@ -36,10 +36,10 @@ class RiskIn(RequestModel):
 class EvidenceOut(BaseModel):
     source: Source
     gallery_share: float = Field(description="Weight of the gallery's own evidence; the rest is the pack's.")
-    pairs: int = Field(description="Compared pairs of the gallery's subjects.")
-    probes: int = Field(description="Subjects searched for among all others.")
-    duplicate_pairs: float = Field(description="Excluded pairs that look like one person enrolled twice.")
-    pack_pairs: int
+    pair_count: int = Field(description="Compared pairs of the gallery's subjects.")
+    probe_count: int = Field(description="Subjects searched for among all others.")
+    duplicate_pair_count: float = Field(description="Excluded pairs that look like one person enrolled twice.")
+    pack_pair_count: int
     fmr_over_pack: float | None = Field(
         None,
         description="How often people of the gallery match each other, divided by how often those of the pack's "
@@ -52,7 +52,7 @@ class EvidenceOut(BaseModel):
 class ThresholdOut(BaseModel):
     """Threshold at one gallery size. No face reaches a similarity above 1."""
 
-    subjects: int
+    subject_count: int
     threshold: float
     low: float = Field(description=INTERVAL)
     high: float
@@ -84,7 +84,7 @@ class HoldoutCheckOut(BaseModel):
     """Leave-one-out check: number of held-out subjects whose search reaches the threshold of ``fpir``."""
 
     fpir: float
-    probes: int
+    probe_count: int
     expected: float
     observed: int
 
@@ -100,7 +100,7 @@ class MoveOut(BaseModel):
 class GalleryRiskOut(BaseModel):
     gallery: str
     fusion: Fusion
-    subjects: int = Field(description="Subjects with a template when the evidence was derived.")
+    subject_count: int = Field(description="Subjects with a template when the evidence was derived.")
     risk: dict[str, float] = Field(description="The gallery's setting.")
     threshold: float = Field(description="Threshold of a search whose runner-up has the similarity 'rival'.")
     review_threshold: float

@@ -33,7 +33,7 @@ class BetterPackOut(BaseModel):
 
 class MissesOut(BaseModel):
     fpir: float
-    subjects: int = Field(description="Size of the gallery, with one photo a subject.")
+    subject_count: int = Field(description="Size of the gallery, with one photo a subject.")
     fnir: float = Field(description="Expected share of enrolled people's searches that do not identify them.")
     better: BetterPackOut | None = Field(None, description="The measured pack that misses fewest, if it misses fewer.")
 
@@ -75,13 +75,13 @@ class QueueOut(BaseModel):
     network: str
     waiting: int = Field(description="Queued items of requests.")
     background: int = Field(description="Queued items of jobs.")
-    batches: int
+    batch_count: int
     seconds_per_item: float = Field(description="Recent time per item on one device; 0 before the first measurement.")
     refused: int = Field(description="Items rejected because the queue was full.")
 
 
 class LagOut(BaseModel):
-    lines: int = Field(description="Changes that this process applies to its index before the next search.")
+    line_count: int = Field(description="Changes that this process applies to its index before the next search.")
     seconds: float = Field(description="Age of the oldest of these changes.")
 
 
@@ -98,10 +98,10 @@ class DiskOut(BaseModel):
 class HeldOut(BaseModel):
     """Counts of a gallery whose retention awaits a confirmation, as of the latest sweep."""
 
-    due_templates: int
-    due_subjects: int
-    templates: int
-    subjects: int
+    due_template_count: int
+    due_subject_count: int
+    template_count: int
+    subject_count: int
 
 
 class RetentionStatusOut(BaseModel):

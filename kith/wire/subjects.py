@@ -47,7 +47,7 @@ class SubjectOut(BaseModel):
     name: str | None
     metadata: dict[str, Any]
     tags: list[str]
-    templates: int
+    template_count: int
     created_at: datetime
     updated_at: datetime
 
@@ -80,7 +80,7 @@ class EnrollOut(BaseModel):
     """One result per photo and per embedding, in request order. Each is enrolled or rejected on its own."""
 
     subject: str
-    enrolled: int
+    enrolled_count: int
     results: list[EnrolledOut]
 
 
@@ -88,5 +88,5 @@ class MergedOut(BaseModel):
     """Result of a merge: the remaining subject, the number of templates it received, and the other's receipt."""
 
     subject: SubjectOut
-    templates: int
+    template_count: int
     receipt: ReceiptOut

@@ -14,9 +14,9 @@ class ImportRefusalOut(BaseModel):
 
 class ImportOut(BaseModel):
     gallery: str
-    items: int = Field(description="Items read.")
-    subjects: int = Field(description="Subjects created.")
-    templates: int = Field(description="Templates stored durably.")
-    present: int = Field(description="Templates that existed already.")
-    refused: int
+    item_count: int = Field(description="Items read.")
+    subject_count: int = Field(description="Subjects created.")
+    template_count: int = Field(description="Templates stored durably.")
+    present_count: int = Field(description="Templates that existed already.")
+    refused_count: int
     refusals: list[ImportRefusalOut] = Field(description="The first thousand.")

@@ -52,7 +52,7 @@ class VerifyIn(RequestModel):
 
 class SideOut(BaseModel):
     face: FaceOut | None = None
-    faces_found: int | None = None
+    face_count: int | None = None
 
 
 class VerifyOut(BaseModel):

@@ -61,7 +61,7 @@ class WebhookTestOut(BaseModel):
 
 
 class WebhookReplayOut(BaseModel):
-    replayed: int = Field(description="Dead deliveries that are pending again.")
+    replayed_count: int = Field(description="Dead deliveries that are pending again.")
 
 
 class DeliveryOut(BaseModel):
@@ -69,7 +69,7 @@ class DeliveryOut(BaseModel):
     type: EventType
     gallery: str
     state: DeliveryState = Field(description="dead: given up; the receiver will not get the event.")
-    attempts: int
+    attempt_count: int
     status: int | None = Field(description="HTTP status of the last attempt; null without a response.")
     error: str | None = Field(description="Problem of the last attempt.")
     at: datetime = Field(description="Time of the event.")

@@ -61,7 +61,7 @@ def _complete(
     return complete
 
 
-complete_galleries = _complete("/v1/galleries", "name", lambda each: f"{each['subjects']} people")
+complete_galleries = _complete("/v1/galleries", "name", lambda each: f"{each['subject_count']} people")
 complete_jobs = _complete("/v1/jobs", "id", lambda each: f"{each['kind']}, {each['state']}")
 complete_subjects = _complete("/v1/galleries/{gallery}/subjects", "id", lambda each: each["name"] or "", searched=True)
 complete_templates = _complete("/v1/galleries/{gallery}/subjects/{subject}/templates", "id", lambda each: each["kind"])

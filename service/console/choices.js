@@ -37,9 +37,9 @@ export function galleryField(known, onChange, { label = "Gallery", chosen } = {}
     Object.defineProperty(element, "value", { get: () => input.value.trim() });
     return element;
   }
-  const told = (one) => `${one.name} (${counted(one.subjects, "person", "people")})`;
+  const told = (one) => `${one.name} (${counted(one.subject_count, "person", "people")})`;
   const select = h("select", {}, known.map((one) => h("option", { value: one.name }, told(one))));
-  select.value = known.some((one) => one.name === wanted) ? wanted : ((known.find((one) => one.subjects > 0) ?? known[0])?.name ?? "");
+  select.value = known.some((one) => one.name === wanted) ? wanted : ((known.find((one) => one.subject_count > 0) ?? known[0])?.name ?? "");
   select.addEventListener("change", () => change(select.value));
   const element = field(label, select);
   Object.defineProperty(element, "value", { get: () => select.value });

@@ -55,7 +55,7 @@ export function riskBriefly(risk) {
 /** What a recognizer misses in a new gallery, and the one that misses fewer. `model`: as in GET /v1/models. */
 export function misses({ display_name: name, misses: [found] }) {
   if (!found) return "";
-  const { subjects, fnir, better } = found;
+  const { subject_count: subjects, fnir, better } = found;
   const other = better ? `; the pack ${better.model} misses ${percent(better.fnir)} (“kith models pull ${better.model}”)` : "";
   return `With ${subjects} people enrolled by one photo each, ${name} misses about ${percent(fnir)} of their other photos${other}.`;
 }
@@ -158,7 +158,7 @@ export function pair(answer, one = "the first photo", other = "the second") {
     case "no_face":
       return {
         title: "No face to compare",
-        text: `There is no face in ${[answer.a, answer.b].map((side, i) => (side.faces_found === 0 ? [one, other][i] : null)).filter(Boolean).join(" and ")}.`,
+        text: `There is no face in ${[answer.a, answer.b].map((side, i) => (side.face_count === 0 ? [one, other][i] : null)).filter(Boolean).join(" and ")}.`,
       };
     case "rejected_quality":
       return { title: "Photo quality too low", text: "The answer would be a guess." };

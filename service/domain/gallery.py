@@ -146,7 +146,7 @@ class Subject:
     tags: list[str]
     created_at: datetime
     updated_at: datetime
-    templates: int = 0
+    template_count: int = 0
 
 
 @dataclass(frozen=True)

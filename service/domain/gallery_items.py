@@ -56,8 +56,8 @@ class GalleryFileHeader:
     gallery: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     embeddings: bool = True
-    subjects: int | None = None
-    templates: int | None = None
+    subject_count: int | None = None
+    template_count: int | None = None
 
     def document(self) -> dict[str, Any]:
         return {"kith": "gallery", "version": FORMAT_VERSION, **vars(self)}
@@ -77,8 +77,8 @@ class GalleryFileHeader:
             raise ImportFileError("the header's recognizer is not a fingerprint")
         if type(header.dimension) is not int or not 0 < header.dimension <= MAX_VECTOR_DIMENSION:
             raise ImportFileError("the header's dimension is not a positive number")
-        if not all(count is None or type(count) is int for count in (header.subjects, header.templates)):
-            raise ImportFileError("the header's subjects and templates are not numbers")
+        if not all(count is None or type(count) is int for count in (header.subject_count, header.template_count)):
+            raise ImportFileError("the header's subject_count and template_count are not numbers")
         if not isinstance(header.settings, dict):
             raise ImportFileError("the header's settings are not an object")
         return header

@@ -69,7 +69,7 @@ class IndexStats:
         reason: why this kind was selected.
         sequence: last applied line of the change log.
         tail: vectors not in a sealed segment yet.
-        tombstones: removed vectors still in memory.
+        tombstone_count: removed vectors still in memory.
         depth: candidates compared exactly; None: all.
         recall: None while every vector is compared.
     """
@@ -77,11 +77,11 @@ class IndexStats:
     engine: str
     kind: str
     reason: str
-    vectors: int
+    vector_count: int
     sequence: int
-    segments: int = 0
+    segment_count: int = 0
     tail: int = 0
-    tombstones: int = 0
+    tombstone_count: int = 0
     memory_bytes: int = 0
     depth: int | None = None
     recall: Recall | None = None

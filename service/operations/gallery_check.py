@@ -195,7 +195,7 @@ def _wrong_answers(gallery: Gallery, taken: Snapshot, follower: Follower) -> int
         return len(probes)
     stats = follower.stats()
     rows = subject_pks if gallery.settings.fusion in VECTOR_FUSIONS else taken.template_pks
-    if stats.engine == "milvus" and stats.vectors != len(rows):
+    if stats.engine == "milvus" and stats.vector_count != len(rows):
         return len(probes)  # deleted rows must be gone too
     exhaustive = stats.kind in EXACT_KINDS
     # An approximate index may miss the most similar template of a subject that it found.

@@ -37,7 +37,7 @@ def target_threshold(
     misses = promised_misses(evidence, calibration, found.score)
     fnir, fnir_low, fnir_high = (None,) * 3 if misses is None else (round(v, 4) for v in vars(misses).values())
     return ThresholdOut(
-        subjects=subjects,
+        subject_count=subjects,
         threshold=round(found.score, 4),
         low=round(found.low, 4),
         high=round(found.high, 4),
@@ -64,7 +64,7 @@ def expected_misses(fpir: float, pack: Calibration, measured: Mapping[str, Calib
     better = None
     if best is not None and others[best] < own:
         better = BetterPackOut(model=best, fnir=round(others[best], 4))
-    return MissesOut(fpir=fpir, subjects=EXAMPLE_SUBJECTS, fnir=round(own, 4), better=better)
+    return MissesOut(fpir=fpir, subject_count=EXAMPLE_SUBJECTS, fnir=round(own, 4), better=better)
 
 
 def fpir_curve(subjects: int, curve: FmrCurve) -> list[PointOut]:
@@ -91,7 +91,7 @@ def check_maxima(evidence: ImpostorEvidence, curve: FmrCurve) -> HoldoutCheckOut
     threshold = curve.threshold_at_fmr(fmr_for_fpir(CHECKED_FPIR, others)).score
     observed = round(float(np.interp(threshold, EDGES, count_at_or_above((evidence.adjusted or evidence.raw).best))))
     probes, expected = evidence.probes, CHECKED_FPIR * evidence.probes
-    return HoldoutCheckOut(fpir=CHECKED_FPIR, probes=probes, expected=expected, observed=observed)
+    return HoldoutCheckOut(fpir=CHECKED_FPIR, probe_count=probes, expected=expected, observed=observed)
 
 
 def thresholds_of_probes(

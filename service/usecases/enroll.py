@@ -193,7 +193,9 @@ class _Enrollment:
 
         def encode(describe_error: Callable[[KithError], Document]) -> str:
             documents = [r | {"error": describe_error(r["error"])} if "error" in r else r for r in results]
-            return encode_json({"subject": self.subject, "enrolled": len(templates), "results": documents}).decode()
+            return encode_json(
+                {"subject": self.subject, "enrolled_count": len(templates), "results": documents}
+            ).decode()
 
         if not templates:
             return Enrolled(encode(problem_document), False)

@@ -56,7 +56,7 @@ def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> Gal
     return GalleryRiskOut(
         gallery=gallery.name,
         fusion=gallery.settings.fusion,
-        subjects=subjects,
+        subject_count=subjects,
         risk={target.kind: target.value},
         threshold=round(own.accept, 4),
         review_threshold=round(own.review, 4),
@@ -64,10 +64,10 @@ def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> Gal
         evidence=EvidenceOut(
             source=model.source,
             gallery_share=round(risk.gallery_share, 4) if risk else 0.0,
-            pairs=stored.evidence.pairs if stored else 0,
-            probes=stored.evidence.probes if stored else 0,
-            duplicate_pairs=round(risk.duplicate_pairs, 1) if risk else 0.0,
-            pack_pairs=calibration.impostor_pairs if calibration else 0,
+            pair_count=stored.evidence.pairs if stored else 0,
+            probe_count=stored.evidence.probes if stored else 0,
+            duplicate_pair_count=round(risk.duplicate_pairs, 1) if risk else 0.0,
+            pack_pair_count=calibration.impostor_pairs if calibration else 0,
             fmr_over_pack=None if ratio is None else float(f"{ratio.value:.3g}"),
             derived_at=stored.derived_at if stored else None,
             up_to_date=stored is not None and not risks.is_stale(gallery, stored),

@@ -204,11 +204,11 @@ async def _process_side(backend: Backend, side: SideIn, verification: Verificati
     detail = verification.body.detail or backend.settings.expected_face_detail
     photo = await backend.faces.photos.embed(payload, verification.served, detail=detail)
     if not photo.faces:
-        return _SideResult(None, {"faces_found": 0}, ["no_face"])
+        return _SideResult(None, {"face_count": 0}, ["no_face"])
     face = photo.largest()
     assert face.vector is not None  # noqa: S101 - embed sets the vector of every face
     quality_gate = verification.quality_gate
-    document = {"face": face_document(face, quality_gate, threshold), "faces_found": len(photo.faces)}
+    document = {"face": face_document(face, quality_gate, threshold), "face_count": len(photo.faces)}
     liveness: LivenessVerdict | None = None
     if threshold is not None:
         liveness = "not_judged" if face.liveness is None else face.liveness.verdict(threshold)

@@ -106,7 +106,14 @@ def test_the_button_keeps_the_focus_while_a_recognizer_is_made_ready(visit: Open
 
     def generation(name: str, known: int) -> dict[str, Any]:
         waiting = {"waiting_with_crop": 0, "waiting_without_crop": 0, "threshold": None}
-        return {"model": name, "recognizer": name * 8, "served": True, "templates": 9, "embedded": known, **waiting}
+        return {
+            "model": name,
+            "recognizer": name * 8,
+            "served": True,
+            "template_count": 9,
+            "embedded": known,
+            **waiting,
+        }
 
     def state(_: Route) -> Any:
         generations = {"current": generation("old", 9), "other": generation("new", embedded[0])}
@@ -144,7 +151,7 @@ def some_people(route: Route) -> Any:
     if "q" in query:
         query["limit"] = "1"
     first, last = int(query.get("cursor", 0)), min(3000, int(query.get("cursor", 0)) + int(query["limit"]))
-    one: dict[str, Any] = {"name": None, "tags": [], "templates": 1, "created_at": "2026-01-01T00:00:00Z"}
+    one: dict[str, Any] = {"name": None, "tags": [], "template_count": 1, "created_at": "2026-01-01T00:00:00Z"}
     found = [{"id": f"p{i}", **one} for i in range(first, last)]
     return {"data": found, "next": str(last) if last < 3000 else None}
 

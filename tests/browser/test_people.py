@@ -622,7 +622,7 @@ def test_nobody_who_is_there_is_written_over_by_who_may_not_see_them(
         name_somebody(page, "Ada")
         expect(page.get_by_role("alert").filter(has_text="The id “ada” is taken")).to_be_visible()
         ada = kith.subject("family", "ada")
-        assert (ada.name, ada.tags, ada.metadata, ada.templates) == ("Ada Lovelace", ["vip"], {"room": 12}, 0)
+        assert (ada.name, ada.tags, ada.metadata, ada.template_count) == ("Ada Lovelace", ["vip"], {"room": 12}, 0)
 
         page.get_by_label("Id", exact=True).fill("ada-king")
         page.get_by_role("button", name="Enroll", exact=True).click()

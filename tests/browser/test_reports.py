@@ -27,7 +27,7 @@ def kith(service: str) -> Iterator[Kith]:
 
 
 def held(kith: Kith) -> dict[str, int]:
-    return {one.id: one.templates for one in kith.subjects("family")}
+    return {one.id: one.template_count for one in kith.subjects("family")}
 
 
 def accepted(page: Page) -> int:

@@ -94,12 +94,12 @@ test("each outcome of the API has a label, an icon and a sentence", () => {
   }
   for (const outcome of ["same", "uncertain", "different", "no_face", "rejected_quality", "rejected_liveness"]) {
     assert.ok(words.OUTCOMES[outcome].label);
-    assert.ok(words.pair({ outcome, a: {}, b: { faces_found: 0 } }).text);
+    assert.ok(words.pair({ outcome, a: {}, b: { face_count: 0 } }).text);
   }
 });
 
 test("a comparison is described in words", () => {
-  const sides = { a: { faces_found: 1 }, b: { faces_found: 0 } };
+  const sides = { a: { face_count: 1 }, b: { face_count: 0 } };
   const same = words.pair({ outcome: "same", false_match_probability: 0.0001, ...sides });
   assert.deepEqual(same, { title: "The same person", text: "Two different people are this similar about once in 10,000 pairs." });
   assert.match(words.pair({ outcome: "no_face", ...sides }).text, /no face in the second\./);
@@ -112,7 +112,7 @@ test("a risk has a long and a short description", () => {
 });
 
 test("the misses of a recognizer name the pack that misses fewer", () => {
-  const found = { fpir: 0.01, subjects: 100, fnir: 0.0913, better: { model: "other", fnir: 0.032 } };
+  const found = { fpir: 0.01, subject_count: 100, fnir: 0.0913, better: { model: "other", fnir: 0.032 } };
   assert.equal(
     words.misses({ display_name: "Kith compact", misses: [found] }),
     "With 100 people enrolled by one photo each, Kith compact misses about 9.1% of their other photos; the pack other misses 3.2% (“kith models pull other”).",

@@ -128,7 +128,7 @@ class Writer(threading.Thread):
                 return
             vector = self._rng.normal(size=self._dimension).astype(np.float32)
             done = self._kith.enroll("g", f"p{number}", embeddings=[vector], allow_duplicate=True)
-            assert done.enrolled == 1
+            assert done.enrolled_count == 1
             self.acknowledged[f"p{number}"] = vector
 
 

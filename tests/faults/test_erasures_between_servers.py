@@ -40,8 +40,8 @@ def test_an_erasure_reaches_every_server_job_and_export(
         here, there = (server.client(attempts=4) for server in servers)
         here.create_gallery("g", fusion="max", keep_crops=True)
         here.put_subject("g", "eileen", "Eileen Collins", {"born": 1956}, ["commander"])
-        assert here.enroll("g", "eileen", photo).enrolled == 1
-        assert here.enroll("g", "tom", other).enrolled == 1
+        assert here.enroll("g", "eileen", photo).enrolled_count == 1
+        assert here.enroll("g", "tom", other).enrolled_count == 1
         risk: Risk = {"threshold": 0.5}
         for kith in (here, there):
             (face,) = kith.identify("g", photo, risk=risk).results
@@ -75,7 +75,7 @@ def test_an_erasure_reaches_every_server_job_and_export(
                 kith.delete_subject("g", "eileen")
             assert again.value.problem["receipt"]["id"] == receipt.id
         # A later enrollment is a new decision by the operator.
-        assert there.enroll("g", "eileen", photo).enrolled == 1
+        assert there.enroll("g", "eileen", photo).enrolled_count == 1
         (face,) = here.identify("g", photo, risk=risk).results
         assert face.subject == "eileen"
         for kith in (here, there):

@@ -81,7 +81,7 @@ def test_a_full_disk(small_disk: Path) -> None:
         assert server.readiness() == 200  # searches work
         for subject in [*enrolled][:10]:  # erasure works without free space
             deleted = kith.delete_subject("g", subject)
-            assert deleted.subjects == 1
+            assert deleted.subject_count == 1
             del enrolled[subject]
         _wait_for(small_disk / "kith.db-reserve", RESERVE_BYTES)  # recreated
         _look(kith, enrolled)
@@ -104,12 +104,12 @@ def _wait_for(file: Path, size: int) -> None:
 
 def _enroll(kith: Kith, subject: str, vectors: np.ndarray) -> None:
     answer = kith.enroll("g", subject, embeddings=list(vectors), allow_duplicate=True, allow_inconsistent=True)
-    assert answer.enrolled == len(vectors)
+    assert answer.enrolled_count == len(vectors)
 
 
 def _look(kith: Kith, enrolled: dict[str, np.ndarray]) -> None:
     """Check that listing and searching return exactly these subjects."""
-    assert {s.id: s.templates for s in kith.subjects("g")} == {s: len(v) for s, v in enrolled.items()}
+    assert {s.id: s.template_count for s in kith.subjects("g")} == {s: len(v) for s, v in enrolled.items()}
     for subject, vectors in enrolled.items():
         (result,) = kith.identify("g", embeddings=[vectors[0]], risk={"threshold": 0.99}).results
         assert result.subject == subject

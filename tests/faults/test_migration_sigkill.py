@@ -174,7 +174,7 @@ def test_killed_at_every_step_nothing_is_lost(
         with server.client() as kith:
             kith.migrate("g", "projected")
         told = settled(server)
-        assert told.other is not None and told.other.embedded == told.other.templates == len(people)
+        assert told.other is not None and told.other.embedded == told.other.template_count == len(people)
         check_sound(url, store, people, theirs)
 
         # At each transition: the state is before or after, never between.

@@ -129,7 +129,7 @@ def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode
         assert unforeseen == []
         assert repeated, "nothing was interrupted: the restarts prove nothing"
         with server.client() as kith:
-            stored = {s.id: s.templates for s in kith.subjects("g")}
+            stored = {s.id: s.template_count for s in kith.subjects("g")}
             # A repeated request is stored once, whether its first commit or only the answer was lost.
             assert stored == dict.fromkeys(acknowledged, 1)
             for subject, template in acknowledged.items():

@@ -170,13 +170,13 @@ def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl,
             server.launch()
             server.wait_until_ready()
             with tally.judging(), server.client() as kith:
-                stored = {s.id: s.templates for s in kith.subjects("g")}
+                stored = {s.id: s.template_count for s in kith.subjects("g")}
                 of_this_kill = [subject for subject in acknowledged if subject.startswith(f"k{kill}-")]
                 for subject in of_this_kill:
                     assert [t.id for t in kith.templates("g", subject)] == acknowledged[subject]
                 assert set(acknowledged) <= set(stored) <= set(sent)
                 assert set(stored.values()) == {per_request}
-                assert kith.gallery("g").templates == sum(stored.values())
+                assert kith.gallery("g").template_count == sum(stored.values())
                 for first in range(0, len(of_this_kill), 50):
                     batch = of_this_kill[first : first + 50]
                     probes = [sent[subject][0] for subject in batch]

@@ -109,21 +109,21 @@ def test_a_clock_400_days_ahead_erases_no_subject(offset: Path) -> None:
             set_clock(offset, 400)
             wait_until(lambda: paused(kith))
             assert "kith_retention_paused 1.0" in metrics(server)
-            assert kith.gallery("staff").subjects == 11
+            assert kith.gallery("staff").subject_count == 11
         server.kill()
         server = start(offset)  # it knows the wrong time only
         with server.client() as kith:
             wait_until(lambda: held(kith))
             assert 'kith_retention_held{gallery="staff"} 1.0' in metrics(server)
             assert kith.retention("staff").held
-            assert kith.gallery("staff").subjects == 11
+            assert kith.gallery("staff").subject_count == 11
         server.kill()
         set_clock(offset, 0)
         server = start(offset)
         with server.client() as kith:
             wait_until(lambda: not held(kith))  # it sweeps although the killed process's lease ends in 400 days
             assert not paused(kith)
-            assert kith.gallery("staff").subjects == 11
+            assert kith.gallery("staff").subject_count == 11
     finally:
         server.terminate(60)
     database = open_database(f"sqlite:///{offset.with_name('data') / 'kith.db'}")

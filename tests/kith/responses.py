@@ -13,7 +13,7 @@ LIMITED = Answer(429, b'{"code": "rate_limited"}', {"Retry-After": "1"})
 BROKEN = Answer(breaks=True)
 LOST = Answer(504, b'{"code": "node_lost"}')
 OK = Answer()
-ENROLLED = Answer(201, b'{"subject": "ada", "enrolled": 0, "results": []}')
+ENROLLED = Answer(201, b'{"subject": "ada", "enrolled_count": 0, "results": []}')
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:

@@ -31,7 +31,7 @@ def test_enroll_identify_export_and_import(
             file.write_bytes(b"".join([piece async for piece in kith.export_gallery("awaited")]))
             sent: list[int] = []
             taken = await kith.import_gallery("copy", file, create=True, progress=sent.append)
-            assert (taken.templates, sum(sent)) == (2, file.stat().st_size)
+            assert (taken.template_count, sum(sent)) == (2, file.stat().st_size)
             assert {"awaited", "copy"} <= await kith.gallery_names()
             with pytest.raises(KithClientError, match="gallery_not_found"):
                 await kith.gallery("nothing")

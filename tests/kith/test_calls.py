@@ -178,5 +178,5 @@ def test_neither_client_sends_such_an_id(value: str) -> None:
 def test_unusual_ids_are_one_path_segment(kith: Kith, gallery: str, subject: str) -> None:
     kith.put_subject(gallery, "other")
     assert kith.put_subject(gallery, subject).id == subject
-    assert kith.delete_subject(gallery, subject).subjects == 1
+    assert kith.delete_subject(gallery, subject).subject_count == 1
     assert [left.id for left in kith.subjects(gallery)] == ["other"]

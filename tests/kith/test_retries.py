@@ -181,7 +181,7 @@ def test_an_enrollment_survives_a_server_crash_and_happens_once(tmp_path: Path, 
         thread.join(90)
         assert [len(answer.results) for answer in done] == [1] * 4
         with server.client(attempts=4) as kith:
-            assert {subject.id: subject.templates for subject in kith.subjects("g")} == {
+            assert {subject.id: subject.template_count for subject in kith.subjects("g")} == {
                 f"ada-{n}": 1 for n in range(4)
             }
     finally:

@@ -42,7 +42,7 @@ async def list_faces(
         )
         total = gallery.templates
         if subject:
-            total = (await backend.run(backend.galleries.store.subjects.get, gallery, subject)).templates
+            total = (await backend.run(backend.galleries.store.subjects.get, gallery, subject)).template_count
     return {
         "faces": [example(template) for template in found],
         "page_number": page,

@@ -58,5 +58,8 @@ def to_receipt_out(receipt: Receipt) -> ReceiptOut:
 
 def to_deleted_out(receipt: Receipt) -> DeletedOut:
     """Convert the receipt of a deletion."""
-    counts = {kind: receipt.removed.get(kind, 0) for kind in ("subjects", "templates")}
-    return DeletedOut(**counts, receipt=to_receipt_out(receipt))
+    return DeletedOut(
+        subject_count=receipt.removed.get("subjects", 0),
+        template_count=receipt.removed.get("templates", 0),
+        receipt=to_receipt_out(receipt),
+    )

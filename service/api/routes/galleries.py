@@ -79,7 +79,9 @@ async def get_statistics(gallery: GalleryPath, backend: BackendDep, caller: Call
     index = IndexOut(**asdict(stats))
     if caller.rights.galleries is not None:
         index.sequence = None
-    return GalleryStatsOut(gallery=found.name, subjects=found.subjects, templates=found.templates, index=index)
+    return GalleryStatsOut(
+        gallery=found.name, subject_count=found.subjects, template_count=found.templates, index=index
+    )
 
 
 @routes.add("GET", "/{gallery}/retention", READ)
@@ -91,24 +93,24 @@ async def get_retention(gallery: GalleryPath, backend: BackendDep) -> RetentionO
         gallery=found.name,
         retention_days=found.settings.retention_days,
         now=now,
-        due_templates=due.templates,
-        due_subjects=due.subjects,
-        templates=due.of_templates,
-        subjects=due.of_subjects,
+        due_template_count=due.templates,
+        due_subject_count=due.subjects,
+        template_count=due.of_templates,
+        subject_count=due.of_subjects,
         held=backend.galleries.retention.needs_confirmation(due),
     )
 
 
-@routes.add("POST", "/{gallery}/retention", ADMIN, example={"templates": 12, "subjects": 3})
+@routes.add("POST", "/{gallery}/retention", ADMIN, example={"template_count": 12, "subject_count": 3})
 async def apply_retention(gallery: GalleryPath, body: RetentionIn, backend: BackendDep) -> RetentionAppliedOut:
     """Erase expired templates and subjects once, if there are no more than the request confirms."""
     now = datetime.now(UTC)
     swept = await backend.run_on_gallery(
-        gallery, backend.galleries.retention.erase_due, now, body.templates, body.subjects
+        gallery, backend.galleries.retention.erase_due, now, body.template_count, body.subject_count
     )
     for changed in swept.galleries:
         backend.galleries.risks.derive_later(changed)
-    return RetentionAppliedOut(templates=swept.templates, subjects=swept.subjects)
+    return RetentionAppliedOut(template_count=swept.templates, subject_count=swept.subjects)
 
 
 @routes.add("PATCH", "/{gallery}", ADMIN, example={"risk": {"fpir": 0.0001}})
@@ -159,8 +161,8 @@ def to_gallery_out(gallery: Gallery) -> GalleryOut:
         dimension=gallery.dimension,
         risk={settings.risk.kind: settings.risk.value},
         quality_gate=QualityGateOut(**vars(settings.quality_gate)),
-        subjects=gallery.subjects,
-        templates=gallery.templates,
+        subject_count=gallery.subjects,
+        template_count=gallery.templates,
         created_at=gallery.created_at,
         **{name: value for name, value in vars(settings).items() if name not in ("risk", "quality_gate")},
     )

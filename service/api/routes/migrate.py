@@ -97,7 +97,7 @@ def _generation(backend: Backend, gallery: Gallery, generation: Generation) -> G
         model=generation.model if served is None else served.pack.model_id,
         served=served is not None,
         dimension=generation.dimension,
-        templates=covered.templates,
+        template_count=covered.templates,
         embedded=covered.embedded,
         by_crop=counts.get("by_crop", 0),
         by_sight=counts.get("by_sight", 0),

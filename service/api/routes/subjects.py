@@ -162,7 +162,7 @@ async def merge_subject(
     """
     done = await backend.run_on_gallery(snapshot, backend.galleries.store.subjects.merge, subject, body.into)
     backend.galleries.risks.derive_later(await backend.find_gallery(snapshot.name))
-    return MergedOut(subject=_subject(done.into), templates=done.templates, receipt=to_receipt_out(done.receipt))
+    return MergedOut(subject=_subject(done.into), template_count=done.templates, receipt=to_receipt_out(done.receipt))
 
 
 @routes.add("GET", "/{subject}/templates", READ)

@@ -86,7 +86,7 @@ async def get_status(backend: BackendDep) -> StatusOut:
         drift=drifts,
         index_lag=None
         if sample is None or sample.lags is None
-        else {name: LagOut(lines=lag.lines, seconds=lag.seconds) for name, lag in sample.lags.items()},
+        else {name: LagOut(line_count=lag.lines, seconds=lag.seconds) for name, lag in sample.lags.items()},
         disk=None
         if sample is None or sample.disk is None
         else DiskOut(free_bytes=sample.disk[0], size_bytes=sample.disk[1]),
@@ -169,7 +169,7 @@ def _queue(batcher: Batcher[object, object]) -> QueueOut:
         network=batcher.name,
         waiting=batcher.queue.foreground_count,
         background=batcher.queue.background_count,
-        batches=batcher.metrics.batches,
+        batch_count=batcher.metrics.batches,
         seconds_per_item=batcher.seconds_per_item,
         refused=batcher.metrics.refused,
     )
@@ -180,10 +180,10 @@ def _retention(sample: ServiceState) -> RetentionStatusOut:
     if sample.held is not None:
         held = {
             name: HeldOut(
-                due_templates=due.templates,
-                due_subjects=due.subjects,
-                templates=due.of_templates,
-                subjects=due.of_subjects,
+                due_template_count=due.templates,
+                due_subject_count=due.subjects,
+                template_count=due.of_templates,
+                subject_count=due.of_subjects,
             )
             for name, due in sample.held.items()
         }

@@ -283,10 +283,10 @@ def _settings_document(gallery: Gallery) -> dict[str, Any]:
 def _out(gallery: str, report: ImportReport) -> ImportOut:
     return ImportOut(
         gallery=gallery,
-        items=report.items,
-        subjects=report.subjects,
-        templates=report.templates,
-        present=report.present,
-        refused=report.refused,
+        item_count=report.items,
+        subject_count=report.subjects,
+        template_count=report.templates,
+        present_count=report.present,
+        refused_count=report.refused,
         refusals=[ImportRefusalOut(item=r.number, error=to_problem(r.error)) for r in report.refusals],
     )

@@ -79,7 +79,7 @@ async def test_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookTest
 async def replay_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookReplayOut:
     """Send the dead deliveries of a webhook again, with the same ids, after what was delivered since."""
     found = await backend.run(backend.operations.webhooks.store.get, webhook)
-    return WebhookReplayOut(replayed=await backend.run(backend.operations.webhooks.deliveries.replay, found))
+    return WebhookReplayOut(replayed_count=await backend.run(backend.operations.webhooks.deliveries.replay, found))
 
 
 @routes.add("GET", "/{webhook}/deliveries", ADMIN_ALL)
@@ -115,4 +115,5 @@ def _webhook(webhook: Webhook) -> WebhookOut:
 
 
 def _delivery(delivery: Delivery) -> DeliveryOut:
-    return DeliveryOut.model_validate(vars(delivery) | ({} if delivery.state == "pending" else {"next_at": None}))
+    ended = {} if delivery.state == "pending" else {"next_at": None}
+    return DeliveryOut.model_validate(vars(delivery) | {"attempt_count": delivery.attempts} | ended)

@@ -265,7 +265,7 @@ def _without_photo(kith: Kith, gallery: str, people: Mapping[str, bool]) -> list
     missing = []
     for person in sorted(person for person, enrolled in people.items() if not enrolled):
         try:
-            if kith.subject(gallery, person).templates == 0:
+            if kith.subject(gallery, person).template_count == 0:
                 missing.append(person)
         except KithClientError as error:
             if error.code != "subject_not_found":

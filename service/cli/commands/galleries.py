@@ -69,7 +69,7 @@ def list_galleries(server: ServerOptions) -> None:
     server.answer_list(
         galleries,
         ("Gallery", "Subjects", "Templates", "Risk"),
-        lambda gallery: (gallery.name, gallery.subjects, gallery.templates, format_risk(gallery.risk)),
+        lambda gallery: (gallery.name, gallery.subject_count, gallery.template_count, format_risk(gallery.risk)),
         "No galleries. Create one with 'kith gallery create NAME' or 'kith enroll FOLDER --gallery NAME'.",
     )
 
@@ -123,16 +123,17 @@ def retention(
     with connect(server) as kith:
         found = kith.retention(name)
         summary = (
-            f"{found.due_templates} of {found.templates} templates and {found.due_subjects} of {found.subjects} "
-            f"subjects of {name} are past their age; the server's clock says {found.now:%Y-%m-%d %H:%M} UTC"
+            f"{found.due_template_count} of {found.template_count} templates and {found.due_subject_count} of "
+            f"{found.subject_count} subjects of {name} are past their age; the server's clock says "
+            f"{found.now:%Y-%m-%d %H:%M} UTC"
         )
         if not erase:
             needed = "they are kept until you confirm with --erase" if found.held else "no confirmation is needed"
             server.answer(found, f"{summary}; {needed}")
             return
         require_confirmation(f"{summary}. Erase them for good?", yes)
-        done = kith.apply_retention(name, found.due_templates, found.due_subjects)
-    server.answer(done, f"Erased {done.templates} templates and {done.subjects} subjects")
+        done = kith.apply_retention(name, found.due_template_count, found.due_subject_count)
+    server.answer(done, f"Erased {done.template_count} templates and {done.subject_count} subjects")
 
 
 @app.command()
@@ -232,7 +233,7 @@ def export_gallery(
     with connect(server) as kith:
         gallery = kith.gallery(name)
         # The number of lines gives the progress; a Parquet file has no lines.
-        lines = 1 + gallery.templates if kind == "ndjson" else None
+        lines = 1 + gallery.template_count if kind == "ndjson" else None
         with (
             atomic_write(file) as plain,
             progress_bar(DownloadColumn(), TransferSpeedColumn(), transient=True) as progress,
@@ -246,7 +247,12 @@ def export_gallery(
                     total = None if lines is None or not seen else max(received, received * lines // seen)
                     progress.update(task, completed=received, total=total)
     size = file.stat().st_size
-    document = {"file": str(file), "bytes": size, "subjects": gallery.subjects, "templates": gallery.templates}
+    document = {
+        "file": str(file),
+        "bytes": size,
+        "subject_count": gallery.subject_count,
+        "template_count": gallery.template_count,
+    }
     server.answer(document, f"Wrote {file}, {size:,} bytes")
 
 
@@ -272,12 +278,12 @@ def import_gallery(
         advance = partial(progress.advance, task)
         report = kith.import_gallery(name, file, create=create, recognizer=recognizer, progress=advance)
     lines = [
-        f"Imported {report.templates} templates of {report.subjects} new subjects; {report.present} already "
-        f"present, {report.refused} refused",
+        f"Imported {report.template_count} templates of {report.subject_count} new subjects; "
+        f"{report.present_count} already present, {report.refused_count} refused",
         *(f"  item {refusal.item}: {refusal.error.code}: {refusal.error.detail}" for refusal in report.refusals),
         *remedy_lines(refusal.error.model_dump() for refusal in report.refusals),
     ]
-    server.answer(report, "\n".join(lines), ok=not report.refused)
+    server.answer(report, "\n".join(lines), ok=not report.refused_count)
 
 
 @app.command()
@@ -286,7 +292,7 @@ def delete(name: GalleryArgument, server: ServerOptions, yes: Yes = False) -> No
     require_confirmation(f"Delete gallery {name!r} and all its subjects?", yes)
     with connect(server) as kith:
         deleted = kith.delete_gallery(name)
-    text = f"Deleted {deleted.subjects} subjects, {deleted.templates} templates; receipt {deleted.receipt.id}"
+    text = f"Deleted {deleted.subject_count} subjects, {deleted.template_count} templates; receipt {deleted.receipt.id}"
     server.answer(deleted, text)
 
 
@@ -300,11 +306,11 @@ def _transfer_format(file: Path) -> Literal["ndjson", "parquet"]:
 
 def _stats_table(gallery: GalleryOut, statistics: GalleryStatsOut) -> Table:
     index, drift = statistics.index, gallery.drift
-    size = f"{index.vectors:,} vectors, {index.memory_bytes / 1e6:.1f} MB"
+    size = f"{index.vector_count:,} vectors, {index.memory_bytes / 1e6:.1f} MB"
     return make_table(
         rows=(
             ("Gallery", gallery.name),
-            ("Enrolled", f"{gallery.subjects:,} subjects, {gallery.templates:,} templates"),
+            ("Enrolled", f"{gallery.subject_count:,} subjects, {gallery.template_count:,} templates"),
             ("Risk", format_risk(gallery.risk)),
             ("Fusion", gallery.fusion),
             ("Retention", "unlimited" if gallery.retention_days is None else f"{gallery.retention_days} days"),
@@ -406,7 +412,7 @@ def _generation_cells(role: str, generation: GenerationOut) -> tuple[object, ...
     return (
         role,
         (generation.model or generation.recognizer[:12]) + ("" if generation.served else " (not served)"),
-        f"{generation.embedded} of {generation.templates}",
+        f"{generation.embedded} of {generation.template_count}",
         generation.waiting_with_crop,
         generation.waiting_without_crop,
         "unknown" if known is None else f"{known.threshold:.4f}",

@@ -67,7 +67,7 @@ def risk_text(report: GalleryRiskOut, columns: int) -> str:
     plotext.plot_size(min(columns, MAX_CHART_COLUMNS), CHART_ROWS)
     plotext.yscale("log")
     plotext.plot([point.similarity for point in report.curve], [point.fpir for point in report.curve])
-    plotext.title(CHART_TITLE.format(subjects=report.subjects))
+    plotext.title(CHART_TITLE.format(subjects=report.subject_count))
     return str(plotext.uncolorize(plotext.build()))  # pipes would keep the color codes
 
 
@@ -80,12 +80,12 @@ def risk_png(report: GalleryRiskOut) -> bytes:
     similarities = [point.similarity for point in report.curve]
     lows, highs = [point.low for point in report.curve], [point.high for point in report.curve]
     axes.fill_between(similarities, lows, highs, alpha=0.2, label="95 % interval")
-    axes.plot(similarities, [point.fpir for point in report.curve], label=f"{report.subjects} subjects")
+    axes.plot(similarities, [point.fpir for point in report.curve], label=f"{report.subject_count} subjects")
     known = [(target.today.threshold, target.fpir) for target in report.targets if target.today.threshold <= 1]
     axes.plot([t for t, _ in known], [fpir for _, fpir in known], "o", label="targets")
     if report.threshold <= 1:
         axes.axvline(report.threshold, linestyle="--", color="gray", label="this gallery's threshold")
-    axes.set(yscale="log", xlabel="similarity", ylabel="FPIR", title=CHART_TITLE.format(subjects=report.subjects))
+    axes.set(yscale="log", xlabel="similarity", ylabel="FPIR", title=CHART_TITLE.format(subjects=report.subject_count))
     axes.grid(alpha=0.3)
     axes.legend()
     stream = io.BytesIO()
@@ -108,7 +108,7 @@ def misses_text(kith: Kith, risk: dict[str, float]) -> str:
     better = misses.better
     other = "" if better is None else f"; {better.model} misses {better.fnir:.0%} ('kith models pull {better.model}')"
     return (
-        f" With {misses.subjects} people enrolled by one photo each and an FPIR of {misses.fpir:g}, {model.model} "
+        f" With {misses.subject_count} people enrolled by one photo each and an FPIR of {misses.fpir:g}, {model.model} "
         f"misses about {misses.fnir:.0%} of their other photos{other}."
     )
 
@@ -118,20 +118,20 @@ def _print_risk(report: GalleryRiskOut) -> None:
 
     evidence = report.evidence
     print_line(
-        f"{report.subjects} subjects, fusion {report.fusion}; {format_risk(report.risk)}: threshold "
+        f"{report.subject_count} subjects, fusion {report.fusion}; {format_risk(report.risk)}: threshold "
         f"{_format_threshold(report.threshold)}"
     )
-    grown = f"At {report.subjects * GROWTH_FACTOR:,} subjects"
+    grown = f"At {report.subject_count * GROWTH_FACTOR:,} subjects"
     headers = ("FPIR", "Threshold", "95 % interval", "FNIR", grown)
     print_table(make_table(*headers, rows=map(_target_cells, report.targets)))
     print_line(
-        f"Evidence: {evidence.source}: {evidence.pairs:,} pairs of this gallery ({evidence.gallery_share:.0%}), "
-        f"{evidence.pack_pairs:,} pairs of the pack; {evidence.duplicate_pairs:g} likely duplicates excluded"
+        f"Evidence: {evidence.source}: {evidence.pair_count:,} pairs of this gallery ({evidence.gallery_share:.0%}), "
+        f"{evidence.pack_pair_count:,} pairs of the pack; {evidence.duplicate_pair_count:g} likely duplicates excluded"
     )
     if (check := report.check) is not None:
         print_line(
-            f"Cross-check: {check.observed} of {check.probes} subjects, left out and searched for, reach the threshold "
-            f"of FPIR {check.fpir:.0%}; expected {check.expected:.1f}"
+            f"Cross-check: {check.observed} of {check.probe_count} subjects, left out and searched for, reach the "
+            f"threshold of FPIR {check.fpir:.0%}; expected {check.expected:.1f}"
         )
     if (move := report.last_move) is not None and move.after is not None:
         before = "" if move.before is None else f"from {_format_threshold(move.before)} "

@@ -60,7 +60,7 @@ def list_subjects(
     server.answer_list(
         subjects,
         ("Subject", "Name", "Tags", "Templates", "Created (UTC)"),
-        lambda found: (found.id, found.name, found.tags, found.templates, found.created_at),
+        lambda found: (found.id, found.name, found.tags, found.template_count, found.created_at),
         nobody,
     )
 
@@ -225,8 +225,8 @@ def merge(
         merged = kith.merge_subject(gallery, subject, into)
     server.answer(
         merged,
-        f"Merged {subject} into {into}: {merged.templates} templates moved, {merged.subject.templates} in total; "
-        f"receipt {merged.receipt.id}",
+        f"Merged {subject} into {into}: {merged.template_count} templates moved, {merged.subject.template_count} in "
+        f"total; receipt {merged.receipt.id}",
     )
 
 
@@ -258,7 +258,7 @@ def move(
     """Move a template to another subject."""
     with connect(server) as kith:
         moved = kith.move_template(gallery, subject, template, to)
-        count = len(moved.data) if moved.next is None else kith.subject(gallery, to).templates
+        count = len(moved.data) if moved.next is None else kith.subject(gallery, to).template_count
     server.answer(moved, f"Moved template {template} to {to}, who now has {count}")
 
 
@@ -297,7 +297,7 @@ def _subject_table(subject: SubjectOut) -> Table:
         ("Name", subject.name),
         ("Tags", subject.tags),
         ("Metadata", json.dumps(subject.metadata, ensure_ascii=False) if subject.metadata else None),
-        ("Templates", subject.templates),
+        ("Templates", subject.template_count),
     )
     return make_table(rows=rows)
 

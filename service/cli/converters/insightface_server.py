@@ -99,7 +99,9 @@ def lines(database: Path, collection: InsightFaceCollection, recognizer: str, id
     Raises:
         ForeignFileError: a row cannot be read.
     """
-    header = GalleryFileHeader(recognizer, collection.dimension, subjects=collection.people, templates=collection.faces)
+    header = GalleryFileHeader(
+        recognizer, collection.dimension, subject_count=collection.people, template_count=collection.faces
+    )
     yield header_line(header)
     with _open(database) as connection:
         rows = connection.execute(

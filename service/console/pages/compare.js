@@ -145,7 +145,7 @@ function side(name, known, signal, onChange) {
     fill(
       place,
       picture,
-      seen?.faces_found > 1 && h("p", { class: "hint" }, `Kith compared the largest of ${seen.faces_found} faces.`),
+      seen?.face_count > 1 && h("p", { class: "hint" }, `Kith compared the largest of ${seen.face_count} faces.`),
       h("div", { class: "actions" }, button("Another photo", () => ((photo = null), show(), onChange()), { icon: "close", kind: "quiet" })),
     );
   }

@@ -56,7 +56,7 @@ const nothing = (make) =>
   );
 
 /** The number of people and photos, which the page renews. */
-const counts = ({ subjects, templates }) => [h("strong", {}, counted(subjects, "person", "people")), `, ${counted(templates, "photo")}`];
+const counts = ({ subject_count: subjects, template_count: templates }) => [h("strong", {}, counted(subjects, "person", "people")), `, ${counted(templates, "photo")}`];
 
 function card(gallery) {
   const at = `#/galleries/${encodeURIComponent(gallery.name)}`;

@@ -26,7 +26,7 @@ export function render({ gallery, tag }, signal) {
     ),
     loading(async () => {
       const found = await call("GET", galleryPath(gallery), { signal });
-      return [renewed(found, signal), await heldNotice(found, signal), found.subjects === 0 ? noPeople(enroll) : people(gallery, found, tag, signal)];
+      return [renewed(found, signal), await heldNotice(found, signal), found.subject_count === 0 ? noPeople(enroll) : people(gallery, found, tag, signal)];
     }),
   );
 }
@@ -36,7 +36,7 @@ async function heldNotice({ name, retention_days: days }, signal) {
   if (days === null) return null;
   const due = await call("GET", `${galleryPath(name)}/retention`, { signal });
   if (!due.held) return null;
-  const counts = `${whole(due.due_subjects)} of ${whole(due.subjects)} people and ${whole(due.due_templates)} of ${whole(due.templates)} photos`;
+  const counts = `${whole(due.due_subject_count)} of ${whole(due.subject_count)} people and ${whole(due.due_template_count)} of ${whole(due.template_count)} photos`;
   return h(
     "section",
     { class: "notice error", role: "status" },
@@ -73,8 +73,8 @@ function renewed(found, signal) {
 
 function figures(gallery) {
   return [
-    stat("People", whole(gallery.subjects)),
-    stat("Photos", whole(gallery.templates)),
+    stat("People", whole(gallery.subject_count)),
+    stat("Photos", whole(gallery.template_count)),
     stat("Accepts", gallery.risk.fpir ? `1 in ${words.many(1 / gallery.risk.fpir)}` : words.riskBriefly(gallery.risk), "wrong matches of strangers"),
     gallery.drift && stat("Recent results", ...DRIFT[gallery.drift.state]),
   ];
@@ -90,7 +90,7 @@ const noPeople = (enroll) =>
   );
 
 /** The list of people in pages. The service searches all of them by name, id and tags. */
-function people(gallery, { subjects, keep_crops: keeps }, tag, signal) {
+function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, signal) {
   const portraits = new Map(); // kept while the list changes
   const loaded = [];
   let next = null;
@@ -105,7 +105,7 @@ function people(gallery, { subjects, keep_crops: keeps }, tag, signal) {
     made.classList.add("people");
     return made;
   };
-  const face = ({ id, templates }) => {
+  const face = ({ id, template_count: templates }) => {
     if (templates > 0 && !portraits.has(id)) portraits.set(id, portrait(gallery, id, "", signal));
     return portraits.get(id);
   };
@@ -191,7 +191,7 @@ function row(gallery, one, face) {
     h("span", { class: "person-cell" }, face, h("a", { href: `${at}/subjects/${encodeURIComponent(one.id)}`, title: one.name || one.id }, one.name || one.id)),
     h("code", { title: one.id }, one.id),
     h("span", { class: "row tight" }, one.tags.map((tag) => h("a", { class: "tag", href: `${at}?tag=${encodeURIComponent(tag)}` }, tag))),
-    whole(one.templates),
+    whole(one.template_count),
     when(one.created_at),
   ];
 }

@@ -148,7 +148,7 @@ const retention = (found) =>
         ...Object.entries(found.held ?? {}).map(([gallery, due]) => ({
           name: `Retention of ${gallery}`,
           ok: false,
-          detail: `${whole(due.due_subjects)} of ${whole(due.subjects)} people are past the retention age. The share is too large to erase without confirmation.`,
+          detail: `${whole(due.due_subject_count)} of ${whole(due.subject_count)} people are past the retention age. The share is too large to erase without confirmation.`,
           remedy: `If the clock is correct: kith gallery retention ${gallery} --erase`,
         })),
       ];
@@ -235,8 +235,8 @@ async function stores(signal) {
     about(gallery.name, index, drift, signal);
     return [
       h("a", { href: `#/galleries/${encodeURIComponent(gallery.name)}` }, gallery.name),
-      whole(gallery.subjects),
-      whole(gallery.templates),
+      whole(gallery.subject_count),
+      whole(gallery.template_count),
       index,
       drift,
     ];

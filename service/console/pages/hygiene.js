@@ -59,7 +59,7 @@ async function report(gallery, limit, signal, again) {
     reported(gallery, limit, signal),
   ]);
   const all = Object.values(found.total).reduce((sum, count) => sum + count, 0);
-  if (settings.subjects < 2)
+  if (settings.subject_count < 2)
     return empty(
       "hygiene",
       "Too few people",
@@ -79,7 +79,7 @@ async function report(gallery, limit, signal, again) {
       h(
         "p",
         {},
-        `${counted(settings.subjects, "person", "people")} and ${counted(settings.templates, "photo")} were compared: `,
+        `${counted(settings.subject_count, "person", "people")} and ${counted(settings.template_count, "photo")} were compared: `,
         h("strong", {}, all === 0 ? "no findings" : `${counted(all, "finding")}`),
         hidden > 0 ? `, ${whole(hidden)} dismissed.` : ".",
       ),

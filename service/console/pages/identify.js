@@ -181,7 +181,7 @@ function answered(shot, gallery) {
   const { photo, results } = shot;
   const seen = results.filter((one) => one.face);
   if (seen.length === 0) {
-    const said = words.identity(results[0], shot.gallery, gallery?.subjects);
+    const said = words.identity(results[0], shot.gallery, gallery?.subject_count);
     return h("div", { class: "columns" }, bare(photo), h("div", { class: "card" }, badge(results[0].outcome), h("h2", {}, said.title), h("p", {}, said.text)));
   }
   const cards = seen.map((result, i) => (seen.length > 1 && !KNOWN.includes(result.outcome) ? row : card)(result, i, shot, gallery));
@@ -191,7 +191,7 @@ function answered(shot, gallery) {
   const marks = seen.map((result, i) => ({
     face: result.face,
     outcome: result.outcome,
-    label: `Face ${i + 1}: ${words.OUTCOMES[result.outcome].label}, ${words.identity(result, shot.gallery, gallery?.subjects).title}`,
+    label: `Face ${i + 1}: ${words.OUTCOMES[result.outcome].label}, ${words.identity(result, shot.gallery, gallery?.subject_count).title}`,
     name: words.boxLabel(result),
   }));
   const picture = stage(photo, marks, {
@@ -237,7 +237,7 @@ export function badge(outcome) {
   return h("span", { class: `outcome ${outcome}` }, icon(name), label);
 }
 
-const called = (shot, result, gallery) => words.identity(result, shot.gallery, gallery?.subjects);
+const called = (shot, result, gallery) => words.identity(result, shot.gallery, gallery?.subject_count);
 const person = (shot, one) => h("a", { href: `#/galleries/${encodeURIComponent(shot.gallery)}/subjects/${encodeURIComponent(one.subject)}` }, words.called(one));
 
 /** A link to the enrollment of a face, as a new person or as `subject`. */

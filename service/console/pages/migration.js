@@ -94,7 +94,7 @@ class Parts {
 }
 
 function generation(role, one) {
-  const { templates, embedded, threshold } = one;
+  const { template_count: templates, embedded, threshold } = one;
   return h(
     "section",
     { class: "card" },
@@ -186,7 +186,7 @@ function steps(parts, served, act) {
     async () => {
       const yes = await confirmed({
         title: "Activate the new recognizer?",
-        text: `It has embedded ${whole(parts.found.other.embedded)} of ${counted(parts.found.other.templates, "photo")}. You can roll back.`,
+        text: `It has embedded ${whole(parts.found.other.embedded)} of ${counted(parts.found.other.template_count, "photo")}. You can roll back.`,
         yes: "Activate",
         danger: false,
       });

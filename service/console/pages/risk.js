@@ -133,7 +133,7 @@ async function page(gallery, signal, again) {
   const changes = h("div", {});
   queueMicrotask(draw);
   return [
-    settings.subjects < 2 && few(settings.subjects),
+    settings.subject_count < 2 && few(settings.subject_count),
     h(
       "div",
       { class: "columns risks" },
@@ -340,9 +340,9 @@ function detailsOf(stop, report, exactly, detail) {
         "FNIR",
         today.fnir === null ? "not measured" : `${today.fnir} (95 %: ${today.fnir_low} to ${today.fnir_high})`,
       ),
-      row("People", `${whole(today.subjects)}, fused by ${report.fusion.replaceAll("_", " ")}`),
+      row("People", `${whole(today.subject_count)}, fused by ${report.fusion.replaceAll("_", " ")}`),
       row(
-        `At ${whole(grown.subjects)} people`,
+        `At ${whole(grown.subject_count)} people`,
         grown.threshold > 1
           ? "unreachable"
           : `${grown.threshold.toFixed(4)}; ${grown.fnir === null ? "" : missed(grown.fnir)}`,
@@ -369,14 +369,14 @@ function evidence(gallery, report, signal, again) {
     h(
       "p",
       {},
-      `${sentence(SOURCES[found.source])}: ${whole(found.pack_pairs)} pairs of different people in the calibration`,
-      found.pairs > 0 ? `, and ${whole(found.pairs)} pairs in this gallery.` : ".",
+      `${sentence(SOURCES[found.source])}: ${whole(found.pack_pair_count)} pairs of different people in the calibration`,
+      found.pair_count > 0 ? `, and ${whole(found.pair_count)} pairs in this gallery.` : ".",
     ),
-    found.duplicate_pairs >= 1 &&
+    found.duplicate_pair_count >= 1 &&
       h(
         "p",
         {},
-        `About ${counted(Math.round(found.duplicate_pairs), "pair")} of people may be duplicates and are excluded. `,
+        `About ${counted(Math.round(found.duplicate_pair_count), "pair")} of people may be duplicates and are excluded. `,
         h("a", { href: `#/galleries/${encodeURIComponent(gallery)}/hygiene` }, "Show them"),
         ".",
       ),
@@ -408,7 +408,7 @@ function checked(check) {
   return h(
     "p",
     {},
-    `Check: Kith searched for each of ${counted(check.probes, "person", "people")} among the others. `,
+    `Check: Kith searched for each of ${counted(check.probe_count, "person", "people")} among the others. `,
     `At a risk of ${inHundred(check.fpir)}, about ${whole(check.expected)} get a wrong name; ${whole(check.observed)} did. `,
     h("strong", {}, agreement(check)),
   );

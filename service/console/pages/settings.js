@@ -57,8 +57,8 @@ const about = (gallery, found) =>
       "dl",
       { class: "facts" },
       [
-        ["People", whole(found.subjects)],
-        ["Photos", whole(found.templates)],
+        ["People", whole(found.subject_count)],
+        ["Photos", whole(found.template_count)],
         ["Created", when(found.created_at)],
         ["Recognizer", found.recognizer.slice(0, 12)],
         ["Embedding dimensions", whole(found.dimension)],
@@ -72,7 +72,7 @@ const about = (gallery, found) =>
   );
 
 function files(gallery, found, signal) {
-  const many = found.templates > 100_000;
+  const many = found.template_count > 100_000;
   const take = h("input", { type: "file", accept: ".ndjson,.jsonl", hidden: true });
   const begin = button("Import", () => take.click());
   const bar = h("progress", { max: 1, value: 0, "aria-label": "Upload" });
@@ -124,7 +124,7 @@ function files(gallery, found, signal) {
 const CANCELED = "The import was canceled. Imported data stays. Import the same file again to continue.";
 
 /** The result of an import: counts, and refused items with reasons. */
-function imported({ subjects, templates, present, refused, refusals }) {
+function imported({ subject_count: subjects, template_count: templates, present_count: present, refused_count: refused, refusals }) {
   const of = refused > refusals.length ? ` (first ${whole(refusals.length)} listed)` : "";
   return [
     h("p", {}, `Imported: ${counted(subjects, "person", "people")}, ${counted(templates, "photo")}. Skipped: ${whole(present)}. Refused: ${whole(refused)}${of}.`),
@@ -144,7 +144,7 @@ function removal(gallery, found, place, signal) {
     async () => {
       const sure = await confirmed({
         title: `Delete “${gallery}”?`,
-        text: `${counted(found.subjects, "person", "people")} and ${counted(found.templates, "photo")} are deleted. This cannot be undone. A receipt lists the deleted data.`,
+        text: `${counted(found.subject_count, "person", "people")} and ${counted(found.template_count, "photo")} are deleted. This cannot be undone. A receipt lists the deleted data.`,
         yes: "Delete",
         typed: gallery,
       });

@@ -95,7 +95,7 @@ function card(one, again, signal) {
         toast(answer.delivered ? `“${name}” accepted the test.` : `The test failed: ${answer.error}.`);
       }),
       button("Send the dead ones again", async () => {
-        const { replayed } = await call("POST", path(one, "/replay"));
+        const { replayed_count: replayed } = await call("POST", path(one, "/replay"));
         toast(replayed ? `${counted(replayed, "delivery", "deliveries")} will be sent again.` : "There are no dead deliveries.");
         load();
       }),
@@ -139,8 +139,8 @@ function listed({ data: deliveries }, name) {
 
 function state(one) {
   const [style, picture] = STATES[one.state];
-  const tried = one.state === "delivered" && one.attempts === 1 ? "" : ` after ${counted(one.attempts, "attempt")}`;
-  const next = one.next_at && one.attempts > 0 ? `, next ${when(one.next_at)}` : "";
+  const tried = one.state === "delivered" && one.attempt_count === 1 ? "" : ` after ${counted(one.attempt_count, "attempt")}`;
+  const next = one.next_at && one.attempt_count > 0 ? `, next ${when(one.next_at)}` : "";
   return [
     h("span", { class: `outcome ${style}` }, icon(picture), one.state),
     h("span", { class: "hint" }, ` ${tried}${one.error ? `: ${one.error}` : ""}${next}`),

@@ -106,7 +106,7 @@ class BulkStore:
             counts: dict[str, Any] = {"subjects": len(unknown), "templates": len(new), "refused": len(refusals)}
             record(self._database.vault, connection, "gallery_imported", gallery, **counts)
             if new:
-                imported = Event("enrollment", {"subjects": len(unknown), "templates": len(new)})
+                imported = Event("enrollment", {"subject_count": len(unknown), "template_count": len(new)})
                 publish(self._database.vault, connection, gallery, [imported])
         present = int(items.given.sum()) - len(new) - sum(bool(items.given[row]) for row in refused)
         return BlockResult(len(unknown), len(new), present, refusals)

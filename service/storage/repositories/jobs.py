@@ -245,8 +245,7 @@ class JobStore:
                 outcomes.append(ItemOutcome(item, ENROLLED if stored else ALREADY_ENROLLED, subject=subject_id))
             cancelled = record_in(connection, job, [*outcomes, *refused], seconds)
             if new:
-                counts: dict[str, Any] = {"templates": len(new), "job": job.id}
-                report_enrollment(self._database.vault, connection, gallery, subject_id, **counts)
+                report_enrollment(self._database.vault, connection, gallery, subject_id, len(new), job=job.id)
             return cancelled
 
     def finish(self, job: Job, state: JobState, problem: dict[str, Any] | None = None) -> None:

@@ -336,7 +336,9 @@ def _find(
 
 def _subject_of(seal: Seal, row: sa.Row[Any]) -> Subject:
     about = vars(open_subject(seal, row.sealed))
-    return Subject(row.pk, **about, created_at=row.created_at, updated_at=row.updated_at, templates=row.template_count)
+    return Subject(
+        row.pk, **about, created_at=row.created_at, updated_at=row.updated_at, template_count=row.template_count
+    )
 
 
 def _update(connection: Connection, gallery: Gallery, subject_pk: int, about: SubjectRecord) -> None:

@@ -70,7 +70,7 @@ class TemplateStore:
                 subject_pk = add_templates(connection, gallery, subject_id, new, now)
                 if keyed:
                     _insert_answer(connection, gallery, subject_pk, keyed, now)
-                report_enrollment(self._database.vault, connection, gallery, subject_id, templates=len(new))
+                report_enrollment(self._database.vault, connection, gallery, subject_id, len(new))
         except _AnsweredError as answered:
             return str(answered)
         return None
@@ -229,10 +229,13 @@ def add_templates(
     return subject_pk
 
 
-def report_enrollment(vault: Vault, connection: Connection, gallery: Gallery, subject_id: str, **details: Any) -> None:
-    """Write the audit line and the event of enrolled templates, at the end of their transaction."""
-    record(vault, connection, "templates_enrolled", gallery, subject_id, **details)
-    publish(vault, connection, gallery, [Event("enrollment", {"subject": subject_id, **details}, subject_id)])
+def report_enrollment(
+    vault: Vault, connection: Connection, gallery: Gallery, subject_id: str, count: int, **details: Any
+) -> None:
+    """Write the audit line and the event of ``count`` enrolled templates, at the end of their transaction."""
+    record(vault, connection, "templates_enrolled", gallery, subject_id, templates=count, **details)
+    said = {"subject": subject_id, "template_count": count, **details}
+    publish(vault, connection, gallery, [Event("enrollment", said, subject_id)])
 
 
 def existing_ids(connection: Connection, gallery: Gallery, ids: Collection[str]) -> set[str]:

@@ -80,10 +80,11 @@ class Import:
         header = self._header
         if header is None or self._skip:
             return
-        if self._templates < (header.templates or 0) or self._subjects < (header.subjects or 0):
+        if self._templates < (header.template_count or 0) or self._subjects < (header.subject_count or 0):
             raise ImportFileError(
-                f"the file is truncated: its header counts {header.templates} templates of {header.subjects} subjects, "
-                f"it contains {self._templates} of {self._subjects}, which were imported"
+                f"the file is truncated: its header counts {header.template_count} templates of "
+                f"{header.subject_count} subjects, it contains {self._templates} of {self._subjects}, which were "
+                "imported"
             )
 
     def take(self, items: GalleryItems) -> None:
@@ -144,7 +145,7 @@ def export(
     """
     with store.open_export(name, embeddings, crops) as reading:
         gallery = reading.gallery
-        counts = {"subjects": gallery.subjects, "templates": gallery.templates}
+        counts = {"subject_count": gallery.subjects, "template_count": gallery.templates}
         header = GalleryFileHeader(
             gallery.fingerprint, gallery.dimension, gallery.name, settings(gallery), embeddings, **counts
         )

@@ -68,7 +68,7 @@ def test_enrollment_and_verification_look_again_by_default(
 ) -> None:
     assert kith.verify(sideways, jpeg(astronaut)).outcome == "same"
     assert kith.verify(sideways, jpeg(astronaut), detail="low").outcome == "no_face"
-    assert kith.enroll(gallery, "eileen", sideways).enrolled == 1
+    assert kith.enroll(gallery, "eileen", sideways).enrolled_count == 1
     with pytest.raises(KithClientError) as refused:
         kith.enroll(gallery, "eileen", sideways, detail="low")
     assert refused.value.code == "no_face"

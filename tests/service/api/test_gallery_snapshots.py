@@ -72,7 +72,7 @@ def test_a_slow_body_does_not_write_to_a_new_gallery_of_the_name(
     kith.create_gallery(gallery)
     status, answer = slow.end()
     assert (status, answer["code"]) == (404, "gallery_not_found")
-    assert kith.gallery(gallery).subjects == 0
+    assert kith.gallery(gallery).subject_count == 0
 
 
 @pytest.mark.parametrize("created_again", [False, True])
@@ -88,6 +88,6 @@ def test_a_slow_import_does_not_restore_a_deleted_gallery(
     status, answer = slow.end()
     assert (status, answer["code"]) == (404, "gallery_not_found")
     if created_again:
-        assert kith.gallery(gallery).subjects == 0
+        assert kith.gallery(gallery).subject_count == 0
     else:
         kith.create_gallery(gallery)  # succeeds, as none exists

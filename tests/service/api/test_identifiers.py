@@ -71,7 +71,7 @@ def test_imports(kith: Kith, gallery: str, tmp_path: Path) -> None:
     header = {"kith": "gallery", "version": 1, "recognizer": served.recognizer, "dimension": served.dimension}
     (tmp_path / "people.ndjson").write_text("\n".join(map(json.dumps, [header, *rows])))
     report = kith.import_gallery(gallery, tmp_path / "people.ndjson")
-    assert report.refused == 1
+    assert report.refused_count == 1
     assert sorted(ids(kith, gallery)) == sorted([NFC, PERSIAN, "\U0001fae9"])
     stored = kith.subject(gallery, NFC)
     assert (stored.name, stored.tags, stored.metadata) == (NFC, [NFC], {NFC: NFC})

@@ -48,7 +48,7 @@ def test_a_model_states_what_it_misses(kith: Kith) -> None:
     usual = kith.model().misses
     assert [found.fpir for found in usual] == [0.0001, 0.001, 0.01]
     (relaxed,) = kith.model(0.02).misses
-    assert (relaxed.fpir, relaxed.subjects) == (0.02, 100)
+    assert (relaxed.fpir, relaxed.subject_count) == (0.02, 100)
     assert 0 < relaxed.fnir < usual[2].fnir
     assert relaxed.better is not None
     assert relaxed.better.fnir < relaxed.fnir
@@ -108,7 +108,7 @@ def test_verify_without_a_face(kith: Kith, astronaut: Photo, nobody: Photo) -> N
 def test_enroll_identify_delete(kith: Kith, gallery: str, astronaut: Photo, actor: Photo, group: Photo) -> None:
     kith.put_subject(gallery, "eileen", name="Eileen Collins", metadata={"crew": "STS-93"}, tags=["nasa"])
     enrolled = kith.enroll(gallery, "eileen", jpeg(astronaut))
-    assert enrolled.enrolled == 1
+    assert enrolled.enrolled_count == 1
     (found,) = kith.identify(gallery, darker(astronaut)).results
     assert (found.outcome, found.subject, found.name) == ("identified", "eileen", "Eileen Collins")
     assert found.similarity is not None
@@ -121,7 +121,7 @@ def test_enroll_identify_delete(kith: Kith, gallery: str, astronaut: Photo, acto
     assert all(s.subject is None for s in strangers)
     # An unknown result still has the best candidate.
     assert any(s.candidates and s.candidates[0].subject == "eileen" for s in strangers)
-    assert kith.delete_subject(gallery, "eileen").templates == 1
+    assert kith.delete_subject(gallery, "eileen").template_count == 1
     (gone,) = kith.identify(gallery, darker(astronaut)).results
     assert (gone.outcome, gone.candidates) == ("unknown", [])
 
@@ -207,11 +207,11 @@ def test_enrollment_rejects_unsuitable_photos(
     assert raised.value.code == "duplicate_subject"
     assert raised.value.problem["subject"] == "eileen"
     assert code("eileen", jpeg(actor)) == "inconsistent_template"
-    assert kith.gallery(gallery).templates == 1
+    assert kith.gallery(gallery).template_count == 1
     kith.enroll(gallery, "x", darker(astronaut), allow_duplicate=True)
     kith.enroll(gallery, "eileen", jpeg(actor), allow_inconsistent=True)
     kith.enroll(gallery, "y", jpeg(group), face="largest")
-    assert kith.gallery(gallery).templates == 4
+    assert kith.gallery(gallery).template_count == 4
 
 
 def test_each_of_several_photos_is_enrolled_or_rejected_separately(
@@ -223,7 +223,7 @@ def test_each_of_several_photos_is_enrolled_or_rejected_separately(
     listed = list(kith.templates(gallery, "eileen"))
     assert [t.id for t in listed] == [r.template for r in answer.results if r.template]
     kith.delete_template(gallery, "eileen", listed[0].id)
-    assert kith.subject(gallery, "eileen").templates == 1
+    assert kith.subject(gallery, "eileen").template_count == 1
 
 
 def test_a_repeated_idempotency_key_returns_the_first_response(
@@ -232,7 +232,7 @@ def test_a_repeated_idempotency_key_returns_the_first_response(
     first = kith.enroll(gallery, "eileen", jpeg(astronaut), idempotency_key="one")
     again = kith.enroll(gallery, "eileen", jpeg(astronaut), idempotency_key="one")
     assert first == again
-    assert kith.gallery(gallery).templates == 1
+    assert kith.gallery(gallery).template_count == 1
     with pytest.raises(KithClientError) as raised:
         kith.enroll(gallery, "eileen", jpeg(actor), idempotency_key="one")
     assert raised.value.code == "idempotency_conflict"
@@ -257,7 +257,7 @@ def test_deleting_a_subject_deletes_its_idempotency_keys(kith: Kith, gallery: st
     kith.delete_subject(gallery, "eileen")
     again = kith.enroll(gallery, "eileen", jpeg(astronaut), idempotency_key="one")
     assert again.results[0].template != first.results[0].template
-    assert kith.gallery(gallery).templates == 1
+    assert kith.gallery(gallery).template_count == 1
 
 
 def test_photos_of_one_request_are_compared_with_each_other(
@@ -398,13 +398,13 @@ def test_if_none_match_does_not_change_an_existing_subject(
             call()
         assert (raised.value.status, raised.value.code) == (412, "subject_exists")
     ada = kith.subject(gallery, "ada")
-    assert (ada.name, ada.tags, ada.templates) == ("Ada", ["vip"], 0)
+    assert (ada.name, ada.tags, ada.template_count) == ("Ada", ["vip"], 0)
 
     for _ in range(2):  # a retry gets the first response, not a conflict with itself
         kith.enroll(gallery, "tom", jpeg(actor), only_new=True, idempotency_key="one")
-    assert kith.subject(gallery, "tom").templates == 1
+    assert kith.subject(gallery, "tom").template_count == 1
     kith.delete_subject(gallery, "ada")
-    assert kith.enroll(gallery, "ada", jpeg(astronaut), only_new=True).enrolled == 1
+    assert kith.enroll(gallery, "ada", jpeg(astronaut), only_new=True).enrolled_count == 1
 
 
 def test_one_of_many_concurrent_requests_creates_a_subject(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
@@ -420,7 +420,7 @@ def test_one_of_many_concurrent_requests_creates_a_subject(kith: Kith, gallery: 
     with ThreadPoolExecutor(8) as desks:
         became = list(desks.map(make, range(8)))
     assert sorted(became) == ["made", *["subject_exists"] * 7]
-    assert kith.subject(gallery, "ada").templates == 1
+    assert kith.subject(gallery, "ada").template_count == 1
 
 
 def test_a_concurrent_retry_does_not_conflict_with_its_first_attempt(
@@ -435,7 +435,7 @@ def test_a_concurrent_retry_does_not_conflict_with_its_first_attempt(
 
         with ThreadPoolExecutor(8) as sendings:
             assert len(set(sendings.map(ask, range(8)))) == 1
-        assert kith.subject(gallery, f"s{number}").templates == 1
+        assert kith.subject(gallery, f"s{number}").template_count == 1
 
 
 def test_an_unsupported_condition_is_rejected(server: str, gallery: str) -> None:

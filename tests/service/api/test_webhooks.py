@@ -60,7 +60,7 @@ def test_decisions_arrive_as_they_were_answered(
         if name == "door":
             expected = answers
     enrolled, *decisions = receiver.wait_for(1 + len(expected))
-    assert enrolled.document["data"] == {"gallery": "door", "subject": "ada", "templates": 1}
+    assert enrolled.document["data"] == {"gallery": "door", "subject": "ada", "template_count": 1}
     assert {d.document["type"] for d in decisions} == {"decision"}
     for message, answer in zip(decisions, expected, strict=True):
         data, shown = message.document["data"], answer.model_dump(mode="json", exclude_none=True)
@@ -101,7 +101,9 @@ def test_deliveries_are_listed_until_the_webhook_is_deleted(client: Kith, receiv
 
     found = waited(listed, 3)
     assert [d.event for d in found] == [m.id for m in messages][::-1]
-    assert {(d.type, d.gallery, d.attempts, d.status, d.next_at) for d in found} == {("decision", "door", 1, 204, None)}
+    assert {(d.type, d.gallery, d.attempt_count, d.status, d.next_at) for d in found} == {
+        ("decision", "door", 1, 204, None)
+    }
     assert list(client.deliveries(made.id, states=["dead"])) == []
     assert client.webhook(made.id).model_dump() == made.model_dump(exclude={"secret"})
     assert client.test_webhook(made.id).delivered

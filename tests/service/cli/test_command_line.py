@@ -475,13 +475,13 @@ def test_a_killed_import_resumes(run: Program, kith: Kith, gallery: str, tmp_pat
     file = tmp_path / "people.ndjson"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     process = run.start("gallery", "import", gallery, file)
-    while kith.gallery(gallery).templates == 0 and process.poll() is None:
+    while kith.gallery(gallery).template_count == 0 and process.poll() is None:
         pass
     process.send_signal(signal.SIGKILL)
     process.communicate()
     report = json.loads(run("gallery", "import", gallery, file, "--json"))
-    assert (report["templates"] + report["present"], report["refused"]) == (count, 0)
-    assert kith.gallery(gallery).templates == count
+    assert (report["template_count"] + report["present_count"], report["refused_count"]) == (count, 0)
+    assert kith.gallery(gallery).template_count == count
     assert len(run("gallery", "export", gallery, "out.ndjson", "--json")) > 0
     assert len((tmp_path / "out.ndjson").read_text().splitlines()) == count + 1
 
@@ -500,7 +500,7 @@ def test_a_killed_local_enrollment_resumes(program: Path, tmp_path: Path, astron
     report = json.loads(run("enroll", "people", "-g", "g", "--json"))
     assert (report["enrolled"] + report["already_enrolled"], report["refused"]) == (30, [])
     with embedded(load_settings(data_dir=tmp_path / "data", log_level="WARNING")) as url:
-        assert json.loads(run("gallery", "stats", "g", "--json", KITH_URL=url))["templates"] == 30
+        assert json.loads(run("gallery", "stats", "g", "--json", KITH_URL=url))["template_count"] == 30
         job = json.loads(run("jobs", "list", "--json"))[0]["id"]
         assert "succeeded" in run("jobs", "watch", job)
 

@@ -86,7 +86,7 @@ def test_embedded_enroll_resume_identify_verify(people: Path, tmp_path: Path, as
         assert [job["counts"] for job in jobs] == [{"already_enrolled": 2, "no_face": 1}, {"enrolled": 2, "no_face": 1}]
         assert "no_face" in printed("jobs", "show", jobs[0]["id"])
         stats = json.loads(printed("gallery", "stats", "g", "--json"))
-        assert (stats["subjects"], stats["templates"]) == (2, 2)  # the second run stored nothing twice
+        assert (stats["subject_count"], stats["template_count"]) == (2, 2)  # the second run stored nothing twice
         answer = json.loads(printed("identify", str(probe), "-g", "g", "--json"))
         assert answer[str(probe)]["results"][0]["subject"] == "eileen"
         assert printed("verify", str(probe), str(people / "eileen" / "1.jpg")).startswith("same")
@@ -176,7 +176,7 @@ def test_ctrl_c_cancels_the_enrollment_of_an_archive(
     assert (process.returncode, b"Traceback" in errors) == (130, False)
     report = json.loads(output)
     assert report["interrupted"]
-    assert kith.gallery(gallery).templates == report["enrolled"] < 300
+    assert kith.gallery(gallery).template_count == report["enrolled"] < 300
     assert [job.state for job in kith.jobs(gallery)] == ["cancelled"]
     lines = (tmp_path / "report.ndjson").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["status"] for line in lines] == ["done"] * report["enrolled"]
@@ -258,7 +258,7 @@ def test_gallery_risk_prints_and_draws_the_curve(server: str, gallery: str, peop
     with Image.open(tmp_path / "risk.png") as picture:
         assert picture.width > 500
     report = json.loads(command("gallery", "risk", gallery, "--json").stdout)
-    assert report["evidence"]["pairs"] == 1
+    assert report["evidence"]["pair_count"] == 1
     lines = json.loads(command("audit", "list", "-g", gallery, "--event", "threshold_moved", "--json").stdout)
     assert lines[0]["details"]["after"]["threshold"] == report["threshold"]
     assert "threshold_moved" in command("audit", "list", "-g", gallery).stdout

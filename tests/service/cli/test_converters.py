@@ -270,7 +270,7 @@ def test_insightface_server_vectors_are_imported(
     done = run("convert", "insightface-server", collections, file, "--collection", "staff")
     assert (done["people"], done["photos"], done["renamed"]) == (2, 1, {"a/b": "a-b"})
     assert file.stat().st_mode & 0o777 == 0o600
-    assert run("gallery", "import", gallery, file, "--url", server)["templates"] == 1
+    assert run("gallery", "import", gallery, file, "--url", server)["template_count"] == 1
     eileen = kith.subject(gallery, "eileen")
     assert (eileen.name, eileen.metadata) == ("Eileen Collins", {"room": 12, "external_id": "E-1"})
     (found,) = kith.identify(gallery, jpeg(astronaut), risk={"threshold": 0.9}).results

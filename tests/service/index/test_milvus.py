@@ -303,7 +303,7 @@ def test_what_was_lost_in_milvus_is_found_by_the_check_and_mended(nodes: Nodes, 
     assert found(repair=True) == [("index", True)]
     assert found(repair=False) == []
     model.check(node, probes(rng), 3)
-    assert node.follower().stats().vectors == 9
+    assert node.follower().stats().vector_count == 9
 
 
 @pytest.mark.parametrize("rule", ["max", "centroid"])
@@ -337,7 +337,7 @@ def test_a_collection_that_was_dropped_is_filled_anew(nodes: Nodes, rng: np.rand
         with pytest.raises(IndexUnavailableError):
             model.check(node, probes(rng), 3)
         model.check(node, probes(rng), 3)
-    assert here.follower().stats().vectors == 9
+    assert here.follower().stats().vector_count == 9
 
 
 def test_a_collection_dropped_before_a_search_is_not_taken_for_an_empty_one(

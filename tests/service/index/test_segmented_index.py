@@ -158,8 +158,8 @@ def test_a_structure_finds_what_comparing_all_finds_in_any_part(kind: Kind, rng:
     vectors = clustered(rng, 4000, 2, 32)
     index = filled(kind, vectors, SMALL)
     stats = index.stats()
-    assert (stats.kind, stats.vectors, stats.tombstones) == (kind, 8000, 0)
-    assert stats.segments > 1 and all(segment.structure for segment in index.view.segments)
+    assert (stats.kind, stats.vector_count, stats.tombstone_count) == (kind, 8000, 0)
+    assert stats.segment_count > 1 and all(segment.structure for segment in index.view.segments)
     assert stats.recall is not None and stats.recall.at_1 >= 0.999 and stats.recall.sample == 1000
     # Delete some rows, and change others, which get new keys.
     gone = np.sort(rng.choice(np.arange(1, 8001), 500, replace=False))
@@ -332,7 +332,7 @@ def test_a_structure_answers_only_once_its_recall_is_known(
     sizes = replace(SMALL, max_compact=1024)
     index = SegmentedIndex(16, "compact", 0.999, lambda kind, sample: Blind(search), Background(), sizes)
     index.load(Rows(np.arange(4000), np.arange(4000), vectors), 1)
-    assert index.stats().segments == 4
+    assert index.stats().segment_count == 4
     index.compact()
     assert len(found) == 2 and all(found), "one segment is enough to know"
     assert index.stats().kind == "exact"
@@ -533,5 +533,5 @@ def test_small_batches_do_not_pile_up_in_small_segments(rng: np.random.Generator
         keys = list(range(number * 40, number * 40 + 40))
         index.apply([batch(keys, keys, l2_normalize(rng.normal(size=(40, 16))), number + 1)])
         index.compact()
-    assert index.stats().segments <= segment_builder.MAX_SMALL_SEGMENTS + 2
+    assert index.stats().segment_count <= segment_builder.MAX_SMALL_SEGMENTS + 2
     assert np.array_equal(owners_of(index.view), np.arange(2400))

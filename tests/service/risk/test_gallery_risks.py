@@ -118,12 +118,12 @@ def test_a_gallery_of_nobody_or_of_one_has_no_strangers(owners: list[int], rng: 
 
 def test_the_report_answers_what_is_asked(kith: Kith, small: str) -> None:
     report = kith.calibrate(small, 0.05, 0.01)
-    assert report.subjects == 12
-    assert (report.evidence.source, report.evidence.pairs, report.evidence.up_to_date) == ("both", 66, True)
+    assert report.subject_count == 12
+    assert (report.evidence.source, report.evidence.pair_count, report.evidence.up_to_date) == ("both", 66, True)
     assert [target.fpir for target in report.targets] == [0.05, 0.01]
     for target in report.targets:
         assert target.today.low <= target.today.threshold <= target.today.high
-        assert target.grown.subjects == 120
+        assert target.grown.subject_count == 120
         assert target.grown.threshold > target.today.threshold
     assert report.targets[1].today.threshold == report.threshold
     falling = [point.fpir for point in report.curve]
@@ -166,10 +166,10 @@ def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(
 ) -> None:
     vectors = people(rng, 14)
     enroll(kith, gallery, vectors[:8])
-    wait_for(lambda: kith.risk(gallery).subjects == 8)
+    wait_for(lambda: kith.risk(gallery).subject_count == 8)
     before = kith.risk(gallery)
     enroll(kith, gallery, vectors[8:], first=8)
-    wait_for(lambda: kith.risk(gallery).subjects == 14)
+    wait_for(lambda: kith.risk(gallery).subject_count == 14)
     after = kith.risk(gallery)
     assert after.threshold != before.threshold
     lines = [line for line in kith.audit(gallery) if line.event == THRESHOLD_MOVED]
@@ -185,7 +185,7 @@ def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(
         before, left = later.details["before"]["threshold"], earlier.details["after"]["threshold"]
         assert round(before, 3) == round(left, 3)
     kith.delete_subject(gallery, "s0")
-    wait_for(lambda: kith.risk(gallery).subjects == 13)
+    wait_for(lambda: kith.risk(gallery).subject_count == 13)
 
 
 def test_another_rule_of_fusion_has_evidence_of_its_own(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
@@ -201,7 +201,7 @@ def test_another_rule_of_fusion_has_evidence_of_its_own(kith: Kith, gallery: str
     kith.identify(gallery, embeddings=[people(rng, 1)[0]])
     wait_for(lambda: kith.risk(gallery).evidence.source == "both")
     report = kith.risk(gallery)
-    assert (report.fusion, report.subjects, report.evidence.up_to_date) == ("centroid", 12, True)
+    assert (report.fusion, report.subject_count, report.evidence.up_to_date) == ("centroid", 12, True)
     (found,) = kith.identify(gallery, embeddings=[people(rng, 1)[0]]).results
     assert usual_threshold(found, report) == pytest.approx(report.threshold, abs=ROUNDED)
 
@@ -235,7 +235,7 @@ def test_a_face_is_verified_against_a_subject_as_it_is_searched_for(
     between = kith.verify((small, "s0"), (small, "s1")).risk
     assert between is not None
     assert (between.fmr, between.source) == (0.001, "pack")
-    assert report.subjects == 12
+    assert report.subject_count == 12
 
 
 def test_a_gallery_says_how_wide_uncertainty_is(kith: Kith, small: str, rng: np.random.Generator) -> None:
@@ -313,9 +313,9 @@ def test_what_a_server_left_undone_the_next_one_does(tmp_path: Path, rng: np.ran
         store.templates.enroll(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
     store.close()
     with embedded(settings) as url, Kith(url) as kith:
-        assert kith.risk("g").subjects == 4
+        assert kith.risk("g").subject_count == 4
         kith.identify("g", embeddings=[vectors[0]])
-        wait_for(lambda: kith.risk("g").subjects == 20)
+        wait_for(lambda: kith.risk("g").subject_count == 20)
 
 
 def test_evidence_of_another_rule_than_the_gallerys_is_not_stored(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -393,7 +393,7 @@ def test_few_changes_of_a_large_gallery_are_not_followed(tmp_path: Path, rng: np
         assert kith.risk("g").evidence.derived_at == derived
         assert kith.risk("g").evidence.up_to_date
         enroll(kith, "g", vectors[many + 2 :], first=many + 2)
-        wait_for(lambda: kith.risk("g").subjects == many + 3)
+        wait_for(lambda: kith.risk("g").subject_count == many + 3)
 
 
 def test_targets_out_of_range_are_refused(kith: Kith, gallery: str) -> None:

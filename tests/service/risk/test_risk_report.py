@@ -22,7 +22,7 @@ def test_a_pack_that_misses_fewer_is_named() -> None:
     rates = [expected_misses(fpir, bundled, measured) for fpir in (0.01, 0.001, 0.0001)]
     assert np.all(np.diff([found.fnir for found in rates]) > 0)  # a smaller risk misses more
     for found in rates:
-        assert found.subjects == EXAMPLE_SUBJECTS
+        assert found.subject_count == EXAMPLE_SUBJECTS
         assert found.better is not None
         name = found.better.model
         assert name == "open-model-zoo"

@@ -459,13 +459,13 @@ def test_each_photo_of_an_archive_is_decided_on_alone(
     (twin,) = [item for item in kith.job_items(job.id) if item.item == "twin/1.jpg"]
     assert "eileen" not in str(twin.problem)  # an erasure of eileen would not find her name there
     assert (job.counts["enrolled"], job.counts["already_enrolled"], job.details) == (3, 1, {"ignored": 1})
-    assert {s.id: s.templates for s in kith.subjects(gallery)} == {"eileen": 2, "tom": 1}
-    assert kith.gallery(gallery).templates == 3
+    assert {s.id: s.template_count for s in kith.subjects(gallery)} == {"eileen": 2, "tom": 1}
+    assert kith.gallery(gallery).template_count == 3
     # The same once more, otherwise packed and named: nothing is enrolled twice.
     again = enrolled(kith, gallery, as_gzip({f"x/{name}": payload for name, payload in photos.items()}), strip=1)
     assert again.counts["already_enrolled"] == 4
     assert "enrolled" not in again.counts
-    assert kith.gallery(gallery).templates == 3
+    assert kith.gallery(gallery).template_count == 3
     # Deleted templates may be enrolled again; moved templates stay.
     tom, *_ = kith.templates(gallery, "tom")
     kith.put_subject(gallery, "thomas")
@@ -473,7 +473,7 @@ def test_each_photo_of_an_archive_is_decided_on_alone(
     kith.delete_subject(gallery, "eileen")
     third = enrolled(kith, gallery, as_zip(photos))
     assert (third.counts["enrolled"], third.counts["already_enrolled"]) == (2, 2)
-    assert {s.id: s.templates for s in kith.subjects(gallery)} == {"eileen": 2, "thomas": 1, "tom": 0}
+    assert {s.id: s.template_count for s in kith.subjects(gallery)} == {"eileen": 2, "thomas": 1, "tom": 0}
     assert list((settings.data_dir / "spool").iterdir()) == []
 
 
@@ -490,7 +490,7 @@ def test_an_archive_and_single_photos_end_the_same(kith: Kith, gallery: str, pho
         else:
             assert EXPECTED[name] == ""
     enrolled(kith, gallery, as_tar(photos))
-    both = [{s.id: s.templates for s in kith.subjects(name)} for name in ("one-by-one", gallery)]
+    both = [{s.id: s.template_count for s in kith.subjects(name)} for name in ("one-by-one", gallery)]
     assert both[0] == both[1]
     kith.delete_gallery("one-by-one")
 
@@ -569,7 +569,7 @@ def test_called_off_or_without_its_gallery_it_ends_and_leaves_nothing(
     ended = kith.wait_for(job.id, 60)
     assert ended.state == "cancelled"
     assert 5 <= ended.done < 300
-    assert kith.gallery(gallery).templates == ended.counts["enrolled"]
+    assert kith.gallery(gallery).template_count == ended.counts["enrolled"]
     kith.create_gallery("short-lived")
     gone = kith.enroll_archive("short-lived", Bytes(many(photos, 300)))
     kith_has_done(kith, gone, 5)
@@ -638,7 +638,7 @@ def test_a_killed_job_ends_like_an_uninterrupted_one(tmp_path: Path, photos: dic
                 server.wait_until_ready()
             ended = kith.wait_for(job.id, 60)
             assert (ended.state, ended.done) == ("succeeded", ended.total)
-            assert kith.gallery("g").templates == ended.counts["enrolled"]
+            assert kith.gallery("g").template_count == ended.counts["enrolled"]
         results.append(stored(folder))
         assert list((folder / "spool").iterdir()) == []
     assert results[0] == results[1]
@@ -665,7 +665,7 @@ def test_a_gallery_that_moves_meanwhile_is_enrolled_by_its_new_recognizer(
         kith.cut_over("g", force=True)
         ended = kith.wait_for(job.id, 60)
         assert (ended.state, ended.counts) == ("succeeded", {"enrolled": 60})
-        assert kith.gallery("g").templates == 60
+        assert kith.gallery("g").template_count == 60
         deadline = time.monotonic() + 60
         while kith.migration("g").jobs:
             assert time.monotonic() < deadline

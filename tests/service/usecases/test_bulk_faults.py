@@ -74,7 +74,7 @@ def test_a_fault_that_ends_costs_no_photo(
     fail(error, 8)
     job = kith.wait_for(kith.enroll_archive(gallery, Bytes(as_tar(photos))).id, 60)
     assert (job.state, job.failed, job.counts) == ("succeeded", 0, {"enrolled": PHOTOS})
-    assert kith.gallery(gallery).templates == PHOTOS
+    assert kith.gallery(gallery).template_count == PHOTOS
 
 
 def test_a_fault_that_stays_stops_the_job_and_refuses_no_photo(

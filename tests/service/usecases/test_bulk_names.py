@@ -49,7 +49,7 @@ def test_a_folder_of_a_tar_that_is_not_utf_8(kith: Kith, gallery: str, astronaut
     (refused, _) = kith.job_items(job.id, failed=True)
     assert refused.problem is not None
     assert "not UTF-8" in refused.problem.detail
-    assert [(subject.id, subject.templates) for subject in kith.subjects(gallery)] == [("eileen", 2)]
+    assert [(subject.id, subject.template_count) for subject in kith.subjects(gallery)] == [("eileen", 2)]
 
 
 def test_names_of_a_zip(kith: Kith, gallery: str, astronaut: NDArray[np.uint8], tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_decomposed_names_of_macos_are_the_typed_ones(kith: Kith, gallery: str, 
         kith, gallery, as_tar({"manifest.csv": manifest, f"photos/{folder}.jpg": photo + b"2", "José/1.jpg": photo})
     )
     assert outcomes == {f"photos/{folder}.jpg": "enrolled", "José/1.jpg": "ignored"}
-    assert [(subject.id, subject.templates) for subject in kith.subjects(gallery)] == [("José", 2)]
+    assert [(subject.id, subject.template_count) for subject in kith.subjects(gallery)] == [("José", 2)]
 
 
 def test_a_name_of_many_combining_marks_costs_no_time(kith: Kith, gallery: str, astronaut: NDArray[np.uint8]) -> None:

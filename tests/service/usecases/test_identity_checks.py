@@ -97,7 +97,7 @@ def test_a_repeated_request_is_stored_once(urls: list[str], rng: np.random.Gener
         face = person(rng, kiths[0].model().dimension)
         seen = at_once(lambda n: kiths[n].enroll("g", "ada", embeddings=[face], idempotency_key="k"))
         assert seen == {"enrolled": AT_ONCE}
-        assert kiths[0].gallery("g").templates == 1
+        assert kiths[0].gallery("g").template_count == 1
 
 
 def test_a_repeated_request_leaves_the_gallery_at_its_version(database_url: DatabaseUrl) -> None:

@@ -37,7 +37,7 @@ def test_fifty_people_and_fifty_strangers(
         kith.enroll(
             people, Path(file).parent.name, images / file, face="largest", allow_duplicate=True, allow_low_quality=True
         )
-    assert kith.gallery(people).templates == PEOPLE
+    assert kith.gallery(people).template_count == PEOPLE
 
     mated: list[str] = []
     for name in sorted(names):

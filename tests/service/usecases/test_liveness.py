@@ -166,7 +166,7 @@ def test_enrollment_takes_people_alone(strict: Kith, person: bytes, picture: byt
     with pytest.raises(KithClientError, match="not_live"):
         strict.enroll("strict", "other", embeddings=[vector], allow_duplicate=True)
     options: dict[str, Any] = {"allow_duplicate": True, "allow_inconsistent": True, "allow_not_live": True}
-    assert strict.enroll("strict", "other", picture, passport, embeddings=[vector], **options).enrolled == 3
+    assert strict.enroll("strict", "other", picture, passport, embeddings=[vector], **options).enrolled_count == 3
 
 
 def test_bulk_enrollment_takes_people_alone(strict: Kith, judging: str, person: bytes, picture: bytes) -> None:

@@ -160,7 +160,7 @@ def test_the_whole_way_there_and_back(both: Kith, people: dict[str, bytes], seco
     assert both.roll_back(g).state == "set_aside"
     back = settled(both, g)
     # What was enrolled after the cut-over is found by the one before, too.
-    assert back.current.embedded == back.current.templates == len(people)
+    assert back.current.embedded == back.current.template_count == len(people)
     assert both.identify(g, people["friend0"], check_quality=False).results[0].candidates[0].subject == "friend0"
 
     # There again, with what was made before, and for good.
@@ -315,7 +315,7 @@ def test_an_enrollment_during_the_cut_over_succeeds(both: Kith, people: dict[str
     assert {s.id for s in both.subjects(g)} == {"eileen", *acknowledged}
     assert told.other is not None
     for generation in (told.current, told.other):
-        assert generation.embedded == generation.templates == 1 + len(acknowledged)
+        assert generation.embedded == generation.template_count == 1 + len(acknowledged)
 
 
 def test_an_embedding_is_not_taken_for_another_recognizers(both: Kith, people: dict[str, bytes]) -> None:
@@ -344,7 +344,7 @@ def test_embeddings_must_name_their_recognizer_during_a_migration(tmp_path: Path
         assert ours and theirs and vector is not None and other is not None and len(vector) == len(other)
 
         def enroll(key: str, **options: Any) -> int:
-            return kith.enroll(g, "tom", idempotency_key=key, allow_inconsistent=True, **options).enrolled
+            return kith.enroll(g, "tom", idempotency_key=key, allow_inconsistent=True, **options).enrolled_count
 
         def check(answering: str, refused: str) -> None:
             vectors = {ours: vector, theirs: other}

@@ -59,7 +59,7 @@ def test_json_in_a_coding_is_refused_as_such(
         document = check(refused, 415, "unsupported_encoding")
         assert refused.headers["Accept-Encoding"] == "identity"
         assert "identity" in document["detail"]
-    assert kith.gallery(gallery).subjects == 0
+    assert kith.gallery(gallery).subject_count == 0
 
 
 @pytest.mark.parametrize("kind", ["image/jpeg", "application/octet-stream", "multipart/form-data; boundary=b"])
@@ -100,7 +100,7 @@ def test_an_import_in_gzip_is_read(server: str, gallery: str, kith: Kith, coding
     body = gzip.compress(json.dumps({"subject": "ada", "embedding": vector}).encode() + b"\n")
     url = f"{server}/v1/galleries/{gallery}/import?recognizer={model.recognizer}"
     done = httpx.post(url, content=body, headers=NDJSON | {"Content-Encoding": coding})
-    assert (done.status_code, done.json()["templates"]) == (200, 1)
+    assert (done.status_code, done.json()["template_count"]) == (200, 1)
 
 
 def test_the_compression_of_an_archive_may_be_named_as_a_coding(
@@ -118,7 +118,7 @@ def test_the_compression_of_an_archive_may_be_named_as_a_coding(
     started = httpx.post(url, content=buffer.getvalue(), headers=ARCHIVE | {"Content-Encoding": "gzip"})
     assert started.status_code == 202
     assert kith.wait_for(started.json()["id"], timeout_s=120).state == "succeeded"
-    assert kith.gallery(gallery).templates == 1
+    assert kith.gallery(gallery).template_count == 1
 
 
 def test_several_headers_are_one_list() -> None:

@@ -56,7 +56,7 @@ def test_bad_photos(
     url = server + path.format(gallery=gallery)
     check(httpx.post(url, files=[("images", ("photo.jpg", photo))]), status, code)
     check(httpx.post(url, json={"images": [base64.b64encode(photo).decode()]}), status, code)
-    assert kith.gallery(gallery).templates == 0
+    assert kith.gallery(gallery).template_count == 0
 
 
 @pytest.mark.parametrize("path", ["/v1/detect", "/v1/verify", IDENTIFY, ENROLL])
@@ -111,7 +111,7 @@ def test_embeddings_that_are_not_finite(server: str, gallery: str, kith: Kith, p
         headers={"Content-Type": "application/json"},
     )
     check(response, 422, "invalid_request")
-    assert kith.gallery(gallery).templates == 0
+    assert kith.gallery(gallery).template_count == 0
 
 
 @pytest.mark.parametrize("length", [0, 1, 5000])

@@ -77,7 +77,7 @@ def test_identify(server: str, kith: Kith, gallery: str, astronaut: Photo, group
 def test_enroll(server: str, kith: Kith, gallery: str, astronaut: Photo, group: Photo) -> None:
     url = f"{server}/v1/galleries/{gallery}/subjects/eileen/templates"
     document = fits(EnrollOut, post(url, jpeg(astronaut), jpeg(group), b"no photo"))
-    assert document["enrolled"] == 1
+    assert document["enrolled_count"] == 1
     assert [result.get("error", {}).get("code") for result in document["results"]] == [
         None,
         "several_faces",

@@ -42,7 +42,7 @@ def test_a_database_of_0_2_0_opens_and_is_searched(tmp_path: Path) -> None:
         gallery = store.galleries.get("g")
         stored = store.subjects.list_page(gallery, None, 9, SubjectFilter())
         assert {s.id: (s.name, s.metadata, s.tags) for s in stored} == SUBJECTS
-        assert [s.templates for s in stored] == [TEMPLATES_PER_SUBJECT] * len(SUBJECTS)
+        assert [s.template_count for s in stored] == [TEMPLATES_PER_SUBJECT] * len(SUBJECTS)
         follower = Followers(in_process(store)).catch_up_blocking(gallery)
         for number, subject in enumerate(stored):
             hits, _ = follower.search(subject_vectors(number), 1)

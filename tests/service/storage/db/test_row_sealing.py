@@ -80,7 +80,7 @@ def is_there(database: Database) -> None:
     store, job_store = Store(database), JobStore(database)
     gallery = store.galleries.get("g")
     ada = store.subjects.get(gallery, ID)
-    assert (ada.id, ada.name, ada.metadata, ada.tags, ada.templates) == (ID, NAME, {"work": VALUE}, [TAG], 1)
+    assert (ada.id, ada.name, ada.metadata, ada.tags, ada.template_count) == (ID, NAME, {"work": VALUE}, [TAG], 1)
     for chosen in (SubjectFilter((TAG,)), SubjectFilter(metadata=(("work", VALUE),))):
         assert [found.id for found in store.subjects.list_page(gallery, None, 9, chosen)] == [ID]
         assert store.subjects.matching_pks(gallery, chosen).tolist() == [ada.pk]

@@ -105,7 +105,7 @@ def test_writes_are_reported_in_order(
         ("job_finished", None),
     ]
     assert {f["data"]["gallery"] for f in found} == {"g"}
-    assert found[0]["data"] == {"gallery": "g", "subject": "ada", "templates": 2}
+    assert found[0]["data"] == {"gallery": "g", "subject": "ada", "template_count": 2}
     assert (found[3]["data"]["state"], found[3]["data"]["done"]) == ("succeeded", 1)
     assert found[4]["data"]["state"] == "cancelled"
     listed = outbox.list_page(webhook, [], None, 99)
@@ -197,7 +197,7 @@ def test_imports_are_reported(
     for _ in range(2):  # the second import finds the template present
         BulkStore(database).add(gallery, items_of("ada", template))
     (found,) = pending(outbox)
-    assert found["data"] == {"gallery": "g", "subjects": 1, "templates": 1}
+    assert found["data"] == {"gallery": "g", "subject_count": 1, "template_count": 1}
 
 
 # Deliveries

@@ -443,7 +443,13 @@ def test_an_operator_confirms_a_held_sweep(kith: Kith, server: str, gallery: str
     assert kith.retention(gallery).held is False  # no retention period
     kith.update_gallery(gallery, retention_days=30)
     due = kith.retention(gallery)
-    assert (due.due_templates, due.due_subjects, due.templates, due.subjects, due.held) == (7, 7, 7, 7, True)
+    assert (due.due_template_count, due.due_subject_count, due.template_count, due.subject_count, due.held) == (
+        7,
+        7,
+        7,
+        7,
+        True,
+    )
     assert abs(due.now - datetime.now(UTC)) < timedelta(minutes=5)
     with pytest.raises(KithClientError, match="retention_changed") as refused:
         kith.apply_retention(gallery, 6, 7)
@@ -454,10 +460,10 @@ def test_an_operator_confirms_a_held_sweep(kith: Kith, server: str, gallery: str
     assert "7 of 7 templates and 7 of 7 subjects" in told.output
     assert "--erase" in told.output
     assert run(app, ["gallery", "retention", gallery, "--erase", "--url", server], input="n\n").exit_code != 0
-    assert kith.gallery(gallery).subjects == 7
+    assert kith.gallery(gallery).subject_count == 7
     done = run(app, ["gallery", "retention", gallery, "--erase", "--yes", "--json", "--url", server])
-    assert json.loads(done.output) == {"templates": 7, "subjects": 7}
-    assert kith.gallery(gallery).subjects == 0
+    assert json.loads(done.output) == {"template_count": 7, "subject_count": 7}
+    assert kith.gallery(gallery).subject_count == 0
     events = [line.event for line in kith.audit(gallery)]
     assert events.count("retention_confirmed") == 1
     assert events.count("retention_applied") == 1

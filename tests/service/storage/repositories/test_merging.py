@@ -79,7 +79,7 @@ def test_everything_of_one_is_the_others(database: Database, store: Store) -> No
     ids = [template.id for name in ("ada", "countess") for template in store.templates.list_page(gallery, name)]
 
     done = store.subjects.merge(gallery, "countess", "ada")
-    assert (done.templates, done.into.templates, done.into.name) == (3, 5, "The Countess")
+    assert (done.templates, done.into.template_count, done.into.name) == (3, 5, "The Countess")
     assert done.into.metadata == {"floor": 1, "desk": 4, "team": "engine"}
     assert done.into.tags == ["night", "founder"]
     now = store.galleries.get("g")
@@ -149,9 +149,9 @@ def test_over_http(kith: Kith, gallery: str, server: str) -> None:
         axis = np.asarray(np.eye(BUNDLED_DIMENSION)[number], np.float32)
         kith.enroll(gallery, name, embeddings=[axis])
     done = kith.merge_subject(gallery, "countess", "ada")
-    assert (done.subject.id, done.subject.templates, done.templates) == ("ada", 2, 1)
+    assert (done.subject.id, done.subject.template_count, done.template_count) == ("ada", 2, 1)
     again = kith.merge_subject(gallery, "countess", "ada")
-    assert (again.subject, again.templates, again.receipt.id) == (done.subject, 1, done.receipt.id)
+    assert (again.subject, again.template_count, again.receipt.id) == (done.subject, 1, done.receipt.id)
     assert kith.verify_receipt(done.receipt.id).holds
     (seen,) = kith.identify(gallery, embeddings=[np.asarray(np.eye(BUNDLED_DIMENSION)[1], np.float32)]).results
     assert [candidate.subject for candidate in seen.candidates] == ["ada", "augusta"]
@@ -162,7 +162,7 @@ def test_over_http(kith: Kith, gallery: str, server: str) -> None:
     command = ["subject", "merge", "augusta", "-g", gallery, "--into", "ada", "--url", server]
     assert CliRunner().invoke(app, command, input="n\n").exit_code != 0
     assert "1 templates moved, 3 in total" in CliRunner().invoke(app, [*command, "--yes"]).output
-    assert json.loads(CliRunner().invoke(app, [*command, "--yes", "--json"]).output)["subject"]["templates"] == 3
+    assert json.loads(CliRunner().invoke(app, [*command, "--yes", "--json"]).output)["subject"]["template_count"] == 3
 
 
 def _best(followers: Followers, gallery: Gallery, store: Store, probes: Float) -> list[str]:

@@ -335,7 +335,7 @@ def test_an_existing_subject_keeps_its_fields(place: Place, rng: np.random.Gener
     place.store.subjects.put(place.gallery, "a", "Ada", {"room": 1}, ["x"])
     place.take(line("a", vector(rng), name="Other", metadata={"room": 2}, tags=["y"]))
     subject = place.store.subjects.get(place.gallery, "a")
-    assert (subject.name, subject.metadata, subject.tags, subject.templates) == ("Ada", {"room": 1}, ["x"], 1)
+    assert (subject.name, subject.metadata, subject.tags, subject.template_count) == ("Ada", {"room": 1}, ["x"], 1)
 
 
 def test_a_rejected_write_is_a_storage_error(place: Place, rng: np.random.Generator) -> None:
@@ -445,7 +445,7 @@ def test_an_export_is_a_snapshot_during_concurrent_writes(place: Place, rng: np.
             while place.store.galleries.get("g").templates < before + 2:
                 pass  # later writes must not appear
             subjects = [orjson.loads(text)["subject"] for piece in pieces for text in piece.splitlines()]
-            assert len(subjects) == header["templates"] <= before
+            assert len(subjects) == header["template_count"] <= before
             assert subjects == [f"s{i:05d}" for i in range(len(subjects) // 2) for _ in range(2)]
             sizes.add(len(subjects))
     finally:
@@ -580,8 +580,8 @@ def test_an_import_may_exceed_the_limit_of_a_request(kith: Kith, gallery: str) -
     assert len(file) > 1_500_000
     answer = rest(kith, gallery, file)
     assert answer.status_code == 200
-    assert answer.json()["templates"] == 3000
-    assert kith.gallery(gallery).templates == 3000
+    assert answer.json()["template_count"] == 3000
+    assert kith.gallery(gallery).template_count == 3000
     probe = np.random.default_rng(2).normal(size=(1, kith.model().dimension))
     (found,) = kith.identify(gallery, embeddings=list(probe), risk={"threshold": 0.9}).results
     assert found.subject == "s0"
@@ -589,10 +589,12 @@ def test_an_import_may_exceed_the_limit_of_a_request(kith: Kith, gallery: str) -
 
 def test_gzip_is_unpacked(kith: Kith, gallery: str) -> None:
     packed = gzip.compress(header_of(kith) + people(kith, 10))
-    assert rest(kith, gallery, packed, coding="gzip").json()["templates"] == 10
-    assert rest(kith, gallery, packed + packed, coding="gzip").json()["refused"] == 1  # a header instead of an item
+    assert rest(kith, gallery, packed, coding="gzip").json()["template_count"] == 10
+    assert (
+        rest(kith, gallery, packed + packed, coding="gzip").json()["refused_count"] == 1
+    )  # a header instead of an item
     short = rest(kith, gallery, packed[:-20], coding="gzip").json()
-    assert (short["code"], short["report"]["templates"]) == ("import_invalid", 0)
+    assert (short["code"], short["report"]["template_count"]) == ("import_invalid", 0)
     assert rest(kith, gallery, b"not gzip", coding="gzip").json()["code"] == "import_invalid"
     assert rest(kith, gallery, packed, coding="br").json()["code"] == "unsupported_encoding"
 
@@ -615,7 +617,7 @@ def test_a_refused_import_says_why(
 ) -> None:
     answer = rest(kith, gallery, file, kind, **params)
     assert (answer.json()["code"], answer.status_code // 100) == (code, 4)
-    assert kith.gallery(gallery).templates == 0
+    assert kith.gallery(gallery).template_count == 0
 
 
 def test_a_file_truncated_between_lines_is_reported(kith: Kith, gallery: str) -> None:
@@ -623,24 +625,24 @@ def test_a_file_truncated_between_lines_is_reported(kith: Kith, gallery: str) ->
     twice = orjson.dumps({**orjson.loads(first), "template": uuid.uuid4().hex}) + b"\n"
     rest(kith, gallery, header_of(kith) + b"".join([first, twice, *lines, line("nobody")]))
     whole = b"".join(kith.export_gallery(gallery)).splitlines(keepends=True)
-    assert rest(kith, "again", b"".join(whole), create=True).json()["present"] == 0
-    assert rest(kith, gallery, b"".join(whole)).json()["present"] == 6
+    assert rest(kith, "again", b"".join(whole), create=True).json()["present_count"] == 0
+    assert rest(kith, gallery, b"".join(whole)).json()["present_count"] == 6
     for end, templates, subjects in ((1, 0, 0), (4, 3, 2), (-1, 6, 5)):
         cut = rest(kith, f"cut{end}".replace("-", "_"), b"".join(whole[:end]), create=True).json()
         assert cut["code"] == "import_invalid"
         assert f"counts 6 templates of 6 subjects, it contains {templates} of {subjects}" in cut["detail"]
-        assert (cut["report"]["templates"], cut["report"]["subjects"]) == (templates, subjects)
+        assert (cut["report"]["template_count"], cut["report"]["subject_count"]) == (templates, subjects)
     assert rest(kith, "cut4", b"".join(whole[:4]), skip=1).status_code == 200
     # Refused items count as received.
     refused = b"".join([*whole[:3], b"not JSON\n", *whole[4:]])
-    assert rest(kith, "refused", refused, create=True).json()["refused"] == 1
-    header = orjson.dumps({**orjson.loads(whole[0]), "templates": "many"}) + b"\n"
+    assert rest(kith, "refused", refused, create=True).json()["refused_count"] == 1
+    header = orjson.dumps({**orjson.loads(whole[0]), "template_count": "many"}) + b"\n"
     assert "are not numbers" in rest(kith, gallery, header).json()["detail"]
 
 
 def test_a_file_without_header_needs_its_recognizer_named(kith: Kith, gallery: str) -> None:
     answer = rest(kith, gallery, people(kith, 5), recognizer=kith.model().recognizer).json()
-    assert (answer["templates"], answer["refused"]) == (5, 0)
+    assert (answer["template_count"], answer["refused_count"]) == (5, 0)
 
 
 def test_an_import_can_create_the_gallery(kith: Kith, gallery: str) -> None:
@@ -663,7 +665,7 @@ def test_an_import_can_create_the_gallery(kith: Kith, gallery: str) -> None:
     rest(kith, gallery, header_of(kith) + people(kith, 5))
     file = b"".join(kith.export_gallery(gallery))
     assert rest(kith, "copy", file).json()["code"] == "gallery_not_found"
-    assert rest(kith, "copy", file, create=True).json()["templates"] == 5
+    assert rest(kith, "copy", file, create=True).json()["template_count"] == 5
     assert kith.gallery("copy").model_dump(mode="json", include=set(given)) == given
     kith.delete_gallery("copy")
     with pytest.raises(KithClientError, match="gallery_not_found"):
@@ -680,7 +682,7 @@ def test_a_disconnected_client_ends_the_export(kith: Kith, gallery: str) -> None
         pieces = kith.export_gallery(gallery)
         next(pieces)
         pieces.close()
-    assert kith.gallery(gallery).templates == 9000
+    assert kith.gallery(gallery).template_count == 9000
 
 
 def test_stalled_exports_delay_only_exports(kith: Kith, gallery: str) -> None:
@@ -689,7 +691,7 @@ def test_stalled_exports_delay_only_exports(kith: Kith, gallery: str) -> None:
     for pieces in stalled:
         next(pieces)
     for _ in range(20):  # more than the database has connections
-        assert kith.gallery(gallery).templates == 20_000
+        assert kith.gallery(gallery).template_count == 20_000
     with Kith(address(kith), attempts=1) as once, pytest.raises(KithClientError, match="overloaded"):
         next(once.export_gallery(gallery))
     for pieces in stalled:
@@ -730,13 +732,13 @@ def test_imports_delay_no_other_requests(
             assert begun.acquire(timeout=60)
         for _ in range(THREADS):
             assert writing.acquire(timeout=60)
-        assert kith.gallery(gallery).templates == 0
+        assert kith.gallery(gallery).template_count == 0
         assert not answers
         other.execute("ROLLBACK")
         for thread in threads:
             thread.join()
     assert [answer.status_code for answer in answers] == [200] * 16
-    assert kith.gallery(gallery).templates == 10
+    assert kith.gallery(gallery).template_count == 10
 
 
 def test_an_export_may_omit_embeddings(kith: Kith, gallery: str) -> None:
@@ -754,7 +756,7 @@ def test_commands_export_and_import_a_gallery(kith: Kith, gallery: str, tmp_path
     assert run(app, ["gallery", "export", gallery, file, "--url", url]).exit_code == 0
     done = run(app, ["gallery", "import", f"{gallery}-2", file, "--create", "--url", url, "--json"])
     assert done.exit_code == 0, done.output
-    assert orjson.loads(done.stdout)["templates"] == 7
+    assert orjson.loads(done.stdout)["template_count"] == 7
     kith.delete_gallery(f"{gallery}-2")
     for other in (__file__, str(tmp_path / "file.parquet")):
         Path(other).touch()
