@@ -118,11 +118,12 @@ def photo_arguments(
     options = {**options, **({"urls": list(urls)} if urls else {})}
     if not photos:
         return {"json": options, "headers": headers}
-    request = {"request": json.dumps(options)} if options else {}
     if len(photos) == 1 and QUERY_OPTIONS.issuperset(options):  # a raw body costs the server least
         headers = {**(headers or {}), "Content-Type": "application/octet-stream"}
-        return {"content": encode_photo(photos[0]), "params": request, "headers": headers}
+        plain = {name: value for name, value in options.items() if name != "risk"} | options.get("risk", {})
+        return {"content": encode_photo(photos[0]), "params": plain, "headers": headers}
     files = [("images", ("photo", encode_photo(photo))) for photo in photos]
+    request = {"request": json.dumps(options)} if options else {}
     return {"files": files, "data": request, "headers": headers}
 
 

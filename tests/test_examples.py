@@ -119,8 +119,6 @@ def test_rest_by_example(photos: Path, moving: str) -> None:
             prepare(kith, command, known)
             for written, meant in known.items():
                 command = command.replace(written, meant)
-            if "--url-query" in command and not has_url_query():
-                continue
             said = run(
                 ["bash", "-euc"], photos, SERVER.sub(moving, command.replace("curl ", "curl --fail-with-body ", 1))
             )
@@ -129,11 +127,6 @@ def test_rest_by_example(photos: Path, moving: str) -> None:
         assert ran >= 25
         assert {"5f0c...", "7c1e...", "4f0c..."} <= known.keys()
         assert "copy" in kith.gallery_names()
-
-
-def has_url_query() -> bool:
-    """Return whether curl is 7.87 or later."""
-    return "--url-query" in subprocess.run(["curl", "--help", "all"], capture_output=True, text=True, check=True).stdout
 
 
 def prepare(kith: Kith, command: str, known: dict[str, str]) -> None:

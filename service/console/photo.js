@@ -44,10 +44,11 @@ async function turned(file) {
   return await new Promise((resolve) => canvas.toBlob(resolve, "image/webp", 0.95));
 }
 
-/** The body of a request with one photo. */
+/** The body of a request with one photo. A risk goes as its form, such as `preset`. */
 export function bodyOf(file, options) {
   const type = file.type.startsWith("image/") ? file.type : "application/octet-stream";
-  return { body: file, type, query: options && { request: JSON.stringify(options) } };
+  const { risk, ...plain } = options ?? {};
+  return { body: file, type, query: { ...plain, ...risk } };
 }
 
 /**

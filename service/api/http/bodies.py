@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, TypeVar
 
 from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from kith.wire.photos import LongStrings, Photos, Probes
+from kith.wire.risk import RiskIn
 from kith.wire.verification import SideIn, VerifyIn
 from service.api.http.problems import validation_error
 from service.core.errors import InvalidRequestError, RequestTooLargeError, UnsupportedMediaTypeError
@@ -26,11 +28,12 @@ from service.core.photo_errors import ImageTooLargeError
 from service.settings import Settings
 
 OPTIONS_FIELD: Final = "request"
-"""Form field, or query parameter beside a bare photo, that holds the other fields as JSON."""
+"""Form field that holds the other fields as JSON."""
+PLAIN_TYPES: Final = frozenset({"string", "integer", "number", "boolean"})
 PHOTO_FIELDS: Final = frozenset({"images", "image", "a", "b"})
 """Form fields of photos."""
 VERIFY_SIDES: Final = 2
-MAX_FORM_FIELDS: Final = 4
+MAX_FORM_FIELDS: Final = 16
 MAX_FORM_FIELD_BYTES: Final = 1_048_576
 MAX_INLINE_PARSE_BYTES: Final = 65_536
 """Larger JSON is parsed in a worker thread."""
@@ -60,21 +63,26 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
         ImageTooLargeError: a photo is too large. A bare photo is not read beyond the limit.
     """
     kind = media_type(request)
+    bare = kind.startswith("image/") or kind == "application/octet-stream"
     if kind == "application/json":
         numbers = settings.max_embeddings * dimension
         body = await read_json(request, model, settings.max_images, settings.max_image_bytes, numbers)
     elif kind == "multipart/form-data":
-        options, files = await _read_form(request, settings)
+        options, plain, files = await _read_form(request, settings)
         unknown = {name for name, _ in files} - {"images", "image"}
         if unknown:
             raise InvalidRequestError(f"unknown file field {sorted(unknown)[0]!r}: name the photos 'images'")
-        body = await _parse_in_thread_if_large(len(options), lambda: _validate_options(model, _parse_object(options)))
+        body = await _parse_in_thread_if_large(
+            len(options), lambda: _validate_options(model, _add_plain(model, plain, _parse_object(options)))
+        )
         body = body.model_copy(update={"images": [payload for _, payload in files]})
-    elif kind.startswith("image/") or kind == "application/octet-stream":
-        body = _validate_options(model, _parse_object(request.query_params.get(OPTIONS_FIELD, "{}")))
+    elif bare:
+        body = _validate_options(model, _add_plain(model, request.query_params.multi_items(), {}))
         body = body.model_copy(update={"images": [await _read_photo(request, settings.max_image_bytes)]})
     else:
         raise unsupported(kind)
+    if not bare and request.query_params:
+        raise InvalidRequestError("query parameters are for a photo as the body: send options as JSON or form fields")
     if isinstance(body, Photos) and len(body.photos) > settings.max_images:
         raise InvalidRequestError(f"{len(body.photos)} photos, the limit is {settings.max_images}")
     if isinstance(body, Probes):
@@ -95,14 +103,14 @@ async def read_verify(request: Request, settings: Settings, dimension: int = 0) 
         return await read_json(request, VerifyIn, VERIFY_SIDES, settings.max_image_bytes, VERIFY_SIDES * dimension)
     if kind != "multipart/form-data":
         raise unsupported(kind)
-    options, files = await _read_form(request, settings)
+    options, plain, files = await _read_form(request, settings)
     sides = dict(files)
     if len(sides) != len(files) or not sides.keys() <= {"a", "b"}:
         raise InvalidRequestError("name the files of a verification 'a' and 'b', and send each once")
     # The empty image passes validation and is replaced by the file.
     placeholders: dict[str, Any] = {name: {"image": ""} for name in sides}
     body = await _parse_in_thread_if_large(
-        len(options), lambda: _validate(VerifyIn, placeholders | _parse_object(options))
+        len(options), lambda: _validate(VerifyIn, placeholders | _add_plain(VerifyIn, plain, _parse_object(options)))
     )
     return body.model_copy(update={name: SideIn.model_construct({"image"}, image=sides[name]) for name in sides})
 
@@ -125,9 +133,12 @@ async def _read_photo(request: Request, max_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-async def _read_form(request: Request, settings: Settings) -> tuple[str, list[tuple[str, bytes]]]:
-    """Return the options as JSON, and the files as (name, content)."""
+async def _read_form(
+    request: Request, settings: Settings
+) -> tuple[str, list[tuple[str, str]], list[tuple[str, bytes]]]:
+    """Return the options as JSON, the plain options as (name, text), and the files as (name, content)."""
     options: str | None = None
+    plain: list[tuple[str, str]] = []
     files: list[tuple[str, bytes]] = []
     for part in await read_parts(request, settings.max_images + 1, settings.max_image_bytes):
         if part.name == OPTIONS_FIELD:
@@ -141,10 +152,42 @@ async def _read_form(request: Request, settings: Settings) -> tuple[str, list[tu
         elif part.name in PHOTO_FIELDS:
             raise InvalidRequestError(f"form field {part.name!r} has no file name: send the photo as a file, not text")
         else:
+            plain.append((part.name, _decode(part)))
+    return "{}" if options is None else options, plain, files
+
+
+@cache
+def plain_options(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
+    """Return the options of a model that fit in a form field or a query parameter, with their JSON schemas.
+
+    A risk has one option for each of its forms, such as ``fpir``. Lists and objects are sent as JSON only.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for each in (model, RiskIn) if "risk" in model.model_fields else (model,):
+        for name, schema in each.model_json_schema()["properties"].items():
+            kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
+            if len(kinds) == 1 and kinds[0].get("type") in PLAIN_TYPES:
+                kept = {key: value for key, value in kinds[0].items() if key not in ("title", "default")}
+                about = [schema["description"]] if "description" in schema else []
+                about += [f"Default: {json.dumps(schema['default'])}."] if schema.get("default") is not None else []
+                found[name] = kept | ({"description": " ".join(about)} if about else {})
+    return found
+
+
+def _add_plain(model: type[BaseModel], plain: Iterable[tuple[str, str]], document: dict[str, Any]) -> dict[str, Any]:
+    """Add plain options to the JSON document. Raises InvalidRequestError: an option is unknown or sent twice."""
+    known = plain_options(model)
+    for name, text in plain:
+        if name not in known:
             raise InvalidRequestError(
-                f"unknown form field {part.name!r}: send options as JSON in the field {OPTIONS_FIELD!r}"
+                f"unknown option {name!r}. Known: {', '.join(sorted(known))}; all others go as JSON in the form field "
+                f"{OPTIONS_FIELD!r}"
             )
-    return "{}" if options is None else options, files
+        place = document if name in model.model_fields else document.setdefault("risk", {})
+        if not isinstance(place, dict) or name in place:
+            raise InvalidRequestError(f"{name}: may be sent once")
+        place[name] = text
+    return document
 
 
 def _decode(field: FormPart) -> str:

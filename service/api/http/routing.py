@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from kith.wire.common import Problem, Scope
 from kith.wire.fields import GALLERY_NAME
-from service.api.http.bodies import OPTIONS_FIELD, JsonRequest
+from service.api.http.bodies import OPTIONS_FIELD, JsonRequest, plain_options
 from service.api.http.parameters import GalleryPath
 from service.core.errors import ForbiddenError, GalleryNotFoundError, InvalidRequestError
 from service.domain.gallery import Gallery
@@ -146,10 +146,11 @@ class Routes:
 def _photo_body(model: type[BaseModel], sides: bool) -> dict[str, Any]:
     """Return the ``openapi_extra`` of a route that takes ``model`` as JSON or multipart.
 
-    If its files are ``images``, it also takes one photo as the body, with the other fields in the query.
+    If its files are ``images``, it also takes one photo as the body, with the plain options in the query.
     """
     photo = BINARY["schema"]
     parts: dict[str, Any] = {"a": photo, "b": photo} if sides else {"images": {"type": "array", "items": photo}}
+    parts |= plain_options(model)
     parts[OPTIONS_FIELD] = {"type": "string", "description": f"The other fields of {model.__name__}, as JSON."}
     content: dict[str, Any] = {
         "application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}},
@@ -159,13 +160,11 @@ def _photo_body(model: type[BaseModel], sides: bool) -> dict[str, Any]:
     if sides:
         return body
     content |= {"image/*": BINARY, "application/octet-stream": BINARY}
-    options = {
-        "name": OPTIONS_FIELD,
-        "in": "query",
-        "schema": {"type": "string"},
-        "description": f"The other fields of {model.__name__} as JSON, if the body is a photo.",
-    }
-    return {**body, "parameters": [options]}
+    options = [
+        {"name": name, "in": "query", "schema": schema, "description": "Only if the body is a photo."}
+        for name, schema in plain_options(model).items()
+    ]
+    return {**body, "parameters": options}
 
 
 def backend_of(request: Request) -> Backend:
@@ -209,8 +208,8 @@ class PermittedRoute(APIRoute):
         if need.keyless or need.keyless_on_loopback:
             return handle  # the gate has checked it
         known = _query_names(self.dependant)
-        if route.takes_photos:
-            known |= {OPTIONS_FIELD}
+        if route.photos is not None and route.body == "photos":
+            known |= plain_options(route.photos).keys()
 
         async def check_and_handle(request: Request) -> Response:
             caller = caller_of(request)
