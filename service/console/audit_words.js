@@ -1,4 +1,6 @@
-// Labels of audit events and outcomes. A test compares them with docs/audit.md.
+// The audit in words: labels of its events and outcomes, which a test compares with docs/audit.md, and its lines as sentences.
+
+import { counted } from "./numbers.js";
 
 export const EVENTS = {
   searched: "Search",
@@ -60,3 +62,55 @@ export const OUTCOMES = {
   gallery_not_found: "gallery not allowed for the key",
   job_not_found: "job of a gallery not allowed for the key",
 };
+
+const FOUND = {
+  identified: ["known", "known"],
+  uncertain: ["not sure", "not sure"],
+  unknown: ["stranger", "strangers"],
+  no_face: ["photo without a face", "photos without a face"],
+  rejected_quality: ["of low quality", "of low quality"],
+  rejected_liveness: ["not a live person", "not live people"],
+  error: ["unusable photo", "unusable photos"],
+};
+
+/** What was found, such as “2 known, 1 stranger”. `outcomes`: numbers by outcome. */
+const found = (outcomes) =>
+  Object.entries(outcomes)
+    .map(([outcome, count]) => `${count} ${(FOUND[outcome] ?? [outcome, outcome])[count === 1 ? 0 : 1]}`)
+    .join(", ");
+
+const photos = (count) => counted(count, "photo");
+const PLAIN = {
+  gallery_created: () => "Created the gallery",
+  gallery_updated: ({ changed = [] }) => `Changed settings: ${listed(changed)}`,
+  gallery_deleted: () => "Erased the gallery",
+  gallery_exported: () => "Exported the gallery",
+  searched: ({ outcomes }) => `Searched: ${found(outcomes)}`,
+  verified: (_, person, outcome) => `Compared a photo with ${person}: ${OUTCOMES[outcome] ?? outcome}`,
+  crop_read: (_, person) => `Looked at a stored picture of ${person}`,
+  templates_enrolled: ({ templates = 1 }, person) => `Enrolled ${photos(templates)} of ${person}`,
+  enrollment_refused: ({ count }, person, outcome) => `Refused ${photos(count)} of ${person}: ${OUTCOMES[outcome] ?? outcome}`,
+  subject_put: ({ created }, person) => `${created === false ? "Replaced" : "Created"} ${person}`,
+  subject_changed: ({ changed = [] }, person) => `Changed ${person}: ${listed(changed)}`,
+  subject_deleted: (_, person) => `Erased ${person}`,
+  subject_merged: ({ into, templates }, person) => `Merged ${person} with ${photos(templates)} into ${code(into)}`,
+  subject_exported: (_, person) => `Exported ${person}`,
+  template_moved: ({ to }, person) => `Moved a photo of ${person} to ${code(to)}`,
+  template_deleted: (_, person) => `Erased a photo of ${person}`,
+  access_refused: ({ count }, _, outcome) => `Refused ${counted(count, "request")}: ${OUTCOMES[outcome] ?? outcome}`,
+  audit_lines_lost: ({ lines }) => `Lost ${counted(lines, "line")} of the audit`,
+};
+
+const listed = (changed) => (Array.isArray(changed) ? changed : Object.keys(changed)).map((name) => name.replaceAll("_", " ")).join(", ");
+const code = (pseudonym) => `person ${String(pseudonym).slice(0, 8)}`;
+
+/** A line of the audit as a sentence without its actor: what was done, to whom, in which gallery, and how it ended. */
+export function sentence({ event, outcome, gallery, subject, details }) {
+  const person = subject ? code(subject) : "a person";
+  const where = gallery && event !== "searched" ? ` in “${gallery}”` : "";
+  const ended = ["done", ""].includes(outcome) || PLAIN[event]?.length === 3 ? "" : ` (${OUTCOMES[outcome] ?? outcome})`;
+  const said = PLAIN[event]?.(details, person, outcome) ?? [EVENTS[event] ?? event, subject && person].filter(Boolean).join(": ");
+  if (event === "searched") return `${said.replace("Searched", `Searched “${gallery}”`)}.`;
+  const [what, ...rest] = said.split(": ");
+  return `${[`${what}${where}`, ...rest].join(": ")}${ended}.`;
+}

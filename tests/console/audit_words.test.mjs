@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { EVENTS, OUTCOMES } from "../../service/console/audit_words.js";
+import { EVENTS, OUTCOMES, sentence } from "../../service/console/audit_words.js";
 
 const DOCUMENT = readFileSync(new URL("../../docs/audit.md", import.meta.url), "utf8");
 
@@ -20,4 +20,19 @@ test("all events and outcomes in docs/audit.md have labels", () => {
   const named = new Set(events.map(([, name]) => name));
   assert.deepEqual([...named].sort(), Object.keys(EVENTS).sort());
   assert.deepEqual(outcomes.map(([, name]) => name).filter((name) => !(name in OUTCOMES)), []);
+});
+
+test("lines are sentences", () => {
+  const line = { gallery: "staff", subject: null, outcome: "done", details: {} };
+  const person = { ...line, subject: "3f2a9c01d2e4aaaa" };
+  const said = [
+    [{ ...line, event: "searched", details: { outcomes: { identified: 2, unknown: 1 } } }, "Searched “staff”: 2 known, 1 stranger."],
+    [{ ...person, event: "verified", outcome: "same" }, "Compared a photo with person 3f2a9c01 in “staff”: the same person."],
+    [{ ...person, event: "templates_enrolled", details: { templates: 1 } }, "Enrolled 1 photo of person 3f2a9c01 in “staff”."],
+    [{ ...line, event: "gallery_updated", details: { changed: ["retention_days"] } }, "Changed settings in “staff”: retention days."],
+    [{ ...person, event: "subject_deleted", outcome: "repeated" }, "Erased person 3f2a9c01 in “staff” (repeated after a restore)."],
+    [{ ...line, gallery: null, event: "access_refused", outcome: "forbidden", details: { count: 3 } }, "Refused 3 requests: the key lacks the scope."],
+    [{ ...line, event: "migration_started" }, "Migration started in “staff”."],
+  ];
+  for (const [given, expected] of said) assert.equal(sentence(given), expected);
 });

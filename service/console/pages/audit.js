@@ -1,7 +1,7 @@
 // The latest lines of the audit log, with filters.
 
 import { call, galleryPath } from "../api.js";
-import { EVENTS, OUTCOMES } from "../audit_words.js";
+import { EVENTS, sentence } from "../audit_words.js";
 import { fill, h } from "../dom.js";
 import { toTheSecond } from "../numbers.js";
 import { settingsHeading } from "../reports.js";
@@ -21,6 +21,8 @@ export function render(params, signal) {
   );
   const gallery = h("input", { type: "text", value: params.gallery ?? "", autocomplete: "off", spellcheck: false });
   const since = h("input", { type: "date", value: params.since ?? "" });
+  const actor = h("input", { type: "text", value: params.actor ?? "", autocomplete: "off", spellcheck: false, placeholder: "key:3f2a9c01d2e4" });
+  const person = h("input", { type: "text", value: params.subject ?? "", autocomplete: "off", spellcheck: false });
   const until = h("input", { type: "date", value: params.until ?? "" });
   const body = h("div", {});
   const show = () =>
@@ -29,7 +31,14 @@ export function render(params, signal) {
       loading(
         () =>
           lines(
-            { event: event.value, gallery: gallery.value.trim(), since: since.value, until: until.value },
+            {
+              event: event.value,
+              gallery: gallery.value.trim(),
+              subject: person.value.trim(),
+              actor: actor.value.trim(),
+              since: since.value,
+              until: until.value,
+            },
             signal,
           ),
         "Reading the audit…",
@@ -40,6 +49,8 @@ export function render(params, signal) {
     { class: "filters", onSubmit: (submitted) => (submitted.preventDefault(), show()), onChange: show },
     field("What", event),
     field("In gallery", gallery, "Empty: all galleries"),
+    field("About the person", person, "An id. Needs a gallery."),
+    field("By", actor, "A key, operator, anonymous or service."),
     field("Since", since),
     field("Until", until, "Including this day."),
   );
@@ -64,10 +75,11 @@ function midnight(date, later = 0) {
   return at.toISOString();
 }
 
-async function lines({ event, gallery, since, until }, signal) {
+async function lines({ event, gallery, subject, actor, since, until }, signal) {
   // Keys for some galleries can read only those.
   const path = gallery ? `${galleryPath(gallery)}/audit` : "/v1/audit";
-  const query = { event: event || null, since: midnight(since), until: midnight(until, 1), limit: PAGE };
+  const about = gallery ? { subject: subject || null } : {};
+  const query = { ...about, event: event || null, actor: actor || null, since: midnight(since), until: midnight(until, 1), limit: PAGE };
   const place = h("div", { class: "stack audit" });
   const more = async (cursor) => {
     const page = await call("GET", path, { query: { ...query, cursor }, signal });
@@ -77,7 +89,7 @@ async function lines({ event, gallery, since, until }, signal) {
     place.append(
       table(
         "Audit lines, newest first",
-        ["When", "What", "Outcome", "By", "Gallery", "Person", "Details"],
+        ["When", "What", "By", "Details"],
         page.data.map(row),
       ),
     );
@@ -96,12 +108,9 @@ async function lines({ event, gallery, since, until }, signal) {
 
 const row = (line) => [
   toTheSecond(line.at),
-  h("span", { title: line.event }, EVENTS[line.event] ?? line.event),
-  h("span", { title: line.outcome }, OUTCOMES[line.outcome] ?? line.outcome),
+  h("span", { title: `${line.event}: ${line.outcome}` }, sentence(line)),
   h("code", {}, line.actor),
-  line.gallery ?? "",
-  line.subject ? h("code", { title: line.subject }, line.subject.slice(0, 8)) : "",
-  particulars(line.details),
+  particulars({ ...(line.subject && { subject: line.subject }), ...line.details }),
 ];
 
 /** Details in one line if they fit, otherwise folded. */
