@@ -138,14 +138,20 @@ class Calls:
         return list_call(GalleriesOut, "/v1/galleries")
 
     @one
-    def update_gallery(self, name: str, **settings: Unpack[GalleryOptions]) -> Call[GalleryOut]:
-        """Change settings of a gallery. Omitted settings keep their value."""
-        return json_call(GalleryOut, "PATCH", _path(name), json=settings)
+    def update_gallery(
+        self, name: str, *, if_match: str | None = None, **settings: Unpack[GalleryOptions]
+    ) -> Call[GalleryOut]:
+        """Change settings of a gallery. Omitted settings keep their value.
+
+        ``if_match``: the ``etag`` of the gallery that the change is based on. If somebody else changed the settings
+        since, the call raises ``precondition_failed``."""
+        headers = _conditions(if_match)
+        return json_call(GalleryOut, "PATCH", _path(name), not headers, json=settings, headers=headers)
 
     @one
-    def delete_gallery(self, name: str) -> Call[DeletedOut]:
+    def delete_gallery(self, name: str, *, if_match: str | None = None) -> Call[DeletedOut]:
         """Erase a gallery with all subjects. Return the receipt."""
-        return json_call(DeletedOut, "DELETE", _path(name))
+        return json_call(DeletedOut, "DELETE", _path(name), headers=_conditions(if_match))
 
     @one
     def stats(self, name: str) -> Call[GalleryStatsOut]:
@@ -272,18 +278,25 @@ class Calls:
         tags: Iterable[str] = (),
         *,
         only_new: bool = False,
+        if_match: str | None = None,
     ) -> Call[SubjectOut]:
-        """Create or replace a subject. With ``only_new``, refuse to replace one (``subject_exists``)."""
+        """Create or replace a subject. With ``only_new``, refuse to replace one (``subject_exists``).
+
+        With ``if_match``, an ``etag``, refuse to replace a changed one (``precondition_failed``)."""
         body = {"name": name, "metadata": dict(metadata or {}), "tags": list(tags)}
-        # With only_new, a retry would be refused because of the subject that the first attempt created.
-        return json_call(
-            SubjectOut, "PUT", _path(gallery, subject), not only_new, json=body, headers=_only_new(only_new)
-        )
+        # With a condition, a retry would be refused because of what the first attempt wrote.
+        headers = _conditions(if_match, only_new)
+        return json_call(SubjectOut, "PUT", _path(gallery, subject), not headers, json=body, headers=headers)
 
     @one
-    def update_subject(self, gallery: str, subject: str, **changes: Unpack[SubjectChanges]) -> Call[SubjectOut]:
-        """Change a subject's name, metadata or tags. Omitted fields keep their value."""
-        return json_call(SubjectOut, "PATCH", _path(gallery, subject), json=changes)
+    def update_subject(
+        self, gallery: str, subject: str, *, if_match: str | None = None, **changes: Unpack[SubjectChanges]
+    ) -> Call[SubjectOut]:
+        """Change a subject's name, metadata or tags. Omitted fields keep their value.
+
+        ``if_match`` is the ``etag`` of the subject that the change is based on (``precondition_failed``)."""
+        headers = _conditions(if_match)
+        return json_call(SubjectOut, "PATCH", _path(gallery, subject), not headers, json=changes, headers=headers)
 
     @one
     def subject(self, gallery: str, subject: str) -> Call[SubjectOut]:
@@ -305,9 +318,9 @@ class Calls:
         return list_call(SubjectsOut, f"{_path(gallery)}/subjects", chosen)
 
     @one
-    def delete_subject(self, gallery: str, subject: str) -> Call[DeletedOut]:
+    def delete_subject(self, gallery: str, subject: str, *, if_match: str | None = None) -> Call[DeletedOut]:
         """Erase a subject. Return the receipt."""
-        return json_call(DeletedOut, "DELETE", _path(gallery, subject))
+        return json_call(DeletedOut, "DELETE", _path(gallery, subject), headers=_conditions(if_match))
 
     @one
     def merge_subject(self, gallery: str, subject: str, into: str) -> Call[MergedOut]:
@@ -372,7 +385,7 @@ class Calls:
             allow_low_quality=allow_low_quality,
             allow_not_live=allow_not_live,
         )
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex} | _only_new(only_new)
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex} | _conditions(None, only_new)
         arguments = photo_arguments(photos, urls, options | _embeddings(embeddings), headers)
         return json_call(EnrollOut, "POST", f"{_path(gallery, subject)}/templates", **arguments)
 
@@ -568,8 +581,8 @@ class Calls:
         return Call("GET", "/metrics", bytes.decode)
 
 
-def _only_new(only_new: bool) -> dict[str, str]:
-    return {"If-None-Match": "*"} if only_new else {}
+def _conditions(if_match: str | None, only_new: bool = False) -> dict[str, str]:
+    return ({} if if_match is None else {"If-Match": if_match}) | ({"If-None-Match": "*"} if only_new else {})
 
 
 def _embeddings(vectors: Sequence[Vector]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import BaseModel, Field, FiniteFloat
 
 from kith.wire.common import DriftState, Fusion, IdentifyOutcome, IndexSetting, LivenessSetting, Page
-from kith.wire.fields import GalleryName, RequestModel
+from kith.wire.fields import ETAG, GalleryName, RequestModel
 from kith.wire.risk import RiskIn
 
 
@@ -112,6 +112,7 @@ class GalleryOut(BaseModel):
     subject_count: int
     template_count: int
     created_at: datetime
+    etag: str = Field(description=ETAG)
     drift: DriftOut | None = Field(None, description="Present only in the response about one gallery.")
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from kith.wire.common import FaceChoice, Page, Problem, TemplateKind
 from kith.wire.erasures import ReceiptOut
 from kith.wire.faces import FaceOut
-from kith.wire.fields import MAX_LABELS, Metadata, PersonName, RequestModel, SubjectId, Tag
+from kith.wire.fields import ETAG, MAX_LABELS, Metadata, PersonName, RequestModel, SubjectId, Tag
 from kith.wire.photos import Probes
 
 
@@ -50,6 +50,7 @@ class SubjectOut(BaseModel):
     template_count: int
     created_at: datetime
     updated_at: datetime
+    etag: str = Field(description=ETAG)
 
 
 class SubjectsOut(Page[SubjectOut]):

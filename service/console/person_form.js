@@ -5,7 +5,7 @@ import { button, field } from "./ui.js";
 import { readTyped, tags, typed, typedTags } from "./words.js";
 
 /** Fields with the values `from`. The result has `elements`, `name` (the input), `read()`, and `changed()` for the edited
- * fields only, so that concurrent changes by other users stay. */
+ * fields only. */
 export function personForm(from = { name: "", tags: [], metadata: {} }, { nameLabel = "Name" } = {}) {
   const name = h("input", { type: "text", value: from.name ?? "", autocomplete: "off", maxLength: 500 });
   const labels = h("input", { type: "text", value: typedTags(from.tags), autocomplete: "off" });

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from kith.wire.common import Problem, Scope
 from kith.wire.fields import GALLERY_NAME
 from service.api.http.bodies import OPTIONS_FIELD, JsonRequest, plain_options
+from service.api.http.etags import without_fresh_body
 from service.api.http.parameters import GalleryPath
 from service.core.errors import ForbiddenError, GalleryNotFoundError, InvalidRequestError
 from service.domain.gallery import Gallery
@@ -219,7 +220,7 @@ class PermittedRoute(APIRoute):
             if not self.allows_unknown_parameters:
                 _refuse_unknown(request, known)
             await self.before_body(request)
-            return await handle(JsonRequest(request.scope, request.receive))
+            return without_fresh_body(request, await handle(JsonRequest(request.scope, request.receive)))
 
         return check_and_handle
 

@@ -6,6 +6,8 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 
+from fastapi import Response
+
 from kith.wire.common import LivenessSetting
 from kith.wire.erasures import DeletedOut
 from kith.wire.galleries import (
@@ -20,12 +22,14 @@ from kith.wire.galleries import (
     RetentionIn,
     RetentionOut,
 )
+from service.api.http.etags import IfMatch
 from service.api.http.parameters import GalleryPath, NameCursor, PageLimit
 from service.api.http.routing import ADMIN, ADMIN_ALL, READ, BackendDep, CallerDep, Routes
 from service.api.routes.erasures import to_deleted_out
 from service.core.errors import LivenessUnavailableError
 from service.domain.gallery import Gallery, GallerySettings
 from service.domain.outcomes import to_risk_target
+from service.domain.revisions import revision_of
 from service.usecases.backend import Backend
 
 routes = Routes("/v1/galleries", "galleries")
@@ -34,7 +38,7 @@ routes = Routes("/v1/galleries", "galleries")
 @routes.add(
     "POST", "", ADMIN_ALL, status_code=201, example={"name": "staff", "risk": {"fpir": 0.001}, "retention_days": 365}
 )  # a 409 reveals that a name is taken
-async def create_gallery(body: GalleryIn, backend: BackendDep) -> GalleryOut:
+async def create_gallery(body: GalleryIn, response: Response, backend: BackendDep) -> GalleryOut:
     """Create a gallery. Its vectors come from the recognizer of KITH_PACK."""
     settings = change_settings(body, GallerySettings())
     _check_liveness(backend, body.liveness)
@@ -42,6 +46,7 @@ async def create_gallery(body: GalleryIn, backend: BackendDep) -> GalleryOut:
     created = await backend.run(
         backend.galleries.store.galleries.create, body.name, recognizer.fingerprint, recognizer.dimension, settings
     )
+    response.headers["ETag"] = created.etag
     return to_gallery_out(created)
 
 
@@ -63,11 +68,13 @@ async def list_galleries(
 
 
 @routes.add("GET", "/{gallery}", READ)
-async def get_gallery(gallery: GalleryPath, backend: BackendDep) -> GalleryOut:
+async def get_gallery(gallery: GalleryPath, response: Response, backend: BackendDep) -> GalleryOut:
     """Return a gallery's settings, counts, and drift of its decisions from the calibration."""
     found = await backend.find_gallery(gallery)
     drift = await backend.run(backend.galleries.watches.drift_of, found.pk, found.name, found.fingerprint)
-    return to_gallery_out(found).model_copy(update={"drift": drift})
+    etag = found.etag if drift is None else f'{found.etag[:-1]}.{revision_of(drift.model_dump_json().encode())}"'
+    response.headers["ETag"] = etag
+    return to_gallery_out(found).model_copy(update={"drift": drift, "etag": etag})
 
 
 @routes.add("GET", "/{gallery}/stats", READ)
@@ -114,19 +121,24 @@ async def apply_retention(gallery: GalleryPath, body: RetentionIn, backend: Back
 
 
 @routes.add("PATCH", "/{gallery}", ADMIN, example={"risk": {"fpir": 0.0001}})
-async def update_gallery(gallery: GalleryPath, body: GallerySettingsIn, backend: BackendDep) -> GalleryOut:
+async def update_gallery(
+    gallery: GalleryPath, body: GallerySettingsIn, response: Response, backend: BackendDep, if_match: IfMatch
+) -> GalleryOut:
     """Change the given settings of the gallery. The others stay."""
     _check_liveness(backend, body.liveness)
-    updated = await backend.run(backend.galleries.store.galleries.update, gallery, partial(change_settings, body))
+    updated = await backend.run(
+        backend.galleries.store.galleries.update, gallery, partial(change_settings, body), if_match
+    )
     backend.galleries.risks.derive_later(updated)
+    response.headers["ETag"] = updated.etag
     return to_gallery_out(updated)
 
 
 @routes.add("DELETE", "/{gallery}", ADMIN)
-async def delete_gallery(gallery: GalleryPath, backend: BackendDep) -> DeletedOut:
+async def delete_gallery(gallery: GalleryPath, backend: BackendDep, if_match: IfMatch) -> DeletedOut:
     """Delete the gallery with all its subjects and templates."""
     deleted, receipt = await backend.run_on_gallery(
-        gallery, lambda found: backend.galleries.store.galleries.delete(found.name)
+        gallery, lambda found: backend.galleries.store.galleries.delete(found.name, if_match)
     )
     await backend.run(backend.galleries.followers.drop, deleted)
     if backend.galleries.shared_engine is not None:
@@ -164,5 +176,6 @@ def to_gallery_out(gallery: Gallery) -> GalleryOut:
         subject_count=gallery.subjects,
         template_count=gallery.templates,
         created_at=gallery.created_at,
+        etag=gallery.etag,
         **{name: value for name, value in vars(settings).items() if name not in ("risk", "quality_gate")},
     )

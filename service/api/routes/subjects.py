@@ -24,6 +24,7 @@ from kith.wire.subjects import (
     TemplatesOut,
 )
 from service.api.http.bodies import read_photos
+from service.api.http.etags import IfMatch, is_fresh
 from service.api.http.parameters import (
     Cursor,
     GalleryPath,
@@ -114,39 +115,50 @@ async def put_subject(
     body: SubjectIn,
     response: Response,
     backend: BackendDep,
+    if_match: IfMatch,
     only_new: OnlyNew = None,
 ) -> SubjectOut:
     """Create a subject, or replace its name, metadata and tags. Its templates stay."""
-    fields = body.name, body.metadata, body.tags, only_new is not None
+    fields = body.name, body.metadata, body.tags, only_new is not None, if_match
     put, created = await backend.run_on_gallery(snapshot, backend.galleries.store.subjects.put, subject, *fields)
     response.status_code = 201 if created else 200
-    return _subject(put)
+    return _tagged(response, put)
 
 
 @routes.add("GET", "/{subject}", READ)
-async def get_subject(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> SubjectOut:
+async def get_subject(
+    gallery: GalleryPath, subject: SubjectPath, response: Response, backend: BackendDep
+) -> SubjectOut:
     """Return a subject."""
     found = await backend.find_gallery(gallery)
-    return _subject(await backend.run(backend.galleries.store.subjects.get, found, subject))
+    return _tagged(response, await backend.run(backend.galleries.store.subjects.get, found, subject))
 
 
 @routes.add("PATCH", "/{subject}", ENROLL, example={"name": "Countess of Lovelace"})
 async def patch_subject(
-    snapshot: GallerySnapshot, subject: SubjectPath, body: SubjectPatch, backend: BackendDep
+    snapshot: GallerySnapshot,
+    subject: SubjectPath,
+    body: SubjectPatch,
+    response: Response,
+    backend: BackendDep,
+    if_match: IfMatch,
 ) -> SubjectOut:
     """Change the given fields. The others stay."""
     # Null removes a name. Metadata and tags are emptied by {} and [].
     given = {k: v for k, v in body.model_dump(exclude_unset=True).items() if k == "name" or v is not None}
-    return _subject(await backend.run_on_gallery(snapshot, backend.galleries.store.subjects.patch, subject, given))
+    patch = backend.galleries.store.subjects.patch
+    return _tagged(response, await backend.run_on_gallery(snapshot, patch, subject, given, if_match))
 
 
 @routes.add("DELETE", "/{subject}", ENROLL)
-async def delete_subject(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> DeletedOut:
+async def delete_subject(
+    gallery: GalleryPath, subject: SubjectPath, backend: BackendDep, if_match: IfMatch
+) -> DeletedOut:
     """Erase a subject with its templates and all its other data.
 
     The response is a receipt. A repeated request gets 404 with the first receipt.
     """
-    receipt = await backend.run_on_gallery(gallery, backend.galleries.store.subjects.delete, subject)
+    receipt = await backend.run_on_gallery(gallery, backend.galleries.store.subjects.delete, subject, if_match)
     backend.galleries.risks.derive_later(await backend.find_gallery(gallery))
     return to_deleted_out(receipt)
 
@@ -275,7 +287,7 @@ async def picture_response(
     template_id, crop = await backend.run(backend.galleries.store.templates.crop, gallery, subject, template)
     etag = f'"{hashlib.sha256(crop.image).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
-    if etag in [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]:
+    if is_fresh(request, etag):
         return Response(status_code=304, headers=headers)
     await backend.operations.audit.crop_read(gallery, subject, template_id)
     return Response(crop.image, headers=headers, media_type=CROP_TYPE)
@@ -283,6 +295,11 @@ async def picture_response(
 
 def _subject(subject: Subject) -> SubjectOut:
     return SubjectOut.model_validate(subject, from_attributes=True)
+
+
+def _tagged(response: Response, subject: Subject) -> SubjectOut:
+    response.headers["ETag"] = subject.etag
+    return _subject(subject)
 
 
 def _template(template: Template) -> TemplateOut:

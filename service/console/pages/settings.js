@@ -34,7 +34,7 @@ function parts(gallery, found, place, signal) {
     if (Object.keys(changed).length === 0) return toast("Nothing was changed.");
     go.disabled = true;
     try {
-      const now = await call("PATCH", galleryPath(gallery), { json: changed, signal });
+      const now = await call("PATCH", galleryPath(gallery), { json: changed, headers: { "If-Match": found.etag }, signal });
       toast("Saved. Searches now use these settings.");
       fill(place, ...parts(gallery, now, place, signal));
     } catch (error) {

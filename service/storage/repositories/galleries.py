@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from service.core.errors import GalleryExistsError, GalleryNotFoundError, MasterKeyError, MasterKeyUnavailableError
 from service.domain.gallery import Gallery, GalleryCounts, GallerySettings
+from service.domain.revisions import require_revision
 from service.storage.audit.log import record
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import generate_key
@@ -139,27 +140,39 @@ class GalleryStore:
         with self._database.read() as connection:
             return [gallery_of(row, self._database.vault) for row in connection.execute(query)]
 
-    def update(self, name: str, change: Callable[[GallerySettings], GallerySettings]) -> Gallery:
-        """Replace the settings by the result of ``change``. Raises GalleryNotFoundError."""
+    def update(
+        self,
+        name: str,
+        change: Callable[[GallerySettings], GallerySettings],
+        expected: Collection[str] | None = None,
+    ) -> Gallery:
+        """Replace the settings by the result of ``change``; return the gallery with them.
+
+        Raises GalleryNotFoundError, and PreconditionFailedError if the revision is not an expected one.
+        """
         missing = GalleryNotFoundError(f"there is no gallery {name!r}")
         with self._database.write(missing) as connection:
             locked = gallery_rows().where(galleries.c.name == name).with_for_update(of=galleries)
             row = connection.execute(locked).first()
             if row is None:
                 raise missing
-            before = gallery_of(row, self._database.vault)
+            before, version = gallery_of(row, self._database.vault), new_version()
+            require_revision(expected, before.revision)
             settings = change(before.settings)
-            update_gallery(connection, before.pk, settings=asdict(settings), version=new_version())
+            update_gallery(connection, before.pk, settings=asdict(settings), version=version)
             old, new = asdict(before.settings), asdict(settings)
             changed = {name: value for name, value in new.items() if value != old[name]}
             record(self._database.vault, connection, "gallery_updated", before, changed=changed)
-        return self.get(name)
+        return replace(before, settings=settings, version=version)
 
-    def delete(self, name: str) -> tuple[Gallery, Receipt]:
-        """Delete a gallery with all its subjects; return it with the receipt. Raises GalleryNotFoundError."""
+    def delete(self, name: str, expected: Collection[str] | None = None) -> tuple[Gallery, Receipt]:
+        """Delete a gallery with all its subjects; return it with the receipt. Raises as :meth:`update`."""
         gallery = self.get(name)
         key = erasures.key_name(gallery.seal)
         with self._database.change(gallery, sealed=False, erasing=True) as connection:
+            if expected is not None:
+                row = connection.execute(gallery_rows().where(galleries.c.pk == gallery.pk)).one()
+                require_revision(expected, gallery_of(row, self._database.vault).revision)
             counts = sa.select(galleries.c.subject_count, galleries.c.template_count)
             now = connection.execute(counts.where(galleries.c.pk == gallery.pk)).one()
             removed = Counter(subjects=now.subject_count, templates=now.template_count)

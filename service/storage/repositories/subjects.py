@@ -16,6 +16,7 @@ from kith.wire.fields import MAX_LABELS
 from service.core.errors import InvalidRequestError, KithError, SubjectExistsError, SubjectNotFoundError
 from service.domain.gallery import Gallery, Subject, SubjectFilter, SubjectLabel
 from service.domain.person_search import matches
+from service.domain.revisions import require_revision, revision_of
 from service.security.sealing import Seal
 from service.storage.audit.log import pseudonym, record
 from service.storage.db.engine import Database
@@ -59,10 +60,14 @@ class SubjectStore:
         metadata: dict[str, Any],
         tags: list[str],
         only_new: bool = False,
+        expected: Collection[str] | None = None,
     ) -> tuple[Subject, bool]:
         """Create or replace a subject; return it and whether it was created.
 
-        Raises SubjectErasedError if it was erased since ``gallery`` was read; with ``only_new``, SubjectExistsError.
+        Raises:
+            SubjectErasedError: it was erased since ``gallery`` was read.
+            SubjectExistsError: it exists, and ``only_new``.
+            PreconditionFailedError: its revision is not an ``expected`` one.
         """
         now, about = datetime.now(UTC), SubjectRecord(subject_id, name, metadata, tags)
         with self._database.change(gallery) as connection:
@@ -71,17 +76,24 @@ class SubjectStore:
                 refuse_existing(connection, gallery, subject_id)
             subject_pk = find_subject_pk(connection, gallery, subject_id)
             created = subject_pk is None
+            require_revision(expected, None if created else read_subject(connection, gallery, subject_id).revision)
             if subject_pk is None:
                 insert_subject(connection, gallery, about, now)
             else:
                 _update(connection, gallery, subject_pk, about)
             record(self._database.vault, connection, "subject_put", gallery, subject_id, created=created)
-        return self.get(gallery, subject_id), created
+            return read_subject(connection, gallery, subject_id), created
 
-    def patch(self, gallery: Gallery, subject_id: str, given: dict[str, Any]) -> Subject:
-        """Change the given fields (name, metadata, tags). Raises SubjectNotFoundError, SubjectErasedError."""
+    def patch(
+        self, gallery: Gallery, subject_id: str, given: dict[str, Any], expected: Collection[str] | None = None
+    ) -> Subject:
+        """Change the given fields (name, metadata, tags).
+
+        Raises SubjectNotFoundError, SubjectErasedError, and PreconditionFailedError as :meth:`put`.
+        """
         with self._database.change(gallery) as connection:
             subject = read_subject(connection, gallery, subject_id)
+            require_revision(expected, subject.revision)
             erasures.refuse_erased(connection, gallery, subject_id)
             about = replace(_record_of(subject), **given)
             _update(connection, gallery, subject.pk, about)
@@ -157,12 +169,16 @@ class SubjectStore:
         keys.sort()
         return keys
 
-    def delete(self, gallery: Gallery, subject_id: str) -> Receipt:
-        """Erase a subject. Raises SubjectNotFoundError, with the receipt of an earlier erasure."""
+    def delete(self, gallery: Gallery, subject_id: str, expected: Collection[str] | None = None) -> Receipt:
+        """Erase a subject.
+
+        Raises SubjectNotFoundError, with the receipt of an earlier erasure, and PreconditionFailedError as :meth:`put`.
+        """
         with self._database.change(gallery, erasing=True) as connection:
             subject_pk = find_subject_pk(connection, gallery, subject_id)
             if subject_pk is None:
                 raise _not_found(gallery, subject_id, erasures.last_receipt(connection, gallery, subject_id))
+            require_revision(expected, read_subject(connection, gallery, subject_id).revision)
             receipt = erasures.erase_subject(self._database.vault, connection, gallery, subject_pk, subject_id)
         self._cache.evict(gallery.name)
         return erasures.with_log_emptied(self._database, receipt)
@@ -336,9 +352,9 @@ def _find(
 
 def _subject_of(seal: Seal, row: sa.Row[Any]) -> Subject:
     about = vars(open_subject(seal, row.sealed))
-    return Subject(
-        row.pk, **about, created_at=row.created_at, updated_at=row.updated_at, template_count=row.template_count
-    )
+    revision = revision_of(row.sealed)  # which has a new nonce after each write
+    times = {"created_at": row.created_at, "updated_at": row.updated_at}
+    return Subject(row.pk, **about, **times, revision=revision, template_count=row.template_count)
 
 
 def _update(connection: Connection, gallery: Gallery, subject_pk: int, about: SubjectRecord) -> None:
