@@ -9,7 +9,7 @@ from typing import Any, Final
 from service.api.compreface.access import RECOGNITION, BoundGallery, CompreFaceRoute
 from service.api.compreface.requests import MAX_ERASED, SubjectBody, SubjectPath
 from service.api.http.routing import ENROLL, READ, BackendDep, Routes
-from service.core.errors import SubjectExistsError
+from service.core.errors import SubjectExistsError, SubjectNotFoundError
 from service.domain.gallery import Gallery, SubjectFilter
 from service.usecases.backend import Backend
 
@@ -50,7 +50,9 @@ async def rename_subject(
 @routes.add("DELETE", "/{subject}", ENROLL)
 async def delete_subject(gallery: BoundGallery, subject: SubjectPath, backend: BackendDep) -> dict[str, Any]:
     """Erase a subject."""
-    await backend.run_on_gallery(gallery, backend.galleries.store.subjects.delete, subject)
+    subjects = backend.galleries.store.subjects
+    if await backend.run_on_gallery(gallery, subjects.delete_many, [subject]) == 0:
+        raise SubjectNotFoundError(f"there is no subject {subject!r}")
     backend.galleries.risks.derive_later(await backend.find_gallery(gallery.name))
     return {"subject": subject}
 

@@ -26,7 +26,7 @@ from service.api.http.etags import IfMatch
 from service.api.http.parameters import GalleryPath, NameCursor, PageLimit
 from service.api.http.routing import ADMIN, ADMIN_ALL, READ, BackendDep, CallerDep, Routes
 from service.api.routes.erasures import to_deleted_out
-from service.core.errors import LivenessUnavailableError
+from service.core.errors import GalleryNotFoundError, LivenessUnavailableError
 from service.domain.gallery import Gallery, GallerySettings
 from service.domain.outcomes import to_risk_target
 from service.domain.revisions import revision_of
@@ -136,10 +136,19 @@ async def update_gallery(
 
 @routes.add("DELETE", "/{gallery}", ADMIN)
 async def delete_gallery(gallery: GalleryPath, backend: BackendDep, if_match: IfMatch) -> DeletedOut:
-    """Delete the gallery with all its subjects and templates."""
-    deleted, receipt = await backend.run_on_gallery(
-        gallery, lambda found: backend.galleries.store.galleries.delete(found.name, if_match)
-    )
+    """Delete the gallery with all its subjects and templates.
+
+    The response is a receipt. A repeated request gets the same receipt.
+    """
+    try:
+        deleted, receipt = await backend.run_on_gallery(
+            gallery, lambda found: backend.galleries.store.galleries.delete(found.name, if_match)
+        )
+    except GalleryNotFoundError:
+        earlier = await backend.run(backend.galleries.erasures.of_deleted_gallery, gallery)
+        if earlier is None:
+            raise
+        return to_deleted_out(earlier)
     await backend.run(backend.galleries.followers.drop, deleted)
     if backend.galleries.shared_engine is not None:
         await backend.run(backend.galleries.shared_engine.forget, deleted)

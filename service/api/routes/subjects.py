@@ -156,7 +156,7 @@ async def delete_subject(
 ) -> DeletedOut:
     """Erase a subject with its templates and all its other data.
 
-    The response is a receipt. A repeated request gets 404 with the first receipt.
+    The response is a receipt. A repeated request gets the same receipt.
     """
     receipt = await backend.run_on_gallery(gallery, backend.galleries.store.subjects.delete, subject, if_match)
     backend.galleries.risks.derive_later(await backend.find_gallery(gallery))
@@ -213,7 +213,7 @@ async def move_template(
 async def delete_template(
     gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, backend: BackendDep
 ) -> DeletedOut:
-    """Erase a template. The response is a receipt."""
+    """Erase a template. The response is a receipt. A repeated request gets the same receipt."""
     receipt = await backend.run_on_gallery(gallery, backend.galleries.store.templates.delete, subject, template)
     backend.galleries.risks.derive_later(await backend.find_gallery(gallery))
     return to_deleted_out(receipt)

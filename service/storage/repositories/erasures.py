@@ -115,6 +115,13 @@ class ErasureStore:
         with self._database.read() as connection:
             return [(row.pk, receipt_of(row)) for row in connection.execute(query.limit(limit))]
 
+    def of_deleted_gallery(self, name: str) -> Receipt | None:
+        """Return the receipt of the latest deleted gallery of this name."""
+        query = sa.select(erasures).where(erasures.c.gallery == name, erasures.c.kind == "gallery")
+        with self._database.read() as connection:
+            row = connection.execute(query.order_by(erasures.c.pk.desc()).limit(1)).first()
+        return None if row is None else with_log_emptied(self._database, receipt_of(row))
+
     def verify(self, receipt_id: str) -> ReceiptVerification:
         """Compare a receipt with the audit and the gallery. Raises ReceiptNotFoundError."""
         with self._database.read() as connection:
@@ -345,6 +352,12 @@ def last_receipt(connection: Connection, gallery: Gallery, subject_id: str) -> R
     """Return the receipt of the subject's latest erasure."""
     found = receipts(connection, gallery, subject_lookup(gallery.seal, subject_id))
     return next((receipt for receipt in found if receipt.kind == "subject"), None)
+
+
+def template_receipt(connection: Connection, gallery: Gallery, subject_id: str, template_id: str) -> Receipt | None:
+    """Return the receipt of a template's latest erasure."""
+    found = receipts(connection, gallery, subject_lookup(gallery.seal, subject_id))
+    return next((receipt for receipt in found if receipt.template == template_id), None)
 
 
 def audit_details(connection: Connection, receipt: Receipt, event: str) -> dict[str, Any] | None:

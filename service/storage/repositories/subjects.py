@@ -170,16 +170,18 @@ class SubjectStore:
         return keys
 
     def delete(self, gallery: Gallery, subject_id: str, expected: Collection[str] | None = None) -> Receipt:
-        """Erase a subject.
+        """Erase a subject. A repeated erasure returns the first receipt.
 
-        Raises SubjectNotFoundError, with the receipt of an earlier erasure, and PreconditionFailedError as :meth:`put`.
+        Raises SubjectNotFoundError if it was never erased, or merged into another one (with that receipt), and
+        PreconditionFailedError as :meth:`put`.
         """
         with self._database.change(gallery, erasing=True) as connection:
             subject_pk = find_subject_pk(connection, gallery, subject_id)
             if subject_pk is None:
-                raise _not_found(gallery, subject_id, erasures.last_receipt(connection, gallery, subject_id))
-            require_revision(expected, read_subject(connection, gallery, subject_id).revision)
-            receipt = erasures.erase_subject(self._database.vault, connection, gallery, subject_pk, subject_id)
+                receipt = _earlier_erasure(connection, gallery, subject_id)
+            else:
+                require_revision(expected, read_subject(connection, gallery, subject_id).revision)
+                receipt = erasures.erase_subject(self._database.vault, connection, gallery, subject_pk, subject_id)
         self._cache.evict(gallery.name)
         return erasures.with_log_emptied(self._database, receipt)
 
@@ -300,6 +302,14 @@ def _earlier_merge(connection: Connection, gallery: Gallery, subject_id: str, in
     if receipt is None or details is None or details["into"] != pseudonym(gallery, into):
         raise _not_found(gallery, subject_id, receipt)
     return MergeResult(read_subject(connection, gallery, into), details["templates"], receipt)
+
+
+def _earlier_erasure(connection: Connection, gallery: Gallery, subject_id: str) -> Receipt:
+    receipt = erasures.last_receipt(connection, gallery, subject_id)
+    # The data of a merged subject live on under the other one.
+    if receipt is None or erasures.audit_details(connection, receipt, MERGED_EVENT) is not None:
+        raise _not_found(gallery, subject_id, receipt)
+    return receipt
 
 
 def _has_id(gallery: Gallery, subject_id: str) -> sa.ColumnElement[bool]:

@@ -162,10 +162,18 @@ class TemplateStore:
         return stored.vectors, stored.qualities
 
     def delete(self, gallery: Gallery, subject_id: str, template_id: str) -> Receipt:
-        """Erase a template. Raises SubjectNotFoundError, TemplateNotFoundError."""
+        """Erase a template. A repeated erasure returns the first receipt.
+
+        Raises SubjectNotFoundError, TemplateNotFoundError.
+        """
         with self._database.change(gallery, erasing=True) as connection:
-            _read_row(connection, read_subject(connection, gallery, subject_id), template_id)
-            receipt = erasures.erase_template(self._database.vault, connection, gallery, subject_id, template_id)
+            present = existing_ids(connection, gallery, [template_id])
+            earlier = None if present else erasures.template_receipt(connection, gallery, subject_id, template_id)
+            if earlier is None:
+                _read_row(connection, read_subject(connection, gallery, subject_id), template_id)
+                receipt = erasures.erase_template(self._database.vault, connection, gallery, subject_id, template_id)
+            else:
+                receipt = earlier
         self._cache.evict(gallery.name)
         return erasures.with_log_emptied(self._database, receipt)
 
