@@ -46,7 +46,7 @@ def test_a_stale_change_of_a_subject_is_refused(kith: Kith, gallery: str) -> Non
     assert kith.subject(gallery, "ada") == second == next(kith.subjects(gallery))
     third = kith.put_subject(gallery, "ada", name="Ada King", if_match=second.etag)
     assert third.tags == []
-    assert kith.delete_subject(gallery, "ada", if_match=third.etag).subjects == 1
+    assert kith.delete_subject(gallery, "ada", if_match=third.etag).subject_count == 1
     assert refused(lambda: kith.put_subject(gallery, "ada", if_match=third.etag)) == STALE  # it does not exist
     assert refused(lambda: kith.put_subject(gallery, "ada", if_match="*")) == STALE
 
@@ -78,8 +78,8 @@ def test_an_enrollment_refuses_no_change_of_what_it_leaves(kith: Kith, gallery: 
     kith.enroll(gallery, "ada", embeddings=[vector])
     assert kith.subject(gallery, "ada").etag != of_subject  # the answer is another one
     assert kith.gallery(gallery).etag != of_gallery
-    assert kith.update_subject(gallery, "ada", name="Ada", if_match=of_subject).templates == 1
-    assert kith.update_gallery(gallery, recall=0.9, if_match=of_gallery).templates == 1
+    assert kith.update_subject(gallery, "ada", name="Ada", if_match=of_subject).template_count == 1
+    assert kith.update_gallery(gallery, recall=0.9, if_match=of_gallery).template_count == 1
 
 
 @pytest.mark.parametrize("kind", ["gallery", "subject"])

@@ -25,14 +25,14 @@ def same(one: DeletedOut, other: DeletedOut) -> bool:
 def test_of_a_subject(kith: Kith, gallery: str, embeddings: list[np.ndarray]) -> None:
     kith.enroll(gallery, "ada", embeddings=embeddings, allow_duplicate=True, allow_inconsistent=True)
     first = kith.delete_subject(gallery, "ada")
-    assert first.templates == 2
+    assert first.template_count == 2
     assert same(kith.delete_subject(gallery, "ada"), first)
     assert same(kith.delete_subject(gallery, "ada", if_match='"an older state"'), first)
     with pytest.raises(KithClientError, match="subject_not_found"):
         kith.delete_subject(gallery, "adda")  # never existed
     kith.put_subject(gallery, "ada")  # a new decision
     second = kith.delete_subject(gallery, "ada")
-    assert (second.templates, second.receipt.id != first.receipt.id) == (0, True)
+    assert (second.template_count, second.receipt.id != first.receipt.id) == (0, True)
     assert same(kith.delete_subject(gallery, "ada"), second)
     assert len(list(kith.erasures(gallery, "ada"))) == 2
 
@@ -54,10 +54,10 @@ def test_of_a_gallery(kith: Kith) -> None:
     kith.create_gallery("deleted-twice")
     kith.put_subject("deleted-twice", "ada")
     first = kith.delete_gallery("deleted-twice")
-    assert first.subjects == 1
+    assert first.subject_count == 1
     assert same(kith.delete_gallery("deleted-twice"), first)
     kith.create_gallery("deleted-twice")
-    assert kith.delete_gallery("deleted-twice").subjects == 0
+    assert kith.delete_gallery("deleted-twice").subject_count == 0
     with pytest.raises(KithClientError, match="gallery_not_found"):
         kith.delete_gallery("never-created")
 
