@@ -64,21 +64,22 @@ class Gunzip:
             raise ValueError("the gzip has too many almost empty members")
 
 
-class GunzipFile:
-    """Unpacked bytes of a gzip file, readable once. A read may return fewer bytes than requested; b"" marks the end."""
+class PiecesFile:
+    """File of unpacked pieces, readable once. A read may return fewer bytes than requested; b"" marks the end."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._pieces = _pieces(file)
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
         self._rest = b""
 
     def read(self, size: int) -> bytes:
-        """Return at most ``size`` bytes. Raises ValueError as :meth:`Gunzip.feed`."""
+        """Return at most ``size`` bytes. Raises what the pieces raise."""
         rest = self._rest or next(self._pieces, b"")
         self._rest = rest[size:]
         return rest[:size]
 
 
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+def gunzipped_pieces(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield unpacked pieces. Raises ValueError as :meth:`Gunzip.feed`."""
     gunzip = Gunzip()
     while packed := file.read(PIECE_BYTES):
         yield from gunzip.feed(packed)

@@ -14,7 +14,7 @@ import os
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
@@ -23,10 +23,10 @@ from typing import IO, Any, BinaryIO, Final, Literal, Protocol, cast
 from kith.wire.identifiers import to_nfc
 from models.vision.photo_files import HEAD_BYTES, is_hidden, is_photo, printable_path
 from service.core.errors import ArchiveInvalidError, ArchiveTooLargeError, KithError
-from service.core.extras import require_package
-from service.core.gunzip import GunzipFile, max_unpacked_bytes
+from service.core.gunzip import PiecesFile, gunzipped_pieces, max_unpacked_bytes
 from service.core.json_limits import JsonLimits, check_json
 from service.core.photo_errors import ImageTooLargeError
+from service.core.zstandard import unpacked_pieces
 from service.inference.zip_names import ENTRY_SIGNATURE, name_of, repair_directory
 
 MANIFESTS: Final = ("manifest.csv", "manifest.ndjson")
@@ -238,9 +238,8 @@ def _zip_entry(
 def _tar_members(archive: ArchiveSource, kind: str, limits: ArchiveLimits) -> Iterator[tuple[str, _Read]]:
     with (
         archive.open("rb") as file,
-        _unpacked(file, kind) as unpacked,
         tarfile.open(
-            fileobj=cast(BinaryIO, _LimitedStream(unpacked, limits)),
+            fileobj=cast(BinaryIO, _LimitedStream(_unpacked(file, kind), limits)),
             mode="r|",
             tarinfo=_LimitedTarInfo,
             encoding="utf-8",
@@ -263,16 +262,13 @@ def _tar_entry(
         return b"" if stream is None else stream.read(-1 if head_bytes is None else head_bytes)
 
 
-def _unpacked(file: IO[bytes], kind: str) -> AbstractContextManager[BinaryIO]:
+def _unpacked(file: IO[bytes], kind: str) -> IO[bytes] | PiecesFile:
     match kind:
         case "gzip":
-            return cast(AbstractContextManager[BinaryIO], nullcontext(GunzipFile(file)))
+            return PiecesFile(gunzipped_pieces(file))
         case "zstd":
-            require_package("pyarrow", "arrow", "A zstd archive")
-            from pyarrow import input_stream  # slow import
-
-            return cast(AbstractContextManager[BinaryIO], input_stream(file, compression="zstd"))
-    return cast(AbstractContextManager[BinaryIO], nullcontext(file))
+            return PiecesFile(unpacked_pieces(file))
+    return file
 
 
 class _LimitedZipFile:
@@ -306,7 +302,7 @@ class _LimitedZipFile:
 class _LimitedStream:
     """Stream that raises ArchiveTooLargeError at the limit of unpacked bytes."""
 
-    def __init__(self, file: IO[bytes], limits: ArchiveLimits) -> None:
+    def __init__(self, file: IO[bytes] | PiecesFile, limits: ArchiveLimits) -> None:
         self._file = file
         self._limits = limits
         self._total = 0

@@ -82,10 +82,7 @@ def backup(
     output: OutputOptions,
 ) -> None:
     """Write a consistent snapshot of the database to one file. Servers keep running."""
-    from service.core.extras import require_package
     from service.storage.audit.log import Entry, record_entries
-
-    require_package("pyarrow", "arrow", "A backup")
     from service.storage.privacy.backup import back_up
 
     with local_database() as database:
@@ -104,10 +101,7 @@ def restore(
     replace: Annotated[bool, typer.Option("--replace", help="Delete all data in the database first.")] = False,
 ) -> None:
     """Restore a backup into the configured database, completely or not at all."""
-    from service.core.extras import require_package
     from service.resources import master_keys
-
-    require_package("pyarrow", "arrow", "Restoring a backup")
     from service.storage.privacy import backup as backups
 
     settings, manifest = local_settings(must_exist=False), backups.read_manifest(file)

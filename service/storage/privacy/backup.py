@@ -1,32 +1,29 @@
 """Backup of a whole database in one file, and restore into an empty SQLite or PostgreSQL database.
 
-The file is a zip with one Arrow stream per table and a manifest of checksums. It omits three kinds of state, which the
-restored database creates again: progress of external indexes, leases and retention holds, and versions of API keys. It
-also omits the outbox of events: a restored database must not report them again.
+The file is a zip with the rows of each table (service.storage.privacy.backup_rows) and a manifest of checksums. It
+omits three kinds of state, which the restored database creates again: progress of external indexes, leases and
+retention holds, and versions of API keys. It also omits the outbox of events: a restored database must not report them
+again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final, Self, cast
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.core.atomic_files import atomic_write
 from service.core.errors import BackupError, MasterKeyError
-from service.domain.gallery_items import from_microseconds, to_microseconds
 from service.security.master_keys import MasterKeys
 from service.storage.audit.log import record
 from service.storage.db import bulk_rows
@@ -54,6 +51,7 @@ from service.storage.db.tables import (
     templates,
 )
 from service.storage.privacy import repeated_erasures
+from service.storage.privacy.backup_rows import read_rows, write_rows
 from service.storage.privacy.master_key_rotation import uses
 from service.storage.repositories.api_keys import all_keys, keep_restrictions
 
@@ -79,7 +77,6 @@ REFERENCES: Final[dict[sa.Column[Any], sa.Table]] = {
     audit_heads.c.chain: galleries,
 }
 """Columns that refer to another table without a foreign key; 0 means none."""
-TIME: Final = pa.timestamp("us", "UTC")
 
 
 @dataclass(frozen=True)
@@ -159,27 +156,10 @@ def _write(connection: Connection, archive: zipfile.ZipFile) -> Manifest:
 
 
 def _write_table(connection: Connection, table: sa.Table, to: _HashingFile) -> int:
-    schema = pa.schema([pa.field(column.name, _arrow_type(column)) for column in table.columns])
     # Read as text, which avoids parsing and serializing JSON.
     columns = [sa.cast(c, sa.Text).label(c.name) if isinstance(c.type, sa.JSON) else c for c in table.columns]
-    binary = any(isinstance(column.type, sa.LargeBinary) for column in table.columns)
-    options = pa.ipc.IpcWriteOptions(compression=None if binary else "zstd")
-    count = 0
     query = sa.select(*columns).execution_options(yield_per=BATCH_ROWS)
-    with pa.ipc.new_stream(pa.PythonFile(to, "w"), schema, options=options) as stream:
-        for part in connection.execute(query).partitions():
-            values = zip(*part, strict=True)
-            stream.write_batch(
-                pa.record_batch([_packed(v, f.type) for v, f in zip(values, schema, strict=True)], schema=schema)
-            )
-            count += len(part)
-    return count
-
-
-def _packed(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if kind == TIME:
-        return pa.array([None if at is None else to_microseconds(at) for at in values], pa.int64()).cast(TIME)
-    return pa.array(values, kind)
+    return write_rows(cast(IO[bytes], to), table, connection.execute(query))
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -229,10 +209,10 @@ def restore(
             _clear(connection, replace)
             offsets = _key_offsets(connection)
             for table in TABLES:
+                count = manifest.rows[table.name]
                 with archive.open(_entry(table.name)) as entry:
-                    count = _read_table(connection, table, entry, offsets)
-                if count != manifest.rows[table.name]:
-                    raise BackupError(f"table {table.name} has {count} rows instead of {manifest.rows[table.name]}")
+                    rows = _restored_rows(connection, table, read_rows(entry, table, count), offsets)
+                    bulk_rows.insert(connection, table, table.columns.keys(), rows)
                 report(f"{table.name}: {count:,} rows")
             for table in AUTOINCREMENT_TABLES:
                 bulk_rows.raise_highest_key(connection, table, offsets[table.name] + manifest.highest[table.name])
@@ -271,27 +251,23 @@ def _clear(connection: Connection, replace: bool) -> None:
     connection.execute(secrets.delete())
 
 
-def _read_table(connection: Connection, table: sa.Table, entry: IO[bytes], offsets: dict[str, int]) -> int:
-    count = 0
-    names = [column.name for column in table.columns]
-    with pa.ipc.open_stream(entry) as stream:
-        if stream.schema.names != names:
-            raise BackupError(f"table {table.name} of the backup has different columns")
-        for batch in stream:
-            columns = [_unpacked(connection, table.c[name], batch.column(name), offsets) for name in names]
-            bulk_rows.insert(connection, table, names, zip(*columns, strict=True))
-            count += len(batch)
-    return count
-
-
-def _unpacked(connection: Connection, column: sa.Column[Any], values: pa.Array, offsets: dict[str, int]) -> list[Any]:
-    if isinstance(column.type, Utc):
-        given = values.cast(pa.int64()).to_pylist()
-        times = {us: bulk_rows.as_time(connection, from_microseconds(us)) for us in set(given) if us is not None}
-        return [None if us is None else times[us] for us in given]
-    if by := offsets.get(_referenced_table(column), 0):
-        values = pc.if_else(pc.equal(values, 0), values, pc.add(values, by))
-    return list(values.to_pylist())
+def _restored_rows(
+    connection: Connection, table: sa.Table, rows: Iterator[Sequence[Any]], offsets: dict[str, int]
+) -> Iterator[list[Any]]:
+    """Yield rows with shifted keys, as bulk_rows.insert takes them."""
+    shifts = [offsets.get(_referenced_table(column), 0) for column in table.columns]
+    times = [isinstance(column.type, Utc) for column in table.columns]
+    for row in rows:
+        yield [
+            None
+            if value is None
+            else bulk_rows.as_time(connection, value)
+            if time
+            else value + shift
+            if shift and value
+            else value
+            for value, shift, time in zip(row, shifts, times, strict=True)
+        ]
 
 
 def _referenced_table(column: sa.Column[Any]) -> str:
@@ -301,17 +277,6 @@ def _referenced_table(column: sa.Column[Any]) -> str:
     for key in column.foreign_keys:
         return key.column.table.name
     return column.table.name if column.primary_key and column.table in AUTOINCREMENT_TABLES else ""
-
-
-def _arrow_type(column: sa.Column[Any]) -> pa.DataType:
-    kinds: dict[type[Any], pa.DataType] = {
-        Utc: TIME,
-        sa.LargeBinary: pa.large_binary(),
-        sa.Boolean: pa.bool_(),
-        sa.Integer: pa.int64(),
-        sa.Float: pa.float64(),
-    }
-    return next((arrow for sql, arrow in kinds.items() if isinstance(column.type, sql)), pa.large_string())
 
 
 def _revision(connection: Connection) -> str:
@@ -349,34 +314,25 @@ def _check_keys(archive: zipfile.ZipFile, manifest: Manifest, master: MasterKeys
     try:
         for key_id in manifest.master_keys:
             master.of(key_id)
-        with archive.open(_entry(secrets.name)) as entry, pa.ipc.open_stream(entry) as stream:
-            for row in stream.read_all().to_pylist():
-                master.unwrap(row["wrapped"], row["name"], row["master_key"])
+        with archive.open(_entry(secrets.name)) as entry:
+            for row in read_rows(entry, secrets, manifest.rows[secrets.name]):
+                secret = dict(zip(secrets.columns.keys(), row, strict=True))
+                master.unwrap(secret["wrapped"], secret["name"], secret["master_key"])
     except MasterKeyError as error:
         raise BackupError(f"cannot decrypt the backup: {error.detail}") from error
 
 
 def _entry(table: str) -> str:
-    return f"{table}.arrow"
+    return f"{table}.ndjson.zst"
 
 
-class _HashingFile(io.RawIOBase):
-    """File wrapper that computes a checksum of the written bytes."""
+class _HashingFile:
+    """File that computes a checksum of the written bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._size = 0
         self.sum = hashlib.sha256()
 
-    def writable(self) -> bool:
-        return True
-
-    def write(self, piece: Any, /) -> int:
-        view = memoryview(piece)
-        self.sum.update(view)
-        self._file.write(view)
-        self._size += view.nbytes
-        return view.nbytes
-
-    def tell(self) -> int:
-        return self._size
+    def write(self, piece: bytes, /) -> int:
+        self.sum.update(piece)
+        return self._file.write(piece)

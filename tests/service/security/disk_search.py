@@ -11,9 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from models.runtime.network import Float
+from service.core.zstandard import ZstdFile
+from service.storage.db.tables import metadata
+from service.storage.privacy.backup import read_manifest
+from service.storage.privacy.backup_rows import read_rows
 
 WINDOW_BYTES = 24
 WINDOWS = 8
@@ -93,10 +96,11 @@ def _parts(path: Path) -> Iterator[bytes]:
     if zipfile.is_zipfile(io.BytesIO(payload)) and payload.startswith(b"PK"):
         with zipfile.ZipFile(io.BytesIO(payload)) as archive:
             for name in archive.namelist():
-                entry = archive.read(name)
-                yield entry
-                if name.endswith(".arrow"):
-                    with pa.ipc.open_stream(entry) as stream:
-                        for batch in stream:
-                            for column in batch.columns:
-                                yield from (bytes(buffer) for buffer in column.buffers() if buffer is not None)
+                yield archive.read(name)
+                if name.endswith(".zst"):
+                    with archive.open(name) as entry, ZstdFile(entry) as unpacked:
+                        yield unpacked.read()
+                    table = metadata.tables[name.partition(".")[0]]
+                    with archive.open(name) as entry:
+                        for row in read_rows(entry, table, read_manifest(path).rows[table.name]):
+                            yield b"\0".join(value for value in row if isinstance(value, bytes))

@@ -20,7 +20,6 @@ from typing import Any
 
 import httpx2 as httpx
 import numpy as np
-import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,6 +31,7 @@ from models.vision.photo_files import list_photos
 from service.cli.tools.photo_folders import TarStream, photos_of, split
 from service.core.errors import ArchiveInvalidError, ArchiveTooLargeError, KithError, StorageFullError
 from service.core.photo_errors import ImageTooLargeError
+from service.core.zstandard import ZstdFile
 from service.domain.gallery import GallerySettings
 from service.inference import archives
 from service.inference.archives import ArchiveContents, ArchiveLimits, iterate_members, read_contents
@@ -75,10 +75,10 @@ def as_zstd(files: dict[str, bytes]) -> bytes:
 
 
 def _zstd(payload: bytes) -> bytes:
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+    packed = io.BytesIO()
+    with ZstdFile(packed, "w") as stream:
         stream.write(payload)
-    return bytes(sink.getvalue().to_pybytes())
+    return packed.getvalue()
 
 
 def as_gzip(files: dict[str, bytes]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import struct
 import tarfile
@@ -18,8 +19,9 @@ import pytest
 
 from kith import Kith
 from service.core.errors import ArchiveInvalidError, ArchiveTooLargeError, ImportFileError
-from service.core.gunzip import MAX_SMALL_MEMBERS, RATIO_EXEMPT_BYTES, Gunzip, GunzipFile
+from service.core.gunzip import MAX_SMALL_MEMBERS, PIECE_BYTES, RATIO_EXEMPT_BYTES, Gunzip, PiecesFile, gunzipped_pieces
 from service.core.json_limits import MAX_VALUES
+from service.core.zstandard import ZstdFile, unpacked_pieces
 from service.domain.gallery_items import SIZE_EXEMPT_ITEMS, GalleryFileHeader, max_items
 from service.inference.archives import ArchiveLimits, iterate_members, read_contents
 from service.storage.transfer import ndjson
@@ -27,6 +29,7 @@ from tests.service.api.http.test_malformed_input import check
 
 LIMITS = ArchiveLimits(1_000_000, 20_000_000, 100_000_000_000)
 EMPTY_MEMBER = gzip.compress(b"", mtime=0)
+EMPTY_FRAME = b"\x28\xb5\x2f\xfd\0\x58\x01\0\0"
 NDJSON = {"Content-Type": "application/x-ndjson"}
 
 
@@ -55,10 +58,40 @@ def test_a_gzip_bomb_is_rejected(tmp_path: Path) -> None:
         for _ in range(3 * RATIO_EXEMPT_BYTES // 1_000_000):
             file.write(bytes(1_000_000))
     with pytest.raises(ValueError, match="times its size"), archive.open("rb") as packed:
-        unpacked, size = GunzipFile(packed), 0
+        unpacked, size = PiecesFile(gunzipped_pieces(packed)), 0
         while block := unpacked.read(10_000):
             size += len(block)
             assert size < 1.5 * RATIO_EXEMPT_BYTES
+
+
+@pytest.mark.parametrize("frame", [EMPTY_FRAME, b"\x50\x2a\x4d\x18" + bytes(4)], ids=["empty", "skippable"])
+def test_empty_zstd_frames_are_refused(tmp_path: Path, frame: bytes) -> None:
+    archive = tmp_path / "frames.tar.zst"
+    archive.write_bytes(EMPTY_FRAME + frame * 500_000)
+    with within(0.5), pytest.raises(ArchiveInvalidError, match="almost empty frames"):
+        look(archive)
+
+
+def test_a_zstd_bomb_is_rejected(tmp_path: Path) -> None:
+    archive = tmp_path / "zeros.tar.zst"
+    with ZstdFile(archive, "w") as packed, tarfile.open(fileobj=packed, mode="w|") as opened:
+        info = tarfile.TarInfo("zeros")
+        info.size = 3 * RATIO_EXEMPT_BYTES
+        opened.addfile(info, io.BytesIO(bytes(info.size)))
+    with pytest.raises(ArchiveTooLargeError, match="when unpacked"):
+        look(archive)
+
+
+def test_concatenated_zstd_frames_are_unpacked(tmp_path: Path) -> None:
+    parts = [bytes([n % 251]) * 64_000 for n in range(2 * MAX_SMALL_MEMBERS)]
+    file = tmp_path / "frames.zst"
+    for part in parts:
+        with ZstdFile(file, "a") as frame:
+            frame.write(part)
+    with file.open("rb") as packed:
+        pieces = list(unpacked_pieces(packed))
+    assert b"".join(pieces) == b"".join(parts)
+    assert max(map(len, pieces)) <= PIECE_BYTES
 
 
 @pytest.mark.parametrize("piece", [1, 7, 4096])

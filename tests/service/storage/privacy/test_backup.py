@@ -191,7 +191,7 @@ def test_a_damaged_backup_changes_nothing(fresh: Open, tmp_path: Path) -> None:
     back_up(database, file)
     before, whole = everything(database), file.read_bytes()
     with zipfile.ZipFile(file) as archive:
-        offset = archive.getinfo("vectors.arrow").header_offset
+        offset = archive.getinfo("vectors.ndjson.zst").header_offset
     for damaged in (
         b"",
         b"no zip",

@@ -1,0 +1,114 @@
+"""Rows of a backup keep each value exactly, and a file of anything else is refused."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import orjson
+import pytest
+import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.core.errors import BackupError
+from service.core.zstandard import ZstdFile
+from service.storage.db.tables import Utc
+from service.storage.privacy.backup_rows import read_rows, write_rows
+
+TABLE = sa.Table(
+    "t",
+    sa.MetaData(),
+    sa.Column("key", sa.BigInteger),
+    sa.Column("sealed", sa.LargeBinary),
+    sa.Column("text", sa.Text),
+    sa.Column("json", sa.JSON),
+    sa.Column("flag", sa.Boolean),
+    sa.Column("rate", sa.Float),
+    sa.Column("at", Utc),
+)
+ROW: list[Any] = [1, b"\0\xff", "a", "{}", True, 0.5, datetime(2026, 1, 1, tzinfo=UTC)]
+TIMES = st.datetimes(datetime.min + timedelta(days=1), datetime.max - timedelta(days=1), timezones=st.just(UTC))
+VALUES = (
+    st.integers(-(2**63), 2**63 - 1),
+    st.binary(),
+    st.text(),
+    st.text(),
+    st.booleans(),
+    st.floats(allow_nan=False),
+)
+
+
+def written(*rows: list[Any]) -> io.BytesIO:
+    file = io.BytesIO()
+    assert write_rows(file, TABLE, rows) == len(rows)
+    file.seek(0)
+    return file
+
+
+def packed(*lines: Any) -> io.BytesIO:
+    file = io.BytesIO()
+    with ZstdFile(file, "w") as stream:
+        stream.write(b"".join(line if isinstance(line, bytes) else orjson.dumps(line) + b"\n" for line in lines))
+    file.seek(0)
+    return file
+
+
+@given(st.lists(st.tuples(*(st.none() | value for value in (*VALUES, TIMES))).map(list), max_size=5))
+def test_values_are_kept_exactly(rows: list[list[Any]]) -> None:
+    assert list(read_rows(written(*rows), TABLE, len(rows))) == rows
+
+
+def test_many_encrypted_bytes_take_little_more_than_their_size() -> None:
+    secret = bytes(range(256)) * 8
+    rows = [[n, bytes(a ^ b for a, b in zip(secret, n.to_bytes(4) * 512, strict=True)), *ROW[2:]] for n in range(500)]
+    file = written(*rows)
+    assert list(read_rows(file, TABLE, 500)) == rows
+    assert file.getbuffer().nbytes < 1.1 * 500 * len(secret)
+
+
+JSON = [1, "00ff", "a", "{}", True, 0.5, 0]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *([*JSON[:at], wrong, *JSON[at + 1 :]] for at, wrong in enumerate(["1", "0g", 5, {}, 1, "a", "2026-01-01"])),
+        [True, *JSON[1:]],
+        [1.5, *JSON[1:]],
+        orjson.dumps([0, *JSON[1:]]).replace(b"[0", b"[%d" % 2**64) + b"\n",
+        [*JSON[:-1], 2**62],
+        JSON[1:],
+        [*JSON, 1],
+        {"key": 1},
+        5,
+        b"[1\n",
+        b"\xff\n",
+    ],
+    ids=repr,
+)
+def test_a_row_of_another_form_is_refused(row: Any) -> None:
+    names = TABLE.columns.keys()
+    assert [row[:2] for row in read_rows(packed(names, JSON), TABLE, 1)] == [[1, b"\0\xff"]]
+    with pytest.raises(BackupError, match="row 2 of table t"):
+        list(read_rows(packed(names, JSON, row), TABLE, 2))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_another_number_of_rows_is_refused(count: int) -> None:
+    with pytest.raises(BackupError, match=f"1 rows instead of {count}"):
+        list(read_rows(written(ROW), TABLE, count))
+
+
+@pytest.mark.parametrize("names", [["key"], [*TABLE.columns.keys(), "new"], {}, b"no JSON\n", b""])
+def test_other_columns_are_refused(names: Any) -> None:
+    with pytest.raises(BackupError):
+        list(read_rows(packed(names, JSON), TABLE, 1))
+
+
+def test_a_damaged_stream_is_refused() -> None:
+    whole = written(*([n, *ROW[1:]] for n in range(1000))).getvalue()
+    for damaged in (b"", b"no zstd", whole[:-4], whole[:50] + bytes(8) + whole[58:]):
+        with pytest.raises(BackupError):
+            list(read_rows(io.BytesIO(damaged), TABLE, 1000))
