@@ -162,6 +162,14 @@ def all_reduce_sum(value: Tensor) -> Tensor:
     return result
 
 
+def all_reduce_max(value: Tensor) -> Tensor:
+    """Return the elementwise maximum over ranks, without gradient."""
+    result = value.detach().clone()
+    if world_size() > 1:
+        dist.all_reduce(result, dist.ReduceOp.MAX)
+    return result
+
+
 @cache
 def has_native_bf16() -> bool:
     """Return whether the hardware multiplies bfloat16 (CUDA, AMX or AVX512-BF16)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,15 @@ GREEN: Final = "#009E73"
 GRAY: Final = "#666666"
 DET_TICKS: Final = (0.0001, 0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 CMC_TICKS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+FIRST_PANELS: Final[tuple[str, ...]] = (
+    "loss",
+    "margin_share",
+    "accuracy",
+    "target_angle_deg",
+    "scale",
+    "learning_rate",
+)
+"""Panels at the top, two per line: the margin beside the loss, which it raises."""
 SMOOTHED_SHARE: Final = 0.02
 """Window of the moving average of a loss curve, as a share of all steps."""
 
@@ -38,22 +48,32 @@ def png(figure: Figure, dpi: int = 120) -> bytes:
 def loss_curves(csv_path: Path) -> Figure:
     """Plot one panel per column of a run's losses.csv (``step``, ``loss``, ``learning_rate``, ``scale``...).
 
-    Losses also get a moving average. Raises ConfigError if the file is missing, empty, or not numeric.
+    Losses and the accuracy also get a moving average. Losses are shaded where the margin grows, since it raises them.
+    Raises ConfigError if the file is missing, empty, or not numeric.
     """
     columns = read_columns(csv_path)
     steps = columns.pop("step")
-    figure = Figure(figsize=(8, 1 + 2 * len(columns)), layout="constrained")
+    names = [name for name in FIRST_PANELS if name in columns]
+    names += [name for name in columns if name not in names]
+    figure = Figure(figsize=(12, 1 + 2 * math.ceil(len(names) / 2)), layout="constrained")
     window = max(1, round(SMOOTHED_SHARE * len(steps)))
-    panels = figure.subplots(len(columns), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (name, values) in zip(panels, columns.items(), strict=True):
-        _style_axes(axes, "", "", name.replace("_", " "))
-        noisy = "loss" in name
+    warmup = steps[columns["margin_share"] < 1] if "margin_share" in columns else steps[:0]
+    panels = figure.subplots(math.ceil(len(names) / 2), min(2, len(names)), sharex=True, squeeze=False).ravel()
+    for axes, name in zip(panels, names, strict=False):
+        values, noisy = columns[name], "loss" in name or name == "accuracy"
+        _style_axes(axes, "", "step" if name in names[-2:] else "", name.replace("_", " "))
         axes.plot(steps, values, color=BLUE, alpha=0.3 if noisy else 1, linewidth=0.8 if noisy else 1.5)
         if noisy:
             mean = np.full(window, 1 / window)
             axes.plot(np.convolve(steps, mean, "valid"), np.convolve(values, mean, "valid"), color=BLUE)
-    panels[0].set_title(f"Training: each step, and the moving average of {window}")
-    panels[-1].set_xlabel("step")
+        if "loss" in name and len(warmup):
+            axes.axvspan(warmup[0], warmup[-1], color=GRAY, alpha=0.15, label="the margin grows, and raises the loss")
+            axes.legend(frameon=False)
+    for lowest in panels[max(0, len(names) - 2) : len(names)]:
+        lowest.tick_params(labelbottom=True)
+    for unused in panels[len(names) :]:
+        unused.set_visible(False)
+    figure.suptitle(f"Training: each step, and the moving average of {window}")
     return figure
 
 

@@ -61,6 +61,9 @@ class Head(nn.Module, ABC):
     """True if classes interact only in the sum of the softmax, so that they can be split over ranks."""
     gets_global_batch = False
     """True if batches given to this head already hold the samples of all ranks."""
+    accuracy: Tensor | None = None
+    """Share of the last training batch whose class had the highest logit without margin, in [0, 1]; the mean over ranks
+    is that of the global batch. None before a batch, and for a head without classes."""
 
     def forward(self, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor:
         """Return the scalar loss of (B, d) embeddings, normalized or not, and (B,) class indices."""
@@ -101,6 +104,11 @@ class Head(nn.Module, ABC):
 
     def _all_gather(self, values_B: Tensor) -> Tensor:
         return values_B if self.gets_global_batch else distributed.all_gather(values_B)
+
+
+def top_share(logits_BC: Tensor, labels_B: Tensor) -> Tensor:
+    """Return the share of samples whose class has the highest logit."""
+    return (logits_BC.detach().argmax(1) == labels_B).float().mean()
 
 
 class NoHead(Head):
@@ -183,6 +191,7 @@ class CosineHead(Head):
         if self.training:
             with torch.no_grad():
                 self.update_statistics(cos_BC, labels_B, norms_B)
+                self.accuracy = self._measure_accuracy(cos_BC, labels_B)
         # No indexing by masks, whose size a GPU would have to report first.
         index_B1 = labels_B.clamp(min=0)[:, None]
         others_BC = self.non_target_cosines(cos_BC, labels_B)
@@ -195,6 +204,14 @@ class CosineHead(Head):
         target_B1 = self.target_cosines(cos_B, norms_B)[:, None]
         target_B1 = torch.where(labels_B[:, None] >= 0, target_B1, others_BC.gather(1, index_B1))
         return self.scale * others_BC.scatter(1, index_B1, target_B1)
+
+    def _measure_accuracy(self, cos_BC: Tensor, labels_B: Tensor) -> Tensor:
+        if not self.gets_global_batch:
+            return top_share(cos_BC, labels_B)
+        # The nearest class may be on another rank. Each sample counts on the rank that holds its class.
+        top_B, index_B = cos_BC.max(1)
+        right_B = (index_B == labels_B) & (top_B == distributed.all_reduce_max(top_B))
+        return right_B.float().mean() * distributed.world_size()
 
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
         return F.cross_entropy(self.logits(x_BD, labels_B), labels_B) + self.regularizer(x_BD.norm(dim=1))

@@ -71,6 +71,7 @@ class PartialFC(Head):
         labels_A = self._columns(all_labels_A)
         logits_AS = self.head.logits(x_AD, labels_A)
         self._angle = self._own_angle(x_AD, labels_A)
+        self.accuracy = self.head.accuracy
         loss: Tensor = _ShardedCrossEntropy.apply(logits_AS, labels_A)  # type: ignore[no-untyped-call]
         # Only the samples of this rank: gradients are averaged over ranks afterwards.
         return loss + self.head.regularizer(x_BD.norm(dim=1))

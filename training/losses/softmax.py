@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from training import distributed
 from training.bounds import l2_softmax_alpha_bound
 from training.errors import require
-from training.losses.core import Head, cosine_matrix, require_classes
+from training.losses.core import Head, cosine_matrix, require_classes, top_share
 
 
 class Softmax(Head):
@@ -32,6 +32,7 @@ class Softmax(Head):
         logits_BC = F.linear(x_BD, self.classifier.weight.to(x_BD.dtype))
         if self.has_bias:
             logits_BC = logits_BC + self.classifier.bias.to(x_BD.dtype)
+        self.accuracy = top_share(logits_BC, labels_B)
         return F.cross_entropy(logits_BC, labels_B)
 
 
@@ -79,7 +80,9 @@ class BatchCentroids(Head):
         # The centroid of a person counts once, in the column of the person's first image.
         first_A = same_AA.int().argmax(1)
         repeated_A = first_A != torch.arange(len(labels_A), device=labels_A.device)
-        return F.cross_entropy(logits_AA.masked_fill(repeated_A, -torch.inf), first_A)
+        logits_AA = logits_AA.masked_fill(repeated_A, -torch.inf)
+        self.accuracy = top_share(logits_AA, first_A)
+        return F.cross_entropy(logits_AA, first_A)
 
     def log_values(self) -> dict[str, Tensor | float]:
         return {"scale": self.scale}
@@ -139,6 +142,7 @@ class LSoftmax(Head):
         if not self.unit_weights:
             lengths_BC = lengths_BC * self.weight.to(x_BD.dtype).norm(dim=1)
         cos_BC = cosine_matrix(x_BD, self.weight)
+        self.accuracy = top_share(lengths_BC * cos_BC, labels_B)
         if self.training:
             self.step += 1
         index_B1 = labels_B[:, None]

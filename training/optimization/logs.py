@@ -1,4 +1,4 @@
-"""Logs of a run: a CSV with one line per step, TensorBoard, a progress bar."""
+"""Logs of a run: a CSV with one line per step, TensorBoard, progress."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import IO
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from training.optimization.progress import Progress
 from training.optimization.run_folder import LOSSES, VALIDATION
 
 TENSORBOARD_INTERVAL_STEPS = 10
@@ -29,22 +30,24 @@ def truncate_log(path: Path, step: int, header: Sequence[str]) -> None:
 
 
 class RunLog:
-    """CSV, TensorBoard and progress bar of the first rank.
+    """CSV, TensorBoard and progress of the first rank.
 
     Args:
         batch_size: images per step, over all ranks.
         silent: log nothing, for the other ranks.
+        epoch_steps: steps of an epoch; 0 for a run without epochs.
     """
 
-    def __init__(self, output: Path, step: int, total_steps: int, batch_size: int, silent: bool) -> None:
+    def __init__(
+        self, output: Path, step: int, total_steps: int, batch_size: int, silent: bool, epoch_steps: int = 0
+    ) -> None:
         self._output, self._step, self._silent = output, step, silent
-        self._batch_size = batch_size
         self._csv: IO[str] | None = None
         self._events = None if silent else SummaryWriter(str(output / "tensorboard"), purge_step=step + 1)
-        self._bar = tqdm(total=total_steps * batch_size, initial=step * batch_size, unit="img", disable=silent)
+        self._progress = Progress(step, total_steps, epoch_steps, batch_size, silent)
 
     def close(self) -> None:
-        self._bar.close()
+        self._progress.close()
         if self._csv is not None:
             self._csv.close()
         if self._events is not None:
@@ -61,8 +64,7 @@ class RunLog:
         if self._events is not None and step % TENSORBOARD_INTERVAL_STEPS == 0:
             for name, value in values.items():
                 self._events.add_scalar(name, value, step)
-        self._bar.update(self._batch_size)
-        self._bar.set_postfix({k: f"{v:.3g}" for k, v in values.items() if k in ("loss", "scale")})
+        self._progress.update(step, values)
 
     def log_validation(self, step: int, values: Mapping[str, float]) -> None:
         """Log figures of validation sets to validation.csv and TensorBoard."""

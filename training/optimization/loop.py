@@ -75,7 +75,8 @@ def fit(
     backbone.train()
     objective.train()
     monitor = Monitor(RunHealth(batches.total_steps, config.head, data.num_classes), device, state.scaler.is_enabled())
-    logs = RunLog(config.output, state.step, batches.total_steps, loop.batch_size, silent=distributed.rank() > 0)
+    silent, epoch_steps = distributed.rank() > 0, batches.steps_per_epoch
+    logs = RunLog(config.output, state.step, batches.total_steps, loop.batch_size, silent, epoch_steps)
     last_saved = time.monotonic()
     with closing(logs), stop_requests() as stop_requested:
         for batch in batches.iterate(state.step):

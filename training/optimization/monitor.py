@@ -75,11 +75,13 @@ class Monitor:
 
 @torch.no_grad()
 def measure_embeddings(head: Head, embeddings_BD: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
-    """Return the mean length of embeddings, their spread 1 - ||mean direction||, and the mean target angle."""
+    """Return the mean length of embeddings, their spread 1 - ||mean direction||, the mean target angle, and the
+    accuracy of the head's last batch. Heads without classes have neither angle nor accuracy."""
     x_BD = upcast(embeddings_BD)
     angles = head.target_angle_deg(x_BD, labels_B)
     return {
         "embedding_norm": x_BD.norm(dim=1).mean(),
         "embedding_spread": 1 - F.normalize(x_BD).mean(0).norm(),
         **({} if angles is None else {"target_angle_deg": angles}),
+        **({} if head.accuracy is None else {"accuracy": head.accuracy}),
     }

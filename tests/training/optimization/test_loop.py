@@ -302,6 +302,7 @@ def test_a_run_writes_logs_plots_and_checkpoint(folder: Path, tmp_path: Path) ->
         "learning_rate",
         "scale",
         "target_angle_deg",
+        "accuracy",
         "embedding_norm",
         "embedding_spread",
         "gradient_backbone",

@@ -207,12 +207,32 @@ def test_extreme_networks_can_be_drawn(perfect: bool) -> None:
 
 def test_loss_curves_have_one_panel_per_column(losses: Path) -> None:
     figure = plots.loss_curves(losses)
-    assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "learning rate", "scale"]
+    assert [axes.get_ylabel() for axes in figure.axes if axes.get_visible()] == ["loss", "scale", "learning rate"]
     assert line(figure)[:, 1] == pytest.approx([10 / step for step in range(1, 101)])
     mean = line(figure, row=1)
     assert len(mean) == 99
     assert mean[0] == pytest.approx([1.5, 7.5])
-    assert line(figure, panel=1)[-1].tolist() == [100, 0.0]
+    assert line(figure, panel=2)[-1].tolist() == [100, 0.0]
+    assert not figure.axes[0].patches  # no margin grows
+
+
+def test_the_margin_is_beside_the_loss_that_it_raises(tmp_path: Path) -> None:
+    path = tmp_path / "losses.csv"
+    lines = [f"{step},{10 + min(step, 20)},64.0,{min(1.0, step / 20)}" for step in range(1, 101)]
+    path.write_text("\n".join(["step,loss,scale,margin_share", *lines]) + "\n")
+    figure = plots.loss_curves(path)
+    loss, margin = figure.axes[:2]
+    assert [loss.get_ylabel(), margin.get_ylabel()] == ["loss", "margin share"]
+    assert loss.get_position().y0 == pytest.approx(margin.get_position().y0)
+    assert line(figure, panel=1)[[0, -1]].tolist() == [[1, 0.05], [100, 1.0]]
+    (shaded,) = loss.patches
+    covered = np.asarray(shaded.get_path().vertices)  # of a unit square
+    ends = shaded.get_patch_transform().transform(covered)[:, 0]
+    assert (ends.min(), ends.max()) == (1, 19)
+    legend = loss.get_legend()
+    assert legend is not None
+    assert "raises the loss" in legend.get_texts()[0].get_text()
+    assert not margin.patches
 
 
 @pytest.mark.parametrize("text", ["", "step,loss\n", "loss\n1\n", "step\n1\n", "step,loss\n1,much\n", "step,loss\n1\n"])

@@ -1,0 +1,133 @@
+"""Progress says how far a run is, how well it does and how long it takes, on a terminal and in a file."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import re
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.training.runs import STEPS_PER_EPOCH, tiny_run, write_people
+from training.config import HeadConfig
+from training.losses import HEADS, PartialFC, build_head
+from training.optimization import progress
+from training.optimization.progress import Progress, describe
+from training.run.train import train_recognizer
+
+VALUES = {"loss": 4.25, "learning_rate": 0.09, "scale": 20.0, "target_angle_deg": 61.4, "accuracy": 0.125, "other": 1.0}
+LINE = r"epoch 4/4, step 12/12, 00:00 left, rate \S+, loss \S+, angle \d+°, accuracy \d+\.\d%, *[\d.]+img/s"
+
+
+def test_a_line_names_epoch_step_and_values() -> None:
+    assert Progress(0, 480, 40, 128).place(81) == "epoch 3/12, step 81/480"
+    assert Progress(0, 480, 40, 128).place(80) == "epoch 2/12, step 80/480"
+    assert Progress(0, 480, 0, 128).place(80) == "step 80/480"
+    assert describe(VALUES) == "rate 0.09, loss 4.25, angle 61°, accuracy 12.5%"
+    assert describe({"loss": 1.0}) == "loss 1"
+
+
+def test_a_file_gets_a_line_now_and_then_and_at_the_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("training.optimization.progress.time.monotonic", lambda: now)
+    caplog.set_level(logging.INFO, progress.__name__)
+    shown = Progress(20, 100, 10, 8)
+    for step in range(21, 101):
+        now += 1.0
+        shown.update(step, VALUES)
+    shown.close()
+    lines = [record.message for record in caplog.records]
+    assert [re.findall(r"step (\d+)/100", line) for line in lines] == [["50"], ["80"], ["100"]]
+    expected = "epoch 5/10, step 50/100, 00:50 left, rate 0.09, loss 4.25, angle 61°, accuracy 12.5%, 8img/s"
+    assert lines[0] == expected
+    assert "00:00 left" in lines[2]
+    caplog.clear()
+    Progress(0, 1, 1, 8, silent=True).update(1, VALUES)
+    assert not caplog.records
+
+
+@pytest.mark.long
+def test_the_command_shows_its_progress(tmp_path: Path) -> None:
+    """In a file by log lines, on a terminal by one line that is rewritten."""
+    folder = write_people(tmp_path / "people")
+    command = [str(Path(sys.executable).parent / "kith-train"), "run", "smoke", "--data", str(folder), "--folder"]
+    command += ["--epochs", "4", "--threads", "1", "--set", "loop.batch_size=8", "--set", "data.max_identities=6"]
+    command += ["--set", "loop.precision=fp32", "--output"]
+    done = subprocess.run([*command, str(tmp_path / "a")], capture_output=True, text=True, timeout=120, check=True)
+    assert len(re.findall(LINE, " ".join(done.stderr.split()))) == 1
+    leader, follower = os.openpty()
+    termios.tcsetwinsize(leader, (24, 120))
+    with subprocess.Popen([*command, str(tmp_path / "b")], stdout=subprocess.DEVNULL, stderr=follower) as running:
+        os.close(follower)
+        shown = b""
+        while True:
+            try:
+                shown += os.read(leader, 4096)
+            except OSError:  # the terminal is closed
+                break
+        assert running.wait(120) == 0
+    os.close(leader)
+    assert re.search(LINE, shown.decode())
+    assert shown.count(b"\r") > shown.count(b"\n")
+
+
+def test_the_accuracy_of_training_is_logged(tmp_path: Path) -> None:
+    config = tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "adacos", epochs=15, learning_rate=0.02)
+    train_recognizer(config)
+    with (tmp_path / "run" / "losses.csv").open(newline="") as stream:
+        shares = [float(row["accuracy"]) for row in csv.DictReader(stream)]
+    assert len(shares) == 15 * STEPS_PER_EPOCH
+    assert all(share * 8 == int(share * 8) for share in shares)
+    assert sum(shares[-6:]) > sum(shares[:6])
+
+
+@pytest.mark.parametrize("name", sorted(HEADS.keys() - {"coco", "agents", "none"}))
+def test_accuracy_is_the_share_of_highest_logits_without_margin(name: str) -> None:
+    torch.manual_seed(3)
+    head = build_head(HeadConfig(name), 16, 12).train()
+    labels = torch.randint(12, (40,))
+    weights = head.class_weights()
+    assert weights is not None
+    embeddings = F.normalize(weights.detach()[labels]) + 0.5 * torch.randn(40, 16)
+    head(embeddings, labels)
+    assert head.accuracy is not None
+    if name in ("softmax", "softmax_no_bias", "l_softmax"):  # weights of other lengths
+        scores = embeddings @ weights.T
+    else:
+        scores = F.normalize(embeddings) @ F.normalize(weights).T
+    bias = head.get_parameter("classifier.bias") if name in ("softmax", "l2_softmax") else 0.0
+    if name == "l2_softmax":
+        scores = vars(head)["alpha"] * F.normalize(embeddings) @ weights.T
+    if name == "subcenter_arcface":
+        scores = (F.normalize(embeddings) @ F.normalize(head.get_parameter("weight")).T).view(40, 12, -1).amax(2)
+    right = float(((scores + bias).argmax(1) == labels).float().mean())
+    assert 0.05 < right < 0.95
+    assert float(head.accuracy) == pytest.approx(right)
+
+
+def test_split_classes_have_the_accuracy_of_all() -> None:
+    torch.manual_seed(3)
+    whole = build_head(HeadConfig("cosface"), 16, 12).train()
+    torch.manual_seed(3)
+    split = PartialFC(build_head(HeadConfig("cosface"), 16, 12), 1.0).train()  # type: ignore[arg-type]
+    labels, embeddings = torch.randint(12, (40,)), torch.randn(40, 16)
+    for head in (whole, split):
+        head(embeddings, labels)
+    assert whole.accuracy is not None
+    assert split.accuracy is not None
+    assert float(split.accuracy) == float(whole.accuracy)
+
+
+def test_heads_without_classes_have_no_accuracy() -> None:
+    head = build_head(HeadConfig("none"), 16, 12).train()
+    head(torch.randn(4, 16), torch.zeros(4, dtype=torch.long))
+    assert head.accuracy is None
