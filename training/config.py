@@ -72,6 +72,11 @@ class DataConfig(_Section):
     exclude: Path | None = None
     """Text file with photos to leave out, a line each, relative to ``root`` or by name alone: a refined list of a noisy
     set. Lines that begin with # are comments."""
+    held_out_people: float = 0.05
+    """Share of people who are not trained on. The network is measured on them after every epoch; 0: none."""
+    held_out_photos: float = 0.05
+    """Share of photos of the trained people that are not trained on, and measured likewise. Two photos of a person are
+    always trained on."""
     workers: int = 0
     """Processes that decode crops while a run trains, for sets that exceed the disk as pixels. 0: all crops are decoded
     once, into a cache."""
@@ -85,6 +90,8 @@ class DataConfig(_Section):
         _require(self.images_per_person >= 0, "data.images_per_person must be 0 (off) or the number of images")
         _require(self.exclude is None or self.exclude.is_file(), f"data.exclude {self.exclude} does not exist")
         _require(self.workers >= 0, "data.workers must be a number of processes, or 0")
+        for name in ("held_out_people", "held_out_photos"):
+            _require(0 <= getattr(self, name) <= 0.5, f"data.{name} must be a share in [0, 0.5], 0 for none")
         _require(self.aligned or not self.workers, "data.workers streams aligned crops only. Align the photos first")
         _require(self.sharp_repeats >= 1, "data.sharp_repeats must be at least 1")
         _require(

@@ -40,7 +40,7 @@ def taught(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
     return RunConfig(
         name="taught",
         output=output,
-        data=DataConfig(root=data, manifest=None, aligned=False, min_images=1),
+        data=DataConfig(data, None, aligned=False, min_images=1, held_out_people=0, held_out_photos=0),
         backbone=BackboneConfig("bottleneck_net", embedding_dim=256),
         head=HeadConfig("none"),
         augment=AugmentConfig(rotation_deg=6.0, saturation=0.3, mask=0.05, morph=0.4),
@@ -58,7 +58,9 @@ def imitated(photos: Path, output: Path, teacher: Path, exclude: Path | None = N
     return RunConfig(
         name=IMITATED,
         output=output,
-        data=DataConfig(root=photos, manifest=None, aligned=False, min_images=1, exclude=exclude),
+        data=DataConfig(
+            photos, None, aligned=False, min_images=1, exclude=exclude, held_out_people=0, held_out_photos=0
+        ),
         backbone=BackboneConfig("bottleneck_net", embedding_dim=256),
         head=HeadConfig("none"),
         distill=DistillConfig(teacher, mirror=True, held_out=1000),
@@ -106,11 +108,11 @@ def medium(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
 
 def papers(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
     """Return a recipe close to ArcFace's: IResNet-50, s = 64, m = 0.5, 512 images per batch, for a GPU and CASIA or
-    MS1M. The rate falls by ten at shares of the run that the paper uses for CASIA."""
+    MS1M. The rate falls by ten at shares of the run that the paper uses for CASIA. All people are trained on."""
     return RunConfig(
         name="papers",
         output=output,
-        data=DataConfig(root=data),
+        data=DataConfig(root=data, held_out_people=0, held_out_photos=0),
         backbone=BackboneConfig("iresnet50", embedding_dim=512, dropout=0.4),
         head=HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}),
         augment=AugmentConfig(move=0.0, low_resolution=0.0, gray=0.0, brightness=0.0, contrast=0.0, erase=0.0),
@@ -146,7 +148,7 @@ def _large_scale(
     return RunConfig(
         name=name,
         output=output,
-        data=DataConfig(root=data, manifest=None, min_images=1, workers=8),
+        data=DataConfig(data, None, min_images=1, held_out_people=0, held_out_photos=0, workers=8),
         backbone=backbone,
         head=head,
         augment=AugmentConfig(move=0.0, low_resolution=0.0, gray=0.0, brightness=0.0, contrast=0.0, erase=0.0),
@@ -213,6 +215,8 @@ def compared(loss: str, data: Path, output: Path, epochs: int = 4, people: int =
             min_images=5,
             max_identities=people,
             images_per_person=TRIPLET_IMAGES_PER_PERSON if head.name in ("none", "coco") else 0,
+            held_out_people=0,
+            held_out_photos=0,
         ),
         head=head,
         terms=terms,

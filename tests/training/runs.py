@@ -33,7 +33,7 @@ def tiny_run(folder: Path, output: Path, head: str = "adacos", epochs: int = 4, 
     return RunConfig(
         "tiny",
         output,
-        DataConfig(folder, manifest=None),
+        DataConfig(folder, manifest=None, held_out_people=0, held_out_photos=0),
         TINY,
         HeadConfig(head),
         loop=replace(config, **loop),  # type: ignore[arg-type]

@@ -37,6 +37,7 @@ def call(*words: object) -> None:
         (("resume", "."), "train first"),
         (("evaluate", "."), "Name a benchmark"),
         (("evaluate", ".", "--probes", "."), "need each other"),
+        (("evaluate", "a.onnx", "--data", "."), "needs a run or a pack"),
         (("evaluate", ".", "--bin", "a.bin", "--flip"), "are for runs"),
         (("evaluate", ".", "--data", ".", "--refresh", "--view1"), "--refresh needs a pack"),
         (("evaluate", ".", "--data", ".", "--note", "a note"), "need --refresh"),

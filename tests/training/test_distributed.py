@@ -24,6 +24,7 @@ pytestmark = pytest.mark.long
 COMMON = {
     "data.max_identities": "6",
     "data.manifest": "null",
+    "data.held_out_photos": "0",
     "backbone.widths": "[16,16,16]",
     "backbone.stem": "16",
     "backbone.depths": "[1,1,1]",

@@ -52,7 +52,8 @@ from training.optimization.loop import Checkpoint
 from training.optimization.run_folder import CONFIG, read_run_config
 from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES, SET_SIZES, imitated
 from training.run.compare import compare as compare_losses
-from training.run.html_report import report_run, write_pack_report
+from training.run.html_report import report_run, write_pack_report, write_report
+from training.run.people import MeasuredPeople, measure_folder, own_photos, people_figures, write_worst_pairs
 from training.run.plan import make_plan, measure_speed
 from training.run.train import train_detector, train_liveness, train_recognizer
 
@@ -140,8 +141,7 @@ def _train(config: RunConfig, align_with: Path | None, threads: int | None) -> N
     torch.set_num_threads(threads or max(1, available_cores() // distributed.configured_world_size()))
     detector = None
     if align_with is not None:
-        spec = load_pack(align_with).detection
-        detector = Detector(OnnxNetwork(spec.path), spec)
+        detector = _detector_of(align_with)
     with distributed.process_group():
         checkpoint: Checkpoint = train_recognizer(config, detector)
         if distributed.rank() == 0:
@@ -403,11 +403,21 @@ def calibrate(
 
 @app.command()
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="Run, pack, or unversioned directory of ONNX files.")],
+    model: Annotated[Path, typer.Argument(help="Run, pack, directory of ONNX files, or exported recognizer.onnx.")],
     data: Annotated[Path | None, typer.Option(help="Folder with lfw and wider.", exists=True, file_okay=False)] = None,
+    people: Annotated[
+        Path | None,
+        typer.Option(help="Your photos: one folder per person, folder with manifest.csv, or .rec file.", exists=True),
+    ] = None,
+    aligned: Annotated[bool, typer.Option("--aligned", help="Photos of --people are aligned 112x112 crops.")] = False,
+    pairs: Annotated[
+        Path | None, typer.Option("--worst-pairs", help="Picture (PNG) of the worst pairs of --people to write.")
+    ] = None,
     view1: Annotated[bool, typer.Option(help="LFW View 1 only, for selecting settings.")] = False,
     report: Annotated[Path | None, typer.Option(help="HTML report to write.")] = None,
-    pack: Annotated[Path, typer.Option(help="For a run: pack whose detector aligns photos.")] = BUNDLED_PACK,
+    pack: Annotated[
+        Path, typer.Option(help="For a run or exported recognizer: pack whose detector aligns photos.")
+    ] = BUNDLED_PACK,
     flip: Annotated[bool, typer.Option("--flip", help="For a run: average with the mirror image.")] = False,
     norms: Annotated[
         bool, typer.Option("--norms", help="For a run, with --ijb: weight photos by the length of their embedding.")
@@ -421,15 +431,24 @@ def evaluate(
     note: Annotated[str | None, typer.Option(help="With --refresh: note for the model card.")] = None,
     log: Annotated[str | None, typer.Option(help="With --refresh: reference to the experiment log.")] = None,
 ) -> None:
-    """Evaluate a run on LFW, or a pack on LFW and WIDER FACE; both also on other benchmarks."""
-    if data is None and not (bins or ijb or probes):
-        raise ConfigError("Name a benchmark: --data, --bin, --ijb, or --probes and --distractors")
+    """Evaluate a run, pack or recognizer on your photos, LFW, WIDER FACE (packs) and other benchmarks.
+
+    Without a benchmark, a run is measured on the people and photos that it held out.
+    """
+    is_run = (model / CONFIG).is_file()
+    named = bins or ijb or probes or people
+    if data is None and not named and not is_run:
+        raise ConfigError("Name a benchmark: --people, --data, --bin, --ijb, or --probes and --distractors")
+    if people is None and (aligned or pairs is not None):
+        raise ConfigError("--aligned and --worst-pairs need --people")
     if (probes is None) != (distractors is None):
         raise ConfigError("--probes and --distractors need each other")
     torch.set_num_threads(available_cores())
-    is_run = (model / CONFIG).is_file()
-    if not is_run and (flip or norms or pack != BUNDLED_PACK):
+    alone = is_run or model.suffix == ".onnx"
+    if (norms and not is_run) or (not alone and (flip or pack != BUNDLED_PACK)):
         raise ConfigError("--flip, --norms and --pack are for runs. A pack is measured as served")
+    if data is not None and model.suffix == ".onnx":
+        raise ConfigError("--data needs a run or a pack. Measure a network alone on --people")
     if norms and ijb is None:
         raise ConfigError("--norms needs --ijb")
     if refresh and (is_run or data is None or view1):
@@ -438,20 +457,27 @@ def evaluate(
         raise ConfigError("--note and --log need --refresh")
     cache = (model.parent if is_run else Path("runs")) / "cache"
     figures: list[tuple[str, str]] = []
-    if data is not None and is_run:
-        figures += report_run(model, data, load_pack(pack).detection, report, flip, view1)
+    aligner, own = pack if alone else model, list[MeasuredPeople]()
+    if people is not None:
+        photos = own_photos(people, aligned)
+        own = [measure_folder(*load_embedder(model), _detector_of(aligner), photos, cache, flip)]
+        figures += people_figures(own)
+        if pairs is not None:
+            write_worst_pairs(pairs, own)
+    if is_run and (data is not None or report is not None or not named):
+        figures += report_run(model, data, load_pack(pack).detection, report, flip, view1, own)
     elif data is not None:
         figures += (
             pack_rows(refresh_pack(model, data, cache, note, log)) if refresh else _measure(model, data, view1, cache)
         )
         if report is not None:
-            write_pack_report(report, load_pack(model), data / "lfw", cache)
+            write_pack_report(report, load_pack(model), data / "lfw", cache, own)
+    elif report is not None and own:
+        write_report(report, model.name, people=own)
     if bins or ijb or probes:
-        spec = load_pack(pack if is_run else model).detection
-        detector = Detector(OnnxNetwork(spec.path), spec)
         figures += evaluate_other_benchmarks(
             *load_embedder(model),
-            detector,
+            _detector_of(aligner),
             cache,
             bins or (),
             ijb,
@@ -462,6 +488,11 @@ def evaluate(
             load_embedder(model, normalized=False)[0] if norms else None,
         )
     print_figures(figures)
+
+
+def _detector_of(pack: Path) -> Detector:
+    spec = load_pack(pack).detection
+    return Detector(OnnxNetwork(spec.path), spec)
 
 
 def _measure(model: Path, data: Path, view1: bool, cache: Path) -> list[tuple[str, str]]:

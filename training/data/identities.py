@@ -97,6 +97,10 @@ class IdentityList:
         """Decode image ``i`` to (H, W, 3) uint8 RGB. Raises ConfigError if the image cannot be decoded."""
         return decode_rgb(self.read_encoded(i), self.name(i))
 
+    def select(self, rows: NDArray[np.int64]) -> IdentityList:
+        """Return the images in these rows, with the same classes."""
+        return replace(self, rows=self.rows[rows], labels=self.labels[rows], repeats=self.repeats[rows])
+
     def class_ids(self) -> NDArray[np.int64]:
         """Return (C,) identifiers of the classes, as `identify_classes` does."""
         numbered = not isinstance(self.source, PhotoFiles)
@@ -148,7 +152,7 @@ class IdentitySet:
     """Crops: ``crops_NHWC`` (n, 112, 112, 3) uint8 RGB, ``labels`` (n,) in 0..C-1, ``class_ids`` (C,) for checkpoints.
 
     An epoch shows each image ``repeats`` (n,) times; None means once. Streamed crops support indexing by rows and
-    slices only, like a memory map whose rows are decoded.
+    slices only, like a memory map whose rows are decoded. ``listed`` has the source of each image.
     """
 
     crops_NHWC: NDArray[np.uint8]
@@ -156,6 +160,7 @@ class IdentitySet:
     names: tuple[str, ...]
     class_ids: NDArray[np.int64]
     repeats: NDArray[np.int64] | None = None
+    listed: IdentityList | None = None
 
     @property
     def num_classes(self) -> int:
@@ -163,6 +168,34 @@ class IdentitySet:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def photo_name(self, i: int) -> str:
+        """Return the person of image ``i``, and the name of its file or record."""
+        source = "" if self.listed is None else self.listed.name(i).rsplit("/", 1)[-1]
+        return f"{self.names[self.labels[i]]}/{source}"
+
+    def select(self, rows: NDArray[np.int64]) -> IdentitySet:
+        """Return the images in these rows, with the same classes."""
+        crops: StreamedCrops | SelectedCrops
+        if isinstance(self.crops_NHWC, StreamedCrops):
+            crops = StreamedCrops(self.crops_NHWC.listed.select(rows))
+        elif isinstance(self.crops_NHWC, SelectedCrops):
+            crops = replace(self.crops_NHWC, rows=self.crops_NHWC.rows[rows])
+        else:
+            crops = SelectedCrops(self.crops_NHWC, rows)
+        return replace(
+            self,
+            crops_NHWC=cast(NDArray[np.uint8], crops),
+            labels=self.labels[rows],
+            repeats=None if self.repeats is None else self.repeats[rows],
+            listed=None if self.listed is None else self.listed.select(rows),
+        )
+
+    def without_empty_classes(self) -> IdentitySet:
+        """Return the same images, with the classes that have one, in the same order."""
+        kept, labels = np.unique(self.labels, return_inverse=True)
+        names = tuple(self.names[i] for i in kept.tolist())
+        return replace(self, labels=labels.astype(np.int64), names=names, class_ids=self.class_ids[kept])
 
 
 def list_identities(config: DataConfig) -> IdentityList:
@@ -311,7 +344,7 @@ def load_identities(config: DataConfig, cache_dir: Path, detector: Detector | No
         log.warning(listed.files.warning)
     if config.workers:
         crops = cast(NDArray[np.uint8], StreamedCrops(listed))
-        return IdentitySet(crops, listed.labels, listed.names, listed.class_ids(), listed.repeats)
+        return IdentitySet(crops, listed.labels, listed.names, listed.class_ids(), listed.repeats, listed)
     listing = f"{config.root} {config.aligned} {listed.source.fingerprint(listed.rows)}"
     key = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     cache, kept_file = cache_dir / f"crops-{key}.npy", cache_dir / f"kept-{key}.npy"
@@ -321,7 +354,8 @@ def load_identities(config: DataConfig, cache_dir: Path, detector: Detector | No
         _build_cache(listed, cache, kept_file, None if config.aligned else detector)
     kept = np.load(kept_file)
     crops = np.load(cache, mmap_mode="r")
-    return IdentitySet(crops, listed.labels[kept], listed.names, listed.class_ids(), listed.repeats[kept])
+    found = listed.select(kept)
+    return IdentitySet(crops, found.labels, found.names, listed.class_ids(), found.repeats, found)
 
 
 def hold_out(data: IdentitySet, count: int, seed: int) -> tuple[IdentitySet, NDArray[np.uint8]]:
@@ -333,15 +367,7 @@ def hold_out(data: IdentitySet, count: int, seed: int) -> tuple[IdentitySet, NDA
         raise ConfigError(f"distill.held_out {count} leaves none of {len(data)} images")
     held = np.sort(np.random.default_rng(seed).choice(len(data), count, replace=False))
     kept = np.setdiff1d(np.arange(len(data)), held)
-    crops: StreamedCrops | SelectedCrops
-    if isinstance(data.crops_NHWC, StreamedCrops):
-        listed = data.crops_NHWC.listed
-        crops = StreamedCrops(replace(listed, rows=listed.rows[kept]))
-    else:
-        crops = SelectedCrops(data.crops_NHWC, kept)
-    repeats = None if data.repeats is None else data.repeats[kept]
-    rest = replace(data, crops_NHWC=cast(NDArray[np.uint8], crops), labels=data.labels[kept], repeats=repeats)
-    return rest, np.array(data.crops_NHWC[held])
+    return data.select(kept), np.array(data.crops_NHWC[held])
 
 
 def map_in_threads(

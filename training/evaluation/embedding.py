@@ -23,6 +23,7 @@ from models.vision.alignment import CROP_SIZE_PX, STANDARD_ALIGNMENT, Alignment,
 from models.vision.detection import Detector
 from models.vision.quality import Quality, measure_quality
 from models.vision.recognition import Recognizer, l2_normalize
+from models.vision.specs import Normalization, RecognitionSpec
 from training import distributed
 from training.backbones import build_backbone
 from training.config import ConfigError, RunConfig
@@ -85,10 +86,15 @@ def cached_embedder(embed: Embed, network: Path, cache_dir: Path) -> tuple[Embed
 
 
 def load_embedder(path: Path, normalized: bool = True) -> tuple[Embed, Alignment]:
-    """Return the embedder of a run or a pack, and the alignment of its crops. A pack's vectors have length 1."""
+    """Return the embedder of a run, a pack or an exported recognizer (.onnx), and the alignment of its crops. Only
+    those of runs need not have length 1. Raises ModelError if the pack or network cannot be loaded."""
     if (path / CONFIG).is_file():
         return torch_embedder(load_run(path)[1], normalized), STANDARD_ALIGNMENT
-    spec = load_pack(path).recognition
+    if path.suffix == ".onnx":  # as `kith-train export` writes it
+        standard = Normalization(127.5, 127.5)
+        spec = RecognitionSpec(path, None, standard, STANDARD_ALIGNMENT, dimension=0, preprocessing_version="")
+    else:
+        spec = load_pack(path).recognition
     return Recognizer(OnnxNetwork(spec.path), spec).embed, spec.alignment
 
 

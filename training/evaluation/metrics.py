@@ -317,15 +317,45 @@ def bootstrap(
     Returns:
         (k,) lower and (k,) upper bounds.
     """
+    rows = np.arange(len(people))
+    results = [statistic(np.repeat(rows, times)) for times in resample_people(people, rounds, seed)]
+    low, high = np.quantile(results, [0.025, 0.975], axis=0)
+    return low, high
+
+
+def resample_people(people: Ints | NDArray[np.str_], rounds: int, seed: int) -> Iterator[Ints]:
+    """Yield the (n,) times that each row counts in each resample of `bootstrap`."""
     owners = np.unique(people.reshape(len(people), -1), return_inverse=True)[1].reshape(len(people), -1)
     first, second = owners[:, 0], owners[:, -1]
-    count, rows = int(owners.max()) + 1, np.arange(len(people))
+    count = int(owners.max()) + 1
     rng = np.random.default_rng(seed)
-    results = []
     for _ in range(rounds):
         drawn = np.bincount(rng.integers(count, size=count), minlength=count)
-        times = drawn[first] * np.where(first == second, 1, drawn[second])
-        results.append(statistic(np.repeat(rows, times)))
+        yield drawn[first] * np.where(first == second, 1, drawn[second])
+
+
+def resampled_tar(
+    similarities: Floats, same: Bools, people: Ints, fars: Sequence[float], rounds: int, seed: int = 0
+) -> tuple[Floats, Floats]:
+    """Return (fars,) lower and upper bounds of `tar_at_far`, as `bootstrap` does. Pairs are sorted only once, since
+    there may be millions. Resamples without pairs of either kind are left out.
+
+    Args:
+        similarities, same: (P,) of pairs.
+        people: (P, 2) people of each.
+        fars: rates in [0, 1).
+    """
+    order = np.argsort(similarities)[::-1]
+    ordered, mated = similarities[order], same[order]
+    # Pairs above the first one of an equal similarity: a threshold cannot separate ties.
+    above = np.searchsorted(-ordered, -ordered, "left")
+    results = []
+    for times in resample_people(people[order], rounds, seed):
+        accepted = np.concatenate([[0], np.cumsum(times * mated)])
+        falsely = np.cumsum(times * ~mated)
+        if accepted[-1] and falsely[-1]:
+            first_rejected = [int(np.searchsorted(falsely, int(far * falsely[-1]), "right")) for far in fars]
+            results.append(accepted[above[first_rejected]] / accepted[-1])
     low, high = np.quantile(results, [0.025, 0.975], axis=0)
     return low, high
 

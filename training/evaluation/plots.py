@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Figure  # re-exported for callers that only pass figures on
 from matplotlib.ticker import FuncFormatter, PercentFormatter
+from numpy.typing import NDArray
 from scipy.stats import norm
 
 from training.config import ConfigError
@@ -156,6 +158,21 @@ def cmc_curve(shares: Floats) -> Figure:
     axes.xaxis.set_ticks(ticks, [str(tick) for tick in ticks])
     axes.xaxis.set_ticks([], minor=True)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
+    return figure
+
+
+def pair_sheet(lines: Mapping[str, Sequence[tuple[NDArray[np.uint8], str]]]) -> Figure:
+    """Draw titled lines of pictures, each (h, w, 3) uint8 RGB with a caption, the first at the left."""
+    width = max(len(pictures) for pictures in lines.values())
+    figure = Figure(figsize=(2.6 * width, 2.2 * len(lines)), layout="constrained")
+    parts = figure.subfigures(len(lines), 1, squeeze=False)[:, 0]
+    for part, (title, pictures) in zip(parts, lines.items(), strict=True):
+        part.suptitle(title)
+        for axes in (panels := part.subplots(1, width, squeeze=False)[0]):
+            axes.axis("off")
+        for axes, (picture, caption) in zip(panels, pictures, strict=False):
+            axes.imshow(picture)
+            axes.set_title(caption, fontsize=7, parse_math=False)
     return figure
 
 

@@ -14,6 +14,8 @@ from training.optimization.progress import Progress
 from training.optimization.run_folder import LOSSES, VALIDATION
 
 TENSORBOARD_INTERVAL_STEPS = 10
+Measured = float | tuple[float, float, float]
+"""Figure of a validation set, or the figure with the bounds of its 95 % interval."""
 
 
 def truncate_log(path: Path, step: int, header: Sequence[str]) -> None:
@@ -66,15 +68,16 @@ class RunLog:
                 self._events.add_scalar(name, value, step)
         self._progress.update(step, values)
 
-    def log_validation(self, step: int, values: Mapping[str, float]) -> None:
+    def log_validation(self, step: int, values: Mapping[str, Measured]) -> None:
         """Log figures of validation sets to validation.csv and TensorBoard."""
-        if self._silent:
+        if self._silent or not values:
             return
         path = self._output / VALIDATION
-        truncate_log(path, step - 1, ("step", "measure", "value"))
+        truncate_log(path, step - 1, ("step", "measure", "value", "low", "high"))
+        full = {name: (value, "", "") if isinstance(value, float) else value for name, value in values.items()}
         with path.open("a", newline="", encoding="utf-8") as stream:
-            csv.writer(stream).writerows([step, name, repr(value)] for name, value in values.items())
-        for name, value in values.items():
-            tqdm.write(f"step {step}: {name} {value:.4f}")
-            if self._events is not None:
+            csv.writer(stream).writerows([step, name, *row] for name, row in full.items())
+        tqdm.write(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, (value, *_) in full.items()))
+        if self._events is not None:
+            for name, (value, *_) in full.items():
                 self._events.add_scalar(name, value, step)

@@ -27,7 +27,7 @@ from training.errors import NON_FINITE_REMEDY, NonFiniteLossError, RunInterrupte
 from training.losses import Head
 from training.optimization.health import RunHealth
 from training.optimization.interrupts import stop_requests
-from training.optimization.logs import RunLog
+from training.optimization.logs import Measured, RunLog
 from training.optimization.monitor import Monitor, StepResult, measure_embeddings
 from training.optimization.objective import Objective
 from training.optimization.run_folder import CHECKPOINT, require_finite
@@ -36,8 +36,8 @@ from training.optimization.state import TrainingState
 log = logging.getLogger(__name__)
 SAVE_CHECK_INTERVAL_STEPS = 20
 """Interval at which ranks agree whether to save; each check costs a round trip."""
-Validator = Callable[[nn.Module], Mapping[str, float]]
-"""Function from a network in evaluation mode to figures by name."""
+Validator = Callable[[nn.Module, bool], Mapping[str, Measured]]
+"""Function from a network in evaluation mode, and whether the run is at its end, to figures by name."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ def fit(
                 monitor.flush(logs)
                 state.loss = monitor.loss
             if end_of_epoch:
-                _validate(state, validate, logs)
+                _validate(state, validate, logs, state.step == batches.total_steps)
             if save or stop:
                 state.save(path)
                 last_saved = time.monotonic()
@@ -101,11 +101,11 @@ def fit(
     return Checkpoint(state.average().eval(), objective.head.eval(), state.step, state.loss, path)
 
 
-def _validate(state: TrainingState, validate: Validator | None, logs: RunLog) -> None:
+def _validate(state: TrainingState, validate: Validator | None, logs: RunLog, ended: bool) -> None:
     """Log the figures of the first rank. Collective: all ranks stop if a figure is NaN or infinite."""
-    figures: Mapping[str, float] = {}
+    figures: Mapping[str, Measured] = {}
     if validate is not None and distributed.rank() == 0:
-        figures = validate(state.average().eval())
+        figures = validate(state.average().eval(), ended)
         logs.log_validation(state.step, figures)
     require_finite(figures, state.step)
 

@@ -25,6 +25,7 @@ CHECKPOINT = "checkpoint.pt"
 CONFIG = "config.json"
 LOSSES = "losses.csv"
 VALIDATION = "validation.csv"
+WORST_PAIRS = "worst_pairs.png"
 MAX_NAMED_CLASSES, MAX_NAMED_VALUES = 3, 5
 log = logging.getLogger(__name__)
 

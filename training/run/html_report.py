@@ -19,8 +19,9 @@ from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.detection import DEFAULT_MIN_SCORE
 from models.vision.recognition import Recognizer
 from models.vision.specs import DetectionSpec
-from training.config import RunConfig
+from training.config import ConfigError, RunConfig
 from training.data.identities import load_identities
+from training.data.split import split_identities
 from training.data.subsampling import evenly_spaced_rows
 from training.evaluation import plots
 from training.evaluation.embedding import Embed, Embeddings, cached_embedder, load_run, torch_embedder
@@ -40,6 +41,7 @@ from training.losses import build_head
 from training.optimization.run_folder import CHECKPOINT, LOSSES, check_classes, load_checkpoint
 from training.optimization.sharded import read_class_weights
 from training.run.compare import training_angle_rows, training_angles
+from training.run.people import HeldOut, MeasuredPeople, people_figures, worst_pairs
 
 WORST_PAIRS: Final = 8
 SAMPLE_CROPS: Final = 32
@@ -85,40 +87,58 @@ def collect_lfw_results(embed: Embed, crops: LfwCrops, flip: bool = False) -> Lf
     return LfwResults(crops, embeddings, evaluate_lfw_embeddings(embeddings, crops.root, crops.parts))
 
 
-def write_pack_report(path: Path, pack: ModelPack, lfw: Path, cache_dir: Path) -> LfwResult:
+def write_pack_report(
+    path: Path, pack: ModelPack, lfw: Path, cache_dir: Path, people: Sequence[MeasuredPeople] = ()
+) -> LfwResult:
     """Measure a pack on LFW through its own detector and write the report. ``lfw``: folder with images/ and the lists.
+    ``people``: further results.
     Raises ConfigError: LFW is incomplete. PackError: the pack cannot be loaded."""
     crops = load_lfw_crops(
         lfw, pack.detection, cache_dir, min_score=DEFAULT_MIN_SCORE, alignment=pack.recognition.alignment
     )
     recognizer = Recognizer(OnnxNetwork(pack.recognition.path), pack.recognition)
     evidence = collect_lfw_results(recognizer.embed, crops)
-    write_report(path, f"{pack.display_name} ({pack.model_id})", lfw=evidence)
+    write_report(path, f"{pack.display_name} ({pack.model_id})", lfw=evidence, people=people)
     return evidence.judgment
 
 
 def report_run(
-    run: Path, data: Path, detection: DetectionSpec, report: Path | None, flip: bool = False, view1: bool = False
+    run: Path,
+    data: Path | None,
+    detection: DetectionSpec,
+    report: Path | None,
+    flip: bool = False,
+    view1: bool = False,
+    people: Sequence[MeasuredPeople] = (),
 ) -> list[tuple[str, str]]:
-    """Evaluate a run on LFW (``data``/lfw, aligned by this detector) and return the figures. With ``report``, also
-    write them as HTML, with curves, worst pairs and sample crops."""
+    """Evaluate a run on the people and photos that it was not trained on, and on LFW (``data``/lfw, aligned by this
+    detector); return the figures. With ``report``, also write them as HTML, with curves, worst pairs, sample crops and
+    the figures of further ``people``."""
     config, backbone = load_run(run)
-    parts = VIEW1 if view1 else PARTS
-    crops = load_lfw_crops(data / "lfw", detection, run.parent / "cache", parts)
     embed, vectors = cached_embedder(torch_embedder(backbone), run / CHECKPOINT, run.parent / "cache")
-    evidence = collect_lfw_results(embed, crops, flip)
-    trained_on = load_identities(config.data, config.output.parent / "cache")
+    evidence = None
+    if data is not None:
+        crops = load_lfw_crops(data / "lfw", detection, run.parent / "cache", VIEW1 if view1 else PARTS)
+        evidence = collect_lfw_results(embed, crops, flip)
+    split = split_identities(
+        load_identities(config.data, config.output.parent / "cache"), config.data, config.loop.seed
+    )
+    trained_on, held_out = split.train, HeldOut(split).measure(embed, intervals=True, flip=flip)
     head = build_head(config.head, config.backbone.embedding_dim, trained_on.num_classes)
     state = load_checkpoint(run / CHECKPOINT)
     check_classes(state, trained_on, run / CHECKPOINT)
     shards = state.get("shards")
     head.load_full_state({**state["head"], **({"weight": read_class_weights(run, shards)} if shards else {})})
+    if data is None and not held_out and not people:
+        raise ConfigError(f"{run} holds out nothing. Name a benchmark, such as --people or --data")
     own = training_angles(embed, trained_on, head.class_weights())
     vectors.save()
     about = [("Head", _describe_head(config)), *training_angle_rows(own)]
     if report is not None:
-        write_report(report, f"Run {config.name}", about, run / LOSSES, evidence, trained_on.crops_NHWC)
-    return [*about, *((name, value) for name, value, _ in headline_rows(evidence.judgment))]
+        title, crops_NHWC = f"Run {config.name}", trained_on.crops_NHWC
+        write_report(report, title, about, run / LOSSES, evidence, crops_NHWC, [*held_out, *people])
+    lfw = [] if evidence is None else [(name, value) for name, value, _ in headline_rows(evidence.judgment)]
+    return [*about, *people_figures(held_out), *lfw]
 
 
 def _describe_head(config: RunConfig) -> str:
@@ -134,6 +154,7 @@ def write_report(
     losses: Path | None = None,
     lfw: LfwResults | None = None,
     samples_NHWC: NDArray[np.uint8] | None = None,
+    people: Sequence[MeasuredPeople] = (),
 ) -> None:
     """Write the report atomically, without sections that have no data. Raises ConfigError: ``losses`` or a list of LFW
     cannot be read.
@@ -143,13 +164,17 @@ def write_report(
         losses: losses.csv of a run.
         lfw: result of `collect_lfw_results`.
         samples_NHWC: (n, 112, 112, 3) uint8 RGB training crops.
+        people: results on sets of people.
     """
-    headline = [(name, value, "") for name, value in about] + (headline_rows(lfw.judgment) if lfw else [])
+    headline = [(name, value, "") for name, value in about] + [row for one in people for row in one.rows()]
+    headline += headline_rows(lfw.judgment) if lfw else []
     sections = [_table(("Measure", "Value", "95 % interval over people"), headline)] if headline else []
     if losses is not None:
         sections.append("<h2>Training</h2>" + _plot(plots.loss_curves(losses), "Loss and schedule by step", "wide"))
     if samples_NHWC is not None:
         sections.append(_samples("Training crops", samples_NHWC))
+    if (pairs := worst_pairs(people)) is not None:
+        sections.append("<h2>Worst pairs</h2>" + _plot(pairs, "Worst pairs of each set", "wide"))
     if lfw is not None:
         if lfw.judgment.view2 is not None:
             sections.append(_verification(lfw))

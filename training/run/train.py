@@ -17,6 +17,7 @@ from training import distributed
 from training.backbones import build_backbone
 from training.config import RunConfig
 from training.data.identities import hold_out, load_identities
+from training.data.split import split_identities
 from training.data.verification import read_bin
 from training.detection.crops import Photos
 from training.detection.fit import BLOCKS, SCALE_CROPS, DetectorFit, draw_crops, fit_detector
@@ -27,9 +28,11 @@ from training.evaluation.benchmarks import evaluate_bin
 from training.evaluation.embedding import torch_embedder
 from training.liveness.data import Presentations
 from training.liveness.fit import LivenessLoopConfig, fit_liveness
+from training.optimization.logs import Measured
 from training.optimization.loop import Checkpoint, Validator, fit, to_tensor
 from training.optimization.objective import Objective, build_losses, build_objective
-from training.optimization.run_folder import CHECKPOINT, LOSSES, write_run_config
+from training.optimization.run_folder import CHECKPOINT, LOSSES, WORST_PAIRS, write_run_config
+from training.run.people import HeldOut, figures_of, write_worst_pairs
 
 MUTABLE_SETTINGS = ("epochs", "root", "output", "workers", "sharded_checkpoint")
 """Settings that may change between stop and resumption."""
@@ -45,32 +48,38 @@ def train_recognizer(config: RunConfig, detector: Detector | None = None) -> Che
         # Fill the cache before the other ranks read it.
         load_identities(config.data, cache, detector)
     distributed.barrier()
-    data = load_identities(config.data, cache, detector)
-    data, held_out = hold_out(data, config.distill.held_out, config.loop.seed)
+    split = split_identities(load_identities(config.data, cache, detector), config.data, config.loop.seed)
+    data, taught = hold_out(split.train, config.distill.held_out, config.loop.seed)
     backbone = build_backbone(config.backbone)
     objective = build_objective(config, data.num_classes)
-    validate = build_validator(config.validation, objective, held_out) if distributed.rank() == 0 else None
+    held_out = HeldOut(split)
+    validate = build_validator(config.validation, objective, taught, held_out) if distributed.rank() == 0 else None
     checkpoint = fit(backbone, objective, data, config, validate)
     if distributed.rank() == 0:
         (config.output / "losses.png").write_bytes(plots.png(plots.loss_curves(config.output / LOSSES)))
+        measured = held_out.measure(torch_embedder(checkpoint.backbone), intervals=False)
+        write_worst_pairs(config.output / WORST_PAIRS, measured)
     return checkpoint
 
 
-def build_validator(validation: Sequence[Path], objective: Objective, held_out: NDArray[np.uint8]) -> Validator | None:
-    """Return a function that computes the ten-fold accuracy on each .bin set, by name, and the distillation loss of the
-    held-out crops."""
-    distillation = objective.distillation if len(held_out) else None
-    if not validation and distillation is None:
+def build_validator(
+    validation: Sequence[Path], objective: Objective, taught: NDArray[np.uint8], held_out: HeldOut
+) -> Validator | None:
+    """Return a function that computes the ten-fold accuracy on each .bin set, by name, the figures of the people and
+    photos that are held out, with intervals at the end, and the distillation loss of the crops ``taught``."""
+    distillation = objective.distillation if len(taught) else None
+    if not validation and distillation is None and not held_out:
         return None
     sets = {path.stem: read_bin(path) for path in validation}
 
-    def validate(network: nn.Module) -> dict[str, float]:
-        figures = {
-            f"{name} accuracy": evaluate_bin(torch_embedder(network), pairs).accuracy.mean
-            for name, pairs in sets.items()
+    def validate(network: nn.Module, ended: bool) -> dict[str, Measured]:
+        embed = torch_embedder(network)
+        figures: dict[str, Measured] = {
+            f"{name} accuracy": evaluate_bin(embed, pairs).accuracy.mean for name, pairs in sets.items()
         }
+        figures |= figures_of(held_out.measure(embed, ended))
         if distillation is not None:
-            images = to_tensor(held_out, next(network.parameters()).device)
+            images = to_tensor(taught, next(network.parameters()).device)
             figures["held-out distillation loss"] = distillation.measure(network, images)
         return figures
 

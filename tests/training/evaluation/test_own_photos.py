@@ -1,0 +1,129 @@
+"""`kith-train evaluate --people`: any network on one's own photos, without LFW."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from models.pack.loading import BUNDLED_PACK
+from models.vision.detection import Detector
+from models.vision.recognition import Recognizer
+from tests.conftest import photo_array
+from tests.training.run.test_html_report import Page
+from tests.training.runs import tiny_run, write_people
+from training.cli.commands import app
+from training.config import ConfigError
+from training.evaluation.people import evaluate_people
+from training.run import people as people_module
+from training.run.train import train_recognizer
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """Run the command and return what it prints, its spaces reduced."""
+    capsys.readouterr()
+    app([str(word) for word in words], standalone_mode=False)
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.fixture
+def photos(detector: Detector, tmp_path: Path) -> Path:
+    """Two people with three photos each of a real face, at different zoom, and one photo without a face."""
+    root = tmp_path / "staff"
+    portrait = photo_array("skimage", "data", "astronaut.png")
+    faces = detector.detect([portrait])[0]
+    (x, y), size = faces.landmarks_xy[faces.largest()].mean(0).astype(int), 110
+    own = portrait[max(0, y - size) : y + size, x - size : x + size]
+    for name, tone in (("ada", 1.0), ("bob", 0.6)):
+        (root / name).mkdir(parents=True)
+        for i, side in enumerate((180, 220, 260)):
+            face = np.clip(cv2.resize(own, (side, side)) * tone, 0, 255).astype(np.uint8)
+            face = face[:, ::-1] if name == "bob" else face
+            wide = cv2.copyMakeBorder(face, 60, 60, 60, 60, cv2.BORDER_REPLICATE)
+            cv2.imwrite(str(root / name / f"{i}.png"), wide[..., ::-1])
+    cv2.imwrite(str(root / "bob" / "nothing.png"), photo_array("skimage", "data", "coffee.png")[..., ::-1])
+    return root
+
+
+def test_a_pack_is_measured_on_photos(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    picture, report = tmp_path / "new" / "worst.png", tmp_path / "report.html"
+    words = ("--people", photos, "--worst-pairs", picture, "--report", report)
+    printed = call(capsys, "evaluate", BUNDLED_PACK, *words)
+    assert "2 people, 6 photos" in printed  # none without a face
+    assert "rank-1" in printed
+    image = cv2.imread(str(picture))
+    assert image is not None
+    page = Page(report.read_text())
+    assert "staff: rank-1" in page.text
+    assert "TAR at FAR 0.01 needs 100 pairs of different people, not 9" in page.text
+    assert [alt for alt, _ in page.images] == ["Worst pairs of each set"]
+
+
+def test_crops_of_a_manifest_give_the_figures_of_the_network(
+    data: Path,
+    recognizer: Recognizer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with (data / "celeba" / "manifest.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))[:400]
+    root = tmp_path / "crops"
+    root.mkdir()
+    with (root / "manifest.csv").open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(("file", "identity"))
+        for row in rows:
+            shutil.copy(data / "celeba" / row["file"], root / Path(row["file"]).name)
+            writer.writerow((Path(row["file"]).name, row["identity"]))
+    printed = call(capsys, "evaluate", BUNDLED_PACK, "--people", root, "--aligned")
+    crops = np.stack([cv2.imread(str(data / "celeba" / row["file"]))[..., ::-1] for row in rows])  # type: ignore[index]
+    labels = np.unique([row["identity"] for row in rows], return_inverse=True)[1]
+    expected = evaluate_people(recognizer.embed(np.ascontiguousarray(crops)), labels)
+    rank1 = expected.rates["rank-1"]
+    assert isinstance(rank1, float)
+    assert f"rank-1 │ {rank1:.2%}" in printed
+
+
+def test_a_run_and_its_export_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_people(tmp_path / "people")
+    train_recognizer(tiny_run(root, tmp_path / "run", epochs=1))
+    exported = tmp_path / "recognizer.onnx"
+    call(capsys, "export", tmp_path / "run", "--output", exported, "--precision", "fp32")
+    of_run, of_export = (
+        call(capsys, "evaluate", m, "--people", root, "--aligned") for m in (tmp_path / "run", exported)
+    )
+    assert "6 people, 24 photos" in of_run
+    assert "TAR at FAR 0.01" in of_run
+    assert of_run == of_export
+
+
+def test_large_folders_are_measured_in_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_people(tmp_path / "people")
+    train_recognizer(tiny_run(root, tmp_path / "run", epochs=1))
+    monkeypatch.setattr(people_module, "MAX_PHOTOS", 9)
+    monkeypatch.setattr(people_module, "MAX_PHOTOS_PER_PERSON", 3)
+    assert "3 people, 9 photos" in call(capsys, "evaluate", tmp_path / "run", "--people", root, "--aligned")
+
+
+def test_what_cannot_be_measured_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_people(tmp_path / "people")
+    train_recognizer(tiny_run(root, tmp_path / "run", epochs=1))
+    (tmp_path / "one" / "ada").mkdir(parents=True)
+    cv2.imwrite(str(tmp_path / "one" / "ada" / "1.png"), np.zeros((112, 112, 3), np.uint8))
+    with pytest.raises(ConfigError, match="fewer than two people"):
+        call(capsys, "evaluate", tmp_path / "run", "--people", tmp_path / "one", "--aligned")
+    with pytest.raises(ConfigError, match="need --people"):
+        call(capsys, "evaluate", tmp_path / "run", "--aligned")
+    with pytest.raises(ConfigError, match="holds out nothing"):
+        call(capsys, "evaluate", tmp_path / "run")

@@ -1,0 +1,147 @@
+"""People and photos that a run is not trained on: figures after each epoch, and the worst pairs at its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.vision.alignment import Alignment, realign_crops
+from models.vision.detection import Detector
+from training.config import ConfigError, DataConfig
+from training.data.identities import IdentitySet, load_identities
+from training.data.split import Split
+from training.data.subsampling import evenly_spaced_rows, limit_per_label
+from training.evaluation import plots
+from training.evaluation.embedding import Embed, embed_crops
+from training.evaluation.people import PeopleResult, PhotoPair, Rate, evaluate_people
+
+MAX_PHOTOS: Final = 3000
+"""Photos of a folder that are compared with each other: 4.5 million pairs."""
+MAX_PHOTOS_PER_PERSON: Final = 50
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredPeople:
+    """Crops of labeled people, and the figures of a network on them."""
+
+    title: str
+    data: IdentitySet
+    result: PeopleResult
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return measure, value and 95 % interval, or an empty text, of each figure."""
+        counts = f"{self.result.people:,} people, {self.result.photos:,} photos"
+        rows = [(self.title, counts, "")]
+        rows += [(f"{self.title}: {name}", *_format_rate(rate)) for name, rate in self.result.rates.items()]
+        return [*rows, *((f"{self.title}: too small", reason, "") for reason in self.result.too_small)]
+
+
+def _format_rate(rate: Rate) -> tuple[str, str]:
+    if isinstance(rate, float):
+        return f"{rate:.2%}", ""
+    value, low, high = rate
+    return f"{value:.2%}", f"{low:.2%} to {high:.2%}"
+
+
+def own_photos(root: Path, aligned: bool) -> DataConfig:
+    """Return the settings that read a record file, a folder with manifest.csv, or one folder per person."""
+    manifest = "manifest.csv" if (root / "manifest.csv").is_file() else None
+    return DataConfig(root, manifest, aligned=aligned or root.suffix == ".rec", min_images=1)
+
+
+def measure_folder(
+    embed: Embed, alignment: Alignment, detector: Detector, photos: DataConfig, cache: Path, flip: bool = False
+) -> MeasuredPeople:
+    """Measure an embedder of crops of this alignment on photos of labeled people, with intervals. The largest face of
+    each photo counts. Of larger sets, evenly spaced photos and people are measured, about `MAX_PHOTOS`. Raises
+    ConfigError as `load_identities` does, or if no two people have a face."""
+    data = load_identities(photos, cache, detector)
+    if len(np.unique(data.labels)) < 2:
+        raise ConfigError(f"{photos.root}: fewer than two people have a photo with a face")
+    rows = limit_per_label(MAX_PHOTOS_PER_PERSON, data.labels)
+    people = np.unique(data.labels[rows])
+    measured = people[evenly_spaced_rows(len(people), max(2, len(people) * MAX_PHOTOS // len(rows)))]
+    rows = rows[np.isin(data.labels[rows], measured)]
+    if len(rows) < len(data):
+        log.warning("%d of %d photos are measured, evenly spaced", len(rows), len(data))
+    chosen = data.select(rows).without_empty_classes()
+    vectors = embed_crops(lambda crops: embed(realign_crops(crops, alignment)), chosen.crops_NHWC, flip)
+    return MeasuredPeople(photos.root.name, chosen, evaluate_people(vectors, chosen.labels, intervals=True))
+
+
+class HeldOut:
+    """Parts of a split that are not trained on. Their crops are read once, at the first measurement."""
+
+    def __init__(self, split: Split) -> None:
+        parts = {"held-out people": split.people, "held-out photos": split.photos}
+        self._parts = {title: part for title, part in parts.items() if part is not None}
+        self._crops: dict[str, NDArray[np.uint8]] = {}
+        self._said: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def measure(self, embed: Embed, intervals: bool, flip: bool = False) -> list[MeasuredPeople]:
+        """Measure a network on both parts. Log once which rates a part is too small for."""
+        measured = []
+        for title, part in self._parts.items():
+            if title not in self._crops:
+                self._crops[title] = np.array(part.crops_NHWC[np.arange(len(part))])
+            vectors = embed_crops(embed, self._crops[title], flip)
+            measured.append(MeasuredPeople(title, part, evaluate_people(vectors, part.labels, intervals)))
+            if title not in self._said:
+                self._said.add(title)
+                for reason in measured[-1].result.too_small:
+                    log.info("%s: too small: %s", title, reason)
+        return measured
+
+
+def people_figures(measured: Sequence[MeasuredPeople]) -> list[tuple[str, str]]:
+    """Return names and values, with their intervals, for a table."""
+    return [
+        (name, f"{value} ({interval})" if interval else value)
+        for one in measured
+        for name, value, interval in one.rows()
+    ]
+
+
+def figures_of(measured: Sequence[MeasuredPeople]) -> dict[str, Rate]:
+    """Return all rates by part and name, for validation.csv."""
+    return {f"{one.title} {name}": rate for one in measured for name, rate in one.result.rates.items()}
+
+
+def worst_pairs(measured: Sequence[MeasuredPeople]) -> plots.Figure | None:
+    """Draw the worst pairs of each set: most similar ones of different people, least similar ones of one person. Return
+    None if there are no pairs."""
+    lines: dict[str, list[tuple[NDArray[np.uint8], str]]] = {}
+    for one in measured:
+        found: Mapping[str, Sequence[PhotoPair]] = {
+            "most similar different people": one.result.lookalikes,
+            "least similar photos of one person": one.result.mates,
+        }
+        for kind, pairs in found.items():
+            if pairs:
+                lines[f"{one.title}: {kind}"] = [_draw(one.data, pair) for pair in pairs]
+    return plots.pair_sheet(lines) if lines else None
+
+
+def write_worst_pairs(path: Path, measured: Sequence[MeasuredPeople]) -> None:
+    """Write `worst_pairs` as PNG, if there are any."""
+    figure = worst_pairs(measured)
+    if figure is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(plots.png(figure))
+
+
+def _draw(data: IdentitySet, pair: PhotoPair) -> tuple[NDArray[np.uint8], str]:
+    """Return both crops side by side, and their similarity and names."""
+    rows = [pair.first, pair.second]
+    crops = [data.crops_NHWC[np.array([row])][0] for row in rows]
+    return np.concatenate(crops, 1), "\n".join([f"{pair.similarity:.3f}", *map(data.photo_name, rows)])
