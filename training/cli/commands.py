@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
@@ -55,6 +55,7 @@ from training.run.compare import compare as compare_losses
 from training.run.html_report import report_run, write_pack_report, write_report
 from training.run.people import MeasuredPeople, measure_folder, own_photos, people_figures, write_worst_pairs
 from training.run.plan import make_plan, measure_speed
+from training.run.proposal import Proposal, propose
 from training.run.train import train_detector, train_liveness, train_recognizer
 
 app = typer.Typer(help="Train face networks and export them as model packs.", no_args_is_help=True)
@@ -79,16 +80,30 @@ def inspect(
     unaligned: Annotated[bool, typer.Option("--unaligned", help="Photos are not aligned crops.")] = False,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) to this file.")] = None,
     sample: Annotated[int | None, typer.Option(min=1, help="Number of images to check; default: all.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print findings and proposal as JSON.")] = False,
 ) -> None:
-    """Check a data set before training: people, images, damage, duplicates, color order."""
+    """Check a data set before training (damage, duplicates, color order), and propose settings for it."""
     config = DataConfig(data, None if folder else "manifest.csv", aligned=not unaligned)
     found = preflight(config, sample)
-    print_figures(found.rows)
-    for warning in found.warnings:
+    proposed = propose(config, found.people, found.images, distributed.device())
+    if as_json:
+        print(json.dumps({**asdict(found), "warnings": found.warnings, "proposal": proposed.as_dict()}))
+    else:
+        print_figures(found.rows)
+        _print_proposal(proposed)
+    for warning in (*found.warnings, *proposed.notes):
         Console(stderr=True).print(f"[yellow]warning:[/yellow] {escape(warning)}", highlight=False)
     if sheet is not None:
         sheet.parent.mkdir(parents=True, exist_ok=True)
         contact_sheet(config, sheet)
+
+
+def _print_proposal(proposed: Proposal) -> None:
+    table = Table("Setting", "Proposal", "Why")
+    for row in proposed.rows():
+        table.add_row(*map(escape, row))
+    Console().print(table)
+    print(proposed.command)  # one line, which no terminal's width breaks
 
 
 @app.command()
