@@ -168,7 +168,7 @@ SET_SIZES: Mapping[str, tuple[int, int]] = MappingProxyType(
 """Images and people of the sets that recipes are named after."""
 
 # Heads and terms: the papers' losses at the settings of ArcFace, section 3.2, AdaCos, and two margins at scales for
-# small sets.
+# small sets. Weights of terms are those of the papers; range loss, whose paper gives none, compares unit vectors.
 PUBLISHED_LOSSES: Mapping[str, tuple[HeadConfig, tuple[TermConfig, ...]]] = MappingProxyType(
     {
         "softmax": (HeadConfig("softmax"), ()),
@@ -194,19 +194,40 @@ PUBLISHED_LOSSES: Mapping[str, tuple[HeadConfig, tuple[TermConfig, ...]]] = Mapp
             HeadConfig("arcface", {"scale": 64.0, "margin": 0.5}),
             (TermConfig("intra"), TermConfig("inter")),
         ),
+        "normface-64-intra": (HeadConfig("normface", {"scale": 64.0}), (TermConfig("intra"),)),
+        "normface-64-inter": (HeadConfig("normface", {"scale": 64.0}), (TermConfig("inter"),)),
+        "sphereface-mhe": (HeadConfig("sphereface", {"scale": 64.0, "margin": 1.35}), (TermConfig("mhe"),)),
+        "l2-softmax": (HeadConfig("l2_softmax"), ()),
+        "l-softmax": (HeadConfig("l_softmax"), ()),
+        "a-softmax": (HeadConfig("a_softmax"), ()),
+        "center": (HeadConfig("softmax"), (TermConfig("center", 0.003),)),
+        "range": (HeadConfig("softmax"), (TermConfig("range", 1.0, {"normalized": True}),)),
+        "ring": (HeadConfig("softmax"), (TermConfig("ring", 0.01),)),
+        "contrastive": (HeadConfig("softmax"), (TermConfig("contrastive", 0.05),)),
+        "subcenter-arcface": (HeadConfig("subcenter_arcface"), ()),
+        "curricularface": (HeadConfig("curricularface"), ()),
+        "magface": (HeadConfig("magface"), ()),
+        "adaface": (HeadConfig("adaface"), ()),
+        "elasticface": (HeadConfig("elasticface"), ()),
     }
 )
 COMPARISON_PEOPLE = 2000
-TRIPLET_IMAGES_PER_PERSON = 4
+FIRST_SEED = LoopConfig.seed
+BALANCED_IMAGES_PER_PERSON = 4
+BALANCED_HEADS, BALANCED_TERMS = frozenset({"coco"}), frozenset({"triplet", "contrastive", "range"})
+"""Losses that need several images per person in a batch."""
 
 
-def compared(loss: str, data: Path, output: Path, epochs: int = 4, people: int = COMPARISON_PEOPLE) -> RunConfig:
+def compared(
+    loss: str, data: Path, output: Path, epochs: int = 4, people: int = COMPARISON_PEOPLE, seed: int = FIRST_SEED
+) -> RunConfig:
     """Return the configuration of one of PUBLISHED_LOSSES for `kith-train compare`.
 
     All losses share the first ``people`` with at least five images, batches of 128 and one schedule, without tuning.
-    The triplet loss and CoCo use identity-balanced batches, since they need several images per person.
+    CoCo and the losses over pairs use identity-balanced batches, since they need several images per person.
     """
     head, terms = PUBLISHED_LOSSES[loss]
+    balanced = head.name in BALANCED_HEADS or any(term.name in BALANCED_TERMS for term in terms)
     return RunConfig(
         name=loss,
         output=output,
@@ -214,13 +235,13 @@ def compared(loss: str, data: Path, output: Path, epochs: int = 4, people: int =
             root=data,
             min_images=5,
             max_identities=people,
-            images_per_person=TRIPLET_IMAGES_PER_PERSON if head.name in ("none", "coco") else 0,
+            images_per_person=BALANCED_IMAGES_PER_PERSON if balanced else 0,
             held_out_people=0,
             held_out_photos=0,
         ),
         head=head,
         terms=terms,
-        loop=LoopConfig(epochs=epochs, margin_warmup=0.05, ema_decay=0.99),
+        loop=LoopConfig(epochs=epochs, margin_warmup=0.05, ema_decay=0.99, seed=seed),
     )
 
 

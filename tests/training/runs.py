@@ -16,13 +16,13 @@ PEOPLE, IMAGES, BATCH = 6, 4, 8
 STEPS_PER_EPOCH = PEOPLE * IMAGES // BATCH
 
 
-def write_people(root: Path) -> Path:
-    """Write one folder per person with four noisy crops each."""
+def write_people(root: Path, images: int = IMAGES) -> Path:
+    """Write one folder per person with noisy crops."""
     rng = np.random.default_rng(5)
     for person in range(PEOPLE):
         (root / f"p{person}").mkdir(parents=True)
         color = rng.integers(0, 255, 3)
-        for i in range(IMAGES):
+        for i in range(images):
             image = np.clip(color + rng.normal(0, 20, (112, 112, 3)), 0, 255).astype(np.uint8)
             cv2.imwrite(str(root / f"p{person}" / f"{i}.png"), image)
     return root

@@ -208,6 +208,7 @@ def compare(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 4,
     people: Annotated[int, typer.Option(min=2, help="Number of people.")] = COMPARISON_PEOPLE,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs per loss, for mean ± standard deviation.")] = 1,
     pack: Annotated[Path, typer.Option(help="Pack whose detector aligns LFW.")] = BUNDLED_PACK,
     threads: Threads = None,
 ) -> None:
@@ -216,7 +217,7 @@ def compare(
     if unknown := set(chosen) - set(PUBLISHED_LOSSES):
         raise ConfigError(f"unknown loss {', '.join(sorted(unknown))}. Losses: {', '.join(PUBLISHED_LOSSES)}")
     torch.set_num_threads(threads or available_cores())
-    print(compare_losses(chosen, data, output, load_pack(pack).detection, epochs, people))
+    print(compare_losses(chosen, data, output, load_pack(pack).detection, epochs, people, seeds))
 
 
 @app.command()

@@ -265,15 +265,17 @@ class AngleStatistics:
     Attributes:
         w_ec: mean angle between class weight and center.
         w_inter: mean over classes of the smallest angle between two class weights.
+        w_intra: mean angle between an embedding and the weight of its class (not in Table 3).
         intra: mean angle between an embedding and the center of its class.
         inter: mean over classes of the smallest angle between two centers.
-        The first two are None without class weights.
+        Those of weights are None without class weights.
     """
 
     w_ec: float | None
     w_inter: float | None
     intra: float
     inter: float
+    w_intra: float | None = None
 
 
 def angle_statistics(
@@ -286,14 +288,14 @@ def angle_statistics(
     embeddings = _unit(vectors)
     present, row = np.unique(labels, return_inverse=True)
     centers = _unit(_means(embeddings, row))
-    w_ec = w_inter = None
+    w_ec = w_inter = w_intra = None
     if weights_CD is not None:
         weights = _unit(weights_CD)
         w_ec = float(_angles_deg(weights[present], centers).mean())
         w_inter = _mean_smallest_angle_deg(weights)
-    return AngleStatistics(
-        w_ec, w_inter, float(_angles_deg(embeddings, centers[row]).mean()), _mean_smallest_angle_deg(centers)
-    )
+        w_intra = float(_angles_deg(embeddings, weights[labels]).mean())
+    intra, inter = float(_angles_deg(embeddings, centers[row]).mean()), _mean_smallest_angle_deg(centers)
+    return AngleStatistics(w_ec, w_inter, intra, inter, w_intra)
 
 
 def bootstrap(

@@ -21,6 +21,8 @@ from training.errors import require
 
 # Keeps arccos and sqrt(1 - c^2) away from c = +-1, where their gradients are infinite.
 COSINE_EPS = 1e-7
+MAX_OTHER_CLASSES = 1024
+"""Classes to which angles are measured in each step. All of a million classes would cost as much as the loss."""
 
 
 def upcast(values: Tensor) -> Tensor:
@@ -86,6 +88,23 @@ class Head(nn.Module, ABC):
         """Return the mean angle between embeddings and their class weight; None for a head without classes."""
         weights_CD = self.class_weights()
         return None if weights_CD is None else mean_angle_deg(upcast(embeddings_BD), upcast(weights_CD[labels_B]))
+
+    @torch.no_grad()
+    def angles_deg(self, embeddings_BD: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return (B,) angles to the weight of the own class, and (B, K) angles to K evenly spaced classes.
+
+        K is at most MAX_OTHER_CLASSES. The angle to the own class is NaN among the K. None for a head without classes,
+        and for one that holds only a sample of them.
+        """
+        weights_CD = self.class_weights()
+        if weights_CD is None:
+            return None
+        x_BD, weights_CD = upcast(embeddings_BD), upcast(weights_CD)
+        own_B = clamp_cosines(F.cosine_similarity(x_BD, weights_CD[labels_B]))
+        step = -(-len(weights_CD) // MAX_OTHER_CLASSES)
+        classes_K = torch.arange(0, len(weights_CD), step, device=labels_B.device)
+        others_BK = cosine_matrix(x_BD, weights_CD[::step]).masked_fill(labels_B[:, None] == classes_K, torch.nan)
+        return torch.rad2deg(torch.arccos(own_B)), torch.rad2deg(torch.arccos(others_BK))
 
     def optimizer_step(self, optimizer: Optimizer) -> AbstractContextManager[None]:
         """Return a context manager that wraps the optimizer's step."""

@@ -165,8 +165,8 @@ class Triplet(BatchTerm):
 class Center(BatchTerm):
     """Center loss, (1/2) mean ||x - c_y||^2: Y. Wen et al., ECCV 2016, section 3.2.
 
-    The paper sums over the batch: its lambda times the batch size is the weight here. Centers move by c_j -= alpha sum
-    (c_j - x) / (1 + n_j), not by gradient. ``normalized`` puts both on the unit sphere.
+    The paper sums the softmax loss and this loss over the batch: its lambda is the weight here. Centers move by
+    c_j -= alpha sum (c_j - x) / (1 + n_j), not by gradient. ``normalized`` puts both on the unit sphere.
     """
 
     centers: Tensor

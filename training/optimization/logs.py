@@ -11,11 +11,15 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from training.optimization.progress import Progress
-from training.optimization.run_folder import LOSSES, VALIDATION
+from training.optimization.run_folder import ANGLES, LOSSES, VALIDATION
 
 TENSORBOARD_INTERVAL_STEPS = 10
 Measured = float | tuple[float, float, float]
 """Figure of a validation set, or the figure with the bounds of its 95 % interval."""
+ANGLE_BINS = 36
+"""Bins of five degrees."""
+ANGLE_COLUMNS = tuple(f"{kind}_{5 * i}" for kind in ("target", "other") for i in range(ANGLE_BINS))
+"""Columns of angles.csv: counts of the angles from this many degrees on."""
 
 
 def truncate_log(path: Path, step: int, header: Sequence[str]) -> None:
@@ -67,6 +71,15 @@ class RunLog:
             for name, value in values.items():
                 self._events.add_scalar(name, value, step)
         self._progress.update(step, values)
+
+    def add_angles(self, step: int, counts: Sequence[Sequence[float]]) -> None:
+        """Log the histograms of a step to angles.csv: (2, ANGLE_BINS) counts of angles to the own class and others."""
+        if self._silent:
+            return
+        path, header = self._output / ANGLES, ("step", *ANGLE_COLUMNS)
+        truncate_log(path, step - 1, header)
+        with path.open("a", newline="", encoding="utf-8") as stream:
+            csv.writer(stream).writerow([step, *(round(count) for row in counts for count in row)])
 
     def log_validation(self, step: int, values: Mapping[str, Measured]) -> None:
         """Log figures of validation sets to validation.csv and TensorBoard."""

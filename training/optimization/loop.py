@@ -28,7 +28,7 @@ from training.losses import Head
 from training.optimization.health import RunHealth
 from training.optimization.interrupts import stop_requests
 from training.optimization.logs import Measured, RunLog
-from training.optimization.monitor import Monitor, StepResult, measure_embeddings
+from training.optimization.monitor import Monitor, StepResult, angle_window, count_angles, measure_embeddings
 from training.optimization.objective import Objective
 from training.optimization.run_folder import CHECKPOINT, require_finite
 from training.optimization.state import TrainingState
@@ -127,6 +127,7 @@ def train_step(
     dtype = torch.float16 if loop.precision == "fp16" else torch.bfloat16
     autocast = torch.autocast(device.type, dtype, enabled=_uses_autocast(loop.precision))
     means: dict[str, Tensor] = {}
+    counts: list[Tensor] = []
     for i in range(loop.accumulate):
         part = distributed.split_evenly(len(images), i, loop.accumulate)
         inputs, labels = images[part].contiguous(memory_format=torch.channels_last), batch.labels[part]
@@ -146,12 +147,17 @@ def train_step(
             **head.log_values(),
             **measure_embeddings(head, embeddings, labels),
         }
+        if (
+            angle_window(state.step + 1, total_steps)
+            and (counted := count_angles(head, embeddings, labels)) is not None
+        ):
+            counts.append(counted)
         for name, value in measured.items():
             share = torch.as_tensor(value, device=device).detach() / loop.accumulate
             means[name] = means[name] + share if i else share
     means |= state.apply()
     known = {"learning_rate": rate} | ({"margin_share": head.margin_share} if loop.margin_warmup else {})
-    return StepResult(state.step, means, known)
+    return StepResult(state.step, means, known, torch.stack(counts).sum(0) if counts else None)
 
 
 def _time_to_save(step: int, due: bool) -> bool:

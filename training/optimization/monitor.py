@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,20 +17,27 @@ from training.errors import NON_FINITE_REMEDY, NonFiniteLossError
 from training.losses import Head
 from training.losses.core import upcast
 from training.optimization.health import RunHealth
-from training.optimization.logs import RunLog
+from training.optimization.logs import ANGLE_BINS, RunLog
 
 GPU_INTERVAL_STEPS = 20
 """Steps between two reads on a GPU: each read waits for the device."""
+WINDOW_SHARE, MAX_WINDOW_STEPS = 0.02, 50
+"""Share of a run over which angles are counted, at its start, middle and end."""
+AngleWindow = Literal["start", "middle", "end"]
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """Values of one step: scalars on the device, which differ by rank, and numbers known without reading."""
+    """Values of one step: scalars on the device, which differ by rank, and numbers known without reading.
+
+    ``angles``: histograms of the angles of this rank, in the steps whose `angle_window` is not None.
+    """
 
     step: int
     measured: Mapping[str, Tensor]
     known: Mapping[str, float]
+    angles: Tensor | None = None
 
 
 class Monitor:
@@ -67,6 +75,8 @@ class Monitor:
                     raise NonFiniteLossError(f"{name} is not finite at step {result.step}. {NON_FINITE_REMEDY}")
             self.loss = values["loss"]
             logs.add(result.step, values)
+            if result.angles is not None:
+                logs.add_angles(result.step, result.angles.tolist())
             if distributed.rank() == 0:
                 for warning in self._health.check(result.step, values):
                     log.warning(warning)
@@ -75,13 +85,33 @@ class Monitor:
 
 @torch.no_grad()
 def measure_embeddings(head: Head, embeddings_BD: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
-    """Return the mean length of embeddings, their spread 1 - ||mean direction||, the mean target angle, and the
-    accuracy of the head's last batch. Heads without classes have neither angle nor accuracy."""
+    """Return the mean length of embeddings, their spread 1 - ||mean direction||, the mean angles to the weights of the
+    own class and of others, and the accuracy of the head's last batch. Heads without classes have only the first two.
+    """
     x_BD = upcast(embeddings_BD)
-    angles = head.target_angle_deg(x_BD, labels_B)
+    own, angles = head.target_angle_deg(x_BD, labels_B), head.angles_deg(x_BD, labels_B)
     return {
         "embedding_norm": x_BD.norm(dim=1).mean(),
         "embedding_spread": 1 - F.normalize(x_BD).mean(0).norm(),
-        **({} if angles is None else {"target_angle_deg": angles}),
+        **({} if own is None else {"target_angle_deg": own}),
+        **({} if angles is None else {"other_angle_deg": angles[1].nanmean()}),
         **({} if head.accuracy is None else {"accuracy": head.accuracy}),
     }
+
+
+def angle_window(step: int, total_steps: int) -> AngleWindow | None:
+    """Return the window in which a step, from 1 to ``total_steps``, lies. Each has WINDOW_SHARE of the steps."""
+    size = min(MAX_WINDOW_STEPS, max(1, round(WINDOW_SHARE * total_steps)))
+    if step <= size:
+        return "start"
+    if step > total_steps - size:
+        return "end"
+    return "middle" if 0 <= step - (total_steps - size) // 2 - 1 < size else None
+
+
+@torch.no_grad()
+def count_angles(head: Head, embeddings_BD: Tensor, labels_B: Tensor) -> Tensor | None:
+    """Return (2, ANGLE_BINS) counts of the angles to the own class and to others, in bins from 0 to 180 degrees. None
+    for a head without class weights."""
+    angles = head.angles_deg(embeddings_BD, labels_B)
+    return None if angles is None else torch.stack([torch.histc(part, ANGLE_BINS, 0, 180) for part in angles])

@@ -24,6 +24,7 @@ from training.optimization.descent import Descent
 CHECKPOINT = "checkpoint.pt"
 CONFIG = "config.json"
 LOSSES = "losses.csv"
+ANGLES = "angles.csv"
 VALIDATION = "validation.csv"
 WORST_PAIRS = "worst_pairs.png"
 MAX_NAMED_CLASSES, MAX_NAMED_VALUES = 3, 5

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from torch import Tensor
@@ -14,77 +16,128 @@ from models.checksums import sha256_of
 from models.vision.specs import DetectionSpec
 from training.config import ConfigError, RunConfig
 from training.data.identities import IdentitySet, load_identities
+from training.evaluation.cfp import CfpCrops, embed_cfp, load_cfp_crops
 from training.evaluation.embedding import Embed, embed_crops, torch_embedder
-from training.evaluation.lfw import LfwCrops, evaluate_lfw, load_lfw_crops
+from training.evaluation.lfw import LfwCrops, evaluate_lfw, load_lfw_crops, verify_similarities
 from training.evaluation.metrics import AngleStatistics, angle_statistics
 from training.optimization.run_folder import CONFIG, read_json, read_run_config
-from training.recipes import compared
+from training.recipes import FIRST_SEED, compared
 from training.run.train import train_recognizer
 
-COLUMNS = (
-    "loss",
-    "View 1 %",
-    "View 2 %",
-    "TAR@FAR 1e-2 %",
-    "TAR@FAR 1e-3 %",
-    "W-EC",
-    "W-Inter",
-    "Intra train",
-    "Inter train",
-    "Intra LFW",
-    "Inter LFW",
+COLUMNS: Mapping[str, int] = MappingProxyType(
+    {
+        "View 1 %": 2,
+        "View 2 %": 2,
+        "TAR@FAR 1e-2 %": 1,
+        "TAR@FAR 1e-3 %": 1,
+        "CFP-FF %": 2,
+        "CFP-FP %": 2,
+        "W-EC": 1,
+        "W-Inter": 1,
+        "W-Intra": 1,
+        "Intra train": 1,
+        "Inter train": 1,
+        "Intra LFW": 1,
+        "Inter LFW": 1,
+    }
 )
+"""Decimals of each column: accuracies, rates, and angles in degrees as `AngleStatistics` has them."""
 ROW = "row.json"
 MAX_ANGLE_CROPS = 4096
 """Maximum number of training crops, from the first people (at least two), for angle statistics."""
+Row = Mapping[str, float]
+"""Values by column; a missing column does not apply."""
 
 
-def compare(losses: Sequence[str], data: Path, output: Path, detection: DetectionSpec, epochs: int, people: int) -> str:
-    """Train the given losses one after the other, evaluate each on LFW, and return a Markdown table.
+def compare(
+    losses: Sequence[str],
+    data: Path,
+    output: Path,
+    detection: DetectionSpec,
+    epochs: int,
+    people: int,
+    seeds: int = 1,
+) -> str:
+    """Train the given losses one after the other, evaluate each on LFW and CFP, and return a Markdown table.
 
-    LFW is aligned by this detector. Losses with saved results are skipped. The table in ``output``, comparison.csv and
-    comparison.md, grows run by run. Raises ConfigError if a folder holds a run with other settings.
+    LFW is aligned by this detector. CFP is left out if ``data`` has none. With several ``seeds``, a cell is the mean
+    and standard deviation over runs that differ in the seed alone. Runs with saved results are skipped. The table in
+    ``output``, comparison.csv and comparison.md, grows loss by loss. Raises ConfigError if a folder holds a run with
+    other settings.
     """
     crops = load_lfw_crops(data / "lfw", detection, output / "cache", ("view1", "view2"))
-    detector = sha256_of(detection.path)
-    rows, table = [COLUMNS], ""
+    cfp = load_cfp_crops(data / "cfp", output / "cache") if (data / "cfp").is_dir() else None
+    evidence = {"detector": sha256_of(detection.path), "cfp": cfp is not None}
+    found: dict[str, list[Row]] = {}
+    table = ""
     for loss in losses:
-        config = compared(loss, data / "celeba", output / loss, epochs, people)
-        if (config.output / CONFIG).is_file() and read_run_config(config.output) != config:
-            raise ConfigError(f"{config.output} holds a run with other settings. Choose another --output")
-        path = config.output / ROW
-        saved = read_json(path) if path.is_file() else {}
-        if saved.get("detector") != detector:  # by the hash of its file
-            finished = train_recognizer(config)
-            row = _row(config, torch_embedder(finished.backbone), finished.head.class_weights(), crops)
-            saved = {"detector": detector, "cells": row}
-            path.write_text(json.dumps(saved), encoding="utf-8")
-        rows.append(tuple(saved["cells"]))
+        for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+            folder = output / (loss if seed == FIRST_SEED else f"{loss}-seed-{seed}")
+            config = compared(loss, data / "celeba", folder, epochs, people, seed)
+            found.setdefault(loss, []).append(_measured(config, crops, cfp, evidence))
+        lines = [("loss", *COLUMNS), *((name, *summarize(rows)) for name, rows in found.items())]
         with (output / "comparison.csv").open("w", newline="", encoding="utf-8") as stream:
-            csv.writer(stream).writerows(rows)
-        lines = [COLUMNS, tuple("---" for _ in COLUMNS), *rows[1:]]
+            csv.writer(stream).writerows(lines)
+        lines.insert(1, tuple("---" for _ in lines[0]))
         table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
         (output / "comparison.md").write_text(table, encoding="utf-8")
     return table
 
 
-def _row(config: RunConfig, embed: Embed, weights_CD: Tensor | None, crops: LfwCrops) -> tuple[str, ...]:
-    """Evaluate a finished run on LFW's two views and its training crops; angles in degrees."""
+def summarize(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return the cells of the runs of one loss: a value, or mean ± standard deviation (ddof 1) over runs."""
+    cells = []
+    for column, decimals in COLUMNS.items():
+        values = [row[column] for row in rows if column in row]
+        spread = f" ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else ""
+        cells.append(f"{statistics.fmean(values):.{decimals}f}{spread}" if values else "-")
+    return tuple(cells)
+
+
+def _measured(config: RunConfig, crops: LfwCrops, cfp: CfpCrops | None, evidence: Mapping[str, object]) -> Row:
+    """Return the saved results of a run if they come from the same ``evidence``; else train and evaluate it."""
+    if (config.output / CONFIG).is_file() and read_run_config(config.output) != config:
+        raise ConfigError(f"{config.output} holds a run with other settings. Choose another --output")
+    path = config.output / ROW
+    saved = read_json(path) if path.is_file() else {}
+    if saved.get("evidence") != evidence:
+        finished = train_recognizer(config)
+        row = _row(config, torch_embedder(finished.backbone), finished.head.class_weights(), crops, cfp)
+        saved = {"evidence": dict(evidence), "values": row}
+        path.write_text(json.dumps(saved), encoding="utf-8")
+    values: Row = saved["values"]
+    return values
+
+
+def _row(
+    config: RunConfig, embed: Embed, weights_CD: Tensor | None, crops: LfwCrops, cfp: CfpCrops | None
+) -> dict[str, float]:
+    """Evaluate a finished run on LFW's two views, CFP's two lists and its training crops."""
     data = load_identities(config.data, config.output.parent / "cache")
     own = training_angles(embed, data, weights_CD)
     judgment = evaluate_lfw(embed, crops, parts=("view1", "view2"))
     view1, view2, lfw = judgment.view1, judgment.view2, judgment.angles
     if view1 is None or view2 is None:
         raise ValueError("the comparison needs crops of View 1 and View 2")
-    return (
-        config.name,
-        f"{view1.accuracy * 100:.2f}",
-        f"{view2.accuracy.mean * 100:.2f} ± {view2.accuracy.std * 100:.2f}",
-        f"{view2.tar_at_far_1e2 * 100:.1f}",
-        f"{view2.tar_at_far_1e3 * 100:.1f}",
-        *("-" if v is None else f"{v:.1f}" for v in (own.w_ec, own.w_inter)),
-        *(f"{v:.1f}" for v in (own.intra, own.inter, lfw.intra, lfw.inter)),
-    )
+    values = {
+        "View 1 %": view1.accuracy * 100,
+        "View 2 %": view2.accuracy.mean * 100,
+        "TAR@FAR 1e-2 %": view2.tar_at_far_1e2 * 100,
+        "TAR@FAR 1e-3 %": view2.tar_at_far_1e3 * 100,
+        "W-EC": own.w_ec,
+        "W-Inter": own.w_inter,
+        "W-Intra": own.w_intra,
+        "Intra train": own.intra,
+        "Inter train": own.inter,
+        "Intra LFW": lfw.intra,
+        "Inter LFW": lfw.inter,
+    }
+    if cfp is not None:
+        embedded = embed_cfp(embed, cfp)
+        for name, pairs in cfp.pairs.items():
+            found = verify_similarities(embedded.similarities(pairs), pairs.same, pairs.folds)
+            values[f"{name} %"] = found.accuracy.mean * 100
+    return {column: value for column, value in values.items() if value is not None}
 
 
 def training_angles(embed: Embed, data: IdentitySet, weights_CD: Tensor | None) -> AngleStatistics:
@@ -97,5 +150,11 @@ def training_angles(embed: Embed, data: IdentitySet, weights_CD: Tensor | None) 
 
 def training_angle_rows(own: AngleStatistics) -> list[tuple[str, str]]:
     """Return names and values for a report."""
-    named = {"W-EC": own.w_ec, "W-Inter": own.w_inter, "Intra, training": own.intra, "Inter, training": own.inter}
+    named = {
+        "W-EC": own.w_ec,
+        "W-Inter": own.w_inter,
+        "W-Intra": own.w_intra,
+        "Intra, training": own.intra,
+        "Inter, training": own.inter,
+    }
     return [(name, f"{value:.1f} degrees") for name, value in named.items() if value is not None]

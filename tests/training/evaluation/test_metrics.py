@@ -249,6 +249,9 @@ def test_angle_statistics(rng: np.random.Generator, monkeypatch: pytest.MonkeyPa
     assert ours.w_inter == pytest.approx(
         np.mean([min(angle(weights[j], weights[k]) for k in range(6) if k != j) for j in range(6)])
     )
+    assert ours.w_intra == pytest.approx(
+        np.mean([angle(v, weights[k]) for v, k in zip(vectors, labels.tolist(), strict=True)])
+    )
     assert ours.intra == pytest.approx(
         np.mean([angle(v, centers[k]) for v, k in zip(vectors, labels.tolist(), strict=True)])
     )
@@ -256,7 +259,7 @@ def test_angle_statistics(rng: np.random.Generator, monkeypatch: pytest.MonkeyPa
         np.mean([min(angle(c, centers[k]) for k in centers if k != j) for j, c in centers.items()])
     )
     without = angle_statistics(vectors, labels)
-    assert (without.w_ec, without.w_inter) == (None, None)
+    assert (without.w_ec, without.w_inter, without.w_intra) == (None, None, None)
     assert (without.intra, without.inter) == (ours.intra, ours.inter)
     with pytest.raises(ValueError, match="finite and not zero"):
         angle_statistics(np.zeros((2, 4)), np.array([0, 1]))

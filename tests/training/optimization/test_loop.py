@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training.mxnet_files import write_bin
-from tests.training.runs import PEOPLE, PLAIN, STEPS_PER_EPOCH, TINY, losses, tiny_run, write_people
+from tests.training.runs import BATCH, PEOPLE, PLAIN, STEPS_PER_EPOCH, TINY, losses, tiny_run, write_people
 from training.backbones import build_backbone
 from training.config import ConfigError, HeadConfig, LoopConfig, RunConfig, TermConfig
 from training.data.batches import copy_to_device
@@ -302,6 +302,7 @@ def test_a_run_writes_logs_plots_and_checkpoint(folder: Path, tmp_path: Path) ->
         "learning_rate",
         "scale",
         "target_angle_deg",
+        "other_angle_deg",
         "accuracy",
         "embedding_norm",
         "embedding_spread",
@@ -316,6 +317,12 @@ def test_a_run_writes_logs_plots_and_checkpoint(folder: Path, tmp_path: Path) ->
     assert {row["measure"] for row in figures} == {"odd accuracy"}
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     assert {"loss", "scale", "learning_rate", "odd accuracy"} <= set(events.Tags()["scalars"])
+    with (run / "angles.csv").open(newline="") as stream:
+        counted = list(csv.DictReader(stream))
+    assert [int(row["step"]) for row in counted] == [1, 6, 12]
+    for row in counted:
+        own, others = (sum(int(v) for k, v in row.items() if k.startswith(kind)) for kind in ("target", "other"))
+        assert (own, others) == (BATCH, BATCH * (PEOPLE - 1))
     (at_ten,) = [e.value for e in events.Scalars("loss") if e.step == 10]
     assert at_ten == pytest.approx(float(rows[9]["loss"]), rel=1e-6)
 

@@ -1,0 +1,62 @@
+"""The comparison of losses: one row per loss, mean and spread over seeds, LFW and CFP."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.pack.manifest import ModelPack
+from tests.training.evaluation.cfp_files import write_cfp
+from tests.training.evaluation.test_benchmarks import write_lists
+from tests.training.runs import write_people
+from training.evaluation.lfw import LfwCrops
+from training.run import compare
+
+BATCH = 128
+
+
+def write_data(root: Path) -> Path:
+    """Write a small CelebA with its manifest, and CFP."""
+    people = write_people(root / "celeba", images=BATCH // 6 + 1)
+    with (people / "manifest.csv").open("w", newline="", encoding="utf-8") as stream:
+        rows = csv.writer(stream)
+        rows.writerow(("file", "identity"))
+        rows.writerows((file.relative_to(people), file.parent.name) for file in sorted(people.rglob("*.png")))
+    write_cfp(root / "cfp")
+    return root
+
+
+@pytest.fixture
+def lfw(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = write_lists(tmp_path / "lfw", rng)
+    crops = rng.integers(0, 255, (len(files), 112, 112, 3), dtype=np.uint8)
+    found = LfwCrops(tmp_path / "lfw", ("view1", "view2"), files, crops, np.ones(len(files), bool))
+    monkeypatch.setattr(compare, "load_lfw_crops", lambda *_: found)
+
+
+@pytest.mark.usefixtures("lfw")
+def test_a_loss_is_trained_with_several_seeds(tmp_path: Path, pack: ModelPack) -> None:
+    data, output = write_data(tmp_path / "data"), tmp_path / "out"
+    table = compare.compare(["adacos"], data, output, pack.detection, epochs=1, people=6, seeds=2)
+    assert {path.parent.name for path in output.glob("*/row.json")} == {"adacos", "adacos-seed-8"}
+    with (output / "comparison.csv").open(newline="", encoding="utf-8") as stream:
+        (row,) = csv.DictReader(stream)
+    assert row["loss"] == "adacos"
+    assert all(" ± " in row[column] for column in compare.COLUMNS)
+    assert row["CFP-FP %"] in table
+
+    # Finished runs are not repeated: one seed gives the first run's values.
+    before = {path: path.stat().st_mtime_ns for path in output.glob("*/checkpoint.pt")}
+    one = compare.compare(["adacos"], data, output, pack.detection, epochs=1, people=6)
+    assert "±" not in one
+    assert before == {path: path.stat().st_mtime_ns for path in output.glob("*/checkpoint.pt")}
+
+
+def test_cells_are_means_and_standard_deviations() -> None:
+    rows = [{"View 2 %": 80.0, "W-EC": 41.0}, {"View 2 %": 82.0, "W-EC": 43.0}, {"View 2 %": 84.0, "W-EC": 42.0}]
+    cells = dict(zip(compare.COLUMNS, compare.summarize(rows), strict=True))
+    assert (cells["View 2 %"], cells["W-EC"], cells["CFP-FP %"]) == ("82.00 ± 2.00", "42.0 ± 1.0", "-")
+    assert compare.summarize(rows[:1])[1] == "80.00"
