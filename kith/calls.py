@@ -10,11 +10,13 @@ from typing import Any, Final, TypeAlias, Unpack
 
 from pydantic import TypeAdapter
 
-from kith.methods import chunks, each, one, reading
+from kith.event_streams import LAST_EVENT_ID
+from kith.methods import chunks, each, following, one, reading
 from kith.options import (
     ArchiveOptions,
     AuditFilter,
     CutOverOptions,
+    EventOptions,
     FilterOptions,
     GalleryOptions,
     KeyOptions,
@@ -37,6 +39,7 @@ from kith.requests import (
 from kith.wire.audit import AuditLineOut, AuditOut
 from kith.wire.common import DeliveryState, Detail, ExportFormat, FaceChoice, FacesChoice, JobState, Scope
 from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut, VerdictOut
+from kith.wire.events import EventOut
 from kith.wire.faces import FacesOut
 from kith.wire.galleries import GalleriesOut, GalleryOut, GalleryStatsOut, RetentionAppliedOut, RetentionOut
 from kith.wire.hygiene import FindingOut, HygieneOut
@@ -550,6 +553,17 @@ class Calls:
         """List the deliveries to a webhook, latest first, optionally only in some states."""
         path = f"/v1/webhooks/{path_segment(webhook)}/deliveries"
         return list_call(DeliveriesOut, path, {"state": list(states)})
+
+    @following
+    def events(self, after: str | None = None, **options: Unpack[EventOptions]) -> Call[EventOut]:
+        """Follow events: from now on, or ``after`` the ``position`` of a received one. The iterator has no end.
+
+        It connects again, without loss, whenever the connection breaks. Raise ``events_expired`` if events after the
+        position are no longer stored (docs/events.md)."""
+        names = {"types": "type", "galleries": "gallery", "outcomes": "outcome", "min_risk": "min_risk"}
+        params = {names[name]: value for name, value in options.items() if value is not None}
+        headers = drop_none(**{LAST_EVENT_ID: after})
+        return Call("GET", "/v1/events", EventOut.model_validate_json, {"params": params, "headers": headers})
 
     # Server
 

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from kith.requests import Call, Pages
 from kith.senders import AsyncSender, Sender
+from kith.wire.events import EventOut
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -89,6 +90,20 @@ def each(
         return client._list(describe(client, *args, **kwargs))
 
     return Method(describe, now, later, ("Iterator[{}]", "AsyncIterator[{}]"))
+
+
+def following(
+    describe: Callable[Concatenate[Any, P], Call[EventOut]],
+) -> Method[P, Generator[EventOut, None, None], AsyncGenerator[EventOut, None]]:
+    """Iterate over the events of a stream, which has no end."""
+
+    def now(client: Sender, /, *args: P.args, **kwargs: P.kwargs) -> Generator[EventOut, None, None]:
+        return client._follow(describe(client, *args, **kwargs))
+
+    def later(client: AsyncSender, /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[EventOut, None]:
+        return client._follow(describe(client, *args, **kwargs))
+
+    return Method(describe, now, later, ("Generator[{}, None, None]", "AsyncGenerator[{}, None]"))
 
 
 def chunks(

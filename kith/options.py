@@ -119,3 +119,13 @@ class WebhookOptions(TypedDict, total=False):
     galleries: Sequence[str] | None
     outcomes: Sequence[IdentifyOutcome] | None
     min_risk: float | None
+
+
+class EventOptions(TypedDict, total=False):
+    """Events to follow; default: all that the key may read. ``min_risk``: minimum false alarm probability of
+    decisions."""
+
+    types: Sequence[EventType] | None
+    galleries: Sequence[str] | None
+    outcomes: Sequence[IdentifyOutcome] | None
+    min_risk: float | None

@@ -68,6 +68,22 @@ class RetryPolicy:
             raise KithClientError(failure.status_code, {**problem, **remedy}, maybe_done)
         return max(asked_s, backoff_s(attempt))
 
+    def follow_delay_s(
+        self, call: Call[object], failures: int, failure: httpx.Response | httpx.TransportError | None, connected: bool
+    ) -> float:
+        """Return the delay before an event stream connects again. ``failure``: None if the server ended the stream.
+
+        Once it was ``connected``, it tries without end while the server is away or busy.
+
+        Raises as :meth:`delay_s`.
+        """
+        if failure is None:
+            return backoff_s(failures)
+        if not connected:
+            return self.delay_s(call, failures, failure)
+        waits = RetryPolicy(self.url, failures + 2)
+        return waits.delay_s(call, failures, failure)
+
 
 def backoff_s(attempt: int) -> float:
     """Return an exponential delay with jitter, so that rejected clients do not return all at once."""

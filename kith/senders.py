@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 import httpx2 as httpx
 
 from kith.errors import unknown_response_error
+from kith.event_streams import LAST_EVENT_ID, EventParser, parse_event, resumed
 from kith.requests import Call, Pages
 from kith.retries import RetryPolicy
 from kith.transport import (
@@ -24,6 +25,7 @@ from kith.transport import (
     parse_response,
     parse_url,
 )
+from kith.wire.events import EventOut
 
 Result = TypeVar("Result")
 
@@ -103,6 +105,32 @@ class Sender:
                 failure = error
             time.sleep(self._retries.delay_s(call, self._retries.attempts if started else attempt, failure))
 
+    def _follow(self, call: Call[EventOut]) -> Generator[EventOut, None, None]:
+        """Yield events without end. A broken connection is made anew, with the id of the last event.
+
+        Before the first response, errors are raised after the usual attempts; later, only those that last.
+        """
+        parser = EventParser(call.arguments["headers"].get(LAST_EVENT_ID))
+        failures, connected = 0, False
+        while True:
+            try:
+                with self._http.stream(**self._arguments(resumed(call, parser.last_id))) as response:
+                    if response.is_success:
+                        failures, connected, parser = 0, True, EventParser(parser.last_id)
+                        for chunk in response.iter_bytes():
+                            for data in parser.feed(chunk):
+                                yield parse_event(call, response, data, parser)
+                    else:
+                        response.read()
+                failure: httpx.Response | httpx.TransportError | None = None if response.is_success else response
+            except httpx.DecodingError:
+                raise unknown_response_error(response.status_code) from None
+            except httpx.TransportError as error:
+                failure = error
+            delay_s = self._retries.follow_delay_s(call, failures, failure, connected)
+            failures += 1
+            time.sleep(delay_s)
+
 
 class AsyncSender:
     """Send calls and retry failed ones. Files are read and images encoded in threads, not in the event loop."""
@@ -179,6 +207,32 @@ class AsyncSender:
             except httpx.TransportError as error:
                 failure = error
             await asyncio.sleep(self._retries.delay_s(call, self._retries.attempts if started else attempt, failure))
+
+    async def _follow(self, call: Call[EventOut]) -> AsyncGenerator[EventOut, None]:
+        """Yield events without end. A broken connection is made anew, with the id of the last event.
+
+        Before the first response, errors are raised after the usual attempts; later, only those that last.
+        """
+        parser = EventParser(call.arguments["headers"].get(LAST_EVENT_ID))
+        failures, connected = 0, False
+        while True:
+            try:
+                async with self._http.stream(**self._arguments(resumed(call, parser.last_id))) as response:
+                    if response.is_success:
+                        failures, connected, parser = 0, True, EventParser(parser.last_id)
+                        async for chunk in response.aiter_bytes():
+                            for data in parser.feed(chunk):
+                                yield parse_event(call, response, data, parser)
+                    else:
+                        await response.aread()
+                failure: httpx.Response | httpx.TransportError | None = None if response.is_success else response
+            except httpx.DecodingError:
+                raise unknown_response_error(response.status_code) from None
+            except httpx.TransportError as error:
+                failure = error
+            delay_s = self._retries.follow_delay_s(call, failures, failure, connected)
+            failures += 1
+            await asyncio.sleep(delay_s)
 
 
 async def _read(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:

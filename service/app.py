@@ -27,6 +27,7 @@ from service.api.routes import (
     console,
     enrollments,
     erasures,
+    events,
     faces,
     galleries,
     hygiene,
@@ -61,6 +62,7 @@ STATEFUL: Final = (
     audit.routes,
     keys.routes,
     webhooks.routes,
+    events.routes,
     console.routes,
 )
 """Routes that a stateless service lacks."""

@@ -39,6 +39,7 @@ from service.jobs.heavy_work import HeavyWork
 from service.jobs.runner import Runner
 from service.jobs.spool import Spool
 from service.observability.metrics import Metrics
+from service.operations.event_streams import EventStreams
 from service.operations.housekeeping import Housekeeping, KeyUses
 from service.operations.metrics_export import MetricsExport
 from service.operations.shadow import Shadow
@@ -55,6 +56,7 @@ from service.storage.audit.writer import AuditWriter
 from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
 from service.storage.events.deliveries import DeliveryStore
+from service.storage.events.log import EventLog
 from service.storage.privacy.retention import Retention
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.erasures import ErasureStore
@@ -88,7 +90,9 @@ async def open_backend(settings: Settings, metrics: Metrics) -> AsyncIterator[Ba
         faces = await _open_faces(stack, settings, networks, devices, threads, metrics)
         galleries = await _open_galleries(stack, settings, database, faces.recognizers, threads, metrics)
         jobs = await _open_jobs(stack, settings, database, faces, galleries, metrics)
-        operations = await _open_operations(stack, settings, networks, devices, faces, galleries, jobs, metrics)
+        operations = await _open_operations(
+            stack, settings, networks, devices, threads, faces, galleries, jobs, metrics
+        )
         yield Backend(
             settings=settings, threads=threads, faces=faces, galleries=galleries, jobs=jobs, operations=operations
         )
@@ -217,6 +221,7 @@ async def _open_operations(
     settings: Settings,
     networks: _Networks,
     devices: DevicePool,
+    threads: RequestThreads,
     faces: Faces,
     galleries: Galleries,
     jobs: Jobs,
@@ -226,7 +231,7 @@ async def _open_operations(
     audit = AuditWriter(database, settings.audit_searches)
     stack.callback(audit.close)
     keys = KeyStore(database)
-    webhooks = await _open_webhooks(stack, settings, database, galleries)
+    webhooks = await _open_webhooks(stack, settings, database, galleries, threads)
     on_gpu = isinstance(networks.detection.networks[0], CudaNetwork)
     checks = readiness(
         networks.shortfalls,
@@ -274,7 +279,7 @@ async def _open_operations(
 
 
 async def _open_webhooks(
-    stack: AsyncExitStack, settings: Settings, database: Database, galleries: Galleries
+    stack: AsyncExitStack, settings: Settings, database: Database, galleries: Galleries, threads: RequestThreads
 ) -> Webhooks:
     public, origins = settings.webhook_targets
     http = await stack.enter_async_context(OutboundHttp(public, origins=origins))
@@ -282,7 +287,9 @@ async def _open_webhooks(
     delivery = WebhookDelivery(deliveries, Lease(database, "webhooks"), sender)
     await stack.enter_async_context(delivery)
     await stack.enter_async_context(DriftReports(galleries.store, galleries.watches))
-    return Webhooks(WebhookStore(database), deliveries, sender, delivery)
+    store = WebhookStore(database)
+    streams = await stack.enter_async_context(EventStreams(EventLog(database), store, threads))
+    return Webhooks(store, deliveries, sender, delivery, streams)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from service.cli.commands import (
     convert,
     enroll,
     erasures,
+    events,
     faces,
     galleries,
     jobs,
@@ -80,6 +81,7 @@ app.add_typer(convert.app, name="convert", rich_help_panel=MANAGE)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=MANAGE)
 app.add_typer(keys.app, name="keys", rich_help_panel=MANAGE)
 app.add_typer(audit.app, name="audit", rich_help_panel=MANAGE)
+_add_commands(MANAGE, events.events)
 app.add_typer(erasures.app, name="erasures", rich_help_panel=MANAGE)
 _add_commands(RUN, operation.demo, operation.serve, operation.doctor)
 app.add_typer(packs.app, name="models", rich_help_panel=RUN)

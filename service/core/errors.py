@@ -102,6 +102,16 @@ class RateLimitedError(KithError):
         self.seconds = seconds
 
 
+class TooManyStreamsError(RateLimitedError):
+    code, title = "too_many_streams", "Too many event streams of one key are open"
+    remedy = "Close a stream that is no longer read, or filter the events of one stream."
+
+
+class EventsExpiredError(KithError):
+    status, code, title = 410, "events_expired", "Events after this Last-Event-ID are no longer stored"
+    remedy = "Connect without Last-Event-ID, and read what was missed from the audit (docs/events.md)."
+
+
 class KeyNotFoundError(KithError):
     status, code, title = 404, "key_not_found", "The API key does not exist"
     remedy = "List the keys with 'kith keys list' or GET /v1/keys."

@@ -21,6 +21,7 @@ from service.core.actor import run_in_thread
 from service.core.errors import KithError, WebhookRefusedError
 from service.core.periodic import PeriodicTask
 from service.domain.events import is_refusal, next_attempt
+from service.operations.event_streams import EventStreams
 from service.security.outbound_http import TRANSPORT_ERRORS, NotConnectedError, OutboundHttp, TargetRefusedError
 from service.security.sealing import ENCODER
 from service.security.webhook_signature import signature
@@ -195,9 +196,15 @@ class WebhookDelivery(PeriodicTask):
 
 @dataclass(frozen=True)
 class Webhooks:
-    """Webhooks of a server: their rows, deliveries, and the task that sends."""
+    """Webhooks of a server: their rows, deliveries, and the task that sends; and the event streams."""
 
     store: WebhookStore
     deliveries: DeliveryStore
     sender: WebhookSender
     delivery: WebhookDelivery
+    streams: EventStreams
+
+    def wake(self) -> None:
+        """Send new events now. Call on the event loop."""
+        self.delivery.wake()
+        self.streams.wake()

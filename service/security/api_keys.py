@@ -155,6 +155,10 @@ class Keyring:
     def __len__(self) -> int:
         return len(self._keys)
 
+    def find(self, key_id: str) -> ApiKey | None:
+        """Return a key in any state."""
+        return self._keys.get(key_id)
+
     def known(self, token: str) -> ApiKey | None:
         """Return the key that a token belongs to, in any state. Unknown ids take as long as wrong secrets."""
         key_id = token.split("_", 2)[1] if token.startswith(f"{PREFIX}_") else ""

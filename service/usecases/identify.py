@@ -237,7 +237,7 @@ async def _record(backend: Backend, gallery: Gallery, served: ServedRecognizer, 
     events = _events(gallery, items)
     await backend.operations.audit.searched(gallery, [item.document for item in items], events)
     if events:
-        backend.operations.webhooks.delivery.wake()
+        backend.operations.webhooks.wake()
     backend.galleries.watches.of(gallery.pk, gallery.name, gallery.fingerprint).add(_decisions(items))
 
 

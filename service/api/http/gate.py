@@ -153,7 +153,8 @@ class Gate:
         exchange = _Exchange(request_id, span)
         limit = self._body_limit(scope["method"], scope["path"])
         # HEAD is routed as GET; the HTTP server drops the body.
-        routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        is_head = request.state.is_head = scope["method"] == "HEAD"
+        routed = {**scope, "method": "GET"} if is_head else scope
         added_headers = [(b"x-request-id", request_id.encode())]
 
         async def send_with_headers(message: Message) -> None:

@@ -34,6 +34,7 @@ TAGS: list[dict[str, Any]] = [
     {"name": "audit", "description": "Entries of the chained audit log."},
     {"name": "keys", "description": "API keys."},
     {"name": "webhooks", "description": "Receivers of events, and what was delivered to them."},
+    {"name": "events", "description": "Events as they happen."},
     {"name": "system", "description": "Health, status, models and metrics of one process."},
 ]
 

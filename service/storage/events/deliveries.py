@@ -19,8 +19,8 @@ from service.core.errors import MasterKeyError, MasterKeyUnavailableError, Stora
 from service.security.sealing import ENCODER, SealBrokenError
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import EVENT
-from service.storage.db.tables import data_keys, deliveries, events, galleries, webhooks
-from service.storage.events.outbox import Webhook, read_webhooks
+from service.storage.db.tables import data_keys, deliveries, events, galleries, leases, webhooks
+from service.storage.events.outbox import BUILT_IN, BuiltIn, Webhook, read_webhooks
 
 BURST: Final = 20
 """Deliveries of a stream that are read, sent and recorded together."""
@@ -30,6 +30,8 @@ MAX_PENDING: Final = 100_000
 """Pending deliveries of each webhook. The oldest beyond them are dead."""
 MAX_AGE: Final = timedelta(days=7)
 """Age at which an event is deleted with its deliveries."""
+MAX_KEPT: Final = 100_000
+"""Keys of events that stay stored for event streams."""
 Stream = tuple[int, int]
 """Keys of a webhook and a gallery."""
 _CONFLICT: Final = StorageError("a constraint of the deliveries was violated")
@@ -145,9 +147,13 @@ class DeliveryStore:
 
     def sweep(self) -> None:
         """Delete what need not stay listed, and end the oldest deliveries of a webhook with too many pending ones."""
+        self._end_built_in()
         with self._database.read() as connection:
             now = self._database.now(connection)
             unused = ~sa.exists().where(deliveries.c.event_pk == events.c.pk)
+            if connection.execute(sa.select(webhooks.c.pk).where(webhooks.c.id == "stream")).first() is not None:
+                last = connection.execute(sa.select(sa.func.max(events.c.pk))).scalar() or 0
+                unused &= events.c.pk <= last - MAX_KEPT
             doomed = unused | (events.c.at < now - MAX_AGE)
             pks = connection.execute(sa.select(webhooks.c.pk)).scalars().all()
             surplus = [
@@ -168,6 +174,21 @@ class DeliveryStore:
                     connection.execute(deliveries.delete().where(of_webhook))
             connection.execute(events.delete().where(doomed))
 
+    def _end_built_in(self) -> None:
+        """Delete built-in receivers that nobody claimed for ``MAX_AGE``."""
+        with self._database.read() as connection:
+            now = self._database.now(connection)
+            ended = [each for each in BUILT_IN if connection.execute(_unclaimed(each, now)).first() is not None]
+        if not ended:
+            return
+        with self._database.write(_CONFLICT) as connection:
+            for receiver in ended:
+                # The lease first: a claim at the same time waits for this transaction, and creates both anew.
+                own = leases.c.name == lease_of(receiver)
+                connection.execute(leases.delete().where(own, leases.c.until < now))
+                unclaimed = ~sa.exists().where(own)
+                connection.execute(webhooks.delete().where(webhooks.c.id == receiver, unclaimed))
+
     def _due(self, row: sa.Row[*tuple[Any, ...]]) -> DueDelivery:
         seal = self._database.vault.seal(row.gallery_pk, row.wrapped, row.master_key)
         try:
@@ -177,6 +198,16 @@ class DeliveryStore:
         except (MasterKeyError, SealBrokenError):
             body = None
         return DueDelivery(row.pk, row.id, body, row.attempts, row.at)
+
+
+def lease_of(receiver: BuiltIn) -> str:
+    """Return the name of the lease whose end is the end of a built-in receiver."""
+    return f"{receiver} events"
+
+
+def _unclaimed(receiver: BuiltIn, now: datetime) -> sa.Select[int]:
+    claimed = sa.exists().where(leases.c.name == lease_of(receiver), leases.c.until >= now)
+    return sa.select(webhooks.c.pk).where(webhooks.c.id == receiver, ~claimed)
 
 
 def _surplus(webhook_pk: int, state: DeliveryState, kept: int) -> sa.Select[int]:

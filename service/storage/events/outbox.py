@@ -1,8 +1,9 @@
 """Webhooks, and their outbox: events stored in the transaction of what they report, once for each webhook that wants
 them.
 
-Nothing is written if no webhook wants an event. The events of a gallery have ascending keys in the order of commits,
-because each transaction locks the gallery's audit chain, which ``service.storage.audit.log`` locks as well.
+Event streams receive as a webhook without deliveries: they read the events themselves. Nothing is written if no webhook
+wants an event. The events of a gallery have ascending keys in the order of commits, because each transaction locks the
+gallery's audit chain, which ``service.storage.audit.log`` locks as well.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -25,6 +26,12 @@ from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import EVENT, subject_lookup
 from service.storage.db.tables import audit_heads, deliveries, events, galleries, subjects, webhooks
 
+BuiltIn = Literal["stream"]
+"""ID of a webhook that the service creates for itself: ``stream`` keeps the events for event streams."""
+BUILT_IN: Final[tuple[BuiltIn, ...]] = get_args(BuiltIn)
+PUBLISHING: Final = 0x4B69
+"""First 16 bits of PostgreSQL's advisory locks of transactions that add events. The others are a lower bound of the
+keys of those events."""
 SECRET: Final = "webhooks"  # noqa: S105 - name of the service's secret that seals webhooks
 PURPOSE: Final = "webhook"
 log = logging.getLogger(__name__)
@@ -110,7 +117,7 @@ def publish(vault: Vault, connection: Connection, gallery: Gallery | Origin, new
     if not new:
         return
     known = read_webhooks(connection, vault, lock=True)
-    wanted = [(event, [w.pk for w in known if w.filter.wants(gallery.name, event)]) for event in new]
+    wanted = [(event, [w for w in known if w.filter.wants(gallery.name, event)]) for event in new]
     wanted = [(event, receivers) for event, receivers in wanted if receivers]
     if not wanted or not _lock(connection, gallery.pk):
         return
@@ -121,8 +128,10 @@ def publish(vault: Vault, connection: Connection, gallery: Gallery | Origin, new
     except MasterKeyError as error:
         log.warning("events of gallery %d are not reported: %s", gallery.pk, error.detail)
         return
+    if connection.dialect.name == "postgresql":
+        connection.execute(LOCK_PUBLISHING)
     for event, receivers in wanted:
-        _insert(connection, gallery, event, receivers)
+        _insert(connection, gallery, event, [webhook.pk for webhook in receivers if webhook.id != "stream"])
 
 
 def _lock(connection: Connection, gallery_pk: int) -> bool:
@@ -147,7 +156,8 @@ def _insert(connection: Connection, gallery: Gallery | Origin, event: Event, rec
     event_pk: int = connection.execute(inserted.returning(events.c.pk)).scalar_one()
     row = {"gallery_pk": gallery.pk, "event_pk": event_pk, "state": "pending", "attempts": 0}
     times = {"next_at": event.at, "updated_at": event.at}
-    connection.execute(deliveries.insert(), [{"webhook_pk": pk, **row, **times} for pk in receivers])
+    if receivers:
+        connection.execute(deliveries.insert(), [{"webhook_pk": pk, **row, **times} for pk in receivers])
 
 
 # Built once: building a statement takes longer in SQLAlchemy than SQLite takes to run it.
@@ -160,6 +170,11 @@ LOCK_ROW: Final = (
 )
 LOCK_CHAIN: Final = (
     sa.select(audit_heads.c.chain).where(audit_heads.c.chain == sa.bindparam("gallery")).with_for_update()
+)
+LAST_KEY: Final = "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS pk FROM events_pk_seq"
+"""The highest key that an event got, also in an unfinished transaction."""
+LOCK_PUBLISHING: Final = sa.text(
+    f"SELECT pg_advisory_xact_lock_shared(({PUBLISHING}::bigint << 48) | pk) FROM ({LAST_KEY}) AS last"  # noqa: S608
 )
 KNOWN: Final = sa.select(subjects.c.pk).where(
     subjects.c.gallery_pk == sa.bindparam("gallery"), subjects.c.lookup == sa.bindparam("lookup")

@@ -121,7 +121,11 @@ class House:
         headers = {name.encode(): value.encode() for name, value in options.pop("headers", {}).items()}
         if token is not None:
             headers[b"Authorization"] = f"Bearer {token}".encode()
-        return self.http.request(method, path, headers=headers, **options)
+        with self.http.stream(method, path, headers=headers, **options) as answer:
+            if answer.headers.get("content-type", "").startswith("text/event-stream"):
+                return httpx.Response(answer.status_code, headers=answer.headers)  # its body has no end
+            answer.read()
+        return answer
 
 
 @pytest.fixture(scope="module")

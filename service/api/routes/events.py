@@ -1,0 +1,122 @@
+"""Events as server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, Final
+
+from fastapi import Header, Query, Request
+from fastapi.responses import StreamingResponse
+from fastapi.sse import format_sse_event
+from starlette.types import Receive, Scope, Send
+
+from kith.wire.common import EventType, IdentifyOutcome
+from kith.wire.fields import GalleryName
+from service.api.http.parameters import SEALED_CURSOR, open_cursor_numbers
+from service.api.http.routing import READ, BackendDep, CallerDep, Routes
+from service.core.errors import InvalidRequestError, KithError
+from service.domain.events import EventFilter
+from service.operations.event_streams import Position
+from service.security.callers import Caller
+from service.security.sealing import ENCODER, Seal
+from service.storage.db.row_sealing import seal_cursor
+from service.usecases.backend import Backend
+from service.usecases.events import follow
+
+routes = Routes("/v1/events", "events")
+MEDIA_TYPE: Final = "text/event-stream"
+HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""nginx would otherwise collect events before it sends them."""
+RETRY_MS: Final = 2000
+"""Time after which a browser connects again."""
+RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}, "description": "Events, until the client leaves."}
+}
+
+
+@routes.add("GET", "", READ, response_class=StreamingResponse, responses=RESPONSES)
+async def follow_events(
+    request: Request,
+    backend: BackendDep,
+    caller: CallerDep,
+    type: Annotated[  # noqa: A002 - name of the query parameter
+        list[EventType], Query(max_length=10, description="Only events of these types.")
+    ] = [],  # noqa: B006
+    gallery: Annotated[list[GalleryName], Query(max_length=100, description="Only these galleries.")] = [],  # noqa: B006
+    outcome: Annotated[
+        list[IdentifyOutcome], Query(max_length=10, description="Only decisions with these outcomes.")
+    ] = [],  # noqa: B006
+    min_risk: Annotated[
+        float | None,
+        Query(
+            ge=0,
+            le=1,
+            description="Minimum false_alarm_probability of decisions. Decisions without a candidate pass it.",
+        ),
+    ] = None,
+    last_event_id: Annotated[
+        str | None, Header(description="`id` of the last received event: continue after it.")
+    ] = None,
+) -> StreamingResponse:
+    """Follow the events of the galleries that the key may read: from now on, or after `Last-Event-ID`.
+
+    `data` of each is JSON with `id`, `type`, `timestamp` and `data`. An `id` alone, every 10 seconds, is a heartbeat.
+    """
+    for name in gallery:
+        caller.check_gallery(name)
+    galleries = frozenset(gallery) if gallery else caller.rights.galleries
+    chosen = EventFilter(frozenset(type) or None, galleries, frozenset(outcome) or None, min_risk)
+    seal = (await backend.run(backend.operations.keys.ring)).seal
+    resumed = _open_position(seal, last_event_id)
+    if request.state.is_head:
+        return StreamingResponse(iter(()), media_type=MEDIA_TYPE, headers=HEADERS)
+    streams = backend.operations.webhooks.streams
+    leave = streams.admit(caller.name)
+    try:
+        position = await streams.begin(resumed)
+    except BaseException:
+        leave()
+        raise
+    return _EventResponse(_encode(backend, caller, chosen, position, seal), leave)
+
+
+class _EventResponse(StreamingResponse):
+    """Response that ends its stream, even if nothing could be sent."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], leave: Callable[[], None]) -> None:
+        super().__init__(chunks, media_type=MEDIA_TYPE, headers=HEADERS)
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._leave()
+
+
+async def _encode(
+    backend: Backend, caller: Caller, chosen: EventFilter, position: Position, seal: Seal
+) -> AsyncIterator[bytes]:
+    yield format_sse_event(id=seal_cursor(seal, *position), retry=RETRY_MS)
+    try:
+        async for event, after in follow(backend, caller, chosen, position):
+            at = seal_cursor(seal, *after)
+            if event is None:
+                yield format_sse_event(id=at)
+            else:
+                yield format_sse_event(event=event["type"], id=at, data_str=ENCODER.encode(event))
+    except KithError:
+        return  # the client connects again and gets the error as a response
+
+
+def _open_position(seal: Seal, text: str | None) -> Position | None:
+    if text is None or text == "":  # browsers send no header before the first id
+        return None
+    if re.match(SEALED_CURSOR, text) is None:
+        raise InvalidRequestError("Last-Event-ID: it is not the id of an event of this service")
+    try:
+        numbers = open_cursor_numbers(seal, text, len(Position._fields))
+    except InvalidRequestError as error:
+        raise InvalidRequestError("Last-Event-ID: it is not the id of an event of this service") from error
+    return None if numbers is None else Position(*numbers)
