@@ -427,11 +427,13 @@ class Calls:
         top_k: int | None = None,
         filter: FilterOptions | None = None,  # noqa: A002 - the API's name
         check_quality: bool | None = None,
+        one_face_per_person: bool | None = None,
     ) -> Call[IdentifyOut]:
         """Search a gallery for each face of the photos and each embedding.
 
         ``risk`` is the accepted rate of strangers identified as a subject; default: the gallery's. ``filter`` limits
-        the searched subjects. ``detail`` is the effort of face detection, as in :func:`detect`."""
+        the searched subjects. ``detail`` is the effort of face detection, as in :func:`detect`. ``one_face_per_person``
+        identifies a person in at most one face of a photo; default: the gallery's setting."""
         options = drop_none(
             recognizer=recognizer,
             risk=risk,
@@ -440,6 +442,7 @@ class Calls:
             top_k=top_k,
             filter=filter,
             check_quality=check_quality,
+            one_face_per_person=one_face_per_person,
         )
         arguments = photo_arguments(photos, urls, options | _embeddings(embeddings))
         return json_call(IdentifyOut, "POST", f"{_path(gallery)}/identify", **arguments)

@@ -56,6 +56,7 @@ class GalleryOptions(TypedDict, total=False):
     fusion: Fusion | None
     quality_gate: QualityGateOptions | None
     review_factor: float | None
+    one_face_per_person: bool | None
     index: IndexSetting | None
     recall: float | None
     keep_crops: bool | None

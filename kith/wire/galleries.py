@@ -30,6 +30,9 @@ class GallerySettingsIn(RequestModel):
         le=1000,
         description="Matches between the accepted risk and this multiple of it are 'uncertain'; 1: no review zone.",
     )
+    one_face_per_person: bool | None = Field(
+        None, description="Identify a person in at most one face of a photo (docs/open-set.md); default true."
+    )
     index: IndexSetting | None = Field(
         None, description="Search index: exact compares every vector; auto decides by the gallery's size."
     )
@@ -103,6 +106,7 @@ class GalleryOut(BaseModel):
     fusion: Fusion
     quality_gate: QualityGateOut
     review_factor: float
+    one_face_per_person: bool
     index: IndexSetting
     recall: float
     keep_crops: bool

@@ -26,6 +26,9 @@ class IdentifyIn(Probes):
     risk: RiskIn | None = Field(None, description="Default: the gallery's risk.")
     filter: FilterIn | None = None
     check_quality: bool = Field(True, description="Answer rejected_quality for faces below the gallery's quality gate.")
+    one_face_per_person: bool | None = Field(
+        None, description="Identify a person in at most one face of a photo. Default: the gallery's setting."
+    )
 
 
 class RiskOut(BaseModel):
@@ -69,6 +72,11 @@ class IdentityOut(BaseModel):
     risk: RiskOut | None = None
     candidates: list[CandidateOut] = Field(default_factory=list)
     reasons: list[str] = Field(default_factory=list)
+    other_face: int | None = Field(
+        None,
+        description="Index in results: the face of the same photo that the reason same_person_elsewhere or "
+        "same_face_twice is about.",
+    )
     error: Problem | None = None
 
 

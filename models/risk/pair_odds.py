@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.risk.calibration import EDGES, MIN_RATE, Calibration, Floats, FmrCurve, count_at_or_above, histogram
 from models.risk.gallery_risk import GalleryRisk
@@ -56,12 +57,7 @@ class PairOdds:
         """
         risk = GalleryRisk(evidence, pack)
         weights = histogram(same) + pack.genuine * (PACK_PEOPLE / pack.genuine_pairs)
-        kernel = np.exp(-0.5 * (np.arange(-4 * KERNEL_STD_BINS, 4 * KERNEL_STD_BINS + 1) / KERNEL_STD_BINS) ** 2)
-        density = np.convolve(weights / weights.sum(), kernel / kernel.sum(), "same")
-        rates = risk.curve.rates
-        ratios = density / np.maximum(rates[:-1] - rates[1:], MIN_RATE)
-        # A more similar pair is never less likely one person; sparse scores alone would make it so.
-        ratios = np.clip(np.maximum.accumulate(np.append(ratios, ratios[-1])), 1 / MAX_RATIO, MAX_RATIO)
+        ratios = likelihood_ratios(risk.curve, weights)
         above = count_at_or_above(weights)
         return cls(risk.curve, risk.min_fmr, evidence.rival, ratios, above, evidence.subjects)
 
@@ -77,7 +73,7 @@ class PairOdds:
 
     def ratio(self, score: float) -> float:
         """Return how many times as often two photos of one person have this score as those of two people."""
-        return float(np.exp(np.interp(score, EDGES, np.log(self.ratios))))
+        return float(np.exp(log_ratio_at(self.ratios, score)))
 
     def odds(self, score: float) -> float:
         """Return the odds that a pair with this score is one person, if DUPLICATE_SHARE are enrolled twice."""
@@ -88,6 +84,25 @@ class PairOdds:
         wanted = odds * (self.subjects - 1) / (2 * DUPLICATE_SHARE)
         row = min(int(np.searchsorted(self.ratios, wanted)), len(EDGES) - 1)
         return wilson(float(self.same[row]), float(self.same[0]))
+
+
+def likelihood_ratios(curve: FmrCurve, same: NDArray[Any]) -> Floats:
+    """Return the (2001,) likelihood ratios at EDGES, same person over different people, non-decreasing.
+
+    Args:
+        curve: FMR of the scores of different people.
+        same: (2000,) histogram of the scores of one person, smoothed here.
+    """
+    kernel = np.exp(-0.5 * (np.arange(-4 * KERNEL_STD_BINS, 4 * KERNEL_STD_BINS + 1) / KERNEL_STD_BINS) ** 2)
+    density = np.convolve(same / same.sum(), kernel / kernel.sum(), "same")
+    ratios = density / np.maximum(curve.rates[:-1] - curve.rates[1:], MIN_RATE)
+    # A more similar pair is never less likely one person; sparse scores alone would make it so.
+    return np.clip(np.maximum.accumulate(np.append(ratios, ratios[-1])), 1 / MAX_RATIO, MAX_RATIO)
+
+
+def log_ratio_at(ratios: Floats, score: float) -> float:
+    """Return the natural logarithm of :func:`likelihood_ratios` at a score."""
+    return float(np.interp(score, EDGES, np.log(ratios)))
 
 
 def bounded(odds: float) -> float:

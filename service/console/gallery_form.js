@@ -13,6 +13,7 @@ const DEFAULT = {
   liveness_threshold: null,
   fusion: "quality_weighted",
   review_factor: 10,
+  one_face_per_person: true,
   index: "auto",
   recall: 0.999,
   quality_gate: { min_eye_distance_px: 12, min_sharpness: 2, min_brightness: 25, max_brightness: 235, min_contrast: 10, max_abs_yaw: 0.75 },
@@ -67,6 +68,7 @@ export function galleryForm(from = DEFAULT) {
   const liveFrom = number(from.liveness_threshold, { min: 0, max: 1, placeholder: "model default" });
   const fusion = options(FUSION, from.fusion);
   const review = number(from.review_factor, { min: 1, max: 1000, required: true });
+  const once = checked(from.one_face_per_person);
   const index = options(INDEX, from.index);
   const recall = number(from.recall, { min: 0.5, max: 1, required: true });
   const gate = GATE.map(([name, label]) => [name, label, number(from.quality_gate[name], { min: 0, required: true })]);
@@ -91,6 +93,7 @@ export function galleryForm(from = DEFAULT) {
     liveness_threshold: liveFrom.value === "" ? null : liveFrom.valueAsNumber,
     fusion: fusion.value,
     review_factor: review.valueAsNumber,
+    one_face_per_person: once.checked,
     index: index.value,
     recall: recall.valueAsNumber,
     quality_gate: Object.fromEntries(gate.map(([name, , input]) => [name, input.valueAsNumber])),
@@ -104,6 +107,7 @@ export function galleryForm(from = DEFAULT) {
     field("Minimum liveness", liveFrom, "0 to 1. Empty: the default of the model."),
     field("Photos of a person to compare", fusion),
     field("Review factor", review, "“Not sure” up to this multiple of the risk. 1: never."),
+    tick(once, "One face per person", "Names a person in one face of a photo only. Clear it for collages of different photos."),
     h("fieldset", { class: "stack" }, h("legend", {}, "Quality limits"), gate.map(([, label, input]) => field(label, input))),
     field("Index", index),
     field("Minimum recall of the index", recall, "0.5 to 1. Below it, every photo is compared."),

@@ -89,10 +89,13 @@ export function boxLabel({ outcome, candidates, ...result }) {
 }
 
 /** The enrolled people that a user compares with a face: the identified one, or those that an uncertain result names. */
-export function peopleToCompare({ outcome, candidates = [], similarity, threshold }) {
-  if (outcome === "identified") return candidates.slice(0, 1);
-  return outcome === "uncertain" ? candidates.slice(0, similarity >= threshold ? 2 : 1) : [];
+export function peopleToCompare({ outcome, subject, candidates = [], similarity, threshold, reasons }) {
+  if (outcome === "identified") return candidates.filter((one) => one.subject === subject);
+  return outcome === "uncertain" ? candidates.slice(0, similarity >= threshold && !isElsewhere(reasons) ? 2 : 1) : [];
 }
+
+/** Whether another face of the photo has the best candidate. */
+const isElsewhere = (reasons = []) => reasons.includes("same_person_elsewhere");
 
 /** Title and sentence for one of the `results` of an identification. `subjects`: number of people in the gallery, if known. */
 export function identity(result, gallery, subjects) {
@@ -103,6 +106,11 @@ export function identity(result, gallery, subjects) {
     case "identified":
       return { title: called(result), text: join(stranger ?? `The similarity is high enough for ${called(result)}.`) };
     case "uncertain":
+      if (first && result.similarity >= result.threshold && isElsewhere(result.reasons))
+        return {
+          title: `Perhaps ${called(first)}`,
+          text: "Similar enough, but nobody is in a photo twice. A person who knows them should check.",
+        };
       if (second && result.similarity >= result.threshold)
         return {
           title: `${called(first)} or ${called(second)}`,
@@ -167,8 +175,8 @@ export function pair(answer, one = "the first photo", other = "the second") {
   }
 }
 
-/** A quality value out of bounds, in words; `face` has the value, `gate` the bound if it is known. */
-export function reason(name, face, gate) {
+/** A reason in words; `face` has its quality values, `gate` their bounds if known, `other` is the number of the face that it is about. */
+export function reason(name, face, gate, other) {
   const q = face?.quality ?? {};
   const figure = (value, digits = 0) => (value === undefined ? "" : value.toFixed(digits));
   switch (name) {
@@ -190,6 +198,10 @@ export function reason(name, face, gate) {
       return "No similarity is enough for this risk. Choose a less strict setting.";
     case "probes_unlike_gallery":
       return "Recent photos are unlike the enrolled ones, so more similarity is needed. Enroll photos from this camera.";
+    case "same_person_elsewhere":
+      return `${other ? `Face ${other}` : "Another face"} of this photo is more likely the nearest person.`;
+    case "same_face_twice":
+      return `${other ? `Face ${other}` : "Another face"} of this photo is the same picture.`;
     case "no_face":
       return "No face was found.";
     default:

@@ -36,6 +36,8 @@ class GallerySettings:
     fusion: Fusion = DEFAULT_FUSION
     quality_gate: QualityGate = field(default_factory=QualityGate)
     review_factor: float = REVIEW_FACTOR
+    one_face_per_person: bool = True
+    """Identify a person in one face of a photo only."""
     keep_crops: bool = False
     """Store the face crop of each template, so that another recognizer can embed it."""
     index: IndexSetting = "auto"

@@ -10,8 +10,16 @@ from typing import Final, Literal
 import numpy as np
 
 from kith.wire.common import Fusion, IdentifyOutcome, Source, VerifyOutcome
-from models.risk.calibration import UNREACHABLE_SIMILARITY, FmrCurve, Threshold, fmr_for_fpir, fpir_from_fmr
+from models.risk.calibration import (
+    UNREACHABLE_SIMILARITY,
+    Calibration,
+    FmrCurve,
+    Threshold,
+    fmr_for_fpir,
+    fpir_from_fmr,
+)
 from models.risk.impostor_evidence import MIN_ADJUSTED_SUBJECTS, rival_adjusted, rival_shift
+from models.risk.pair_odds import likelihood_ratios, log_ratio_at
 from models.risk.probe_shift import Panel, ProbeShift, RowLevels
 from models.runtime.network import Float
 from models.vision.quality_gate import LivenessVerdict
@@ -60,6 +68,8 @@ class ImpostorRisk:
     """Smallest FMR that the pairs behind the curve support. Smaller ones are not shown."""
     shift: ProbeShift | None = None
     """Map of scores for recent probes that are unlike the gallery."""
+    pack: Calibration | None = None
+    """Calibration of the recognizer, which has the similarities of one person."""
 
     def for_probes(self, levels: RowLevels | None) -> ImpostorRisk:
         """Return the risk for probes with these levels against the panel; None: too few probes."""
@@ -87,6 +97,19 @@ class ImpostorRisk:
             for count in (self.search.subjects, subjects)
         )
         return self.raised(self.search.rival + of_search - of_evidence)
+
+    def log_ratios(self, scores: Sequence[float], subjects: int) -> list[float] | None:
+        """Return the natural logarithms of the likelihood ratios of scores in a search: the subject over a stranger.
+
+        None without a calibration of the recognizer.
+        """
+        if self.pack is None:
+            return None
+        ratios = likelihood_ratios(self.curve_of(subjects), self.pack.genuine)
+        places = np.asarray(scores, np.float64)
+        if self.shift is not None:
+            places = self.shift.original(places)
+        return [log_ratio_at(ratios, place) for place in places.tolist()]
 
     def curve_of(self, subjects: int) -> FmrCurve:
         """Return the curve for a search of ``subjects``."""

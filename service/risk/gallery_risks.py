@@ -228,7 +228,8 @@ def _reason(before: StoredEvidence | None, after: StoredEvidence) -> str:
 
 
 def _pack_risk(calibration: Calibration) -> ImpostorRisk:
-    return ImpostorRisk(calibration.curve, "pack", min_fmr=min_supported_fmr(calibration.impostor_pairs))
+    least = min_supported_fmr(calibration.impostor_pairs)
+    return ImpostorRisk(calibration.curve, "pack", min_fmr=least, pack=calibration)
 
 
 def impostor_risk(risk: GalleryRisk, source: Source) -> ImpostorRisk:
@@ -236,7 +237,7 @@ def impostor_risk(risk: GalleryRisk, source: Source) -> ImpostorRisk:
     evidence, search = risk.evidence, None
     if evidence.rival is not None:
         search = RivalRisk(risk.curve, evidence.rival, evidence.subjects - 1, risk.power, evidence.panel)
-    return ImpostorRisk(risk.raw_curve, source, search=search, min_fmr=risk.min_fmr)
+    return ImpostorRisk(risk.raw_curve, source, search=search, min_fmr=risk.min_fmr, pack=risk.pack)
 
 
 def _key(gallery: Gallery) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -30,6 +31,8 @@ from service.risk.probe_windows import ProbeWindows
 
 MAX_INLINE_PRODUCTS: Final = 500_000
 """Multiplications up to which a search runs on the event loop: 0.1 ms, twice the round trip to an idle thread."""
+DEPTH: Final = 3
+"""Least subjects found: the best, the runner-up that shows lookalikes, and one more if another face has the best."""
 MAX_INLINE_CANDIDATES: Final = 50
 """Candidates of all probes together up to which the decisions are made on the event loop."""
 
@@ -39,8 +42,12 @@ class Identification:
     """Answer to one probe. Candidates carry the primary keys of subjects.
 
     Attributes:
+        candidates: those for the response.
+        ranked: all that were found, best first.
         thresholds: for scores of candidates.
         model, subjects: the risk model and the number of subjects behind the probabilities.
+        reference: runner-up that sets the shown thresholds, if it is another than that of ``decision``.
+        reasons, other_face: effect of another face of the photo, and its position (:mod:`service.risk.one_face`).
     """
 
     decision: Decision
@@ -49,11 +56,15 @@ class Identification:
     model: ImpostorRisk | None = None
     subjects: int = 0
     exact: bool = True
+    ranked: Sequence[Candidate] = ()
+    reference: Candidate | None = None
+    reasons: tuple[str, ...] = ()
+    other_face: int | None = None
 
     @property
     def shown_thresholds(self) -> Thresholds:
         """Return the thresholds for the response: exact ones apply to the similarity of the best candidate."""
-        runner_up = self.decision.runner_up
+        runner_up = self.reference or self.decision.runner_up
         return self.thresholds.of_search(runner_up.similarity if self.exact and runner_up else None)
 
     def shown_probability(self, candidate: Candidate) -> float | None:
@@ -102,7 +113,7 @@ class GallerySearch:
         """
         follower = await self.catch_up(gallery)
         small = len(probes) * gallery.templates * gallery.dimension <= MAX_INLINE_PRODUCTS
-        few = len(probes) * min(gallery.templates, max(2, k)) <= MAX_INLINE_CANDIDATES
+        few = len(probes) * min(gallery.templates, max(DEPTH, k)) <= MAX_INLINE_CANDIDATES
         with self._metrics.stage("search"):
             if small and few and among is None and follower.is_at(gallery.version) and self._risks.is_cached(gallery):
                 found = self._identify(follower, gallery, probes, target, k, among)
@@ -135,8 +146,7 @@ class GallerySearch:
         k: int,
         among: Keys | None,
     ) -> list[Identification]:
-        # At least two: the runner-up is needed to detect lookalikes.
-        results, subjects = follower.search(probes, max(2, k), among)
+        results, subjects = follower.search(probes, max(DEPTH, k), among)
         model, caller = self._risks.current(gallery), current_actor().name
         if model is not None:
             model = model.for_probes(self.windows.levels(gallery, caller))
@@ -150,7 +160,8 @@ class GallerySearch:
                 [(hit.subject_pk, hit.similarity) for hit in hits], thresholds, model, subjects
             )
             decision = decide(candidates, thresholds)
-            identifications.append(Identification(decision, candidates[:k], thresholds, model, subjects))
+            found = Identification(decision, candidates[:k], thresholds, model, subjects, ranked=candidates)
+            identifications.append(found)
         return identifications
 
     def _watch(self, follower: Follower, gallery: Gallery, panel: Panel, probes: Float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -23,6 +24,7 @@ from service.inference.recognizers import ServedRecognizer, check_recognizer, ch
 from service.operations.shadow import AnsweredFace
 from service.risk.decision import SIMILARITY_STEP, Candidate, refuse_presentation
 from service.risk.drift import Decided
+from service.risk.one_face import one_face_per_person
 from service.risk.search import Identification
 from service.security.callers import Caller
 from service.usecases.backend import Backend, process_photos
@@ -100,11 +102,17 @@ async def identify(
         results, names = await search_gallery(backend, gallery, probes, target, body.top_k, among)
         for item, result in zip(searched, results, strict=True):
             item.found = result
-            shown = result if caller.sees_vectors else result.coarse()
-            item.document |= _decision_fields(shown, names, target)
         if shadow is not None:
+            # The other recognizer decides on each face by itself, too.
             answered = [AnsweredFace(item.face, item.found) for item in searched if item.face and item.found]
             backend.galleries.shadow.observe(gallery, answered, target, among)
+        once = gallery.settings.one_face_per_person
+        if once if body.one_face_per_person is None else body.one_face_per_person:
+            _assign_faces(items)
+        for item in searched:
+            if item.found is not None:
+                shown = item.found if caller.sees_vectors else item.found.coarse()
+                item.document |= _decision_fields(shown, names, target)
     await _record(backend, gallery, served, items)
     return served, items
 
@@ -172,12 +180,7 @@ async def search_gallery(
     """
     while True:
         results = await backend.galleries.search.identify(gallery, probes, target, k, among)
-        keys = {
-            candidate.subject_pk
-            for result in results
-            for candidate in (*result.candidates, result.decision.best, result.decision.runner_up)
-            if candidate
-        }
+        keys = {candidate.subject_pk for result in results for candidate in result.ranked}
         named = backend.galleries.store.subjects.cached_names(gallery, keys)
         if named is None:
             named = await backend.run(backend.galleries.store.subjects.names, gallery, keys)
@@ -195,6 +198,20 @@ async def search_gallery(
         gallery = _at_current_version(gallery, current)
 
 
+def _assign_faces(items: Sequence[ProbeResult]) -> None:
+    """Identify each person once in each photo. ``other_face`` is a position in ``items`` afterwards."""
+    photos = defaultdict(list)
+    for row, item in enumerate(items):
+        if item.face is not None and item.found is not None:
+            photos[item.document["image"]].append(row)
+    for rows in photos.values():
+        found = [result for row in rows if (result := items[row].found) is not None]
+        vectors = np.stack([vector for row in rows if (vector := items[row].vector) is not None])
+        for row, result in zip(rows, one_face_per_person(found, vectors), strict=True):
+            other = None if result.other_face is None else rows[result.other_face]
+            items[row].found = replace(result, other_face=other)
+
+
 def _decision_fields(found: Identification, named: dict[int, SubjectLabel], target: RiskTarget) -> Document:
     """Return the fields that a search adds to an ``IdentityOut``."""
     decision, best, thresholds = found.decision, found.decision.best, found.shown_thresholds
@@ -210,7 +227,8 @@ def _decision_fields(found: Identification, named: dict[int, SubjectLabel], targ
         margin=round(decision.margin, 4) if decision.margin is not None else None,
         false_alarm_probability=found.shown_probability(best) if best else None,
         risk=risk_document(target, thresholds),
-        reasons=_risk_reasons(found),
+        reasons=[*_risk_reasons(found), *found.reasons],
+        other_face=found.other_face,
         candidates=[_candidate_document(candidate, found, named) for candidate in found.candidates],
     )
 

@@ -65,6 +65,16 @@ test("uncertain means low similarity or two similar people", () => {
   assert.equal(two.title, "Ada Lovelace or grace");
 });
 
+test("a person in another face of the photo is no second name", () => {
+  const elsewhere = found({ outcome: "uncertain", similarity: 0.9, subject: undefined, reasons: ["same_person_elsewhere"] });
+  assert.equal(words.identity(elsewhere, "staff").title, "Perhaps Ada Lovelace");
+  assert.deepEqual(words.peopleToCompare(elsewhere).map((one) => one.subject), ["ada"]);
+  assert.equal(words.reason("same_person_elsewhere", null, null, 2), "Face 2 of this photo is more likely the nearest person.");
+  assert.equal(words.reason("same_face_twice"), "Another face of this photo is the same picture.");
+  const moved = found({ subject: "grace", name: null });
+  assert.deepEqual(words.peopleToCompare(moved).map((one) => one.subject), ["grace"]);
+});
+
 test("a box has a name, and a question if the result is uncertain", () => {
   const said = ["identified", "uncertain", "unknown"].map((outcome) => words.boxLabel(found({ outcome })));
   assert.deepEqual(said, ["Ada Lovelace", "Ada Lovelace?", null]);

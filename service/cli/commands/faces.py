@@ -110,12 +110,21 @@ def identify(
     tag: Annotated[list[str] | None, typer.Option(help="Search subjects with this tag; repeatable: all tags.")] = None,
     draw: Draw = None,
     detail: DetailOption = None,
+    one_face_per_person: Annotated[
+        bool | None,
+        typer.Option(help="Identify a person in at most one face of a photo; default: the gallery's setting."),
+    ] = None,
 ) -> None:
     """Search a gallery for the faces in photos.
 
     Exit status 1 if no face is identified, or a photo cannot be read."""
     targets = _drawing_targets(photos, draw)
-    options: dict[str, Any] = {"faces": faces, "top_k": top, "detail": detail}
+    options: dict[str, Any] = {
+        "faces": faces,
+        "top_k": top,
+        "detail": detail,
+        "one_face_per_person": one_face_per_person,
+    }
     if (accepted := risk.value()) is not None:
         options["risk"] = accepted
     if tag:

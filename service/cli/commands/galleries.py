@@ -42,6 +42,9 @@ class SettingOptions:
         Literal["max", "mean_top_k", "centroid", "quality_weighted"] | None,
         typer.Option(help="Rule that combines the similarities of a subject's templates."),
     ] = None
+    one_face_per_person: Annotated[
+        bool | None, typer.Option(help="Identify a person in at most one face of a photo.")
+    ] = None
     keep_crops: Annotated[
         bool | None, typer.Option(help="Store face crops, which migration to another recognizer needs.")
     ] = None
@@ -313,6 +316,7 @@ def _stats_table(gallery: GalleryOut, statistics: GalleryStatsOut) -> Table:
             ("Enrolled", f"{gallery.subject_count:,} subjects, {gallery.template_count:,} templates"),
             ("Risk", format_risk(gallery.risk)),
             ("Fusion", gallery.fusion),
+            ("One face per person", "yes" if gallery.one_face_per_person else "no"),
             ("Retention", "unlimited" if gallery.retention_days is None else f"{gallery.retention_days} days"),
             ("Face crops", "stored" if gallery.keep_crops else "not stored"),
             ("Liveness", gallery.liveness),

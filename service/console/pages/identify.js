@@ -96,6 +96,8 @@ function desk(known, params, signal) {
         },
       );
       shot.results = readingOrder(answer.results);
+      const faces = shot.results.filter((one) => one.face);
+      for (const one of faces) one.other = faces.indexOf(answer.results[one.other_face]) + 1; // 0: no other face
       shot.gallery = asked.gallery;
       await measure(shot.photo, answer.results.filter((one) => one.face).map((one) => one.face), until);
       if (shot.state === "asking") shot.state = "done";
@@ -306,7 +308,7 @@ function row(result, i, shot, gallery) {
 const evidence = (result, shot, gallery) => [
   h("p", {}, called(shot, result, gallery).text),
   result.similarity !== undefined && meter(result),
-  result.reasons.length > 0 && h("ul", { class: "bullets" }, result.reasons.map((name) => h("li", {}, words.reason(name, result.face, gallery?.quality_gate)))),
+  result.reasons.length > 0 && h("ul", { class: "bullets" }, result.reasons.map((name) => h("li", {}, words.reason(name, result.face, gallery?.quality_gate, result.other)))),
   quality(result.face),
 ];
 

@@ -1,0 +1,222 @@
+"""A person is identified in one face of a photo, no face more is identified, and no number gets more favorable."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.optimize import linear_sum_assignment
+
+from kith import Kith
+from models.risk.calibration import Calibration
+from models.runtime.network import Float
+from models.vision.recognition import l2_normalize
+from service.domain.outcomes import RiskTarget
+from service.risk.decision import (
+    Candidate,
+    ImpostorRisk,
+    RivalRisk,
+    Thresholds,
+    decide,
+    score_candidates,
+    thresholds_for,
+)
+from service.risk.one_face import ELSEWHERE, TWICE, assign, one_face_per_person
+from service.risk.search import Identification
+from tests.conftest import jpeg
+
+AT = Thresholds(accept=0.5, review=0.4, source="pack", extrapolated=False)
+ADA, BO, CY = 1, 2, 3
+PHOTOS = 400
+FPIR = 0.05
+
+
+def answer(**similarities: float) -> Identification:
+    """Answer with fixed thresholds, best first."""
+    keys = {"ada": ADA, "bo": BO, "cy": CY}
+    ranked = [Candidate(keys[name], s, None, s) for name, s in similarities.items()]
+    return Identification(decide(ranked, AT), ranked, AT, ranked=ranked)
+
+
+def apart(count: int) -> Float:
+    """Unit vectors of faces that are different pictures."""
+    return np.eye(max(4, count), dtype=np.float32)[:count]
+
+
+def names(answers: Sequence[Identification]) -> list[tuple[str, int | None]]:
+    return [(a.decision.outcome, a.decision.best.subject_pk if a.decision.best else None) for a in answers]
+
+
+def test_the_better_face_keeps_the_person_and_the_other_is_uncertain() -> None:
+    weaker, better = answer(ada=0.6, bo=0.1), answer(ada=0.7, bo=0.2)
+    found = one_face_per_person([weaker, better], apart(2))
+    assert names(found) == [("uncertain", ADA), ("identified", ADA)]
+    assert (found[0].reasons, found[0].other_face) == ((ELSEWHERE,), 1)
+    assert found[1] == better
+    assert found[0].shown_thresholds == weaker.shown_thresholds
+
+
+def test_another_person_is_named_only_at_the_same_threshold() -> None:
+    better = answer(ada=0.9, bo=0.2)
+    reached, short = answer(ada=0.8, bo=0.52), answer(ada=0.8, bo=0.49)
+    assert names([reached, short]) == [("identified", ADA), ("identified", ADA)]
+    assert names(one_face_per_person([reached, better], apart(2))) == [("identified", BO), ("identified", ADA)]
+    assert names(one_face_per_person([short, better], apart(2))) == [("uncertain", ADA), ("identified", ADA)]
+
+
+def test_a_third_person_as_near_as_the_second_leaves_the_face_uncertain() -> None:
+    found = one_face_per_person([answer(ada=0.8, bo=0.52, cy=0.515), answer(ada=0.9)], apart(2))
+    assert names(found) == [("uncertain", BO), ("identified", ADA)]
+    assert found[0].reasons == (ELSEWHERE,)
+
+
+def test_an_uncertain_face_stays_uncertain_and_says_where_the_person_is() -> None:
+    lookalikes, weak = answer(ada=0.8, bo=0.7), answer(ada=0.45)
+    found = one_face_per_person([lookalikes, weak, answer(ada=0.9)], apart(3))
+    assert [a.decision.outcome for a in found] == ["uncertain", "uncertain", "identified"]
+    assert [a.other_face for a in found] == [2, 2, None]
+    assert found[1].decision == weak.decision
+
+
+def test_one_picture_pasted_twice_is_the_person_twice(calibration: Calibration) -> None:
+    model = ImpostorRisk(calibration.curve, "pack", pack=calibration)
+
+    def of(similarity: float) -> Identification:
+        ranked = score_candidates([(ADA, similarity)], AT, model, 5)
+        return Identification(decide(ranked, AT), ranked, AT, model, 5, ranked=ranked)
+
+    same = calibration.threshold_at_fnmr(0.99) + 0.01
+    pasted = np.array([[1, 0], [same, np.sqrt(1 - same**2)]], np.float32)
+    found = one_face_per_person([of(0.7), of(0.8)], pasted)
+    assert names(found) == [("identified", ADA), ("identified", ADA)]
+    assert [(a.reasons, a.other_face) for a in found] == [((TWICE,), 1), ((), None)]
+    other = calibration.threshold_at_fnmr(0.99) - 0.01
+    photos = np.array([[1, 0], [other, np.sqrt(1 - other**2)]], np.float32)
+    assert names(one_face_per_person([of(0.7), of(0.8)], photos)) == [("uncertain", ADA), ("identified", ADA)]
+
+
+Weights = list[dict[int, float]]
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.integers(0, 4), st.floats(0.01, 30, allow_subnormal=False), max_size=3),
+        max_size=6,
+    )
+)
+def test_the_assignment_is_the_one_of_scipy(weights: Weights) -> None:
+    chosen = assign(weights)
+    taken = [subject for subject in chosen if subject is not None]
+    assert len(set(taken)) == len(taken)
+    profit = np.zeros((len(weights), 5 + len(weights)))  # the last columns are nobody
+    for row, options in enumerate(weights):
+        for subject, weight in options.items():
+            profit[row, subject] = weight
+    rows, columns = linear_sum_assignment(profit, maximize=True)
+    total = sum(weights[row][subject] for row, subject in enumerate(chosen) if subject is not None)
+    assert total == pytest.approx(profit[rows, columns].sum())
+
+
+def test_many_faces_of_the_same_few_people_are_bounded() -> None:
+    weights = [{s: 1.0 + row / 1000 + (s == row % 7) for s in range(7)} for row in range(500)]
+    began = time.perf_counter()
+    chosen = assign(weights)
+    assert time.perf_counter() - began < 1
+    assert sorted(subject for subject in chosen if subject is not None) == list(range(7))
+    assert all(subject in (None, row % 7) for row, subject in enumerate(chosen))
+
+
+def simulated(
+    calibration: Calibration, rng: np.random.Generator, gallery: Float, probes: NDArray[np.floating]
+) -> list[Identification]:
+    """Answers of a search of everyone, whose scores are rival-adjusted."""
+    subjects = len(gallery)
+    search = RivalRisk(calibration.curve, 0.25, subjects - 1, 1.0)
+    model = ImpostorRisk(calibration.curve, "pack", search=search, pack=calibration)
+    thresholds = thresholds_for(RiskTarget("fpir", FPIR), model, subjects)
+    answers = []
+    for row in probes @ gallery.T:
+        hits = [(int(i), float(row[i])) for i in np.argsort(-row)[:5]]
+        ranked = score_candidates(hits, thresholds, model, subjects)
+        answers.append(Identification(decide(ranked, thresholds), ranked, thresholds, model, subjects, ranked=ranked))
+    return answers
+
+
+def test_no_more_strangers_and_fewer_wrong_names_in_group_photos(
+    calibration: Calibration, rng: np.random.Generator
+) -> None:
+    """Photos of four enrolled people, their sisters and two strangers, with scores about as the calibration's."""
+    gallery = l2_normalize(rng.normal(size=(100, 100)))
+    counts: Counter[str] = Counter()
+    for _ in range(PHOTOS):
+        present = rng.choice(100, 4, replace=False)
+        sisters = 0.5 * gallery[present[:2]] + 0.1 * rng.normal(size=(2, 100))
+        faces = [*(gallery[present] + 0.1 * rng.normal(size=(4, 100))), *sisters, *rng.normal(size=(2, 100))]
+        probes = l2_normalize(np.array(faces))
+        before = simulated(calibration, rng, gallery, probes)
+        after = one_face_per_person(before, probes)
+        assert after == one_face_per_person(before, probes)
+        owners = [*present.tolist(), *[-1] * 4]
+        named = [a.decision.best.subject_pk for a in after if a.decision.outcome == "identified" and a.decision.best]
+        assert len(set(named)) == len(named)
+        for one, other, owner in zip(before, after, owners, strict=True):
+            assert one.decision.best is not None
+            assert other.decision.best is not None
+            assert other.shown_thresholds == one.shown_thresholds
+            if other.decision.outcome == "identified":
+                assert one.decision.outcome == "identified"
+                assert other.decision.best.similarity >= other.shown_thresholds.accept
+                chances = [a.decision.best.false_alarm_probability for a in (one, other) if a.decision.best]
+                assert None not in chances
+                assert chances[1] >= chances[0]  # type: ignore[operator]
+            for when, a in (("before", one), ("after", other)):
+                if a.decision.outcome == "identified" and a.decision.best is not None:
+                    right = a.decision.best.subject_pk == owner
+                    counts[f"{'right' if right else 'wrong' if owner >= 0 else 'strangers'} {when}"] += 1
+    assert counts["strangers before"] > 100
+    assert counts["strangers after"] < 0.2 * counts["strangers before"]
+    assert counts["right after"] > 0.99 * counts["right before"]
+    assert counts["wrong after"] - counts["wrong before"] < 0.005 * counts["right before"]
+
+
+def side_by_side(*images: NDArray[np.uint8]) -> bytes:
+    tiles = [np.asarray(Image.fromarray(image).resize((400, 400))) for image in images]
+    return jpeg(np.concatenate(tiles, axis=1))
+
+
+def test_two_people_of_a_photo_are_not_one(
+    kith: Kith, gallery: str, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8]
+) -> None:
+    kith.update_gallery(gallery, risk={"threshold": -0.5})
+    kith.enroll(gallery, "ada", jpeg(astronaut), face="largest")
+    photo = side_by_side(actor, astronaut)
+
+    def asked(once: bool | None = None) -> list[tuple[str, list[str], int | None]]:
+        photos = photo, jpeg(astronaut)
+        results = kith.identify(gallery, *photos, check_quality=False, one_face_per_person=once).results
+        return [(r.outcome, r.reasons, r.other_face) for r in results]
+
+    once, freely = asked(), asked(False)
+    assert {outcome for outcome, *_ in freely} == {"identified"}
+    best = next(i for i, (outcome, *_) in enumerate(once) if outcome == "identified")
+    assert [outcome for outcome, *_ in once].count("identified") == 2  # the other photo is apart
+    assert once[-1] == ("identified", [], None)
+    assert {(o, tuple(r), at) for o, r, at in once[:-1] if o != "identified"} == {("uncertain", (ELSEWHERE,), best)}
+    kith.update_gallery(gallery, one_face_per_person=False)
+    assert asked() == freely
+    assert asked(True) == once
+
+
+def test_a_mirror_in_the_photo_shows_the_person_twice(kith: Kith, gallery: str, astronaut: NDArray[np.uint8]) -> None:
+    face = astronaut[0:300, 80:380]
+    kith.enroll(gallery, "ada", jpeg(face), face="largest")
+    results = kith.identify(gallery, side_by_side(face, face[:, ::-1]), check_quality=False).results
+    assert [result.subject for result in results] == ["ada", "ada"]
+    assert sorted((result.reasons, result.other_face is None) for result in results) == [([], True), ([TWICE], False)]
