@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from bench.common import ROOT
-from service.api.http.routing import Need, needs_of
+from service.api.http.route_errors import HTTP, WITH_KEY, Errors, own_errors
+from service.api.http.routing import Need, descriptions, needs_of
 from service.app import ROUTES, create_app
 from service.settings import load_settings
 
@@ -19,20 +20,33 @@ All routes, with the scope that a key needs ([keys.md](keys.md)). *All galleries
 A server shows parameters, bodies and answers at `/docs`, from its OpenAPI document at `/openapi.json`. Examples are
 in [rest.md](rest.md), errors in [errors.md](errors.md). `python -m tools.rest_reference` writes this page.
 
-| Route | Scope | Summary |
-|---|---|---|"""
+| Routes | Errors |
+|---|---|
+| every route | {http} |
+| every route that needs a key | {with_key} |
+| a single route | as in its row |
+
+| Route | Scope | Summary | Errors |
+|---|---|---|---|"""
 
 
 def reference() -> str:
     """Return the text of the page."""
     app = create_app(load_settings(_env_file=None))
     document, needs = app.openapi(), needs_of(ROUTES)
+    own = {each.name: own_errors(each) for each in descriptions(ROUTES)}
     rows = [
-        f"| `{method.upper()} {path}` | {_scope(needs[f'{method.upper()} {path}'])} | {_summary(operation)} |"
+        f"| `{method.upper()} {path}` | {_scope(needs[f'{method.upper()} {path}'])} | {_summary(operation)} "
+        f"| {_codes(own[f'{method.upper()} {path}'])} |"
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
-    return "\n".join([INTRODUCTION, *rows, ""])
+    introduction = INTRODUCTION.format(http=_codes(HTTP), with_key=_codes(WITH_KEY))
+    return "\n".join([introduction, *rows, ""])
+
+
+def _codes(errors: Errors) -> str:
+    return ", ".join(sorted(f"`{error.code}`" for error in errors))
 
 
 def _summary(operation: dict[str, str]) -> str:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from service.api.http.problems import MEDIA_TYPE
-from service.api.http.routing import PROBLEMS, Description
+from service.api.http.routing import Description
 
 PATH_EXAMPLES = {
     "gallery": "staff",
@@ -97,7 +97,6 @@ def _complete(document: dict[str, Any], routes: Sequence[Description]) -> None:
             for parameter in operation.get("parameters", ()):
                 if parameter["in"] == "path":
                     parameter["example"] = PATH_EXAMPLES[parameter["name"]]
-            responses = operation["responses"]
-            responses.pop("422", None)  # FastAPI's own format, replaced by problems
-            for status in PROBLEMS.keys() & responses.keys():
-                responses[status]["content"] = {MEDIA_TYPE: {"schema": schema}}
+            for response in operation["responses"].values():
+                if "x-codes" in response:
+                    response["content"] = {MEDIA_TYPE: {"schema": schema}}

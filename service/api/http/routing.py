@@ -17,11 +17,12 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from kith.wire.common import Problem, Scope
+from kith.wire.common import Scope
 from kith.wire.fields import GALLERY_NAME
 from service.api.http.bodies import OPTIONS_FIELD, JsonRequest, plain_options
 from service.api.http.etags import without_fresh_body
 from service.api.http.parameters import GalleryPath
+from service.api.http.route_errors import problem_responses
 from service.core.errors import ForbiddenError, GalleryNotFoundError, InvalidRequestError
 from service.domain.gallery import Gallery
 from service.security.callers import Caller
@@ -31,10 +32,6 @@ from service.usecases.documents import Document, encode_json
 METHODS_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 DESCRIPTION: Final = "route_description"
 """Attribute of a handler."""
-PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
-    "4XX": {"model": Problem, "description": "What happened and what to do, with a stable error code."},
-    "5XX": {"model": Problem, "description": "The service cannot process the request now."},
-}
 BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 PHOTO: Final = "/9j/4AAQSkZJRgABAQ... (base64)"
 """Stands for a photo in examples."""
@@ -94,8 +91,20 @@ class Description:
     example: Any
 
     @property
+    def name(self) -> str:
+        return f"{self.method} {self.path}"
+
+    @property
+    def needs_key(self) -> bool:
+        return not (self.need.keyless or self.need.keyless_on_loopback)
+
+    @property
     def takes_photos(self) -> bool:
         return self.body in ("photos", "sides")
+
+    @property
+    def writes(self) -> bool:
+        return self.method != "GET" and self.need.scope != "identify"
 
 
 def description_of(handler: Callable[..., Any]) -> Description:
@@ -113,7 +122,6 @@ class Routes:
         self.router = APIRouter(
             prefix=prefix,
             tags=[tag] if tag else [],
-            responses=PROBLEMS if tag else {},
             route_class=route_class or PermittedRoute,
             include_in_schema=tag is not None,
         )
@@ -134,6 +142,8 @@ class Routes:
         described = Description(method, self.router.prefix + path, need, kind, photos, example)
         if photos is not None:
             options["openapi_extra"] = _photo_body(photos, kind == "sides")
+        if self.router.include_in_schema:
+            options["responses"] = options.get("responses", {}) | problem_responses(described)
 
         def register(handler: Handler) -> Handler:
             handler.__dict__[DESCRIPTION] = described
@@ -246,7 +256,7 @@ def descriptions(routes: Iterable[Routes]) -> list[Description]:
 
 def needs_of(routes: Iterable[Routes]) -> dict[str, Need]:
     """Return what each route requires, by method and path."""
-    return {f"{each.method} {each.path}": each.need for each in descriptions(routes)}
+    return {each.name: each.need for each in descriptions(routes)}
 
 
 def keyless_paths(routes: Iterable[Routes], on_loopback: bool) -> frozenset[str]:

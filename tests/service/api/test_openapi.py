@@ -24,10 +24,12 @@ from schemathesis.specs.openapi.checks import (
 
 from service.api.http.problems import MEDIA_TYPE, PATTERN_MESSAGES
 from service.app import create_app
+from service.core.error_catalog import all_errors
 from service.server import embedded
 from service.settings import Settings, load_settings
 
 KEY = "operator" * 4
+STATUS = {error.code: error.status for error in all_errors()}
 EXAMPLES = int(os.environ.get("KITH_EXAMPLES", "1"))
 """Number of valid and of invalid requests per route."""
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -59,8 +61,23 @@ def as_it_is(_context: Any, value: Any) -> bytes:
 def test_problems_are_documented_as_such(document: dict[str, Any]) -> None:
     for operations in document["paths"].values():
         for operation in operations.values():
-            assert operation["responses"].keys() >= {"4XX", "5XX"}
-            assert {*operation["responses"]["4XX"]["content"]} == {MEDIA_TYPE}
+            problems = {status: each for status, each in operation["responses"].items() if int(status) >= 400}
+            assert problems.keys() >= {"400", "413", "500"}
+            for status, problem in problems.items():
+                assert {*problem["content"]} == {MEDIA_TYPE}
+                assert {STATUS[code] for code in problem["x-codes"]} == {int(status)}
+                assert all(f"`{code}`" in problem["description"] for code in problem["x-codes"])
+
+
+def test_every_error_of_the_api_is_documented_at_a_route(document: dict[str, Any]) -> None:
+    """Others are refused before routing, are in the log only, or are problems of jobs, items and commands."""
+    operations = [each for methods in document["paths"].values() for each in methods.values()]
+    stated = {
+        code for each in operations for response in each["responses"].values() for code in response.get("x-codes", ())
+    }
+    elsewhere = {"client_gone", "item_invalid", "template_conflict", "foreign_file"}
+    asked = {error.code for error in all_errors() if error.status != 500}
+    assert asked - stated <= elsewhere
 
 
 def test_operations_are_ready_for_generators(document: dict[str, Any]) -> None:
@@ -116,6 +133,9 @@ def test_every_response_is_as_documented(
                 case.path_parameters = {k: known.get(k, v) for k, v in (case.path_parameters or {}).items()}
             response = case.call(base_url=url, session=session)
             case.validate_response(response, checks=CHECKS)
+            if response.status_code >= 400:
+                documented = case.operation.definition.raw["responses"][str(response.status_code)]["x-codes"]
+                assert response.json()["code"] in documented, case.operation.label
 
         try:
             ask()
