@@ -126,9 +126,14 @@ class Calls:
     # Galleries
 
     @one
-    def create_gallery(self, name: str, **settings: Unpack[GalleryOptions]) -> Call[GalleryOut]:
-        """Create a gallery. :class:`kith.options.GalleryOptions` lists the settings."""
-        return json_call(GalleryOut, "POST", "/v1/galleries", repeatable=False, json={"name": name, **settings})
+    def create_gallery(
+        self, name: str, *, idempotency_key: str | None = None, **settings: Unpack[GalleryOptions]
+    ) -> Call[GalleryOut]:
+        """Create a gallery. :class:`kith.options.GalleryOptions` lists the settings.
+
+        ``idempotency_key`` makes a repeated request create once; default: a random one."""
+        body = {"name": name, **settings}
+        return json_call(GalleryOut, "POST", "/v1/galleries", json=body, headers=_once(idempotency_key))
 
     @one
     def gallery(self, name: str) -> Call[GalleryOut]:
@@ -208,7 +213,7 @@ class Calls:
     def migrate(self, gallery: str, to: str, on_sight: bool = False) -> Call[MigrationOut]:
         """Start a migration to another served pack, given by name or recognizer fingerprint, as a shadow."""
         body = {"to": to, "on_sight": on_sight}
-        return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate", repeatable=False, json=body)
+        return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate", json=body)
 
     @one
     def migration(self, gallery: str) -> Call[MigrationOut]:
@@ -388,7 +393,7 @@ class Calls:
             allow_low_quality=allow_low_quality,
             allow_not_live=allow_not_live,
         )
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex} | _conditions(None, only_new)
+        headers = _once(idempotency_key) | _conditions(None, only_new)
         arguments = photo_arguments(photos, urls, options | _embeddings(embeddings), headers)
         return json_call(EnrollOut, "POST", f"{_path(gallery, subject)}/templates", **arguments)
 
@@ -451,17 +456,21 @@ class Calls:
 
     @one
     def enroll_archive(
-        self, gallery: str, archive: Path | str | Archive, **options: Unpack[ArchiveOptions]
+        self,
+        gallery: str,
+        archive: Path | str | Archive,
+        *,
+        idempotency_key: str | None = None,
+        **options: Unpack[ArchiveOptions],
     ) -> Call[JobOut]:
         """Upload a zip, tar, tar.gz or tar.zst of SUBJECT/PHOTO files. Return the job that enrolls it.
 
-        See ``wait_for``. The upload is not retried: a second one would start another job."""
+        See ``wait_for``. ``idempotency_key`` makes a repeated upload start one job; default: a random one."""
         body = FileStream(Path(archive)) if isinstance(archive, Path | str) else archive
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(body.size)}
+        headers |= _once(idempotency_key)
         arguments = {"headers": headers, "params": drop_none(**options)}
-        return Call(
-            "POST", f"{_path(gallery)}/enrollments", JobOut.model_validate_json, arguments, body, repeatable=False
-        )
+        return Call("POST", f"{_path(gallery)}/enrollments", JobOut.model_validate_json, arguments, body)
 
     @one
     def job(self, job: str) -> Call[JobOut]:
@@ -487,10 +496,14 @@ class Calls:
     # API keys
 
     @one
-    def create_key(self, name: str, scopes: Iterable[Scope], **options: Unpack[KeyOptions]) -> Call[CreatedKeyOut]:
-        """Create an API key. Only this response contains its ``token``."""
+    def create_key(
+        self, name: str, scopes: Iterable[Scope], *, idempotency_key: str | None = None, **options: Unpack[KeyOptions]
+    ) -> Call[CreatedKeyOut]:
+        """Create an API key. Only this response contains its ``token``.
+
+        ``idempotency_key`` makes a repeated request create once; default: a random one."""
         body = TypeAdapter(dict[str, Any]).dump_python({"name": name, "scopes": list(scopes), **options}, mode="json")
-        return json_call(CreatedKeyOut, "POST", "/v1/keys", repeatable=False, json=body)
+        return json_call(CreatedKeyOut, "POST", "/v1/keys", json=body, headers=_once(idempotency_key))
 
     @one
     def api_key(self, key: str) -> Call[KeyOut]:
@@ -508,23 +521,27 @@ class Calls:
         return json_call(KeyOut, "DELETE", f"/v1/keys/{path_segment(key)}")
 
     @one
-    def rotate_key(self, key: str, overlap_s: int = DAY_S) -> Call[CreatedKeyOut]:
+    def rotate_key(
+        self, key: str, overlap_s: int = DAY_S, *, idempotency_key: str | None = None
+    ) -> Call[CreatedKeyOut]:
         """Replace an API key. The old one remains valid for ``overlap_s`` seconds."""
         return json_call(
             CreatedKeyOut,
             "POST",
             f"/v1/keys/{path_segment(key)}/rotate",
-            repeatable=False,
             json={"overlap_s": overlap_s},
+            headers=_once(idempotency_key),
         )
 
     # Webhooks
 
     @one
-    def create_webhook(self, url: str, **options: Unpack[WebhookOptions]) -> Call[CreatedWebhookOut]:
+    def create_webhook(
+        self, url: str, *, idempotency_key: str | None = None, **options: Unpack[WebhookOptions]
+    ) -> Call[CreatedWebhookOut]:
         """Create a webhook for the events from now on. Only this response contains its ``secret``."""
         body = TypeAdapter(dict[str, Any]).dump_python({"url": url, **options}, mode="json")
-        return json_call(CreatedWebhookOut, "POST", "/v1/webhooks", repeatable=False, json=body)
+        return json_call(CreatedWebhookOut, "POST", "/v1/webhooks", json=body, headers=_once(idempotency_key))
 
     @each
     def webhooks(self) -> Pages[WebhookOut]:
@@ -596,6 +613,10 @@ class Calls:
     def metrics(self) -> Call[str]:
         """Return the metrics in the text format of Prometheus."""
         return Call("GET", "/metrics", bytes.decode)
+
+
+def _once(idempotency_key: str | None) -> dict[str, str]:
+    return {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
 
 
 def _conditions(if_match: str | None, only_new: bool = False) -> dict[str, str]:

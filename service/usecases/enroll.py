@@ -39,10 +39,11 @@ from service.usecases.enrollment_checks import (
 @dataclass(frozen=True)
 class Enrolled:
     """``document``: the JSON of an ``EnrollOut``. ``stored``: whether templates were stored, now or by the first
-    attempt of a repeated request."""
+    attempt of a repeated request. ``replayed``: the document is the first attempt's."""
 
     document: str
     stored: bool
+    replayed: bool = False
 
 
 async def enroll(
@@ -86,13 +87,13 @@ class _Enrollment:
         backend, body = self.backend, self.body
         served = backend.faces.recognizers.for_gallery(gallery)
         if earlier := await self._stored_answer(gallery):
-            return Enrolled(earlier, True)
+            return Enrolled(earlier, True, True)
         if self.only_new:  # before the photos are compared with the templates of an existing subject
             try:
                 await backend.run(backend.galleries.store.subjects.refuse_existing, gallery, self.subject)
             except SubjectExistsError:  # perhaps created by the first attempt of this request
                 if earlier := await self._stored_answer(gallery):
-                    return Enrolled(earlier, True)
+                    return Enrolled(earlier, True, True)
                 raise
         if body.recognizer is not None or body.embeddings:
             check_recognizer(gallery, body.recognizer)
@@ -207,7 +208,7 @@ class _Enrollment:
             )
         backend.operations.metrics.count_enrollment("enrolled", len(new))
         backend.galleries.risks.derive_later(gallery)
-        return Enrolled(earlier or encode(problem_document), True)
+        return Enrolled(earlier or encode(problem_document), True, earlier is not None)
 
     def _new_template(self, gallery: Gallery, item: Photo | KithError | Float, result: Document) -> NewTemplate:
         """Create a template and add the face to ``result``. Raises the photo's own error, or why it is rejected."""

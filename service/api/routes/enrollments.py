@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from kith.wire.common import Detail, FaceChoice
 from kith.wire.fields import DETAIL
 from kith.wire.jobs import JobOut
+from service.api.http.once import StreamedDep
 from service.api.http.parameters import GalleryPath
 from service.api.http.routing import BINARY, ENROLL, BackendDep, Routes
 from service.api.routes.jobs import to_job_out
@@ -57,6 +59,7 @@ async def enroll_archive(
     request: Request,
     backend: BackendDep,
     options: Annotated[BulkOptions, Depends(_options)],
+    repeatable: StreamedDep,
 ) -> JobOut:
     """Start a job that enrolls the photos of an archive: zip, or tar with gzip, zstd or no compression.
 
@@ -69,23 +72,33 @@ async def enroll_archive(
     declared = request.headers.get("content-length", "0")
     await backend.run(backend.jobs.spool.check_free_space, int(declared) if declared.isdigit() else 0)
     with backend.jobs.spool.receiving(job_id, found.seal) as file:
-        await _receive(request, backend, file)
+        repeatable.content = f"{found.pk} {await _receive(request, backend, file)}"
         await backend.run(backend.jobs.spool.sync, file)
-        job = await backend.run(backend.jobs.runner.store.create, found, KIND, options.parameters(), job_id)
+        create, once = backend.jobs.runner.store.create, repeatable.once(to_job_out)
+        job = await backend.run(create, found, KIND, options.parameters(), job_id, once)
     backend.jobs.runner.wake()
     return to_job_out(job)
 
 
-async def _receive(request: Request, backend: Backend, file: SealedWriter) -> None:
-    """Write the body to ``file`` as it arrives. Raises ArchiveInvalidError once its first bytes are no archive's."""
-    head = b""
+async def _receive(request: Request, backend: Backend, file: SealedWriter) -> str:
+    """Write the body to ``file`` as it arrives; return its digest.
+
+    Raises ArchiveInvalidError once its first bytes are no archive's.
+    """
+    head, digest = b"", hashlib.sha256()
+
+    def write(block: bytes) -> None:
+        digest.update(block)
+        backend.jobs.spool.write(file, block)
+
     try:
         async for block in request.stream():
             if len(head) < SIGNATURE_BYTES:
                 head += block
                 if len(head) >= SIGNATURE_BYTES:
                     archive_kind(head)
-            await backend.run(backend.jobs.spool.write, file, block)
+            await backend.run(write, block)
         archive_kind(head)
     except ClientDisconnect as error:
         raise InvalidRequestError("the connection closed before the archive ended") from error
+    return digest.hexdigest()

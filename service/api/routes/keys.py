@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Path, Query
 
 from kith.wire.keys import CreatedKeyOut, KeyIn, KeyOut, KeysOut, RotateIn
+from service.api.http.once import RepeatableDep
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
 from service.api.http.routing import ADMIN_ALL, BackendDep, CallerDep, Routes
 from service.core.errors import InvalidRequestError
@@ -21,7 +22,7 @@ KeyPath = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
 @routes.add(
     "POST", "", ADMIN_ALL, status_code=201, example={"name": "door", "scopes": ["identify"], "galleries": ["staff"]}
 )
-async def create_key(body: KeyIn, backend: BackendDep, caller: CallerDep) -> CreatedKeyOut:
+async def create_key(body: KeyIn, backend: BackendDep, caller: CallerDep, request: RepeatableDep) -> CreatedKeyOut:
     """Create a key. Only this response contains its token.
 
     The first key needs the scope `admin` for all galleries: it ends anonymous access, and no caller without that scope
@@ -33,10 +34,8 @@ async def create_key(body: KeyIn, backend: BackendDep, caller: CallerDep) -> Cre
             remedy="Create the first key with the scope 'admin' for all galleries, then create the others with it "
             "(docs/keys.md).",
         )
-    made = await backend.run(
-        backend.operations.keys.create, body.name, rights_of(body), body.expires_at, body.rate, body.burst
-    )
-    return _created(*made)
+    limits, once = (body.expires_at, body.rate, body.burst), request.once(_created)
+    return _created(await backend.run(backend.operations.keys.create, body.name, rights_of(body), *limits, once))
 
 
 @routes.add("GET", "", ADMIN_ALL)
@@ -66,10 +65,12 @@ async def revoke_key(key: KeyPath, backend: BackendDep) -> KeyOut:
 
 
 @routes.add("POST", "/{key}/rotate", ADMIN_ALL, status_code=201, example={"overlap_s": 86_400})
-async def rotate_key(key: KeyPath, body: RotateIn, backend: BackendDep) -> CreatedKeyOut:
+async def rotate_key(key: KeyPath, body: RotateIn, backend: BackendDep, request: RepeatableDep) -> CreatedKeyOut:
     """Create a key with the same rights. The old key stays valid for `overlap_s`."""
-    return _created(*await backend.run(backend.operations.keys.rotate, key, timedelta(seconds=body.overlap_s)))
+    overlap, once = timedelta(seconds=body.overlap_s), request.once(_created)
+    return _created(await backend.run(backend.operations.keys.rotate, key, overlap, once))
 
 
-def _created(key: ApiKey, token: str) -> CreatedKeyOut:
+def _created(made: tuple[ApiKey, str]) -> CreatedKeyOut:
+    key, token = made
     return CreatedKeyOut(**vars(to_key_out(key)), token=token)

@@ -22,6 +22,7 @@ from kith.wire.webhooks import (
     WebhooksOut,
     WebhookTestOut,
 )
+from service.api.http.once import RepeatableDep
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
 from service.api.http.routing import ADMIN_ALL, BackendDep, Routes
 from service.domain.events import EventFilter
@@ -39,11 +40,11 @@ WebhookPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
     status_code=201,
     example={"url": "https://door.example.org/events", "types": ["decision"], "outcomes": ["unknown"]},
 )
-async def create_webhook(body: WebhookIn, backend: BackendDep) -> CreatedWebhookOut:
+async def create_webhook(body: WebhookIn, backend: BackendDep, request: RepeatableDep) -> CreatedWebhookOut:
     """Create a webhook for the events from now on. Only this response contains its secret."""
     backend.operations.webhooks.sender.check(body.url)
-    made = await backend.run(backend.operations.webhooks.store.create, body.url, body.name, _filter(body))
-    return CreatedWebhookOut(**vars(_webhook(made)), secret=made.secret)
+    create, once = backend.operations.webhooks.store.create, request.once(_created)
+    return _created(await backend.run(create, body.url, body.name, _filter(body), once))
 
 
 @routes.add("GET", "", ADMIN_ALL)
@@ -112,6 +113,10 @@ def _set(values: Collection[Any] | None) -> frozenset[Any] | None:
 def _webhook(webhook: Webhook) -> WebhookOut:
     chosen = {n: sorted(value) if isinstance(value, frozenset) else value for n, value in vars(webhook.filter).items()}
     return WebhookOut.model_validate(vars(webhook) | chosen)
+
+
+def _created(webhook: Webhook) -> CreatedWebhookOut:
+    return CreatedWebhookOut(**vars(_webhook(webhook)), secret=webhook.secret)
 
 
 def _delivery(delivery: Delivery) -> DeliveryOut:

@@ -15,7 +15,7 @@ from service.domain.gallery import Gallery
 from service.storage.audit.log import record
 from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
-from service.storage.db.tables import galleries, idempotency, retention_holds, subjects, templates
+from service.storage.db.tables import answers, galleries, idempotency, retention_holds, subjects, templates
 from service.storage.repositories.erasures import delete_subjects, delete_templates
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
 
@@ -99,7 +99,8 @@ class Retention:
                 pass  # deleted, or left to the next sweep
             except KithError as error:  # of this gallery only; the others are still swept
                 result.failed.append((pk, error))
-        result.answers = self._forget_answers(now - timedelta(days=answers_days), stopped)
+        before = now - timedelta(days=answers_days)
+        result.answers = sum(self._forget_answers(table, before, stopped) for table in (idempotency, answers))
         return result
 
     def due(self, gallery: Gallery, now: datetime) -> Due:
@@ -237,16 +238,16 @@ class Retention:
                 record(self._database.vault, connection, "retention_applied", gallery, before=past, removed=counts)
         return removed
 
-    def _forget_answers(self, before: datetime, stopped: Callable[[], bool]) -> int:
-        key = sa.tuple_(*idempotency.primary_key.columns)
-        old = sa.select(*idempotency.primary_key.columns).where(idempotency.c.created_at < before).limit(BATCH_ROWS)
+    def _forget_answers(self, table: sa.Table, before: datetime, stopped: Callable[[], bool]) -> int:
+        key = sa.tuple_(*table.primary_key.columns)
+        old = sa.select(*table.primary_key.columns).where(table.c.created_at < before).limit(BATCH_ROWS)
         forgotten = 0
         while not stopped():
             with self._database.read() as connection:
                 if connection.execute(old.limit(1)).first() is None:
                     break
             with self._database.write(_CONFLICT, erasing=True) as connection:
-                forgotten += connection.execute(idempotency.delete().where(key.in_(old))).rowcount
+                forgotten += connection.execute(table.delete().where(key.in_(old))).rowcount
         return forgotten
 
 

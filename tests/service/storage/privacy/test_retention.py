@@ -24,7 +24,7 @@ from service.index.follower import Followers, in_process
 from service.operations.housekeeping import RETRY_INTERVAL, SWEEP_INTERVAL, Housekeeping
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
-from service.storage.db.tables import data_keys, idempotency, templates, vectors
+from service.storage.db.tables import answers, data_keys, idempotency, templates, vectors
 from service.storage.db.tables import jobs as job_rows
 from service.storage.privacy import retention as retention_module
 from service.storage.privacy.backup import back_up, restore
@@ -176,9 +176,11 @@ def test_idempotent_responses_expire(database_url: DatabaseUrl, rng: np.random.G
     store, gallery = Store(database), limited(database, None)
     store.templates.enroll(gallery, "a", some(rng), IdempotentResponse("k", "d", "an answer"))
     today = datetime.now(UTC)
+    with database.engine.begin() as connection:
+        connection.execute(answers.insert().values(lookup="l", digest="d", sealed=b"", created_at=today))
     assert Retention(database).sweep(today + timedelta(days=13), 14).answers == 0
     assert store.templates.stored_answer(gallery, "k", "d") == "an answer"
-    assert Retention(database).sweep(today + timedelta(days=15), 14).answers == 1
+    assert Retention(database).sweep(today + timedelta(days=15), 14).answers == 2
     with database.read() as connection:
         assert connection.execute(sa.select(idempotency)).all() == []
     assert store.galleries.get("g").templates == 1
