@@ -55,7 +55,6 @@ class Following:
         self._client = Kith(url, key)
         self._stream = self._client.events(after, **chosen)
         self._changed = threading.Condition()
-        self._most = sys.maxsize
         self.thread = threading.Thread(target=self._read, daemon=True)
         self.thread.start()
 
@@ -65,10 +64,10 @@ class Following:
                 with self._changed:
                     self.events.append(event)
                     self._changed.notify()
-                    if len(self.events) >= self._most:
-                        return
         except KithClientError as error:
             self.error = error
+        finally:
+            self._client.close()
 
     def wait_for(self, count: int) -> list[EventOut]:
         with self._changed:
