@@ -178,6 +178,18 @@ class Settings(BaseSettings):
         description="Hosts that webhooks may go to, comma-separated: public ones by https as in KITH_URL_HOSTS, or "
         "origins such as http://10.0.0.5:8123, private or not; default: none.",
     )
+    mqtt_url: str | None = Field(
+        None,
+        pattern=r"^mqtts?://([^/?#@:]+@)?([a-zA-Z0-9.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?(/[A-Za-z0-9_-]+)*$",
+        description="MQTT broker that gets all events, as mqtts://USER@HOST:8883/PREFIX of topics (default: kith); "
+        "mqtt is unencrypted; needs kith-face[mqtt]; default: none.",
+    )
+    mqtt_password_file: Path | None = Field(None, description="File of the password for KITH_MQTT_URL; default: none.")
+    mqtt_discovery: str | None = Field(
+        None,
+        pattern="^[A-Za-z0-9_/-]+$",
+        description="Prefix of Home Assistant's discovery topics, usually homeassistant; default: no discovery.",
+    )
     max_faces: int = Field(
         100, ge=1, le=10_000, description="Maximum number of faces reported per photo, highest score first."
     )
@@ -324,6 +336,16 @@ class Settings(BaseSettings):
         return Hosts.of_text(",".join(entry for entry in entries if "://" not in entry)), origins
 
     @property
+    def mqtt_password(self) -> str | None:
+        """Raises SettingsError."""
+        if self.mqtt_password_file is None:
+            return None
+        try:
+            return self.mqtt_password_file.read_text().rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"KITH_MQTT_PASSWORD_FILE cannot be read: {error}") from error
+
+    @property
     def pack_path(self) -> Path:
         return find_pack(self.pack, self.models_path)
 
@@ -400,13 +422,15 @@ class Settings(BaseSettings):
     def check_extras(self) -> None:
         """Raises SettingsError: an optional package is missing, encrypted Milvus volumes are not confirmed, or a
         stateless service has a place to store data."""
-        for name in ("database_url", "milvus_uri", "compat"):
+        for name in ("database_url", "milvus_uri", "compat", "mqtt_url"):
             if self.stateless and getattr(self, name) is not None:
                 raise SettingsError(f"KITH_STATELESS keeps nothing: unset KITH_{name.upper()}, or KITH_STATELESS")
         if self.milvus_uri is not None and find_spec("pymilvus") is None:
             raise SettingsError("KITH_MILVUS_URI needs pymilvus: pip install 'kith-face[milvus]'")
         if self.traces_url is not None and not _is_installed("opentelemetry.exporter.otlp.proto.http"):
             raise SettingsError("KITH_TRACES_URL needs OpenTelemetry: pip install 'kith-face[tracing]'")
+        if self.mqtt_url is not None and find_spec("aiomqtt") is None:
+            raise SettingsError("KITH_MQTT_URL needs aiomqtt: pip install 'kith-face[mqtt]'")
         if self.milvus_uri is not None and not self.milvus_plaintext:
             raise SettingsError(
                 "Milvus (KITH_MILVUS_URI) stores vectors in plaintext: encrypt its volumes (and those of its "

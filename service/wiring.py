@@ -28,6 +28,7 @@ from models.vision.recognition import Recognizer
 from service.core.actor import RequestThreads
 from service.core.clock import Clock
 from service.core.memory_limit import memory_limit_bytes
+from service.core.periodic import PeriodicTask
 from service.index.follower import Followers, in_process
 from service.inference.archives import ArchiveLimits
 from service.inference.batcher import Batcher, DevicePool
@@ -289,7 +290,22 @@ async def _open_webhooks(
     await stack.enter_async_context(DriftReports(galleries.store, galleries.watches))
     store = WebhookStore(database)
     streams = await stack.enter_async_context(EventStreams(EventLog(database), store, threads))
-    return Webhooks(store, deliveries, sender, delivery, streams)
+    mqtt = _mqtt_delivery(settings, database, store, deliveries)
+    if mqtt is not None:
+        await stack.enter_async_context(mqtt)
+    return Webhooks(store, deliveries, sender, delivery, streams, mqtt)
+
+
+def _mqtt_delivery(
+    settings: Settings, database: Database, receivers: WebhookStore, deliveries: DeliveryStore
+) -> PeriodicTask | None:
+    if settings.mqtt_url is None:
+        return None
+    from service.operations.mqtt_delivery import Broker, MqttDelivery  # needs the extra mqtt
+
+    password = settings.mqtt_password
+    broker = Broker.of_url(settings.mqtt_url, password, settings.mqtt_discovery)
+    return MqttDelivery(broker, deliveries, receivers, Lease(database, "mqtt"), KeyStore(database).gallery_names)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from service.settings import Settings, load_settings
 from tests.conftest import ROOT
 
 DOCKER = ROOT / "docker"
-COMPOSE = ["compose.yaml", "compose.scale.yaml"]
+COMPOSE = ["compose.yaml", "compose.mqtt.yaml", "compose.scale.yaml"]
 KUBERNETES = ["one", "scale", "gpu"]
 SETTINGS = {f"KITH_{name.upper()}" for name in Settings.model_fields}
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]

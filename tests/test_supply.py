@@ -16,9 +16,9 @@ from tests.conftest import ROOT
 
 FILES = {
     "serve": ["cpu"],
-    "cpu": ["cpu", "arrow", "plots", "postgres", "milvus", "tracing"],
-    "gpu": ["gpu", "arrow", "plots", "postgres", "milvus", "tracing"],
-    "dev": ["cpu", "arrow", "plots", "postgres", "milvus", "tracing", "training", "demo", "dev"],
+    "cpu": ["cpu", "arrow", "plots", "postgres", "milvus", "tracing", "mqtt"],
+    "gpu": ["gpu", "arrow", "plots", "postgres", "milvus", "tracing", "mqtt"],
+    "dev": ["cpu", "arrow", "plots", "postgres", "milvus", "tracing", "mqtt", "training", "demo", "dev"],
 }
 """Extras of each file in requirements/."""
 WITHOUT_HASH = {"torch", "jinja2", "fsspec", "insightface"}

@@ -11,9 +11,8 @@ import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
@@ -22,6 +21,7 @@ from service.core.errors import KithError, WebhookRefusedError
 from service.core.periodic import PeriodicTask
 from service.domain.events import is_refusal, next_attempt
 from service.operations.event_streams import EventStreams
+from service.operations.held_lease import HeldLease
 from service.security.outbound_http import TRANSPORT_ERRORS, NotConnectedError, OutboundHttp, TargetRefusedError
 from service.security.sealing import ENCODER
 from service.security.webhook_signature import signature
@@ -111,23 +111,17 @@ class WebhookDelivery(PeriodicTask):
     ) -> None:
         super().__init__(poll_s, "webhooks wait", log)
         self._store = store
-        self._lease = lease
         self._sender = sender
-        self._lease_s = lease_s
-        self._owner = uuid.uuid4().hex
-        self._leased_until_s = 0.0
-        """End of this process's lease on the monotonic clock."""
         self._swept_s = time.monotonic()
         self._streams: dict[Stream, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="webhooks")
+        self._lease = HeldLease(lease, store.now, lease_s, self._threads)
 
     async def _close(self) -> None:
         for task in self._streams.values():
             task.cancel()  # an interrupted attempt is repeated, by any process
         await asyncio.gather(*self._streams.values(), return_exceptions=True)
-        if self._leased_until_s:
-            with suppress(KithError):  # otherwise the lease expires
-                await run_in_thread(self._threads, self._lease.release, self._owner)
+        await self._lease.release()
         self._threads.shutdown()
 
     async def _look(self) -> None:
@@ -135,7 +129,7 @@ class WebhookDelivery(PeriodicTask):
         due = await run_in_thread(
             self._threads, self._store.due, set(self._streams), MAX_STREAMS, MAX_STREAMS_PER_WEBHOOK
         )
-        if (due or self._streams) and not await self._hold_lease():
+        if (due or self._streams) and not await self._lease.hold():
             return
         for webhook, gallery_pk, deliveries in due:
             stream = webhook.pk, gallery_pk
@@ -149,23 +143,12 @@ class WebhookDelivery(PeriodicTask):
         del self._streams[stream]
         self._wake.set()  # the stream may have further deliveries
 
-    async def _hold_lease(self) -> bool:
-        """Acquire the lease, or renew it in its second half; return whether this process holds it."""
-        now = time.monotonic()
-        if now < self._leased_until_s - self._lease_s / 2:
-            return True
-        store_now = await run_in_thread(self._threads, self._store.now)
-        lasting = timedelta(seconds=self._lease_s)
-        held = await run_in_thread(self._threads, self._lease.acquire, self._owner, store_now, lasting)
-        self._leased_until_s = now + self._lease_s if held else 0.0
-        return held
-
     async def _send_all(self, webhook: Webhook, deliveries: Sequence[DueDelivery]) -> None:
         """Send deliveries of a stream in order, up to the first that fails, and record the results."""
         attempts: list[Attempt] = []
         try:
             for delivery in deliveries:
-                if time.monotonic() >= self._leased_until_s:
+                if not self._lease.is_held:
                     break
                 if not await run_in_thread(self._threads, self._store.is_pending, delivery.pk):
                     continue
@@ -196,15 +179,18 @@ class WebhookDelivery(PeriodicTask):
 
 @dataclass(frozen=True)
 class Webhooks:
-    """Webhooks of a server: their rows, deliveries, and the task that sends; and the event streams."""
+    """Webhooks of a server: their rows, deliveries, and the task that sends; event streams, and the task for MQTT."""
 
     store: WebhookStore
     deliveries: DeliveryStore
     sender: WebhookSender
     delivery: WebhookDelivery
     streams: EventStreams
+    mqtt: PeriodicTask | None
 
     def wake(self) -> None:
         """Send new events now. Call on the event loop."""
         self.delivery.wake()
         self.streams.wake()
+        if self.mqtt is not None:
+            self.mqtt.wake()

@@ -97,7 +97,8 @@ class DeliveryStore:
             heads = connection.execute(HEADS, {"now": self._database.now(connection)}).all()
             if not heads:
                 return []
-            receivers = {webhook.pk: webhook for webhook in read_webhooks(connection, self._database.vault)}
+            own = webhooks.c.id.not_in(BUILT_IN)
+            receivers = {webhook.pk: webhook for webhook in read_webhooks(connection, self._database.vault, own)}
             taken = Counter(webhook_pk for webhook_pk, _ in busy)
             chosen = []
             for webhook_pk, gallery_pk in heads:
@@ -108,6 +109,17 @@ class DeliveryStore:
                 rows = connection.execute(BODIES, {"webhook": webhook_pk, "gallery": gallery_pk}).all()
                 chosen.append((receivers[webhook_pk], gallery_pk, rows))
         return [(webhook, gallery_pk, [self._due(row) for row in rows]) for webhook, gallery_pk, rows in chosen]
+
+    def due_to_broker(self, most: int) -> list[list[DueDelivery]]:
+        """Return deliveries to the MQTT broker in order: those of at most ``most`` galleries."""
+        with self._database.read() as connection:
+            own = connection.execute(sa.select(webhooks.c.pk).where(webhooks.c.id == "mqtt")).scalar()
+            if own is None:
+                return []
+            heads = HEADS.where(deliveries.c.webhook_pk == own).limit(most)
+            due = connection.execute(heads, {"now": self._database.now(connection)}).all()
+            bodies = [connection.execute(BODIES, {"webhook": own, "gallery": gallery}).all() for _, gallery in due]
+        return [[self._due(row) for row in rows] for rows in bodies]
 
     def is_pending(self, pk: int) -> bool:
         """Return whether a delivery is still to be sent: neither its webhook nor its event was deleted meanwhile."""

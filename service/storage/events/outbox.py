@@ -26,8 +26,9 @@ from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import EVENT, subject_lookup
 from service.storage.db.tables import audit_heads, deliveries, events, galleries, subjects, webhooks
 
-BuiltIn = Literal["stream"]
-"""ID of a webhook that the service creates for itself: ``stream`` keeps the events for event streams."""
+BuiltIn = Literal["stream", "mqtt"]
+"""ID of a webhook that the service creates for itself: ``stream`` keeps the events for event streams, and ``mqtt``
+stands for the MQTT broker."""
 BUILT_IN: Final[tuple[BuiltIn, ...]] = get_args(BuiltIn)
 PUBLISHING: Final = 0x4B69
 """First 16 bits of PostgreSQL's advisory locks of transactions that add events. The others are a lower bound of the

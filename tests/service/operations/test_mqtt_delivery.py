@@ -1,0 +1,296 @@
+"""Events at a real MQTT broker: in order, at least once, over restarts of the broker and of the service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kith import Kith
+from service.core.errors import SettingsError
+from service.domain.events import Event
+from service.domain.gallery import Gallery, GallerySettings
+from service.server import embedded
+from service.settings import load_settings
+from service.storage.audit.log import record_entries
+from service.storage.db.engine import Database
+from service.storage.db.leases import Lease
+from service.storage.events.deliveries import DeliveryStore
+from service.storage.repositories.api_keys import KeyStore
+from service.storage.repositories.store import Store
+from service.storage.repositories.webhooks import WebhookStore
+from tests.faults.servers import free_port
+
+pytest.importorskip("aiomqtt")
+import aiomqtt
+
+from service.operations.mqtt_delivery import Broker, MqttDelivery
+
+PATIENCE_S = 30
+PASSWORD = "the broker's password"  # noqa: S105 - of the broker of these tests
+
+
+@dataclass
+class Mosquitto:
+    """Mosquitto on loopback, which forgets when it is killed what it did not :meth:`save`."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
+        if program is None:
+            pytest.skip("mosquitto is not installed (Debian: apt-get install mosquitto)")
+        passwords, config = self.folder / "passwords", self.folder / "mosquitto.conf"
+        subprocess.run(["mosquitto_passwd", "-b", "-c", passwords, "kith", PASSWORD], check=True, capture_output=True)
+        passwords.chmod(0o644)
+        config.write_text(
+            f"listener {self.port} 127.0.0.1\nallow_anonymous false\npassword_file {passwords}\nuser root\n"
+            f"persistence true\npersistence_location {self.folder}/\n"
+        )
+        self.process = subprocess.Popen([program, "-c", config], stderr=subprocess.DEVNULL)
+
+    def save(self) -> None:
+        """Write subscriptions to disk."""
+        assert self.process is not None
+        file = self.folder / "mosquitto.db"
+        self.process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + PATIENCE_S
+        while not file.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(PATIENCE_S)
+
+    def broker(self, discovery: str | None = None) -> Broker:
+        return Broker("127.0.0.1", self.port, False, "kith", PASSWORD, "faces", discovery)
+
+
+@pytest.fixture
+def mosquitto(tmp_path: Path) -> Iterator[Mosquitto]:
+    opened = Mosquitto(tmp_path)
+    opened.start()
+    yield opened
+    opened.kill()
+
+
+@pytest.fixture
+def gallery(database: Database) -> Gallery:
+    WebhookStore(database).claim("mqtt")
+    Store(database).galleries.create("door", "f" * 32, 8, GallerySettings())
+    return Store(database).galleries.get("door")
+
+
+def report(database: Database, gallery: Gallery, *numbers: int) -> None:
+    record_entries(database, [], [(gallery, [Event("decision", {"outcome": "unknown", "number": n}) for n in numbers])])
+
+
+@asynccontextmanager
+async def delivering(database: Database, broker: Broker) -> AsyncIterator[MqttDelivery]:
+    names = KeyStore(database).gallery_names
+    receivers, store = WebhookStore(database), DeliveryStore(database)
+    async with MqttDelivery(broker, store, receivers, Lease(database, "mqtt"), names, lease_s=2) as delivery:
+        yield delivery
+
+
+class Subscriber:
+    """Subscriber of all topics. ``messages``: topics and documents, in the order of arrival."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, Any]] = []
+        self.is_subscribed = asyncio.Event()
+
+    @property
+    def numbers(self) -> list[int]:
+        return [m["data"]["number"] for topic, m in self.messages if "/decision/" in topic]
+
+    async def listen(self, mosquitto: Mosquitto) -> None:
+        while True:
+            try:
+                async with aiomqtt.Client(
+                    "127.0.0.1",
+                    mosquitto.port,
+                    username="kith",
+                    password=PASSWORD,
+                    identifier="subscriber",
+                    clean_session=False,
+                ) as client:
+                    await client.subscribe("#", qos=1)
+                    self.is_subscribed.set()
+                    async for message in client.messages:
+                        text = bytes(message.payload).decode()
+                        is_json = text.startswith("{")
+                        self.messages.append((str(message.topic), json.loads(text) if is_json else text))
+            except aiomqtt.MqttError:
+                await asyncio.sleep(0.05)
+
+    async def until(self, is_true: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_true():
+            assert time.monotonic() < deadline, self.messages[-5:]
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def subscribed(mosquitto: Mosquitto) -> AsyncIterator[Subscriber]:
+    subscriber = Subscriber()
+    task = asyncio.create_task(subscriber.listen(mosquitto))
+    await subscriber.is_subscribed.wait()
+    yield subscriber
+    task.cancel()
+
+
+def pending(database: Database) -> int:
+    return sum(len(deliveries) for deliveries in DeliveryStore(database).due_to_broker(99))
+
+
+def test_events_arrive_in_order_below_their_gallery(database: Database, gallery: Gallery, mosquitto: Mosquitto) -> None:
+    async def work() -> None:
+        async with subscribed(mosquitto) as subscriber:
+            async with delivering(database, mosquitto.broker()) as delivery:
+                await asyncio.to_thread(report, database, gallery, *range(45))
+                delivery.wake()
+                await subscriber.until(lambda: len(subscriber.numbers) == 45)
+            await subscriber.until(lambda: subscriber.messages[-1] == ("faces/status", "offline"))
+        assert ("faces/status", "online") in subscriber.messages
+        assert subscriber.numbers == list(range(45))
+        topic, first = next(m for m in subscriber.messages if "/decision/" in m[0])
+        assert topic == "faces/door/decision/unknown"
+        assert first.keys() == {"id", "type", "timestamp", "data"}
+
+    asyncio.run(work())
+    assert pending(database) == 0
+
+
+def test_events_wait_for_a_broker_that_is_down_or_killed(
+    database: Database, gallery: Gallery, mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.operations.mqtt_delivery.RECONNECT_S", 0.05)
+
+    async def work() -> None:
+        async with subscribed(mosquitto) as subscriber:
+            mosquitto.save()
+            mosquitto.kill()
+            await asyncio.to_thread(report, database, gallery, 0, 1)
+            async with delivering(database, mosquitto.broker()) as delivery:
+                await asyncio.sleep(0.2)
+                mosquitto.start()
+                await subscriber.until(lambda: subscriber.numbers == [0, 1])
+                mosquitto.kill()
+                await asyncio.to_thread(report, database, gallery, *range(2, 30))
+                delivery.wake()
+                await asyncio.sleep(0.2)
+                assert await asyncio.to_thread(pending, database) > 0
+                mosquitto.start()
+                await subscriber.until(lambda: set(subscriber.numbers) == set(range(30)))
+            assert list(dict.fromkeys(subscriber.numbers)) == list(range(30))
+
+    asyncio.run(work())
+    assert pending(database) == 0
+
+
+def test_what_was_sent_but_not_recorded_comes_again_with_its_id(
+    database: Database, gallery: Gallery, mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report(database, gallery, *range(5))
+
+    async def work() -> None:
+        async with subscribed(mosquitto) as subscriber:
+            with monkeypatch.context() as patch:
+                patch.setattr(DeliveryStore, "record", lambda *_: None)  # as if killed before it
+                async with delivering(database, mosquitto.broker()):
+                    await subscriber.until(lambda: len(subscriber.numbers) >= 5)
+            async with delivering(database, mosquitto.broker()):
+                await subscriber.until(lambda: not pending(database))
+        ids = {m["id"] for topic, m in subscriber.messages if "/decision/" in topic}
+        numbers = subscriber.numbers
+        assert len(ids) == 5 < len(numbers)
+        assert numbers[:5] == numbers[-5:] == list(range(5))
+
+    asyncio.run(work())
+
+
+def test_galleries_are_announced_to_home_assistant_until_they_are_deleted(
+    database: Database, gallery: Gallery, mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.operations.mqtt_delivery.DISCOVER_S", 0.05)
+    topic = "homeassistant/device/faces_door/config"
+
+    async def work() -> None:
+        async with (
+            subscribed(mosquitto) as subscriber,
+            delivering(database, mosquitto.broker("homeassistant")) as delivery,
+        ):
+            await subscriber.until(lambda: topic in dict(subscriber.messages))
+            document = dict(subscriber.messages)[topic]
+            await asyncio.to_thread(Store(database).galleries.delete, "door")
+            delivery.wake()
+            await subscriber.until(lambda: (topic, "") in subscriber.messages)
+        assert {c["platform"] for c in document["components"].values()} == {"sensor", "event"}
+        assert document["availability_topic"] == "faces/status"
+        assert document["components"]["person"]["state_topic"] == "faces/door/decision/identified"
+
+    asyncio.run(work())
+
+
+def test_a_server_sends_its_decisions(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text(f"{PASSWORD}\n")
+    settings = load_settings(
+        data_dir=tmp_path / "data",
+        mqtt_url=f"mqtt://kith@127.0.0.1:{mosquitto.port}/house/faces",
+        mqtt_password_file=file,
+        log_level="ERROR",
+    )
+
+    def identify() -> None:
+        with embedded(settings) as url, Kith(url) as kith:
+            kith.create_gallery("door", risk={"threshold": 0.9})
+            kith.identify("door", embeddings=[np.eye(1, kith.model().dimension)[0]])
+
+    async def work() -> None:
+        async with subscribed(mosquitto) as subscriber:
+            await asyncio.to_thread(identify)
+            await subscriber.until(lambda: ("house/faces/status", "offline") in subscriber.messages)
+        ((topic, event),) = [m for m in subscriber.messages if "/decision/" in m[0]]
+        assert topic == "house/faces/door/decision/unknown"
+        assert not any(word in json.dumps(event) for word in ("embedding", "vector", "image"))
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("mqtt://broker", ("broker", 1883, False, None, "kith")),
+        ("mqtts://ha@broker.example.org/a/b", ("broker.example.org", 8883, True, "ha", "a/b")),
+        ("mqtts://[::1]:1234", ("::1", 1234, True, None, "kith")),
+    ],
+)
+def test_addresses_of_brokers(url: str, place: tuple[Any, ...], tmp_path: Path) -> None:
+    assert load_settings(mqtt_url=url, data_dir=tmp_path).mqtt_url == url
+    found = Broker.of_url(url, None, None)
+    assert (found.host, found.port, found.tls, found.user, found.prefix) == place
+
+
+@pytest.mark.parametrize(
+    "url", ["http://broker", "mqtt://user:password@broker", "mqtt://broker/#", "mqtt://", "broker"]
+)
+def test_other_addresses_are_refused(url: str) -> None:
+    with pytest.raises(SettingsError, match="KITH_MQTT_URL"):
+        load_settings(mqtt_url=url)
