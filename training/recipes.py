@@ -253,21 +253,22 @@ def recipe_overrides(run: Mapping[str, Any]) -> list[str]:
     # The command names data and teacher itself, so any path works here.
     teacher = run["distill"]["teacher"]
     recipe = RECIPES[name](Path(), Path(name), Path() if teacher else None)
-    defaults = {**_flatten(recipe.shareable()), "data.root": run["data"]["root"], "distill.teacher": teacher}
-    changed = {key: value for key, value in _flatten(run).items() if defaults.get(key) != value}
+    defaults = {**flatten(recipe.shareable()), "data.root": run["data"]["root"], "distill.teacher": teacher}
+    changed = {key: value for key, value in flatten(run).items() if defaults.get(key) != value}
     return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
 
 
-def _flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the settings of `RunConfig.as_dict` by ``section.key``, as `RunConfig.overridden` names them."""
     flat: dict[str, Any] = {}
     for key, value in document.items():
         if isinstance(value, dict):
             # Options of heads and terms are set like keys of their section.
-            flat |= _flatten(value, prefix if key == "options" else f"{prefix}{key}.")
+            flat |= flatten(value, prefix if key == "options" else f"{prefix}{key}.")
         elif key == "terms":
             for term in value:
                 flat[f"terms.{term['name']}"] = term["weight"]
-                flat |= _flatten(term["options"], f"terms.{term['name']}.")
+                flat |= flatten(term["options"], f"terms.{term['name']}.")
         elif key == "validation":
             flat[key] = ",".join(value)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, cast, get_args
@@ -49,7 +50,7 @@ from training.liveness.data import load_presentations, select_development
 from training.liveness.fit import TRAINED_ALIGNMENT, LivenessLoopConfig
 from training.losses import HEADS, TERMS, list_options
 from training.optimization.loop import Checkpoint
-from training.optimization.run_folder import CONFIG, read_run_config
+from training.optimization.run_folder import CONFIG, read_run_config, read_settings
 from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES, SET_SIZES, imitated
 from training.run.compare import compare as compare_losses
 from training.run.html_report import report_run, write_pack_report, write_report
@@ -70,6 +71,8 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="section.key=value, e.g. head.margin=0.3, terms.intra=1, loop.epochs=2; repeatable."),
 ]
+RECIPE = f"One of: {', '.join(RECIPES)}."
+Teacher = Annotated[Path | None, typer.Option(help="Teacher: pack, ONNX or .pt2 file, or run.", exists=True)]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")]
 
 
@@ -108,30 +111,41 @@ def _print_proposal(proposed: Proposal) -> None:
 
 @app.command()
 def run(
-    recipe: Annotated[str, typer.Argument(help=f"One of: {', '.join(RECIPES)}.")],
+    recipe: Annotated[str, typer.Argument(help=f"{RECIPE} Or best.json of `kith-train search`.")],
     data: Identities,
     output: Output,
     head: Annotated[
         str | None, typer.Option(help="Head instead of the recipe's; `kith-train losses` lists them.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Number of epochs instead of the recipe's.")] = None,
-    teacher: Annotated[Path | None, typer.Option(help="Teacher: pack, ONNX or .pt2 file, or run.", exists=True)] = None,
+    teacher: Teacher = None,
     folder: Folder = False,
     align_with: AlignWith = None,
     settings: Settings = None,
     threads: Threads = None,
 ) -> None:
     """Train a recognizer by a recipe; run again to resume. Supports torchrun."""
-    if recipe not in RECIPES:
+    config = _configured(recipe, data, output, teacher, folder, align_with)
+    shortcuts = {"head.name": head, "loop.epochs": None if epochs is None else str(epochs)}
+    overrides = {key: value for key, value in shortcuts.items() if value is not None}
+    _train(config.overridden({**overrides, **_settings(settings)}), align_with, threads)
+
+
+def _configured(
+    recipe: str, data: Path, output: Path, teacher: Path | None, folder: bool, align_with: Path | None
+) -> RunConfig:
+    """Return the settings of a recipe, or of a JSON file that `kith-train search` wrote."""
+    if recipe in RECIPES:
+        config = RECIPES[recipe](data, output, teacher)
+    elif recipe.endswith(".json"):
+        config = read_settings(Path(recipe), data, output, teacher)
+    else:
         raise ConfigError(f"unknown recipe {recipe!r}. Recipes: {', '.join(RECIPES)}")
-    config = RECIPES[recipe](data, output, teacher)
     if folder or data.suffix == ".rec":
         config = replace(config, data=replace(config.data, manifest=None))
     if align_with is not None:
         config = replace(config, data=replace(config.data, aligned=False))
-    shortcuts = {"head.name": head, "loop.epochs": None if epochs is None else str(epochs)}
-    overrides = {key: value for key, value in shortcuts.items() if value is not None}
-    _train(config.overridden({**overrides, **_settings(settings)}), align_with, threads)
+    return config
 
 
 @app.command()
@@ -154,18 +168,64 @@ def _settings(settings: list[str] | None) -> dict[str, str]:
 
 def _train(config: RunConfig, align_with: Path | None, threads: int | None) -> None:
     torch.set_num_threads(threads or max(1, available_cores() // distributed.configured_world_size()))
-    detector = None
-    if align_with is not None:
-        detector = _detector_of(align_with)
     with distributed.process_group():
-        checkpoint: Checkpoint = train_recognizer(config, detector)
+        checkpoint: Checkpoint = train_recognizer(config, _detector(align_with))
         if distributed.rank() == 0:
             print(f"{checkpoint.path}: step {checkpoint.step}, last loss {checkpoint.loss:.4f}")
 
 
+def _detector(align_with: Path | None) -> Detector | None:
+    return None if align_with is None else _detector_of(align_with)
+
+
+@app.command()
+def search(
+    data: Annotated[Path, typer.Argument(help=IDENTITIES, exists=True)],
+    output: Annotated[Path, typer.Option(help="Folder of the search.")],
+    recipe: Annotated[str, typer.Option(help="Recipe, or JSON file of settings, that the trials share.")] = "compact",
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option("--range", help="KEY=LOW:HIGH or KEY=LOW:HIGH:log. Repeatable. Default: head.scale, head.margin."),
+    ] = None,
+    choices: Annotated[list[str] | None, typer.Option("--choice", help="KEY=A,B,C. Repeatable.")] = None,
+    sampler: Annotated[str, typer.Option(help="How trials are chosen: tpe, random or grid.")] = "tpe",
+    trials: Annotated[int, typer.Option(min=1, max=10_000, help="Number of trials in all.")] = 20,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Minutes after which this call stops, at the end of an epoch.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 7,
+    teacher: Teacher = None,
+    folder: Folder = False,
+    align_with: AlignWith = None,
+    settings: Settings = None,
+    threads: Threads = None,
+) -> None:
+    """Search for the settings of a run by trials; run again to continue. Writes best.json for `kith-train run`."""
+    try:
+        from training.run import search as searching  # only this command needs Optuna
+    except ModuleNotFoundError as error:
+        if error.name != "optuna":
+            raise
+        raise ConfigError("search needs optuna: pip install 'kith-face[training]'") from error
+    torch.set_num_threads(threads or available_cores())
+    config = _configured(recipe, data, output, teacher, folder, align_with).overridden(_settings(settings))
+    plan = searching.SearchPlan(cast(searching.Sampling, sampler), trials, minutes, seed)
+    found = searching.search(config, ranges or (), choices or (), plan, _detector(align_with))
+    keys = list(found[0].settings) if found else []
+    table = Table("Trial", "State", "Objective", "Epochs", *keys)
+    for t in found:
+        value = "" if t.objective is None else f"{t.objective:.4f}"
+        chosen = (f"{x:.4g}" if isinstance(x, float) else str(x) for x in (t.settings.get(key, "") for key in keys))
+        table.add_row(str(t.number), t.state, value, str(t.epochs), *map(escape, chosen))
+    Console().print(table)
+    if (output / searching.BEST).is_file():
+        words = ["kith-train", "run", str(output / searching.BEST), "--data", str(data), "--output", f"{output}-best"]
+        print(shlex.join(words + (["--align-with", str(align_with)] if align_with else [])))
+
+
 @app.command()
 def plan(
-    recipe: Annotated[str, typer.Argument(help=f"One of: {', '.join(RECIPES)}.")],
+    recipe: Annotated[str, typer.Argument(help=RECIPE)],
     gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs.")] = 8,
     images: Annotated[int | None, typer.Option(min=1, help="Images of the set; default: those of its name.")] = None,
     classes: Annotated[int | None, typer.Option(min=2, help="People of the set.")] = None,
