@@ -282,13 +282,20 @@ def compare(
 
 @app.command()
 def plot(
-    figure: Annotated[str, typer.Argument(help=f"One of: {', '.join(figures.FIGURES)}, adacos-scale, all.")],
+    figure: Annotated[str, typer.Argument(help=f"One of: {', '.join(figures.NAMES)}, all.")],
     output: Annotated[Path, typer.Option(help="Folder for PNG files.")],
     classes: Annotated[int, typer.Option(min=50, help="Number of classes C of the probability curves.")] = 10_575,
-    run: Annotated[Path | None, typer.Option(help="Run with the adacos head, for adacos-scale.")] = None,
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option("--run", help="Run for run-angles; run or pack for pair-angles. Repeatable.", exists=True),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="For pair-angles: folder with lfw and cfp.", exists=True)] = None,
+    pack: Annotated[Path, typer.Option(help="For pair-angles: pack whose detector aligns LFW.")] = BUNDLED_PACK,
 ) -> None:
-    """Plot the papers' figures: probability by angle, target logits, decision boundaries, AdaCos's scale."""
-    for path in figures.draw(figure, output, classes, run):
+    """Plot the papers' figures: margins, boundaries, bounds, toys of two dimensions, angles of runs and pairs."""
+    detection = None if data is None else load_pack(pack).detection
+    measured = figures.Measured(runs or (), data, detection)
+    for path in figures.draw(figure, output, classes, measured):
         print(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,18 +13,25 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from models.vision.specs import DetectionSpec
 from training.bounds import cosface_scale_bound, fixed_scale, normface_loss_bound
 from training.config import ConfigError
+from training.evaluation import measured_figures
 from training.evaluation.metrics import Floats
-from training.evaluation.plots import png, read_columns
+from training.evaluation.plots import png
+from training.evaluation.run_angles import measure_pair_angles, read_run_angles
 from training.losses import ArcFace, CombinedMargin, CosFace, CosineHead, NormFace, SphereFace
 from training.losses.softmax import psi
-from training.optimization.run_folder import LOSSES, read_run_config
+from training.optimization.run_folder import CONFIG
 
 SCALES = (5.0, 10.0, 20.0, 30.0, 64.0)
 MARGINS_RAD = (0.0, 0.2, 0.4, 0.6, 0.8)
 MARGIN_FIGURES_SCALE = 30.0
 """Scale of the margin figures in AdaCos."""
+REGION_LEVELS = (-0.5, 0.5, 1.5, 2.5, 3.5)
+REGION_COLORS = ("#BBBBBB", "#CFE5F3", "#F7DDC9", "w")
+"""Neither class, class 1, class 2, both: see `acceptance`."""
+FIGURE_DPI = 72
 
 
 def _heads() -> Mapping[str, CosineHead]:
@@ -84,9 +92,7 @@ def boundaries(_classes: int) -> Figure:
     for axes, (name, head) in zip(figure.subplots(1, len(chosen), sharey=True), chosen.items(), strict=True):
         regions = acceptance(head, angles)
         degrees = np.degrees(angles)
-        axes.contourf(
-            degrees, degrees, regions, levels=(-0.5, 0.5, 1.5, 2.5, 3.5), colors=("#BBBBBB", "#CFE5F3", "#F7DDC9", "w")
-        )
+        axes.contourf(degrees, degrees, regions, levels=REGION_LEVELS, colors=REGION_COLORS)
         axes.plot(degrees, degrees, linestyle=":", color="#666666", linewidth=1)
         axes.set(title=name, xlabel="angle to class 1 (degrees)", aspect="equal")
     figure.axes[0].set_ylabel("angle to class 2 (degrees)")
@@ -99,7 +105,10 @@ def acceptance(head: CosineHead, angles_rad: Floats) -> Floats:
 
     1: class 1 satisfies its margin; 2: class 2 does; 0: neither; 3: both.
     """
-    target, plain = target_curve(head, angles_rad), np.cos(angles_rad)
+    return _regions(target_curve(head, angles_rad), np.cos(angles_rad))
+
+
+def _regions(target: Floats, plain: Floats) -> Floats:
     first, second = target[None, :] >= plain[:, None], target[:, None] >= plain[None, :]
     return np.asarray(first + 2.0 * second, np.float64)
 
@@ -120,40 +129,89 @@ def bounds(classes: int) -> Figure:
     return figure
 
 
-def adacos_scale(run: Path) -> Figure:
-    """Plot the scale of AdaCos over a training run. Raises ConfigError if the run has another head."""
-    head = read_run_config(run).head.name
-    if head != "adacos":
-        raise ConfigError(f"{run} has the head {head}. The figure adacos-scale needs a run with --head adacos")
-    columns = read_columns(run / LOSSES)
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(columns["step"], columns["scale"], label="s", color="#0072B2")
-    _style_axes(axes, "AdaCos's scale over training", "step", "s")
+def cosine_boundaries(_classes: int) -> Figure:
+    """Plot decision boundaries of two classes over the cosines to their weights (CosFace, figure 2)."""
+    cosines = np.linspace(-0.999, 0.999, 401)
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    for axes, (name, regions) in zip(figure.subplots(1, 4, sharey=True), cosine_regions(cosines).items(), strict=True):
+        axes.contourf(cosines, cosines, regions, levels=REGION_LEVELS, colors=REGION_COLORS)
+        axes.plot(cosines, cosines, linestyle=":", color="#666666", linewidth=1)
+        axes.set(title=name, xlabel="cosine to class 1", aspect="equal")
+    figure.axes[0].set_ylabel("cosine to class 2")
+    figure.suptitle("Blue: class 1, orange: class 2, gray: the margin between them, white: both classes")
     return figure
 
 
+def cosine_regions(cosines: Floats) -> dict[str, Floats]:
+    """Return the decision regions of CosFace's figure 2, (n, n) as in `acceptance`, over ascending cosines."""
+    angles = np.arccos(cosines)
+    longer = 1.5 * cosines  # the logit of class 1, whose weight is longer
+    first = longer[None, :] >= cosines[:, None]
+    softmax = np.asarray(np.where(first, 1.0, 2.0), np.float64)
+    original = psi(torch.from_numpy(cosines), 4).numpy()
+    return {
+        "softmax, ||W1|| = 1.5 ||W2||": softmax,
+        "NSL (NormFace)": acceptance(NormFace(2, 2), angles),
+        "A-softmax, m = 4": _regions(np.asarray(original, np.float64), cosines),
+        "LMCL (CosFace), m = 0.35": acceptance(CosFace(2, 2), angles),
+    }
+
+
 FIGURES: Mapping[str, Callable[[int], Figure]] = MappingProxyType(
-    {"scales": scales, "margins": margins, "target-logits": target_logits, "boundaries": boundaries, "bounds": bounds}
+    {
+        "scales": scales,
+        "margins": margins,
+        "target-logits": target_logits,
+        "boundaries": boundaries,
+        "cosine-boundaries": cosine_boundaries,
+        "bounds": bounds,
+        "plane": lambda _: measured_figures.plane(),
+        "bias": lambda _: measured_figures.bias(),
+        "arcs": lambda _: measured_figures.arcs(),
+    }
 )
+RUN_FIGURE, PAIR_FIGURE = "run-angles", "pair-angles"
+NAMES = (*FIGURES, RUN_FIGURE, PAIR_FIGURE)
 
 
-def draw(name: str, folder: Path, classes: int, run: Path | None) -> list[Path]:
-    """Write one figure, or all, as PNG. ``adacos-scale`` needs ``run``. Raises ConfigError on an unknown figure, or
-    missing run."""
-    known = (*FIGURES, "adacos-scale")
-    if name not in (*known, "all"):
-        raise ConfigError(f"unknown figure {name!r}. Figures: {', '.join(known)}, all")
-    if name == "adacos-scale" and run is None:
-        raise ConfigError("The figure adacos-scale needs --run with a run of the adacos head")
+@dataclass(frozen=True)
+class Measured:
+    """What the figures of measurements need: runs (for pair-angles also packs), data, the detector of its photos."""
+
+    models: Sequence[Path] = ()
+    data: Path | None = None
+    detection: DetectionSpec | None = None
+
+
+def draw(name: str, folder: Path, classes: int, measured: Measured | None = None) -> list[Path]:
+    """Write one figure, or all for which there are runs and data, as PNG.
+
+    ``run-angles`` is drawn for each run, and ``pair-angles`` for all models together. Raises ConfigError: the figure is
+    unknown, or lacks a run or data, or a run logged no angles.
+    """
+    measured = measured or Measured()
+    if name not in (*NAMES, "all"):
+        raise ConfigError(f"unknown figure {name!r}. Figures: {', '.join(NAMES)}, all")
+    if name == RUN_FIGURE and not measured.models:
+        raise ConfigError(f"The figure {RUN_FIGURE} needs --run with a run")
+    if name == PAIR_FIGURE and not (measured.models and measured.data and measured.detection):
+        raise ConfigError(f"The figure {PAIR_FIGURE} needs --run with a run or pack, and --data")
     figures = {k: make(classes) for k, make in FIGURES.items() if name in (k, "all")}
-    if run is not None and (name == "adacos-scale" or (name == "all" and read_run_config(run).head.name == "adacos")):
-        figures["adacos-scale"] = adacos_scale(run)
+    runs = [model for model in measured.models if (model / CONFIG).is_file() or name == RUN_FIGURE]
+    for run in runs if name in (RUN_FIGURE, "all") else ():
+        figures[f"{RUN_FIGURE}-{run.name}"] = measured_figures.run_angles(read_run_angles(run))
+    if name in (PAIR_FIGURE, "all") and measured.models and measured.data and measured.detection:
+        cache = measured.models[0].parent / "cache" if runs else Path("runs") / "cache"
+        angles = {
+            model.name: measure_pair_angles(model, measured.data, measured.detection, cache)
+            for model in measured.models
+        }
+        figures[PAIR_FIGURE] = measured_figures.pair_angles(angles)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for key, figure in figures.items():
         paths.append(folder / f"{key}.png")
-        paths[-1].write_bytes(png(figure))
+        paths[-1].write_bytes(png(figure, FIGURE_DPI))
     return paths
 
 

@@ -43,7 +43,7 @@ SMOOTHED_SHARE: Final = 0.02
 
 def png(figure: Figure, dpi: int = 120) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi)
+    figure.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"optimize": True})
     return buffer.getvalue()
 
 
@@ -63,7 +63,7 @@ def loss_curves(csv_path: Path) -> Figure:
     panels = figure.subplots(math.ceil(len(names) / 2), min(2, len(names)), sharex=True, squeeze=False).ravel()
     for axes, name in zip(panels, names, strict=False):
         values, noisy = columns[name], "loss" in name or name == "accuracy"
-        _style_axes(axes, "", "step" if name in names[-2:] else "", name.replace("_", " "))
+        style_axes(axes, "", "step" if name in names[-2:] else "", name.replace("_", " "))
         axes.plot(steps, values, color=BLUE, alpha=0.3 if noisy else 1, linewidth=0.8 if noisy else 1.5)
         if noisy:
             mean = np.full(window, 1 / window)
@@ -193,7 +193,7 @@ def objective_by_setting(
     figure = Figure(figsize=(4.6 * count, 4.2), layout="constrained")
     panels = figure.subplots(1, count, squeeze=False)[0]
     for axes, (name, values) in zip(panels, settings.items(), strict=False):
-        _style_axes(axes, "", name, "objective")
+        style_axes(axes, "", name, "objective")
         axes.set_xscale("log" if name in logarithmic else "linear") if name in numeric else None
         x = np.array(values)
         axes.scatter(x[~complete], objective[~complete], facecolors="none", edgecolors=GRAY, label="pruned")
@@ -202,7 +202,7 @@ def objective_by_setting(
     panels[0].legend(frameon=False)
     if both:
         axes, (x_name, y_name) = panels[-1], numeric
-        _style_axes(axes, "", x_name, y_name)
+        style_axes(axes, "", x_name, y_name)
         axes.set(**{f"{axis}scale": "log" for axis, name in zip("xy", numeric, strict=True) if name in logarithmic})
         points = axes.scatter(settings[x_name], settings[y_name], c=objective, cmap="viridis", s=60)
         figure.colorbar(points, ax=axes, label="objective")
@@ -212,11 +212,11 @@ def objective_by_setting(
 def single(title: str, x: str, y: str) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(5.6, 4.2), layout="constrained")
     axes = figure.subplots()
-    _style_axes(axes, title, x, y)
+    style_axes(axes, title, x, y)
     return figure, axes
 
 
-def _style_axes(axes: Axes, title: str, x: str, y: str) -> None:
+def style_axes(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)

@@ -18,8 +18,8 @@ from training.run.train import train_recognizer
 
 def test_every_figure_is_drawn(tmp_path: Path) -> None:
     train_recognizer(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", epochs=1))
-    drawn = figures.draw("all", tmp_path / "figures", 10_575, tmp_path / "run")
-    assert {p.stem for p in drawn} == {*figures.FIGURES, "adacos-scale"}
+    drawn = figures.draw("all", tmp_path / "figures", 10_575, figures.Measured([tmp_path / "run"]))
+    assert {p.stem for p in drawn} == {*figures.FIGURES, "run-angles-run"}
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in drawn)
 
 
@@ -60,13 +60,33 @@ def test_a_margin_opens_between_the_classes() -> None:
     assert (cosface[30] == 0).sum() > (cosface[60] == 0).sum()
 
 
+def test_cosface_has_a_constant_margin_in_cosine_space() -> None:
+    cosines = np.linspace(-0.999, 0.999, 201)
+    regions = figures.cosine_regions(cosines)
+    nsl, lmcl = regions["NSL (NormFace)"], regions["LMCL (CosFace), m = 0.35"]
+    first, second = np.meshgrid(cosines, cosines)
+    clear = np.abs(first - second) > 0.01
+    assert np.array_equal(nsl[clear], np.where(first > second, 1, 2)[clear])
+    clear = np.abs(np.abs(first - second) - 0.35) > 0.01
+    assert np.array_equal(lmcl[clear], np.select([first - second > 0.35, second - first > 0.35], [1, 2], 0)[clear])
+    # Of softmax, the longer weight of class 1 decides: no margin, and a turned boundary.
+    softmax = regions["softmax, ||W1|| = 1.5 ||W2||"]
+    assert set(np.unique(softmax)) == {1, 2}
+    assert softmax[140, 120] == 2 and softmax[150, 140] == 1  # (0.20, 0.40) and (0.40, 0.50)
+    # A-softmax's margin vanishes where both angles are small, and is widest near right angles.
+    a_softmax = regions["A-softmax, m = 4"]
+    assert (a_softmax[100] == 0).mean() > 0.8
+    assert (np.diag(a_softmax)[1:-1] == 0).all()
+
+
 def test_unknown_figures_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Figures: scales"):
-        figures.draw("scale", tmp_path, 100, None)
+        figures.draw("scale", tmp_path, 100)
     with pytest.raises(ConfigError, match="needs --run"):
-        figures.draw("adacos-scale", tmp_path, 100, None)
-    train_recognizer(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "cosface", epochs=1))
-    with pytest.raises(ConfigError, match="has the head cosface"):
-        figures.draw("adacos-scale", tmp_path, 100, tmp_path / "run")
-    drawn = figures.draw("all", tmp_path / "figures", 100, tmp_path / "run")
-    assert {path.stem for path in drawn} == set(figures.FIGURES)
+        figures.draw("run-angles", tmp_path, 100)
+    with pytest.raises(ConfigError, match="needs --run with a run or pack, and --data"):
+        figures.draw("pair-angles", tmp_path, 100, figures.Measured([tmp_path]))
+    config = tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "cosface", epochs=1, class_sampling=1.0)
+    train_recognizer(config)
+    with pytest.raises(ConfigError, match="logged no angles"):
+        figures.draw("run-angles", tmp_path, 100, figures.Measured([tmp_path / "run"]))
