@@ -119,11 +119,13 @@ def pair_angles(models: Mapping[str, Mapping[str, PairAngles]]) -> Figure:
         for axes, name in zip(row, sets, strict=True):
             pairs = measured[name]
             title = f"{model}, {name}: {pairs.overlap():.1%} wrong"
-            style_axes(axes, "", "angle (degrees)" if row is panels[-1] else "", "")
+            style_axes(axes, "", "", "")
             axes.set_title(title, fontsize=8)
             for chosen, color, label in ((pairs.same, VERMILION, "same"), (~pairs.same, BLUE, "different")):
                 axes.hist(pairs.angles[chosen], edges, density=True, color=color, alpha=0.5, label=label)
             axes.set_yticks([])
+    for axes in panels[-1]:
+        axes.set_xlabel("angle (degrees)")
     panels[0, 0].legend(frameon=False, title="person")
     return figure
 
