@@ -40,7 +40,7 @@ def main() -> None:
         *vulnerable(audited, read("vulnerabilities.toml"), datetime.now(UTC).date()),
         *unlicensed(licenses, read("licenses.toml")),
         *missing(bill, installed()),
-        *without_wheel("cpu.txt", AARCH64),
+        *without_wheel("cpu-all.txt", AARCH64),
     ]
     unknown = not_audited(audited)
     if unknown:

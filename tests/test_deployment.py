@@ -95,7 +95,9 @@ def test_compose_files_fit_their_schema(name: str) -> None:
 @pytest.mark.parametrize("name", COMPOSE)
 def test_what_compose_starts_is_closed(name: str) -> None:
     for service, is_set in compose(name)["services"].items():
-        assert is_set["image"] == "kith:cpu" or re.search(r":\D*\d+\.\d+\.\d+|:\d+\.\d+$|:RELEASE\.", is_set["image"])
+        assert is_set["image"] in ("kith:cpu", "kith:cpu-all") or re.search(
+            r":\D*\d+\.\d+\.\d+|:\d+\.\d+$|:RELEASE\.", is_set["image"]
+        )
         assert is_set["restart"], service
         if is_set["restart"] != "no":
             assert is_set["deploy"]["resources"]["limits"]["memory"], service

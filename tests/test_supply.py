@@ -16,8 +16,10 @@ from tests.conftest import ROOT
 
 FILES = {
     "serve": ["cpu"],
-    "cpu": ["cpu", "arrow", "plots", "postgres", "milvus", "tracing", "mqtt"],
-    "gpu": ["gpu", "arrow", "plots", "postgres", "milvus", "tracing", "mqtt"],
+    "cpu": ["cpu", "postgres", "tracing", "mqtt"],
+    "cpu-all": ["cpu", "postgres", "tracing", "mqtt", "arrow", "plots", "milvus"],
+    "gpu": ["gpu", "postgres", "tracing", "mqtt"],
+    "gpu-all": ["gpu", "postgres", "tracing", "mqtt", "arrow", "plots", "milvus"],
     "dev": ["cpu", "arrow", "plots", "postgres", "milvus", "tracing", "mqtt", "training", "demo", "dev"],
 }
 """Extras of each file in requirements/."""
