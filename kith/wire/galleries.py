@@ -61,8 +61,8 @@ class GalleryIn(GallerySettingsIn):
 class RetentionIn(RequestModel):
     """Confirmation of one retention sweep. Nothing is erased if more than these counts is due."""
 
-    template_count: int = Field(ge=0, description="The due_templates of the retention report.")
-    subject_count: int = Field(ge=0, description="The due_subjects of the retention report.")
+    template_count: int = Field(ge=0, description="The due_template_count of the retention report.")
+    subject_count: int = Field(ge=0, description="The due_subject_count of the retention report.")
 
 
 class ComparisonOut(BaseModel):

@@ -57,6 +57,7 @@ export const OUTCOMES = {
   forbidden: "the key lacks the scope",
   foreign_origin: "request from another website",
   rate_limited: "too many requests",
+  too_many_streams: "too many event streams",
   inconsistent_template: "unlike the person’s other photos",
   duplicate_subject: "looks like another person",
   gallery_not_found: "gallery not allowed for the key",

@@ -28,7 +28,9 @@ MAX_STREAMS: Final = 200
 """Open streams of a process."""
 MAX_STREAMS_PER_KEY: Final = 10
 POLL_S: Final = 1.0
-CLAIM_S: Final = 3600.0
+CLAIM_S: Final = 60.0
+TOGETHER_S: Final = 0.05
+"""Events of this time wake the streams once."""
 """Time between claims of the stored events while a stream is open."""
 RESUMABLE: Final = MAX_AGE - timedelta(seconds=CLAIM_S)
 """Age up to which a position can be resumed."""
@@ -120,6 +122,7 @@ class EventStreams(PeriodicTask):
         if self._open:
             await self._claim()
             await self._find_end()
+            await asyncio.sleep(TOGETHER_S)
 
     async def _claim(self) -> None:
         now_s = time.monotonic()

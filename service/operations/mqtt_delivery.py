@@ -39,7 +39,8 @@ TIMEOUT_S: Final = 5.0
 """Timeout of the connection, and of the broker's acknowledgement."""
 KEEPALIVE_S: Final = 15
 """Time between signs of life; the broker reports the service as offline after one and a half."""
-CLAIM_S: Final = 3600.0
+CLAIM_S: Final = 60.0
+STATUS_S: Final = 30.0
 DISCOVER_S: Final = 30.0
 """Time between looks for new and deleted galleries."""
 MAX_GALLERIES: Final = 16
@@ -117,9 +118,9 @@ class MqttDelivery(PeriodicTask):
                 if self._is_away:
                     log.info("the MQTT broker is back")
                 self._is_away, self._discovered_s = False, None
-                await client.publish(self._broker.status_topic, "online", qos=1, retain=True)
                 await self._serve(client)
-                await client.publish(self._broker.status_topic, "offline", qos=1, retain=True)
+                if self._stopping:  # otherwise the server that sends from now on has said "online"
+                    await client.publish(self._broker.status_topic, "offline", qos=1, retain=True)
         except aiomqtt.MqttError as error:
             if not self._is_away:
                 log.warning("the MQTT broker does not respond; events wait: %s", error)
@@ -141,8 +142,13 @@ class MqttDelivery(PeriodicTask):
     async def _serve(self, client: aiomqtt.Client) -> None:
         """Send until this process stops or loses the lease. Raises MqttError: the connection broke."""
         broken = asyncio.create_task(_until_broken(client))
+        said_s: float | None = None
         try:
             while not self._stopping and await self._lease.hold():
+                if said_s is None or time.monotonic() > said_s + STATUS_S:
+                    # Again and again: the last will of a server that died may come after this one has begun.
+                    await client.publish(self._broker.status_topic, "online", qos=1, retain=True)
+                    said_s = time.monotonic()
                 self._wake.clear()
                 await self._claim()
                 await self._announce(client)
@@ -168,6 +174,8 @@ class MqttDelivery(PeriodicTask):
         """Send due events, and return whether there were any."""
         due = await run_in_thread(self._threads, self._store.due_to_broker, MAX_GALLERIES)
         for deliveries in due:
+            if not await self._lease.hold():
+                break
             await self._send_all(client, deliveries)
         return bool(due)
 

@@ -37,10 +37,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class AnsweredFace:
-    """Face of good quality, and its answer."""
+    """Face of good quality, and its answer by itself. ``stays``: the answer about the whole photo is the same."""
 
     face: Face
     found: Identification
+    stays: bool = True
 
 
 @dataclass
@@ -138,7 +139,13 @@ class Shadow:
     def _substitute(self, gallery: Gallery, one: AnsweredFace, vector: Float) -> None:
         """Store the vector of a confident match for a template of its subject that has no crop."""
         best, other = one.found.decision.best, gallery.other
-        if best is None or other is None or not other.details.get("on_sight") or not is_confident(one.found.decision):
+        if (
+            not one.stays
+            or best is None
+            or other is None
+            or not other.details.get("on_sight")
+            or not is_confident(one.found.decision)
+        ):
             return
         if gallery.settings.quality_gate.reasons(one.face.quality):
             return

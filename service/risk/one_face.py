@@ -24,7 +24,7 @@ TWICE: Final = "same_face_twice"
 """Reason: another face of the photo is the same picture, so that both are the person."""
 SAME_PICTURE_FNMR: Final = 0.99
 """FNMR of the similarity from which two faces are one picture: different photos of a person rarely reach it."""
-MAX_ASSIGNMENTS: Final = 4096
+MAX_ASSIGNMENTS: Final = 1024
 """Assignments of connected faces that are compared. For more faces, only their best subjects count."""
 TIE_WEIGHT: Final = 1e-3
 """Weight of the score: it decides between equal likelihood ratios, and where there is no calibration."""

@@ -102,13 +102,18 @@ async def identify(
         results, names = await search_gallery(backend, gallery, probes, target, body.top_k, among)
         for item, result in zip(searched, results, strict=True):
             item.found = result
-        if shadow is not None:
-            # The other recognizer decides on each face by itself, too.
-            answered = [AnsweredFace(item.face, item.found) for item in searched if item.face and item.found]
-            backend.galleries.shadow.observe(gallery, answered, target, among)
+        single = [item.found for item in searched]
         once = gallery.settings.one_face_per_person
         if once if body.one_face_per_person is None else body.one_face_per_person:
-            _assign_faces(items)
+            await backend.run(_assign_faces, items)
+        if shadow is not None:
+            # The other recognizer decides on each face by itself, too. Only what the answer says is stored.
+            answered = [
+                AnsweredFace(item.face, alone, item.found is alone)
+                for item, alone in zip(searched, single, strict=True)
+                if item.face and alone
+            ]
+            backend.galleries.shadow.observe(gallery, answered, target, among)
         for item in searched:
             if item.found is not None:
                 shown = item.found if caller.sees_vectors else item.found.coarse()

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from models.checksums import sha256_of
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
 from models.runtime.onnx_runtime import OnnxNetwork, available_cores
@@ -543,7 +544,8 @@ def evaluate(
     aligner, own = pack if alone else model, list[MeasuredPeople]()
     if people is not None:
         photos = own_photos(people, aligned)
-        own = [measure_folder(*load_embedder(model), _detector_of(aligner), photos, cache, flip)]
+        of_detector = cache / sha256_of(load_pack(aligner).detection.path)[:16]
+        own = [measure_folder(*load_embedder(model), _detector_of(aligner), photos, of_detector, flip)]
         figures += people_figures(own)
         if pairs is not None:
             write_worst_pairs(pairs, own)

@@ -332,14 +332,23 @@ def decode_rgb(encoded: bytes, name: str, mode: int = cv2.IMREAD_COLOR) -> NDArr
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
 
 
-def load_identities(config: DataConfig, cache_dir: Path, detector: Detector | None = None) -> IdentitySet:
+def load_identities(
+    config: DataConfig,
+    cache_dir: Path,
+    detector: Detector | None = None,
+    choose: Callable[[NDArray[np.int64]], NDArray[np.intp]] | None = None,
+) -> IdentitySet:
     """Return all crops from a memory-mapped cache, built on first use, or streamed with ``data.workers``.
+
+    ``choose`` returns the rows to read, from the label of each photo; default: all.
 
     Unaligned photos need ``detector``: the largest face of each photo is aligned, and photos without a face are
     dropped with a warning. With several processes, build the cache in one of them first. Raises ConfigError as
     `list_identities` does, or if a crop has the wrong size or the detector is missing.
     """
     listed = list_identities(config)
+    if choose is not None:
+        listed = listed.select(choose(listed.labels))
     if listed.files is not None and listed.files.warning is not None:
         log.warning(listed.files.warning)
     if config.workers:

@@ -14,8 +14,9 @@ from training import distributed
 from training.config import DataConfig
 from training.data.identities import IdentitySet, PhotoFiles
 
-MAX_HELD_OUT: Final = 1000
-"""Largest number of photos that either part holds out. A run embeds them after every epoch."""
+MAX_PEOPLE: Final = 50
+MAX_PHOTOS: Final = 1000
+"""Largest numbers that a run holds out, and embeds after every epoch: the photos on average."""
 MIN_TRAINED: Final = 2
 """Photos of a person that are always trained on."""
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Split:
 
 
 def split_identities(data: IdentitySet, config: DataConfig, seed: int) -> Split:
-    """Hold out the shares that ``config`` names, at most `MAX_HELD_OUT` photos each.
+    """Hold out the shares that ``config`` names, at most `MAX_PEOPLE` people and about `MAX_PHOTOS` photos of others.
 
     Who is held out depends on the seed and the names of the people; which photos, on the seed, the person and the name
     of the file. So a run resumes with the split that it began with, from another folder and with further photos, too.
@@ -65,8 +66,7 @@ def _choose_people(data: IdentitySet, share: float, seed: int) -> NDArray[np.int
     sizes = np.bincount(data.labels, minlength=data.num_classes)
     present = np.flatnonzero(sizes)
     order = present[np.argsort(_uniforms(data.class_ids[present], seed), kind="stable")]
-    chosen = order[: int(share * len(present))]
-    chosen = chosen[np.cumsum(sizes[chosen]) <= MAX_HELD_OUT]
+    chosen = order[: min(int(share * len(present)), MAX_PEOPLE)]
     return chosen if len(chosen) >= 2 and len(present) - len(chosen) >= 2 else chosen[:0]
 
 
@@ -79,7 +79,8 @@ def _choose_photos(data: IdentitySet, share: float, seed: int) -> NDArray[np.int
     counts = np.bincount(data.labels)
     place = np.empty(len(data), np.int64)
     place[order] = np.arange(len(data)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.flatnonzero((drawn < min(share, MAX_HELD_OUT / len(data))) & (place >= MIN_TRAINED))
+    limit = MAX_PHOTOS / 2 ** len(data).bit_length()  # changes only where the set doubles
+    return np.flatnonzero((drawn < min(share, limit)) & (place >= MIN_TRAINED))
 
 
 def _photo_keys(data: IdentitySet) -> NDArray[np.int64]:

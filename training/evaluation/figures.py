@@ -201,7 +201,7 @@ def draw(name: str, folder: Path, classes: int, measured: Measured | None = None
     for run in runs if name in (RUN_FIGURE, "all") else ():
         figures[f"{RUN_FIGURE}-{run.name}"] = measured_figures.run_angles(read_run_angles(run))
     if name in (PAIR_FIGURE, "all") and measured.models and measured.data and measured.detection:
-        cache = measured.models[0].parent / "cache" if runs else Path("runs") / "cache"
+        cache = (runs[0].parent if runs else Path("runs")) / "cache"
         angles = {
             model.name: measure_pair_angles(model, measured.data, measured.detection, cache)
             for model in measured.models

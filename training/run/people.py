@@ -62,18 +62,21 @@ def measure_folder(
     """Measure an embedder of crops of this alignment on photos of labeled people, with intervals. The largest face of
     each photo counts. Of larger sets, evenly spaced photos and people are measured, about `MAX_PHOTOS`. Raises
     ConfigError as `load_identities` does, or if no two people have a face."""
-    data = load_identities(photos, cache, detector)
-    if len(np.unique(data.labels)) < 2:
+    chosen = load_identities(photos, cache, detector, _spaced_photos).without_empty_classes()
+    if chosen.num_classes < 2:
         raise ConfigError(f"{photos.root}: fewer than two people have a photo with a face")
-    rows = limit_per_label(MAX_PHOTOS_PER_PERSON, data.labels)
-    people = np.unique(data.labels[rows])
-    measured = people[evenly_spaced_rows(len(people), max(2, len(people) * MAX_PHOTOS // len(rows)))]
-    rows = rows[np.isin(data.labels[rows], measured)]
-    if len(rows) < len(data):
-        log.warning("%d of %d photos are measured, evenly spaced", len(rows), len(data))
-    chosen = data.select(rows).without_empty_classes()
     vectors = embed_crops(lambda crops: embed(realign_crops(crops, alignment)), chosen.crops_NHWC, flip)
     return MeasuredPeople(photos.root.name, chosen, evaluate_people(vectors, chosen.labels, intervals=True))
+
+
+def _spaced_photos(labels: NDArray[np.int64]) -> NDArray[np.intp]:
+    rows = limit_per_label(MAX_PHOTOS_PER_PERSON, labels)
+    people = np.unique(labels[rows])
+    measured = people[evenly_spaced_rows(len(people), max(2, len(people) * MAX_PHOTOS // max(1, len(rows))))]
+    rows = rows[np.isin(labels[rows], measured)]
+    if len(rows) < len(labels):
+        log.warning("%d of %d photos are measured, evenly spaced", len(rows), len(labels))
+    return rows
 
 
 class HeldOut:

@@ -97,15 +97,16 @@ def propose(data: DataConfig, people: int, images: int, device: torch.device) ->
     teacher = None if large else BUNDLED_PACK
     output = Path("runs") / data.root.resolve().stem
     plain = RECIPES[recipe](data.root, output, teacher)
+    trained = round(images * (1 - plain.data.held_out_people) * (1 - plain.data.held_out_photos))
     choices = [
         Choice("recipe", recipe, _recipe_reason(recipe, images, large)),
         *([] if teacher is None else [Choice("distill.teacher", _short(teacher), TEACHER_REASON)]),
-        *_schedule(plain, images),
+        *_schedule(plain, trained),
         *([] if recipe == "medium" else _head(people)),
     ]
     chosen = {choice.setting: choice.value for choice in choices[1:] if choice.setting != "distill.teacher"}
     config = plain.overridden(chosen)
-    steps = images // config.loop.batch_size * config.loop.epochs
+    steps = trained // config.loop.batch_size * config.loop.epochs
     speed = _images_per_second(config, device)
     return Proposal(
         recipe,

@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import math
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,19 +93,22 @@ def objective(figures: Mapping[str, Measured]) -> float:
     """Return what a search maximizes, from the figures that a run measures after an epoch.
 
     It is the mean of the accuracies, otherwise the TAR of the held-out people at the smallest FAR that they are enough
-    for, otherwise the negative loss of the distillation on held-out images. Raises ConfigError if there is none.
+    for, otherwise their rank-1, otherwise the negative loss of the distillation on held-out images. Raises ConfigError
+    if there is none.
     """
     values = {name: value if isinstance(value, float) else value[0] for name, value in figures.items()}
     if accuracies := [value for name, value in values.items() if name.endswith("accuracy")]:
         return sum(accuracies) / len(accuracies)
     if rates := [value for name, value in values.items() if name.startswith("held-out people TAR")]:
         return rates[-1]
+    if ranks := [value for name, value in values.items() if name.startswith("held-out people rank-1")]:
+        return ranks[0]
     if losses := [value for name, value in values.items() if name.endswith("held-out distillation loss")]:
         return -sum(losses) / len(losses)
     raise ConfigError(
         "a search compares trials by what a run measures after every epoch. Hold people out with --set "
-        "data.held_out_people=0.05 (of at least 40), name a set of pairs with --set validation=a.bin, or hold images "
-        "out with --teacher PACK --set distill.held_out=500"
+        "data.held_out_people=SHARE (ten people or more), name a set of pairs with --set validation=a.bin, or hold "
+        "images out with --teacher PACK --set distill.held_out=500"
     )
 
 
@@ -218,7 +222,7 @@ def _open_study(config: RunConfig, storage: JournalStorage, settings: Mapping[st
         study_name=STUDY,
         direction="maximize",
         load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(UNPRUNED_TRIALS, n_warmup_steps=max(1, config.loop.epochs // 4)),
+        pruner=optuna.pruners.MedianPruner(UNPRUNED_TRIALS, n_warmup_steps=config.loop.epochs // 4 + 1),
     )
     now = json.loads(json.dumps(settings))
     before = study.user_attrs.get("settings", now)
@@ -332,7 +336,7 @@ def _run_trial(
         if trial.should_prune():
             raise optuna.TrialPruned
         if time.monotonic() > deadline and epoch < run.loop.epochs:
-            raise _OutOfTimeError
+            signal.raise_signal(signal.SIGINT)  # the run saves its checkpoint and stops
 
     try:
         train_recognizer(run, detector, observe)
@@ -342,6 +346,8 @@ def _run_trial(
         trial.set_user_attr("error", str(error))
         study.tell(trial, state=TrialState.FAIL)
     except RunInterruptedError as error:
+        if time.monotonic() > deadline:
+            raise _OutOfTimeError from error
         raise RunInterruptedError(f"stopped in trial {number}. Run the same command again to continue") from error
     else:
         values = _stored(study, number).intermediate_values

@@ -75,6 +75,7 @@ async def follow_events(
     leave = streams.admit(caller.name)
     try:
         position = await streams.begin(resumed)
+        await streams.read(position, chosen)  # a fault has a status before the stream has begun
     except BaseException:
         leave()
         raise

@@ -2,8 +2,8 @@
 
 The file is a zip with the rows of each table (service.storage.privacy.backup_rows) and a manifest of checksums. It
 omits three kinds of state, which the restored database creates again: progress of external indexes, leases and
-retention holds, and versions of API keys. It also omits the outbox of events: a restored database must not report them
-again.
+retention holds, and versions of API keys. It also omits the outbox of events with the built-in receivers, which a
+restored database must not report again, and the answers to repeated requests, which may have tokens.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from service.storage.db.audit_triggers import audit_triggers_off
 from service.storage.db.engine import Database
 from service.storage.db.tables import (
     Utc,
+    answers,
     api_key_versions,
     audit,
     audit_heads,
@@ -49,16 +50,18 @@ from service.storage.db.tables import (
     secrets,
     subjects,
     templates,
+    webhooks,
 )
+from service.storage.events.outbox import BUILT_IN
 from service.storage.privacy import repeated_erasures
 from service.storage.privacy.backup_rows import read_rows, write_rows
 from service.storage.privacy.master_key_rotation import uses
 from service.storage.repositories.api_keys import all_keys, keep_restrictions
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
 BATCH_ROWS: Final = 2048
-OMITTED_TABLES: Final = (api_key_versions, index_states, leases, retention_holds, events, deliveries)
+OMITTED_TABLES: Final = (answers, api_key_versions, index_states, leases, retention_holds, events, deliveries)
 TABLES: Final = [table for table in metadata.sorted_tables if table not in OMITTED_TABLES]
 AUTOINCREMENT_TABLES: Final = [table for table in TABLES if table.dialect_options["sqlite"]["autoincrement"]]
 """Tables whose keys are never reused."""
@@ -158,8 +161,13 @@ def _write(connection: Connection, archive: zipfile.ZipFile) -> Manifest:
 def _write_table(connection: Connection, table: sa.Table, to: _HashingFile) -> int:
     # Read as text, which avoids parsing and serializing JSON.
     columns = [sa.cast(c, sa.Text).label(c.name) if isinstance(c.type, sa.JSON) else c for c in table.columns]
-    query = sa.select(*columns).execution_options(yield_per=BATCH_ROWS)
+    query = sa.select(*columns).where(*_own_rows(table)).execution_options(yield_per=BATCH_ROWS)
     return write_rows(cast(IO[bytes], to), table, connection.execute(query))
+
+
+def _own_rows(table: sa.Table) -> list[sa.ColumnElement[bool]]:
+    """Return the condition of rows that a backup holds: servers create the built-in receivers of events again."""
+    return [webhooks.c.id.not_in(BUILT_IN)] if table is webhooks else []
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -238,7 +246,10 @@ def _key_offsets(connection: Connection) -> dict[str, int]:
 
 def _clear(connection: Connection, replace: bool) -> None:
     counted = [table for table in TABLES if table is not secrets]  # every database has secrets from its creation on
-    held = {table.name: connection.execute(sa.select(sa.func.count()).select_from(table)).scalar() for table in counted}
+    held = {
+        table.name: connection.execute(sa.select(sa.func.count()).select_from(table).where(*_own_rows(table))).scalar()
+        for table in counted
+    }
     if any(held.values()) and not replace:
         raise BackupError(
             f"the database holds {held['galleries']} galleries with {held['templates']} templates. Restore into an "
@@ -249,6 +260,7 @@ def _clear(connection: Connection, replace: bool) -> None:
             for table in reversed(metadata.sorted_tables):
                 connection.execute(table.delete())
     connection.execute(secrets.delete())
+    connection.execute(webhooks.delete())
 
 
 def _restored_rows(

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from service.core.errors import IdempotencyConflictError
+from service.core.errors import IdempotencyConflictError, StorageBusyError
 from service.security.sealing import Seal, derived
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import ANSWER, DIGEST, REQUEST
@@ -55,7 +55,9 @@ class Once:
         new = insert.values(lookup=lookup, digest=digest, created_at=datetime.now(UTC)).on_conflict_do_nothing()
         if connection.execute(new.returning(answers.c.lookup)).first() is not None:
             return
-        row = connection.execute(sa.select(answers).where(answers.c.lookup == lookup)).one()
+        row = connection.execute(sa.select(answers).where(answers.c.lookup == lookup)).first()
+        if row is None:
+            raise StorageBusyError("the first answer was deleted at the same time")
         if row.digest != digest:
             raise IdempotencyConflictError("the Idempotency-Key was used for another request")
         raise AnsweredError(self._seal(secret).open(row.sealed, ANSWER))

@@ -92,6 +92,7 @@ class WebhookStore:
                 webhook = Webhook(0, receiver, None, "", "", EventFilter(), datetime.now(UTC))
                 sealed = seal_webhook(webhook_seal(connection, self._database.vault), webhook)
                 connection.execute(webhooks.insert().values(id=receiver, sealed=sealed, created_at=webhook.created_at))
+                record(self._database.vault, connection, "webhook_created", webhook=receiver)
         except StorageBusyError as error:
             if error is not _CONFLICT:  # otherwise another process inserted it
                 raise

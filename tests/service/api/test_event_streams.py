@@ -124,7 +124,7 @@ def test_a_stream_resumes_after_the_last_event(client: Kith, place: str) -> None
 
 def test_events_arrive_while_the_stream_is_open(client: Kith, place: str) -> None:
     start = position_now(place)
-    strangers = Following(place, after=start, galleries=["door"], outcomes=["unknown"])
+    strangers = Following(place, after=start, types=["decision"], galleries=["door"], outcomes=["unknown"])
     enrolled = Following(place, after=start, types=["enrollment"])
     risky = Following(place, after=start, types=["decision"], min_risk=1)
     for number in range(3):
