@@ -41,7 +41,7 @@ class Operation:
             case "move":
                 return value == self.subject, self.to
             case "delete":
-                return value == self.subject, None
+                return value in (self.subject, None), None  # a repeated deletion answers the first receipt
             case "delete subject":
                 return True, None if value == self.subject else value
             case "read":

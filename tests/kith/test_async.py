@@ -89,7 +89,7 @@ def test_the_retry_policy_is_the_same() -> None:
             async with AsyncKith(script.url) as kith:
                 assert (await kith.enroll("g", "ada", b"photo")).subject == "ada"
                 with pytest.raises(KithUnreachableError) as raised:
-                    await kith.create_key("door", ["read"])
+                    await kith.cut_over("g")
                 assert raised.value.maybe_done
 
         run(work())

@@ -102,7 +102,7 @@ def embed_crops(embed: Embed, crops_NHWC: NDArray[np.uint8], flip: bool = False)
     """Embed crops in batches to (n, d) l2_normalize vectors. ``flip`` averages each with its mirror image."""
     vectors = []
     for start in range(0, len(crops_NHWC), EMBED_BATCH_SIZE):
-        batch = np.ascontiguousarray(crops_NHWC[start : start + EMBED_BATCH_SIZE])
+        batch = np.array(crops_NHWC[start : start + EMBED_BATCH_SIZE], order="C")
         plain = embed(batch)
         vectors.append(flip_average(plain, embed(np.ascontiguousarray(batch[:, :, ::-1]))) if flip else plain)
     return np.concatenate(vectors).astype(np.float32)

@@ -96,7 +96,7 @@ def objective(figures: Mapping[str, Measured]) -> float:
     for, otherwise their rank-1, otherwise the negative loss of the distillation on held-out images. Raises ConfigError
     if there is none.
     """
-    values = {name: value if isinstance(value, float) else value[0] for name, value in figures.items()}
+    values = {name: value[0] if isinstance(value, tuple) else value for name, value in figures.items()}
     if accuracies := [value for name, value in values.items() if name.endswith("accuracy")]:
         return sum(accuracies) / len(accuracies)
     if rates := [value for name, value in values.items() if name.startswith("held-out people TAR")]:

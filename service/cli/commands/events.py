@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kith.wire.common import EventType, IdentifyOutcome
 from service.cli.completion import complete_galleries
 from service.cli.connection import connect
 from service.cli.options import ServerOptions
@@ -17,6 +16,10 @@ from service.cli.terminal import print_line, to_the_second
 if TYPE_CHECKING:
     from kith.wire.events import EventOut
 
+TYPES: Final = ("decision", "enrollment", "threshold_moved", "drift", "job_finished")
+OUTCOMES: Final = ("identified", "uncertain", "unknown", "no_face", "rejected_quality", "rejected_liveness")
+"""Written again, because the client's types import pydantic, which takes longer than a command's help."""
+
 
 def events(
     server: ServerOptions,
@@ -24,11 +27,11 @@ def events(
         list[str], typer.Option("--gallery", "-g", help="Only these galleries.", autocompletion=complete_galleries)
     ] = [],  # noqa: B006
     kind: Annotated[
-        list[str], typer.Option("--type", help="Only events of these types: " + ", ".join(get_args(EventType)) + ".")
+        list[str], typer.Option("--type", help="Only events of these types: " + ", ".join(TYPES) + ".")
     ] = [],  # noqa: B006
     outcome: Annotated[
         list[str],
-        typer.Option(help="Only decisions with these outcomes: " + ", ".join(get_args(IdentifyOutcome)) + "."),
+        typer.Option(help="Only decisions with these outcomes: " + ", ".join(OUTCOMES) + "."),
     ] = [],  # noqa: B006
     min_risk: Annotated[
         float | None, typer.Option(min=0, max=1, help="Minimum false alarm probability of decisions.")

@@ -226,7 +226,7 @@ def test_status_is_one_document(told: tuple[str, str]) -> None:
     assert status["ready"] is True
     assert [check["name"] for check in status["checks"]] == ["devices", "database", "audit"]
     assert {queue["network"].split("/")[0] for queue in status["queues"]} >= {"detector", "recognizer"}
-    assert all(queue["batches"] > 0 for queue in status["queues"] if queue["network"] != "liveness")
+    assert all(queue["batch_count"] > 0 for queue in status["queues"] if queue["network"] != "liveness")
     assert status["drift"]["first"]["since_start"]["identified"] == 1
     assert status["jobs"]["succeeded"] == 1
     assert status["audit"]["lost"] == 0

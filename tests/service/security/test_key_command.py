@@ -192,9 +192,9 @@ def test_keys_move_from_a_file_to_the_program_and_back(of_program: Settings, tmp
     both = of_program.model_copy(update={"master_key_file": by_file.default_key_path})
     for to, alone in (("hsm-1", of_program), (old, by_file)):
         with closing(open_own_database(both)) as database:
-            assert rewrap(database, database.vault.master.of(to)) == Rewrapped(Use(3, 1))
+            assert rewrap(database, database.vault.master.of(to)) == Rewrapped(Use(4, 1))
             with database.read() as connection:
-                assert uses(connection) == {to: Use(3, 1)}
+                assert uses(connection) == {to: Use(4, 1)}
         with closing(Store(open_own_database(alone))) as store:
             assert store.galleries.get("g").seal.open(sealed, "name") == b"Ada"
 
@@ -210,7 +210,7 @@ def test_changes_and_lists_of_galleries_do_not_wait_for_the_program(of_program: 
     with closing(Store(open_own_database(both))) as server:
         gallery = server.galleries.create("g", "f" * 32, 8, GallerySettings())
         with closing(open_own_database(both)) as database:
-            assert rewrap(database, database.vault.master.of("hsm-1")) == Rewrapped(Use(3, 1))
+            assert rewrap(database, database.vault.master.of("hsm-1")) == Rewrapped(Use(4, 1))
         before = starts()
         server.subjects.put(gallery, "ada", "Ada", {}, [])  # its line in the audit is signed
         assert starts() == before

@@ -97,7 +97,9 @@ def test_a_resumed_run_writes_what_an_uninterrupted_one_does(
     assert written(tmp_path / "cut") != written(tmp_path / "whole")
     resumed = train_recognizer(held_out_run(photos, tmp_path / "cut"))
     assert written(tmp_path / "cut") == written(tmp_path / "whole")
-    assert {"losses.csv", "losses.png", "validation.csv", "worst_pairs.png"} == written(tmp_path / "whole").keys()
+    assert {"angles.csv", "losses.csv", "losses.png", "validation.csv", "worst_pairs.png"} == written(
+        tmp_path / "whole"
+    ).keys()
     assert (resumed.step, resumed.loss) == (whole.step, whole.loss)
     kept = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("whole", "cut")]
     assert all(torch.equal(value, kept[1]["averaged"][name]) for name, value in kept[0]["averaged"].items())

@@ -99,4 +99,4 @@ def test_the_check_says_which(url: str) -> None:
 def test_rotation_leaves_it_as_it_is_and_says_so(database: Database, request: pytest.FixtureRequest) -> None:
     gone = "gone" in request.node.name
     done = rewrap(database, LocalKey(new_key()))
-    assert done == Rewrapped(Use(3, 1), () if gone else ("lost",))
+    assert done == Rewrapped(Use(4, 1), () if gone else ("lost",))

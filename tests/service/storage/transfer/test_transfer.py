@@ -653,6 +653,7 @@ def test_an_import_can_create_the_gallery(kith: Kith, gallery: str) -> None:
             QualityGateOptions, {**kith.gallery(gallery).quality_gate.model_dump(), "min_sharpness": 1.5}
         ),
         "review_factor": 3.0,
+        "one_face_per_person": False,
         "index": "exact",
         "recall": 0.9,
         "keep_crops": True,
