@@ -92,10 +92,13 @@ def load_embedder(path: Path, normalized: bool = True) -> tuple[Embed, Alignment
         return torch_embedder(load_run(path)[1], normalized), STANDARD_ALIGNMENT
     if path.suffix == ".onnx":  # as `kith-train export` writes it
         standard = Normalization(127.5, 127.5)
-        spec = RecognitionSpec(path, None, standard, STANDARD_ALIGNMENT, dimension=0, preprocessing_version="")
+        network = OnnxNetwork(path)
+        (output,) = network.run(np.zeros((1, 3, CROP_SIZE_PX, CROP_SIZE_PX), np.float32))
+        spec = RecognitionSpec(path, None, standard, STANDARD_ALIGNMENT, output.size, preprocessing_version="")
     else:
         spec = load_pack(path).recognition
-    return Recognizer(OnnxNetwork(spec.path), spec).embed, spec.alignment
+        network = OnnxNetwork(spec.path)
+    return Recognizer(network, spec).embed, spec.alignment
 
 
 def embed_crops(embed: Embed, crops_NHWC: NDArray[np.uint8], flip: bool = False) -> Float:

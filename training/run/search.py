@@ -11,7 +11,6 @@ import itertools
 import json
 import logging
 import math
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -336,7 +335,7 @@ def _run_trial(
         if trial.should_prune():
             raise optuna.TrialPruned
         if time.monotonic() > deadline and epoch < run.loop.epochs:
-            signal.raise_signal(signal.SIGINT)  # the run saves its checkpoint and stops
+            raise _OutOfTimeError
 
     try:
         train_recognizer(run, detector, observe)
@@ -346,8 +345,6 @@ def _run_trial(
         trial.set_user_attr("error", str(error))
         study.tell(trial, state=TrialState.FAIL)
     except RunInterruptedError as error:
-        if time.monotonic() > deadline:
-            raise _OutOfTimeError from error
         raise RunInterruptedError(f"stopped in trial {number}. Run the same command again to continue") from error
     else:
         values = _stored(study, number).intermediate_values
