@@ -109,7 +109,7 @@ async def identify(
         if shadow is not None:
             # The other recognizer decides on each face by itself, too. Only what the answer says is stored.
             answered = [
-                AnsweredFace(item.face, alone, item.found is alone)
+                AnsweredFace(item.face, alone, _is_the_same(item.found, alone))
                 for item, alone in zip(searched, single, strict=True)
                 if item.face and alone
             ]
@@ -120,6 +120,14 @@ async def identify(
                 item.document |= _decision_fields(shown, names, target)
     await _record(backend, gallery, served, items)
     return served, items
+
+
+def _is_the_same(found: Identification | None, alone: Identification) -> bool:
+    """Return whether the answer about the whole photo names whom the face alone does."""
+    if found is None or found.decision.outcome != alone.decision.outcome:
+        return False
+    best, other = found.decision.best, alone.decision.best
+    return (best and best.subject_pk) == (other and other.subject_pk)
 
 
 def _check_rights(gallery: Gallery, body: IdentifyIn, target: RiskTarget, caller: Caller) -> None:
