@@ -329,7 +329,7 @@ def operation(kind: Kind, began: float, ended: float, subject: str | None, to: s
         ),
         (
             [operation("enroll", 0, 1, "a"), operation("delete", 2, 3, "a"), operation("delete", 4, 5, "a")],
-            False,
+            True,
         ),
         (
             [operation("enroll", 0, 1, "a"), operation("delete subject", 0, 2, "a"), operation("read", 3, 4, "a")],
