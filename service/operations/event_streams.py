@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from service.core.actor import RequestThreads
 from service.core.errors import EventsExpiredError, OverloadedError, TooManyStreamsError
 from service.core.periodic import PeriodicTask
 from service.domain.events import EventFilter
+from service.operations.held_lease import CLAIM_S, HeldClaim
 from service.storage.events.deliveries import MAX_AGE, MAX_KEPT
 from service.storage.events.log import EventLog, StoredEvent
 from service.storage.repositories.webhooks import WebhookStore
@@ -28,10 +28,8 @@ MAX_STREAMS: Final = 200
 """Open streams of a process."""
 MAX_STREAMS_PER_KEY: Final = 10
 POLL_S: Final = 1.0
-CLAIM_S: Final = 60.0
 TOGETHER_S: Final = 0.05
-"""Events of this time wake the streams once."""
-"""Time between claims of the stored events while a stream is open."""
+"""Events within this time wake the streams only once."""
 RESUMABLE: Final = MAX_AGE - timedelta(seconds=CLAIM_S)
 """Age up to which a position can be resumed."""
 RETRY_S: Final = 5
@@ -51,12 +49,11 @@ class EventStreams(PeriodicTask):
     def __init__(self, log: EventLog, receivers: WebhookStore, threads: RequestThreads) -> None:
         super().__init__(POLL_S, "event streams wait", logging.getLogger(__name__))
         self._events = log
-        self._receivers = receivers
         self._threads = threads
+        self._claim = HeldClaim(lambda: threads.run(receivers.claim, "stream"))
         self._open = Counter[str]()
         self._end = Position(0, 0)
         """End of the log when this process last looked."""
-        self._claimed_s: float | None = None
         self._changed = asyncio.Event()
         self.ending = False
         """Whether open streams should end."""
@@ -80,15 +77,15 @@ class EventStreams(PeriodicTask):
 
         Raises EventsExpiredError, StorageError, MasterKeyError.
         """
-        await self._claim()
+        await self._claim.hold()
+        await self._find_end()
+        if resumed is None:
+            return self._end
         for _ in range(TRIES):
-            await self._find_end()
-            if resumed is None:
-                return self._end
             if resumed.pk <= self._end.pk:
                 break
             await asyncio.sleep(POLL_S)  # another server may know a later end for as long as a transaction lasts
-        assert resumed is not None  # noqa: S101
+            await self._find_end()
         self._check(resumed)
         return resumed
 
@@ -120,15 +117,9 @@ class EventStreams(PeriodicTask):
 
     async def _look(self) -> None:
         if self._open:
-            await self._claim()
+            await self._claim.hold()
             await self._find_end()
             await asyncio.sleep(TOGETHER_S)
-
-    async def _claim(self) -> None:
-        now_s = time.monotonic()
-        if self._claimed_s is None or now_s > self._claimed_s + CLAIM_S:
-            await self._threads.run(self._receivers.claim, "stream")
-            self._claimed_s = now_s
 
     async def _find_end(self) -> None:
         at = int(datetime.now(UTC).timestamp())

@@ -25,7 +25,7 @@ import aiomqtt
 from kith.wire.common import IdentifyOutcome
 from service.core.actor import run_in_thread
 from service.core.periodic import PeriodicTask
-from service.operations.held_lease import HeldLease
+from service.operations.held_lease import HeldClaim, HeldLease
 from service.security.sealing import ENCODER
 from service.storage.db.leases import Lease
 from service.storage.events.deliveries import Attempt, DeliveryStore, DueDelivery
@@ -39,7 +39,6 @@ TIMEOUT_S: Final = 5.0
 """Timeout of the connection, and of the broker's acknowledgement."""
 KEEPALIVE_S: Final = 15
 """Time between signs of life; the broker reports the service as offline after one and a half."""
-CLAIM_S: Final = 60.0
 STATUS_S: Final = 30.0
 DISCOVER_S: Final = 30.0
 """Time between looks for new and deleted galleries."""
@@ -93,17 +92,16 @@ class MqttDelivery(PeriodicTask):
         super().__init__(RECONNECT_S, "MQTT waits", log)
         self._broker = broker
         self._store = store
-        self._receivers = receivers
         self._gallery_names = gallery_names
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="mqtt")
         self._lease = HeldLease(lease, store.now, lease_s, self._threads)
-        self._claimed_s = 0.0
+        self._claim = HeldClaim(lambda: run_in_thread(self._threads, receivers.claim, "mqtt"))
         self._announced = set[str]()
         self._discovered_s: float | None = None
         self._is_away = False
 
     async def __aenter__(self) -> Self:
-        await self._claim()  # events are kept before the first request
+        await self._claim.hold()  # events are kept before the first request
         return await super().__aenter__()
 
     async def _close(self) -> None:
@@ -150,7 +148,7 @@ class MqttDelivery(PeriodicTask):
                     await client.publish(self._broker.status_topic, "online", qos=1, retain=True)
                     said_s = time.monotonic()
                 self._wake.clear()
-                await self._claim()
+                await self._claim.hold()
                 await self._announce(client)
                 if await self._send_due(client):
                     continue
@@ -163,12 +161,6 @@ class MqttDelivery(PeriodicTask):
             broken.cancel()
             with suppress(asyncio.CancelledError, aiomqtt.MqttError):
                 await broken
-
-    async def _claim(self) -> None:
-        now_s = time.monotonic()
-        if not self._claimed_s or now_s > self._claimed_s + CLAIM_S:
-            await run_in_thread(self._threads, self._receivers.claim, "mqtt")
-            self._claimed_s = now_s
 
     async def _send_due(self, client: aiomqtt.Client) -> bool:
         """Send due events, and return whether there were any."""

@@ -81,7 +81,6 @@ def assign(weights: Sequence[Mapping[int, float]]) -> list[int | None]:
     for rows in _connected(weights):
         options = [[*sorted(weights[row], key=lambda subject: (-weights[row][subject], subject)), None] for row in rows]
         if math.prod(map(len, options)) > MAX_ASSIGNMENTS:
-            options = [[own[0], None] for own in options]
             _greedy(rows, options, weights, chosen)
             continue
         best_sum = -1.0

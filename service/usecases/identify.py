@@ -103,9 +103,11 @@ async def identify(
         for item, result in zip(searched, results, strict=True):
             item.found = result
         single = [item.found for item in searched]
-        once = gallery.settings.one_face_per_person
-        if once if body.one_face_per_person is None else body.one_face_per_person:
-            await backend.run(_assign_faces, items)
+        wanted = body.one_face_per_person
+        if wanted is None:
+            wanted = gallery.settings.one_face_per_person
+        if wanted and (groups := _faces_together(items)):
+            await backend.run(_assign_faces, items, groups)
         if shadow is not None:
             # The other recognizer decides on each face by itself, too. Only what the answer says is stored.
             answered = [
@@ -211,13 +213,18 @@ async def search_gallery(
         gallery = _at_current_version(gallery, current)
 
 
-def _assign_faces(items: Sequence[ProbeResult]) -> None:
-    """Identify each person once in each photo. ``other_face`` is a position in ``items`` afterwards."""
-    photos = defaultdict(list)
+def _faces_together(items: Sequence[ProbeResult]) -> list[list[int]]:
+    """Return the positions of the searched faces of each photo that has several."""
+    photos: dict[int, list[int]] = defaultdict(list)
     for row, item in enumerate(items):
         if item.face is not None and item.found is not None:
             photos[item.document["image"]].append(row)
-    for rows in photos.values():
+    return [rows for rows in photos.values() if len(rows) > 1]
+
+
+def _assign_faces(items: Sequence[ProbeResult], groups: Sequence[Sequence[int]]) -> None:
+    """Identify each person once in each photo. ``other_face`` is a position in ``items`` afterwards."""
+    for rows in groups:
         found = [result for row in rows if (result := items[row].found) is not None]
         vectors = np.stack([vector for row in rows if (vector := items[row].vector) is not None])
         for row, result in zip(rows, one_face_per_person(found, vectors), strict=True):

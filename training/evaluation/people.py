@@ -101,8 +101,8 @@ def _verification(
         return {}, [f"TAR needs two photos of one person, and photos of two people: {mated} and {others} such pairs"]
     fars = [far for far in FARS if far * others >= 1]
     values = np.array([tar_at_far(similarities, same, far) for far in fars])
-    people = len(np.unique(owners))
-    bounds = resampled_tar(similarities, same, owners, fars, ROUNDS) if intervals and people >= MIN_PEOPLE else None
+    measurable = intervals and len(np.unique(owners)) >= MIN_PEOPLE
+    bounds = resampled_tar(similarities, same, owners, fars, ROUNDS) if measurable else None
     small = [f"TAR at FAR {far:g} needs {round(1 / far):,} pairs of different people, not {others:,}" for far in FARS]
     return _rates([f"TAR at FAR {far:g}" for far in fars], values, bounds), small[len(fars) :]
 

@@ -51,6 +51,7 @@ class RunLog:
     ) -> None:
         self._output, self._step, self._silent = output, step, silent
         self._csv: IO[str] | None = None
+        self._has_angles = False
         self._events = None if silent else SummaryWriter(str(output / "tensorboard"), purge_step=step + 1)
         self._progress = Progress(step, total_steps, epoch_steps, batch_size, silent)
 
@@ -79,7 +80,9 @@ class RunLog:
         if self._silent:
             return
         path, header = self._output / ANGLES, ("step", *ANGLE_COLUMNS)
-        truncate_log(path, step - 1, header)
+        if not self._has_angles:  # keep the steps before the resumed one, as in `add`
+            truncate_log(path, self._step, header)
+            self._has_angles = True
         with path.open("a", newline="", encoding="utf-8") as stream:
             csv.writer(stream).writerow([step, *(round(count) for row in counts for count in row)])
 

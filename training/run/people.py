@@ -69,6 +69,11 @@ def measure_folder(
     return MeasuredPeople(photos.root.name, chosen, evaluate_people(vectors, chosen.labels, intervals=True))
 
 
+def _limited(data: IdentitySet) -> IdentitySet:
+    """Return the set, or evenly spaced photos of one with more than `MAX_PHOTOS`."""
+    return data if len(data) <= MAX_PHOTOS else data.select(_spaced_photos(data.labels)).without_empty_classes()
+
+
 def _spaced_photos(labels: NDArray[np.int64]) -> NDArray[np.intp]:
     rows = limit_per_label(MAX_PHOTOS_PER_PERSON, labels)
     people = np.unique(labels[rows])
@@ -84,7 +89,7 @@ class HeldOut:
 
     def __init__(self, split: Split) -> None:
         parts = {"held-out people": split.people, "held-out photos": split.photos}
-        self._parts = {title: part for title, part in parts.items() if part is not None}
+        self._parts = {title: _limited(part) for title, part in parts.items() if part is not None}
         self._crops: dict[str, NDArray[np.uint8]] = {}
         self._said: set[str] = set()
 

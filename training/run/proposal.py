@@ -102,7 +102,7 @@ def propose(data: DataConfig, people: int, images: int, device: torch.device) ->
         Choice("recipe", recipe, _recipe_reason(recipe, images, large)),
         *([] if teacher is None else [Choice("distill.teacher", _short(teacher), TEACHER_REASON)]),
         *_schedule(plain, trained),
-        *([] if recipe == "medium" else _head(people)),
+        *([] if recipe == "medium" else _head(people, plain.backbone.embedding_dim)),
     ]
     chosen = {choice.setting: choice.value for choice in choices[1:] if choice.setting != "distill.teacher"}
     config = plain.overridden(chosen)
@@ -156,7 +156,7 @@ def _margin_warmup(plain: RunConfig) -> Choice:
     return Choice("loop.margin_warmup", f"{share:g}", "share of the run in which the margin grows from 0")
 
 
-def _head(people: int) -> list[Choice]:
+def _head(people: int, dimension: int) -> list[Choice]:
     """Return scale and margin of CosFace for a small set."""
     fixed, least = fixed_scale(max(people, 3)), cosface_scale_bound(people, PROBABILITY)
     scale = round(max(LOWEST_SCALE, fixed, least), 1)
@@ -164,7 +164,7 @@ def _head(people: int) -> list[Choice]:
         f"low scales scored highest in trials with few people, and s = 64 failed. AdaCos's fixed scale is {fixed:.1f}, "
         f"CosFace's lower bound {least:.1f}, the trials' lower end {LOWEST_SCALE:g}"
     )
-    bound = cosface_margin_bound(people, max(people, 3))
+    bound = cosface_margin_bound(people, dimension)
     return [
         Choice("head.name", "cosface", "as good as the other heads in the trials, at a suitable scale"),
         Choice("head.scale", f"{scale:g}", why),

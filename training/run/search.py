@@ -162,7 +162,8 @@ def search(
 ) -> list[Trial]:
     """Run or continue a search in ``config.output``, and return its trials, the best first.
 
-    After every trial the folder has a table, a picture and the best trial's settings, and only that trial's checkpoint.
+    After every trial the folder has a table and the best trial's settings, and only that trial's checkpoint; at the end
+    of a call, a picture.
 
     Args:
         config: settings that the trials share.

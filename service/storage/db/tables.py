@@ -142,7 +142,8 @@ def last_change() -> sa.ScalarSelect[int]:
     return sa.select(latest).correlate(galleries).scalar_subquery()
 
 
-# Idempotent answers. lookup, digest: keyed hashes of the key and of the request. sealed: the answer.
+# Answers to enrollments with an Idempotency-Key, which are deleted with their subject. lookup, digest: keyed hashes of
+# the key and of the request. sealed: the answer, under the gallery's key.
 idempotency = _table(
     "idempotency",
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
@@ -153,8 +154,8 @@ idempotency = _table(
     sa.Column("created_at", Utc, nullable=False),
 )
 
-# Answers of creations with an Idempotency-Key. lookup: keyed hash of caller, path and key. digest: of the request.
-# sealed: the answer, under a key that the Idempotency-Key is part of; null within the creation.
+# Answers to other creations with an Idempotency-Key. lookup: keyed hash of caller, path and key. digest: of the
+# request. sealed: the answer, under a key that the Idempotency-Key is part of; null within the creation.
 answers = _table(
     "answers",
     sa.Column("lookup", sa.String(32), primary_key=True),

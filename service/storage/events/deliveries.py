@@ -15,12 +15,11 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from kith.wire.common import DeliveryState
-from service.core.errors import MasterKeyError, MasterKeyUnavailableError, StorageError
-from service.security.sealing import ENCODER, SealBrokenError
+from service.core.errors import StorageError
+from service.security.sealing import ENCODER
 from service.storage.db.engine import Database
-from service.storage.db.row_sealing import EVENT
 from service.storage.db.tables import data_keys, deliveries, events, galleries, leases, webhooks
-from service.storage.events.outbox import BUILT_IN, BuiltIn, Webhook, read_webhooks
+from service.storage.events.outbox import BUILT_IN, BuiltIn, Webhook, open_event, read_webhooks
 
 BURST: Final = 20
 """Deliveries of a stream that are read, sent and recorded together."""
@@ -202,13 +201,8 @@ class DeliveryStore:
                 connection.execute(webhooks.delete().where(webhooks.c.id == receiver, unclaimed))
 
     def _due(self, row: sa.Row[*tuple[Any, ...]]) -> DueDelivery:
-        seal = self._database.vault.seal(row.gallery_pk, row.wrapped, row.master_key)
-        try:
-            body = ENCODER.encode(seal.open_json(row.sealed, EVENT)).encode()
-        except MasterKeyUnavailableError:
-            raise
-        except (MasterKeyError, SealBrokenError):
-            body = None
+        document = open_event(self._database.vault, row)
+        body = None if document is None else ENCODER.encode(document).encode()
         return DueDelivery(row.pk, row.id, body, row.attempts, row.at)
 
 

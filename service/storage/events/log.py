@@ -12,13 +12,10 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from service.core.errors import MasterKeyError, MasterKeyUnavailableError
 from service.domain.events import Event, EventFilter
-from service.security.sealing import SealBrokenError
 from service.storage.db.engine import Database
-from service.storage.db.row_sealing import EVENT
 from service.storage.db.tables import data_keys, events, galleries
-from service.storage.events.outbox import LAST_KEY, PUBLISHING
+from service.storage.events.outbox import LAST_KEY, PUBLISHING, open_event
 
 PAGE: Final = 100
 """Events that are read together."""
@@ -67,14 +64,8 @@ class EventLog:
         return found, StoredEvent(rows[-1].pk, rows[-1].at, {}) if len(rows) == PAGE else None
 
     def _open(self, row: sa.Row[*tuple[Any, ...]], chosen: EventFilter) -> StoredEvent | None:
-        seal = self._database.vault.seal(row.gallery_pk, row.wrapped, row.master_key)
-        try:
-            document = seal.open_json(row.sealed, EVENT)
-        except MasterKeyUnavailableError:
-            raise
-        except (MasterKeyError, SealBrokenError):
-            return None
-        if not chosen.wants(row.name, Event(row.type, document["data"])):
+        document = open_event(self._database.vault, row)
+        if document is None or not chosen.wants(row.name, Event(row.type, document["data"])):
             return None
         return StoredEvent(row.pk, row.at, {"id": row.id, **document})
 

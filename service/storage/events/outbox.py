@@ -108,6 +108,21 @@ class Origin(NamedTuple):
     seal: Seal
 
 
+def open_event(vault: Vault, row: sa.Row[*tuple[Any, ...]]) -> dict[str, Any] | None:
+    """Return the document of an event's row with its gallery's key; None if it cannot be decrypted.
+
+    Raises MasterKeyUnavailableError.
+    """
+    seal = vault.seal(row.gallery_pk, row.wrapped, row.master_key)
+    try:
+        document: dict[str, Any] = seal.open_json(row.sealed, EVENT)
+    except MasterKeyUnavailableError:
+        raise
+    except (MasterKeyError, SealBrokenError):
+        return None
+    return document
+
+
 def publish(vault: Vault, connection: Connection, gallery: Gallery | Origin, new: Sequence[Event]) -> None:
     """Store the events that a webhook wants, in the current writing transaction.
 
