@@ -105,10 +105,11 @@ def test_small_sets_are_trained_on_whole(tmp_path: Path, count: int, photos: int
 
 
 def test_large_sets_hold_out_a_limited_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_module, "MAX_HELD_OUT", 20)
+    monkeypatch.setattr(split_module, "MAX_PEOPLE", 3)
+    monkeypatch.setattr(split_module, "MAX_PHOTOS", 20)
     found = split(write_photos(tmp_path / "photos"), tmp_path / "cache", 0.5, 0.5)
     assert found.people is not None
-    assert len(found.people) == 18
+    assert len(found.people) == 3 * PHOTOS
     assert len(found.train) > 65
 
 
