@@ -109,7 +109,7 @@ async def _open_faces(
 ) -> Faces:
     cv2.setNumThreads(1)  # photos are processed in parallel; OpenCV's own threads would compete for the cores
     detectors = [
-        Detector(network, networks.pack.detection, settings.detection_score)
+        Detector(network, networks.pack.detection, settings.detection_score, networks.detection.canvas_sides_px)
         for network in networks.detection.networks[: networks.devices]
     ]
     detecting = await stack.enter_async_context(

@@ -17,7 +17,7 @@ from models.runtime import onnx_runtime, openvino_network
 from models.runtime.cuda_network import CUDA, CudaNetwork, Device, diagnose_cuda, visible_gpus
 from models.runtime.dynamic_shapes import agrees, make_dynamic
 from models.runtime.network import Engine, Float, Network, Precision
-from models.runtime.onnx_runtime import BATCH_BUCKETS, CPU, OnnxNetwork, is_gpu_build
+from models.runtime.onnx_runtime import CPU, OnnxNetwork, is_gpu_build
 from models.runtime.openvino_network import OpenVinoNetwork
 from models.vision.detection import CANVAS_BUCKETS_PX
 from models.vision.output_check import check_outputs
@@ -30,6 +30,9 @@ PrecisionsByEngine = Mapping[Engine, AbstractSet[Precision]]
 DevicePreference = Literal["auto", "cpu", "gpu"]
 PHOTO_BATCH_SIZES: Final = (1, 2, 4, 8)
 """Batch sizes of photos, which are much larger than crops."""
+GPU_CROP_BATCH_SIZES: Final = (1, 8, 32)
+GPU_CANVAS_SIDES_PX: Final = (CANVAS_BUCKETS_PX[0], CANVAS_BUCKETS_PX[-1])
+"""Batch sizes and canvases on GPUs, where each shape takes seconds to open, and padding costs little."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,11 @@ class OpenedNetworks:
 
     networks: Sequence[Network]
     gpu_error: str | None = None
+
+    @property
+    def canvas_sides_px(self) -> Sequence[int]:
+        """Sides of a detector's canvases on these devices."""
+        return GPU_CANVAS_SIDES_PX if isinstance(self.networks[0], CudaNetwork) else CANVAS_BUCKETS_PX
 
 
 @dataclass(frozen=True)
@@ -302,16 +310,17 @@ def open_on_device(spec: NetworkSpec, device: Device, folder: Path, half: bool =
 
 
 def input_shapes(spec: NetworkSpec) -> list[tuple[int, ...]]:
-    """Return every (n, 3, height, width) that the service uses. Raises RuntimeUnavailableError for invalid files."""
+    """Return every (n, 3, height, width) that the service uses on a GPU. Raises RuntimeUnavailableError: the file is
+    invalid."""
     batch, _, height, width = OnnxNetwork(spec.path, "CPUExecutionProvider").input_shape
     sizes: tuple[int, ...]
     sides: list[tuple[int, int]]
     if not isinstance(spec, DetectionSpec):
-        sizes, sides = BATCH_BUCKETS, [spec.shape]
+        sizes, sides = GPU_CROP_BATCH_SIZES, [spec.shape]
     elif isinstance(height, int) and isinstance(width, int):
         sizes, sides = PHOTO_BATCH_SIZES, [(height, width)]
     else:
-        sizes, sides = PHOTO_BATCH_SIZES, list(product(CANVAS_BUCKETS_PX, CANVAS_BUCKETS_PX))
+        sizes, sides = PHOTO_BATCH_SIZES, list(product(GPU_CANVAS_SIDES_PX, GPU_CANVAS_SIDES_PX))
     if isinstance(batch, int):
         sizes = (batch,)
     return [(size, 3, *side) for size in sizes for side in sides]

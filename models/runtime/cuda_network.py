@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -28,6 +29,7 @@ from models.runtime.network import Engine, Float, Precision, input_type
 from models.runtime.onnx_check import check_network
 from models.runtime.onnx_runtime import (
     NodeProfile,
+    available_cores,
     available_providers,
     choose_bucket,
     import_onnxruntime,
@@ -42,7 +44,7 @@ CUDA: Final = "CUDAExecutionProvider"
 MAX_NAME_BYTES: Final = 256
 MIN_COSINE: Final = 0.999
 """Required cosine between outputs of the device and of the CPU in fp32."""
-MAX_EXHAUSTIVE_SHAPES: Final = 16
+MAX_OPENING_THREADS: Final = 8
 log = logging.getLogger(__name__)
 
 
@@ -55,9 +57,11 @@ class Device:
 
 
 @dataclass(frozen=True, eq=False)
-class _ShapeBuffers:
-    """Bound buffers of one shape. ``staging`` is the host copy of the device buffer ``input``, in its element type."""
+class _PreparedShape:
+    """Session of one shape with bound buffers. ``staging`` is the host copy of the device buffer ``input``, in its
+    element type."""
 
+    session: Any
     binding: Any
     input: Any
     staging: NDArray[Any]
@@ -66,8 +70,10 @@ class _ShapeBuffers:
 class CudaNetwork:
     """ONNX network on one GPU, run in prepared shapes; batches are padded to the next prepared size.
 
-    Opening runs every shape, to warm up kernels, and compares the outputs for ``probe`` with the CPU in fp32. If fp16
-    overflows, fp32 is used. A device with other results is rejected.
+    Each shape has a session of its own: onnxruntime keeps cuDNN's plans of a convolution for its last shape alone, and
+    makes those of another within seconds (https://github.com/microsoft/onnxruntime/issues/23006). Opening runs every
+    shape, so that its plans exist, and compares the outputs for ``probe`` with the CPU in fp32. If fp16 overflows, fp32
+    is used. A device with other results is rejected.
 
     Args:
         path: ONNX file.
@@ -102,8 +108,6 @@ class CudaNetwork:
         self._sizes: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for shape in self._shapes:
             self._sizes[shape[1:]].append(shape[0])
-        self._buffers: dict[tuple[int, ...], _ShapeBuffers] = {}
-        self._inputs: dict[int, Any] = {}
         check_network(path)
         try:
             self._start(half)
@@ -131,7 +135,7 @@ class CudaNetwork:
         converted = convert_to_fp16(self.path, self._folder) if half and self._input_type is np.float32 else None
         cosine = 0.0
         for file in filter(None, (converted, self.path)):
-            self._session = self._open(file)
+            self._session = self._open(file)  # later of shapes that are not prepared
             cosine = _min_cosine(expected, self._run_eagerly(self._probe))
             if cosine >= MIN_COSINE:
                 break
@@ -147,10 +151,11 @@ class CudaNetwork:
                 "the CPU's results: check its driver, libraries and memory"
             )
         self.file = file
-        self.cpu_nodes = self._count_cpu_nodes()
-        for shape in self._shapes:
-            self._buffers[shape] = self._bind(shape)
-            self._run_bound(self._buffers[shape])
+        # cuDNN makes plans on one core each.
+        with ThreadPoolExecutor(min(MAX_OPENING_THREADS, available_cores())) as threads:
+            counted = threads.submit(self._count_cpu_nodes)
+            self._prepared = dict(zip(self._shapes, threads.map(self._prepare, self._shapes), strict=True))
+        self.cpu_nodes = counted.result()
         self.reason = self.describe()
 
     @property
@@ -183,8 +188,8 @@ class CudaNetwork:
         cuda = {
             "device_id": self.device.index,
             "arena_extend_strategy": "kSameAsRequested",
-            # An exhaustive search over the many shapes of a detector takes minutes.
-            "cudnn_conv_algo_search": "EXHAUSTIVE" if len(self._shapes) <= MAX_EXHAUSTIVE_SHAPES else "HEURISTIC",
+            # On an H100, a shape took 3 to 5 s; EXHAUSTIVE takes half longer, DEFAULT runs 14 times slower.
+            "cudnn_conv_algo_search": "HEURISTIC",
         }
         try:
             return self._open_with(file, [(CUDA, cuda), "CPUExecutionProvider"], options)
@@ -209,22 +214,19 @@ class CudaNetwork:
         options.log_severity_level = 3
         return options
 
-    def _bind(self, shape: tuple[int, ...]) -> _ShapeBuffers:
-        """Allocate input and outputs of a shape on the device.
-
-        Shapes with equal numbers of elements share one input buffer, since only one runs at a time.
-        """
-        device = (self.device.kind, self.device.index)
+    def _prepare(self, shape: tuple[int, ...]) -> _PreparedShape:
+        """Open a session, allocate input and outputs of a shape on the device, and run it twice."""
+        session, device = self._open(self.file), (self.device.kind, self.device.index)
         make = import_onnxruntime().OrtValue.ortvalue_from_shape_and_type
-        count = int(np.prod(shape))
-        if count not in self._inputs:
-            self._inputs[count] = make([count], self._input_type, *device)
-        outputs = self._run_uncast(np.zeros(shape, np.float32))
-        binding = self._session.io_binding()
-        binding.bind_input(self.input_name, *device, self._input_type, shape, self._inputs[count].data_ptr())
+        outputs = session.run(self.output_names, {self.input_name: np.zeros(shape, self._input_type)})
+        held = make([int(np.prod(shape))], self._input_type, *device)
+        binding = session.io_binding()
+        binding.bind_input(self.input_name, *device, self._input_type, shape, held.data_ptr())
         for name, output in zip(self.output_names, outputs, strict=True):
             binding.bind_ortvalue_output(name, make(output.shape, output.dtype.type, *device))
-        return _ShapeBuffers(binding, self._inputs[count], np.zeros(shape, self._input_type))
+        prepared = _PreparedShape(session, binding, held, np.zeros(shape, self._input_type))
+        _run_bound(prepared)
+        return prepared
 
     def _run(self, batch: Float) -> list[Float]:
         sizes = self._sizes.get(batch.shape[1:])
@@ -233,26 +235,18 @@ class CudaNetwork:
         pieces = []
         for start in range(0, len(batch), sizes[-1]):
             piece = batch[start : start + sizes[-1]]
-            buffers = self._buffers[choose_bucket(len(piece), sizes), *batch.shape[1:]]
-            buffers.staging[: len(piece)] = piece
-            buffers.staging[len(piece) :] = 0
-            padded = len(buffers.staging)
-            pieces.append([output[: len(output) * len(piece) // padded] for output in self._run_bound(buffers)])
+            prepared = self._prepared[choose_bucket(len(piece), sizes), *batch.shape[1:]]
+            prepared.staging[: len(piece)] = piece
+            prepared.staging[len(piece) :] = 0
+            padded = len(prepared.staging)
+            pieces.append([output[: len(output) * len(piece) // padded] for output in _run_bound(prepared)])
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*pieces, strict=True)]
 
-    def _run_bound(self, buffers: _ShapeBuffers) -> list[Float]:
-        buffers.input.update_inplace(buffers.staging.reshape(-1))
-        self._session.run_with_iobinding(buffers.binding)
-        buffers.binding.synchronize_outputs()
-        return [np.asarray(output, np.float32) for output in buffers.binding.copy_outputs_to_cpu()]
-
     def _run_eagerly(self, batch: Float) -> list[Float]:
-        return [np.asarray(output, np.float32) for output in self._run_uncast(batch)]
-
-    def _run_uncast(self, batch: Float) -> list[NDArray[Any]]:
         given = batch.astype(self._input_type, copy=False)
-        outputs: list[NDArray[Any]] = self._session.run(self.output_names, {self.input_name: given})
-        return outputs
+        return [
+            np.asarray(output, np.float32) for output in self._session.run(self.output_names, {self.input_name: given})
+        ]
 
     def _count_cpu_nodes(self) -> dict[str, int]:
         """Count nodes by operator that ran off the device. Shape arithmetic is excluded: it belongs on the CPU."""
@@ -264,6 +258,13 @@ class CudaNetwork:
         options = self._session_options()
         given = batch.astype(self._input_type, copy=False)
         return profile_nodes(options, lambda: self._open(self.file, options), given)
+
+
+def _run_bound(prepared: _PreparedShape) -> list[Float]:
+    prepared.input.update_inplace(prepared.staging.reshape(-1))
+    prepared.session.run_with_iobinding(prepared.binding)
+    prepared.binding.synchronize_outputs()
+    return [np.asarray(output, np.float32) for output in prepared.binding.copy_outputs_to_cpu()]
 
 
 def _min_cosine(expected: Sequence[Float], given: Sequence[Float]) -> float:

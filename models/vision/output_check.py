@@ -56,7 +56,7 @@ def _check_input(spec: NetworkSpec, network: Network) -> None:
 
 
 def _check_detector(detector: Detector, network: Network) -> None:
-    small, wide = CANVAS_BUCKETS_PX[:2]
+    small, wide = CANVAS_BUCKETS_PX[0], CANVAS_BUCKETS_PX[-1]  # also prepared on GPUs
     for count, height, width in ((CHECK_BATCH, small, small), (1, small, wide)):
         photos = [detector.prepare(image) for image in _noise(count, height, width)]
         for photo, outputs in zip(photos, detector.run(photos), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper, load, save
 
 from models.errors import PackError, RuntimeUnavailableError
 from models.pack.manifest import ModelPack
+from models.runtime import cuda_network
 from models.runtime.cuda_network import CUDA, CudaNetwork, Device, convert_to_fp16, diagnose_cuda, visible_gpus
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import OnnxNetwork, available_providers, profile_nodes
@@ -93,6 +95,24 @@ def test_padding_does_not_leak_the_previous_batch(pack: ModelPack, tmp_path: Pat
     crops = rng.uniform(-1, 1, (4, *CROP)).astype(np.float32)
     network.run(crops * 7)
     assert cosines(network.run(crops[:3])[0], OnnxNetwork(pack.recognition.path).run(crops[:3])[0]).min() > 0.999
+
+
+def test_a_session_meets_one_shape(pack: ModelPack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime makes cuDNN's plans anew whenever the shape of a session changes, which took 3 to 5 s on an H100."""
+    bound: list[tuple[int, tuple[int, ...]]] = []
+    run = cuda_network._run_bound
+
+    def record(prepared: Any) -> list[Float]:
+        bound.append((id(prepared.session), prepared.staging.shape))
+        return run(prepared)
+
+    monkeypatch.setattr(cuda_network, "_run_bound", record)
+    network = recognizer_on(pack, tmp_path)
+    for count in (1, 4, 2, 1, 7, 4):
+        network.run(np.zeros((count, *CROP), np.float32))
+    assert {shape for _, shape in bound} == {(count, *CROP) for count in (1, 2, 4)}
+    assert len(bound) == 3 + 7
+    assert len(set(bound)) == len({session for session, _ in bound}) == 3
 
 
 def test_unprepared_shapes_run(pack: ModelPack, tmp_path: Path, rng: np.random.Generator) -> None:

@@ -127,7 +127,7 @@ def test_what_only_a_cpu_has_is_not_asked_of_a_gpu(pack: ModelPack) -> None:
 def test_every_shape_that_a_service_meets_is_prepared(pack: ModelPack) -> None:
     assert (1, 3, 112, 112) in input_shapes(pack.recognition)
     assert (32, 3, 112, 112) in input_shapes(pack.recognition)
-    assert {(1, 3, 256, 256), (8, 3, 640, 512)} <= set(input_shapes(pack.detection))
+    assert {(1, 3, 256, 256), (8, 3, 640, 256)} <= set(input_shapes(pack.detection))
     probe = make_probe(pack.detection, input_shapes(pack.detection))
     assert probe.shape == (1, 3, 256, 256)
     assert -1.0 <= probe.min() < -0.9 < 0.9 < probe.max() <= 1.0
