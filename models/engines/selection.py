@@ -89,6 +89,7 @@ class Runtime:
     """Runtime on CPUs. ``open``: opens a file, or the graph made from it, in a precision."""
 
     is_installed: Callable[[], bool]
+    supported_precisions: Callable[[], AbstractSet[Precision]]
     fast_precisions: Callable[[], AbstractSet[Precision]]
     open: Callable[[Path, Precision, EnginePreference, bytes | None], CpuNetwork]
 
@@ -96,11 +97,13 @@ class Runtime:
 RUNTIMES: Final[Mapping[Engine, Runtime]] = {
     "openvino": Runtime(
         openvino_network.is_installed,
+        openvino_network.supported_precisions,
         openvino_network.fast_precisions,
         lambda path, precision, wanted, graph: OpenVinoNetwork(path, precision, wanted.threads, graph),
     ),
     "onnxruntime": Runtime(
         onnx_runtime.is_installed,
+        lambda: frozenset[Precision](("fp32", "int8")),
         onnx_runtime.fast_precisions,
         lambda path, precision, wanted, graph: OnnxNetwork(
             path, wanted.provider or CPU, wanted.threads, precision, graph
@@ -251,8 +254,9 @@ def choose_engine(spec: NetworkSpec, preference: EnginePreference, available: Pr
     int8 = next((variant for variant in spec.variants if variant.precision == "int8"), None)
     # A pack may have INT8 for only one of its networks.
     if pinned is not None and (pinned != "int8" or int8 is not None):
-        if pinned not in precisions and pinned != "int8":
-            listed = ", ".join(sorted(precisions))
+        supported = RUNTIMES[engine].supported_precisions() | precisions
+        if pinned not in supported:
+            listed = ", ".join(sorted(supported))
             raise RuntimeUnavailableError(
                 f"{engine} has no {pinned} on this processor; it has {listed} (KITH_PRECISION)"
             )
@@ -273,7 +277,7 @@ def choose_engine(spec: NetworkSpec, preference: EnginePreference, available: Pr
 
 def _choose_float(spec: NetworkSpec, engine: Engine, available: AbstractSet[Precision], no_int8: str) -> EngineChoice:
     if "bf16" not in available:
-        return EngineChoice(engine, "fp32", f"{no_int8}, and {engine} has no bf16 here")
+        return EngineChoice(engine, "fp32", f"{no_int8}, and {engine} has no faster bf16 here")
     lost = next((v.points_lost(engine) for v in spec.variants if v.precision == "bf16"), None)
     if lost is not None and lost > MAX_POINTS_LOST:
         return EngineChoice(engine, "fp32", f"{no_int8}, and bf16 loses {lost:g} points")

@@ -92,7 +92,6 @@ def test_each_engine_counts_its_own_loss() -> None:
     ("preference", "available", "message"),
     [
         (EnginePreference(engine="openvino"), {"onnxruntime": {"fp32"}}, "openvino is not installed"),
-        (EnginePreference(precision="bf16"), OLD, "no bf16 on this processor"),
         (EnginePreference(engine="onnxruntime", precision="bf16"), BOTH, "onnxruntime has no bf16"),
         (EnginePreference(engine="openvino", provider="CPUExecutionProvider"), BOTH, "KITH_PROVIDER"),
     ],
@@ -102,6 +101,19 @@ def test_unavailable_pinned_settings_are_rejected(
 ) -> None:
     with pytest.raises(RuntimeUnavailableError, match=message):
         choose_engine(spec(), preference, available)
+
+
+def test_a_pinned_precision_may_be_slow_but_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    for exists in (True, False):
+        supported = frozenset[Precision](("fp32", "bf16") if exists else ("fp32",))
+        runtime = replace(selection.RUNTIMES["openvino"], supported_precisions=lambda known=supported: known)
+        monkeypatch.setattr(selection, "RUNTIMES", {"openvino": runtime})
+        assert choose_engine(spec(), EnginePreference(), OLD).precision == "fp32"
+        if exists:
+            assert choose_engine(spec(), EnginePreference(precision="bf16"), OLD).precision == "bf16"
+        else:
+            with pytest.raises(RuntimeUnavailableError, match="no bf16 on this processor"):
+                choose_engine(spec(), EnginePreference(precision="bf16"), OLD)
 
 
 def test_each_engine_gives_the_same_vectors(rng: np.random.Generator) -> None:

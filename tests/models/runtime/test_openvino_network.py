@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime import openvino_network
 from models.runtime.onnx_runtime import OnnxNetwork
-from models.runtime.openvino_network import OpenVinoNetwork, fast_precisions
+from models.runtime.openvino_network import OpenVinoNetwork, fast_precisions, supported_precisions
 from models.vision.alignment import align
 from models.vision.detection import Detector
 from models.vision.recognition import Recognizer
 
 pytest.importorskip("openvino")
-needs_bf16 = pytest.mark.skipif("bf16" not in fast_precisions(), reason="this processor does not multiply bf16")
+needs_bf16 = pytest.mark.skipif("bf16" not in supported_precisions(), reason="this processor does not multiply bf16")
 
 
 def test_any_batch_size_gives_every_row(rng: np.random.Generator) -> None:
@@ -71,6 +71,21 @@ def test_int8_counts_as_fast_only_with_dot_product_instructions(monkeypatch: pyt
     for has in (True, False):
         monkeypatch.setattr(openvino_network, "has_fast_int8", lambda has=has: has)
         assert ("int8" in fast_precisions()) == has
+
+
+def test_bf16_counts_as_fast_only_where_it_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO reports bf16 on processors that need 1.7 times longer for it."""
+    monkeypatch.setattr(openvino_network, "supported_precisions", lambda: frozenset({"fp32", "bf16"}))
+    for faster in (True, False):
+        monkeypatch.setattr(openvino_network, "has_fast_bf16", lambda faster=faster: faster)
+        assert ("bf16" in fast_precisions()) == faster
+
+
+@needs_bf16
+def test_convolutions_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = openvino_network.has_fast_bf16()
+    monkeypatch.setattr(openvino_network, "_convolutions", lambda: pytest.fail("timed again"))
+    assert openvino_network.has_fast_bf16() is timed
 
 
 @needs_bf16
