@@ -21,6 +21,9 @@ PROBE_SIMILARITY: Final = 0.4
 returned as matches, and more similar ones are easier to find."""
 NOISE: Final = 1e-6
 NEAREST: Final = 10
+RECALL_OF_NEAREST: Final = 0.95
+"""Recall of the NEAREST that a depth should reach: they are listed as candidates, and the second tells how unusual the
+first one is."""
 PROBES_PER_BATCH: Final = 32
 TOLERANCE: Final = 1e-5
 """Similarities this close are ties, or differ by rounding."""
@@ -37,7 +40,8 @@ class Measurement:
 
 
 def measure(view: View, depths: Sequence[int], promise: float, stopped: Callable[[], bool]) -> Measurement:
-    """Measure recall at the first of the ascending depths that keeps the promise, or at the last.
+    """Measure recall at the first of the ascending depths that keeps the promise and reaches RECALL_OF_NEAREST, or at
+    the last.
 
     Only vectors that have structures count: the others are compared anyway.
 
@@ -51,7 +55,7 @@ def measure(view: View, depths: Sequence[int], promise: float, stopped: Callable
         if stopped():
             raise StoppedError
         recall = recall_of(part, probes, best, depth, promise)
-        if recall.at_1 >= promise:
+        if recall.at_1 >= promise and recall.at_10 >= RECALL_OF_NEAREST:
             break
     return Measurement(recall, depth, len(part), view.moved)
 

@@ -19,7 +19,7 @@ from models.vision.recognition import l2_normalize
 from service.core.errors import SettingsError
 from service.domain.gallery import Keys
 from service.index import recall, segment_builder
-from service.index.faiss_structures import api, exact, products, trainer_for
+from service.index.faiss_structures import COMPACT_DEPTHS, api, exact, products, trainer_for
 from service.index.protocol import Builder, Kind, Recall, StoppedError, Structure
 from service.index.recall import recall_of
 from service.index.segment_builder import Batch
@@ -291,6 +291,21 @@ def test_recall_is_measured_again_when_others_have_come(rng: np.random.Generator
         found = index.search(index.view, others[: start + 2500 : 10], 1)
         assert (found.keys[:, 0] == size + np.arange(0, start + 2500, 10)).mean() >= 0.99
     assert stats.kind == "compact" and trained.kinds.count("compact") > 1
+
+
+def test_the_depth_finds_runners_up(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best is found at the first depth, but the ten best differ little from many others."""
+    vectors = l2_normalize(rng.normal(size=(8000, 256)))
+    depths = {}
+    for share in (0.0, 0.95):
+        monkeypatch.setattr(recall, "RECALL_OF_NEAREST", share)
+        index = index_of(256, "compact", sizes=replace(SMALL, max_compact=16_384))
+        index.load(Rows(np.arange(8000), np.arange(8000), vectors), 1)
+        index.compact()
+        stats = index.stats()
+        assert stats.recall is not None and stats.recall.at_1 >= 0.999 and stats.recall.at_10 >= share
+        depths[share] = stats.depth
+    assert depths[0.0] == COMPACT_DEPTHS[0] < (depths[0.95] or 0)
 
 
 class Blind:
