@@ -136,7 +136,7 @@ class _Server(_LifespanServer):
     """Server that excludes long-lived objects from garbage collection, and always ends.
 
     Scanning the objects of a started service would delay requests by a quarter of a second each time. A thread that
-    waits for a database cannot be cancelled, so that a timer ends the process.
+    waits for a database cannot be canceled, so that a timer ends the process.
     """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

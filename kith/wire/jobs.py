@@ -17,7 +17,7 @@ class JobOut(BaseModel):
     kind: str
     gallery: str
     state: JobState
-    cancelling: bool = Field(description="Cancellation was requested; the job stops after the current item.")
+    canceling: bool = Field(description="Cancellation was requested; the job stops after the current item.")
     total: int | None
     done: int
     failed: int

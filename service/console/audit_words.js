@@ -30,7 +30,7 @@ export const EVENTS = {
   migration_rolled_back: "Migration: rolled back",
   migration_finished: "Migration finished",
   job_queued: "Job queued",
-  job_cancelled: "Job canceled",
+  job_canceled: "Job canceled",
   key_created: "Key created",
   key_rotated: "Key replaced",
   key_revoked: "Key revoked",

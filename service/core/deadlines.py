@@ -102,7 +102,7 @@ class FairSemaphore:
         try:
             await turn
         except BaseException:
-            if not turn.cancelled() and turn.exception() is None:  # acquired, then cancelled before resuming
+            if not turn.cancelled() and turn.exception() is None:  # acquired, then canceled before resuming
                 self.release(count)
             else:
                 self._admit()

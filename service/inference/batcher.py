@@ -298,7 +298,7 @@ class Batcher(Generic[Item, Result]):
         return rows.items()
 
     def _forget(self, call: _Call[Item, Result]) -> None:
-        """Drop the queued items of a finished, cancelled or failed call."""
+        """Drop the queued items of a finished, canceled or failed call."""
         if call.missing:
             reason = _drop_reason(call.future)
             with self._devices.changed:
@@ -394,6 +394,6 @@ def _raisable(error: BaseException) -> Exception:
 def _drop_reason(future: asyncio.Future[Any]) -> str:
     """Return why the items of a call are dropped, as an error code."""
     if future.cancel() or future.cancelled():
-        return "cancelled"
+        return "canceled"
     error = future.exception()
     return error.code if isinstance(error, KithError) else "internal_error"

@@ -300,7 +300,7 @@ class PhotoPipeline:
 
 
 async def _until_done(work: Coroutine[Any, Any, Result]) -> Result:
-    """Return the result of work in a thread. If cancelled, end with the thread, which uses memory until then."""
+    """Return the result of work in a thread. If canceled, end with the thread, which uses memory until then."""
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)

@@ -35,7 +35,7 @@ LEASE_S: Final = 20.0
 """Time until another machine takes over the job of a dead process."""
 POLL_S: Final = 1.0
 STOP_S: Final = 5.0
-"""Time for a job to finish its current item when the service stops; then it is cancelled."""
+"""Time for a job to finish its current item when the service stops; then it is canceled."""
 RETENTION_DAYS: Final = 14
 """Age at which finished jobs are deleted."""
 TIDY_INTERVAL_S: Final = 3600.0
@@ -68,7 +68,7 @@ class JobContext:
         self._threads = threads
         self._stopping = stopping
         self._since = time.monotonic()
-        self._cancelled = job.cancel
+        self._canceled = job.cancel
         self.owned = True
 
     @property
@@ -83,7 +83,7 @@ class JobContext:
         """
         if not self.owned:
             raise LeaseLostError(f"job {self.job.id} belongs to another process")
-        if self._cancelled:
+        if self._canceled:
             raise JobCancelledError
         if self._stopping():
             raise JobStoppedError
@@ -98,7 +98,7 @@ class JobContext:
 
     def note_cancellation(self, cancel: bool) -> None:
         """Remember whether cancellation was requested, for kinds that record in their own transaction."""
-        self._cancelled = self._cancelled or cancel
+        self._canceled = self._canceled or cancel
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run a blocking function in the threads of jobs."""
@@ -185,7 +185,7 @@ class Runner(PeriodicTask):
         # This process still runs a job whose lease expired while the database was away.
         if any(context.job.pk == job.pk for context in list(self._contexts)):
             return False
-        # Any process can end a cancelled job.
+        # Any process can end a canceled job.
         return job.cancel or self._can_run(job)
 
     def _can_run(self, job: Job) -> bool:
@@ -240,7 +240,7 @@ class Runner(PeriodicTask):
             await self._in_thread(self.store.release, job)
             return
         except JobCancelledError:
-            await self._in_thread(self.store.finish, job, "cancelled", None)
+            await self._in_thread(self.store.finish, job, "canceled", None)
         except Exception as error:
             if not isinstance(error, KithError):
                 log.exception("job %s (%s) failed", job.id, job.kind)

@@ -49,7 +49,7 @@ class Transfers:
             raise OverloadedError(f"{MAX_EXPORTS} exports are in progress") from error
 
     def end_export(self, close: Callable[[], None]) -> None:
-        """Close the snapshot without waiting: an await would be cancelled with the client's request."""
+        """Close the snapshot without waiting: an await would be canceled with the client's request."""
         closed = asyncio.get_running_loop().run_in_executor(self._exporting, close)
         closed.add_done_callback(lambda _: self._places.release())
 

@@ -261,11 +261,11 @@ class _Run:
                 if not admitted:
                     break
                 try:
-                    cancelled = await self._context.run(self._enroll, admitted, refused, checked)
+                    canceled = await self._context.run(self._enroll, admitted, refused, checked)
                 except GalleryChangedError:
                     self._context.check()
                     continue  # after requests that wait for their turn
-                self._context.note_cancellation(cancelled)
+                self._context.note_cancellation(canceled)
                 break
         if not admitted:
             if refused:

@@ -32,7 +32,7 @@ def asked(route: Route) -> dict[str, str]:
 
 
 def job(number: int, **state: Any) -> dict[str, Any]:
-    about = {"kind": "enrollment", "gallery": "family", "total": 100, "rate": 1, "remaining_s": 9, "cancelling": False}
+    about = {"kind": "enrollment", "gallery": "family", "total": 100, "rate": 1, "remaining_s": 9, "canceling": False}
     counted = {"state": "running", "done": 3, "failed": 0, "counts": {}, "problem": None}
     return {"id": f"{number:032x}", "updated_at": "2026-01-01T00:00:00Z", **about, **counted, **state}
 

@@ -95,7 +95,7 @@ def to_job_out(job: Job) -> JobOut:
         kind=job.kind,
         gallery=job.gallery,
         state=job.state,
-        cancelling=job.cancel and job.state == "running",
+        canceling=job.cancel and job.state == "running",
         total=progress.total,
         done=progress.done,
         failed=progress.failed,

@@ -192,7 +192,7 @@ class _BulkEnrollment:
                 job = self._kith.wait_for(job.id, CANCEL_TIMEOUT_S)
             except TimeoutError:
                 report.jobs.append(job.id)
-                print_note(f"Job {job.id} is still being cancelled. Wait for it with 'kith jobs watch {job.id}'.")
+                print_note(f"Job {job.id} is still being canceled. Wait for it with 'kith jobs watch {job.id}'.")
                 return
         self._add_job(job, getattr(archive, "unreadable", {}))
         if job.state == "failed" and job.problem is not None:
@@ -203,7 +203,7 @@ class _BulkEnrollment:
         from service.storage.repositories.jobs import ALREADY_ENROLLED, ENROLLED, IGNORED
 
         report = self._report
-        report.interrupted = report.interrupted or job.state == "cancelled"
+        report.interrupted = report.interrupted or job.state == "canceled"
         report.jobs.append(job.id)
         report.enrolled += job.counts.get(ENROLLED, 0)
         report.already_enrolled += job.counts.get(ALREADY_ENROLLED, 0)
@@ -304,6 +304,6 @@ def print_report(report: EnrollmentReport, created: str = "") -> None:
     ignored = f"; {count_of(report.ignored, 'file')} ignored (hidden, or not a photo)" if report.ignored else ""
     print_line(f"{count_of(report.enrolled, 'photo')} enrolled{already}, {len(refused)} refused{ignored}")
     if report.interrupted:
-        print_line("Cancelled. Enrolled photos stay enrolled. Run the command again to resume.")
+        print_line("Canceled. Enrolled photos stay enrolled. Run the command again to resume.")
     if created:
         print_line(created)

@@ -22,7 +22,7 @@ app = CommandGroup(help="Manage background jobs, such as bulk enrollment.", no_a
 Items = Annotated[bool, typer.Option("--items", help="Show every item, not only refused ones.")]
 
 
-State = StrEnum("State", "queued running succeeded failed cancelled")
+State = StrEnum("State", "queued running succeeded failed canceled")
 
 
 @app.command("list")
@@ -53,7 +53,7 @@ def show(job: JobId, server: ServerOptions, items: Items = False) -> None:
 def watch(job: JobId, server: ServerOptions, items: Items = False) -> None:
     """Wait until a job is finished, and show it.
 
-    Exit status 1 if the job failed, was cancelled, or refused an item. Ctrl-C stops waiting, not the job."""
+    Exit status 1 if the job failed, was canceled, or refused an item. Ctrl-C stops waiting, not the job."""
     with connect(server) as kith:
         with progress_bar(MofNCompleteColumn(), TextColumn("{task.fields[rate]}")) as progress:
             finished = show_until_done(kith, job, progress)
@@ -66,8 +66,8 @@ def watch(job: JobId, server: ServerOptions, items: Items = False) -> None:
 def cancel(job: JobId, server: ServerOptions) -> None:
     """Cancel a job. Completed items are kept."""
     with connect(server) as kith:
-        cancelled = kith.cancel_job(job)
-    server.answer(cancelled, _state(cancelled))
+        canceled = kith.cancel_job(job)
+    server.answer(canceled, _state(canceled))
 
 
 def show_until_done(kith: Kith, job: str, progress: Progress) -> JobOut:
@@ -100,7 +100,7 @@ def _print_job(job: JobOut, items: list[JobItemOut]) -> None:
 
 
 def _state(job: JobOut) -> str:
-    return "cancelling" if job.cancelling else job.state
+    return "canceling" if job.canceling else job.state
 
 
 def _progress(job: JobOut) -> str:

@@ -33,7 +33,7 @@ const STATES = {
   running: ["running", "unknown", "jobs"],
   succeeded: ["done", "identified", "check"],
   failed: ["failed", "failed", "warning"],
-  cancelled: ["canceled", "", "close"],
+  canceled: ["canceled", "", "close"],
 };
 const REASONS = {
   enrolled: "Enrolled",
@@ -185,7 +185,7 @@ class JobCard {
       h("a", { href: `#/galleries/${encodeURIComponent(job.gallery)}` }, job.gallery),
     );
     this.state.className = `outcome ${tone}`;
-    fill(this.state, icon(picture), job.cancelling ? "stopping" : said);
+    fill(this.state, icon(picture), job.canceling ? "stopping" : said);
     this.bar.hidden = !active(job);
     if (job.total === null) this.bar.removeAttribute("value");
     else this.bar.value = part;
@@ -203,7 +203,7 @@ class JobCard {
     );
     this.items.hidden = job.failed === 0;
     this.items.querySelector("summary").textContent = `Refused items (${whole(job.failed)})`;
-    this.cancel.hidden = !active(job) || job.cancelling;
+    this.cancel.hidden = !active(job) || job.canceling;
     this.retry.hidden = active(job) || !job.counts.several_faces;
     if (this.items.open && this.listed !== null) this.offer();
   }

@@ -441,7 +441,7 @@ def _queue_job(
 ) -> None:
     """Queue a job unless an equal one is queued, or running and ``unless_running``.
 
-    A running job may already have listed its templates, and a cancelled one will not finish: neither suffices.
+    A running job may already have listed its templates, and a canceled one will not finish: neither suffices.
     """
     wanted = {"generation": generation, "fingerprint": fingerprint}
     unfinished = sa.select(jobs.c.parameters).where(

@@ -37,7 +37,7 @@ from service.storage.repositories.erasures import erased_error, erased_since, er
 from service.storage.repositories.job_records import ItemOutcome, Job, Progress, create_in, own_row, record_in
 from service.storage.repositories.templates import add_templates, existing_ids, report_enrollment
 
-FINISHED: Final[tuple[JobState, ...]] = ("succeeded", "failed", "cancelled")
+FINISHED: Final[tuple[JobState, ...]] = ("succeeded", "failed", "canceled")
 ENROLLED: Final = "enrolled"
 ALREADY_ENROLLED: Final = "already_enrolled"
 ERASED: Final = "subject_erased"
@@ -256,10 +256,10 @@ class JobStore:
             for item, template in admitted:
                 stored = template.id in new and first[template.id] == item
                 outcomes.append(ItemOutcome(item, ENROLLED if stored else ALREADY_ENROLLED, subject=subject_id))
-            cancelled = record_in(connection, job, [*outcomes, *refused], seconds)
+            canceled = record_in(connection, job, [*outcomes, *refused], seconds)
             if new:
                 report_enrollment(self._database.vault, connection, gallery, subject_id, len(new), job=job.id)
-            return cancelled
+            return canceled
 
     def finish(self, job: Job, state: JobState, problem: dict[str, Any] | None = None) -> None:
         """Raises LeaseLostError."""
@@ -301,12 +301,12 @@ class JobStore:
         with self._database.write(_CONFLICT) as connection:
             row = _row(connection, job_id, lock=True)
             if row.state not in FINISHED and _is_free(row, self._database.now(connection)):
-                _end(connection, row.pk, "cancelled", None)
+                _end(connection, row.pk, "canceled", None)
                 self._report(connection, job_id)
             elif row.state == "running":
                 _update(connection, row.pk, cancel=True)
             if row.state not in FINISHED:
-                entry = Entry("job_cancelled", (row.gallery_pk, row.gallery), details={"job": job_id, "kind": row.kind})
+                entry = Entry("job_canceled", (row.gallery_pk, row.gallery), details={"job": job_id, "kind": row.kind})
                 append(self._database.vault, connection, row.gallery_pk, [entry])
         return self.job(job_id)
 

@@ -177,7 +177,7 @@ def test_ctrl_c_cancels_the_enrollment_of_an_archive(
     report = json.loads(output)
     assert report["interrupted"]
     assert kith.gallery(gallery).template_count == report["enrolled"] < 300
-    assert [job.state for job in kith.jobs(gallery)] == ["cancelled"]
+    assert [job.state for job in kith.jobs(gallery)] == ["canceled"]
     lines = (tmp_path / "report.ndjson").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["status"] for line in lines] == ["done"] * report["enrolled"]
 

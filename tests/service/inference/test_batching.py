@@ -127,7 +127,7 @@ class Ask:
     items: list[int]
     background: bool
     leaves: int | None
-    how: Literal["cancelled", "gone", "late"]
+    how: Literal["canceled", "gone", "late"]
 
 
 Numbered = tuple[int, int, int]
@@ -139,7 +139,7 @@ ASKS = st.builds(
     st.lists(st.integers(0, 40), min_size=1, max_size=10),
     st.booleans(),
     st.none() | st.integers(0, 12),
-    st.sampled_from(("cancelled", "gone", "late")),
+    st.sampled_from(("canceled", "gone", "late")),
 )
 
 
@@ -149,7 +149,7 @@ def test_whatever_happens_every_request_ends_and_nobody_gets_another_ones_result
     asks: list[Ask], devices: int, max_queue: int, close_early: bool
 ) -> None:
     """Two batchers share the devices, the second working on the first one's results, as a request's do; some items
-    fail, some requests are cancelled, time out, are refused, or come while all is closing."""
+    fail, some requests are canceled, time out, are refused, or come while all is closing."""
     lock, done, shapes, waiting = threading.Lock(), Counter[Numbered](), list[set[int]](), list[int]()
 
     def first(items: list[Numbered]) -> list[Numbered]:
@@ -177,7 +177,7 @@ def test_whatever_happens_every_request_ends_and_nobody_gets_another_ones_result
         async def leave(task: asyncio.Task[object], deadline: Deadline) -> None:
             for _ in range(ask.leaves or 0):
                 await asyncio.sleep(0)
-            if ask.how == "cancelled":
+            if ask.how == "canceled":
                 task.cancel()
             elif ask.how == "gone":
                 deadline.disconnect()
@@ -211,7 +211,7 @@ def test_whatever_happens_every_request_ends_and_nobody_gets_another_ones_result
             case ValueError():
                 assert BAD in ask.items
             case asyncio.CancelledError():
-                assert how == "cancelled"
+                assert how == "canceled"
             case ClientGoneError():
                 assert how == "gone" and not ask.background
             case DeadlineExceededError():

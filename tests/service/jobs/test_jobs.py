@@ -96,7 +96,7 @@ def test_an_effect_and_its_record_happen_together_and_once(
     store.enroll(job, galleries.galleries.get("g"), "bob", [("e", second), ("f", third)], [], 2)
     assert [len(galleries.templates.list_page(gallery, name)) for name in ("ada", "bob")] == [2, 1]
     assert galleries.galleries.get("g").templates == 3
-    store.finish(job, "cancelled")
+    store.finish(job, "canceled")
     gallery = galleries.galleries.get("g")
     with pytest.raises(LeaseLostError):
         store.enroll(job, gallery, "eve", [("g", NewTemplate("f" * 32, vectors[0], "photo"))], [], 3)
@@ -187,25 +187,25 @@ def test_a_lease_is_kept_by_renewing_it(store: JobStore, gallery: Gallery) -> No
     assert taken(store, "other").progress.takeovers == 0
 
 
-def test_cancelling(store: JobStore, gallery: Gallery) -> None:
+def test_canceling(store: JobStore, gallery: Gallery) -> None:
     waiting = store.create(gallery, "work", {})
-    assert store.cancel(waiting.id).state == "cancelled"
+    assert store.cancel(waiting.id).state == "canceled"
     assert store.claim("p", 60) is None
     store.create(gallery, "work", {})
     job = taken(store)
     assert (store.cancel(job.id).state, store.job(job.id).cancel) == ("running", True)
     assert store.renew(job, 60)
     assert store.record(job, [], 1)
-    store.finish(job, "cancelled")
-    assert store.cancel(job.id).state == "cancelled"
+    store.finish(job, "canceled")
+    assert store.cancel(job.id).state == "canceled"
     with pytest.raises(JobNotFoundError):
         store.cancel("0" * 32)
 
 
-def test_a_job_that_no_server_can_run_can_be_cancelled(store: JobStore, gallery: Gallery) -> None:
+def test_a_job_that_no_server_can_run_can_be_canceled(store: JobStore, gallery: Gallery) -> None:
     left = store.create(gallery, "of no process", {})
     taken(store, lease_s=-1)
-    assert store.cancel(left.id).state == "cancelled"
+    assert store.cancel(left.id).state == "canceled"
     # Called off while its process lived, which then died.
     kinds = {"work": JobKind(lambda context: None, ready=lambda job: False)}
     for kind in ("work", "of no process"):
@@ -213,7 +213,7 @@ def test_a_job_that_no_server_can_run_can_be_cancelled(store: JobStore, gallery:
         job = taken(store, lease_s=60)
         assert store.cancel(left.id).state == "running"
         assert store.renew(job, -1)
-        assert run_until(store, left, Runner(store, kinds, poll_s=0.01)).state == "cancelled"
+        assert run_until(store, left, Runner(store, kinds, poll_s=0.01)).state == "canceled"
 
 
 def test_a_lease_from_a_wrong_clock_is_ignored(store: JobStore, gallery: Gallery) -> None:
@@ -224,7 +224,7 @@ def test_a_lease_from_a_wrong_clock_is_ignored(store: JobStore, gallery: Gallery
     assert heir.id == job.id
     store.release(heir)
     taken(store, lease_s=400 * 86400)
-    assert store.cancel(job.id).state == "cancelled"
+    assert store.cancel(job.id).state == "canceled"
 
 
 def test_a_job_that_no_server_can_run_fails_after_a_time(store: JobStore, database: Database, gallery: Gallery) -> None:
@@ -385,7 +385,7 @@ def test_a_fault_is_over_at_a_later_attempt(store: JobStore, gallery: Gallery, f
     assert (attempts, discarded) == (2 * MAX_TAKEOVERS, [job.id])
 
 
-def test_a_job_that_waits_for_its_next_attempt_can_be_cancelled(
+def test_a_job_that_waits_for_its_next_attempt_can_be_canceled(
     store: JobStore, gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner_module, "RETRY_S", 1)
@@ -402,7 +402,7 @@ def test_a_job_that_waits_for_its_next_attempt_can_be_cancelled(
 
     job = store.create(gallery, "work", {})
     ended = run_until(store, job, runner(store, work), during=cancel)
-    assert (ended.state, ended.progress.takeovers) == ("cancelled", 1)
+    assert (ended.state, ended.progress.takeovers) == ("canceled", 1)
 
 
 def test_a_job_that_is_cancelled_ends_between_items(store: JobStore, gallery: Gallery) -> None:
@@ -420,7 +420,7 @@ def test_a_job_that_is_cancelled_ends_between_items(store: JobStore, gallery: Ga
     discarded: list[str] = []
     kinds = {"work": JobKind(endless, discard=lambda job: discarded.append(job.id))}
     job = run_until(store, store.create(gallery, "work", {}), Runner(store, kinds, poll_s=0.01))
-    assert (job.state, discarded) == ("cancelled", [job.id])
+    assert (job.state, discarded) == ("canceled", [job.id])
     assert job.progress.done == items == 4  # the record after it tells
 
 
@@ -542,11 +542,11 @@ def test_jobs_over_http(kith: Kith, settings: Settings) -> None:
     assert len(refused) == 1200
     assert refused[0].problem is not None
     assert refused[0].problem.code == "low_quality"
-    assert kith.cancel_job(job.id).cancelling
-    store.finish(job, "cancelled")
-    assert kith.wait_for(job.id).state == "cancelled"
-    assert [j.id for j in kith.jobs(name, ["cancelled"])] == [job.id]
-    assert kith.cancel_job(made[2].id).state == "cancelled"
+    assert kith.cancel_job(job.id).canceling
+    store.finish(job, "canceled")
+    assert kith.wait_for(job.id).state == "canceled"
+    assert [j.id for j in kith.jobs(name, ["canceled"])] == [job.id]
+    assert kith.cancel_job(made[2].id).state == "canceled"
     with pytest.raises(TimeoutError):
         kith.wait_for(made[1].id, timeout_s=0)
     with pytest.raises(KithClientError) as raised:
@@ -569,7 +569,7 @@ def test_a_clock_that_jumps_forgets_no_job(store: JobStore, database: Database, 
         connection.execute(jobs.update().values(updated_at=datetime.now(UTC) - timedelta(days=400)))
     offset[0] = timedelta(days=400)
     looking._tidy()
-    assert {store.job(job.id).state for job in (over, waits)} == {"cancelled", "queued"}
+    assert {store.job(job.id).state for job in (over, waits)} == {"canceled", "queued"}
     offset[0] = timedelta()
     looking._tidy()
     assert [job.id for job in store.list_jobs(None, (), None, 9)] == [waits.id]

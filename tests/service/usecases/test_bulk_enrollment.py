@@ -567,7 +567,7 @@ def test_called_off_or_without_its_gallery_it_ends_and_leaves_nothing(
     kith_has_done(kith, job, 5)
     kith.cancel_job(job.id)
     ended = kith.wait_for(job.id, 60)
-    assert ended.state == "cancelled"
+    assert ended.state == "canceled"
     assert 5 <= ended.done < 300
     assert kith.gallery(gallery).template_count == ended.counts["enrolled"]
     kith.create_gallery("short-lived")

@@ -178,7 +178,7 @@ def test_a_job_that_runs_does_not_stand_for_one_that_is_needed(
     for _ in range(2):
         started(store, generations)
         assert sorted(fills().values()) == ["queued", "running"]
-    runs.finish(first, "cancelled")
+    runs.finish(first, "canceled")
     # One that is past its last template sees nothing of what was enrolled as the gallery moved, or moved back.
     for step in (
         lambda g: generations.cut_over(g, 0, None),
