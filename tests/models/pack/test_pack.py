@@ -41,8 +41,7 @@ def test_the_bundled_pack_is_complete() -> None:
 
 
 def test_the_bundled_pack_is_small() -> None:
-    assert sum(file.stat().st_size for file in BUNDLED_PACK.iterdir()) <= 9_500_000
-    assert sum(file.stat().st_size for file in (BUNDLED_PACK / "int8").iterdir()) <= 5_000_000
+    assert sum(file.stat().st_size for file in BUNDLED_PACK.iterdir()) <= 5_000_000
 
 
 @pytest.mark.parametrize(

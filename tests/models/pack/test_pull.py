@@ -31,6 +31,7 @@ from models.pack.verification import PULL_RECORD, check_pack, is_present, pack_d
 from models.vision.specs import Normalization
 from tests.http_files import File, Server, serving
 from tests.models.pack.test_minifasnet import content, random_network
+from tests.packs import pack_with_int8
 
 DETECTOR = (BUNDLED_PACK / "detector.onnx").read_bytes()
 RECOGNIZER = (BUNDLED_PACK / "recognizer.onnx").read_bytes()
@@ -192,9 +193,10 @@ def test_only_listed_members_are_extracted(server: Server, models_dir: Path) -> 
     assert [result.what for result in check_pack(entry, models_dir) if not result.ok] == ["license"]
 
 
-def test_a_pack_with_variants_is_pulled_completely(server: Server, models_dir: Path) -> None:
-    paths = [path for path in sorted(BUNDLED_PACK.rglob("*")) if path.suffix in (".onnx", ".json")]
-    files = {path.relative_to(BUNDLED_PACK).as_posix(): path.read_bytes() for path in paths}
+def test_a_pack_with_variants_is_pulled_completely(server: Server, models_dir: Path, tmp_path: Path) -> None:
+    published = pack_with_int8(tmp_path / "published")
+    paths = [path for path in sorted(published.rglob("*")) if path.suffix in (".onnx", ".json")]
+    files = {path.relative_to(published).as_posix(): path.read_bytes() for path in paths}
     assert {"recognizer.onnx", "int8/recognizer.onnx"} <= set(files)
     members = tuple(ArchiveMember(name, sha256(content), len(content)) for name, content in files.items())
     entry = archive_pack(server, zipped(**{f"top/{name}": content for name, content in files.items()}), members=members)

@@ -25,6 +25,7 @@ from models.runtime import onnx_check, openvino_network
 from models.runtime.onnx_check import check_model, check_network, read_model
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.runtime.openvino_network import OpenVinoNetwork
+from tests.packs import pack_with_int8
 
 Edit = Callable[[onnx.ModelProto], object]
 
@@ -227,7 +228,7 @@ def test_damaged_files_raise_only_the_pack_error(draw: st.DataObject, tmp_path: 
 @pytest.fixture
 def untrusted(tmp_path: Path) -> Path:
     """Copy of the bundled pack outside the trusted directory."""
-    return Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
+    return pack_with_int8(tmp_path / "pack")
 
 
 def _manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:

@@ -37,6 +37,7 @@ from service.server import embedded
 from service.settings import load_settings
 from service.usecases.backend import Backend
 from tests.conftest import jpeg
+from tests.packs import pack_with_int8
 
 without_gpu = pytest.mark.skipif(CUDA in available_providers() and bool(visible_gpus()), reason="a GPU is here")
 
@@ -84,10 +85,11 @@ def test_not_ready_after_a_gpu_is_lost_until_it_answers_again(tmp_path: Path) ->
 def test_a_variant_is_served_under_its_own_path(tmp_path: Path) -> None:
     if "int8" not in available_precisions()[next(iter(available_precisions()))]:
         pytest.skip("this processor does not multiply bytes")
-    with embedded(load_settings(data_dir=tmp_path, log_level="ERROR", device="cpu")) as url:
+    pack = pack_with_int8(tmp_path / "pack")
+    with embedded(load_settings(data_dir=tmp_path / "data", log_level="ERROR", device="cpu", pack=str(pack))) as url:
         served = httpx.get(f"{url}/v1/models").json()
     assert served["recognition"]["file"] == "int8/recognizer.onnx"
-    assert served["detection"]["file"] == "detector.onnx"  # INT8 would move its landmarks
+    assert served["detection"]["file"] == "detector.onnx"
 
 
 @without_gpu

@@ -13,6 +13,7 @@ from models.errors import PackError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
 from models.pack.writing import update_manifest
+from tests.packs import pack_with_int8
 from tests.training.runs import IMAGES, PEOPLE, tiny_run, write_people
 from training.config import ConfigError, HeadConfig, LoopConfig, TermConfig
 from training.detection.fit import DetectorFit
@@ -221,15 +222,16 @@ def test_a_run_that_is_no_recipe_has_no_command(copy: Path) -> None:
 
 
 def test_a_card_shows_variants_that_were_measured_on_photos(copy: Path) -> None:
-    document = json.loads((copy / "manifest.json").read_text())
-    (entry,) = {k: v for k, v in document["variants"]["recognition"].items() if k == "int8"}.values()
+    published = pack_with_int8(copy.parent / "quantized")
+    document = json.loads((published / "manifest.json").read_text())
+    entry = document["variants"]["recognition"]["int8"]
     measured = {
         "photos": "badge photos",
         "engines": {"onnxruntime": {"cosine": {"mean": 0.9995, "worst": 0.99}, "accepted": True}},
     }
     document["variants"] = {"recognition": {"int8": {**entry, "measured": measured}}}
-    (copy / "manifest.json").write_text(json.dumps(document))
-    words = " ".join(card_of(load_pack(copy)).split())
+    (published / "manifest.json").write_text(json.dumps(document))
+    words = " ".join(card_of(load_pack(published)).split())
     assert "`kith models quantize` wrote and measured these INT8 files on photos without names (badge photos)." in words
     assert "| recognizer, int8, onnxruntime | cosine to fp32 0.99950, at worst 0.9900 |" in words
     assert "FairFace and, for the detector" not in words

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +12,13 @@ from numpy.typing import NDArray
 from models.checksums import sha256_of
 from models.engines.selection import EngineChoice, EnginePreference, available_precisions, open_with_engine
 from models.errors import PackError
-from models.pack.loading import BUNDLED_PACK, load_pack
+from models.pack.loading import load_pack
 from models.pack.manifest import MANIFEST_FILE, ModelPack
 from models.pack.writing import update_variants
 from models.vision.alignment import align
 from models.vision.detection import Detections, Detector
 from models.vision.recognition import Recognizer
+from tests.packs import pack_with_int8
 from training.export.model_card import variant_rows
 
 
@@ -49,18 +49,16 @@ def test_variants_agree_with_fp32(engine: str, pack: ModelPack, group: NDArray[n
 
 def test_bundled_variants_lose_less_than_allowed(pack: ModelPack) -> None:
     pack.verify()
-    (small,) = (variant for variant in pack.recognition.variants if variant.precision == "int8")
-    assert small.of == sha256_of(pack.recognition.path)
-    assert small.path is not None
-    assert small.path.parent != pack.recognition.path.parent  # FaceAnalysis would open it
-    for engine in ("openvino", "onnxruntime"):
-        assert (lost := small.points_lost(engine)) is not None
+    for spec in (pack.detection, pack.recognition):
+        (rounded,) = spec.variants
+        assert (rounded.precision, rounded.of, rounded.path) == ("bf16", sha256_of(spec.path), None)
+        assert (lost := rounded.points_lost("openvino")) is not None
         assert lost <= 0.1
     assert {name.split(",")[0] for name, _ in variant_rows(pack)} == {"detector", "recognizer"}
 
 
 def test_variants_of_another_network_are_rejected(tmp_path: Path) -> None:
-    directory = Path(shutil.copytree(BUNDLED_PACK, tmp_path / "pack"))
+    directory = pack_with_int8(tmp_path / "pack")
     before = json.loads((directory / MANIFEST_FILE).read_text())
     named = json.loads((directory / MANIFEST_FILE).read_text())["variants"]
     named["recognition"]["int8"]["of"] = "0" * 64
