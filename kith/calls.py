@@ -49,7 +49,16 @@ from kith.wire.keys import DAY_S, CreatedKeyOut, KeyOut, KeysOut
 from kith.wire.migration import MigrationOut
 from kith.wire.risk import GalleryRiskOut
 from kith.wire.status import HealthOut, ModelsOut, StatusOut
-from kith.wire.subjects import EnrollOut, MergedOut, SubjectOut, SubjectsOut, TemplateOut, TemplatesOut
+from kith.wire.subjects import (
+    DecoyOut,
+    DecoysOut,
+    EnrollOut,
+    MergedOut,
+    SubjectOut,
+    SubjectsOut,
+    TemplateOut,
+    TemplatesOut,
+)
 from kith.wire.transfer import ImportOut
 from kith.wire.verification import VerifyOut
 from kith.wire.webhooks import (
@@ -412,6 +421,40 @@ class Calls:
         """Move a template to the subject ``to``. Return the first page of that subject's templates."""
         path = _template(gallery, subject, template)
         return json_call(TemplatesOut, "PATCH", path, repeatable=False, json={"subject": to})
+
+    @one
+    def add_decoy(
+        self,
+        gallery: str,
+        subject: str,
+        photo: Photo | None = None,
+        *,
+        url: str | None = None,
+        embedding: Vector | None = None,
+        recognizer: str | None = None,
+        face: FaceChoice | None = None,
+        detail: Detail | None = None,
+        allow_low_quality: bool | None = None,
+    ) -> Call[DecoyOut]:
+        """Store that a photo or an embedding was mistaken for a subject: it is another person.
+
+        A face that is more similar to it than to the subject is not identified as the subject any more. ``recognizer``
+        made the ``embedding``. The same picture is stored once, so a repeated call returns the same decoy."""
+        options = drop_none(recognizer=recognizer, face=face, detail=detail, allow_low_quality=allow_low_quality)
+        options |= _embeddings([] if embedding is None else [embedding])
+        photos, urls = ([] if photo is None else [photo]), ([] if url is None else [url])
+        arguments = photo_arguments(photos, urls, options)
+        return json_call(DecoyOut, "POST", f"{_path(gallery, subject)}/decoys", **arguments)
+
+    @one
+    def decoys(self, gallery: str, subject: str) -> Call[list[DecoyOut]]:
+        """Return the decoys of a subject, oldest first."""
+        return Call("GET", f"{_path(gallery, subject)}/decoys", lambda body: DecoysOut.model_validate_json(body).data)
+
+    @one
+    def delete_decoy(self, gallery: str, subject: str, decoy: str) -> Call[DeletedOut]:
+        """Erase a decoy. Return the receipt."""
+        return json_call(DeletedOut, "DELETE", f"{_path(gallery, subject)}/decoys/{path_segment(decoy)}")
 
     @one
     def delete_template(self, gallery: str, subject: str, template: str) -> Call[DeletedOut]:

@@ -119,7 +119,7 @@ def test_every_route_is_documented_with_its_errors(server: str) -> None:
                 assert operation["requestBody"]["content"], where
                 assert operation.get("description"), where
     bodies = [o for m in document["paths"].values() for o in m.values() if "multipart/form-data" in str(o)]
-    assert len(bodies) == 5
+    assert len(bodies) == 6
     for operation in bodies:
         content = operation["requestBody"]["content"]["application/json"]
         assert content["example"]

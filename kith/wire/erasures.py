@@ -16,7 +16,7 @@ class ReceiptOut(BaseModel):
     subject: str | None = Field(
         None, description="Keyed hash of the subject id; only the gallery's key can compute it."
     )
-    template: str | None = None
+    template: str | None = Field(None, description="Id of the erased template or decoy.")
     removed: dict[str, int] = Field(description="Removed rows by kind.")
     at: datetime
     line: int = Field(description="Number of the line in the gallery's audit log; line and hash are the proof.")

@@ -27,6 +27,8 @@ SINGLE_LINE: Final = rf"^[^{CONTROL_CHARACTERS}]*$"
 MAX_URL_LENGTH: Final = 2048
 MAX_LABELS: Final = 100
 """Maximum number of tags, and of metadata entries, of a subject."""
+MAX_DECOYS: Final = 50
+"""Maximum number of decoys of a subject, by one recognizer."""
 MAX_DIMENSION: Final = 65_536
 DETAIL: Final = (
     "Effort of face detection (docs/detection.md). low: one look; medium: if no face is confident, also the photo "

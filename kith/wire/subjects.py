@@ -42,6 +42,26 @@ class EnrollIn(Probes):
     allow_not_live: bool = False
 
 
+class DecoyIn(Probes):
+    """Exactly one photo or embedding."""
+
+    face: FaceChoice = "only"
+    allow_low_quality: bool = False
+
+
+class DecoyOut(BaseModel):
+    """A stranger who was mistaken for the subject."""
+
+    id: str
+    kind: TemplateKind
+    in_use: bool = Field(description="False: of another recognizer than the one that answers requests.")
+    created_at: datetime
+
+
+class DecoysOut(BaseModel):
+    data: list[DecoyOut]
+
+
 class SubjectOut(BaseModel):
     id: str
     name: str | None

@@ -65,6 +65,7 @@ complete_galleries = _complete("/v1/galleries", "name", lambda each: f"{each['su
 complete_jobs = _complete("/v1/jobs", "id", lambda each: f"{each['kind']}, {each['state']}")
 complete_subjects = _complete("/v1/galleries/{gallery}/subjects", "id", lambda each: each["name"] or "", searched=True)
 complete_templates = _complete("/v1/galleries/{gallery}/subjects/{subject}/templates", "id", lambda each: each["kind"])
+complete_decoys = _complete("/v1/galleries/{gallery}/subjects/{subject}/decoys", "id", lambda each: each["kind"])
 complete_keys = _complete("/v1/keys", "id", lambda each: each["name"])
 _complete_lines = _complete("/v1/audit", "event")
 _complete_models = _complete("/v1/models", "model", items="models")

@@ -76,6 +76,7 @@ _add_commands(USE, enroll.enroll, faces.identify, faces.verify, faces.detect, fa
 app.add_typer(galleries.app, name="gallery", rich_help_panel=MANAGE)
 app.add_typer(subjects.app, name="subject", rich_help_panel=MANAGE)
 app.add_typer(subjects.template_app, name="template", rich_help_panel=MANAGE)
+app.add_typer(subjects.decoy_app, name="decoy", rich_help_panel=MANAGE)
 _add_commands(MANAGE, risk.calibrate)
 app.add_typer(convert.app, name="convert", rich_help_panel=MANAGE)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=MANAGE)

@@ -15,6 +15,8 @@ export const EVENTS = {
   subject_deleted: "Person erased",
   template_moved: "Photo moved",
   template_deleted: "Photo erased",
+  decoy_added: "Mistake corrected",
+  decoy_deleted: "Correction undone",
   retention_applied: "Erased by retention",
   retention_held: "Retention waits for confirmation",
   retention_confirmed: "Retention confirmed",
@@ -98,6 +100,8 @@ const PLAIN = {
   subject_exported: (_, person) => `Exported ${person}`,
   template_moved: ({ to }, person) => `Moved a photo of ${person} to ${code(to)}`,
   template_deleted: (_, person) => `Erased a photo of ${person}`,
+  decoy_added: (_, person) => `Noted that a face is not ${person}`,
+  decoy_deleted: (_, person) => `No longer noted that a face is not ${person}`,
   access_refused: ({ count }, _, outcome) => `Refused ${counted(count, "request")}: ${OUTCOMES[outcome] ?? outcome}`,
   audit_lines_lost: ({ lines }) => `Lost ${counted(lines, "line")} of the audit`,
 };

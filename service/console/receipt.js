@@ -10,6 +10,7 @@ const KINDS = {
   templates: ["photo"],
   crops: ["stored picture"],
   vectors: ["embedding"],
+  decoys: ["corrected mistake"],
   answers: ["stored answer"],
   job_items: ["job item"],
 };

@@ -94,6 +94,9 @@ export function peopleToCompare({ outcome, subject, candidates = [], similarity,
   return outcome === "uncertain" ? candidates.slice(0, similarity >= threshold && !isElsewhere(reasons) ? 2 : 1) : [];
 }
 
+/** Whether a correction says that the face is not the most similar person. */
+const isKnownStranger = (reasons = []) => reasons.includes("known_stranger");
+
 /** Whether another face of the photo has the best candidate. */
 const isElsewhere = (reasons = []) => reasons.includes("same_person_elsewhere");
 
@@ -125,6 +128,11 @@ export function identity(result, gallery, subjects) {
         return {
           title: "No match is possible",
           text: "The chosen risk is so small that no similarity is enough. Choose a less strict setting.",
+        };
+      if (isKnownStranger(result.reasons))
+        return {
+          title: "A known stranger",
+          text: first ? `Similar to ${called(first)}, but even more to somebody who is not ${called(first)}.` : "Somebody who was mistaken for a known person before.",
         };
       if (!first && subjects === 0) return { title: "The gallery is empty", text: `“${gallery}” has no enrolled people yet.` };
       return {
@@ -198,6 +206,8 @@ export function reason(name, face, gate, other) {
       return "No similarity is enough for this risk. Choose a less strict setting.";
     case "probes_unlike_gallery":
       return "Recent photos are unlike the enrolled ones, so more similarity is needed. Enroll photos from this camera.";
+    case "known_stranger":
+      return "The face is more similar to a corrected mistake than to that person.";
     case "same_person_elsewhere":
       return `${other ? `Face ${other}` : "Another face"} of this photo is more likely the nearest person.`;
     case "same_face_twice":

@@ -137,6 +137,19 @@ class TooManyWebhooksError(KithError):
     remedy = "Delete a webhook that is no longer used."
 
 
+class TooManyDecoysError(KithError):
+    status, code, title = 409, "too_many_decoys", "The subject has the most decoys allowed"
+    remedy = (
+        "Delete decoys that are no longer needed. If many strangers resemble the subject, enroll better photos or "
+        "choose a smaller risk."
+    )
+
+
+class DecoyEnrolledError(KithError):
+    status, code, title = 409, "decoy_enrolled", "The photo is enrolled as this subject"
+    remedy = "Move the template to the right subject, or delete it; then the photo is not mistaken any more."
+
+
 class RequestTooLargeError(KithError):
     status, code, title = 413, "request_too_large", "The request is too large"
     remedy = "Send fewer or smaller photos. docs/settings.md lists the limits."
@@ -217,6 +230,11 @@ class ReceiptNotFoundError(KithError):
 class TemplateNotFoundError(KithError):
     status, code, title = 404, "template_not_found", "The subject has no such template"
     remedy = "List the templates of the subject."
+
+
+class DecoyNotFoundError(KithError):
+    status, code, title = 404, "decoy_not_found", "The subject has no such decoy"
+    remedy = "List the decoys of the subject."
 
 
 class CropNotFoundError(KithError):

@@ -100,6 +100,8 @@ class Gallery:
     """Second generation during a migration, or until a rollback is no longer possible."""
     moved: bool = False
     """True if the gallery has, or had, vectors of a second recognizer."""
+    has_decoys: bool = False
+    """True if a subject has a decoy of the current generation."""
     version: int = 0
     """Version tag that changes with every change of the gallery or its content. Versions have no order."""
     erased: int = 0
@@ -186,6 +188,17 @@ class Template:
     kind: TemplateKind
     quality: dict[str, float] | None
     detection_score: float | None
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class Decoy:
+    """Stranger who was mistaken for ``subject``. ``in_use``: made by the recognizer that answers requests."""
+
+    id: str
+    subject: str
+    kind: TemplateKind
+    in_use: bool
     created_at: datetime
 
 

@@ -31,6 +31,8 @@ MAX_REVIEW_RISK: Final = 0.5
 MEDIAN_FPIR: Final = 0.5
 UNLIKE_FACTOR: Final = 2.0
 """Risk of recent probes at the usual threshold, as a multiple of the accepted risk, that callers are told of."""
+KNOWN_STRANGER: Final = "known_stranger"
+"""Reason: the face is more similar to a decoy of the subject than to the subject."""
 SIMILARITY_STEP: Final = 0.05
 """Rounding step of similarities for callers without the scope vectors."""
 
@@ -311,23 +313,31 @@ def decide(candidates: list[Candidate], thresholds: Thresholds) -> Decision:
 
 @dataclass(frozen=True, eq=False)
 class EnrolledSubject:
-    """Subject with (n, d) template vectors and (n,) qualities, n >= 1, and the decision rules of its gallery."""
+    """Subject with (n, d) template vectors and (n,) qualities, n >= 1, and the decision rules of its gallery.
+
+    ``decoys``: (m, d) vectors of strangers who were mistaken for it; None: there are none.
+    """
 
     vectors: Float
     qualities: Float
     fusion: Fusion
     model: ImpostorRisk | None
     review_factor: float = REVIEW_FACTOR
+    decoys: Float | None = None
 
 
 @dataclass(frozen=True)
 class PairSimilarity:
-    """Similarity of two sides, in [-1, 1], and the number of ``trials`` of ``model`` behind it."""
+    """Similarity of two sides, in [-1, 1], and the number of ``trials`` of ``model`` behind it.
+
+    ``decoy``: the highest similarity of a face to a decoy of the subject; -1 without decoys.
+    """
 
     similarity: float
     model: ImpostorRisk | None
     trials: int
     review_factor: float = REVIEW_FACTOR
+    decoy: float = -1.0
 
 
 def compare(a: Float | EnrolledSubject, b: Float | EnrolledSubject, pack_risk: ImpostorRisk | None) -> PairSimilarity:
@@ -356,14 +366,21 @@ def _with_subject(probe: Float, subject: EnrolledSubject) -> PairSimilarity:
         # Strangers score higher against a subject with more templates. In a search the subjects' template counts
         # average out; against a single subject its own count matters.
         model = replace(model, comparisons_per_subject=max(1.0, count / model.mean_templates))
-    return PairSimilarity(_cosine(fused), model, 1, subject.review_factor)
+    decoy = -1.0 if subject.decoys is None else _cosine((subject.decoys @ probe).max())
+    return PairSimilarity(_cosine(fused), model, 1, subject.review_factor, decoy)
 
 
 def _cosine(similarity: float) -> float:
     return float(np.clip(similarity, -1, 1))
 
 
-def decide_pair(similarity: float, thresholds: Thresholds) -> VerifyOutcome:
-    if similarity >= thresholds.accept:
-        return "same"
-    return "uncertain" if similarity >= thresholds.review else "different"
+def decide_pair(similarity: float, thresholds: Thresholds, decoy: float = -1.0) -> tuple[VerifyOutcome, list[str]]:
+    """Return the outcome of a pair, and its reasons.
+
+    A face more similar to a ``decoy`` of the subject than to the subject is not the subject.
+    """
+    if similarity < thresholds.review:
+        return "different", []
+    if decoy > similarity:
+        return "different", [KNOWN_STRANGER]
+    return ("same" if similarity >= thresholds.accept else "uncertain"), []

@@ -132,9 +132,9 @@ def _connected(weights: Sequence[Mapping[int, float]]) -> list[list[int]]:
 def _claim(answer: Identification) -> _Claim | None:
     """Return what a face may have; None if no subject reaches its threshold."""
     best = answer.decision.best
-    if best is None or best.score < answer.thresholds.accept:
+    if best is None or answer.decision.outcome == "unknown" or best.score < answer.thresholds.accept:
         return None
-    candidates = [one for one in (best, *_at_own_threshold(answer)) if one.score >= answer.thresholds.accept]
+    candidates = [one for one in (best, *at_own_threshold(answer)) if one.score >= answer.thresholds.accept]
     odds = _log_odds(answer, [one.score for one in candidates])
     weights = {
         one.subject_pk: max(0.0, value) + TIE_WEIGHT * (2 + one.score)
@@ -144,7 +144,7 @@ def _claim(answer: Identification) -> _Claim | None:
     return _Claim({one.subject_pk: one for one in candidates}, weights)
 
 
-def _at_own_threshold(answer: Identification) -> list[Candidate]:
+def at_own_threshold(answer: Identification) -> list[Candidate]:
     """Return the other candidates, with scores and probabilities at the threshold of the best.
 
     The best is then another person's face, and no rival. The runner-up still adjusts the score, as it did for the best:
@@ -213,7 +213,7 @@ def _without_best(
         return replace(answer, decision=replace(before, outcome="uncertain"))
     best = claim.candidates[own]
     others = [one for one in answer.ranked if one.subject_pk != own and one.subject_pk not in holders]
-    rest = [best, *(_rivaled(one, best, answer.thresholds) for one in others)]
+    rest = [best, *(rivaled(one, best, answer.thresholds) for one in others)]
     decision = decide(rest, answer.thresholds)
     return replace(
         answer,
@@ -223,7 +223,7 @@ def _without_best(
     )
 
 
-def _rivaled(candidate: Candidate, best: Candidate, thresholds: Thresholds) -> Candidate:
+def rivaled(candidate: Candidate, best: Candidate, thresholds: Thresholds) -> Candidate:
     """Return a candidate with its score adjusted by another best."""
     if thresholds.rival is None:
         return candidate
@@ -231,4 +231,4 @@ def _rivaled(candidate: Candidate, best: Candidate, thresholds: Thresholds) -> C
 
 
 def _with_reason(answer: Identification, reason: str, face: int) -> Identification:
-    return replace(answer, reasons=(reason,), other_face=face)
+    return replace(answer, reasons=(*answer.reasons, reason), other_face=face)

@@ -24,6 +24,7 @@ from service.inference.recognizers import ServedRecognizer, check_recognizer, ch
 from service.operations.shadow import AnsweredFace
 from service.risk.decision import SIMILARITY_STEP, Candidate, refuse_presentation
 from service.risk.drift import Decided
+from service.risk.known_strangers import without_known_stranger
 from service.risk.one_face import one_face_per_person
 from service.risk.search import Identification
 from service.security.callers import Caller
@@ -49,6 +50,10 @@ EVENT_FIELDS: Final = (
     "reasons",
 )
 """Fields of a result that its event has."""
+
+
+PROBES_AT_ONCE: Final = 256
+"""Probes whose subjects' decoys are in memory together."""
 
 
 @dataclass
@@ -175,7 +180,13 @@ def _at_current_version(gallery: Gallery, current: Gallery) -> Gallery:
     """Return ``gallery`` at the current version, so that writes during photo processing are found as well."""
     if current.pk != gallery.pk or current.version == gallery.version:
         return gallery
-    return replace(gallery, version=current.version, subjects=current.subjects, templates=current.templates)
+    return replace(
+        gallery,
+        version=current.version,
+        subjects=current.subjects,
+        templates=current.templates,
+        has_decoys=current.has_decoys,
+    )
 
 
 async def search_gallery(
@@ -200,6 +211,8 @@ async def search_gallery(
         if named is None:
             named = await backend.run(backend.galleries.store.subjects.names, gallery, keys)
         if keys <= named.keys():
+            if gallery.has_decoys:
+                results = await backend.run(_without_known_strangers, backend, gallery, probes, results)
             return results, named
         if (deadline := deadlines.current_deadline()) is not None:
             deadline.check()
@@ -211,6 +224,25 @@ async def search_gallery(
         if current.version == gallery.version:  # deleting a subject would have changed it
             raise StorageDamagedError(f"templates of gallery {gallery.name!r} belong to missing subjects")
         gallery = _at_current_version(gallery, current)
+
+
+def _without_known_strangers(
+    backend: Backend, gallery: Gallery, probes: Float, results: Sequence[Identification]
+) -> list[Identification]:
+    """Return the answers with the decoys of the subjects found, which are read now. Blocks."""
+    answers: list[Identification] = []
+    for start in range(0, len(results), PROBES_AT_ONCE):
+        some = results[start : start + PROBES_AT_ONCE]
+        keys = {one.subject_pk for found in some if found.decision.outcome != "unknown" for one in found.ranked}
+        decoys = backend.galleries.store.decoys.vectors(gallery, sorted(keys)) if keys else {}
+        for found, probe in zip(some, probes[start : start + PROBES_AT_ONCE], strict=True):
+            nearest = {
+                one.subject_pk: float((decoys[one.subject_pk] @ probe).max())
+                for one in found.ranked
+                if one.subject_pk in decoys
+            }
+            answers.append(without_known_stranger(found, nearest))
+    return answers
 
 
 def _faces_together(items: Sequence[ProbeResult]) -> list[list[int]]:

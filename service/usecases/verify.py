@@ -127,8 +127,10 @@ def compare_sides(
     if similarity is not None:
         chance = false_alarm_probability(similarity, compared.model, compared.trials)
         probability = shown_probability(chance, compared.model, compared.trials)
+    outcome, reasons = decide_pair(compared.similarity, thresholds, compared.decoy)
+    document["reasons"] += reasons
     document |= without_none(
-        outcome=decide_pair(compared.similarity, thresholds),
+        outcome=outcome,
         similarity=None if similarity is None else round(similarity, 4),
         threshold=round(thresholds.accept, 4),
         review_threshold=round(thresholds.review, 4),
@@ -221,4 +223,5 @@ def _read_subject(backend: Backend, gallery: Gallery, subject_id: str) -> Enroll
     if not len(vectors):
         raise InvalidRequestError(f"subject {subject_id!r} has no template")
     model, settings = backend.galleries.risks.current(gallery), gallery.settings
-    return EnrolledSubject(vectors, qualities, settings.fusion, model, settings.review_factor)
+    decoys = backend.galleries.store.decoys.of_subject(gallery, subject_id) if gallery.has_decoys else None
+    return EnrolledSubject(vectors, qualities, settings.fusion, model, settings.review_factor, decoys)

@@ -111,6 +111,37 @@ def test_who_forbids_the_camera_is_told_what_else_to_do(visit: Opener, populated
     expect(page.get_by_role("button", name="Use the camera")).to_be_focused()
 
 
+def test_a_wrong_name_is_corrected_and_the_correction_undone(visit: Opener, service: str, photos: Photos) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("family", risk={"threshold": -0.9})
+        kith.enroll("family", "ada", photos["ada"])
+        kith.update_subject("family", "ada", name="Ada Lovelace")
+    page = visit(service)
+    choose(page, photos["tom"])
+    expect(first_face(page).get_by_role("link", name="Ada Lovelace")).to_be_visible()
+    first_face(page).get_by_role("button", name="Not Ada Lovelace").click()
+    expect(first_face(page).get_by_role("heading", name="A known stranger")).to_be_visible()
+    expect(first_face(page).get_by_text("Noted: this is not Ada Lovelace.")).to_be_visible()
+    assert faults(page) == []
+    first_face(page).get_by_role("button", name="Undo").click()
+    expect(first_face(page).get_by_role("button", name="Not Ada Lovelace")).to_be_visible()
+
+    with Kith(service) as kith:
+        kith.update_gallery("family", one_face_per_person=False)
+    choose(page, photos["party"])  # each face is cut from the photo
+    third = page.get_by_role("article", name="Face 3")
+    third.get_by_role("button", name="Not Ada Lovelace").click()
+    expect(third.get_by_text("Noted: this is not Ada Lovelace.")).to_be_visible()
+    go(page, "/galleries/family/subjects/ada")
+    expect(page.get_by_role("heading", name=re.compile("corrected mistake"))).to_be_visible()
+    assert faults(page) == []
+    remove = page.get_by_role("region", name="Corrected mistakes").get_by_role("button", name="Remove")
+    remove.click()
+    expect(page.get_by_role("region", name="Corrected mistakes")).to_be_focused()
+    with Kith(service) as kith:
+        assert kith.decoys("family", "ada") == []
+
+
 def test_a_stranger_is_told_and_enrolled_from_the_crowd(visit: Opener, service: str, photos: Photos) -> None:
     with Kith(service) as kith:
         kith.create_gallery("family")

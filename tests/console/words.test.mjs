@@ -88,6 +88,14 @@ test("a face is compared with the people that the result names", () => {
   assert.deepEqual(compared({ outcome: "unknown" }), []);
 });
 
+test("a known stranger is told whom the face resembles", () => {
+  const known = found({ outcome: "unknown", similarity: 0.9, subject: undefined, reasons: ["known_stranger"] });
+  assert.equal(words.identity(known, "staff").title, "A known stranger");
+  assert.match(words.identity(known, "staff").text, /^Similar to (.+), but even more to somebody who is not \1\.$/);
+  assert.match(words.identity({ ...known, candidates: [] }, "staff").text, /mistaken/);
+  assert.match(words.reason("known_stranger"), /corrected mistake/);
+});
+
 test("unknown has a reason", () => {
   assert.match(words.identity(found({ outcome: "unknown" }), "staff").text, /similar enough to/);
   assert.match(words.identity(found({ outcome: "unknown", candidates: [] }), "staff", 0).text, /no enrolled people yet/);

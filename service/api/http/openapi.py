@@ -16,6 +16,7 @@ PATH_EXAMPLES = {
     "gallery": "staff",
     "subject": "ada",
     "template": "49a823bbf76b622b1ddbef8c1f735e93",
+    "decoy": "b09d6f1e2c5a4a7c8e3f0d1b2a3c4d5e",
     "webhook": "6b1f2d0c5e7a4f0d9c3b8a7e6d5c4b3a",
     "job": "72c098051f698623421f8da33dba3ec0",
     "receipt": "5a8c0d7be1a94e0c9a4f5a7be03c6d21",

@@ -1,4 +1,4 @@
-"""Subjects, their templates and stored face crops: create, edit, enroll, merge, delete."""
+"""Subjects, their templates, decoys and stored face crops: create, edit, enroll, merge, delete."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pydantic import StringConstraints, TypeAdapter, ValidationError
 from kith.wire.erasures import DeletedOut
 from kith.wire.fields import NORMALIZED, SINGLE_LINE, Metadata, Tag
 from kith.wire.subjects import (
+    DecoyIn,
+    DecoyOut,
+    DecoysOut,
     EnrollIn,
     EnrollOut,
     MergedOut,
@@ -48,15 +51,17 @@ from service.api.http.routing import (
 )
 from service.api.routes.erasures import to_deleted_out, to_receipt_out
 from service.core.errors import InvalidRequestError
-from service.domain.gallery import Gallery, Subject, SubjectFilter, Template
+from service.domain.gallery import Decoy, Gallery, Subject, SubjectFilter, Template
 from service.domain.person_search import words_of
 from service.storage.db.row_sealing import seal_cursor
 from service.storage.repositories.subjects import MAX_OPENED
 from service.usecases import enroll as enrollment
 from service.usecases.backend import Backend
+from service.usecases.decoys import add_decoy as store_decoy
 
 routes = Routes("/v1/galleries/{gallery}/subjects", "subjects", route_class=GallerySnapshotRoute)
 TemplatePath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
+DecoyPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 METADATA_ADAPTER: Final[TypeAdapter[dict[str, Any]]] = TypeAdapter(Metadata)
 METADATA_HELP: Final = "Only subjects with all of these metadata: a JSON object, compared as in a search filter."
 SEARCH_HELP: Final = (
@@ -250,6 +255,51 @@ async def enroll(
     return Response(done.document, 201 if done.stored else 200, headers=headers, media_type="application/json")
 
 
+@routes.add(
+    "POST",
+    "/{subject}/decoys",
+    ENROLL,
+    status_code=201,
+    response_model=DecoyOut,
+    responses={200: {"model": DecoyOut, "description": "The picture was a decoy already."}},
+    photos=DecoyIn,
+    example={"images": [PHOTO], "face": "largest"},
+)
+async def add_decoy(
+    snapshot: GallerySnapshot,
+    subject: SubjectPath,
+    request: Request,
+    response: Response,
+    backend: BackendDep,
+    caller: CallerDep,
+) -> DecoyOut:
+    """Store that the person of a photo is not this subject.
+
+    A face more similar to the decoy than to the subject is not identified as the subject any more. Repeat the request
+    as often as needed: the same picture is stored once.
+    """
+    body = await read_photos(request, DecoyIn, backend.settings, backend.faces.recognizers.largest_dimension)
+    decoy, created = await store_decoy(backend, snapshot, caller, subject, body)
+    response.status_code = 201 if created else 200
+    return _decoy(decoy)
+
+
+@routes.add("GET", "/{subject}/decoys", READ)
+async def list_decoys(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> DecoysOut:
+    """List the decoys of a subject, oldest first."""
+    found = await backend.find_gallery(gallery)
+    return DecoysOut(
+        data=[_decoy(d) for d in await backend.run(backend.galleries.store.decoys.list_all, found, subject)]
+    )
+
+
+@routes.add("DELETE", "/{subject}/decoys/{decoy}", ENROLL)
+async def delete_decoy(gallery: GalleryPath, subject: SubjectPath, decoy: DecoyPath, backend: BackendDep) -> DeletedOut:
+    """Erase a decoy. The response is a receipt. A repeated request gets the same receipt."""
+    receipt = await backend.run_on_gallery(gallery, backend.galleries.store.decoys.delete, subject, decoy)
+    return to_deleted_out(receipt)
+
+
 def _metadata(text: str | None) -> tuple[tuple[str, Any], ...]:
     """Parse a metadata filter. Raises InvalidRequestError."""
     try:
@@ -302,6 +352,10 @@ def _subject(subject: Subject) -> SubjectOut:
 def _tagged(response: Response, subject: Subject) -> SubjectOut:
     response.headers["ETag"] = subject.etag
     return _subject(subject)
+
+
+def _decoy(decoy: Decoy) -> DecoyOut:
+    return DecoyOut.model_validate(decoy, from_attributes=True)
 
 
 def _template(template: Template) -> TemplateOut:

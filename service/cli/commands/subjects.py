@@ -1,4 +1,4 @@
-"""``kith subject`` and ``kith template``: enrollment, changes, export and erasure of a subject and its templates."""
+"""``kith subject``, ``kith template`` and ``kith decoy``: a subject, its templates, and who is mistaken for it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,18 @@ import typer
 from rich.table import Column, Table
 
 from service.cli.commands.erasures import describe_removed
-from service.cli.completion import complete_subjects, complete_templates
+from service.cli.completion import complete_decoys, complete_subjects, complete_templates
 from service.cli.connection import connect
-from service.cli.options import CommandGroup, EnrollmentOptions, GalleryOption, Photos, ServerOptions, Subject, Yes
+from service.cli.options import (
+    CommandGroup,
+    DetailOption,
+    EnrollmentOptions,
+    GalleryOption,
+    Photos,
+    ServerOptions,
+    Subject,
+    Yes,
+)
 from service.cli.remedies import remedy_for
 from service.cli.terminal import EXIT_NO, make_table, print_json, print_line, print_table, require_confirmation
 from service.core.atomic_files import atomic_write
@@ -27,10 +36,13 @@ if TYPE_CHECKING:
 
 app = CommandGroup(help="Manage subjects: enroll, rename, tag, export, erase.", no_args_is_help=True)
 template_app = CommandGroup(help="Manage a subject's templates: list, move, delete.", no_args_is_help=True)
+decoy_app = CommandGroup(help="Correct mistakes: photos of people who are not a subject.", no_args_is_help=True)
 
 Template = Annotated[
     str, typer.Argument(help="Template id, from 'kith template list'.", autocompletion=complete_templates)
 ]
+
+Decoy = Annotated[str, typer.Argument(help="Decoy id, from 'kith decoy list'.", autocompletion=complete_decoys)]
 
 
 @app.command("list")
@@ -271,6 +283,53 @@ def delete_template(
     with connect(server) as kith:
         receipt = kith.delete_template(gallery, subject, template).receipt
     server.answer(receipt, f"Erased template {template} of {subject}; receipt {receipt.id}")
+
+
+@decoy_app.command("add")
+def add_decoy(
+    subject: Subject,
+    photo: Annotated[Path, typer.Argument(help="Photo of the other person.", exists=True, dir_okay=False)],
+    gallery: GalleryOption,
+    server: ServerOptions,
+    largest_face: Annotated[
+        bool, typer.Option("--largest-face", help="Take the largest face if the photo shows several.")
+    ] = False,
+    allow_low_quality: Annotated[
+        bool, typer.Option("--allow-low-quality", help="Accept a photo below the gallery's quality gate.")
+    ] = False,
+    detail: DetailOption = None,
+) -> None:
+    """State that the person of a photo is not this subject.
+
+    Faces more similar to it than to the subject are not identified as the subject any more."""
+    with connect(server) as kith:
+        decoy = kith.add_decoy(
+            gallery,
+            subject,
+            photo.read_bytes(),
+            face="largest" if largest_face else "only",
+            allow_low_quality=allow_low_quality,
+            detail=detail,
+        )
+    server.answer(decoy, f"Noted: {photo} is not {subject}. Undo: kith decoy delete {subject} {decoy.id} -g {gallery}")
+
+
+@decoy_app.command("list")
+def list_decoys(subject: Subject, gallery: GalleryOption, server: ServerOptions) -> None:
+    """List the decoys of a subject: people who were mistaken for it."""
+    with connect(server) as kith:
+        decoys = kith.decoys(gallery, subject)
+    rows = [(decoy.id, decoy.kind, "yes" if decoy.in_use else "no", decoy.created_at) for decoy in decoys]
+    headers = (Column("Decoy", no_wrap=True), "Kind", "In use", "Created (UTC)")
+    server.answer({"subject": subject, "decoys": decoys}, make_table(*headers, rows=rows))
+
+
+@decoy_app.command("delete")
+def delete_decoy(subject: Subject, decoy: Decoy, gallery: GalleryOption, server: ServerOptions) -> None:
+    """Undo a correction: erase a decoy, and print the erasure receipt."""
+    with connect(server) as kith:
+        receipt = kith.delete_decoy(gallery, subject, decoy).receipt
+    server.answer(receipt, f"Erased decoy {decoy} of {subject}; receipt {receipt.id}")
 
 
 def _parse_metadata(text: str, option: str) -> tuple[str, Any]:

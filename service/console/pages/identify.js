@@ -1,8 +1,8 @@
-import { call, galleryPath, patiently } from "../api.js";
+import { call, decoysPath, galleryPath, patiently } from "../api.js";
 import { galleries, galleryField, ownRisk, riskField } from "../choices.js";
 import { fill, h, icon, svg } from "../dom.js";
 import { readingOrder } from "../layout.js";
-import { DESK, bodyOf, clearDesk, measure, open, picker, smaller, stage, thumbnail } from "../photo.js";
+import { DESK, bodyOf, clearDesk, cropped, measure, open, picker, smaller, stage, thumbnail } from "../photo.js";
 import { read, write } from "../store.js";
 import { keepHint, portrait, sides } from "../stored.js";
 import { button, empty, heading, linkButton, loading, problemBox, table, waiting } from "../ui.js";
@@ -66,7 +66,7 @@ function desk(known, params, signal) {
   }
 
   async function take(files) {
-    for (const file of files) shots.push({ photo: await open(file, signal), state: "waiting", results: [], problem: null, stop: null });
+    for (const file of files) shots.push({ photo: await open(file, signal), state: "waiting", results: [], corrected: [], problem: null, stop: null });
     pick.classList.add("compact");
     if (shots.length === files.length && matchMedia("(width < 52rem)").matches) options.open = false; // room for the answer on the first screen
     show(shots[shots.length - files.length]);
@@ -138,7 +138,7 @@ function desk(known, params, signal) {
       const send = button("Send a smaller copy", async () => ((shot.photo = await open(await smaller(shot.photo), signal)), back()), { kind: "primary" });
       return h("div", { class: "columns" }, bare(shot.photo), h("div", { class: "stack" }, box, shrink && h("div", { class: "actions" }, send)));
     }
-    return answered(shot, galleryOf(shot.gallery));
+    return answered(shot, galleryOf(shot.gallery), back);
   }
 
   const pick = picker(take, { signal });
@@ -178,15 +178,15 @@ function chip(shot, i, current, onClick) {
 const bare = (photo) =>
   photo.drawable ? stage(photo, [], { alt: photo.file.name }) : h("div", { class: "undrawable empty" }, icon("photo"), h("p", {}, photo.file.name));
 
-/** The photo with its faces, and a card per face. Pointing at one highlights the other. */
-function answered(shot, gallery) {
+/** The photo with its faces, and a card per face. Pointing at one highlights the other. `again` repeats the search. */
+function answered(shot, gallery, again) {
   const { photo, results } = shot;
   const seen = results.filter((one) => one.face);
   if (seen.length === 0) {
     const said = words.identity(results[0], shot.gallery, gallery?.subject_count);
     return h("div", { class: "columns" }, bare(photo), h("div", { class: "card" }, badge(results[0].outcome), h("h2", {}, said.title), h("p", {}, said.text)));
   }
-  const cards = seen.map((result, i) => (seen.length > 1 && !KNOWN.includes(result.outcome) ? row : card)(result, i, shot, gallery));
+  const cards = seen.map((result, i) => (seen.length > 1 && !KNOWN.includes(result.outcome) ? row : card)(result, i, shot, gallery, again));
   const ranked = (outcomes) => cards.filter((_, i) => outcomes.includes(seen[i].outcome));
   const others = cards.filter((one) => one.classList.contains("face-row"));
   const dots = h("input", { type: "checkbox", checked: read("localStorage", LANDMARKS) === "on" });
@@ -250,8 +250,34 @@ function enrollLink(shot, result, label, kind, subject) {
   return link;
 }
 
+/** “Not Ada”: note that the face is another person, and search again. The correction can be undone. */
+function correction(result, i, shot, again) {
+  const faces = shot.results.filter((one) => one.face);
+  const done = shot.corrected.find((one) => one.face === i && one.gallery === shot.gallery);
+  if (done) {
+    const undo = button("Undo", async () => {
+      await call("DELETE", `${decoysPath(done.gallery, done.subject)}/${done.decoy}`);
+      shot.corrected.splice(shot.corrected.indexOf(done), 1);
+      again();
+    });
+    undo.classList.add("small");
+    return h("p", { class: "row" }, `Noted: this is not ${done.name}.`, undo);
+  }
+  if (result.outcome !== "identified" || (faces.length > 1 && !shot.photo.drawable)) return null; // it cannot be cropped
+  const note = button(`Not ${words.called(result)}`, async () => {
+    const others = faces.filter((one) => one !== result).map((one) => one.face);
+    const file = others.length ? await cropped(shot.photo, result.face, others) : shot.photo.file;
+    const request = bodyOf(file, { face: "largest", allow_low_quality: true }); // it was good enough to be answered
+    const made = await call("POST", decoysPath(shot.gallery, result.subject), request);
+    shot.corrected.push({ face: i, gallery: shot.gallery, subject: result.subject, name: words.called(result), decoy: made.id });
+    again();
+  }, { kind: "quiet", icon: "close" });
+  note.classList.add("small");
+  return h("div", { class: "actions" }, note);
+}
+
 /** A person, or somebody who may be one. */
-function card(result, i, shot, gallery) {
+function card(result, i, shot, gallery, again) {
   const people = words.peopleToCompare(result);
   const enroll = (...wanted) => enrollLink(shot, result, ...wanted);
   return h(
@@ -277,13 +303,14 @@ function card(result, i, shot, gallery) {
       result.outcome === "uncertain" && people.map((one) => enroll(`It is ${words.called(one)}: add this photo`, "plain", one.subject)),
       KNOWN.includes(result.outcome) && enroll("Another person", "quiet"),
     ),
+    correction(result, i, shot, again),
     result.outcome === "uncertain" && gallery && !gallery.keep_crops && keepHint(shot.gallery),
     details(result, shot),
   );
 }
 
 /** A stranger, or a face that was not searched for, among others: one line, which opens. */
-function row(result, i, shot, gallery) {
+function row(result, i, shot, gallery, again) {
   return h(
     "article",
     { class: `face-row ${result.outcome}`, tabindex: "-1", "aria-label": `Face ${i + 1}` },
@@ -300,6 +327,7 @@ function row(result, i, shot, gallery) {
       evidence(result, shot, gallery),
       details(result, shot),
     ),
+    correction(result, i, shot, again),
     result.outcome === "unknown" && Object.assign(enrollLink(shot, result, "Enroll", "quiet"), { ariaLabel: "Enroll this face" }),
   );
 }

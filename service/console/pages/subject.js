@@ -1,4 +1,4 @@
-import { all, call, galleryPath, subjectPath, templatePath } from "../api.js";
+import { all, call, decoysPath, galleryPath, subjectPath, templatePath } from "../api.js";
 import { Aside } from "../aside.js";
 import { personField } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
@@ -17,12 +17,13 @@ export function render({ gallery, subject }, signal) {
   const at = `#/galleries/${encodeURIComponent(gallery)}`;
   const content = loading(async () => {
     try {
-      const [person, templates, { keep_crops: keeps }] = await Promise.all([
+      const [person, templates, { data: decoys }, { keep_crops: keeps }] = await Promise.all([
         call("GET", subjectPath(gallery, subject), { parse: words.parsed, signal }),
         all(`${subjectPath(gallery, subject)}/templates`, { query: { limit: 1000 }, signal }),
+        call("GET", decoysPath(gallery, subject), { signal }),
         call("GET", galleryPath(gallery), { signal }),
       ]);
-      return view({ gallery, person, templates, keeps }, page, signal);
+      return view({ gallery, person, templates, decoys, keeps }, page, signal);
     } catch (error) {
       if (error.name === "AbortError" || words.mayPass(error)) throw error;
       return [heading(subject), problemBox(error)];
@@ -31,7 +32,7 @@ export function render({ gallery, subject }, signal) {
   return fill(page, h("nav", { "aria-label": "Breadcrumb" }, h("a", { class: "back", href: at }, icon("back"), gallery)), content);
 }
 
-function view({ gallery, person, templates, keeps }, page, signal) {
+function view({ gallery, person, templates, decoys, keeps }, page, signal) {
   const add = `#/enroll?gallery=${encodeURIComponent(gallery)}&subject=${encodeURIComponent(person.id)}`;
   return h(
     "div",
@@ -40,7 +41,7 @@ function view({ gallery, person, templates, keeps }, page, signal) {
     h(
       "div",
       { class: "columns" },
-      photos({ gallery, person, templates, keeps }, add, signal),
+      h("div", { class: "stack" }, photos({ gallery, person, templates, keeps }, add, signal), mistakes(gallery, person, decoys)),
       h("div", { class: "stack" }, edit(gallery, person, signal), rights(gallery, person, templates, page, signal)),
     ),
   );
@@ -131,6 +132,32 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
       ),
     );
   }
+  show();
+  return section;
+}
+
+/** The people who were mistaken for the person. No pictures of them are stored. */
+function mistakes(gallery, person, decoys) {
+  const section = h("section", { class: "stack", "aria-label": "Corrected mistakes", tabindex: "-1" });
+  const line = (decoy) => {
+    const remove = button("Remove", async () => {
+      await call("DELETE", `${decoysPath(gallery, person.id)}/${decoy.id}`);
+      decoys.splice(decoys.indexOf(decoy), 1);
+      show();
+      section.focus(); // the focused button was removed
+    }, { icon: "trash" });
+    remove.classList.add("small");
+    return h("li", { class: "card" }, h("div", { class: "row between" }, h("p", {}, `Somebody else, noted ${when(decoy.created_at)}`, !decoy.in_use && ", for another recognizer"), remove));
+  };
+  const show = () =>
+    fill(
+      section,
+      decoys.length > 0 && [
+        h("h2", {}, counted(decoys.length, "corrected mistake")),
+        h("p", { class: "hint" }, `Faces more similar to these than to ${words.called(person)} are not identified as ${words.called(person)}. No pictures of them are stored.`),
+        h("ul", { class: "stack" }, decoys.map(line)),
+      ],
+    );
   show();
   return section;
 }

@@ -10,8 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
+from models.runtime.network import Float
 from service.domain.gallery import Crop
-from service.security.sealing import Seal, SealBrokenError
+from service.security.sealing import VECTOR_TYPE, Seal, SealBrokenError
 
 # Purposes: a value sealed or hashed for one purpose is invalid for any other.
 SUBJECT: Final = "subject"
@@ -23,6 +26,7 @@ LABEL: Final = "label"
 EVENT: Final = "event"
 DISAGREEMENT: Final = "disagreement"
 CURSOR: Final = "cursor"
+DECOY: Final = "decoy"
 REQUEST: Final = "idempotency key"
 DIGEST: Final = "request digest"
 
@@ -95,6 +99,17 @@ def open_disagreement(seal: Seal, sealed: str) -> tuple[list[str], list[float | 
         raise SealBrokenError("a disagreement is not a sealed value") from error
     outcomes, similarities = seal.open_json(payload, DISAGREEMENT)
     return outcomes, similarities
+
+
+def seal_decoy(seal: Seal, vector: Float, generation: int) -> bytes:
+    """Seal the (d,) vector of a decoy, which opens for this generation only."""
+    return seal.close(vector.astype(VECTOR_TYPE).tobytes(), f"{DECOY} {generation}")
+
+
+def open_decoys(seal: Seal, sealed: Sequence[bytes], generation: int) -> Float:
+    """Return the (n, d) float32 vectors of decoys, n >= 1. Raises SealBrokenError."""
+    opened = [seal.open(each, f"{DECOY} {generation}") for each in sealed]
+    return np.frombuffer(b"".join(opened), VECTOR_TYPE).reshape(len(opened), -1).astype(np.float32)
 
 
 def seal_cursor(seal: Seal, *key: int) -> str:

@@ -122,6 +122,20 @@ crops = _table(
     sa.Column("sealed", sa.LargeBinary, nullable=False),
 )
 
+# Decoys: strangers who were mistaken for the subject. sealed: a vector of one generation. No photo is kept.
+decoys = _numbered(
+    "decoys",
+    sa.Column("id", sa.String(32), nullable=False),
+    sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
+    sa.Column("subject_pk", sa.ForeignKey("subjects.pk", ondelete="CASCADE"), nullable=False),
+    sa.Column("generation", sa.Integer, nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("sealed", sa.LargeBinary, nullable=False),
+    sa.Column("created_at", Utc, nullable=False),
+    sa.UniqueConstraint("gallery_pk", "id"),
+    sa.Index("decoys_by_subject", "subject_pk"),
+)
+
 # Change log. No foreign key to templates: the line of a removal outlives its template.
 changes = _table(
     "changes",

@@ -24,6 +24,7 @@ from service.storage.db.row_sealing import (
     SubjectRecord,
     labels_of,
     open_crop,
+    open_decoys,
     open_disagreement,
     open_subject,
     subject_lookup,
@@ -31,6 +32,7 @@ from service.storage.db.row_sealing import (
 from service.storage.db.tables import (
     changes,
     crops,
+    decoys,
     evidence,
     galleries,
     generations,
@@ -114,6 +116,9 @@ def _sealed(connection: Connection, gallery: Gallery) -> int:
     ).scalars()
     disagreements = [one["sealed"] for each in details for one in (each or {}).get("disagreements", [])]
     broken += sum(not _opens(partial(open_disagreement, seal), sealed) for sealed in disagreements)
+    kept = sa.select(decoys.c.sealed, decoys.c.generation).where(decoys.c.gallery_pk == gallery.pk)
+    for sealed, generation in connection.execute(kept):
+        broken += not _opens(partial(open_decoys, seal, generation=generation), [sealed])
     for query, opening in queries:
         values = connection.execute(query.execution_options(yield_per=ROWS_PER_READ)).scalars()
         broken += sum(not _opens(opening, value) for value in values)
@@ -315,7 +320,7 @@ GALLERY_CHECKS: Final = (
     ),
     Check[Gallery](
         "sealed",
-        "subjects, crops or answers were altered or belong to another gallery: the gallery's key does not open them",
+        "subjects, crops, decoys or answers were altered or of another gallery: the gallery's key does not open them",
         _sealed,
         None,
         "Restore a backup, or delete the gallery and enroll all subjects again.",

@@ -20,7 +20,7 @@ from service.storage.audit.chain import OF_SERVICE
 from service.storage.audit.log import End, Entry, append, record
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import Vault
-from service.storage.db.tables import erasures, galleries, subjects, templates
+from service.storage.db.tables import decoys, erasures, galleries, subjects, templates
 from service.storage.repositories import erasures as erasure
 from service.storage.repositories.erasures import Receipt
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
@@ -81,6 +81,11 @@ def _erase(vault: Vault, connection: Connection, gallery: Gallery | None, receip
         chosen = (templates.c.gallery_pk == gallery.pk) & (templates.c.id == receipt.template)
         removed = erasure.delete_templates(connection, gallery, chosen)
         about["template"] = receipt.template
+    elif receipt.kind == "decoy":
+        removed = erasure.delete_decoys(
+            connection, (decoys.c.gallery_pk == gallery.pk) & (decoys.c.id == receipt.template)
+        )
+        about["decoy"] = receipt.template
     else:
         own = (subjects.c.gallery_pk == gallery.pk) & (subjects.c.lookup == receipt.subject)
         pks = connection.execute(sa.select(subjects.c.pk).where(own)).scalars().all()

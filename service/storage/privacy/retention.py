@@ -1,4 +1,4 @@
-"""Retention: erases templates past their gallery's retention period, subjects left empty, and old stored answers."""
+"""Retention: erases templates and decoys past their gallery's period, subjects left empty, and old stored answers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from service.domain.gallery import Gallery
 from service.storage.audit.log import record
 from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
-from service.storage.db.tables import answers, galleries, idempotency, retention_holds, subjects, templates
-from service.storage.repositories.erasures import delete_subjects, delete_templates
+from service.storage.db.tables import answers, decoys, galleries, idempotency, retention_holds, subjects, templates
+from service.storage.repositories.erasures import delete_decoys, delete_subjects, delete_templates
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
 
 BATCH_ROWS: Final = 500
@@ -206,6 +206,8 @@ class Retention:
                 if stopped():
                     break
                 result.add(gallery, self._sweep_some(gallery, before, empty[start : start + BATCH_ROWS]))
+            while not stopped() and (forgotten := self._sweep_decoys(gallery, before)):
+                result.add(gallery, forgotten)
         except (GalleryNotFoundError, GalleryMovedError):
             pass  # deleted, or left to the next sweep
 
@@ -236,6 +238,22 @@ class Retention:
             if counts:
                 past = before.isoformat(timespec="seconds")
                 record(self._database.vault, connection, "retention_applied", gallery, before=past, removed=counts)
+        return removed
+
+    def _sweep_decoys(self, gallery: Gallery, before: datetime) -> Counter[str]:
+        """Erase some decoys that are due; return their number."""
+        due = (decoys.c.gallery_pk == gallery.pk) & (decoys.c.created_at < before)
+        some = sa.select(decoys.c.pk).where(due).limit(BATCH_ROWS)
+        with self._database.read() as connection:
+            if connection.execute(some.limit(1)).first() is None:
+                return Counter()
+        with self._database.change(gallery, erasing=True) as connection:
+            now = connection.execute(sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)).scalar_one()
+            if now.get("retention_days") != gallery.settings.retention_days:
+                return Counter()
+            removed = delete_decoys(connection, decoys.c.pk.in_(some))
+            past = before.isoformat(timespec="seconds")
+            record(self._database.vault, connection, "retention_applied", gallery, before=past, removed=dict(removed))
         return removed
 
     def _forget_answers(self, table: sa.Table, before: datetime, stopped: Callable[[], bool]) -> int:

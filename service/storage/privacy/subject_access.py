@@ -18,6 +18,7 @@ from service.storage.db.row_sealing import (
     EVENT,
     ITEM,
     open_crop,
+    open_decoys,
     open_disagreement,
     open_subject,
     subject_lookup,
@@ -26,6 +27,7 @@ from service.storage.db.tables import (
     audit,
     changes,
     crops,
+    decoys,
     events,
     generations,
     idempotency,
@@ -90,6 +92,7 @@ class _Search:
             "pseudonym": self._lookup,
             "subject": None if row is None else self._subject(row),
             "templates": [] if row is None else self._templates(row.pk),
+            "decoys": [] if row is None else self._decoys(row.pk),
             "answers": [] if row is None else self._answers(row.pk),
             "disagreements": [] if row is None else self._disagreements(),
             "changes": [] if row is None else self._changes(row.pk),
@@ -150,6 +153,24 @@ class _Search:
             made = {"generation": row.generation, "recognizer": row.fingerprint, "model": row.model}
             found.setdefault(row.template_pk, []).append({**made, "embedding": vector.tolist()})
         return found
+
+    def _decoys(self, subject_pk: int) -> list[dict[str, Any]]:
+        """Return the strangers who were mistaken for the subject."""
+        made_by = (generations.c.gallery_pk == self._gallery.pk) & (generations.c.generation == decoys.c.generation)
+        query = (
+            sa.select(decoys, generations.c.fingerprint, generations.c.model)
+            .join(generations, made_by)
+            .where(decoys.c.subject_pk == subject_pk)
+            .order_by(decoys.c.pk)
+        )
+        return [
+            {
+                **_plain(row, "id", "kind", "created_at", "generation", "model"),
+                "recognizer": row.fingerprint,
+                "embedding": open_decoys(self._gallery.seal, [row.sealed], row.generation)[0].tolist(),
+            }
+            for row in self._connection.execute(query)
+        ]
 
     def _answers(self, subject_pk: int) -> list[dict[str, Any]]:
         """Return stored responses to requests with an idempotency key."""

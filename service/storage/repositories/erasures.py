@@ -1,4 +1,4 @@
-"""Erasures: deletion of subjects, templates and galleries, with receipts that prevent their return.
+"""Erasures: deletion of subjects, templates, decoys and galleries, with receipts that prevent their return.
 
 A receipt names a subject by a keyed hash of its id (service.security.sealing). Work that began before an erasure holds
 the key of the gallery's last receipt at that time (``Gallery.erased``, ``Job.erased``), and must not store what later
@@ -32,6 +32,7 @@ from service.storage.db.tables import (
     changes,
     crops,
     data_keys,
+    decoys,
     erasures,
     events,
     evidence,
@@ -51,6 +52,7 @@ from service.storage.repositories.gallery_rows import gallery_value, update_gall
 EVENTS: Final[dict[ErasedKind, str]] = {
     "subject": "subject_deleted",
     "template": "template_deleted",
+    "decoy": "decoy_deleted",
     "gallery": "gallery_deleted",
 }
 
@@ -66,6 +68,7 @@ class Receipt:
     subject: str | None
     """Keyed hash of the subject's id."""
     template: str | None
+    """Id of the erased template or decoy."""
     removed: dict[str, int] = field(hash=False)
     """Deleted rows by kind."""
     at: datetime
@@ -146,6 +149,9 @@ def _last_known_erasure(receipt: Receipt) -> sa.Select[int]:
         case "template":
             own = (templates.c.gallery_pk == receipt.gallery_pk) & (templates.c.id == receipt.template)
             return sa.select(templates.c.erased).where(own)
+        case "decoy":
+            own = (decoys.c.gallery_pk == receipt.gallery_pk) & (decoys.c.id == receipt.template)
+            return sa.select(sa.literal(0)).where(own)  # its id is not used again
         case "gallery":
             return sa.select(galleries.c.erased).where(galleries.c.pk == receipt.gallery_pk)
 
@@ -190,6 +196,18 @@ def erase_template(
     return record_erasure(vault, connection, gallery, removed, subject_id, template_id)
 
 
+def erase_decoy(vault: Vault, connection: Connection, gallery: Gallery, subject_id: str, decoy_id: str) -> Receipt:
+    """Erase one existing decoy."""
+    chosen = (decoys.c.gallery_pk == gallery.pk) & (decoys.c.id == decoy_id)
+    removed = delete_decoys(connection, chosen)
+    return record_erasure(vault, connection, gallery, removed, subject_id, decoy_id, kind="decoy")
+
+
+def delete_decoys(connection: Connection, chosen: sa.ColumnElement[bool]) -> Counter[str]:
+    """Delete decoys, and return their number by kind of row."""
+    return Counter(decoys=connection.execute(decoys.delete().where(chosen)).rowcount)
+
+
 def delete_templates(connection: Connection, gallery: Gallery, chosen: sa.ColumnElement[bool]) -> Counter[str]:
     """Delete templates with all vectors and crops, append change log lines, and return deleted rows by kind.
 
@@ -212,7 +230,7 @@ def delete_templates(connection: Connection, gallery: Gallery, chosen: sa.Column
 
 
 def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Sequence[int]) -> Counter[str]:
-    """Delete subjects without templates, their labels, answers, events, names in jobs; return deleted rows by kind."""
+    """Delete subjects without templates, and all about them, also their names in jobs; return deleted rows by kind."""
     if not subject_pks:
         return Counter()
     # Events are stored under this lock: none is stored for these subjects from here on.
@@ -227,6 +245,7 @@ def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
         labels=connection.execute(labels.delete().where(labels.c.subject_pk.in_(subject_pks))).rowcount,
         answers=connection.execute(idempotency.delete().where(idempotency.c.subject_pk.in_(subject_pks))).rowcount,
         events=connection.execute(reported).rowcount,
+        decoys=connection.execute(decoys.delete().where(decoys.c.subject_pk.in_(subject_pks))).rowcount,
         disagreements=_delete_disagreements(connection, gallery, frozenset(lookups)),
         subjects=connection.execute(subjects.delete().where(subjects.c.pk.in_(subject_pks))).rowcount,
     )
@@ -237,7 +256,7 @@ def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
 def delete_gallery(connection: Connection, gallery: Gallery) -> None:
     """Delete all rows of a gallery but receipts and audit lines, its data key first: copies become unreadable."""
     # Foreign keys cascade to vectors, crops and job items.
-    for table in (data_keys, evidence, idempotency, jobs, changes, labels, events, templates, subjects):
+    for table in (data_keys, evidence, idempotency, jobs, changes, labels, events, templates, decoys, subjects):
         connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
     connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
 
@@ -266,21 +285,23 @@ def record_erasure(
     template_id: str | None = None,
     key: str | None = None,
     event: str | None = None,
+    kind: ErasedKind | None = None,
     details: Mapping[str, Any] = MappingProxyType({}),
 ) -> Receipt:
     """Write the audit line and the receipt of an erasure. Work that began earlier can no longer store the object.
 
     Args:
-        subject_id, template_id: of the erased subject or template; None for a gallery.
+        subject_id, template_id: of the erased subject, template or decoy; None for a gallery.
         key: name of the gallery's data key, if the caller computed it before deleting the key.
         event: audit event, if it differs from a plain deletion.
+        kind: of the erased object, if it is a decoy.
         details: further details of the audit line.
     """
     receipt_id, counts = uuid.uuid4().hex, {kind: count for kind, count in sorted(removed.items()) if count}
     about: dict[str, Any] = {"receipt": receipt_id, "removed": counts, **details}
+    kind = kind or ("template" if template_id is not None else "subject" if subject_id is not None else "gallery")
     if template_id is not None:
-        about["template"] = template_id
-    kind: ErasedKind = "template" if template_id is not None else "subject" if subject_id is not None else "gallery"
+        about[kind] = template_id
     end = record(vault, connection, event or EVENTS[kind], gallery, subject_id, **about)
     subject, now = None if subject_id is None else subject_lookup(gallery.seal, subject_id), datetime.now(UTC)
     receipt = Receipt(

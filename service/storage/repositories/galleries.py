@@ -17,7 +17,7 @@ from service.domain.revisions import require_revision
 from service.storage.audit.log import record
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import generate_key
-from service.storage.db.tables import galleries, generations
+from service.storage.db.tables import decoys, galleries, generations
 from service.storage.events.outbox import read_webhooks
 from service.storage.repositories import erasures
 from service.storage.repositories.answers import Once
@@ -183,6 +183,7 @@ class GalleryStore:
             counts = sa.select(galleries.c.subject_count, galleries.c.template_count)
             now = connection.execute(counts.where(galleries.c.pk == gallery.pk)).one()
             removed = Counter(subjects=now.subject_count, templates=now.template_count)
+            removed += erasures.delete_decoys(connection, decoys.c.gallery_pk == gallery.pk)
             erasures.delete_gallery(connection, gallery)
             receipt = erasures.record_erasure(self._database.vault, connection, gallery, removed, key=key)
         self._database.vault.evict(gallery.pk)

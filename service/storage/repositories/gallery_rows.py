@@ -12,10 +12,10 @@ from models.vision.quality_gate import QualityGate
 from service.domain.gallery import Gallery, GallerySettings, Generation
 from service.domain.outcomes import RiskTarget
 from service.storage.db.key_vault import Vault
-from service.storage.db.tables import data_keys, evidence, galleries, generations, last_change, webhooks
+from service.storage.db.tables import data_keys, decoys, evidence, galleries, generations, last_change, webhooks
 
 FORMER_SETTINGS: Final = frozenset({"min_margin"})
-PLAIN_COLUMNS: Final = frozenset(part.name for part in fields(Gallery)) - {"settings", "moved"}
+PLAIN_COLUMNS: Final = frozenset(part.name for part in fields(Gallery)) - {"settings", "moved", "has_decoys"}
 """Columns that are attributes of :class:`Gallery`, among other names."""
 GENERATION_COLUMNS: Final = ("fingerprint", "dimension", "model", "state", "details")
 
@@ -30,6 +30,7 @@ def gallery_rows() -> sa.Select[Any]:
         *(generations.c[name].label(f"other_{name}") for name in GENERATION_COLUMNS),
         _evidence_sequence(generations.c.generation).label("other_evidence_sequence"),
         _moved().label("moved"),
+        _has_decoys().label("has_decoys"),
         last_change().label("last_change"),
         webhooks_state().label("webhooks"),
         data_keys.c.wrapped,
@@ -53,6 +54,7 @@ def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
         generation=row.current_generation,
         other=None if row.other_number is None else Generation(**other),
         moved=bool(row.moved),
+        has_decoys=bool(row.has_decoys),
     )
 
 
@@ -68,6 +70,11 @@ def update_gallery(connection: Connection, gallery_pk: int, **values: Any) -> No
 def _moved() -> sa.ColumnElement[bool]:
     every = generations.alias()  # including dropped generations, whose rows stay
     return sa.exists().where(every.c.gallery_pk == galleries.c.pk, every.c.generation > 0).correlate(galleries)
+
+
+def _has_decoys() -> sa.ColumnElement[bool]:
+    current = decoys.c.generation == galleries.c.current_generation
+    return sa.exists().where(decoys.c.gallery_pk == galleries.c.pk, current).correlate(galleries)
 
 
 def webhooks_state() -> sa.ScalarSelect[int]:

@@ -25,6 +25,7 @@ from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_disagreement, seal_disagreement
 from service.storage.db.tables import (
     crops,
+    decoys,
     evidence,
     galleries,
     generations,
@@ -237,7 +238,9 @@ class GenerationStore:
                 own = (table.c.gallery_pk == gallery.pk) & (table.c.generation == away.number)
                 connection.execute(table.delete().where(own))
             _queue_job(connection, gallery, DROP, away.number, away.fingerprint)
-            details = _fingerprints(away, current) | {"left_out": lost}
+            theirs = (decoys.c.gallery_pk == gallery.pk) & (decoys.c.generation == away.number)
+            forgotten = connection.execute(decoys.delete().where(theirs)).rowcount
+            details = _fingerprints(away, current) | {"left_out": lost, "decoys": forgotten}
             record(self._database.vault, connection, "migration_finished", gallery, **details)
 
     def delete_vectors(self, gallery: Gallery, generation: int, keys: Sequence[int]) -> None:

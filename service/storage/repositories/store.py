@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from service.storage.db.engine import Database
 from service.storage.repositories.change_log import ChangeLog
+from service.storage.repositories.decoys import DecoyStore
 from service.storage.repositories.evidence import EvidenceStore
 from service.storage.repositories.galleries import GalleryStore
 from service.storage.repositories.read_cache import ReadCache
@@ -12,7 +13,7 @@ from service.storage.repositories.templates import TemplateStore
 
 
 class Store:
-    """Galleries, subjects, templates, change log and evidence, with the cache that they share. Thread-safe.
+    """Galleries, subjects, templates, decoys, change log and evidence, with the cache that they share. Thread-safe.
 
     A method that writes returns when its transaction is on disk.
     """
@@ -23,6 +24,7 @@ class Store:
         self.galleries = GalleryStore(database, self.cache)
         self.subjects = SubjectStore(database, self.cache)
         self.templates = TemplateStore(database, self.cache)
+        self.decoys = DecoyStore(database)
         self.changes = ChangeLog(database)
         self.evidence = EvidenceStore(database)
 

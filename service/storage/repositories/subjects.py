@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.engine import Connection
 
-from kith.wire.fields import MAX_LABELS
+from kith.wire.fields import MAX_DECOYS, MAX_LABELS
 from service.core.errors import InvalidRequestError, KithError, SubjectExistsError, SubjectNotFoundError
 from service.domain.gallery import Gallery, Subject, SubjectFilter, SubjectLabel
 from service.domain.person_search import matches
@@ -21,7 +21,7 @@ from service.security.sealing import Seal
 from service.storage.audit.log import pseudonym, record
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import SubjectRecord, labels_of, open_subject, seal_subject, subject_lookup
-from service.storage.db.tables import galleries, labels, subjects, templates
+from service.storage.db.tables import decoys, galleries, labels, subjects, templates
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import append_changes
 from service.storage.repositories.erasures import Receipt
@@ -204,12 +204,12 @@ class SubjectStore:
             refuse_existing(connection, gallery, subject_id)
 
     def merge(self, gallery: Gallery, subject_id: str, into: str) -> MergeResult:
-        """Move all templates of a subject to another one, add missing name, tags and metadata, and erase the first.
+        """Move a subject's templates and decoys to another, add missing name, tags and metadata, and erase the first.
 
         A repeated merge returns the first result.
 
         Raises:
-            InvalidRequestError: both ids are equal, or the result would have too many tags or metadata entries.
+            InvalidRequestError: both ids are equal, or the result would have too many tags, metadata entries or decoys.
             SubjectNotFoundError: one of them does not exist; with the receipt of an earlier erasure.
             SubjectErasedError: one of them was erased since ``gallery`` was read.
         """
@@ -230,6 +230,7 @@ class SubjectStore:
                 connection.execute(templates.update().where(owned).values(subject_pk=target.pk))
                 # Reindex both subjects.
                 append_changes(connection, gallery, [(pk, owner) for pk in moved for owner in (source.pk, target.pk)])
+            _move_decoys(connection, source.pk, target.pk)
             changed = sorted(name for name, value in vars(about).items() if value != vars(before)[name])
             if changed:
                 _update(connection, gallery, target.pk, about)
@@ -294,6 +295,17 @@ def merged_record(target: SubjectRecord, source: SubjectRecord) -> SubjectRecord
                 f"into: the merged subject would have {count} {kind}. Remove some: at most {MAX_LABELS} are allowed."
             )
     return SubjectRecord(target.id, target.name if target.name is not None else source.name, metadata, tags)
+
+
+def _move_decoys(connection: Connection, source_pk: int, target_pk: int) -> None:
+    """Raises InvalidRequestError if the target would have more than MAX_DECOYS of a recognizer."""
+    both = decoys.c.subject_pk.in_([source_pk, target_pk])
+    counts = sa.select(sa.func.count()).where(both).group_by(decoys.c.generation)
+    if (most := max(connection.execute(counts).scalars(), default=0)) > MAX_DECOYS:
+        raise InvalidRequestError(
+            f"into: the merged subject would have {most} decoys. Remove some: at most {MAX_DECOYS} are allowed."
+        )
+    connection.execute(decoys.update().where(decoys.c.subject_pk == source_pk).values(subject_pk=target_pk))
 
 
 def _earlier_merge(connection: Connection, gallery: Gallery, subject_id: str, into: str) -> MergeResult:

@@ -57,6 +57,14 @@ PLACES: Final[dict[str, dict[str, str]]] = {
         "vector": "templates.embeddings.embedding",
     },
     "crops": {"template_pk": "templates.key", "sealed": "templates.crop.image"},
+    "decoys": {
+        "id": "decoys.id",
+        "subject_pk": "subject.key",
+        "generation": "decoys.generation",
+        "kind": "decoys.kind",
+        "sealed": "decoys.embedding",
+        "created_at": "decoys.created_at",
+    },
     "changes": {"sequence": "changes.number", "template_pk": "changes.template", "subject_pk": "subject.key"},
     "idempotency": {
         "lookup": "answers.request",
@@ -102,6 +110,7 @@ OTHERS: Final[dict[str, set[str]]] = {
     "subjects": {"gallery_pk", "erased"},
     "labels": {"gallery_pk"},
     "templates": {"gallery_pk", "erased", "moved"},
+    "decoys": {"pk", "gallery_pk"},
     "changes": {"gallery_pk"},
     "idempotency": {"gallery_pk"},
     "answers": {"lookup", "gallery_pk", "digest", "sealed", "created_at"},  # of creations that name no subject
@@ -197,6 +206,7 @@ def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[
         pk = store.subjects.get(gallery, name).pk
         shadow = Disagreement(("identified", "unknown"), (pk, None), (0.9, 0.1))
         generations.add_comparisons(gallery, 1, {"compared": 1}, [shadow])
+        store.decoys.add(gallery, name, some(rng)[0].vector, "photo")
     jobs.create(gallery, "enrollment", {})
     while (job := jobs.claim("here", 60)) is not None and job.kind != "enrollment":
         pass
@@ -269,6 +279,7 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
         "templates": 4,
         "vectors": 6,
         "crops": 4,
+        "decoys": 1,
         "labels": 2,
         "answers": 1,
         "job_items": 2,

@@ -1,0 +1,58 @@
+"""Decoys: a photo or an embedding that was mistaken for a subject."""
+
+from __future__ import annotations
+
+from kith.wire.common import TemplateKind
+from kith.wire.subjects import DecoyIn
+from models.runtime.network import Float
+from service.core.errors import GalleryMovedError, InvalidRequestError
+from service.domain.gallery import Decoy, Gallery
+from service.inference.photo_pipeline import Photo
+from service.inference.recognizers import check_recognizer, check_vectors
+from service.security.callers import Caller
+from service.usecases.backend import Backend, process_photos
+from service.usecases.enrollment_checks import Overrides, choose_face, template_from_face
+
+
+async def add_decoy(
+    backend: Backend, snapshot: Gallery, caller: Caller, subject: str, body: DecoyIn
+) -> tuple[Decoy, bool]:
+    """Store the photo or embedding of ``body`` as a decoy. Return it, and whether it is new.
+
+    Raises:
+        InvalidRequestError: there is not exactly one photo or embedding.
+        ForbiddenError: an embedding, and the caller lacks the scope vectors.
+        NoFaceError, SeveralFacesError, LowQualityError, ImageError: the photo has no usable face.
+        As DecoyStore.add.
+    """
+    if len(body.photos) + len(body.embeddings) != 1:
+        raise InvalidRequestError("send exactly one photo or embedding")
+    if body.embeddings:
+        caller.check_vectors("embeddings")
+    gallery = await backend.reload_gallery(snapshot)
+    if body.embeddings and body.recognizer is None and not gallery.moved:
+        body.recognizer = gallery.fingerprint  # the embedding stays this recognizer's if the gallery moves now
+    while True:
+        vector, kind = await _embed(backend, gallery, body)
+        try:
+            return await backend.run(backend.galleries.store.decoys.add, gallery, subject, vector, kind)
+        except GalleryMovedError:
+            gallery = await backend.reload_gallery(gallery)
+
+
+async def _embed(backend: Backend, gallery: Gallery, body: DecoyIn) -> tuple[Float, TemplateKind]:
+    served = backend.faces.recognizers.for_gallery(gallery)
+    if body.embeddings:
+        check_recognizer(gallery, body.recognizer)
+        (vector,) = check_vectors(body.embeddings, served.dimension)
+        return vector, "embedding"
+    detail = body.detail or backend.settings.expected_face_detail
+
+    async def embed(payload: bytes) -> Photo:
+        return await backend.faces.photos.embed(payload, served, detail=detail)
+
+    (photo,) = await process_photos(backend, body.photos, embed)
+    assert isinstance(photo, Photo)  # noqa: S101 - the error of a single photo is raised
+    # Nobody is let in by a decoy, so it may be a picture of a picture.
+    checks = Overrides(allow_low_quality=body.allow_low_quality, allow_not_live=True)
+    return template_from_face(choose_face(photo, body.face), gallery, checks).vector, "photo"
