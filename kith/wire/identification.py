@@ -48,6 +48,16 @@ class CandidateOut(BaseModel):
     false_alarm_probability: float | None = None
 
 
+class LinkedOut(BaseModel):
+    """Linked person, one of whom a face is."""
+
+    subject: str
+    name: str | None = None
+    probability: float | None = Field(
+        None, description="Probability that the face is this person, if it is one of them. Missing without calibration."
+    )
+
+
 class IdentityOut(BaseModel):
     """Result for one face, one embedding, or one photo without a usable face."""
 
@@ -71,6 +81,9 @@ class IdentityOut(BaseModel):
     )
     risk: RiskOut | None = None
     candidates: list[CandidateOut] = Field(default_factory=list)
+    lookalikes: list[LinkedOut] = Field(
+        default_factory=list, description="With the reason lookalikes: the face is one of these linked people."
+    )
     reasons: list[str] = Field(default_factory=list)
     other_face: int | None = Field(
         None,

@@ -62,6 +62,17 @@ class DecoysOut(BaseModel):
     data: list[DecoyOut]
 
 
+class LookalikeOut(BaseModel):
+    """A subject that resembles another one."""
+
+    id: str
+    name: str | None
+
+
+class LookalikesOut(BaseModel):
+    data: list[LookalikeOut]
+
+
 class SubjectOut(BaseModel):
     id: str
     name: str | None

@@ -11,6 +11,7 @@ const KINDS = {
   crops: ["stored picture"],
   vectors: ["embedding"],
   decoys: ["corrected mistake"],
+  lookalikes: ["link to a lookalike", "links to lookalikes"],
   answers: ["stored answer"],
   job_items: ["job item"],
 };

@@ -38,6 +38,14 @@ MAX_INLINE_CANDIDATES: Final = 50
 
 
 @dataclass(frozen=True)
+class Lookalike:
+    """Linked subject, and the probability that the face is this one, if it is one of them; None: uncalibrated."""
+
+    subject_pk: int
+    probability: float | None
+
+
+@dataclass(frozen=True)
 class Identification:
     """Answer to one probe. Candidates carry the primary keys of subjects.
 
@@ -48,6 +56,7 @@ class Identification:
         model, subjects: the risk model and the number of subjects behind the probabilities.
         reference: runner-up that sets the shown thresholds, if it is another than that of ``decision``.
         reasons, other_face: effect of another face of the photo, and its position (:mod:`service.risk.one_face`).
+        lookalikes: linked subjects, one of whom the face is (:mod:`service.risk.lookalikes`).
     """
 
     decision: Decision
@@ -60,6 +69,7 @@ class Identification:
     reference: Candidate | None = None
     reasons: tuple[str, ...] = ()
     other_face: int | None = None
+    lookalikes: Sequence[Lookalike] = ()
 
     @property
     def shown_thresholds(self) -> Thresholds:

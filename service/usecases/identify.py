@@ -25,8 +25,9 @@ from service.operations.shadow import AnsweredFace
 from service.risk.decision import SIMILARITY_STEP, Candidate, refuse_presentation
 from service.risk.drift import Decided
 from service.risk.known_strangers import without_known_stranger
+from service.risk.lookalikes import linked_with, tell_apart
 from service.risk.one_face import one_face_per_person
-from service.risk.search import Identification
+from service.risk.search import Identification, Lookalike
 from service.security.callers import Caller
 from service.usecases.backend import Backend, process_photos
 from service.usecases.documents import (
@@ -113,6 +114,8 @@ async def identify(
             wanted = gallery.settings.one_face_per_person
         if wanted and (groups := _faces_together(items)):
             await backend.run(_assign_faces, items, groups)
+        if gallery.has_lookalikes:
+            names |= await backend.run(_tell_lookalikes_apart, backend, gallery, searched, target, among)
         if shadow is not None:
             # The other recognizer decides on each face by itself, too. Only what the answer says is stored.
             answered = [
@@ -186,6 +189,7 @@ def _at_current_version(gallery: Gallery, current: Gallery) -> Gallery:
         subjects=current.subjects,
         templates=current.templates,
         has_decoys=current.has_decoys,
+        has_lookalikes=current.has_lookalikes,
     )
 
 
@@ -264,6 +268,32 @@ def _assign_faces(items: Sequence[ProbeResult], groups: Sequence[Sequence[int]])
             items[row].found = replace(result, other_face=other)
 
 
+def _tell_lookalikes_apart(
+    backend: Backend, gallery: Gallery, searched: Sequence[ProbeResult], target: RiskTarget, among: Keys | None
+) -> dict[int, SubjectLabel]:
+    """Make faces uncertain whose best subject does not lead its lookalikes; return the lookalikes' names. Blocks."""
+    by_best: dict[int, list[ProbeResult]] = defaultdict(list)
+    for item in searched:
+        best = None if item.found is None else item.found.decision.best
+        if item.found is not None and best is not None and item.found.decision.outcome != "unknown":
+            by_best[best.subject_pk].append(item)
+    store, keys = backend.galleries.store, set[int]()
+    for subject_pk in store.lookalikes.linked_among(gallery, sorted(by_best)):
+        stored = store.lookalikes.templates(gallery, subject_pk)
+        for item in by_best[subject_pk]:
+            if item.found is not None and item.vector is not None:
+                linked = linked_with(item.found, item.vector, stored, gallery.settings.fusion, among)
+                item.found = tell_apart(item.found, linked, target)
+                keys |= {one.subject_pk for one in item.found.lookalikes}
+    names = store.subjects.names(gallery, keys) if keys else {}
+    for item in searched:  # without those erased meanwhile
+        if item.found is not None and item.found.lookalikes:
+            item.found = replace(
+                item.found, lookalikes=[one for one in item.found.lookalikes if one.subject_pk in names]
+            )
+    return names
+
+
 def _decision_fields(found: Identification, named: dict[int, SubjectLabel], target: RiskTarget) -> Document:
     """Return the fields that a search adds to an ``IdentityOut``."""
     decision, best, thresholds = found.decision, found.decision.best, found.shown_thresholds
@@ -282,6 +312,7 @@ def _decision_fields(found: Identification, named: dict[int, SubjectLabel], targ
         reasons=[*_risk_reasons(found), *found.reasons],
         other_face=found.other_face,
         candidates=[_candidate_document(candidate, found, named) for candidate in found.candidates],
+        lookalikes=[_lookalike_document(one, found, named) for one in found.lookalikes],
     )
 
 
@@ -299,6 +330,13 @@ def _candidate_document(candidate: Candidate, found: Identification, named: dict
         similarity=round(candidate.similarity, 4),
         false_alarm_probability=found.shown_probability(candidate),
     )
+
+
+def _lookalike_document(lookalike: Lookalike, found: Identification, named: dict[int, SubjectLabel]) -> Document:
+    """Return a ``LinkedOut``. Without the scope vectors the probability is coarse: it follows from similarities."""
+    subject, chance = named[lookalike.subject_pk], lookalike.probability
+    rounded = None if chance is None else round(chance, 4 if found.exact else 1)
+    return without_none(subject=subject.id, name=subject.name, probability=rounded)
 
 
 async def _record(backend: Backend, gallery: Gallery, served: ServedRecognizer, items: Sequence[ProbeResult]) -> None:

@@ -15,6 +15,7 @@ from service.api.http.routing import Description
 PATH_EXAMPLES = {
     "gallery": "staff",
     "subject": "ada",
+    "other": "grace",
     "template": "49a823bbf76b622b1ddbef8c1f735e93",
     "decoy": "b09d6f1e2c5a4a7c8e3f0d1b2a3c4d5e",
     "webhook": "6b1f2d0c5e7a4f0d9c3b8a7e6d5c4b3a",

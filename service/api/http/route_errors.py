@@ -139,6 +139,7 @@ OWN: Final[dict[str, Errors]] = {
         e.SubjectExistsError,
         e.SubjectErasedError,
     ),
+    f"PUT {SUBJECT}/lookalikes/{{other}}": (e.SubjectErasedError,),
     f"POST {SUBJECT}/decoys": (
         e.EmbeddingError,
         e.RecognizerMismatchError,

@@ -232,7 +232,8 @@ def _describe_verdict(answer: VerifyOut, names: dict[str, str]) -> str:
 
 def _decision_cells(result: IdentityOut) -> tuple[object, ...]:
     chance = result.false_alarm_probability
-    likely = next((each.name or each.subject for each in result.candidates), None)
+    nearest = result.lookalikes or result.candidates[:1]
+    likely = " or ".join(each.name or each.subject for each in nearest) or None
     decision = describe_outcome(result.outcome, result.name or result.subject or likely)
     return decision, result.similarity, result.threshold, None if chance is None else format_odds(chance)
 

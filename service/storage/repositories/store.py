@@ -7,6 +7,7 @@ from service.storage.repositories.change_log import ChangeLog
 from service.storage.repositories.decoys import DecoyStore
 from service.storage.repositories.evidence import EvidenceStore
 from service.storage.repositories.galleries import GalleryStore
+from service.storage.repositories.lookalikes import LookalikeStore
 from service.storage.repositories.read_cache import ReadCache
 from service.storage.repositories.subjects import SubjectStore
 from service.storage.repositories.templates import TemplateStore
@@ -25,6 +26,7 @@ class Store:
         self.subjects = SubjectStore(database, self.cache)
         self.templates = TemplateStore(database, self.cache)
         self.decoys = DecoyStore(database)
+        self.lookalikes = LookalikeStore(database)
         self.changes = ChangeLog(database)
         self.evidence = EvidenceStore(database)
 

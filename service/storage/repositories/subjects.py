@@ -21,7 +21,7 @@ from service.security.sealing import Seal
 from service.storage.audit.log import pseudonym, record
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import SubjectRecord, labels_of, open_subject, seal_subject, subject_lookup
-from service.storage.db.tables import decoys, galleries, labels, subjects, templates
+from service.storage.db.tables import decoys, galleries, labels, lookalikes, subjects, templates
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import append_changes
 from service.storage.repositories.erasures import Receipt
@@ -130,9 +130,8 @@ class SubjectStore:
 
     def by_pk(self, gallery: Gallery, pks: Sequence[int]) -> dict[int, Subject]:
         """Return existing subjects by row key."""
-        query = _subject_rows(gallery).where(subjects.c.pk.in_(list(pks)))
         with self._database.read() as connection:
-            return {row.pk: _subject_of(gallery.seal, row) for row in connection.execute(query)}
+            return {subject.pk: subject for subject in read_subjects(connection, gallery, pks)}
 
     def names(self, gallery: Gallery, pks: Collection[int]) -> dict[int, SubjectLabel]:
         """Return ids and names by row key, as of ``gallery``'s version or later, without deleted subjects."""
@@ -231,6 +230,7 @@ class SubjectStore:
                 # Reindex both subjects.
                 append_changes(connection, gallery, [(pk, owner) for pk in moved for owner in (source.pk, target.pk)])
             _move_decoys(connection, source.pk, target.pk)
+            _move_links(connection, gallery, source.pk, target.pk)
             changed = sorted(name for name, value in vars(about).items() if value != vars(before)[name])
             if changed:
                 _update(connection, gallery, target.pk, about)
@@ -261,6 +261,19 @@ def read_subject(connection: Connection, gallery: Gallery, subject_id: str) -> S
     if row is None:
         raise _not_found(gallery, subject_id)
     return _subject_of(gallery.seal, row)
+
+
+def read_subjects(connection: Connection, gallery: Gallery, pks: Sequence[int]) -> list[Subject]:
+    """Return existing subjects, oldest first."""
+    query = _subject_rows(gallery).where(subjects.c.pk.in_(list(pks))).order_by(subjects.c.pk)
+    return [_subject_of(gallery.seal, row) for row in connection.execute(query)]
+
+
+def linked_keys(connection: Connection, subject_pk: int) -> list[int]:
+    """Return the ascending keys of a subject's lookalikes."""
+    pairs = ((lookalikes.c.one_pk, lookalikes.c.other_pk), (lookalikes.c.other_pk, lookalikes.c.one_pk))
+    found = sa.union_all(*(sa.select(there).where(here == subject_pk) for here, there in pairs))
+    return sorted(connection.execute(found).scalars())
 
 
 def refuse_existing(connection: Connection, gallery: Gallery, subject_id: str) -> None:
@@ -306,6 +319,15 @@ def _move_decoys(connection: Connection, source_pk: int, target_pk: int) -> None
             f"into: the merged subject would have {most} decoys. Remove some: at most {MAX_DECOYS} are allowed."
         )
     connection.execute(decoys.update().where(decoys.c.subject_pk == source_pk).values(subject_pk=target_pk))
+
+
+def _move_links(connection: Connection, gallery: Gallery, source_pk: int, target_pk: int) -> None:
+    """Link the target with the source's lookalikes. The source's own links go with it."""
+    new = {*linked_keys(connection, source_pk)} - {*linked_keys(connection, target_pk), target_pk}
+    for pk in sorted(new):
+        first, second = sorted((pk, target_pk))
+        row = {"one_pk": first, "other_pk": second, "gallery_pk": gallery.pk, "created_at": datetime.now(UTC)}
+        connection.execute(lookalikes.insert().values(row))
 
 
 def _earlier_merge(connection: Connection, gallery: Gallery, subject_id: str, into: str) -> MergeResult:

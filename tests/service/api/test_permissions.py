@@ -116,7 +116,7 @@ class House:
         method, _, path = route.partition(" ")
         job = self.jobs.get(gallery, NOTHING)
         path = path.replace("{file:path}", "main.js")
-        nothing = dict.fromkeys(("template", "decoy", "receipt", "webhook"), NOTHING)
+        nothing = dict.fromkeys(("template", "decoy", "other", "receipt", "webhook"), NOTHING)
         path = path.format(gallery=gallery, subject="ada", job=job, key=self.revoked, **nothing)
         headers = {name.encode(): value.encode() for name, value in options.pop("headers", {}).items()}
         if token is not None:

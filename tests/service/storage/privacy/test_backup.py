@@ -83,6 +83,7 @@ def filled(database: Database) -> Store:
     enroll(store, two, "last", *vectors(2, 1))
     last = store.templates.list_page(two, "last")[-1]
     store.templates.delete(two, "last", last.id)
+    store.lookalikes.link(store.galleries.get("one"), "s4", "s2")
     store.decoys.add(store.galleries.get("two"), "last", vectors(1, 2)[0], "photo")
     now = sa.func.current_timestamp()
     with database.write(BackupError("")) as connection:

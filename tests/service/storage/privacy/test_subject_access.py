@@ -65,6 +65,11 @@ PLACES: Final[dict[str, dict[str, str]]] = {
         "sealed": "decoys.embedding",
         "created_at": "decoys.created_at",
     },
+    "lookalikes": {
+        "one_pk": "subject.key",
+        "other_pk": "lookalikes.pseudonym",
+        "created_at": "lookalikes.created_at",
+    },
     "changes": {"sequence": "changes.number", "template_pk": "changes.template", "subject_pk": "subject.key"},
     "idempotency": {
         "lookup": "answers.request",
@@ -111,6 +116,7 @@ OTHERS: Final[dict[str, set[str]]] = {
     "labels": {"gallery_pk"},
     "templates": {"gallery_pk", "erased", "moved"},
     "decoys": {"pk", "gallery_pk"},
+    "lookalikes": {"gallery_pk"},
     "changes": {"gallery_pk"},
     "idempotency": {"gallery_pk"},
     "answers": {"lookup", "gallery_pk", "digest", "sealed", "created_at"},  # of creations that name no subject
@@ -221,6 +227,7 @@ def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[
             gallery, name, more := some(rng), IdempotentResponse(f"2nd key of {name}", name, f"another to {name}")
         )
         enrolled[name] += more
+    store.lookalikes.link(store.galleries.get("g"), "ada", "bob")
     return store.galleries.get("g"), enrolled["ada"]
 
 
@@ -268,7 +275,8 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
     database = open_database(database_url())
     gallery, ada = filled(database, rng)
     store = Store(database)
-    keys = {"subject_pk": {store.subjects.get(gallery, "ada").pk}, "template_pk": template_keys(database, ada)}
+    own = {store.subjects.get(gallery, "ada").pk}
+    keys = {"subject_pk": own, "one_pk": own, "other_pk": own, "template_pk": template_keys(database, ada)}
     words = [subject_lookup(gallery.seal, "ada"), *(t.id for t in ada)]
     assert set(concerning(database, gallery, keys, words)) == set(PLACES) - {"jobs"}
     bobs = everything_about(database, gallery, "bob")
@@ -280,6 +288,7 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
         "vectors": 6,
         "crops": 4,
         "decoys": 1,
+        "lookalikes": 1,
         "labels": 2,
         "answers": 1,
         "job_items": 2,
@@ -298,7 +307,8 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
     assert [each["kind"] for each in left["receipts"]] == ["subject", "template"]
     assert "subject_deleted" in [line["event"] for line in left["audit"]]
     after = everything_about(database, gallery, "bob")
-    assert {**after, "at": 0, "audit": 0} == {**bobs, "at": 0, "audit": 0}
+    assert after["lookalikes"] == []
+    assert {**after, "at": 0, "audit": 0} == {**bobs, "at": 0, "audit": 0, "lookalikes": []}
     with pytest.raises(SubjectNotFoundError):
         everything_about(database, gallery, "nobody")
     database.close()
@@ -345,7 +355,7 @@ def concerning(database: Database, gallery: Gallery, keys: dict[str, set[int]], 
 
 def every_value(database: Database, gallery: Gallery) -> list[bytes]:
     """Yield all values of the database, decrypted."""
-    purposes = ("subject", "crop", "answer", "job item", "job problem", "vector 0", "vector 1")
+    purposes = ("subject", "crop", "answer", "job item", "job problem", "vector 0", "vector 1", "decoy 0")
     values = list[bytes]()
     with database.read() as connection:
         for table in metadata.sorted_tables:

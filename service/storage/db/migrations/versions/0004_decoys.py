@@ -1,4 +1,4 @@
-"""Add the decoys of subjects: strangers who were mistaken for them."""
+"""Add the decoys of subjects, strangers who were mistaken for them, and the links between lookalikes."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -24,3 +24,12 @@ def upgrade() -> None:
         sqlite_autoincrement=True,
     )
     op.create_index("decoys_by_subject", "decoys", ["subject_pk"])
+    op.create_table(
+        "lookalikes",
+        sa.Column("one_pk", KEY, sa.ForeignKey("subjects.pk", ondelete="CASCADE"), primary_key=True),
+        sa.Column("other_pk", KEY, sa.ForeignKey("subjects.pk", ondelete="CASCADE"), primary_key=True),
+        sa.Column("gallery_pk", KEY, sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+    )
+    op.create_index("lookalikes_by_other", "lookalikes", ["other_pk"])
+    op.create_index("lookalikes_by_gallery", "lookalikes", ["gallery_pk"])
