@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: setup demo run test test-all test-browser screenshots supply release lock test-faults container-check fuzz soak \
         bench-memory bench-batching bench-serving bench-accuracy bench-open-set bench-overhead \
-        bench-overload bench-hygiene bench-gallery bench-gpu clean
+        bench-overload bench-hygiene bench-albums bench-gallery bench-gpu clean
 
 # Dependencies of the server, and the packages with the demo's photos. Those come without dependencies, because the demo
 # does not import them (docs/decisions/0002, 0042). Bytecode is compiled at the first import, which saves 70 MB.
@@ -111,6 +111,9 @@ bench-overload: setup
 
 bench-hygiene: setup
 	$(BIN)/python -m bench.hygiene
+
+bench-albums: setup
+	$(BIN)/python -m bench.albums
 
 bench-gallery: setup
 	$(BIN)/python -m bench.gallery

@@ -117,19 +117,30 @@ def min_supported_fmr(pairs: int) -> float:
 
 
 def _weight_impostors(counts: Floats, rates: Floats, genuine: Ints, subjects: int) -> Floats:
-    """Return the counts, weighted by the probability that a pair of the bin is an impostor pair.
+    """Return the counts, weighted by the probability that a pair of the bin is an impostor pair."""
+    return counts * impostor_probability(counts, rates, genuine, MAX_DUPLICATE_SHARE * subjects / float(counts.sum()))
 
-    Expectation maximization over the share of duplicate pairs, whose similarities follow the pack's genuine pairs.
+
+def impostor_probability(counts: Floats, rates: Floats, genuine: Ints, max_share: float) -> Floats:
+    """Return the (2000,) probability that a pair of the bin shows different people, positive.
+
+    Expectation maximization over the share of pairs that show one person, whose similarities follow the pack's genuine
+    pairs.
+
+    Args:
+        counts: (2000,) numbers of pairs by score.
+        rates: (2001,) FMR at EDGES.
+        genuine: (2000,) counts of same-person similarities.
+        max_share: largest share of pairs that show one person.
     """
     impostor = np.maximum(rates[:-1] - rates[1:], MIN_RATE)
     kernel = np.exp(-0.5 * (np.arange(-60, 61) / 20) ** 2)
     duplicate = np.convolve(genuine / genuine.sum(), kernel / kernel.sum(), "same")
     total = float(counts.sum())
-    max_share = MAX_DUPLICATE_SHARE * subjects / total
     share = max_share / 2
     probability = np.ones(len(counts))
     for _ in range(100):
         probability = share * duplicate / (share * duplicate + (1 - share) * impostor)
         share = min(max_share, float(counts @ probability) / total)
     # The weights stay positive, since a gallery may have only one pair.
-    return np.asarray(counts * np.maximum(1 - probability, 1e-9))
+    return np.maximum(1 - probability, 1e-9)

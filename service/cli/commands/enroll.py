@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -17,10 +19,11 @@ from rich.text import Text
 from models.vision.photo_files import is_photo, list_photos, printable_path, read_head, visible_subfolders
 from service.cli.commands.risk import misses_text
 from service.cli.completion import complete_galleries
-from service.cli.connection import connect
+from service.cli.connection import connect, read_settings
 from service.cli.options import EnrollmentOptions, ServerOptions, check_file
 from service.cli.remedies import remedy_for, remedy_lines
 from service.cli.terminal import EXIT_INTERRUPTED, count_of, print_first, print_line, print_note, progress_bar
+from service.cli.tools.album_names import GROUPS, NAMES
 from service.core.atomic_files import atomic_write
 
 if TYPE_CHECKING:
@@ -68,7 +71,10 @@ class EnrollmentReport:
 def enroll(
     source: Annotated[
         Path,
-        typer.Argument(help="Folder with a folder of photos per person; or a zip, tar, tar.gz, tar.zst.", exists=True),
+        typer.Argument(
+            help="Folder with a folder of photos per person; an album with names; or a zip, tar, tar.gz, tar.zst.",
+            exists=True,
+        ),
     ],
     gallery: Annotated[
         str, typer.Option("--gallery", "-g", help="Gallery, created if missing.", autocompletion=complete_galleries)
@@ -84,7 +90,8 @@ def enroll(
     Run the command again to resume: each photo is enrolled once. Ctrl-C keeps what is done. Exit status 1 if a photo
     is refused."""
     check_file(report, "--report", ".csv", ".ndjson")
-    if source.is_dir() and not visible_subfolders(source):
+    album = (source / GROUPS).is_file()
+    if source.is_dir() and not album and not visible_subfolders(source):
         raise typer.BadParameter(
             f"{source} has no folder per person. Expected {source}/PERSON/PHOTO.", param_hint="SOURCE"
         )
@@ -93,11 +100,14 @@ def enroll(
             f"{source} is a photo. Enroll one person with 'kith subject enroll ID {source} -g {gallery}'.",
             param_hint="SOURCE",
         )
-    result = EnrollmentReport()
+    result, options = EnrollmentReport(), enrollment.fields()
     try:
-        with connect(server, "create") as kith:
+        with ExitStack() as stack:
+            if album:
+                source, options["face"] = stack.enter_context(_people_of_album(source, result)), "largest"
+            kith = stack.enter_context(connect(server, "create"))
             created = _create_if_missing(kith, gallery)
-            _BulkEnrollment(kith, gallery, enrollment.fields(), result).run(source)
+            _BulkEnrollment(kith, gallery, options, result).run(source)
             if not result.interrupted:  # else others of a person's photos were not tried yet
                 result.without_photo = _without_photo(kith, gallery, result.people)
     finally:
@@ -115,6 +125,24 @@ def enroll(
     server.answer(document, lambda: print_report(result, created), ok=result.interrupted or not refused)
     if result.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+@contextmanager
+def _people_of_album(album: Path, report: EnrollmentReport) -> Iterator[Path]:
+    """Yield a temporary folder with a folder of faces per named person. Faces that cannot be cut are reported."""
+    from service.cli.tools.album_names import AlbumError, people_of, read_groups, read_names
+    from service.cli.tools.album_pictures import write_people
+
+    try:
+        people = people_of(read_groups(album) or {}, read_names(album))
+        if not people:
+            raise AlbumError(f"{album / NAMES} names nobody. Write a line 'g1 = ada' for each group that you know")
+    except AlbumError as error:
+        raise typer.BadParameter(f"{error}.", param_hint="SOURCE") from error
+    with tempfile.TemporaryDirectory(dir=album, prefix="people-") as folder:
+        for photo, reason in write_people(people, Path(folder), read_settings()).items():
+            report.add(photo, "refused", reason, UNREADABLE)
+        yield Path(folder)
 
 
 class _BulkEnrollment:

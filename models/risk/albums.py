@@ -1,0 +1,333 @@
+"""Groups of the faces of unlabeled photos, one per person, at a stated risk of wrong pairs. Pure functions.
+
+The risk is the share of pairs of faces in one group that are two people. Of the pairs that reach a similarity t, a
+share of FMR(t) * M / R(t) is wrong, where M pairs are of two people and R(t) pairs reach t: the false discovery rate of
+Y. Benjamini and Y. Hochberg (1995). Groups merge if their similarity reaches the smallest t that meets the risk.
+
+The similarity of two groups is the geometric mean of average and centroid linkage, exact from the sums of their
+vectors. Average linkage asks too much of large groups, and centroid linkage too little (docs/decisions/0058). Faces of
+one photo are never in one group, unless they are one picture.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.risk.calibration import (
+    EDGES,
+    MIN_SUPPORT,
+    UNREACHABLE_SIMILARITY,
+    Calibration,
+    Floats,
+    FmrCurve,
+    Ints,
+    bin_indices,
+    count_at_or_above,
+    histogram,
+)
+from models.risk.gallery_risk import impostor_probability
+from models.risk.impostor_evidence import PairScores
+from models.risk.normal_scale import ScorePrior, fit_normal
+from models.risk.pair_odds import likelihood_ratios, log_ratio_at
+from models.runtime.network import Float
+
+NEIGHBORS: Final = 32
+"""Most similar faces of each face that may begin a merge. Groups inherit those of their faces."""
+MAX_SAMPLE: Final = 2000
+"""Faces of which all pairs are compared to fit the FMR: two million pairs."""
+MAX_REPEATED: Final = 0.9
+"""Largest share of pairs of an album that show one person."""
+FIT_ROUNDS: Final = 2
+"""Repeated people affect the fitted curve, and the curve identifies repeated people."""
+SAME_PICTURE_FNMR: Final = 0.99
+"""FNMR of the similarity from which two faces of a photo are one picture, as in a mirror or a collage."""
+CANDIDATE_SHARE: Final = 0.8
+"""Two groups may reach a threshold only if some of their faces reach this share of it: fusion adds no more."""
+MIN_FACES: Final = 2
+MIN_NORM: Final = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbors:
+    """Most similar other faces: (n, k) rows, -1 for none, and (n, k) similarities."""
+
+    rows: Ints
+    similarities: Float
+
+
+@dataclass(frozen=True, eq=False)
+class AlbumRisk:
+    """False match rate of an album's faces.
+
+    Attributes:
+        curve: FMR of single similarities.
+        known_pairs: number of pairs that the photos themselves show to be two people.
+        repeated_share: estimated share of pairs that show one person.
+        above: (2001,) estimated numbers of pairs at or above EDGES, among ``pairs``.
+        pairs: number of pairs that may be one person.
+        same_picture: similarity from which two faces of a photo are one picture.
+        ratios: (2001,) likelihood ratios at EDGES, one person over two.
+    """
+
+    curve: FmrCurve
+    known_pairs: int
+    repeated_share: float
+    above: Floats
+    pairs: int
+    same_picture: float
+    ratios: Floats
+
+    @classmethod
+    def of(cls, vectors: Float, photos: Ints, neighbors: Neighbors, pack: Calibration) -> AlbumRisk:
+        """Fit the risk of (n, d) unit vectors of faces in (n,) photos.
+
+        The pack gives the prior of the curve. The album gives the pairs within photos, of different people, and the
+        pairs across photos, each with the probability that it shows different people.
+
+        Raises:
+            ValueError: there are fewer than MIN_FACES faces.
+        """
+        if len(vectors) < MIN_FACES:
+            raise ValueError(f"an album needs at least {MIN_FACES} faces")
+        same_picture = pack.threshold_at_fnmr(SAME_PICTURE_FNMR)
+        within = _similarities_within(vectors, photos)
+        known = histogram(within[within < same_picture])
+        rows = np.unique(np.linspace(0, len(vectors) - 1, min(len(vectors), MAX_SAMPLE)).round().astype(np.int64))
+        across = _histograms_across(vectors[rows], photos[rows])
+        prior = ScorePrior.of(pack.curve.rates, pack.impostor_pairs, 1.0, pack.mean_genuine)
+        curve, share = _fit(across, known, prior, pack.genuine)
+        pairs = len(vectors) * (len(vectors) - 1) // 2 - int(known.sum())
+        above = _pairs_above(across.sum(0) / 2, pairs, neighbors, photos, same_picture)
+        ratios = likelihood_ratios(curve, pack.genuine)
+        return cls(curve, int(known.sum()), share, above, pairs, same_picture, ratios)
+
+    def threshold(self, risk: float) -> float:
+        """Return the smallest similarity from which at most a share ``risk`` of pairs is two people.
+
+        UNREACHABLE_SIMILARITY if no pair is similar enough.
+
+        Raises:
+            ValueError: ``risk`` is not in (0, 1).
+        """
+        if not 0 < risk < 1:
+            raise ValueError(f"a risk must be in (0, 1), not {risk}")
+        wrong = self.curve.rates * (self.pairs * (1 - self.repeated_share))
+        fitting = np.flatnonzero((self.above > 0) & (wrong <= risk * self.above))
+        return float(EDGES[fitting[0]]) if len(fitting) else UNREACHABLE_SIMILARITY
+
+    def certainty(self, similarity: float) -> float:
+        """Return the probability that two faces with a similarity are one person, given the album's share of them."""
+        share = min(max(self.repeated_share, 1 / max(2, self.pairs)), MAX_REPEATED)
+        log_odds = log_ratio_at(self.ratios, similarity) + math.log(share / (1 - share))
+        return 1 / (1 + math.exp(-min(max(log_odds, -700.0), 700.0)))
+
+
+def group_faces(
+    vectors: Float, photos: Ints, neighbors: Neighbors, threshold: float, same_picture: float
+) -> list[list[int]]:
+    """Return the rows of each group, loners included, in the order of their first rows.
+
+    The most similar two groups merge first. Equal similarities merge in the order of the rows.
+
+    Args:
+        vectors: (n, d) unit vectors.
+        photos: (n,) photo of each face.
+        threshold: similarity of groups that merge.
+        same_picture: similarity from which two faces of a photo are one picture.
+    """
+    merging = _Merging(vectors, photos, neighbors, threshold, same_picture)
+    merging.run()
+    return merging.groups()
+
+
+class _Merging:
+    """State of agglomerative clustering. A group is named by its first row."""
+
+    def __init__(
+        self, vectors: Float, photos: Ints, neighbors: Neighbors, threshold: float, same_picture: float
+    ) -> None:
+        count = len(vectors)
+        self._threshold = threshold
+        self._sums = np.array(vectors, np.float32)
+        self._sizes = np.ones(count, np.int64)
+        self._weights = np.ones(count)
+        """(n,) square roots of the number of faces times the length of their sum."""
+        self._members: list[list[int]] = [[row] for row in range(count)]
+        self._pictures = _pictures(vectors, photos, same_picture)
+        """By group and photo: the picture, by its first row. Faces alone in their photo are left out."""
+        self._versions = [0] * count
+        self._near = _candidates(neighbors, CANDIDATE_SHARE * threshold)
+        self._heap: list[tuple[float, int, int, int, int]] = []
+
+    def run(self) -> None:
+        for row, others in enumerate(self._near):
+            self._push(row, np.array([other for other in sorted(others) if other > row], np.int64))
+        heapq.heapify(self._heap)
+        while self._heap:
+            _, first, second, *versions = heapq.heappop(self._heap)
+            if versions == [self._versions[first], self._versions[second]]:
+                self._merge(first, second)
+
+    def groups(self) -> list[list[int]]:
+        return [sorted(members) for members in self._members if members]
+
+    def _merge(self, first: int, second: int) -> None:
+        self._near[first].discard(second)
+        self._near[second].discard(first)
+        if not self._may_merge(first, second):
+            return
+        self._sums[first] += self._sums[second]
+        self._sizes[first] += self._sizes[second]
+        self._weights[first] = math.sqrt(self._sizes[first] * max(float(np.linalg.norm(self._sums[first])), MIN_NORM))
+        self._members[first] += self._members[second]
+        self._members[second] = []
+        self._pictures[first] = self._pictures[first] | self._pictures[second]
+        self._pictures[second] = {}
+        for other in self._near[second]:
+            self._near[other].discard(second)
+            self._near[other].add(first)
+        self._near[first] |= self._near[second]
+        self._near[second] = set()
+        self._versions[first] += 1
+        self._versions[second] = -1
+        self._push(first, np.array(sorted(self._near[first]), np.int64), pushed=True)
+
+    def _push(self, row: int, others: Ints, pushed: bool = False) -> None:
+        """Add the merges with ``others`` that reach the threshold."""
+        if not len(others):
+            return
+        scores = (self._sums[others] @ self._sums[row]) / (self._weights[others] * self._weights[row])
+        for score, other in zip(scores.tolist(), others.tolist(), strict=True):
+            if score >= self._threshold:
+                first, second = min(row, other), max(row, other)
+                entry = (-score, first, second, self._versions[first], self._versions[second])
+                if pushed:
+                    heapq.heappush(self._heap, entry)
+                else:
+                    self._heap.append(entry)
+
+    def _may_merge(self, first: int, second: int) -> bool:
+        few, many = sorted((self._pictures[first], self._pictures[second]), key=len)
+        return all(many.get(photo, picture) == picture for photo, picture in few.items())
+
+
+def keep_ids(groups: Sequence[Sequence[str]], before: Mapping[str, int], next_id: int) -> tuple[list[int], int]:
+    """Return the id of each group, and the next free id.
+
+    A group keeps the id that most of its faces had; if two groups want an id, the one with more of its faces gets it.
+    New ids are given in the order of ``groups``.
+
+    Args:
+        groups: names of the faces of each group.
+        before: former group id by face.
+        next_id: smallest id that was never given.
+    """
+    claims = sorted(
+        (-count, row, group)
+        for row, names in enumerate(groups)
+        for group, count in Counter(before[name] for name in names if name in before).items()
+    )
+    ids: dict[int, int] = {}
+    taken: set[int] = set()
+    for _, row, group in claims:
+        if row not in ids and group not in taken:
+            ids[row] = group
+            taken.add(group)
+    for row in range(len(groups)):
+        if row not in ids:
+            ids[row] = next_id
+            next_id += 1
+    return [ids[row] for row in range(len(groups))], next_id
+
+
+def mean_similarities(vectors: Float, rows: Sequence[int]) -> Floats:
+    """Return the mean similarity of each face of a group, given by its rows, to the others of the group."""
+    chosen = vectors[list(rows)].astype(np.float64)
+    return np.asarray((chosen @ chosen.sum(0) - (chosen**2).sum(1)) / max(1, len(rows) - 1))
+
+
+def _similarities_within(vectors: Float, photos: Ints) -> Floats:
+    """Return the similarities of all pairs of faces within photos."""
+    found = [np.zeros(0)]
+    for rows in _shared(photos):
+        first, second = np.triu_indices(len(rows), 1)
+        found.append(np.einsum("nd,nd->n", vectors[rows[first]], vectors[rows[second]], dtype=np.float64))
+    return np.concatenate(found)
+
+
+def _shared(photos: Ints) -> list[Ints]:
+    """Return the rows of each photo with several faces."""
+    order = np.argsort(photos, kind="stable")
+    _, starts = np.unique(photos[order], return_index=True)
+    return [rows for rows in np.split(order, starts[1:]) if len(rows) > 1]
+
+
+def _histograms_across(vectors: Float, photos: Ints) -> NDArray[np.int32]:
+    """Return (n, 2000) histograms of each face's similarities to the faces of other photos."""
+    counts = np.zeros((len(vectors), len(EDGES) - 1), np.int32)
+    for row, vector in enumerate(vectors):
+        similarities = vectors[photos != photos[row]] @ vector
+        counts[row] = np.bincount(bin_indices(similarities), minlength=counts.shape[1])
+    return counts
+
+
+def _fit(across: NDArray[np.int32], known: Ints, prior: ScorePrior, genuine: Ints) -> tuple[FmrCurve, float]:
+    """Return the curve, and the share of pairs across photos that show one person. Each depends on the other."""
+    faces = len(across)
+    counts = across.sum(0, dtype=np.float64) / 2
+    if not counts.sum() + known.sum():
+        return FmrCurve(prior.rates, np.zeros(len(EDGES)), -1.0), 0.0
+    probability, share = np.ones(len(counts)), 0.0
+    rates = prior.rates
+    for step in range(FIT_ROUNDS):
+        if counts.sum():
+            probability = impostor_probability(counts, rates, genuine, MAX_REPEATED)
+            share = float(1 - (counts @ probability) / counts.sum())
+        impostors = np.rint(across * probability).astype(np.int32)
+        variance = PairScores.of(impostors, np.zeros(faces)).variance(faces, faces)
+        is_last = step == FIT_ROUNDS - 1
+        curve = fit_normal(counts * probability + known, variance, faces, prior, intervals=is_last).curve
+        rates = curve.rates
+    return curve, share
+
+
+def _pairs_above(sampled: Floats, pairs: int, neighbors: Neighbors, photos: Ints, same_picture: float) -> Floats:
+    """Return estimated numbers of pairs at or above EDGES: of neighbors, or of the sample, whichever shows more."""
+    rows = np.broadcast_to(np.arange(len(photos))[:, None], neighbors.rows.shape)
+    found = neighbors.rows >= 0
+    first, second, similarities = rows[found], neighbors.rows[found], neighbors.similarities[found]
+    allowed = (photos[first] != photos[second]) | (similarities >= same_picture)
+    low, high = np.minimum(first, second)[allowed], np.maximum(first, second)[allowed]
+    _, unique = np.unique(low * len(photos) + high, return_index=True)
+    counted = count_at_or_above(histogram(similarities[allowed][unique]))
+    above = count_at_or_above(sampled)
+    scaled = np.where(above >= MIN_SUPPORT, above * (pairs / max(1.0, float(above[0]))), 0.0)
+    return np.maximum(counted, np.minimum(scaled, pairs))
+
+
+def _candidates(neighbors: Neighbors, floor: float) -> list[set[int]]:
+    near: list[set[int]] = [set() for _ in range(len(neighbors.rows))]
+    for first, second in np.argwhere((neighbors.similarities >= floor) & (neighbors.rows >= 0)).tolist():
+        other = int(neighbors.rows[first, second])
+        near[first].add(other)
+        near[other].add(first)
+    return near
+
+
+def _pictures(vectors: Float, photos: Ints, same_picture: float) -> list[dict[int, int]]:
+    """Return the picture of each face by its photo. Faces of one picture have the number of the first of them."""
+    pictures: dict[int, dict[int, int]] = defaultdict(dict)
+    for rows in _shared(photos):
+        alike = vectors[rows] @ vectors[rows].T >= same_picture
+        for place, row in enumerate(rows.tolist()):
+            first = int(np.flatnonzero(alike[place])[0]) if alike[place].any() else place
+            pictures[row][int(photos[row])] = int(rows[min(first, place)])
+    return [pictures.get(row, {}) for row in range(len(vectors))]
