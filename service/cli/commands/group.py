@@ -11,7 +11,7 @@ import typer
 from rich.progress import MofNCompleteColumn
 from rich.table import Column
 
-from models.vision.photo_files import list_photos
+from models.vision.photo_files import list_photos, printable_path
 from service.cli.connection import read_settings
 from service.cli.options import DetailOption, OutputOptions, check_shares
 from service.cli.terminal import count_of, make_table, print_first, print_line, print_table, progress_bar
@@ -92,13 +92,18 @@ def _summary(document: Mapping[str, Any], album: Path) -> dict[str, Any]:
 
 def _print(document: Mapping[str, Any], summary: Mapping[str, Any], page: bool) -> None:
     rows = (
-        (group["id"], len(group["faces"]), f"{group['faces'][-1]['certainty']:.1%}", group["faces"][0]["photo"])
+        (
+            group["id"],
+            len(group["faces"]),
+            f"{group['faces'][-1]['certainty']:.1%}",
+            printable_path(group["faces"][0]["photo"]),
+        )
         for group in document["groups"][:LISTED_GROUPS]
     )
     if document["groups"]:
         headers = (Column("Group", no_wrap=True), "Faces", "Least certain face", "Clearest face in")
         print_table(make_table(*headers, rows=rows))
-    refused = [f"{each['photo']}: {each['code']}: {each['detail']}" for each in document["refused"]]
+    refused = [f"{printable_path(each['photo'])}: {each['code']}: {each['detail']}" for each in document["refused"]]
     print_first("Refused", refused, f". All are in {summary['album']}/groups.json.")
     photos = f"{count_of(summary['photos'], 'photo')} ({summary['new_photos']:,} new)"
     groups = f"{count_of(summary['groups'], 'group')}, {count_of(summary['loners'], 'loner')}"

@@ -13,6 +13,7 @@ from service.core.atomic_files import atomic_write
 GROUPS: Final = "groups.json"
 NAMES: Final = "names.txt"
 VERSION: Final = 1
+ID_DIGITS: Final = 16
 NAMES_HELP: Final = """\
 # Who is who, for 'kith enroll'. Two groups with one name become one person.
 #   g1 = ada                       everyone in group g1
@@ -38,8 +39,9 @@ def read_groups(output: Path) -> dict[str, Any] | None:
         document: dict[str, Any] = json.loads(path.read_bytes())
         if document["version"] != VERSION:
             raise AlbumError(f"{path} has version {document['version']}, not {VERSION}")
+        _check(document)
         return document
-    except (ValueError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, AlbumError):
             raise
         raise AlbumError(f"{path} is damaged ({error}). Move it away; group ids then begin anew") from error
@@ -53,6 +55,25 @@ class NamedFace:
     photo: Path
     box: Sequence[float]
     others: Sequence[Sequence[float]]
+
+
+def _check(document: Mapping[str, Any]) -> None:
+    """Raises KeyError, TypeError, ValueError: a value that is read later is missing or malformed."""
+    _ = int(document["next_id"]), Path(document["photos"])
+    for group in document["groups"]:
+        int(group["id"].removeprefix("g"))
+    for face in (*document["loners"], *(face for group in document["groups"] for face in group["faces"])):
+        _ = [float(side) for side in face["box"]], str(face["face"]), str(face["photo"])
+
+
+def face_name(photo: str, number: int) -> str:
+    """Return the name of a face: the beginning of the SHA-256 of its photo, and its number from 1."""
+    return f"{photo[:ID_DIGITS]}-{number}"
+
+
+def is_face_of(face: str, photo: str) -> bool:
+    """Return whether a face's name is that of a photo with this SHA-256."""
+    return face.rpartition("-")[0] == photo[:ID_DIGITS]
 
 
 def begin_names(output: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import errno
+import hashlib
 import html
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from models.vision.photo_files import printable_path
-from service.cli.tools.album_names import NAMES, NamedFace
+from service.cli.tools.album_names import NAMES, NamedFace, is_face_of
 from service.core.atomic_files import atomic_write
 from service.core.errors import KithError
 from service.inference.images import ImageLimits, decode
@@ -46,7 +48,7 @@ def write_people(people: Mapping[str, Sequence[NamedFace]], folder: Path, settin
             by_photo.setdefault(face.photo, []).append((person, face))
     for photo, wanted in by_photo.items():
         try:
-            pixels = _read(photo, settings)
+            pixels = _read(photo, settings, wanted[0][1].face)
             for person, face in wanted:
                 content = _jpeg(cut(pixels, face.box, face.others), JPEG_QUALITY)
                 (folder / person / f"{face.face}.jpg").write_bytes(content)
@@ -91,7 +93,7 @@ def write_page(
     pictures: dict[str, str] = {}
     for number, (photo, faces) in enumerate(by_photo.items(), start=1):
         try:
-            pixels = _read(root / photo, settings)
+            pixels = _read(root / photo, settings, faces[0]["face"])
             pictures |= {face["face"]: _thumbnail(cut(pixels, face["box"], ())) for face in faces}
         except (KithError, OSError):
             pass  # the page shows the name of the photo
@@ -120,7 +122,7 @@ def _section(group: Mapping[str, Any], faces: Sequence[Mapping[str, Any]], pictu
 
 
 def _image(picture: str | None, photo: str) -> str:
-    name = html.escape(photo, quote=True)
+    name = html.escape(printable_path(photo), quote=True)
     return name if picture is None else f'<img src="data:image/jpeg;base64,{picture}" alt="{name}" title="{name}">'
 
 
@@ -136,10 +138,13 @@ def _jpeg(pixels: Pixels, quality: int) -> bytes:
     return buffer.getvalue()
 
 
-def _read(photo: Path, settings: Settings) -> Pixels:
-    limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
+def _read(photo: Path, settings: Settings, face: str) -> Pixels:
+    """Return the upright photo. Raises ImageError, and OSError if it is not the photo in which the face was found."""
     with photo.open("rb") as file:
-        return decode(file.read(settings.max_image_bytes + 1), limits)
+        payload = file.read(settings.max_image_bytes + 1)
+    if not is_face_of(face, hashlib.sha256(payload).hexdigest()):
+        raise OSError(errno.ESTALE, "the photo changed since it was grouped: run 'kith group' again")
+    return decode(payload, ImageLimits(settings.max_image_bytes, settings.max_image_pixels))
 
 
 PAGE: Final = """<!doctype html>

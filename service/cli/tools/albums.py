@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,9 +27,9 @@ from models.risk.albums import MIN_FACES, AlbumRisk, group_faces, keep_ids, mean
 from models.risk.calibration import Calibration
 from models.runtime.network import Float
 from models.vision.face_search import Detail
-from models.vision.photo_files import PhotoFolder, printable_path
+from models.vision.photo_files import PhotoFolder
 from models.vision.quality_gate import QualityGate
-from service.cli.tools.album_names import GROUPS, VERSION, AlbumError, read_groups
+from service.cli.tools.album_names import GROUPS, VERSION, AlbumError, face_name, read_groups
 from service.core.atomic_files import atomic_write
 from service.core.errors import KithError
 from service.core.photo_errors import ImageTooLargeError
@@ -44,7 +44,6 @@ MAX_FACES: Final = 200_000
 """Faces of one album: half an hour of two cores, and 2 GB."""
 MAX_IN_FLIGHT: Final = 16
 """Photos that are embedded at once: two full detector batches."""
-ID_DIGITS: Final = 16
 UNREADABLE: Final = "unreadable"
 
 
@@ -79,6 +78,7 @@ class FaceStore:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         self._maker = maker
         self._database = sqlite3.connect(path)
+        self._database.execute("PRAGMA secure_delete = ON")
         self._database.execute(
             "CREATE TABLE IF NOT EXISTS photos (maker TEXT, photo TEXT, faces TEXT NOT NULL, vectors BLOB NOT NULL, "
             "PRIMARY KEY (maker, photo))"
@@ -91,6 +91,13 @@ class FaceStore:
         """Return the photos with stored faces, or without any face."""
         rows = self._database.execute("SELECT photo FROM photos WHERE maker = ?", (self._maker,))
         return {photo for (photo,) in rows}
+
+    def keep(self, photos: Collection[str]) -> None:
+        """Delete the faces of all other photos, of every maker."""
+        stored = {photo for (photo,) in self._database.execute("SELECT DISTINCT photo FROM photos")}
+        with self._database:
+            gone = ((photo,) for photo in sorted(stored.difference(photos)))
+            self._database.executemany("DELETE FROM photos WHERE photo = ?", gone)
 
     def add(self, photo: str, found: Photo) -> None:
         gate = QualityGate()
@@ -112,7 +119,7 @@ class FaceStore:
         faces = json.loads(listed)
         vectors = np.frombuffer(blob, np.float32).reshape(len(faces), -1 if faces else 0)
         return [
-            StoredFace(f"{photo[:ID_DIGITS]}-{number}", face["box"], face["reasons"], vector)
+            StoredFace(face_name(photo, number), face["box"], face["reasons"], vector)
             for number, (face, vector) in enumerate(zip(faces, vectors, strict=True), start=1)
         ]
 
@@ -142,10 +149,12 @@ def group_album(
     if pack.calibration is None:
         remedy = f"calibrate it: kith models calibrate {pack.model_id} --photos FOLDER"
         raise PackError("calibration", f"{pack.model_id} has none, so no risk can be stated; {remedy}")
+    before = read_groups(output)
     output.mkdir(mode=0o700, parents=True, exist_ok=True)
     refused = [Refused(_relative(path, root), UNREADABLE, reason) for path, reason in photos.unreadable.items()]
     with _store_errors(output / FACES), closing(FaceStore(output / FACES, _maker(pack, settings, detail))) as store:
         contents = _contents(photos.photos, root, settings, refused)
+        store.keep(contents.keys())
         new = {photo: paths[0] for photo, paths in contents.items() if photo not in store.known()}
         if new:
             try:
@@ -159,13 +168,14 @@ def group_album(
         "version": VERSION,
         "photos": str(root.resolve()),
         "recognizer": pack.recognition.fingerprint(),
-        **_grouped(faces, paths, Calibration.from_document(pack.calibration), risk, read_groups(output)),
+        **_grouped(faces, paths, Calibration.from_document(pack.calibration), risk, before),
         "refused": [asdict(each) for each in sorted(refused, key=lambda each: each.photo)],
         "new_photos": len(new.keys() & known),
         "photo_count": sum(map(len, paths.values())),
     }
     with atomic_write(output / GROUPS) as file:
-        file.write(json.dumps(document, indent=1, ensure_ascii=False).encode())
+        # Surrogates, which stand for bytes of names that are not UTF-8, become escapes of JSON.
+        file.write(json.dumps(document, indent=1, ensure_ascii=False).encode(errors="backslashreplace"))
     return document
 
 
@@ -191,7 +201,7 @@ def _maker(pack: ModelPack, settings: Settings, detail: Detail) -> str:
 
 
 def _relative(path: Path, root: Path) -> str:
-    return printable_path(path.relative_to(root).as_posix()) if path.is_relative_to(root) else printable_path(path)
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
 def _contents(paths: Iterable[Path], root: Path, settings: Settings, refused: list[Refused]) -> dict[str, list[Path]]:

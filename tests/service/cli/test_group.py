@@ -153,9 +153,12 @@ def test_new_photos_alone_are_embedded_and_groups_keep_their_ids(photos: Path, t
     assert len(members(second)) == 7
     astronaut = next(g for g in second["document"]["groups"] if g["faces"][0]["photo"].startswith("2024/astronaut"))
     assert [face["copies"] for face in astronaut["faces"] if "copies" in face] == [["copy of astronaut.jpg"]]
+    # Faces of a deleted photo are deleted, too.
     for path in later:
         path.unlink()
     assert grouped(some, folder)["new_photos"] == 0
+    assert stored_photos(folder / "faces.sqlite") == 10  # the copy is left
+    assert grouped(photos, folder)["new_photos"] == 1
 
 
 def test_a_killed_run_goes_on_where_it_was(photos: Path, album: Path, tmp_path: Path) -> None:
@@ -212,12 +215,15 @@ def test_wrong_folders_are_usage_errors(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "damaged" / "faces.sqlite").write_bytes(b"no database" * 100)
     (tmp_path / "newer").mkdir()
     (tmp_path / "newer" / "groups.json").write_text('{"version": 99}')
+    (tmp_path / "changed").mkdir()
+    (tmp_path / "changed" / "groups.json").write_text('{"version": 1, "next_id": 2, "photos": "", "groups": [3]}')
     for source, target, text in (
         (tmp_path / "empty", tmp_path / "a", "has no photos"),
         (photos, tmp_path / "file", "is a file"),
         (tmp_path / "one", tmp_path / "b", "0 usable faces"),
         (photos, tmp_path / "damaged", "not a database"),
         (tmp_path / "one", tmp_path / "newer", "version 99"),
+        (tmp_path / "one", tmp_path / "changed", "is damaged"),
     ):
         done = run_kith("group", str(source), str(target), cwd=tmp_path, environment=ENVIRONMENT)
         assert done.returncode == 2, text
@@ -271,6 +277,26 @@ def test_names_that_cannot_be_read_are_usage_errors(album: Path, tmp_path: Path,
         assert text in " ".join(done.stderr.replace("│", " ").split())
     with pytest.raises(AlbumError, match="is missing"):
         read_names(tmp_path / "album")
+
+
+def test_changed_photos_are_not_enrolled_and_names_need_no_utf8(
+    photos: Path, tmp_path: Path, kith: Kith, server: str
+) -> None:
+    some, folder = tmp_path / "photos", tmp_path / "album"
+    shutil.copytree(photos / "2024", some / os.fsdecode(b"Ren\xe9"))
+    document = grouped(some, folder, "--page")["document"]
+    assert (folder / "groups.html").read_text().count("data:image/jpeg;base64,") == 8
+    (folder / "names.txt").write_text("\n".join(f"{group['id']} = ada" for group in document["groups"][:1]))
+    changed = some / document["groups"][0]["faces"][0]["photo"]
+    changed.write_bytes(next(some.rglob("actor-0.jpg")).read_bytes() + b"changed")
+    environment = ENVIRONMENT | {"KITH_URL": server, "HOME": str(tmp_path)}
+    try:
+        done = run_kith("enroll", "album", "-g", "changed", "--json", cwd=tmp_path, environment=environment)
+        answer = json.loads(done.stdout)
+        assert (done.returncode, answer["enrolled"], len(answer["refused"])) == (1, 3, 1)
+        assert "changed since it was grouped" in answer["refused"][0]["detail"]
+    finally:
+        kith.delete_gallery("changed")
 
 
 def test_a_picture_to_enroll_shows_one_face() -> None:
