@@ -49,6 +49,7 @@ from kith.wire.keys import DAY_S, CreatedKeyOut, KeyOut, KeysOut
 from kith.wire.migration import MigrationOut
 from kith.wire.risk import GalleryRiskOut
 from kith.wire.status import HealthOut, ModelsOut, StatusOut
+from kith.wire.strangers import StrangerMergedOut, StrangerOut, StrangersOut
 from kith.wire.subjects import (
     DecoyOut,
     DecoysOut,
@@ -350,6 +351,50 @@ class Calls:
     def export_subject(self, gallery: str, subject: str) -> Call[dict[str, Any]]:
         """Return all stored data about one subject."""
         return Call("GET", f"{_path(gallery, subject)}/export", json.loads)
+
+    @each
+    def strangers(self, gallery: str) -> Pages[StrangerOut]:
+        """List the strangers that a gallery remembers, the latest first."""
+        return list_call(StrangersOut, f"{_path(gallery)}/strangers")
+
+    @one
+    def stranger(self, gallery: str, stranger: str) -> Call[StrangerOut]:
+        """Return a remembered stranger."""
+        return json_call(StrangerOut, "GET", _stranger(gallery, stranger))
+
+    @one
+    def promote_stranger(self, gallery: str, stranger: str, subject: str, name: str | None = None) -> Call[MergedOut]:
+        """Move a stranger's templates to a new or existing subject, then forget the stranger.
+
+        ``name`` is for a subject without a name."""
+        body = {"subject": subject} | drop_none(name=name)
+        return json_call(MergedOut, "POST", f"{_stranger(gallery, stranger)}/promote", repeatable=False, json=body)
+
+    @one
+    def merge_stranger(self, gallery: str, stranger: str, into: str) -> Call[StrangerMergedOut]:
+        """Merge a stranger into another one that is the same person."""
+        path = f"{_stranger(gallery, stranger)}/merge"
+        return json_call(StrangerMergedOut, "POST", path, repeatable=False, json={"into": into})
+
+    @one
+    def forget_stranger(self, gallery: str, stranger: str) -> Call[DeletedOut]:
+        """Erase a stranger. Return the receipt."""
+        return json_call(DeletedOut, "DELETE", _stranger(gallery, stranger))
+
+    @one
+    def forget_strangers(self, gallery: str) -> Call[DeletedOut]:
+        """Erase all strangers of a gallery. Return the receipt."""
+        return json_call(DeletedOut, "DELETE", f"{_path(gallery)}/strangers")
+
+    @one
+    def stranger_thumbnail(self, gallery: str, stranger: str) -> Call[bytes]:
+        """Return the stored face crop of a stranger, as WebP."""
+        return Call("GET", f"{_stranger(gallery, stranger)}/thumbnail", bytes)
+
+    @one
+    def export_stranger(self, gallery: str, stranger: str) -> Call[dict[str, Any]]:
+        """Return all stored data about a stranger."""
+        return Call("GET", f"{_stranger(gallery, stranger)}/export", json.loads)
 
     @one
     def thumbnail(self, gallery: str, subject: str) -> Call[bytes]:
@@ -696,6 +741,10 @@ def _embeddings(vectors: Sequence[Vector]) -> dict[str, Any]:
 def _path(gallery: str, subject: str | None = None) -> str:
     base = f"/v1/galleries/{path_segment(gallery)}"
     return base if subject is None else f"{base}/subjects/{path_segment(subject)}"
+
+
+def _stranger(gallery: str, stranger: str) -> str:
+    return f"{_path(gallery)}/strangers/{path_segment(stranger)}"
 
 
 def _template(gallery: str, subject: str, template: str) -> str:

@@ -61,6 +61,7 @@ class GalleryOptions(TypedDict, total=False):
     recall: float | None
     keep_crops: bool | None
     retention_days: int | None
+    remember_strangers_days: int | None
     liveness: LivenessSetting | None
     liveness_threshold: float | None
 

@@ -21,6 +21,7 @@ from service.core.error_catalog import all_errors
 from service.risk.gallery_risks import THRESHOLD_MOVED
 from service.settings import Settings
 from service.storage.integrity.consistency import REPAIRED
+from service.storage.repositories import strangers
 from service.storage.repositories.erasures import EVENTS
 from service.storage.repositories.subjects import MERGED_EVENT
 from tests.conftest import ROOT
@@ -81,6 +82,9 @@ def test_audited_events() -> None:
         REPAIRED,
         THRESHOLD_MOVED,
         MERGED_EVENT,
+        strangers.REMEMBERED,
+        strangers.PROMOTED,
+        strangers.MERGED,
         *EVENTS.values(),
     }
     for path in (ROOT / "service").rglob("*.py"):

@@ -10,8 +10,16 @@ DeliveryState = Literal["pending", "delivered", "dead"]
 Detail = Literal["low", "medium", "high"]
 DriftState = Literal["too_few", "ok", "watch", "drifted"]
 Engine = Literal["onnxruntime", "openvino"]
-ErasedKind = Literal["subject", "template", "decoy", "gallery"]
-EventType = Literal["decision", "enrollment", "threshold_moved", "drift", "job_finished"]
+ErasedKind = Literal["subject", "template", "decoy", "gallery", "stranger", "strangers"]
+EventType = Literal[
+    "decision",
+    "enrollment",
+    "stranger_first_seen",
+    "stranger_seen_again",
+    "threshold_moved",
+    "drift",
+    "job_finished",
+]
 FaceChoice = Literal["only", "largest"]
 ExportFormat = Literal["ndjson", "parquet"]
 FacesChoice = Literal["all", "largest"]

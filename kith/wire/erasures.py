@@ -14,7 +14,8 @@ class ReceiptOut(BaseModel):
     kind: ErasedKind
     gallery: str
     subject: str | None = Field(
-        None, description="Keyed hash of the subject id; only the gallery's key can compute it."
+        None,
+        description="Keyed hash of the subject id, which only the gallery's key can compute; or the id of a stranger.",
     )
     template: str | None = Field(None, description="Id of the erased template or decoy.")
     removed: dict[str, int] = Field(description="Removed rows by kind.")
@@ -44,4 +45,5 @@ class DeletedOut(BaseModel):
     deleted: bool = True
     subject_count: int = 0
     template_count: int = 0
+    stranger_count: int = 0
     receipt: ReceiptOut

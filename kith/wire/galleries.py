@@ -46,6 +46,13 @@ class GallerySettingsIn(RequestModel):
         le=36_500,
         description="Age at which templates are erased, and subjects without templates; null: never.",
     )
+    remember_strangers_days: int | None = Field(
+        None,
+        ge=1,
+        le=3650,
+        description="Remember unknown faces, until so many days after they were last seen (docs/strangers.md); null: "
+        "never.",
+    )
     liveness: LivenessSetting | None = Field(
         None, description="required: faces that fail the liveness check are neither searched nor enrolled."
     )
@@ -111,6 +118,7 @@ class GalleryOut(BaseModel):
     recall: float
     keep_crops: bool
     retention_days: int | None = None
+    remember_strangers_days: int | None = None
     liveness: LivenessSetting
     liveness_threshold: float | None = Field(description="Null: the pack's.")
     subject_count: int

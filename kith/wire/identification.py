@@ -11,6 +11,7 @@ from kith.wire.faces import FaceOut
 from kith.wire.fields import Metadata, RequestModel, Tag
 from kith.wire.photos import Probes
 from kith.wire.risk import RiskIn
+from kith.wire.strangers import SightingOut
 
 
 class FilterIn(RequestModel):
@@ -89,6 +90,9 @@ class IdentityOut(BaseModel):
         None,
         description="Index in results: the face of the same photo that the reason same_person_elsewhere or "
         "same_face_twice is about.",
+    )
+    stranger: SightingOut | None = Field(
+        None, description="Remembered stranger whom an unknown face was taken for (docs/strangers.md)."
     )
     error: Problem | None = None
 

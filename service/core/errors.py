@@ -204,6 +204,11 @@ class SubjectNotFoundError(KithError):
     remedy = "Check the ID. To create the subject, send PUT or enroll a template for it."
 
 
+class StrangerNotFoundError(KithError):
+    status, code, title = 404, "stranger_not_found", "The gallery remembers no such stranger"
+    remedy = "List the strangers: they expire, and are merged, promoted or forgotten."
+
+
 class SubjectExistsError(KithError):
     status, code, title = 412, "subject_exists", "The subject ID is already in use"
     remedy = "Choose another ID. To update the existing subject, omit 'If-None-Match'."

@@ -24,12 +24,13 @@ class Event:
     """Event of one gallery.
 
     ``data``: JSON without photos and embeddings. ``subject``: ID of the subject that ``data`` names, whose erasure also
-    deletes the event.
+    deletes the event; ``stranger``: that of the stranger, likewise.
     """
 
     type: EventType
     data: Mapping[str, Any]
     subject: str | None = None
+    stranger: str | None = None
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def document(self, gallery: str) -> dict[str, Any]:

@@ -45,6 +45,9 @@ class GallerySettings:
     """Required recall@1 of approximate search."""
     retention_days: int | None = None
     """Age at which templates, and subjects without templates, are erased. None: never."""
+    remember_strangers_days: int | None = None
+    """Time since they were last seen after which remembered strangers are erased. None: strangers are not remembered.
+    """
     liveness: LivenessSetting = "off"
     liveness_threshold: float | None = None
     """None: the threshold of the pack."""

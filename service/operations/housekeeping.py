@@ -126,8 +126,9 @@ class Housekeeping(PeriodicTask):
                 due.of_subjects,
             )
         self._next_s = began_s + (RETRY_INTERVAL if swept.failed else SWEEP_INTERVAL).total_seconds()
-        if swept.templates or swept.subjects:
-            log.info("erased after expiry: %d templates and %d subjects", swept.templates, swept.subjects)
+        if swept.templates or swept.subjects or swept.strangers:
+            counts = swept.templates, swept.subjects, swept.strangers
+            log.info("erased after expiry: %d templates, %d subjects and %d strangers", *counts)
         for gallery in swept.galleries:
             self._changed(gallery)
 

@@ -38,6 +38,7 @@ from service.usecases.documents import (
     risk_document,
     without_none,
 )
+from service.usecases.strangers import remember_strangers
 
 EVENT_FIELDS: Final = (
     "outcome",
@@ -93,9 +94,14 @@ async def identify(
         shadow = backend.faces.recognizers.get(gallery.other.fingerprint)
 
     detail = body.detail or backend.settings.detail
+    # Only a search of the whole gallery at its own risk can tell that it does not know a face.
+    remembers = (
+        gallery.settings.remember_strangers_days is not None and among is None and target == gallery.settings.risk
+    )
+    keep_crop = remembers and gallery.settings.keep_crops
 
     async def embed(payload: bytes) -> Photo:
-        return await backend.faces.photos.embed(payload, served, shadow, detail, body.faces == "largest")
+        return await backend.faces.photos.embed(payload, served, shadow, detail, body.faces == "largest", keep_crop)
 
     photos = await process_photos(backend, body.photos, embed) if body.photos else []
     quality_gate = gallery.settings.quality_gate if body.check_quality else None
@@ -128,6 +134,8 @@ async def identify(
             if item.found is not None:
                 shown = item.found if caller.sees_vectors else item.found.coarse()
                 item.document |= _decision_fields(shown, names, target)
+        if remembers:
+            await remember_strangers(backend, gallery, _unknown_faces(items), wanted)
     await _record(backend, gallery, served, items)
     return served, items
 
@@ -292,6 +300,15 @@ def _tell_lookalikes_apart(
                 item.found, lookalikes=[one for one in item.found.lookalikes if one.subject_pk in names]
             )
     return names
+
+
+def _unknown_faces(items: Iterable[ProbeResult]) -> list[tuple[Document, Face, Identification]]:
+    """Return the faces that the gallery does not know, without further faces of a person in the photo."""
+    return [
+        (item.document, item.face, item.found)
+        for item in items
+        if item.face and item.found and item.found.decision.outcome == "unknown" and item.found.other_face is None
+    ]
 
 
 def _decision_fields(found: Identification, named: dict[int, SubjectLabel], target: RiskTarget) -> Document:

@@ -43,7 +43,7 @@ CALLS: Any = SimpleNamespace(
 """Descriptions of the calls, by the names of the methods."""
 DESCRIBED: dict[str, Callable[..., Any]] = vars(CALLS)
 SAMPLES: dict[str, Any] = {"a": [0.5], "b": [0.5], "archive": __file__, "file": __file__, "scopes": ["read"]}
-PATH_PARAMETERS = ("gallery", "subject", "template", "job", "key", "receipt", "name")
+PATH_PARAMETERS = ("gallery", "subject", "template", "job", "key", "receipt", "stranger", "name")
 """Parameters that become path segments; ``name`` is a gallery's."""
 INVALID_IDS = ["", ".", "..", "g/subjects/p", "/", "..\\", "a\\b", "a\nb", "a\0", "\x1b[2J", "a\x85", "\ud800"]
 
@@ -133,9 +133,13 @@ def test_the_quality_gate_of_requests_has_the_defaults_of_the_models() -> None:
 def path_parameters(describe: Callable[..., Any]) -> list[str]:
     creates = describe in (CALLS.create_gallery, CALLS.create_key, CALLS.put_subject)
     asked = inspect.signature(describe).parameters
-    in_query = {CALLS.jobs: {"gallery"}, CALLS.erasures: {"subject"}}.get(describe, set())
+    elsewhere = {
+        CALLS.jobs: {"gallery"},
+        CALLS.erasures: {"subject"},
+        CALLS.promote_stranger: {"subject", "name"},
+    }.get(describe, set())
     return [
-        name for name in PATH_PARAMETERS if name in asked and name not in in_query and not (creates and name == "name")
+        name for name in PATH_PARAMETERS if name in asked and name not in elsewhere and not (creates and name == "name")
     ]
 
 

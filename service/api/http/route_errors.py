@@ -60,6 +60,7 @@ WITH_KEY: Final[Errors] = (
 IN_PATH: Final[dict[str, type[e.KithError]]] = {
     "{gallery}": e.GalleryNotFoundError,
     "{subject}": e.SubjectNotFoundError,
+    "{stranger}": e.StrangerNotFoundError,
     "{template}": e.TemplateNotFoundError,
     "{decoy}": e.DecoyNotFoundError,
     "{job}": e.JobNotFoundError,
@@ -153,6 +154,9 @@ OWN: Final[dict[str, Errors]] = {
     f"GET {SUBJECT}/thumbnail": (e.TemplateNotFoundError, e.CropNotFoundError, e.AuditWriteError),
     f"GET {SUBJECT}/templates/{{template}}/crop": (e.CropNotFoundError, e.AuditWriteError),
     f"GET {SUBJECT}/export": (e.AuditWriteError,),
+    f"POST {GALLERY}/strangers/{{stranger}}/promote": (e.SubjectErasedError,),
+    f"GET {GALLERY}/strangers/{{stranger}}/thumbnail": (e.CropNotFoundError, e.AuditWriteError),
+    f"GET {GALLERY}/strangers/{{stranger}}/export": (e.AuditWriteError,),
     f"POST {GALLERY}/enrollments": (
         e.RecognizerMismatchError,
         e.ArchiveInvalidError,

@@ -162,7 +162,7 @@ async def delete_gallery(gallery: GalleryPath, backend: BackendDep, if_match: If
 
 def change_settings(body: GallerySettingsIn, current: GallerySettings) -> GallerySettings:
     """Return the current settings, replaced where the request sets them."""
-    nullable = {"retention_days", "liveness_threshold"}
+    nullable = {"retention_days", "remember_strangers_days", "liveness_threshold"}
     given = {
         name: getattr(body, name)
         for name in type(body).model_fields.keys() & vars(current).keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Header, Path, Query, Request, Response
@@ -53,7 +54,7 @@ from service.api.http.routing import (
 )
 from service.api.routes.erasures import to_deleted_out, to_receipt_out
 from service.core.errors import InvalidRequestError
-from service.domain.gallery import Decoy, Gallery, Subject, SubjectFilter, Template
+from service.domain.gallery import Crop, Decoy, Gallery, Subject, SubjectFilter, Template
 from service.domain.person_search import words_of
 from service.storage.db.row_sealing import seal_cursor
 from service.storage.repositories.subjects import MAX_OPENED
@@ -106,9 +107,11 @@ async def list_subjects(
     if q is None:
         found = await backend.run(store.list_page, found_gallery, after, limit + 1, chosen)
         page, more = paginate(found, limit, seal, lambda row: row.pk)
-        return SubjectsOut(data=[_subject(s) for s in page], next=more)
+        return SubjectsOut(data=[to_subject_out(s) for s in page], next=more)
     matching, rest = await backend.run(store.find_page, found_gallery, after, limit, chosen, _words(q))
-    return SubjectsOut(data=[_subject(s) for s in matching], next=None if rest is None else seal_cursor(seal, rest))
+    return SubjectsOut(
+        data=[to_subject_out(s) for s in matching], next=None if rest is None else seal_cursor(seal, rest)
+    )
 
 
 @routes.add(
@@ -183,7 +186,9 @@ async def merge_subject(
     """
     done = await backend.run_on_gallery(snapshot, backend.galleries.store.subjects.merge, subject, body.into)
     backend.galleries.risks.derive_later(await backend.find_gallery(snapshot.name))
-    return MergedOut(subject=_subject(done.into), template_count=done.templates, receipt=to_receipt_out(done.receipt))
+    return MergedOut(
+        subject=to_subject_out(done.into), template_count=done.templates, receipt=to_receipt_out(done.receipt)
+    )
 
 
 @routes.add("GET", "/{subject}/lookalikes", READ)
@@ -366,21 +371,29 @@ async def picture_response(
     Raises SubjectNotFoundError, TemplateNotFoundError, CropNotFoundError.
     """
     template_id, crop = await backend.run(backend.galleries.store.templates.crop, gallery, subject, template)
+    return await crop_response(
+        request, crop, lambda: backend.operations.audit.crop_read(gallery, subject, template=template_id)
+    )
+
+
+async def crop_response(request: Request, crop: Crop, record: Callable[[], Awaitable[None]]) -> Response:
+    """Return a crop with its ETag, after ``record`` noted who read it; 304 if the client has it."""
     etag = f'"{hashlib.sha256(crop.image).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
     if is_fresh(request, etag):
         return Response(status_code=304, headers=headers)
-    await backend.operations.audit.crop_read(gallery, subject, template_id)
+    await record()
     return Response(crop.image, headers=headers, media_type=CROP_TYPE)
 
 
-def _subject(subject: Subject) -> SubjectOut:
+def to_subject_out(subject: Subject) -> SubjectOut:
+    """Convert a subject."""
     return SubjectOut.model_validate(subject, from_attributes=True)
 
 
 def _tagged(response: Response, subject: Subject) -> SubjectOut:
     response.headers["ETag"] = subject.etag
-    return _subject(subject)
+    return to_subject_out(subject)
 
 
 def _lookalikes(linked: list[Subject]) -> LookalikesOut:

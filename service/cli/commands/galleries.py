@@ -51,6 +51,10 @@ class SettingOptions:
     retention_days: Annotated[
         int | None, typer.Option(min=0, max=36_500, help="Age at which templates are erased; 0: never.")
     ] = None
+    remember_strangers_days: Annotated[
+        int | None,
+        typer.Option(min=0, max=3650, help="Remember unknown faces for so many days after they were seen; 0: never."),
+    ] = None
     liveness: Annotated[
         Literal["required", "off"] | None, typer.Option(help="'required' refuses faces that fail the liveness check.")
     ] = None
@@ -59,9 +63,8 @@ class SettingOptions:
         """Return the settings that were given, with the risk, as the API takes them."""
         values = {"risk": risk.value(), **vars(self)}
         settings = {name: value for name, value in values.items() if value is not None}
-        if self.retention_days == 0:
-            settings["retention_days"] = None
-        return settings
+        never = {name: None for name in ("retention_days", "remember_strangers_days") if settings.get(name) == 0}
+        return settings | never
 
 
 @app.command("list")
@@ -318,6 +321,10 @@ def _stats_table(gallery: GalleryOut, statistics: GalleryStatsOut) -> Table:
             ("Fusion", gallery.fusion),
             ("One face per person", "yes" if gallery.one_face_per_person else "no"),
             ("Retention", "unlimited" if gallery.retention_days is None else f"{gallery.retention_days} days"),
+            (
+                "Strangers",
+                "forgotten" if (days := gallery.remember_strangers_days) is None else f"kept for {days} days",
+            ),
             ("Face crops", "stored" if gallery.keep_crops else "not stored"),
             ("Liveness", gallery.liveness),
             ("Recognizer", f"{gallery.recognizer[:12]}, {gallery.dimension} dimensions"),

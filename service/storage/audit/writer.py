@@ -85,10 +85,11 @@ class AuditWriter:
         if self._when != "off":
             await self._take(Entry.about(gallery, "verified", subject, outcome))
 
-    async def crop_read(self, gallery: Gallery, subject: str, template: str) -> None:
-        """Record that a stored crop of a subject was read. Raises as :meth:`searched`."""
+    async def crop_read(self, gallery: Gallery, subject: str | None, **shown: str) -> None:
+        """Record that a stored crop was read: of a ``template`` of a subject, or of a ``stranger``. Raises as
+        :meth:`searched`."""
         if self._when != "off":
-            await self._take(Entry.about(gallery, "crop_read", subject, template=template))
+            await self._take(Entry.about(gallery, "crop_read", subject, **shown))
 
     async def enrollment_refused(self, gallery: Gallery, subject: str, code: str, count: int) -> None:
         """Record that so many photos or embeddings were refused for this subject, whatever the setting for searches.

@@ -50,6 +50,7 @@ galleries = _numbered(
     sa.Column("log_floor", Key, nullable=False, server_default="0"),
     sa.Column("version", Key, nullable=False, server_default="0"),
     sa.Column("erased", Key, nullable=False, server_default="0"),
+    sa.Column("strangers", Key, nullable=False, server_default="0"),  # version of their templates
     sa.Column("created_at", Utc, nullable=False),
 )
 
@@ -145,6 +146,31 @@ lookalikes = _table(
     sa.Column("created_at", Utc, nullable=False),
     sa.Index("lookalikes_by_other", "other_pk"),
     sa.Index("lookalikes_by_gallery", "gallery_pk"),
+)
+
+# Unknown people whom the gallery remembers. id: random. generation: of their vectors.
+strangers = _numbered(
+    "strangers",
+    sa.Column("id", sa.String(32), nullable=False, unique=True),
+    sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
+    sa.Column("generation", sa.Integer, nullable=False),
+    sa.Column("first_seen", Utc, nullable=False),
+    sa.Column("last_seen", Utc, nullable=False),
+    sa.Column("seen_count", sa.Integer, nullable=False),
+    sa.Column("erased", Key, nullable=False, server_default="0"),
+    sa.Index("strangers_by_age", "gallery_pk", "last_seen"),
+)
+
+# vector, crop: sealed as those of templates, so that a promotion can move them.
+stranger_templates = _numbered(
+    "stranger_templates",
+    sa.Column("stranger_pk", sa.ForeignKey("strangers.pk", ondelete="CASCADE"), nullable=False),
+    sa.Column("vector", sa.LargeBinary, nullable=False),
+    sa.Column("crop", sa.LargeBinary),
+    sa.Column("quality", sa.JSON, nullable=False),
+    sa.Column("detection_score", sa.Float),
+    sa.Column("created_at", Utc, nullable=False),
+    sa.Index("stranger_templates_by_stranger", "stranger_pk"),
 )
 
 # Change log. No foreign key to templates: the line of a removal outlives its template.
@@ -295,7 +321,8 @@ api_key_versions = _table(
 )
 
 # Receipts of erasures, by keyed hashes, so that neither earlier requests nor backups restore the data. No foreign key
-# to galleries: receipts outlive them. key: name of the data key of the hashes. line, hash: of the audit line.
+# to galleries: receipts outlive them. key: name of the data key of the hashes. line, hash: of the audit line. subject:
+# of a stranger, its random id.
 erasures = _numbered(
     "erasures",
     sa.Column("id", sa.String(32), nullable=False, unique=True),
@@ -337,7 +364,8 @@ webhooks = _numbered(
     sa.Column("created_at", Utc, nullable=False),
 )
 
-# Outbox: events that at least one webhook wants. subject: keyed hash of the subject's id, as in ``subjects.lookup``.
+# Outbox: events that at least one webhook wants. subject: keyed hash of the subject's id, as in ``subjects.lookup``, or
+# the id of a stranger.
 # sealed: the body.
 events = _numbered(
     "events",

@@ -158,8 +158,11 @@ def _lock(connection: Connection, gallery_pk: int) -> bool:
 
 
 def _insert(connection: Connection, gallery: Gallery | Origin, event: Event, receivers: Sequence[int]) -> None:
-    lookup = None if event.subject is None else subject_lookup(gallery.seal, event.subject)
-    if lookup is not None and connection.execute(KNOWN, {"gallery": gallery.pk, "lookup": lookup}).first() is None:
+    lookup = event.stranger if event.subject is None else subject_lookup(gallery.seal, event.subject)
+    if (
+        event.subject is not None
+        and connection.execute(KNOWN, {"gallery": gallery.pk, "lookup": lookup}).first() is None
+    ):
         return
     inserted = events.insert().values(
         id=uuid.uuid4().hex,

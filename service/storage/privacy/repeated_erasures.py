@@ -20,7 +20,7 @@ from service.storage.audit.chain import OF_SERVICE
 from service.storage.audit.log import End, Entry, append, record
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import Vault
-from service.storage.db.tables import decoys, erasures, galleries, subjects, templates
+from service.storage.db.tables import decoys, erasures, galleries, strangers, subjects, templates
 from service.storage.repositories import erasures as erasure
 from service.storage.repositories.erasures import Receipt
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
@@ -77,7 +77,14 @@ def _erase(vault: Vault, connection: Connection, gallery: Gallery | None, receip
     if receipt.kind == "gallery":
         erasure.delete_gallery(connection, gallery)
         return True, record(vault, connection, event, gallery, outcome=REPEATED, **about)
-    if receipt.kind == "template":
+    subject = receipt.subject
+    if receipt.kind in ("stranger", "strangers"):
+        # All strangers of an older backup were remembered before the receipt.
+        chosen = strangers.c.id == subject if receipt.kind == "stranger" else sa.true()
+        removed = erasure.delete_strangers(connection, gallery, chosen)
+        about |= {} if subject is None else {"stranger": subject}
+        subject = None
+    elif receipt.kind == "template":
         chosen = (templates.c.gallery_pk == gallery.pk) & (templates.c.id == receipt.template)
         removed = erasure.delete_templates(connection, gallery, chosen)
         about["template"] = receipt.template
@@ -92,7 +99,7 @@ def _erase(vault: Vault, connection: Connection, gallery: Gallery | None, receip
         removed = erasure.delete_templates(connection, gallery, templates.c.subject_pk.in_(pks))
         removed += erasure.delete_subjects(connection, gallery, pks)
     counts = {what: count for what, count in sorted(removed.items()) if count}
-    entry = Entry(event, (gallery.pk, gallery.name), receipt.subject, REPEATED, about | {"removed": counts})
+    entry = Entry(event, (gallery.pk, gallery.name), subject, REPEATED, about | {"removed": counts})
     return bool(counts), append(vault, connection, gallery.pk, [entry])
 
 

@@ -15,8 +15,17 @@ from service.domain.gallery import Gallery
 from service.storage.audit.log import record
 from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
-from service.storage.db.tables import answers, decoys, galleries, idempotency, retention_holds, subjects, templates
-from service.storage.repositories.erasures import delete_decoys, delete_subjects, delete_templates
+from service.storage.db.tables import (
+    answers,
+    decoys,
+    galleries,
+    idempotency,
+    retention_holds,
+    strangers,
+    subjects,
+    templates,
+)
+from service.storage.repositories.erasures import delete_decoys, delete_strangers, delete_subjects, delete_templates
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
 
 BATCH_ROWS: Final = 500
@@ -54,6 +63,7 @@ class SweepResult:
     galleries: list[Gallery] = field(default_factory=list)
     templates: int = 0
     subjects: int = 0
+    strangers: int = 0
     answers: int = 0
     held: list[tuple[Gallery, Due]] = field(default_factory=list)
     failed: list[tuple[int, KithError]] = field(default_factory=list)
@@ -98,6 +108,14 @@ class Retention:
             except (GalleryNotFoundError, GalleryMovedError):
                 pass  # deleted, or left to the next sweep
             except KithError as error:  # of this gallery only; the others are still swept
+                result.failed.append((pk, error))
+        for pk in self._remembering():
+            try:
+                if (gallery := self._gallery(pk)) is not None:
+                    result.strangers += self._forget_strangers(gallery, now, stopped)
+            except (GalleryNotFoundError, GalleryMovedError):
+                pass  # deleted, or left to the next sweep
+            except KithError as error:
                 result.failed.append((pk, error))
         before = now - timedelta(days=answers_days)
         result.answers = sum(self._forget_answers(table, before, stopped) for table in (idempotency, answers))
@@ -183,7 +201,9 @@ class Retention:
     def _limited(self) -> list[int]:
         """Return the keys of galleries with a retention period."""
         with self._database.read() as connection:
-            settings = connection.execute(sa.select(galleries.c.pk, galleries.c.settings)).all()
+            settings = connection.execute(
+                sa.select(galleries.c.pk, galleries.c.settings).order_by(galleries.c.pk)
+            ).all()
             return [row.pk for row in settings if row.settings.get("retention_days") is not None]
 
     def _gallery(self, pk: int) -> Gallery | None:
@@ -255,6 +275,33 @@ class Retention:
             past = before.isoformat(timespec="seconds")
             record(self._database.vault, connection, "retention_applied", gallery, before=past, removed=dict(removed))
         return removed
+
+    def _remembering(self) -> list[int]:
+        """Return the keys of galleries that remember strangers, or did."""
+        with self._database.read() as connection:
+            return list(connection.execute(sa.select(strangers.c.gallery_pk).distinct()).scalars())
+
+    def _forget_strangers(self, gallery: Gallery, now: datetime, stopped: Callable[[], bool]) -> int:
+        """Erase strangers whom nobody has seen for the period of their gallery; all if it no longer remembers them.
+
+        No share of them needs a confirmation: they found themselves again.
+        """
+        days, forgotten = gallery.settings.remember_strangers_days, 0
+        last = strangers.c.last_seen < now - timedelta(days=days) if days is not None else sa.true()
+        old = sa.select(strangers.c.pk).where(strangers.c.gallery_pk == gallery.pk, last).limit(BATCH_ROWS)
+        while not stopped():
+            with self._database.read() as connection:
+                if connection.execute(old.limit(1)).first() is None:
+                    break
+            with self._database.change(gallery, erasing=True) as connection:
+                row = connection.execute(sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk))
+                if row.scalar_one().get("remember_strangers_days") != days:
+                    break  # changed in the meantime; left to the next sweep
+                removed = delete_strangers(connection, gallery, strangers.c.pk.in_(old))
+                counts = {what: count for what, count in sorted(removed.items()) if count}
+                record(self._database.vault, connection, "retention_applied", gallery, removed=counts)
+            forgotten += removed["strangers"]
+        return forgotten
 
     def _forget_answers(self, table: sa.Table, before: datetime, stopped: Callable[[], bool]) -> int:
         key = sa.tuple_(*table.primary_key.columns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from service.core.errors import MasterKeyError, MasterKeyUnavailableError, Recei
 from service.domain.gallery import Gallery
 from service.security.sealing import Seal
 from service.storage.audit.log import record
-from service.storage.db.engine import Database
+from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import ITEM, subject_lookup
 from service.storage.db.tables import (
@@ -43,6 +43,8 @@ from service.storage.db.tables import (
     jobs,
     labels,
     lookalikes,
+    stranger_templates,
+    strangers,
     subjects,
     templates,
     vectors,
@@ -55,6 +57,8 @@ EVENTS: Final[dict[ErasedKind, str]] = {
     "template": "template_deleted",
     "decoy": "decoy_deleted",
     "gallery": "gallery_deleted",
+    "stranger": "stranger_forgotten",
+    "strangers": "strangers_forgotten",
 }
 
 
@@ -67,7 +71,7 @@ class Receipt:
     gallery_pk: int
     gallery: str
     subject: str | None
-    """Keyed hash of the subject's id."""
+    """Keyed hash of the subject's id; the random id of a stranger."""
     template: str | None
     """Id of the erased template or decoy."""
     removed: dict[str, int] = field(hash=False)
@@ -153,6 +157,11 @@ def _last_known_erasure(receipt: Receipt) -> sa.Select[int]:
         case "decoy":
             own = (decoys.c.gallery_pk == receipt.gallery_pk) & (decoys.c.id == receipt.template)
             return sa.select(sa.literal(0)).where(own)  # its id is not used again
+        case "stranger":
+            return sa.select(strangers.c.erased).where(strangers.c.id == receipt.subject)
+        case "strangers":
+            everyone = sa.select(strangers.c.erased).where(strangers.c.gallery_pk == receipt.gallery_pk)
+            return everyone.order_by(strangers.c.erased).limit(1)
         case "gallery":
             return sa.select(galleries.c.erased).where(galleries.c.pk == receipt.gallery_pk)
 
@@ -256,9 +265,30 @@ def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
     return removed
 
 
+def delete_strangers(connection: Connection, gallery: Gallery, chosen: sa.ColumnElement[bool]) -> Counter[str]:
+    """Delete chosen strangers of a gallery with their templates and events, and return deleted rows by kind.
+
+    The transaction must hold the lock of the gallery's row.
+    """
+    own = (strangers.c.gallery_pk == gallery.pk) & chosen
+    doomed = connection.execute(sa.select(strangers.c.pk, strangers.c.id).where(own)).all()
+    if not doomed:
+        return Counter()
+    keys, ids = [row.pk for row in doomed], [row.id for row in doomed]
+    reported = events.delete().where(events.c.gallery_pk == gallery.pk, events.c.subject.in_(ids))
+    owned = stranger_templates.delete().where(stranger_templates.c.stranger_pk.in_(keys))
+    removed = Counter(
+        events=connection.execute(reported).rowcount,
+        stranger_templates=connection.execute(owned).rowcount,
+        strangers=connection.execute(strangers.delete().where(strangers.c.pk.in_(keys))).rowcount,
+    )
+    update_gallery(connection, gallery.pk, strangers=new_version())
+    return removed
+
+
 def delete_gallery(connection: Connection, gallery: Gallery) -> None:
     """Delete all rows of a gallery but receipts and audit lines, its data key first: copies become unreadable."""
-    # Foreign keys cascade to vectors, crops and job items.
+    # Foreign keys cascade to vectors, crops, job items and templates of strangers.
     for table in (
         data_keys,
         evidence,
@@ -271,6 +301,7 @@ def delete_gallery(connection: Connection, gallery: Gallery) -> None:
         decoys,
         lookalikes,
         subjects,
+        strangers,
     ):
         connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
     connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
@@ -300,30 +331,35 @@ def record_erasure(
     template_id: str | None = None,
     key: str | None = None,
     event: str | None = None,
-    kind: ErasedKind | None = None,
     details: Mapping[str, Any] = MappingProxyType({}),
+    stranger_id: str | None = None,
+    kind: ErasedKind | None = None,
 ) -> Receipt:
     """Write the audit line and the receipt of an erasure. Work that began earlier can no longer store the object.
 
     Args:
-        subject_id, template_id: of the erased subject, template or decoy; None for a gallery.
+        subject_id, template_id, stranger_id: of the erased subject, template or decoy, or stranger; None for a gallery.
         key: name of the gallery's data key, if the caller computed it before deleting the key.
         event: audit event, if it differs from a plain deletion.
-        kind: of the erased object, if it is a decoy.
         details: further details of the audit line.
+        kind: of the erased object, if the ids do not tell.
     """
     receipt_id, counts = uuid.uuid4().hex, {kind: count for kind, count in sorted(removed.items()) if count}
     about: dict[str, Any] = {"receipt": receipt_id, "removed": counts, **details}
-    kind = kind or ("template" if template_id is not None else "subject" if subject_id is not None else "gallery")
     if template_id is not None:
-        about[kind] = template_id
-    end = record(vault, connection, event or EVENTS[kind], gallery, subject_id, **about)
-    subject, now = None if subject_id is None else subject_lookup(gallery.seal, subject_id), datetime.now(UTC)
+        about["decoy" if kind == "decoy" else "template"] = template_id
+    if stranger_id is not None:
+        about["stranger"] = stranger_id
+    ids: dict[ErasedKind, str | None] = {"template": template_id, "subject": subject_id, "stranger": stranger_id}
+    named: Iterator[ErasedKind] = (each for each, given in ids.items() if given is not None)
+    what: ErasedKind = next(named, "gallery") if kind is None else kind
+    end = record(vault, connection, event or EVENTS[what], gallery, subject_id, **about)
+    subject, now = stranger_id if subject_id is None else subject_lookup(gallery.seal, subject_id), datetime.now(UTC)
     receipt = Receipt(
-        receipt_id, kind, gallery.pk, gallery.name, subject, template_id, counts, now, end.lines, end.hash
+        receipt_id, what, gallery.pk, gallery.name, subject, template_id, counts, now, end.lines, end.hash
     )
     pk = insert_receipt(connection, receipt, key_name(gallery.seal) if key is None else key)
-    if kind != "gallery":
+    if what != "gallery":
         update_gallery(connection, gallery.pk, erased=pk)
     return receipt
 

@@ -9,12 +9,14 @@ from service.storage.repositories.evidence import EvidenceStore
 from service.storage.repositories.galleries import GalleryStore
 from service.storage.repositories.lookalikes import LookalikeStore
 from service.storage.repositories.read_cache import ReadCache
+from service.storage.repositories.strangers import StrangerStore
 from service.storage.repositories.subjects import SubjectStore
 from service.storage.repositories.templates import TemplateStore
 
 
 class Store:
-    """Galleries, subjects, templates, decoys, change log and evidence, with the cache that they share. Thread-safe.
+    """Galleries, subjects, templates, decoys, strangers, change log and evidence, with the cache that they share.
+    Thread-safe.
 
     A method that writes returns when its transaction is on disk.
     """
@@ -27,6 +29,7 @@ class Store:
         self.templates = TemplateStore(database, self.cache)
         self.decoys = DecoyStore(database)
         self.lookalikes = LookalikeStore(database)
+        self.strangers = StrangerStore(database, self.cache)
         self.changes = ChangeLog(database)
         self.evidence = EvidenceStore(database)
 

@@ -276,6 +276,11 @@ def linked_keys(connection: Connection, subject_pk: int) -> list[int]:
     return sorted(connection.execute(found).scalars())
 
 
+def name_subject(connection: Connection, gallery: Gallery, subject: Subject, name: str) -> None:
+    """Set the name of a subject."""
+    _update(connection, gallery, subject.pk, replace(_record_of(subject), name=name))
+
+
 def refuse_existing(connection: Connection, gallery: Gallery, subject_id: str) -> None:
     """Raises SubjectExistsError."""
     if find_subject_pk(connection, gallery, subject_id) is not None:

@@ -116,7 +116,7 @@ class House:
         method, _, path = route.partition(" ")
         job = self.jobs.get(gallery, NOTHING)
         path = path.replace("{file:path}", "main.js")
-        nothing = dict.fromkeys(("template", "decoy", "other", "receipt", "webhook"), NOTHING)
+        nothing = dict.fromkeys(("template", "decoy", "other", "receipt", "webhook", "stranger"), NOTHING)
         path = path.format(gallery=gallery, subject="ada", job=job, key=self.revoked, **nothing)
         headers = {name.encode(): value.encode() for name, value in options.pop("headers", {}).items()}
         if token is not None:
@@ -221,7 +221,7 @@ def _was_admitted(answer: httpx.Response) -> bool:
 
 
 def _restore(house: House, route: str) -> None:
-    if route.startswith("DELETE /v1/galleries") and "template" not in route:
+    if route.startswith("DELETE /v1/galleries") and "template" not in route and "stranger" not in route:
         with Kith(house.url, OPERATOR) as kith:
             if "subject" not in route:
                 kith.create_gallery(OWN)

@@ -22,6 +22,7 @@ from service.cli.main import app
 from service.core.errors import BackupError
 from service.domain.events import EventFilter
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
+from service.domain.strangers import Recalled
 from service.index.follower import Followers, in_process
 from service.operations.gallery_check import open_check
 from service.security.api_keys import Rights
@@ -34,6 +35,7 @@ from service.storage.privacy.backup import TABLES, back_up, read_manifest, resto
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.generations import Disagreement, GenerationStore
 from service.storage.repositories.store import Store
+from service.storage.repositories.strangers import Sighting
 from service.storage.repositories.webhooks import WebhookStore
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
@@ -85,6 +87,8 @@ def filled(database: Database) -> Store:
     store.templates.delete(two, "last", last.id)
     store.lookalikes.link(store.galleries.get("one"), "s4", "s2")
     store.decoys.add(store.galleries.get("two"), "last", vectors(1, 2)[0], "photo")
+    face = Sighting(vectors(1)[0], {"score": 0.5}, 0.9)
+    store.strangers.remember(one, [face], lambda vector, known: Recalled(is_new=True), datetime.now(UTC))
     now = sa.func.current_timestamp()
     with database.write(BackupError("")) as connection:
         template_pk = connection.execute(sa.select(sa.func.min(templates.c.pk))).scalar()

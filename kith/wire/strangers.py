@@ -1,0 +1,47 @@
+"""Strangers: unknown people whom a gallery remembers."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from kith.wire.common import Page
+from kith.wire.erasures import ReceiptOut
+from kith.wire.fields import PersonName, RequestModel, SubjectId
+
+StrangerId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+
+
+class SightingOut(BaseModel):
+    """Stranger whom a face was taken for, this sighting included."""
+
+    id: str
+    first_seen: datetime
+    last_seen: datetime = Field(description="To within a minute.")
+    seen_count: int = Field(description="Number of visits: sightings up to ten minutes apart are one visit.")
+
+
+class StrangerOut(SightingOut):
+    template_count: int
+
+
+class StrangersOut(Page[StrangerOut]):
+    """Page of strangers."""
+
+
+class PromoteIn(RequestModel):
+    subject: SubjectId = Field(description="The subject that receives the templates. It is created if missing.")
+    name: PersonName | None = Field(None, description="Name of a subject that has none.")
+
+
+class StrangerMergeIn(RequestModel):
+    into: StrangerId = Field(description="The stranger that remains.")
+
+
+class StrangerMergedOut(BaseModel):
+    """Result of a merge: the remaining stranger, and the receipt of the other one."""
+
+    stranger: StrangerOut
+    receipt: ReceiptOut

@@ -1,0 +1,107 @@
+"""Remembered strangers: unknown people with lasting ids, their templates, and the rule of visits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import numpy as np
+
+from kith.wire.common import Fusion
+from models.runtime.network import Float
+from service.domain.fusion import VECTOR_FUSIONS, Ints, fuse_similarities, subject_vectors
+
+MAX_STRANGERS: Final = 5000
+"""Strangers of a gallery. A new one replaces the one that was last seen the longest ago."""
+MAX_TEMPLATES: Final = 4
+"""Templates of a stranger. With MAX_STRANGERS, 40 MB of vectors of 512 numbers are compared in 5 ms."""
+VISIT_GAP: Final = timedelta(minutes=10)
+"""Longest time between two sightings of one visit."""
+SIGHTING_STEP: Final = timedelta(minutes=1)
+"""Precision of ``last_seen``: a face in front of a camera is written once in this time."""
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """Unknown person with a lasting ``id``. ``seen_count``: number of visits."""
+
+    pk: int
+    id: str
+    first_seen: datetime
+    last_seen: datetime
+    seen_count: int
+    template_count: int = 0
+
+    def seen(self, now: datetime) -> Stranger:
+        """Return the stranger after a sighting; the same if nothing is to be written."""
+        if now - self.last_seen < SIGHTING_STEP:
+            return self
+        visits = self.seen_count + (now - self.last_seen > VISIT_GAP)
+        return replace(self, last_seen=now, seen_count=visits)
+
+    def sighting(self) -> dict[str, Any]:
+        """Return a ``SightingOut`` as JSON."""
+        return {
+            "id": self.id,
+            "first_seen": self.first_seen.isoformat(),
+            "last_seen": self.last_seen.isoformat(),
+            "seen_count": self.seen_count,
+        }
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """Whom of the remembered strangers a face is taken for.
+
+    ``stranger_pk``: that one. ``is_new``: it resembles nobody, and founds a stranger. Neither: it is between the
+    thresholds, and founds nobody, so that one person in front of a camera does not become many. ``is_diverse``: the
+    stranger gets it as a further template.
+    """
+
+    stranger_pk: int | None = None
+    is_new: bool = False
+    is_diverse: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Remembered:
+    """Strangers of a gallery by key, and their templates in the order of the strangers' keys.
+
+    ``template_pks`` and ``stranger_pks`` are (m,), ``vectors`` (m, d) unit vectors, ``qualities`` (m,) scores in
+    [0, 1]. ``version`` is different after each change of a template; 0: there never was one.
+    """
+
+    version: int
+    strangers: Mapping[int, Stranger]
+    template_pks: Ints
+    stranger_pks: Ints
+    vectors: Float
+    qualities: Float
+    _fused: dict[Fusion, Float] = field(default_factory=dict)
+
+    @classmethod
+    def none(cls, dimension: int) -> Remembered:
+        no_keys, no_vectors = np.empty(0, np.int64), np.empty((0, dimension), np.float32)
+        return cls(0, {}, no_keys, no_keys, no_vectors, np.empty(0, np.float32))
+
+    def with_stranger(self, changed: Stranger) -> Remembered:
+        return replace(self, strangers={**self.strangers, changed.pk: changed})
+
+    def without(self, pks: Collection[int]) -> Remembered:
+        """Return the strangers without these."""
+        if not pks:
+            return self
+        kept = ~np.isin(self.stranger_pks, list(pks))
+        keys, owners = self.template_pks[kept], self.stranger_pks[kept]
+        return Remembered(self.version, self.strangers, keys, owners, self.vectors[kept], self.qualities[kept])
+
+    def similarities(self, vector: Float, fusion: Fusion) -> tuple[Ints, Float]:
+        """Return the (s,) ascending keys of the strangers, and their (s,) fused similarities to a (d,) unit vector."""
+        keys = np.unique(self.stranger_pks)
+        if fusion not in VECTOR_FUSIONS:
+            return keys, fuse_similarities(vector[None], self.vectors, self.stranger_pks, self.qualities, fusion)[0]
+        if fusion not in self._fused:
+            self._fused[fusion] = subject_vectors(self.vectors, self.stranger_pks, self.qualities, fusion)
+        return keys, self._fused[fusion] @ vector

@@ -1,0 +1,54 @@
+"""Online clustering of unknown faces: whom of the remembered strangers a face is taken for. Pure.
+
+A face is compared with N remembered strangers as a probe with N subjects (:mod:`service.risk.decision`): by the
+gallery's fusion rule, at its accepted risk. So a new stranger is taken for one of them at that rate, however many they
+are, if the risk is an FPIR.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from models.runtime.network import Float
+from service.domain.gallery import GallerySettings
+from service.domain.strangers import MAX_TEMPLATES, Recalled, Remembered
+from service.risk.decision import ImpostorRisk, thresholds_for
+
+
+def recall(vector: Float, known: Remembered, model: ImpostorRisk | None, settings: GallerySettings) -> Recalled:
+    """Compare the (d,) unit vector of a face with the remembered strangers.
+
+    ``model``: risk of the gallery's searches. Raises RiskUncalibratedError as :func:`thresholds_for`.
+    """
+    if not len(known.stranger_pks):
+        return Recalled(is_new=True)
+    keys, similarities = known.similarities(vector, settings.fusion)
+    best = int(similarities.argmax())
+    thresholds = thresholds_for(
+        settings.risk, _among(model, len(known.stranger_pks) / len(keys)), len(keys), settings.review_factor
+    )
+    if similarities[best] < thresholds.review:
+        return Recalled(is_new=True)
+    if similarities[best] < thresholds.accept:
+        return Recalled()
+    own = known.vectors[known.stranger_pks == keys[best]]
+    return Recalled(int(keys[best]), is_diverse=len(own) < MAX_TEMPLATES and _is_diverse(vector, own, model))
+
+
+def _among(model: ImpostorRisk | None, mean_templates: float) -> ImpostorRisk | None:
+    """Return the risk of a search among subjects with so many templates on average.
+
+    Similarities are not adjusted to a rival: the runner-up is often the same person with another id.
+    """
+    if model is None:
+        return None
+    return replace(model, search=None, comparisons_per_subject=max(1.0, mean_templates / model.mean_templates))
+
+
+def _is_diverse(vector: Float, own: Float, model: ImpostorRisk | None) -> bool:
+    """Return whether a face is less similar to all templates than two photos of one person are on average."""
+    if model is None or model.pack is None:
+        return False
+    return float(np.max(own @ vector)) < model.pack.mean_genuine

@@ -1,0 +1,70 @@
+"""Remember unknown faces of identified photos as strangers, if the gallery has them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
+from models.runtime.network import Float
+from service.core.errors import GalleryMovedError, StorageError
+from service.domain.gallery import Gallery
+from service.domain.strangers import Recalled, Remembered
+from service.inference.photo_pipeline import Face
+from service.risk.search import Identification
+from service.risk.strangers import recall
+from service.storage.repositories.strangers import Sighting
+from service.usecases.backend import Backend
+from service.usecases.documents import Document
+
+NOT_STORED: Final = "stranger_not_stored"
+"""Reason in a result: the stranger is missing because the database could not be written."""
+log = logging.getLogger(__name__)
+
+
+async def remember_strangers(
+    backend: Backend,
+    gallery: Gallery,
+    unknown: Sequence[tuple[Document, Face, Identification]],
+    once_per_photo: bool,
+) -> None:
+    """Add the remembered or new stranger to the result of each unknown face.
+
+    Only faces count that enrollment would take. A failure to write does not fail the search. ``once_per_photo``: the
+    faces of a photo are of different people.
+    """
+    gate = gallery.settings.quality_gate
+    usable = [(document, face, found) for document, face, found in unknown if not gate.reasons(face.quality)]
+    if not usable:
+        return
+    sightings = [
+        Sighting(
+            face.vector,
+            face.quality.as_dict(),
+            face.score,
+            face.kept,
+            photo=document["image"] if once_per_photo else None,
+        )
+        for document, face, _ in usable
+        if face.vector is not None
+    ]
+    rule = partial(_recall, gallery, usable[0][2])  # the searches of one request have the same risk
+    store = backend.galleries.store.strangers
+    try:
+        seen, reported = await backend.run(store.remember, gallery, sightings, rule, datetime.now(UTC))
+    except (StorageError, GalleryMovedError) as error:
+        log.warning("strangers of gallery %d are not remembered: %s", gallery.pk, error.detail)
+        for document, _, _ in usable:
+            document["reasons"] = [*document["reasons"], NOT_STORED]
+        return
+    for (document, _, _), stranger in zip(usable, seen, strict=True):
+        if stranger is not None:
+            document["stranger"] = stranger.sighting()
+    if reported:
+        backend.operations.webhooks.wake()
+
+
+def _recall(gallery: Gallery, found: Identification, vector: Float, known: Remembered) -> Recalled:
+    return recall(vector, known, found.model, gallery.settings)

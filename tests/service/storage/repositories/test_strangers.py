@@ -1,0 +1,442 @@
+"""Strangers in the database: remembered once, by all servers, for a limited time, and erased without a trace."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from models.runtime.network import Float
+from service.core.errors import (
+    CropNotFoundError,
+    GalleryMovedError,
+    GalleryNotFoundError,
+    InvalidRequestError,
+    StrangerNotFoundError,
+    SubjectErasedError,
+)
+from service.domain.gallery import Crop, Gallery, GallerySettings, SubjectFilter
+from service.domain.outcomes import RiskTarget
+from service.domain.strangers import MAX_TEMPLATES, SIGHTING_STEP, VISIT_GAP, Recalled, Remembered, Stranger
+from service.risk.strangers import recall
+from service.storage.audit.reader import AuditFilter, listed_lines
+from service.storage.db.engine import Database
+from service.storage.db.tables import events, galleries, stranger_templates, strangers
+from service.storage.events.deliveries import DeliveryStore
+from service.storage.privacy import repeated_erasures
+from service.storage.privacy.backup import back_up, restore
+from service.storage.privacy.retention import Retention
+from service.storage.privacy.subject_access import everything_about
+from service.storage.repositories import strangers as module
+from service.storage.repositories.erasures import ErasureStore
+from service.storage.repositories.store import Store
+from service.storage.repositories.strangers import Sighting
+from tests.databases import open_database
+from tests.postgres import DatabaseUrl
+from tests.service.storage.events.test_outbox import pending, subscribe
+
+DIMENSION = 8
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
+SETTINGS = GallerySettings(risk=RiskTarget("threshold", 0.6), fusion="max", remember_strangers_days=30)
+LANDMARKS = ((1.0, 2.0),) * 5
+
+
+@pytest.fixture
+def store(database: Database) -> Store:
+    return Store(database)
+
+
+@pytest.fixture
+def gallery(store: Store) -> Gallery:
+    return store.galleries.create("g", "f" * 32, DIMENSION, SETTINGS)
+
+
+def person(number: int, turned: float = 0.0) -> Float:
+    """Return a face of a person: unlike all other people, and like the same person turned less."""
+    vector = np.zeros(DIMENSION, np.float32)
+    vector[number], vector[DIMENSION - 1] = np.cos(turned), np.sin(turned)
+    return vector
+
+
+def sighting(vector: Float, score: float = 0.5, crop: bool = False) -> Sighting:
+    return Sighting(vector, {"score": score}, 0.9, Crop(b"picture", LANDMARKS) if crop else None)
+
+
+def rule(vector: Float, known: Remembered) -> Recalled:
+    return recall(vector, known, None, SETTINGS)
+
+
+def diverse(vector: Float, known: Remembered) -> Recalled:
+    found = rule(vector, known)
+    full = int((known.stranger_pks == found.stranger_pk).sum()) >= MAX_TEMPLATES
+    return replace(found, is_diverse=found.stranger_pk is not None and not full)
+
+
+def see(store: Store, gallery: Gallery, *faces: Float, at: datetime = NOW) -> list[Stranger]:
+    seen, _ = store.strangers.remember(gallery, [sighting(face) for face in faces], rule, at)
+    assert None not in seen
+    return [one for one in seen if one is not None]
+
+
+def listed(store: Store, gallery: Gallery) -> list[Stranger]:
+    return store.strangers.list_page(gallery, None, 1000)
+
+
+def lines(database: Database, gallery: Gallery) -> list[str]:
+    return [row.line.event for row in listed_lines(database, AuditFilter(gallery=gallery.name), None, 99)]
+
+
+def count(database: Database, table: sa.Table) -> int:
+    with database.read() as connection:
+        return int(connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one())
+
+
+def test_a_person_keeps_the_id(store: Store, gallery: Gallery) -> None:
+    (first, other) = see(store, gallery, person(0), person(1))
+    assert first.id != other.id
+    (again,) = see(store, gallery, person(0, 0.3), at=NOW + timedelta(days=1))
+    assert (again.id, again.seen_count, again.first_seen) == (first.id, 2, NOW)
+    assert again.last_seen == NOW + timedelta(days=1)
+    assert store.strangers.get(gallery, first.id) == again
+    assert [one.id for one in listed(store, gallery)] == [other.id, first.id]
+    assert [one.id for one in store.strangers.list_page(gallery, other.pk, 1)] == [first.id]
+
+
+def test_two_faces_of_a_person_in_one_request_are_one_stranger(store: Store, gallery: Gallery) -> None:
+    first, second = see(store, gallery, person(0), person(0, 0.1))
+    assert first.id == second.id
+    assert len(listed(store, gallery)) == 1
+
+
+def test_two_faces_of_one_photo_are_two_people(store: Store, gallery: Gallery) -> None:
+    faces = [replace(sighting(person(0, turn)), photo=photo) for photo, turn in ((0, 0.0), (0, 0.1), (1, 0.0))]
+    seen, _ = store.strangers.remember(gallery, faces, rule, NOW)
+    first, second, third = (one.id for one in seen if one is not None)
+    assert first != second and third == first
+    again, _ = store.strangers.remember(gallery, faces, rule, NOW)
+    assert [one and one.id for one in again] == [first, second, third]
+
+
+def test_a_gallery_and_its_searches_are_not_touched(database: Database, store: Store, gallery: Gallery) -> None:
+    see(store, gallery, person(0))
+    after = store.galleries.get("g")
+    assert (after.version, after.subjects, after.templates, after.last_change) == (gallery.version, 0, 0, 0)
+    assert store.subjects.list_page(after, None, 9, SubjectFilter()) == []
+    assert len(store.changes.snapshot(after).template_pks) == 0
+
+
+def test_sightings_within_a_minute_write_nothing(database: Database, store: Store, gallery: Gallery) -> None:
+    (first,) = see(store, gallery, person(0))
+    before = lines(database, gallery)
+    with database.write(InvalidRequestError("locked")) as connection:  # a writer would wait for this one
+        connection.execute(galleries.update().values(dimension=galleries.c.dimension))
+        (again,) = see(store, gallery, person(0), at=NOW + SIGHTING_STEP / 2)
+    assert again == first
+    assert lines(database, gallery) == before
+
+
+def test_diverse_templates_are_kept_up_to_the_limit(database: Database, store: Store, gallery: Gallery) -> None:
+    for turn in range(MAX_TEMPLATES + 2):
+        (found,), _ = store.strangers.remember(gallery, [sighting(person(0, turn / 20))], diverse, NOW)
+    assert found is not None and found.template_count == MAX_TEMPLATES
+    assert count(database, stranger_templates) == MAX_TEMPLATES
+    # The second face is like the first one only by way of the templates in between.
+    assert see(store, gallery, person(0, 1.0))[0].id == found.id
+
+
+def test_servers_share_the_strangers(url: str, store: Store, gallery: Gallery) -> None:
+    with closing(open_database(url)) as second:
+        other = Store(second)
+        there = other.galleries.get("g")
+        (first,) = see(store, gallery, person(0))
+        assert see(other, there, person(0))[0].id == first.id
+        (later,) = see(other, there, person(1))
+        assert see(store, gallery, person(1))[0].id == later.id
+        other.strangers.forget(there, later.id)
+        assert see(store, store.galleries.get("g"), person(1))[0].id != later.id
+        # A visit that another server noted is not counted again.
+        arrival = NOW + timedelta(hours=1)
+        assert see(other, other.galleries.get("g"), person(0), at=arrival)[0].seen_count == 2
+        assert see(store, store.galleries.get("g"), person(0), at=arrival)[0].seen_count == 2
+
+
+def test_servers_that_meet_one_person_at_once_agree(url: str, store: Store, gallery: Gallery) -> None:
+    ids: list[str] = []
+    faces = [person(number) for number in range(6)]
+    start = threading.Barrier(4)
+
+    def meet() -> None:
+        with closing(open_database(url)) as own:
+            apart = Store(own)
+            there = apart.galleries.get("g")
+            start.wait()
+            for face in faces:
+                ids.extend(one.id for one in see(apart, there, face))
+
+    threads = [threading.Thread(target=meet) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ids) == 4 * len(faces)
+    assert len(set(ids)) == len(faces)
+    assert {one.id for one in listed(store, gallery)} == set(ids)
+
+
+def test_a_full_gallery_forgets_who_was_not_seen_for_longest(
+    database: Database, store: Store, gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_STRANGERS", 3)
+    first, *_ = see(store, gallery, *(person(number) for number in range(3)))
+    see(store, gallery, person(0), at=NOW + timedelta(hours=1))
+    see(store, gallery, person(4), at=NOW + timedelta(hours=2))
+    assert len(listed(store, gallery)) == 3
+    assert first.id in {one.id for one in listed(store, gallery)}
+    assert see(store, gallery, person(1), at=NOW + timedelta(hours=2))[0].first_seen == NOW + timedelta(hours=2)
+
+
+def test_what_is_stored_of_a_face_is_sealed(database: Database, store: Store, gallery: Gallery) -> None:
+    store.strangers.remember(gallery, [sighting(person(0), crop=True)], rule, NOW)
+    with database.read() as connection:
+        row = connection.execute(sa.select(stranger_templates)).one()
+    assert person(0).tobytes() not in row.vector and b"picture" not in row.crop
+    (opened,) = gallery.seal.open_vectors([row.vector], 0, DIMENSION)
+    assert np.array_equal(opened, person(0))
+    (one,) = listed(store, gallery)
+    assert store.strangers.crop(gallery, one.id).image == b"picture"
+
+
+def test_a_stranger_without_a_crop_has_no_picture(store: Store, gallery: Gallery) -> None:
+    (one,) = see(store, gallery, person(0))
+    with pytest.raises(CropNotFoundError):
+        store.strangers.crop(gallery, one.id)
+    with pytest.raises(StrangerNotFoundError):
+        store.strangers.crop(gallery, "0" * 32)
+
+
+def test_strangers_are_of_their_gallery(store: Store, gallery: Gallery) -> None:
+    other = store.galleries.create("other", "f" * 32, DIMENSION, SETTINGS)
+    (here,), (there,) = see(store, gallery, person(0)), see(store, other, person(0))
+    assert here.id != there.id
+    for refused in (store.strangers.get, store.strangers.forget, store.strangers.export):
+        with pytest.raises(StrangerNotFoundError):
+            refused(other, here.id)
+    with pytest.raises(StrangerNotFoundError):
+        store.strangers.merge(gallery, here.id, there.id)
+
+
+# Promotion and merging
+
+
+def test_a_promoted_stranger_is_a_subject(database: Database, store: Store, gallery: Gallery) -> None:
+    store.strangers.remember(gallery, [sighting(person(0), crop=True)], rule, NOW)
+    (one,) = listed(store, gallery)
+    done = store.strangers.promote(gallery, one.id, "ada", "Ada", NOW)
+    assert (done.into.id, done.into.name, done.templates) == ("ada", "Ada", 1)
+    after = store.galleries.get("g")
+    assert (after.subjects, after.templates) == (1, 1)
+    vectors, qualities = store.templates.vectors(after, "ada")
+    assert np.array_equal(vectors, person(0)[None]) and qualities == [0.5]
+    assert store.templates.crop(after, "ada")[1].image == b"picture"
+    assert listed(store, after) == [] and count(database, stranger_templates) == 0
+    assert {"stranger_remembered", "templates_enrolled", "stranger_promoted"} <= set(lines(database, gallery))
+    with pytest.raises(StrangerNotFoundError) as gone:
+        store.strangers.promote(after, one.id, "ada", None, NOW)
+    assert gone.value.extra["receipt"]["id"] == done.receipt.id
+    assert ErasureStore(database).verify(done.receipt.id).holds
+
+
+def test_a_promotion_extends_an_existing_subject(store: Store, gallery: Gallery) -> None:
+    store.subjects.put(gallery, "ada", "Countess", {}, ["staff"])
+    (one,) = see(store, gallery, person(0))
+    done = store.strangers.promote(store.galleries.get("g"), one.id, "ada", "Ada", NOW)
+    assert (done.into.name, done.into.tags, done.into.template_count) == ("Countess", ["staff"], 1)
+
+
+def test_an_erased_subject_does_not_return_by_promotion(store: Store, gallery: Gallery) -> None:
+    (one,) = see(store, gallery, person(0))
+    store.subjects.put(gallery, "ada", None, {}, [])
+    began = store.galleries.get("g")
+    store.subjects.delete(began, "ada")
+    with pytest.raises(SubjectErasedError):
+        store.strangers.promote(began, one.id, "ada", None, NOW)
+    assert [each.id for each in listed(store, began)] == [one.id]
+
+
+def test_a_merge_adds_visits_and_keeps_the_best_templates(database: Database, store: Store, gallery: Gallery) -> None:
+    for number, better in ((0, 0.0), (1, 0.1)):
+        for turn in range(MAX_TEMPLATES):
+            face = sighting(person(number, turn / 20), score=turn / 10 + better / 2)
+            store.strangers.remember(gallery, [face], diverse, NOW + timedelta(days=number))
+    second, first = listed(store, gallery)
+    merged, receipt = store.strangers.merge(gallery, second.id, first.id)
+    assert (merged.id, merged.seen_count, merged.template_count) == (first.id, 2, MAX_TEMPLATES)
+    assert (merged.first_seen, merged.last_seen) == (NOW, NOW + timedelta(days=1))
+    with database.read() as connection:
+        qualities = connection.execute(sa.select(stranger_templates.c.quality)).scalars().all()
+    assert sorted(each["score"] for each in qualities) == pytest.approx([0.2, 0.25, 0.3, 0.35])
+    assert see(store, store.galleries.get("g"), person(1), at=NOW + timedelta(days=1))[0].id == first.id
+    assert ErasureStore(database).verify(receipt.id).holds
+    with pytest.raises(InvalidRequestError, match="another"):
+        store.strangers.merge(gallery, first.id, first.id)
+
+
+# Erasure
+
+
+def test_a_forgotten_stranger_is_gone_with_a_receipt(database: Database, store: Store, gallery: Gallery) -> None:
+    one, other = see(store, gallery, person(0), person(1))
+    receipt = store.strangers.forget(gallery, one.id)
+    assert (receipt.kind, receipt.subject) == ("stranger", one.id)
+    assert receipt.removed == {"strangers": 1, "stranger_templates": 1}
+    assert store.strangers.forget(gallery, one.id).id == receipt.id
+    assert [each.id for each in listed(store, gallery)] == [other.id]
+    verdict = ErasureStore(database).verify(receipt.id)
+    assert verdict.holds and verdict.gone
+    with pytest.raises(StrangerNotFoundError):
+        store.strangers.forget(gallery, "0" * 32)
+
+
+def test_all_strangers_are_forgotten_at_once(database: Database, store: Store, gallery: Gallery) -> None:
+    see(store, gallery, person(0), person(1))
+    receipt = store.strangers.forget_all(gallery)
+    assert (receipt.kind, receipt.removed["strangers"]) == ("strangers", 2)
+    assert listed(store, gallery) == [] and count(database, stranger_templates) == 0
+    assert ErasureStore(database).verify(receipt.id).gone
+    see(store, store.galleries.get("g"), person(0))
+    verdict = ErasureStore(database).verify(receipt.id)
+    assert verdict.holds and verdict.enrolled_since and not verdict.gone
+
+
+def test_a_request_from_before_an_erasure_founds_nobody(store: Store, gallery: Gallery) -> None:
+    (one,) = see(store, gallery, person(0))
+    store.strangers.forget(gallery, one.id)
+    seen, reported = store.strangers.remember(gallery, [sighting(person(0))], rule, NOW)
+    assert (seen, reported, listed(store, gallery)) == ([None], False, [])
+    see(store, store.galleries.get("g"), person(0))
+
+
+@pytest.mark.parametrize("everyone", [False, True])
+def test_an_older_backup_does_not_bring_them_back(database_url: DatabaseUrl, tmp_path: Path, everyone: bool) -> None:
+    with closing(open_database(database_url())) as database:
+        store = Store(database)
+        gallery = store.galleries.create("g", "f" * 32, DIMENSION, SETTINGS)
+        forgotten, promoted, merged, kept = see(store, gallery, *(person(number) for number in range(4)))
+        file = tmp_path / "kith.backup"
+        back_up(database, file)
+        store.strangers.promote(gallery, promoted.id, "ada", None, NOW)
+        store.strangers.merge(gallery, merged.id, kept.id)
+        if everyone:
+            store.strangers.forget_all(gallery)
+        else:
+            store.strangers.forget(gallery, forgotten.id)
+        restore(database, file, replace=True)
+        again = Store(database)
+        left = {one.id for one in listed(again, again.galleries.get("g"))}
+        assert left == (set() if everyone else {kept.id})
+        with database.read() as connection:
+            receipts = [receipt for receipt, _ in repeated_erasures.known(connection)]
+        assert all(ErasureStore(database).verify(receipt.id).holds for receipt in receipts)
+
+
+def test_a_deleted_gallery_takes_its_strangers_along(database: Database, store: Store, gallery: Gallery) -> None:
+    see(store, gallery, person(0))
+    store.galleries.delete("g")
+    assert count(database, strangers) == count(database, stranger_templates) == 0
+    with pytest.raises(GalleryNotFoundError):
+        see(store, gallery, person(0))
+
+
+def test_everything_about_a_stranger_is_exported(database: Database, store: Store, gallery: Gallery) -> None:
+    subscribe(database)
+    store.strangers.remember(gallery, [sighting(person(0), crop=True)], rule, NOW)
+    (one,) = listed(store, gallery)
+    document = json.loads(json.dumps(store.strangers.export(gallery, one.id)))
+    (template,) = document["templates"]
+    assert np.array_equal(template["embedding"], person(0)) and template["crop"]["image"]
+    assert (document["id"], document["seen_count"]) == (one.id, 1)
+    assert [each["type"] for each in document["events"]] == ["stranger_first_seen"]
+    assert [line["event"] for line in document["audit"]] == ["stranger_remembered", "stranger_exported"]
+
+
+# Retention
+
+
+def test_strangers_expire_after_they_were_last_seen(database: Database, store: Store, gallery: Gallery) -> None:
+    old, young = see(store, gallery, person(0), person(1))
+    see(store, gallery, person(1), at=NOW + timedelta(days=20))
+    retention = Retention(database)
+    assert retention.sweep(NOW + timedelta(days=29), 14).strangers == 0
+    assert retention.sweep(NOW + timedelta(days=31), 14).strangers == 1
+    assert [one.id for one in listed(store, gallery)] == [young.id]
+    assert "retention_applied" in lines(database, gallery)
+    assert see(store, store.galleries.get("g"), person(0), at=NOW + timedelta(days=31))[0].id != old.id
+
+
+def test_switching_it_off_erases_all(database: Database, store: Store, gallery: Gallery) -> None:
+    other = store.galleries.create("other", "f" * 32, DIMENSION, SETTINGS)
+    see(store, gallery, *(person(number) for number in range(5)))
+    see(store, other, person(0))
+    store.galleries.update("g", lambda current: replace(current, remember_strangers_days=None))
+    assert Retention(database).sweep(NOW, 14).strangers == 5
+    assert listed(store, gallery) == []
+    assert len(listed(store, other)) == 1
+
+
+def test_a_gallery_of_another_recognizer_starts_anew(database: Database, store: Store, gallery: Gallery) -> None:
+    see(store, gallery, person(0))
+    with database.engine.begin() as connection:
+        connection.execute(galleries.update().values(current_generation=1))
+    with pytest.raises(GalleryMovedError):
+        see(store, gallery, person(1))
+    moved = replace(gallery, generation=1, current_generation=1)
+    assert listed(store, moved) == []
+    (new,) = see(store, moved, person(0))
+    assert [one.id for one in listed(store, moved)] == [new.id]
+
+
+# Events
+
+
+def test_a_visit_is_one_event(database: Database, store: Store, gallery: Gallery) -> None:
+    subscribe(database)
+    for second in range(0, 3600, 20):
+        (one,) = see(store, gallery, person(0), at=NOW + timedelta(seconds=second))
+    see(store, gallery, person(0), at=NOW + timedelta(hours=1) + VISIT_GAP)
+    sent = pending(DeliveryStore(database))
+    assert [event["type"] for event in sent] == ["stranger_first_seen", "stranger_seen_again"]
+    assert [event["data"]["id"] for event in sent] == [one.id, one.id]
+    assert [event["data"]["seen_count"] for event in sent] == [1, 2]
+    assert sent[0]["data"] == {"gallery": "g", **replace(one, last_seen=NOW).sighting()}
+
+
+def test_events_are_rolled_back_with_what_they_report(database: Database, store: Store, gallery: Gallery) -> None:
+    subscribe(database)
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE audit_heads"))
+    with pytest.raises(Exception, match="audit_heads"):
+        see(store, gallery, person(0))
+    assert count(database, events) == count(database, strangers) == 0
+    assert listed(store, gallery) == []
+
+
+def test_events_go_with_the_stranger(database: Database, store: Store, gallery: Gallery) -> None:
+    subscribe(database, types=frozenset({"stranger_first_seen"}))
+    forgotten, promoted, merged, kept = see(store, gallery, *(person(number) for number in range(4)))
+    assert count(database, events) == 4
+    assert store.strangers.forget(gallery, forgotten.id).removed["events"] == 1
+    store.strangers.promote(gallery, promoted.id, "ada", None, NOW)
+    store.strangers.merge(gallery, merged.id, kept.id)
+    now = store.galleries.get("g")
+    (about,) = everything_about(database, now, "ada")["events"]
+    assert about["data"]["id"] == promoted.id
+    assert store.subjects.delete(store.galleries.get("g"), "ada").removed["events"] == 1
+    assert store.strangers.forget(store.galleries.get("g"), kept.id).removed["events"] == 2
+    assert count(database, events) == 0
