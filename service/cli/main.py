@@ -29,6 +29,7 @@ from service.cli.commands import (
     operation,
     packs,
     risk,
+    strangers,
     subjects,
 )
 from service.cli.options import CommandGroup
@@ -78,6 +79,7 @@ app.add_typer(galleries.app, name="gallery", rich_help_panel=MANAGE)
 app.add_typer(subjects.app, name="subject", rich_help_panel=MANAGE)
 app.add_typer(subjects.template_app, name="template", rich_help_panel=MANAGE)
 app.add_typer(subjects.decoy_app, name="decoy", rich_help_panel=MANAGE)
+app.add_typer(strangers.app, name="stranger", rich_help_panel=MANAGE)
 _add_commands(MANAGE, risk.calibrate)
 app.add_typer(convert.app, name="convert", rich_help_panel=MANAGE)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=MANAGE)

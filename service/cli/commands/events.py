@@ -16,7 +16,15 @@ from service.cli.terminal import print_line, to_the_second
 if TYPE_CHECKING:
     from kith.wire.events import EventOut
 
-TYPES: Final = ("decision", "enrollment", "threshold_moved", "drift", "job_finished")
+TYPES: Final = (
+    "decision",
+    "enrollment",
+    "stranger_first_seen",
+    "stranger_seen_again",
+    "threshold_moved",
+    "drift",
+    "job_finished",
+)
 OUTCOMES: Final = ("identified", "uncertain", "unknown", "no_face", "rejected_quality", "rejected_liveness")
 """Written again, because the client's types import pydantic, which takes longer than a command's help."""
 

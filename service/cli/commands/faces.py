@@ -235,6 +235,8 @@ def _decision_cells(result: IdentityOut) -> tuple[object, ...]:
     nearest = result.lookalikes or result.candidates[:1]
     likely = " or ".join(each.name or each.subject for each in nearest) or None
     decision = describe_outcome(result.outcome, result.name or result.subject or likely)
+    if result.stranger is not None:
+        decision = f"{decision} {result.stranger.id}, visit {result.stranger.seen_count}"
     return decision, result.similarity, result.threshold, None if chance is None else format_odds(chance)
 
 

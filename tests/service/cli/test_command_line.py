@@ -396,6 +396,31 @@ def test_several_photos_are_drawn_to_a_folder(run: Program, gallery: str, photos
         assert max(picture.size) >= 1280
 
 
+def test_strangers_are_listed_named_merged_and_forgotten(
+    run: Program, kith: Kith, gallery: str, photos: dict[str, Path]
+) -> None:
+    of = ("-g", gallery)
+    assert "--remember-strangers-days" in run("stranger", "list", *of)
+    run("gallery", "update", gallery, "--remember-strangers-days", "30")
+    for name in ("eileen", "tom"):
+        assert "visit 1" in run("identify", photos[name], "--faces", "largest", *of, status=1)
+    tom, eileen = json.loads(run("stranger", "list", *of, "--json"))
+    assert eileen["id"] in run("stranger", "list", *of)
+    assert "seen 2 times" in run("stranger", "merge", tom["id"], "--into", eileen["id"], "--yes", *of)
+    document = json.loads(run("stranger", "export", eileen["id"], *of))
+    assert len(document["templates"]) == 2
+    assert "ada has 2 templates" in run("stranger", "promote", eileen["id"], "ada", "--name", "Ada", *of)
+    assert kith.subject(gallery, "ada").name == "Ada"
+    kith.delete_subject(gallery, "ada")
+    run("identify", photos["tom"], "--faces", "largest", *of, status=1)
+    (again,) = kith.strangers(gallery)
+    run("stranger", "forget", again.id, "--all", *of, status=2)
+    assert "receipt" in run("stranger", "forget", again.id, "--yes", *of)
+    assert "receipt" in run("stranger", "forget", "--all", "--yes", *of)
+    run("gallery", "update", gallery, "--remember-strangers-days", "0")
+    assert kith.gallery(gallery).remember_strangers_days is None
+
+
 def test_drawing_never_overwrites_a_photo(run: Program, gallery: str, photos: dict[str, Path]) -> None:
     folder = photos["tom"].parent
     (folder / "linked.png").symlink_to(photos["tom"])

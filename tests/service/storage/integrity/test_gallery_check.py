@@ -247,12 +247,14 @@ def test_a_damaged_page_is_told(tmp_path: Path) -> None:
     path = tmp_path / "kith.db"
     with Node(f"sqlite:///{path}") as node:
         node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
-        vectors = l2_normalize(np.random.default_rng(0).normal(size=(3000, DIMENSION)))
-        new = [NewTemplate(uuid.uuid4().hex, vector, "embedding") for vector in vectors]
+        drawn = l2_normalize(np.random.default_rng(0).normal(size=(3000, DIMENSION)))
+        new = [NewTemplate(uuid.uuid4().hex, vector, "embedding") for vector in drawn]
         node.enroll("g", "a", new)
+        with node.store.database.read() as connection:
+            middle = connection.execute(sa.select(vectors.c.vector).offset(1500).limit(1)).scalar_one()
     content = bytearray(path.read_bytes())
-    half = len(content) // 2
-    content[half : half + 65_536] = b"\xff" * 65_536
+    place = content.index(middle)
+    content[place : place + 65_536] = b"\xff" * 65_536
     path.write_bytes(content)
     with Node(f"sqlite:///{path}") as node, pytest.raises(StorageDamagedError):
         node.store.changes.snapshot(node.store.galleries.get("g"))
