@@ -9,6 +9,7 @@ const DEFAULT = {
   risk: { fpir: 0.01 },
   keep_crops: false,
   retention_days: null,
+  remember_strangers_days: null,
   liveness: "off",
   liveness_threshold: null,
   fusion: "quality_weighted",
@@ -64,6 +65,7 @@ export function galleryForm(from = DEFAULT) {
   showOwn();
   const crops = checked(from.keep_crops);
   const days = number(from.retention_days, { min: 1, max: 36_500, step: 1, placeholder: "never" });
+  const remember = number(from.remember_strangers_days, { min: 1, max: 3650, step: 1, placeholder: "never" });
   const live = checked(from.liveness === "required");
   const liveFrom = number(from.liveness_threshold, { min: 0, max: 1, placeholder: "model default" });
   const fusion = options(FUSION, from.fusion);
@@ -89,6 +91,7 @@ export function galleryForm(from = DEFAULT) {
     risk: chosenRisk(),
     keep_crops: crops.checked,
     retention_days: days.value === "" ? null : days.valueAsNumber,
+    remember_strangers_days: remember.value === "" ? null : remember.valueAsNumber,
     liveness: live.checked ? "required" : "off",
     liveness_threshold: liveFrom.value === "" ? null : liveFrom.valueAsNumber,
     fusion: fusion.value,
@@ -121,6 +124,7 @@ export function galleryForm(from = DEFAULT) {
       cost,
       tick(crops, "Keep a small picture of each enrolled face", "Allows a later migration to a better model without new photos. Pictures are stored encrypted. People enrolled before have none: enroll a photo of each of them again to add one."),
       field("Delete photos after days", days, "People without photos are deleted too. Empty: never."),
+      field("Remember strangers for days", remember, "Gives unknown people a lasting id, until so many days after they were last seen. Their faces are stored without their consent: get legal advice first. Empty: never."),
       advanced,
     ],
     read() {

@@ -12,6 +12,8 @@ const KINDS = {
   vectors: ["embedding"],
   decoys: ["corrected mistake"],
   lookalikes: ["link to a lookalike", "links to lookalikes"],
+  strangers: ["stranger"],
+  stranger_templates: ["photo of a stranger", "photos of strangers"],
   answers: ["stored answer"],
   job_items: ["job item"],
 };

@@ -1,6 +1,6 @@
 // Stored face crops, and faces side by side. Crops load when they become visible; the audit log records each access.
 
-import { send, subjectPath, templatePath } from "./api.js";
+import { galleryPath, part, send, subjectPath, templatePath } from "./api.js";
 import { h, icon } from "./dom.js";
 
 /** The stored crop of the person's best photo. */
@@ -8,6 +8,9 @@ export const portrait = (gallery, subject, alt, signal) => picture(`${subjectPat
 
 /** The stored crop of a photo. */
 export const storedPhoto = (gallery, subject, template, alt, signal) => picture(`${templatePath(gallery, subject, template)}/crop`, alt, signal);
+
+/** The stored crop of a stranger. */
+export const strangerPicture = (gallery, id, alt, signal) => picture(`${galleryPath(gallery)}/strangers/${part(id)}/thumbnail`, alt, signal);
 
 /** A thumbnail that stays blank, with the reason, if no crop is stored or the key may not read it. */
 function picture(path, alt, signal) {

@@ -82,6 +82,12 @@ export const OUTCOMES = {
 
 export const called = (one) => one.name || one.subject || one.id;
 
+/** The short id of a remembered stranger. */
+export const strangerId = ({ id }) => id.slice(0, 8);
+
+/** How often a remembered stranger was here. */
+export const visits = ({ seen_count: visits }) => (visits === 1 ? "seen once" : `seen ${whole(visits)} times`);
+
 /** The text on the box of a face: the name, a question for uncertain faces, otherwise nothing. */
 export function boxLabel({ outcome, candidates, ...result }) {
   if (outcome === "identified") return called(result);
@@ -147,6 +153,7 @@ export function identity(result, gallery, subjects) {
         text: join(
           `No person in “${gallery}” is similar enough to this face.`,
           likely && `A stranger is this similar ${likely}.`,
+          result.stranger && `Remembered as stranger ${strangerId(result.stranger)}, ${visits(result.stranger)}.`,
           (result.reasons ?? []).includes("probes_unlike_gallery") && reason("probes_unlike_gallery"),
         ),
       };
@@ -209,6 +216,8 @@ export function reason(name, face, gate, other) {
       return "The face looks like a picture on paper or on a screen.";
     case "not_judged":
       return "The photo shows too little around the face to check for a live person. Step back from the camera.";
+    case "stranger_not_stored":
+      return "The stranger could not be remembered: the database cannot be written.";
     case "risk_out_of_reach":
       return "No similarity is enough for this risk. Choose a less strict setting.";
     case "probes_unlike_gallery":

@@ -34,6 +34,52 @@ def name_somebody(page: Page, name: str) -> None:
     page.get_by_role("button", name="Enroll", exact=True).click()
 
 
+def test_strangers_get_names(visit: Opener, service: str, photos: Photos) -> None:
+    """Unknown people are listed with their visits, and are named, merged and forgotten."""
+    page = visit(service)
+    with Kith(service) as kith:
+        kith.create_gallery("door", keep_crops=True, remember_strangers_days=30)
+        kith.identify("door", photos["ada"], faces="largest")
+        kith.identify("door", photos["tom"], faces="largest")
+        kith.identify("door", photos["party"])
+        tom, ada = (one.id for one in list(kith.strangers("door"))[-2:])
+        go(page, "/galleries/door")
+        expect(page.get_by_role("heading", name="Strangers")).to_be_visible()
+        expect(page.get_by_text("kept for 30 days")).to_be_visible()
+        line = page.get_by_role("row").filter(has_text=ada[:8])
+        line.scroll_into_view_if_needed()
+        expect(line.locator("img.thumb")).to_have_count(1)
+        assert faults(page) == []
+        assert overflow(page) == 0
+
+        page.get_by_role("button", name=f"Name stranger {ada[:8]}").click()
+        dialog = page.get_by_role("dialog", name="Name this person")
+        assert faults(page) == []
+        dialog.get_by_label("Name", exact=True).fill("Ada Lovelace")
+        expect(dialog.get_by_label("Id", exact=True)).to_have_value("ada-lovelace")
+        dialog.get_by_role("button", name="Save").click()
+        expect(page.get_by_role("link", name="Ada Lovelace")).to_be_visible()
+        expect(page.get_by_role("button", name=f"Name stranger {ada[:8]}")).to_have_count(0)
+        assert kith.subject("door", "ada-lovelace").name == "Ada Lovelace"
+
+        before = len(list(kith.strangers("door")))
+        other = next(iter(kith.strangers("door"))).id
+        page.get_by_role("button", name=f"Merge stranger {tom[:8]}").click()
+        dialog = page.get_by_role("dialog", name="Merge two strangers")
+        dialog.get_by_label("The same person as").select_option(other)
+        dialog.get_by_role("button", name="Merge", exact=True).click()
+        expect(page.get_by_role("row").filter(has_text=other[:8]).get_by_role("cell").nth(1)).to_have_text("2")
+        assert len(list(kith.strangers("door"))) == before - 1
+
+        page.get_by_role("button", name=f"Forget stranger {other[:8]}").click()
+        page.get_by_role("dialog").get_by_role("button", name="Forget", exact=True).click()
+        expect(page.get_by_role("button", name=f"Forget stranger {other[:8]}")).to_have_count(0)
+        page.get_by_role("button", name="Forget all", exact=True).click()
+        page.get_by_role("dialog").get_by_role("button", name="Forget all").click()
+        expect(page.get_by_text("No strangers yet.")).to_be_visible()
+        assert list(kith.strangers("door")) == []
+
+
 def test_the_first_day(visit: Opener, service: str, photos: Photos) -> None:
     """Start with an empty service: each page says what to do next, and the first face gets a name."""
     page = visit(service)

@@ -58,6 +58,14 @@ test("an identified person is named, with the probability for strangers", () => 
   assert.equal(words.identity(found({ name: null }), "staff").title, "ada");
 });
 
+test("a remembered stranger is told with the visits", () => {
+  const unknown = { outcome: "unknown", candidates: [], reasons: [] };
+  const stranger = { id: "c1f7a3d95b0e4c6f8a2d7e9b3f5a1c08", seen_count: 1 };
+  assert.match(words.identity({ ...unknown, stranger }, "door", 2).text, /Remembered as stranger c1f7a3d9, seen once\./);
+  assert.match(words.identity({ ...unknown, stranger: { ...stranger, seen_count: 3 } }, "door", 2).text, /seen 3 times\./);
+  assert.doesNotMatch(words.identity(unknown, "door", 2).text, /Remembered/);
+});
+
 test("uncertain means low similarity or two similar people", () => {
   const little = words.identity(found({ outcome: "uncertain", similarity: 0.75 }), "staff");
   assert.equal(little.title, "Perhaps Ada Lovelace");

@@ -3,6 +3,7 @@ import { fill, h, icon } from "../dom.js";
 import { counted, when, whole } from "../numbers.js";
 import { galleryHeading, watch } from "../reports.js";
 import { portrait } from "../stored.js";
+import { strangers } from "../strangers.js";
 import { afterTyping, button, empty, field, linkButton, loading, problemBox, stat, table } from "../ui.js";
 import * as words from "../words.js";
 
@@ -26,10 +27,14 @@ export function render({ gallery, tag }, signal) {
     ),
     loading(async () => {
       const found = await call("GET", galleryPath(gallery), { signal });
-      return [renewed(found, signal), await heldNotice(found, signal), found.subject_count === 0 ? noPeople(enroll) : people(gallery, found, tag, signal)];
+      const place = h("div", {}, listed(gallery, found, tag, enroll, signal));
+      const onNamed = async () => fill(place, listed(gallery, await call("GET", galleryPath(gallery), { signal }), tag, enroll, signal));
+      return [renewed(found, signal), await heldNotice(found, signal), place, strangers(found, signal, onNamed)];
     }),
   );
 }
+
+const listed = (gallery, found, tag, enroll, signal) => (found.subject_count === 0 ? noPeople(enroll) : people(gallery, found, tag, signal));
 
 /** A notice if the gallery's retention waits for a confirmation. */
 async function heldNotice({ name, retention_days: days }, signal) {

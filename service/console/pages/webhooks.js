@@ -10,6 +10,8 @@ import { button, confirmed, dialog, empty, field, loading, problemBox, secretDia
 const TYPES = {
   decision: "A face was identified, or not",
   enrollment: "Photos of a person were stored",
+  stranger_first_seen: "A new stranger",
+  stranger_seen_again: "A stranger came back",
   threshold_moved: "A gallery’s threshold changed",
   drift: "Decisions became unlike the calibration",
   job_finished: "A job ended",

@@ -1,0 +1,159 @@
+// The strangers that a gallery remembers: name, merge and forget them.
+
+import { all, call, galleryPath, part } from "./api.js";
+import { personField } from "./choices.js";
+import { fill, h, icon } from "./dom.js";
+import { counted, when, whole } from "./numbers.js";
+import { strangerPicture } from "./stored.js";
+import { button, confirmed, dialog, field, loading, table, toast, unique } from "./ui.js";
+import * as words from "./words.js";
+
+const PAGE = 50;
+
+/** The section of a gallery's page; null if the gallery remembers no strangers. `onNamed` is called after each promotion. */
+export function strangers({ name: gallery, remember_strangers_days: days, keep_crops: keeps }, signal, onNamed) {
+  if (!days) return null;
+  const path = `${galleryPath(gallery)}/strangers`;
+  const own = (one) => `${path}/${part(one.id)}`;
+  const place = h("div", { class: "stack" });
+  const listed = [];
+  let next = null;
+
+  async function load() {
+    const page = await call("GET", path, { query: { limit: PAGE, cursor: next }, signal });
+    listed.push(...page.data);
+    next = page.next;
+    show();
+  }
+
+  function show() {
+    const more = button("Show more strangers", load);
+    const clear = button("Forget all", forgetAll, { kind: "danger", icon: "trash" });
+    fill(
+      place,
+      listed.length === 0
+        ? h("p", { class: "card" }, "No strangers yet. Unknown faces of identified photos appear here.")
+        : table("Strangers", ["Stranger", "Visits", "First seen", "Last seen", "Actions"], listed.map(row)),
+      listed.length > 0 && h("div", { class: "row" }, h("p", { class: "hint", role: "status" }, `${counted(listed.length, "stranger", "strangers")}${next ? " so far" : ""}.`), next && more, clear),
+    );
+  }
+
+  function row(one) {
+    const small = (element) => (element.classList.add("small"), element);
+    return [
+      h("span", { class: "person-cell" }, keeps && strangerPicture(gallery, one.id, "", signal), h("code", { title: one.id }, words.strangerId(one))),
+      whole(one.seen_count),
+      when(one.first_seen),
+      when(one.last_seen),
+      h(
+        "div",
+        { class: "row tight" },
+        small(button("Name this person", () => promote(one), { icon: "enroll", "aria-label": `Name stranger ${words.strangerId(one)}` })),
+        small(button("Merge", () => merge(one), { icon: "move", "aria-label": `Merge stranger ${words.strangerId(one)}` })),
+        small(button("Forget", () => forget(one), { kind: "danger", icon: "trash", "aria-label": `Forget stranger ${words.strangerId(one)}` })),
+      ),
+    ];
+  }
+
+  function leave(one) {
+    listed.splice(listed.indexOf(one), 1);
+    show();
+  }
+
+  /** A dialog with `elements` and a button that runs `act`; an error stays in the dialog. */
+  function ask(title, yes, elements, act) {
+    const go = h("button", { type: "submit", class: "button primary" }, yes);
+    const wrong = h("p", { class: "refused", role: "alert" });
+    const submit = async (event) => {
+      event.preventDefault();
+      go.disabled = true;
+      try {
+        const refusal = await act();
+        if (refusal) fill(wrong, icon("warning"), refusal);
+        else box.close();
+      } catch (error) {
+        if (error.name !== "AbortError") fill(wrong, icon("warning"), error.message);
+      } finally {
+        go.disabled = false;
+      }
+    };
+    const cancel = h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel");
+    const box = dialog(title, h("form", { class: "stack", onSubmit: submit }, elements, wrong, h("div", { class: "actions end" }, cancel, go)));
+  }
+
+  async function promote(one) {
+    const name = h("input", { type: "text", autocomplete: "off", maxLength: 500 });
+    const id = h("input", { type: "text", autocomplete: "off", spellcheck: false, maxLength: 128 });
+    const person = personField("Who is it?", signal);
+    await person.load(gallery);
+    if (signal.aborted) return;
+    const group = unique("who");
+    const fresh = h("input", { type: "radio", name: group, checked: true });
+    const there = h("input", { type: "radio", name: group });
+    const fields = h("div", { class: "stack" }, field("Name", name), field("Id", id, "What other programs call them; it cannot be changed later."));
+    const swap = () => {
+      fields.hidden = !fresh.checked;
+      person.hidden = fresh.checked;
+    };
+    for (const choice of [fresh, there]) choice.addEventListener("change", swap);
+    let typed = false;
+    id.addEventListener("input", () => (typed = id.value !== ""));
+    name.addEventListener("input", () => typed || (id.value = words.idFrom(name.value)));
+    swap();
+    const choices = h("div", { class: "row" }, h("label", { class: "check" }, fresh, "A new person"), h("label", { class: "check" }, there, "Somebody in this gallery"));
+    const hint = h("p", { class: "hint" }, "The stored faces of the stranger become photos of this person. Check that it is the right one: there is no comparison.");
+    ask("Name this person", "Save", [choices, fields, person, hint], async () => {
+      const found = fresh.checked ? { id: id.value.trim(), name: name.value.trim() || null } : await person.find();
+      if (!found) return person.unfound;
+      if (!found.id) return "Enter a name or an id.";
+      if (fresh.checked && words.idRefusal(found.id)) return words.idRefusal(found.id);
+      await call("POST", `${own(one)}/promote`, { json: { subject: found.id, ...(fresh.checked && found.name && { name: found.name }) } });
+      leave(one);
+      toast(`${words.called(found)} is enrolled.`);
+      onNamed();
+    });
+  }
+
+  async function merge(one) {
+    const others = (await all(path, { query: { limit: 1000 }, signal })).filter((other) => other.id !== one.id);
+    if (signal.aborted) return;
+    if (others.length === 0) return toast("There is no other stranger.");
+    const select = h("select", {}, others.map((other) => h("option", { value: other.id }, `${words.strangerId(other)}, ${words.visits(other)}, last seen ${when(other.last_seen)}`)));
+    ask("Merge two strangers", "Merge", [field("The same person as", select), h("p", { class: "hint" }, "The chosen id remains. This cannot be undone.")], async () => {
+      const { stranger } = await call("POST", `${own(one)}/merge`, { json: { into: select.value } });
+      const kept = listed.find((other) => other.id === stranger.id);
+      if (kept) Object.assign(kept, stranger);
+      leave(one);
+      toast("Merged.");
+    });
+  }
+
+  async function forget(one) {
+    const sure = await confirmed({ title: "Forget this stranger?", text: "The id and the stored faces are deleted. If the person comes back, a new stranger is remembered.", yes: "Forget" });
+    if (!sure) return;
+    const gone = await call("DELETE", own(one));
+    leave(one);
+    toast(`Forgotten. Receipt ${gone.receipt.id.slice(0, 8)}….`);
+  }
+
+  async function forgetAll() {
+    const sure = await confirmed({ title: "Forget all strangers?", text: `All strangers of “${gallery}” are deleted. This cannot be undone.`, yes: "Forget all" });
+    if (!sure) return;
+    const gone = await call("DELETE", path);
+    listed.length = 0;
+    next = null;
+    show();
+    toast(`Forgotten. Receipt ${gone.receipt.id.slice(0, 8)}….`);
+  }
+
+  return h(
+    "section",
+    { class: "stack" },
+    h("h2", {}, "Strangers"),
+    h("p", { class: "lead" }, `Unknown people of identified photos, kept for ${counted(days, "day", "days")} after they were last seen.`),
+    loading(async () => {
+      await load();
+      return place;
+    }),
+  );
+}
