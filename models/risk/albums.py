@@ -149,7 +149,11 @@ def group_faces(
 
 
 class _Merging:
-    """State of agglomerative clustering. A group is named by its first row."""
+    """State of agglomerative clustering. A group is named by one of its rows.
+
+    The heap holds the best partner of each group, as it was when the group last changed. An entry whose partner changed
+    since is computed again when it is the largest: no pair is more similar than it was for both of its groups then.
+    """
 
     def __init__(
         self, vectors: Float, photos: Ints, neighbors: Neighbors, threshold: float, same_picture: float
@@ -157,7 +161,7 @@ class _Merging:
         count = len(vectors)
         self._threshold = threshold
         self._sums = np.array(vectors, np.float32)
-        self._sizes = np.ones(count, np.int64)
+        self._sizes = [1] * count
         self._weights = np.ones(count)
         """(n,) square roots of the number of faces times the length of their sum."""
         self._members: list[list[int]] = [[row] for row in range(count)]
@@ -168,54 +172,56 @@ class _Merging:
         self._heap: list[tuple[float, int, int, int, int]] = []
 
     def run(self) -> None:
-        for row, others in enumerate(self._near):
-            self._push(row, np.array([other for other in sorted(others) if other > row], np.int64))
-        heapq.heapify(self._heap)
+        for row in range(len(self._near)):
+            self._push_best(row)
         while self._heap:
-            _, first, second, *versions = heapq.heappop(self._heap)
-            if versions == [self._versions[first], self._versions[second]]:
-                self._merge(first, second)
+            _, row, other, version, other_version = heapq.heappop(self._heap)
+            if version != self._versions[row]:
+                continue
+            if other_version == self._versions[other]:
+                if self._may_merge(row, other):
+                    self._merge(row, other)
+                    continue
+                self._near[row].discard(other)
+                self._near[other].discard(row)
+            self._push_best(row)
 
     def groups(self) -> list[list[int]]:
-        return [sorted(members) for members in self._members if members]
+        return sorted(sorted(members) for members in self._members if members)
 
-    def _merge(self, first: int, second: int) -> None:
-        self._near[first].discard(second)
-        self._near[second].discard(first)
-        if not self._may_merge(first, second):
-            return
-        self._sums[first] += self._sums[second]
-        self._sizes[first] += self._sizes[second]
-        self._weights[first] = math.sqrt(self._sizes[first] * max(float(np.linalg.norm(self._sums[first])), MIN_NORM))
-        self._members[first] += self._members[second]
-        self._members[second] = []
-        self._pictures[first] = self._pictures[first] | self._pictures[second]
-        self._pictures[second] = {}
-        for other in self._near[second]:
-            self._near[other].discard(second)
-            self._near[other].add(first)
-        self._near[first] |= self._near[second]
-        self._near[second] = set()
-        self._versions[first] += 1
-        self._versions[second] = -1
-        self._push(first, np.array(sorted(self._near[first]), np.int64), pushed=True)
+    def _merge(self, row: int, other: int) -> None:
+        kept, gone = (row, other) if len(self._near[row]) >= len(self._near[other]) else (other, row)
+        self._sums[kept] += self._sums[gone]
+        self._sizes[kept] += self._sizes[gone]
+        self._weights[kept] = math.sqrt(self._sizes[kept] * max(float(np.linalg.norm(self._sums[kept])), MIN_NORM))
+        self._members[kept] += self._members[gone]
+        self._members[gone] = []
+        self._pictures[kept] = self._pictures[kept] | self._pictures[gone]
+        self._pictures[gone] = {}
+        for near in self._near[gone]:
+            self._near[near].discard(gone)
+            self._near[near].add(kept)
+        self._near[kept] |= self._near[gone]
+        self._near[kept] -= {kept, gone}
+        self._near[gone] = set()
+        self._versions[kept] += 1
+        self._versions[gone] = -1
+        self._push_best(kept)
 
-    def _push(self, row: int, others: Ints, pushed: bool = False) -> None:
-        """Add the merges with ``others`` that reach the threshold."""
-        if not len(others):
+    def _push_best(self, row: int) -> None:
+        """Add the most similar group near a group, if it reaches the threshold; of equal ones, the first row."""
+        near = self._near[row]
+        if not near:
             return
+        others = np.fromiter(near, np.int64, len(near))
         scores = (self._sums[others] @ self._sums[row]) / (self._weights[others] * self._weights[row])
-        for score, other in zip(scores.tolist(), others.tolist(), strict=True):
-            if score >= self._threshold:
-                first, second = min(row, other), max(row, other)
-                entry = (-score, first, second, self._versions[first], self._versions[second])
-                if pushed:
-                    heapq.heappush(self._heap, entry)
-                else:
-                    self._heap.append(entry)
+        score = float(scores.max())
+        if score >= self._threshold:
+            other = int(others[scores == score].min())
+            heapq.heappush(self._heap, (-score, row, other, self._versions[row], self._versions[other]))
 
-    def _may_merge(self, first: int, second: int) -> bool:
-        few, many = sorted((self._pictures[first], self._pictures[second]), key=len)
+    def _may_merge(self, row: int, other: int) -> bool:
+        few, many = sorted((self._pictures[row], self._pictures[other]), key=len)
         return all(many.get(photo, picture) == picture for photo, picture in few.items())
 
 
