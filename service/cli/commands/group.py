@@ -110,7 +110,7 @@ def _print(document: Mapping[str, Any], summary: Mapping[str, Any], page: bool) 
     faces = f"{count_of(summary['faces'], 'face')}, {summary['low_quality']:,} of low quality"
     print_line(f"{photos}, {faces}: {groups}")
     print_line(
-        f"Risk: at most about {document['risk']:.2%} of the pairs of faces in one group are two people "
+        f"Risk: about {document['risk']:.2%} of the pairs of faces in one group may be two people "
         f"(similarity {document['threshold']:.3f})"
     )
     album = summary["album"]
