@@ -80,7 +80,7 @@ def list_subjects(
 
 @app.command()
 def show(subject: Subject, gallery: GalleryOption, server: ServerOptions) -> None:
-    """Show a subject's name, tags, metadata and templates."""
+    """Show a subject's name, tags, metadata, templates and lookalikes."""
     with connect(server) as kith:
         found = kith.subject(gallery, subject)
         templates = list(kith.templates(gallery, subject))

@@ -200,7 +200,8 @@ def test_an_object_has_one_json_form(run: Program, kith: Kith, gallery: str, pho
     assert seen["name"] is None
     templates = json.loads(run("template", "list", "ada", "-g", gallery, "--json"))
     assert json.loads(run("subject", "show", "ada", "-g", gallery, "--json")) == seen | {
-        "templates": templates["templates"]
+        "templates": templates["templates"],
+        "lookalikes": [],
     }
     receipt = json.loads(run("subject", "erase", "ada", "-g", gallery, "--yes", "--json"))
     (kept,) = json.loads(run("erasures", "list", "-g", gallery, "--json"))
