@@ -50,6 +50,7 @@ def test_every_list_of_the_api_has_pages(tmp_path: Any) -> None:
         "galleries",
         "subjects",
         "templates",
+        "strangers",
         "hygiene",
         "jobs",
         "items",
