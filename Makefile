@@ -9,8 +9,7 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: setup demo run test test-all test-browser screenshots supply release lock test-faults container-check fuzz soak \
         bench-memory bench-batching bench-serving bench-accuracy bench-open-set bench-overhead \
-        bench-overload bench-hygiene bench-albums bench-gallery bench-gpu clean
-        bench-overload bench-hygiene bench-strangers bench-gallery bench-gpu clean
+        bench-overload bench-hygiene bench-albums bench-strangers bench-gallery bench-gpu clean
 
 # Dependencies of the server, and the packages with the demo's photos. Those come without dependencies, because the demo
 # does not import them (docs/decisions/0002, 0042). Bytecode is compiled at the first import, which saves 70 MB.
@@ -115,6 +114,7 @@ bench-hygiene: setup
 
 bench-albums: setup
 	$(BIN)/python -m bench.albums
+
 bench-strangers: setup
 	$(BIN)/python -m bench.strangers
 
