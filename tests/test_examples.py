@@ -48,7 +48,7 @@ def node() -> str | None:
 @pytest.fixture
 def photos(tmp_path: Path, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8], group: NDArray[np.uint8]) -> Path:
     """Create photos with the file names of the documents."""
-    for name, pixels in {"ada": astronaut, "one": astronaut, "two": actor, "party": group}.items():
+    for name, pixels in {"ada": astronaut, "one": astronaut, "two": actor, "stranger": actor, "party": group}.items():
         Image.fromarray(pixels).save(tmp_path / f"{name}.jpg", quality=92)
     with zipfile.ZipFile(tmp_path / "people.zip", "w") as archive:
         archive.write(tmp_path / "one.jpg", "ada/1.jpg")
@@ -134,6 +134,8 @@ def prepare(kith: Kith, command: str, known: dict[str, str]) -> None:
     if "5f0c" in command:
         kith.put_subject("staff", "countess")
         known["5f0c..."] = next(kith.templates("staff", "ada")).id
+    if "/lookalikes/grace" in command:
+        kith.put_subject("staff", "grace")
     if "/migrate" in command:  # enrollment ends before the migration starts, and embedding ends before the next command
         for job in kith.jobs("staff"):
             kith.wait_for(job.id, 60)

@@ -184,7 +184,7 @@ def _embedding_items(gallery: Gallery, embeddings: list[Any], served: ServedReco
 
 
 def _result(**fields: Any) -> Document:
-    return {"candidates": [], "reasons": [], **fields}
+    return {"candidates": [], "reasons": [], "lookalikes": [], **fields}
 
 
 def _at_current_version(gallery: Gallery, current: Gallery) -> Gallery:

@@ -18,6 +18,7 @@ from models.engines.selection import (
     open_with_engine,
 )
 from models.errors import ModelError
+from models.pack.loading import BUNDLED_PACK
 from models.pack.manifest import ModelPack
 from models.runtime.network import Engine, Network, Precision
 from models.runtime.onnx_runtime import has_fast_int8
@@ -72,7 +73,8 @@ def measure(pack: ModelPack, settings: Settings) -> EngineBenchmark:
             rates, "These are CPU rates, but KITH_DEVICE requests a GPU. Run `make bench-gpu` to measure the GPU."
         )
     advice = advise(rates)
-    if has_fast_int8() and not pack.has_int8:
+    # The bundled pack has no INT8 on purpose: it misses more people than it saves time (docs/pack-format.md).
+    if has_fast_int8() and not pack.has_int8 and pack.directory != BUNDLED_PACK:
         advice += f" INT8 may be faster on this processor: `kith models quantize {pack.directory} --photos FOLDER`."
     return EngineBenchmark(rates, advice)
 

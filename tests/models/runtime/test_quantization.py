@@ -38,8 +38,6 @@ def test_only_sensitive_layers_stay_fp32(task: str, pack: ModelPack, tmp_path: P
     quantizer.write(tmp_path / "small.onnx", kept)
     made = layers(tmp_path / "small.onnx")
     assert {name for name, small in made.items() if not small} == kept
-    if task == "recognition":
-        assert layers(next(v.path for v in spec.variants if v.path is not None)) == made
     assert 2 <= len(kept) < len(made) / 2
 
 

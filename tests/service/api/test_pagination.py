@@ -27,11 +27,13 @@ PAIRS: Final = 5
 UNPAGED: Final = {
     "/v1/galleries/{gallery}/migrate",
     "/v1/galleries/{gallery}/risk",
+    "/v1/galleries/{gallery}/subjects/{subject}/decoys",
+    "/v1/galleries/{gallery}/subjects/{subject}/lookalikes",
     "/v1/models",
     "/v1/status",
     "/v1/webhooks",
 }
-"""Responses without pages: settings or the request bound their length."""
+"""Responses without pages: settings, constants or the request bound their length."""
 
 
 def test_every_list_of_the_api_has_pages(tmp_path: Any) -> None:

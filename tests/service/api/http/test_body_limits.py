@@ -22,6 +22,7 @@ PHOTOS = {
     "POST /v1/verify",
     f"POST {GALLERY}/identify",
     f"POST {GALLERY}/subjects/{{subject}}/templates",
+    f"POST {GALLERY}/subjects/{{subject}}/decoys",
 }
 
 
@@ -40,7 +41,16 @@ def test_body_limits_follow_the_route_whatever_the_names_in_the_path() -> None:
         method, _, path = route.replace("{file:path}", "main.js").partition(" ")
         for name in ("ada", "import", "enrollments", "identify", "templates"):
             filled = path.format(
-                gallery=name, subject=name, template=name, job=name, key=name, receipt=name, webhook=name
+                gallery=name,
+                subject=name,
+                template=name,
+                job=name,
+                key=name,
+                receipt=name,
+                webhook=name,
+                other=name,
+                decoy=name,
+                stranger=name,
             )
             assert gate._body_limit(method, filled).size == expected.get(route, DEFAULT_BODY_BYTES), (method, filled)
             assert gate._body_limit("PUT", filled).size == DEFAULT_BODY_BYTES

@@ -658,6 +658,7 @@ def test_an_import_can_create_the_gallery(kith: Kith, gallery: str) -> None:
         "recall": 0.9,
         "keep_crops": True,
         "retention_days": 400,
+        "remember_strangers_days": 30,
         "liveness": "off",
         "liveness_threshold": 0.75,
     }
