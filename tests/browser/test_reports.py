@@ -105,7 +105,7 @@ def test_a_finger_drags_the_target_on_a_phone(visit: Opener, populated: str) -> 
     handle.scroll_into_view_if_needed()
     box = handle.bounding_box()
     assert box is not None
-    assert min(box["width"], box["height"]) >= 44
+    assert round(min(box["width"], box["height"]), 3) >= 44  # Chromium computes in 32 bits
     before = accepted(page)
     page.touchscreen.tap(box["x"] + box["width"] / 2 - 60, box["y"] + box["height"] / 2)
     assert accepted(page) < before
