@@ -91,7 +91,7 @@ def _parentless() -> Iterator[tuple[sa.Table, sa.ColumnElement[bool]]]:
         for key in table.foreign_keys:
             parent = key.column.table.alias()
             there = sa.select(parent.c[key.column.name]).where(parent.c[key.column.name] == key.parent)
-            yield table, ~there.exists()
+            yield table, key.parent.is_not(None) & ~there.exists()
 
 
 def _count_orphans(connection: Connection, _: Vault) -> int:
