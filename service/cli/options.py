@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.table import Column, Table
 
 from service.cli.completion import complete_galleries, complete_jobs, complete_packs, complete_subjects
 from service.cli.terminal import EXIT_NO, make_table, print_json, print_line, print_table
+from service.core.atomic_files import atomic_write
 
 if TYPE_CHECKING:
     from kith.options import Risk
@@ -39,6 +41,7 @@ def check_file(path: Path | None, option: str, *suffixes: str) -> None:
         raise typer.BadParameter(f"{path} must be a {kinds} file in an existing folder.", param_hint=option)
 
 
+JsonFile = Annotated[Path | None, typer.Argument(help="JSON file. Default: stdout.", dir_okay=False)]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
 GalleryOption = Annotated[str, typer.Option("--gallery", "-g", help="Gallery.", autocompletion=complete_galleries)]
 GalleryArgument = Annotated[
@@ -83,6 +86,16 @@ class OutputOptions:
             text()
         if not ok:
             raise typer.Exit(EXIT_NO)
+
+    def write(self, document: Any, file: Path | None) -> None:
+        """Write ``document`` as JSON to a file that only the owner can read, or print it."""
+        if file is None:
+            print_json(document)
+            return
+        with atomic_write(file) as target:
+            target.write(json.dumps(document, indent=2).encode())
+        size = file.stat().st_size
+        self.answer({"file": str(file), "bytes": size}, f"Wrote {file}, {size:,} bytes")
 
     def answer_list(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,9 +9,8 @@ import typer
 from service.cli.commands.erasures import describe_removed
 from service.cli.completion import complete_subjects
 from service.cli.connection import connect
-from service.cli.options import CommandGroup, GalleryOption, ServerOptions, Yes
-from service.cli.terminal import print_json, require_confirmation
-from service.core.atomic_files import atomic_write
+from service.cli.options import CommandGroup, GalleryOption, JsonFile, ServerOptions, Yes
+from service.cli.terminal import require_confirmation
 
 app = CommandGroup(help="Manage remembered strangers: name, merge, forget.", no_args_is_help=True)
 Stranger = Annotated[str, typer.Argument(help="Stranger id, from 'kith stranger list'.")]
@@ -91,15 +88,9 @@ def export_stranger(
     stranger: Stranger,
     gallery: GalleryOption,
     server: ServerOptions,
-    file: Annotated[Path | None, typer.Argument(help="JSON file. Default: stdout.", dir_okay=False)] = None,
+    file: JsonFile = None,
 ) -> None:
     """Export all data stored about a stranger as JSON. Only the owner can read the file."""
     with connect(server) as kith:
         document = kith.export_stranger(gallery, stranger)
-    if file is None:
-        print_json(document)
-        return
-    with atomic_write(file) as target:
-        target.write(json.dumps(document, indent=2).encode())
-    size = file.stat().st_size
-    server.answer({"file": str(file), "bytes": size}, f"Wrote {file}, {size:,} bytes")
+    server.write(document, file)

@@ -21,14 +21,14 @@ from service.cli.options import (
     DetailOption,
     EnrollmentOptions,
     GalleryOption,
+    JsonFile,
     Photos,
     ServerOptions,
     Subject,
     Yes,
 )
 from service.cli.remedies import remedy_for
-from service.cli.terminal import EXIT_NO, make_table, print_json, print_line, print_table, require_confirmation
-from service.core.atomic_files import atomic_write
+from service.cli.terminal import EXIT_NO, make_table, print_line, print_table, require_confirmation
 
 if TYPE_CHECKING:
     from kith import Kith
@@ -212,18 +212,12 @@ def export_subject(
     subject: Subject,
     gallery: GalleryOption,
     server: ServerOptions,
-    file: Annotated[Path | None, typer.Argument(help="JSON file. Default: stdout.", dir_okay=False)] = None,
+    file: JsonFile = None,
 ) -> None:
     """Export all data stored about a subject as JSON. Only the owner can read the file."""
     with connect(server) as kith:
         document = kith.export_subject(gallery, subject)
-    if file is None:
-        print_json(document)
-        return
-    with atomic_write(file) as target:
-        target.write(json.dumps(document, indent=2).encode())
-    size = file.stat().st_size
-    server.answer({"file": str(file), "bytes": size}, f"Wrote {file}, {size:,} bytes")
+    server.write(document, file)
 
 
 @app.command()
