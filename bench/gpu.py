@@ -34,7 +34,7 @@ from bench.load import Generator, Order, look_at, multipart
 from bench.machine import machine
 from bench.photos import gallery_of, groups, lfw_probes, people, read
 from bench.servers import GALLERY, kith_server
-from models.engines.selection import PHOTO_BATCH_SIZES, open_on_device
+from models.engines.selection import GPU_CANVAS_SIDES_PX, PHOTO_BATCH_SIZES, open_on_device
 from models.errors import RuntimeUnavailableError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
@@ -42,7 +42,7 @@ from models.runtime.cuda_network import CudaNetwork, Device, diagnose_cuda, visi
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import BATCH_BUCKETS, OnnxNetwork
 from models.vision.alignment import align
-from models.vision.detection import CANVAS_BUCKETS_PX, Detections, Detector
+from models.vision.detection import Detections, Detector
 from models.vision.recognition import Recognizer
 from service.index.faiss_structures import exact, similarities_at, trainer_for
 from service.index.protocol import Kind
@@ -158,7 +158,7 @@ def parity(plan: Plan, folder: Path) -> Document:
     found = [person.photos[0] for person in people(data)][: plan.photos]
     photos = [read(path) for path in found]
     detectors = [
-        Detector(network, pack.detection)
+        Detector(network, pack.detection, buckets=GPU_CANVAS_SIDES_PX)
         for network in (
             _opened(pack, "detection", plan, folder),
             OnnxNetwork(pack.detection.path, "CPUExecutionProvider"),
@@ -237,7 +237,7 @@ def embedding(plan: Plan, folder: Path) -> Document:
 
 def detector(plan: Plan, folder: Path) -> Document:
     """Measure the detector alone, from canvases in memory to its raw outputs in memory."""
-    sides = (CANVAS_BUCKETS_PX[0],) if plan.rehearsal else (CANVAS_BUCKETS_PX[0], CANVAS_BUCKETS_PX[-1])
+    sides = GPU_CANVAS_SIDES_PX[:1] if plan.rehearsal else GPU_CANVAS_SIDES_PX
     shapes = [(size, 3, side, side) for side in sides for size in PHOTO_BATCH_SIZES if size <= max(plan.sizes)]
     return {"networks": {"bundled": _rates(BUNDLED_PACK / "detector.onnx", shapes, plan, folder)}}
 
@@ -361,7 +361,7 @@ def memory(plan: Plan, folder: Path) -> Document:
     used, items = [_used_mb(plan)], 0
     for end in np.linspace(0, 60 * plan.minutes, SAMPLES + 1)[1:] + time.monotonic():
         while time.monotonic() < end:
-            sides = rng.choice(CANVAS_BUCKETS_PX, 2).tolist()
+            sides = rng.choice(GPU_CANVAS_SIDES_PX, 2).tolist()
             for network, most, shape in (
                 (networks[0], PHOTO_BATCH_SIZES[-1], (3, *sides)),
                 (networks[1], 2 * BATCH_BUCKETS[-1], (3, SIDE_PX, SIDE_PX)),

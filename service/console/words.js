@@ -217,7 +217,7 @@ export function reason(name, face, gate, other) {
     case "not_judged":
       return "The photo shows too little around the face to check for a live person. Step back from the camera.";
     case "stranger_not_stored":
-      return "The stranger could not be remembered: the database cannot be written.";
+      return "The stranger could not be remembered: strangers can be neither read nor written now. Ask who runs the service.";
     case "risk_out_of_reach":
       return "No similarity is enough for this risk. Choose a less strict setting.";
     case "probes_unlike_gallery":

@@ -20,7 +20,7 @@ from service.usecases.backend import Backend
 from service.usecases.documents import Document
 
 NOT_STORED: Final = "stranger_not_stored"
-"""Reason in a result: the stranger is missing because the database could not be written."""
+"""Reason in a result: the stranger is missing because the strangers could not be read or written."""
 log = logging.getLogger(__name__)
 
 
@@ -36,30 +36,33 @@ async def remember_strangers(
     faces of a photo are of different people.
     """
     gate = gallery.settings.quality_gate
-    usable = [(document, face, found) for document, face, found in unknown if not gate.reasons(face.quality)]
+    usable = [
+        (document, face, face.vector, found)
+        for document, face, found in unknown
+        if face.vector is not None and not gate.reasons(face.quality)
+    ]
     if not usable:
         return
     sightings = [
         Sighting(
-            face.vector,
+            vector,
             face.quality.as_dict(),
             face.score,
             face.kept,
             photo=document["image"] if once_per_photo else None,
         )
-        for document, face, _ in usable
-        if face.vector is not None
+        for document, face, vector, _ in usable
     ]
-    rule = partial(_recall, gallery, usable[0][2])  # the searches of one request have the same risk
+    rule = partial(_recall, gallery, usable[0][3])  # the searches of one request have the same risk
     store = backend.galleries.store.strangers
     try:
         seen, reported = await backend.run(store.remember, gallery, sightings, rule, datetime.now(UTC))
     except (StorageError, GalleryMovedError) as error:
         log.warning("strangers of gallery %d are not remembered: %s", gallery.pk, error.detail)
-        for document, _, _ in usable:
+        for document, *_ in usable:
             document["reasons"] = [*document["reasons"], NOT_STORED]
         return
-    for (document, _, _), stranger in zip(usable, seen, strict=True):
+    for (document, *_), stranger in zip(usable, seen, strict=True):
         if stranger is not None:
             document["stranger"] = stranger.sighting()
     if reported:

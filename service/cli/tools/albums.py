@@ -155,7 +155,8 @@ def group_album(
     with _store_errors(output / FACES), closing(FaceStore(output / FACES, _maker(pack, settings, detail))) as store:
         contents = _contents(photos.photos, root, settings, refused)
         store.keep(contents.keys())
-        new = {photo: paths[0] for photo, paths in contents.items() if photo not in store.known()}
+        stored = store.known()
+        new = {photo: paths[0] for photo, paths in contents.items() if photo not in stored}
         if new:
             try:
                 asyncio.run(_embed(new, root, store, settings, detail, refused, advance))

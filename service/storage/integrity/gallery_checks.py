@@ -42,6 +42,8 @@ from service.storage.db.tables import (
     jobs,
     labels,
     last_change,
+    stranger_templates,
+    strangers,
     subjects,
     templates,
     vectors,
@@ -119,6 +121,13 @@ def _sealed(connection: Connection, gallery: Gallery) -> int:
     kept = sa.select(decoys.c.sealed, decoys.c.generation).where(decoys.c.gallery_pk == gallery.pk)
     for sealed, generation in connection.execute(kept):
         broken += not _opens(partial(open_decoys, seal, generation=generation), [sealed])
+    remembered = stranger_templates.join(strangers, strangers.c.pk == stranger_templates.c.stranger_pk)
+    columns = stranger_templates.c.vector, stranger_templates.c.crop, strangers.c.generation
+    for vector, crop, generation in connection.execute(
+        sa.select(*columns).select_from(remembered).where(strangers.c.gallery_pk == gallery.pk)
+    ):
+        broken += not _opens(partial(seal.open_vectors, generation=generation, dimension=-1), [vector])
+        broken += crop is not None and not _opens(partial(open_crop, seal), crop)
     for query, opening in queries:
         values = connection.execute(query.execution_options(yield_per=ROWS_PER_READ)).scalars()
         broken += sum(not _opens(opening, value) for value in values)
@@ -320,7 +329,7 @@ GALLERY_CHECKS: Final = (
     ),
     Check[Gallery](
         "sealed",
-        "subjects, crops, decoys or answers were altered or of another gallery: the gallery's key does not open them",
+        "subjects, crops, decoys, strangers or answers were altered or of another gallery: its key does not open them",
         _sealed,
         None,
         "Restore a backup, or delete the gallery and enroll all subjects again.",

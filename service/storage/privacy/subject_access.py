@@ -18,7 +18,6 @@ from service.storage.db.row_sealing import (
     EVENT,
     ITEM,
     open_crop,
-    open_decoys,
     open_disagreement,
     open_subject,
     subject_lookup,
@@ -165,7 +164,7 @@ class _Search:
         return [{"pseudonym": row.lookup, "created_at": row.created_at.isoformat()} for row in rows]
 
     def _decoys(self, subject_pk: int) -> list[dict[str, Any]]:
-        """Return the strangers who were mistaken for the subject."""
+        """Return the strangers who were mistaken for the subject, without their vectors: those are of other people."""
         made_by = (generations.c.gallery_pk == self._gallery.pk) & (generations.c.generation == decoys.c.generation)
         query = (
             sa.select(decoys, generations.c.fingerprint, generations.c.model)
@@ -174,11 +173,7 @@ class _Search:
             .order_by(decoys.c.pk)
         )
         return [
-            {
-                **_plain(row, "id", "kind", "created_at", "generation", "model"),
-                "recognizer": row.fingerprint,
-                "embedding": open_decoys(self._gallery.seal, [row.sealed], row.generation)[0].tolist(),
-            }
+            {**_plain(row, "id", "kind", "created_at", "generation", "model"), "recognizer": row.fingerprint}
             for row in self._connection.execute(query)
         ]
 

@@ -91,7 +91,7 @@ class DecoyStore:
             own = (decoys.c.subject_pk == subject_pk) & (decoys.c.id == decoy_id)
             if connection.execute(sa.select(decoys.c.pk).where(own)).first() is not None:
                 receipt = erasures.erase_decoy(self._database.vault, connection, gallery, subject_id, decoy_id)
-            elif earlier := erasures.template_receipt(connection, gallery, subject_id, decoy_id):
+            elif earlier := erasures.template_receipt(connection, gallery, subject_id, decoy_id, "decoy"):
                 receipt = earlier
             else:
                 read_subject(connection, gallery, subject_id)

@@ -426,10 +426,12 @@ def last_receipt(connection: Connection, gallery: Gallery, subject_id: str) -> R
     return next((receipt for receipt in found if receipt.kind == "subject"), None)
 
 
-def template_receipt(connection: Connection, gallery: Gallery, subject_id: str, template_id: str) -> Receipt | None:
-    """Return the receipt of a template's latest erasure."""
+def template_receipt(
+    connection: Connection, gallery: Gallery, subject_id: str, template_id: str, kind: ErasedKind = "template"
+) -> Receipt | None:
+    """Return the receipt of a template's latest erasure, or of a decoy's."""
     found = receipts(connection, gallery, subject_lookup(gallery.seal, subject_id))
-    return next((receipt for receipt in found if receipt.template == template_id), None)
+    return next((one for one in found if (one.kind, one.template) == (kind, template_id)), None)
 
 
 def audit_details(connection: Connection, receipt: Receipt, event: str) -> dict[str, Any] | None:

@@ -184,6 +184,8 @@ class GalleryStore:
             now = connection.execute(counts.where(galleries.c.pk == gallery.pk)).one()
             removed = Counter(subjects=now.subject_count, templates=now.template_count)
             removed += erasures.delete_decoys(connection, decoys.c.gallery_pk == gallery.pk)
+            removed += erasures.delete_strangers(connection, gallery, sa.true())
+            del removed["events"]  # of strangers alone
             erasures.delete_gallery(connection, gallery)
             receipt = erasures.record_erasure(self._database.vault, connection, gallery, removed, key=key)
         self._database.vault.evict(gallery.pk)

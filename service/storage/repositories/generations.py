@@ -31,11 +31,13 @@ from service.storage.db.tables import (
     generations,
     index_states,
     jobs,
+    strangers,
     subjects,
     templates,
     vectors,
 )
 from service.storage.repositories.change_log import append_changes
+from service.storage.repositories.erasures import delete_strangers
 from service.storage.repositories.gallery_rows import gallery_value, update_gallery
 from service.storage.repositories.job_records import ItemOutcome, Job, create_in, record_in
 
@@ -240,7 +242,8 @@ class GenerationStore:
             _queue_job(connection, gallery, DROP, away.number, away.fingerprint)
             theirs = (decoys.c.gallery_pk == gallery.pk) & (decoys.c.generation == away.number)
             forgotten = connection.execute(decoys.delete().where(theirs)).rowcount
-            details = _fingerprints(away, current) | {"left_out": lost, "decoys": forgotten}
+            unreadable = delete_strangers(connection, gallery, strangers.c.generation == away.number)["strangers"]
+            details = _fingerprints(away, current) | {"left_out": lost, "decoys": forgotten, "strangers": unreadable}
             record(self._database.vault, connection, "migration_finished", gallery, **details)
 
     def delete_vectors(self, gallery: Gallery, generation: int, keys: Sequence[int]) -> None:

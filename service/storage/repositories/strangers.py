@@ -133,7 +133,7 @@ class StrangerStore:
             return seen, bool(made.events)
 
     def list_page(self, gallery: Gallery, before: int | None, limit: int) -> list[Stranger]:
-        """Return strangers, the latest first: at most ``limit`` before the row key ``before``."""
+        """Return strangers, the latest founded first: at most ``limit`` before the row key ``before``."""
         query = _stranger_rows(gallery).order_by(strangers.c.pk.desc()).limit(limit)
         if before is not None:
             query = query.where(strangers.c.pk < before)
@@ -197,6 +197,7 @@ class StrangerStore:
             )
             subject = read_subject(connection, gallery, subject_id)
         self._cache.evict(gallery.name)
+        self._evict(gallery)
         return MergeResult(subject, len(new), erasures.with_log_emptied(self._database, receipt))
 
     def merge(self, gallery: Gallery, stranger_id: str, into: str) -> tuple[Stranger, Receipt]:
@@ -243,6 +244,7 @@ class StrangerStore:
                 if earlier is None or erasures.audit_details(connection, earlier, "stranger_forgotten") is None:
                     raise _not_found(gallery, stranger_id, earlier)
                 receipt = earlier
+        self._evict(gallery)
         return erasures.with_log_emptied(self._database, receipt)
 
     def forget_all(self, gallery: Gallery) -> Receipt:
@@ -250,7 +252,14 @@ class StrangerStore:
         with self._database.change(gallery, erasing=True) as connection:
             removed = delete_strangers(connection, gallery, sa.true())
             receipt = record_erasure(self._database.vault, connection, gallery, removed, kind="strangers")
+        self._evict(gallery)
         return erasures.with_log_emptied(self._database, receipt)
+
+    def _evict(self, gallery: Gallery) -> None:
+        """Release what this process holds of a gallery's strangers."""
+        with self._lock:
+            for key in [key for key in self._memories if key[0] == gallery.pk]:
+                del self._memories[key]
 
     def _memory(self, gallery: Gallery) -> _Memory:
         key = (gallery.pk, gallery.generation)

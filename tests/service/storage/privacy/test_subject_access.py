@@ -62,7 +62,6 @@ PLACES: Final[dict[str, dict[str, str]]] = {
         "subject_pk": "subject.key",
         "generation": "decoys.generation",
         "kind": "decoys.kind",
-        "sealed": "decoys.embedding",
         "created_at": "decoys.created_at",
     },
     "lookalikes": {
@@ -115,7 +114,7 @@ OTHERS: Final[dict[str, set[str]]] = {
     "subjects": {"gallery_pk", "erased"},
     "labels": {"gallery_pk"},
     "templates": {"gallery_pk", "erased", "moved"},
-    "decoys": {"pk", "gallery_pk"},
+    "decoys": {"pk", "gallery_pk", "sealed"},  # vectors of other people
     "lookalikes": {"gallery_pk"},
     "changes": {"gallery_pk"},
     "idempotency": {"gallery_pk"},

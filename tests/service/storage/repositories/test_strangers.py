@@ -25,6 +25,7 @@ from service.core.errors import (
 from service.domain.gallery import Crop, Gallery, GallerySettings, SubjectFilter
 from service.domain.outcomes import RiskTarget
 from service.domain.strangers import MAX_TEMPLATES, SIGHTING_STEP, VISIT_GAP, Recalled, Remembered, Stranger
+from service.operations.gallery_check import open_check
 from service.risk.strangers import recall
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
@@ -36,6 +37,7 @@ from service.storage.privacy.retention import Retention
 from service.storage.privacy.subject_access import everything_about
 from service.storage.repositories import strangers as module
 from service.storage.repositories.erasures import ErasureStore
+from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.strangers import Sighting
 from tests.databases import open_database
@@ -347,8 +349,9 @@ def test_an_older_backup_does_not_bring_them_back(database_url: DatabaseUrl, tmp
 
 
 def test_a_deleted_gallery_takes_its_strangers_along(database: Database, store: Store, gallery: Gallery) -> None:
-    see(store, gallery, person(0))
-    store.galleries.delete("g")
+    see(store, gallery, person(0), person(1))
+    _, receipt = store.galleries.delete("g")
+    assert receipt.removed == {"stranger_templates": 2, "strangers": 2}
     assert count(database, strangers) == count(database, stranger_templates) == 0
     with pytest.raises(GalleryNotFoundError):
         see(store, gallery, person(0))
@@ -400,6 +403,36 @@ def test_a_gallery_of_another_recognizer_starts_anew(database: Database, store: 
     assert listed(store, moved) == []
     (new,) = see(store, moved, person(0))
     assert [one.id for one in listed(store, moved)] == [new.id]
+
+
+def test_a_finished_migration_deletes_the_former_strangers(database: Database, store: Store, gallery: Gallery) -> None:
+    see(store, gallery, person(0), person(1))
+    store.galleries.update("g", lambda current: replace(current, risk=RiskTarget("fpir", 0.01)))
+    gallery, generations = store.galleries.get("g"), GenerationStore(database)
+    generations.start(gallery, "b" * 32, DIMENSION, "new", False)
+    generations.cut_over(store.galleries.get("g"), 0.0, None)
+    assert count(database, strangers) == 2
+    generations.finish(store.galleries.get("g"), force=True)
+    assert count(database, strangers) == count(database, stranger_templates) == 0
+    last = listed_lines(database, AuditFilter(gallery="g"), None, 1)[0].line
+    assert (last.event, last.details["strangers"]) == ("migration_finished", 2)
+
+
+@pytest.mark.parametrize("column", ["vector", "crop"])
+def test_a_damaged_one_is_found(database: Database, store: Store, gallery: Gallery, column: str) -> None:
+    store.strangers.remember(gallery, [sighting(person(0), crop=True)], rule, NOW)
+    with open_check(database) as check:
+        assert [each.kind for each in check.findings("g", False)] == []
+        with database.engine.execution_options(write=True).begin() as connection:
+            connection.execute(stranger_templates.update().values({column: b"damaged beyond repair"}))
+        assert [each.kind for each in check.findings("g", False)] == ["sealed"]
+
+
+def test_a_process_releases_whom_it_forgets(store: Store, gallery: Gallery) -> None:
+    see(store, gallery, person(0))
+    assert store.strangers._memories
+    store.strangers.forget_all(gallery)
+    assert not store.strangers._memories
 
 
 # Events
