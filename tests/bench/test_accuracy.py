@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,6 @@ def test_every_goal_has_a_row() -> None:
 
 def test_missing_data_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KITH_DATA", str(tmp_path))
-    monkeypatch.setattr("sys.argv", ["bench.accuracy"])
+    monkeypatch.setattr(sys, "argv", ["bench.accuracy"])
     with pytest.raises(SystemExit, match=f"not at {tmp_path}: set KITH_DATA"):
         main()

@@ -21,6 +21,7 @@ from kith.wire.events import EventOut
 from service.operations import event_streams
 from service.server import embedded
 from service.settings import load_settings
+from service.usecases import events as event_usecase
 from tests.commands import run_kith
 from tests.conftest import ROOT
 from tests.faults.servers import free_port
@@ -171,7 +172,7 @@ def test_positions_that_cannot_be_resumed_are_errors(client: Kith, place: str, m
 
 
 def test_heartbeats_move_the_position(place: str, client: Kith, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.usecases.events.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(event_usecase, "HEARTBEAT_S", 0.05)
     with httpx.stream("GET", f"{place}/v1/events?gallery=yard") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         assert response.headers["x-accel-buffering"] == "no"
@@ -193,7 +194,7 @@ def test_head_requests_end_at_once(place: str) -> None:
 
 
 def test_streams_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.usecases.events.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(event_usecase, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(event_streams, "MAX_STREAMS_PER_KEY", 1)
     with embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url:
         with httpx.stream("GET", f"{url}/v1/events") as response:
@@ -216,7 +217,7 @@ def is_admitted(url: str) -> bool:
 def test_keys_get_the_events_of_their_galleries_until_they_are_revoked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.usecases.events.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(event_usecase, "HEARTBEAT_S", 0.05)
     with embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url, Kith(url) as anonymous:
         admin = anonymous.create_key("admin", ["admin"]).token
         with Kith(url, admin) as kith:

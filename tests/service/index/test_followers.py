@@ -20,6 +20,7 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryNotFoundError, StorageError
 from service.domain.gallery import Gallery, GallerySettings, Hit, LogTrimmedError, NewTemplate, Snapshot, StoredEvidence
+from service.index import follower as follower_module
 from service.index.follower import TRIM_AFTER, Follower, Followers, MemoryFollower, in_process
 from service.index.selection import Sizes
 from service.risk.evidence import impostor_evidence
@@ -81,7 +82,7 @@ def test_a_long_log_is_followed_in_parts(
     store: Store, fusion: Fusion, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Imported rows of another process are loaded in batches, and a search sees all of them."""
-    monkeypatch.setattr("service.index.follower.LINES_PER_BATCH", 5)
+    monkeypatch.setattr(follower_module, "LINES_PER_BATCH", 5)
     gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
     follower = Followers(in_process(store)).of(gallery)
     vectors = l2_normalize(rng.normal(size=(20, DIMENSION)))

@@ -21,6 +21,7 @@ from kith import Kith
 from service.core.errors import SettingsError
 from service.domain.events import Event
 from service.domain.gallery import Gallery, GallerySettings
+from service.operations import mqtt_delivery
 from service.server import embedded
 from service.settings import load_settings
 from service.storage.audit.log import record_entries
@@ -180,7 +181,7 @@ def test_events_arrive_in_order_below_their_gallery(database: Database, gallery:
 def test_events_wait_for_a_broker_that_is_down_or_killed(
     database: Database, gallery: Gallery, mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.operations.mqtt_delivery.RECONNECT_S", 0.05)
+    monkeypatch.setattr(mqtt_delivery, "RECONNECT_S", 0.05)
 
     async def work() -> None:
         async with subscribed(mosquitto) as subscriber:
@@ -228,7 +229,7 @@ def test_what_was_sent_but_not_recorded_comes_again_with_its_id(
 def test_galleries_are_announced_to_home_assistant_until_they_are_deleted(
     database: Database, gallery: Gallery, mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.operations.mqtt_delivery.DISCOVER_S", 0.05)
+    monkeypatch.setattr(mqtt_delivery, "DISCOVER_S", 0.05)
     topic = "homeassistant/device/faces_door/config"
 
     async def work() -> None:

@@ -38,7 +38,7 @@ def test_a_file_gets_a_line_now_and_then_and_at_the_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("training.optimization.progress.time.monotonic", lambda: now)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     caplog.set_level(logging.INFO, progress.__name__)
     shown = Progress(20, 100, 10, 8)
     for step in range(21, 101):
