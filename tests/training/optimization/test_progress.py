@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ from torch.nn import functional as F
 from tests.training.runs import STEPS_PER_EPOCH, tiny_run, write_people
 from training.config import HeadConfig
 from training.losses import HEADS, PartialFC, build_head
-from training.optimization import progress
 from training.optimization.progress import Progress, describe
 from training.run.train import train_recognizer
 
@@ -38,8 +38,8 @@ def test_a_file_gets_a_line_now_and_then_and_at_the_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    caplog.set_level(logging.INFO, progress.__name__)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    caplog.set_level(logging.INFO, Progress.__module__)
     shown = Progress(20, 100, 10, 8)
     for step in range(21, 101):
         now += 1.0

@@ -1,0 +1,149 @@
+"""Search of a gallery for the probes of a request, and all that may change the answer to one afterwards.
+
+Decoys of the subject found, other faces of the photo, and lookalikes only make an answer more careful: a face that is
+not identified by itself never becomes identified (docs/decisions/0057, 0059).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from models.runtime.network import Float
+from service.core import deadlines
+from service.core.errors import GalleryNotFoundError, StorageDamagedError
+from service.domain.gallery import Gallery, Keys, SubjectLabel
+from service.domain.outcomes import RiskTarget
+from service.risk.known_strangers import without_known_stranger
+from service.risk.lookalikes import linked_with, tell_apart
+from service.risk.one_face import one_face_per_person
+from service.risk.search import Identification
+from service.usecases.backend import Backend
+from service.usecases.probes import Probe
+
+PROBES_AT_ONCE: Final = 256
+"""Probes whose subjects' decoys are in memory together."""
+
+
+async def search_gallery(
+    backend: Backend,
+    gallery: Gallery,
+    probes: Float,
+    target: RiskTarget,
+    k: int,
+    among: Keys | None,
+) -> tuple[list[Identification], dict[int, SubjectLabel]]:
+    """Search (q, d) unit vectors and look up the subjects found, again if one was deleted in between.
+
+    Raises:
+        GalleryNotFoundError: the gallery was deleted meanwhile, even if a new gallery has its name.
+        StorageDamagedError: the index has a subject that the database does not have.
+        DeadlineExceededError, ClientGoneError: the deadline passed, or the client disconnected.
+    """
+    while True:
+        results = await backend.galleries.search.identify(gallery, probes, target, k, among)
+        keys = {candidate.subject_pk for result in results for candidate in result.ranked}
+        named = backend.galleries.store.subjects.cached_names(gallery, keys)
+        if named is None:
+            named = await backend.run(backend.galleries.store.subjects.names, gallery, keys)
+        if keys <= named.keys():
+            if gallery.has_decoys:
+                results = await backend.run(_without_known_strangers, backend, gallery, probes, results)
+            return results, named
+        if (deadline := deadlines.current_deadline()) is not None:
+            deadline.check()
+        current = await backend.find_gallery(gallery.name)
+        if current.pk != gallery.pk:
+            # The change log has no further entries for the old gallery: its index would keep deleted subjects.
+            await backend.run(backend.galleries.followers.drop, gallery)
+            raise GalleryNotFoundError(f"gallery {gallery.name!r} was replaced by another during the request")
+        if current.version == gallery.version:  # deleting a subject would have changed it
+            raise StorageDamagedError(f"templates of gallery {gallery.name!r} belong to missing subjects")
+        gallery = at_current_version(gallery, current)
+
+
+def at_current_version(gallery: Gallery, current: Gallery) -> Gallery:
+    """Return ``gallery`` at the current version, so that writes during photo processing are found as well."""
+    if current.pk != gallery.pk or current.version == gallery.version:
+        return gallery
+    return replace(
+        gallery,
+        version=current.version,
+        subjects=current.subjects,
+        templates=current.templates,
+        has_decoys=current.has_decoys,
+        has_lookalikes=current.has_lookalikes,
+    )
+
+
+def _without_known_strangers(
+    backend: Backend, gallery: Gallery, probes: Float, results: Sequence[Identification]
+) -> list[Identification]:
+    """Return the answers with the decoys of the subjects found, which are read now. Blocks."""
+    answers: list[Identification] = []
+    for start in range(0, len(results), PROBES_AT_ONCE):
+        some = results[start : start + PROBES_AT_ONCE]
+        keys = {one.subject_pk for found in some if found.decision.outcome != "unknown" for one in found.ranked}
+        decoys = backend.galleries.store.decoys.vectors(gallery, sorted(keys)) if keys else {}
+        for found, probe in zip(some, probes[start : start + PROBES_AT_ONCE], strict=True):
+            nearest = {
+                one.subject_pk: float((decoys[one.subject_pk] @ probe).max())
+                for one in found.ranked
+                if one.subject_pk in decoys
+            }
+            answers.append(without_known_stranger(found, nearest))
+    return answers
+
+
+async def assign_faces(backend: Backend, probes: Sequence[Probe]) -> None:
+    """Identify each person once in each photo. ``other_face`` is a position in ``probes`` afterwards."""
+    if groups := _faces_together(probes):
+        await backend.run(_assign, probes, groups)
+
+
+def _faces_together(probes: Sequence[Probe]) -> list[list[int]]:
+    """Return the positions of the searched faces of each photo that has several."""
+    photos: dict[int, list[int]] = defaultdict(list)
+    for row, probe in enumerate(probes):
+        if probe.face is not None and probe.found is not None:
+            photos[probe.document["image"]].append(row)
+    return [rows for rows in photos.values() if len(rows) > 1]
+
+
+def _assign(probes: Sequence[Probe], groups: Sequence[Sequence[int]]) -> None:
+    for rows in groups:
+        found = [result for row in rows if (result := probes[row].found) is not None]
+        vectors = np.stack([vector for row in rows if (vector := probes[row].vector) is not None])
+        for row, result in zip(rows, one_face_per_person(found, vectors), strict=True):
+            other = None if result.other_face is None else rows[result.other_face]
+            probes[row].found = replace(result, other_face=other)
+
+
+def tell_lookalikes_apart(
+    backend: Backend, gallery: Gallery, searched: Sequence[Probe], target: RiskTarget, among: Keys | None
+) -> dict[int, SubjectLabel]:
+    """Make faces uncertain whose best subject does not lead its lookalikes; return the lookalikes' names. Blocks."""
+    by_best: dict[int, list[Probe]] = defaultdict(list)
+    for probe in searched:
+        best = None if probe.found is None else probe.found.decision.best
+        if probe.found is not None and best is not None and probe.found.decision.outcome != "unknown":
+            by_best[best.subject_pk].append(probe)
+    store, keys = backend.galleries.store, set[int]()
+    for subject_pk in store.lookalikes.linked_among(gallery, sorted(by_best)):
+        stored = store.lookalikes.templates(gallery, subject_pk)
+        for probe in by_best[subject_pk]:
+            if probe.found is not None and probe.vector is not None:
+                linked = linked_with(probe.found, probe.vector, stored, gallery.settings.fusion, among)
+                probe.found = tell_apart(probe.found, linked, target)
+                keys |= {one.subject_pk for one in probe.found.lookalikes}
+    names = store.subjects.names(gallery, keys) if keys else {}
+    for probe in searched:  # without those erased meanwhile
+        if probe.found is not None and probe.found.lookalikes:
+            probe.found = replace(
+                probe.found, lookalikes=[one for one in probe.found.lookalikes if one.subject_pk in names]
+            )
+    return names
