@@ -46,12 +46,12 @@ test: setup
 
 # The tests that take long; make test runs the others.
 test-all: setup
-	$(PYTEST) -m long --durations=20
+	$(PYTEST) -m long -n 2 --dist loadfile --max-worker-restart 0 --durations=20
 
 # Tests and screenshots of the console in Chromium: docs/console.md, docs/decisions/0043.
 test-browser: setup
 	@$(BIN)/python -m tests.browser.chromium
-	$(PYTEST) tests/browser
+	$(PYTEST) tests/browser -n 2 --dist loadfile --max-worker-restart 0
 
 screenshots: setup
 	$(BIN)/python -m tests.browser.screenshots

@@ -67,6 +67,7 @@ def plain(tmp_path: Path) -> ModelPack:
 
 
 @pytest.mark.usefixtures("unlimited")
+@pytest.mark.long
 def test_a_pack_without_a_manifest_is_quantized_and_serves_int8(
     plain: ModelPack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -244,6 +244,7 @@ def test_keys_get_the_events_of_their_galleries_until_they_are_revoked(
             assert len(of_door.events) == 1
 
 
+@pytest.mark.long
 def test_open_streams_do_not_delay_a_stop_and_continue_with_the_next_server(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path, log_level="ERROR")
     port = free_port()

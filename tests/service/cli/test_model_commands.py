@@ -148,6 +148,7 @@ def test_calibration_refuses_the_bundled_pack_and_too_few_faces(
 
 
 @pytest.mark.usefixtures("catalog")
+@pytest.mark.long
 def test_a_pulled_pack_is_quantized_once(models: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantization, "MIN_SPEEDUP", 0.0)
     monkeypatch.setattr(quantization, "MAX_LANDMARK_SHIFT", 0.5)  # the bundled detector is no network for INT8

@@ -138,6 +138,7 @@ def test_another_network_is_no_teacher() -> None:
         Teacher(spec_of(BUNDLED_PACK / "detector.onnx"))
 
 
+@pytest.mark.long
 def test_blocks_learn_and_a_run_that_was_cut_off_goes_on(
     published: tuple[Pixels, Path], portraits: Portraits, tmp_path: Path
 ) -> None:
@@ -253,6 +254,7 @@ def test_equal_maps_lose_nothing_and_others_what_they_differ(rng: np.random.Gene
     assert float(imitation_loss(opposite, maps, [1.0] * PARTS)) == pytest.approx(2)
 
 
+@pytest.mark.long
 def test_a_whole_student_learns_and_goes_on_as_if_it_had_not_been_cut_off(
     published: tuple[Pixels, Path], portraits: Portraits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
