@@ -299,7 +299,7 @@ def rows(measured: Document) -> list[str]:
 
 def quoted(document: Document) -> str:
     """Return the part that docs/performance.md quotes."""
-    return "\n".join([BEGIN, "", *summary(document), "", *one_client(document), "", *taken(document), "", END])
+    return "\n".join([BEGIN, "", *summary(document), "", END])
 
 
 def taken(document: Document) -> list[str]:

@@ -22,15 +22,14 @@ BUILT_IN_LABELS = {"instance", "job", "le"}
 """Labels that Prometheus adds to every series, and the bucket label of histograms."""
 
 
+DOCUMENTED = re.compile(r"^- `((?:kith|process)_\w+)` \((\w+)(?:: ([^)]*))?\)", re.MULTILINE)
+"""Metric of docs/observability.md: name, type and labels."""
+
+
 def documented() -> dict[str, set[str]]:
     """Return the documented labels by metric; test_metrics compares them with a real scrape."""
-    lines = (ROOT / "docs" / "observability.md").read_text().splitlines()
-    cells = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in lines
-        if re.match(r"\| `(kith|process)_", line)
-    ]
-    return {name.strip("`"): set(re.findall(r"`(\w+)`", labels)) for name, _, labels, _ in cells}
+    text = (ROOT / "docs" / "observability.md").read_text()
+    return {name: set(re.findall(r"`(\w+)`", labels)) for name, _, labels in DOCUMENTED.findall(text)}
 
 
 def rules() -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from tests.conftest import ROOT, jpeg
 from tests.databases import open_database
+from tests.service.observability.test_alerts import DOCUMENTED
 
 Photo = NDArray[np.uint8]
 PERSON = "tepeyollotl"
@@ -197,13 +198,10 @@ def test_what_another_process_deleted_is_told_no_more(tmp_path: Path) -> None:
 
 
 def test_each_metric_is_documented_and_there(families: dict[str, Metric]) -> None:
-    lines = (ROOT / "docs" / "observability.md").read_text().splitlines()
-    cells = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in lines
-        if re.match(r"\| `(kith|process)_", line)
-    ]
-    documented = {(name.strip("`"), kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in cells}
+    text = (ROOT / "docs" / "observability.md").read_text()
+    documented = {
+        (name, kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in DOCUMENTED.findall(text)
+    }
     told = set()
     for family in families.values():
         labels = frozenset(label for each in family.samples for label in each.labels if label != "le")
