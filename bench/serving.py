@@ -299,7 +299,7 @@ def rows(measured: Document) -> list[str]:
 
 def quoted(document: Document) -> str:
     """Return the part that docs/performance.md quotes."""
-    return "\n".join([BEGIN, "", *summary(document), "", END])
+    return "\n".join([BEGIN, "", *summary(document, brief=True), "", END])
 
 
 def taken(document: Document) -> list[str]:
@@ -322,9 +322,9 @@ def best_peer(measured: Document) -> str:
     return max(present, key=lambda peer: measured["systems"][peer]["photos_per_s"]["median"])
 
 
-def summary(document: Document) -> list[str]:
-    """Format the table of docs/performance.md: ratios to the best peer at the same number of clients; median, minimum
-    and maximum."""
+def summary(document: Document, brief: bool = False) -> list[str]:
+    """Format the ratios to the best peer at the same number of clients: median, and unless ``brief`` minimum and
+    maximum. The brief table is that of docs/performance.md."""
     lines = [
         "| Photos, clients | against | identify: photos/s | p50 | p99 | embed: photos/s | fp32, identify: photos/s "
         "| fp32, embed: photos/s |",
@@ -334,7 +334,7 @@ def summary(document: Document) -> list[str]:
         for clients, measured in stored["clients"].items():
             for peer in (best_peer(measured), *([NAIVE_SMALL] if NAIVE_SMALL in measured["systems"] else [])):
                 cells = [
-                    in_words(ratios[key]) if (ratios := measured["ratios"].get(f"{own} / {peer}")) else ""
+                    in_words(ratios[key], brief) if (ratios := measured["ratios"].get(f"{own} / {peer}")) else ""
                     for own, key in (
                         *((IDENTIFY, key) for key in ("photos_per_s", "p50_ms", "p99_ms")),
                         *((own, "photos_per_s") for own in OWN[1:]),
@@ -364,8 +364,8 @@ def one_client(document: Document) -> list[str]:
     return lines
 
 
-def in_words(ratio: Mapping[str, float]) -> str:
-    return f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+def in_words(ratio: Mapping[str, float], brief: bool = False) -> str:
+    return f"{ratio['median']:.2f}" + ("" if brief else f" ({ratio['min']:.2f} to {ratio['max']:.2f})")
 
 
 def goals(document: Document) -> list[str]:

@@ -22,14 +22,19 @@ BUILT_IN_LABELS = {"instance", "job", "le"}
 """Labels that Prometheus adds to every series, and the bucket label of histograms."""
 
 
-DOCUMENTED = re.compile(r"^- `((?:kith|process)_\w+)` \((\w+)(?:: ([^)]*))?\)", re.MULTILINE)
-"""Metric of docs/observability.md: name, type and labels."""
-
-
-def documented() -> dict[str, set[str]]:
-    """Return the documented labels by metric; test_metrics compares them with a real scrape."""
+def documented_metrics() -> list[tuple[str, str, frozenset[str]]]:
+    """Return name, type and labels of each metric of docs/observability.md."""
     text = (ROOT / "docs" / "observability.md").read_text()
-    return {name: set(re.findall(r"`(\w+)`", labels)) for name, _, labels in DOCUMENTED.findall(text)}
+    lines = re.findall(r"^- ((?:`(?:kith|process)_\w+`(?:, )?)+) \((\w+)(?:: ([^)]*))?\)", text, re.MULTILINE)
+    words = re.compile(r"`(\w+)`")
+    return [
+        (name, kind, frozenset(words.findall(labels))) for names, kind, labels in lines for name in words.findall(names)
+    ]
+
+
+def documented() -> dict[str, frozenset[str]]:
+    """Return the documented labels by metric; test_metrics compares them with a real scrape."""
+    return {name: labels for name, _, labels in documented_metrics()}
 
 
 def rules() -> list[dict[str, Any]]:

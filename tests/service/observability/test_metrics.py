@@ -33,9 +33,9 @@ from service.settings import load_settings
 from service.storage.privacy.retention import Retention
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
-from tests.conftest import ROOT, jpeg
+from tests.conftest import jpeg
 from tests.databases import open_database
-from tests.service.observability.test_alerts import DOCUMENTED
+from tests.service.observability.test_alerts import documented_metrics
 
 Photo = NDArray[np.uint8]
 PERSON = "tepeyollotl"
@@ -198,10 +198,7 @@ def test_what_another_process_deleted_is_told_no_more(tmp_path: Path) -> None:
 
 
 def test_each_metric_is_documented_and_there(families: dict[str, Metric]) -> None:
-    text = (ROOT / "docs" / "observability.md").read_text()
-    documented = {
-        (name, kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in DOCUMENTED.findall(text)
-    }
+    documented = set(documented_metrics())
     told = set()
     for family in families.values():
         labels = frozenset(label for each in family.samples for label in each.labels if label != "le")
