@@ -35,30 +35,30 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     api_key: SecretStr | None = Field(
         None,
-        description="Operator's key, with all rights, as bearer token or X-API-Key header. At least "
-        f"{MIN_KEY_CHARACTERS} characters, as openssl rand -hex 32 prints. More keys: docs/keys.md.",
+        description=f"Operator's key with all rights: at least {MIN_KEY_CHARACTERS} characters, as "
+        "openssl rand -hex 32 prints (docs/keys.md).",
     )
     allow_anonymous: bool = Field(
-        False, description="Allow requests without an API key from other hosts than loopback, and any Host header."
+        False, description="Allow requests without an API key from other hosts than loopback, with any Host header."
     )
     cors_origins: str | None = Field(
         None,
-        description="Origins whose web pages may call the service with a key, comma-separated, as "
-        "https://desk.example.org; default: none.",
+        description="Comma-separated origins whose web pages may call the service with a key, as "
+        "https://desk.example.org.",
     )
     compat: Literal["compreface"] | None = Field(
         None,
-        description="Further API to serve, compreface: CompreFace's, under /api/v1 (docs/compat.md); default: none.",
+        description="Further API under /api/v1: compreface (docs/compat.md).",
     )
     compat_cutoffs: str = Field(
         "sdk",
-        description="Cut-offs of clients of KITH_COMPAT: sdk (any of 0.5 to 0.9), double-take (60 and 40), or "
-        "known,maybe,unknown, such as 0.8,0.8,0.5.",
+        description="Cut-offs of clients of KITH_COMPAT (docs/compat.md): sdk, double-take, or known,maybe,unknown "
+        "such as 0.8,0.8,0.5.",
     )
     rate_limit: float | None = Field(
         None,
         ge=1e-6,
-        description="Default rate limit of a key in requests per second; default: unlimited.",
+        description="Default rate limit of a key in requests per second.",
     )
     rate_burst: int | None = Field(
         None, ge=1, description="Requests that a key may send at once; default: the requests of one second."
@@ -66,8 +66,7 @@ class Settings(BaseSettings):
     data_dir: Path = Field(Path("data"), description="Data directory, relative to the working directory.")
     stateless: bool = Field(
         False,
-        description="Only detect, embed and verify photos and embeddings: nothing is kept, KITH_API_KEY is the only "
-        "key, and there is no console.",
+        description="Only detect, embed and verify, and keep nothing (docs/deployment.md).",
     )
     database_url: str | None = Field(
         None,
@@ -75,8 +74,8 @@ class Settings(BaseSettings):
     )
     master_key_file: Path | None = Field(
         None,
-        description="File of the master key: 32 bytes in base64 or hexadecimal (openssl rand -base64 32), one key per "
-        "line during a rotation; default: master.key in the data directory, created at the first start.",
+        description="File of the master key: 32 bytes in base64 or hexadecimal, one key per line during a rotation; "
+        "default: master.key in the data directory, created at the first start.",
     )
     master_key: SecretStr | None = Field(
         None, min_length=1, description="The master key itself, or several, instead of a file."
@@ -84,22 +83,21 @@ class Settings(BaseSettings):
     master_key_command: str | None = Field(
         None,
         min_length=1,
-        description="Command that wraps and unwraps keys with a master key that it does not reveal "
-        "(docs/decisions/0036); run without a shell.",
+        description="Command, run without a shell, that wraps and unwraps keys with a master key that it does not "
+        "reveal (docs/decisions/0036).",
     )
     milvus_uri: str | None = Field(
         None, description="Milvus server for the indexes, as http://HOST:19530; default: FAISS in this process."
     )
     milvus_plaintext: bool = Field(
         False,
-        description="Confirm that the volumes of Milvus are encrypted by other means, as it stores vectors in "
-        "plaintext.",
+        description="Confirm that Milvus, which stores vectors in plaintext, has encrypted volumes.",
     )
     milvus_token: SecretStr | None = Field(None, min_length=1, description="Token of Milvus, or USER:PASSWORD.")
     milvus_index: str = Field(
         "FLAT",
         pattern="^(FLAT|HNSW|IVF_FLAT|IVF_SQ8|DISKANN|AUTOINDEX)$",
-        description="Index type in Milvus; all but FLAT are approximate and may miss a subject (docs/scale.md).",
+        description="Index type in Milvus (docs/scale.md).",
     )
     milvus_prefix: str = Field(
         "kith",
@@ -107,11 +105,11 @@ class Settings(BaseSettings):
         description="Prefix of collection names; each database needs its own.",
     )
     pack: Path = Field(
-        BUNDLED_PACK, description="Directory of the model pack, or the name of a downloaded or bundled pack."
+        BUNDLED_PACK, description="Directory of the model pack, or name of a downloaded or bundled pack."
     )
     extra_packs: str | None = Field(
         None,
-        description="Further packs whose recognizers are served, comma-separated directories or names; KITH_PACK "
+        description="Comma-separated directories or names of packs whose recognizers are served, too; KITH_PACK "
         "provides the detector.",
     )
     models_dir: Path | None = Field(
@@ -133,7 +131,7 @@ class Settings(BaseSettings):
     )
     device: Literal["auto", "cpu", "gpu"] = Field(
         "auto",
-        description="Device of networks; auto: GPUs if onnxruntime's GPU build is installed and finds one.",
+        description="Device of networks; auto: GPUs if onnxruntime's GPU build finds one.",
     )
     gpus: str | None = Field(
         None, pattern=r"^\d+(,\d+)*$", description="Comma-separated GPU numbers, from 0; default: all visible GPUs."
@@ -147,8 +145,8 @@ class Settings(BaseSettings):
     detection_score: float = Field(0.5, gt=0, lt=1, description="Minimum detector score of a reported face.")
     detail: Detail = Field(
         "low",
-        description="Effort of face detection in requests that do not choose it: low, medium or high "
-        "(docs/detection.md). Enrollments and verifications, whose photos should show a face, get at least medium.",
+        description="Default effort of face detection: low, medium or high (docs/detection.md). Enrollments and "
+        "verifications get at least medium.",
     )
     max_image_bytes: int = Field(20_000_000, ge=1000, description="Maximum photo size in bytes.")
     max_image_pixels: int = Field(
@@ -157,38 +155,36 @@ class Settings(BaseSettings):
     max_bodies_bytes: int = Field(
         2_000_000_000,
         ge=1_000_000,
-        description="Maximum size in bytes of all request bodies in memory, without archives and imports; more "
-        "requests get 503.",
+        description="Maximum size in bytes of all request bodies in memory, without archives and imports.",
     )
     decode_memory: int | None = Field(
         None,
         ge=1_000_000,
-        description="Maximum memory in bytes for decoding photos of all requests and jobs (docs/performance.md); more "
-        "photos wait, and get 503 at their deadline. Default: a quarter of the memory limit.",
+        description="Maximum memory in bytes for decoding photos (docs/performance.md); default: a quarter of the "
+        "memory limit.",
     )
     max_images: int = Field(16, ge=1, le=1000, description="Maximum number of photos per request.")
     url_hosts: str | None = Field(
         None,
-        description="Hosts whose photos may be fetched by URL, comma-separated: names, *.example.org, or * for all; "
-        "default: none.",
+        description="Comma-separated hosts whose photos may be fetched by URL: names, *.example.org, or * for all.",
     )
     url_http: bool = Field(False, description="Allow photo URLs over unencrypted http.")
     webhook_hosts: str | None = Field(
         None,
-        description="Hosts that webhooks may go to, comma-separated: public ones by https as in KITH_URL_HOSTS, or "
-        "origins such as http://10.0.0.5:8123, private or not; default: none.",
+        description="Comma-separated hosts that webhooks may go to: public ones by https as in KITH_URL_HOSTS, or "
+        "origins such as http://10.0.0.5:8123, private or not.",
     )
     mqtt_url: str | None = Field(
         None,
         pattern=r"^mqtts?://([^/?#@:]+@)?([a-zA-Z0-9.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?(/[A-Za-z0-9_-]+)*$",
         description="MQTT broker that gets all events, as mqtts://USER@HOST:8883/PREFIX of topics (default: kith); "
-        "mqtt is unencrypted; needs kith-face[mqtt]; default: none.",
+        "mqtt is unencrypted; needs kith-face[mqtt].",
     )
-    mqtt_password_file: Path | None = Field(None, description="File of the password for KITH_MQTT_URL; default: none.")
+    mqtt_password_file: Path | None = Field(None, description="File of the password for KITH_MQTT_URL.")
     mqtt_discovery: str | None = Field(
         None,
         pattern="^[A-Za-z0-9_/-]+$",
-        description="Prefix of Home Assistant's discovery topics, usually homeassistant; default: no discovery.",
+        description="Prefix of Home Assistant's discovery topics, usually homeassistant.",
     )
     max_faces: int = Field(
         100, ge=1, le=10_000, description="Maximum number of faces reported per photo, highest score first."
@@ -206,8 +202,7 @@ class Settings(BaseSettings):
         64,
         ge=1,
         le=100_000,
-        description="Maximum queue length per network, and of requests that wait for a gallery to load; more requests "
-        "get 503.",
+        description="Maximum queue length per network, and of requests that wait for a gallery to load.",
     )
     deadline_s: float = Field(
         30.0,
@@ -222,8 +217,7 @@ class Settings(BaseSettings):
         0.2,
         gt=0,
         le=1,
-        description="Share of a gallery that retention erases without confirmation (docs/galleries.md); fewer than 6 "
-        "templates or subjects never need one. 1: never ask.",
+        description="Share of a gallery that retention erases without confirmation (docs/galleries.md). 1: never ask.",
     )
     retention_jobs_days: float = Field(
         14,
@@ -236,12 +230,12 @@ class Settings(BaseSettings):
         250,
         ge=1,
         le=100_000,
-        description="Maximum number of open connections per address (IPv6: per /64); clients behind an untrusted proxy "
-        "share its address.",
+        description="Maximum number of open connections per address (IPv6: per /64); clients behind an untrusted "
+        "proxy share one.",
     )
     trusted_proxies: str | None = Field(
         None,
-        description="Proxies whose X-Forwarded-For is trusted, comma-separated addresses and networks; default: none.",
+        description="Comma-separated addresses and networks of proxies whose X-Forwarded-For is trusted.",
     )
     max_head_bytes: int = Field(
         32_000, ge=1000, le=1_000_000, description="Maximum size in bytes of a request line and its headers."
@@ -250,8 +244,8 @@ class Settings(BaseSettings):
         20.0,
         gt=0,
         le=3600,
-        description="Timeout in seconds of a request head; a body, and reading the response, get this plus the time "
-        "that KITH_CLIENT_MIN_RATE allows.",
+        description="Timeout in seconds of a request head; bodies, and reading responses, get more by "
+        "KITH_CLIENT_MIN_RATE.",
     )
     client_min_rate: int = Field(
         1000, ge=1, description="Minimum rate in bytes per second of request bodies and of reading responses."
@@ -259,14 +253,12 @@ class Settings(BaseSettings):
     index_memory: int | None = Field(
         None,
         ge=1_000_000,
-        description="Maximum bytes of vectors in memory, with eviction of the least recently searched galleries; "
-        "default: unlimited.",
+        description="Maximum bytes of vectors in memory; the least recently searched galleries are evicted.",
     )
     index_device: Literal["cpu", "gpu"] = Field("cpu", description="Device of the vector search; gpu needs faiss-gpu.")
     audit_searches: Literal["soon", "before", "off"] = Field(
         "soon",
-        description="When searches are written to the audit; soon: within half a second, before: before the response, "
-        "off: never.",
+        description="When searches are written to the audit: soon, before or off (docs/audit.md).",
     )
     metrics_galleries: int = Field(
         100,
@@ -279,7 +271,7 @@ class Settings(BaseSettings):
         # No credentials: errors are logged with the address.
         pattern="^https?://[^/?#@][^?#@]*$",
         description="OTLP endpoint over HTTP for traces, as http://localhost:4318/v1/traces, without query or "
-        "password; needs kith-face[tracing]; default: none.",
+        "password; needs kith-face[tracing].",
     )
     log_format: Literal["text", "json"] = Field("text", description="Log format: text, or one JSON document per line.")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Log level.")

@@ -11,7 +11,6 @@ from importlib.metadata import packages_distributions
 import httpx2 as httpx
 import pytest
 import typer.main
-from pydantic_core import PydanticUndefined
 
 from kith.errors import UNKNOWN_CODE
 from models.errors import PullError
@@ -25,7 +24,7 @@ from service.storage.repositories import strangers
 from service.storage.repositories.erasures import EVENTS
 from service.storage.repositories.subjects import MERGED_EVENT
 from tests.conftest import ROOT
-from tools import cli_reference
+from tools import cli_reference, reference_tables
 
 
 def rows(document: str) -> list[list[str]]:
@@ -33,32 +32,19 @@ def rows(document: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
 
 
-def test_settings() -> None:
-    documented = {row[0].strip("`"): row[2] for row in rows("settings.md")}
-    actual = {f"KITH_{name.upper()}": field.description for name, field in Settings.model_fields.items()}
-    assert documented == actual
-    defaults = {row[0].strip("`"): row[1].strip("`") for row in rows("settings.md")}
-    for name, field in Settings.model_fields.items():
-        if name == "pack":
-            continue
-        assert field.default is not PydanticUndefined
-        expected = "none" if field.default is None else str(field.default)
-        assert defaults[f"KITH_{name.upper()}"] == expected
+@pytest.mark.parametrize("document", reference_tables.TABLES)
+def test_generated_tables(document: str) -> None:
+    text = (ROOT / "docs" / document).read_text()
+    assert text == reference_tables.with_table(document), "run python -m tools.reference_tables"
 
 
-def test_errors() -> None:
-    documented = {row[0].strip("`"): row[1] for row in rows("errors.md") if len(row) > 2}
-    internal = {
-        "audit_file",
-        "backup",
-        "demo_photos",
-        "foreign_file",
-        "no_database",
-        "settings",
-    }  # never sent over HTTP
-    actual = {e.code: "" if e.code in internal else str(e.status) for e in all_errors()}
-    assert documented == actual
-    assert all(e.remedy and e.title for e in all_errors())
+def test_every_setting_and_error_is_described() -> None:
+    documented = {name: {row[0].strip("`") for row in rows(name) if len(row) > 2} for name in reference_tables.TABLES}
+    assert documented["settings.md"] == {f"KITH_{name.upper()}" for name in Settings.model_fields}
+    assert all(field.description for field in Settings.model_fields.values())
+    assert documented["errors.md"] == {error.code for error in all_errors()}
+    assert all(error.remedy and error.title for error in all_errors())
+    assert documented["errors.md"] >= reference_tables.LOCAL
 
 
 def test_errors_of_the_client_and_the_command_line() -> None:

@@ -244,7 +244,7 @@ class DecoyNotFoundError(KithError):
 
 class CropNotFoundError(KithError):
     status, code, title = 404, "crop_not_found", "No face crop is stored"
-    remedy = "Set 'keep_crops' of the gallery to true (kith gallery set GALLERY --keep-crops) and enroll again."
+    remedy = "Set 'keep_crops' of the gallery to true (kith gallery update GALLERY --keep-crops) and enroll again."
 
 
 class RecognizerMismatchError(KithError):
@@ -438,7 +438,7 @@ class ClockSteppedError(KithError):
 
 class RetentionChangedError(KithError):
     status, code, title = 409, "retention_changed", "More data would be erased than was confirmed"
-    remedy = "Read the current counts, and confirm them (docs/privacy.md)."
+    remedy = "Read the current counts, and confirm them (docs/galleries.md)."
 
 
 class StorageDamagedError(StorageError):

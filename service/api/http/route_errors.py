@@ -116,7 +116,7 @@ OWN: Final[dict[str, Errors]] = {
     f"PATCH {GALLERY}": (e.LivenessUnavailableError, e.PreconditionFailedError),
     f"DELETE {GALLERY}": (e.PreconditionFailedError,),
     f"GET {GALLERY}/stats": (e.IndexUnavailableError, e.RecognizerMismatchError),
-    f"POST {GALLERY}/retention": (e.RetentionChangedError, e.ClockSteppedError),
+    f"POST {GALLERY}/retention": (e.RetentionChangedError,),
     f"GET {GALLERY}/hygiene": CALIBRATED,
     f"GET {GALLERY}/risk": CALIBRATED,
     f"POST {GALLERY}/calibrate": CALIBRATED,

@@ -70,12 +70,12 @@ def test_problems_are_documented_as_such(document: dict[str, Any]) -> None:
 
 
 def test_every_error_of_the_api_is_documented_at_a_route(document: dict[str, Any]) -> None:
-    """Others are refused before routing, are in the log only, or are problems of jobs, items and commands."""
+    """Others are refused before routing, only logged, or problems of jobs, items, retention and commands."""
     operations = [each for methods in document["paths"].values() for each in methods.values()]
     stated = {
         code for each in operations for response in each["responses"].values() for code in response.get("x-codes", ())
     }
-    elsewhere = {"client_gone", "item_invalid", "template_conflict", "foreign_file"}
+    elsewhere = {"client_gone", "clock_stepped", "item_invalid", "template_conflict", "foreign_file"}
     asked = {error.code for error in all_errors() if error.status != 500}
     assert asked - stated <= elsewhere
 
