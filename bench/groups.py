@@ -1,8 +1,7 @@
 """Measure who is confused and who is missed: error rates by age, gender, race, pose and mask.
 
 All rates use one threshold per pack: the cosine of an FMR of 0.1 % in its calibration. FPIR are those of galleries
-whose thresholds the service derives. Writes bench/results/groups.json and .md and the table of docs/models.md, in which
-other packs keep their figures.
+whose thresholds the service derives. Writes bench/results/groups.json and .md, in which other packs keep their figures.
 
     python -m bench.groups [--data DATA] [--packs NAME...] [--cache runs/cache] [--card]
 """
@@ -120,8 +119,6 @@ def main() -> None:
         if options.card:
             store_group_figures(pack.directory, figures[pack.model_id])
         write(path.with_suffix(".md"), page(figures), figures, indent=0)
-        document = ROOT / "docs" / "models.md"
-        document.write_text(with_table(document.read_text(encoding="utf-8"), summary(figures)), encoding="utf-8")
     print(page(figures))
 
 
@@ -335,7 +332,11 @@ def rounded(estimate: Estimate) -> list[float]:
 
 
 def page(figures: Mapping[str, Any]) -> str:
-    parts = ["# Who is confused, who is missed\n\n`python -m bench.groups`\n", NOTES]
+    parts = [
+        "# Who is confused, who is missed\n\n`python -m bench.groups`\n",
+        NOTES,
+        f"## Summary\n\n{summary(figures)}\n",
+    ]
     for name, found in figures.items():
         title = f"## {name}, threshold {found['threshold']:.3f}, {found['share']:.0%} of each collection"
         parts.append(f"{title}\n\n{miss_table(found)}\n\n{group_table(found)}\n")
@@ -343,9 +344,12 @@ def page(figures: Mapping[str, Any]) -> str:
 
 
 def summary(figures: Mapping[str, Any]) -> str:
-    """Return the short table of docs/models.md: FNMR by kind of photo, and FMR by group, of all packs."""
+    """Return the short table: FNMR by kind of photo, and FMR by group, of all packs."""
     packs = sorted(figures, key=lambda name: (name != BUNDLED_PACK.name, name))
-    lines = [f"{SUMMARY} {' | '.join(f'`{name}`' for name in packs)} |", "|---" * (len(packs) + 1) + "|"]
+    lines = [
+        f"| At the cosine of an FMR of 0.1 % on LFW | {' | '.join(f'`{name}`' for name in packs)} |",
+        "|---" * (len(packs) + 1) + "|",
+    ]
     misses = [{row["photos"]: row for row in figures[name]["misses"]} for name in packs]
     for photos in misses[0]:
         if all(found.get(photos, {}).get("fnmr") for found in misses):
@@ -359,14 +363,6 @@ def summary(figures: Mapping[str, Any]) -> str:
             cells = " | ".join(low if low == high else f"{low} to {high}" for low, high in ends)
             lines.append(f"| Confused (FMR): {title} | {cells} |")
     return "\n".join(lines)
-
-
-def with_table(document: str, table: str) -> str:
-    """Replace the table of a document that begins with SUMMARY."""
-    lines = document.split("\n")
-    start = next(i for i, line in enumerate(lines) if line.startswith(SUMMARY))
-    end = next(i for i in range(start, len(lines)) if not lines[i].startswith("|"))
-    return "\n".join([*lines[:start], *table.split("\n"), *lines[end:]])
 
 
 def miss_table(found: Mapping[str, Any]) -> str:
@@ -406,7 +402,6 @@ def percent(rate: Sequence[float] | None) -> str:
     return f"{value} ({low} to {high})"
 
 
-SUMMARY: Final = "| At the cosine of an FMR of 0.1 % on LFW |"
 RACES: Final = ("Black", "East Asian", "Indian", "Latino or Hispanic", "Middle Eastern", "Southeast Asian", "White")
 SUMMARY_GROUPS: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
     "two people of FairFace": [("FairFace", "all")],

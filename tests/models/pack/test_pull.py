@@ -295,7 +295,9 @@ def test_the_published_network_becomes_a_calibrated_pack(reference: Path, server
 
 
 def test_the_shipped_measurement_is_of_the_catalog_s_recognizer(reference: Path) -> None:
-    """Run `kith-train measure` on the pulled pack if this fails (docs/models.md)."""
+    """If this fails, run kith-train measure data/models/open-model-zoo --data DATA --output
+    models/evidence/open-model-zoo.json --cache runs/cache.
+    """
     catalog = read_catalog()["open-model-zoo"]
     # SHA-384 of the files in the Open Model Zoo's model.yml.
     published = {
