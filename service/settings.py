@@ -307,7 +307,7 @@ class Settings(BaseSettings):
         """Requested engine, precision and devices of networks."""
         indices = None if self.gpus is None else tuple(dict.fromkeys(int(index) for index in self.gpus.split(",")))
         gpu = GpuPreference(self.device, indices, self.data_dir / "networks")
-        return EnginePreference(self.engine, self.precision, self.provider, self.threads, gpu)
+        return EnginePreference(self.engine, self.precision, self.provider, self.threads, gpu=gpu)
 
     @property
     def models_path(self) -> Path:

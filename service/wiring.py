@@ -338,11 +338,8 @@ class _Networks:
 
     @property
     def devices(self) -> int:
-        """Number of devices that every network runs on.
-
-        If one network runs on the CPU only, further GPUs would wait for it.
-        """
-        return min(len(opened.networks) for _, opened in self.with_packs)
+        """Number of devices. A network that has fewer runs on the first ones."""
+        return max(len(opened.networks) for _, opened in self.with_packs)
 
     @property
     def shortfalls(self) -> list[str]:

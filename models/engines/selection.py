@@ -17,7 +17,7 @@ from models.runtime import onnx_runtime, openvino_network
 from models.runtime.cuda_network import CUDA, CudaNetwork, Device, diagnose_cuda, visible_gpus
 from models.runtime.dynamic_shapes import agrees, make_dynamic
 from models.runtime.network import Engine, Float, Network, Precision
-from models.runtime.onnx_runtime import CPU, OnnxNetwork, is_gpu_build
+from models.runtime.onnx_runtime import CPU, OnnxNetwork, available_cores, is_gpu_build
 from models.runtime.openvino_network import OpenVinoNetwork
 from models.vision.detection import CANVAS_BUCKETS_PX
 from models.vision.output_check import check_outputs
@@ -33,6 +33,8 @@ PHOTO_BATCH_SIZES: Final = (1, 2, 4, 8)
 GPU_CROP_BATCH_SIZES: Final = (1, 8, 32)
 GPU_CANVAS_SIDES_PX: Final = (CANVAS_BUCKETS_PX[0], CANVAS_BUCKETS_PX[-1])
 """Batch sizes and canvases on GPUs, where each shape takes seconds to open, and padding costs little."""
+MAX_SHARES: Final = 8
+"""Most shares of the cores. Each has two cores or more, if there are four, for the latency of a photo alone."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,14 @@ class EnginePreference:
     Args:
         provider: execution provider of onnxruntime.
         threads: threads per network.
+        streams: runs of a small network at once, which share the threads; as OpenVinoNetwork.
     """
 
     engine: Engine | None = None
     precision: Precision | None = None
     provider: str | None = None
     threads: int | None = None
+    streams: int = 1
     gpu: GpuPreference = field(default_factory=GpuPreference)
 
     @property
@@ -99,14 +103,14 @@ RUNTIMES: Final[Mapping[Engine, Runtime]] = {
         openvino_network.is_installed,
         openvino_network.supported_precisions,
         openvino_network.fast_precisions,
-        lambda path, precision, wanted, graph: OpenVinoNetwork(path, precision, wanted.threads, graph),
+        lambda path, precision, wanted, graph: OpenVinoNetwork(path, precision, wanted.threads, graph, wanted.streams),
     ),
     "onnxruntime": Runtime(
         onnx_runtime.is_installed,
         lambda: frozenset[Precision](("fp32", "int8")),
         onnx_runtime.fast_precisions,
         lambda path, precision, wanted, graph: OnnxNetwork(
-            path, wanted.provider or CPU, wanted.threads, precision, graph
+            path, wanted.provider or CPU, wanted.threads, precision, graph, wanted.streams
         ),
     ),
 }
@@ -115,7 +119,7 @@ RUNTIMES: Final[Mapping[Engine, Runtime]] = {
 
 @dataclass(frozen=True, eq=False)
 class OpenedNetworks:
-    """One open network per device. ``gpu_error`` explains a fallback from the GPU to the CPU."""
+    """One open network per device: a GPU, or a share of the cores. ``gpu_error`` explains a fallback to the CPU."""
 
     networks: Sequence[Network]
     gpu_error: str | None = None
@@ -145,7 +149,7 @@ def open_networks(spec: NetworkSpec, preference: EnginePreference) -> OpenedNetw
         RuntimeUnavailableError: a pinned setting is unavailable.
     """
     if not preference.wants_gpu:
-        return OpenedNetworks([open_network(spec, preference)])
+        return OpenedNetworks(_on_shares(spec, preference))
     unsupported = preference.engine == "openvino" or preference.provider not in (None, CUDA)
     if unsupported or preference.precision not in (None, "fp32", "fp16"):
         raise RuntimeUnavailableError(
@@ -159,10 +163,18 @@ def open_networks(spec: NetworkSpec, preference: EnginePreference) -> OpenedNetw
         return OpenedNetworks(networks)
     except ModelError as error:  # if the file is at fault, the CPU reports it
         log.error("%s runs on the CPU: %s", spec.path.name, error)
-        return OpenedNetworks([open_network(spec, replace(preference, precision=None, provider=None))], str(error))
+        return OpenedNetworks(_on_shares(spec, replace(preference, precision=None, provider=None)), str(error))
 
 
-def open_network(spec: NetworkSpec, preference: EnginePreference) -> Network:
+def _on_shares(spec: NetworkSpec, preference: EnginePreference) -> list[CpuNetwork]:
+    """Open the network once, for as many shares of the cores as it runs on at once."""
+    cores = preference.threads or available_cores()
+    shares = min(cores, max(2, min(MAX_SHARES, cores // 2)))
+    network = open_network(spec, replace(preference, streams=shares))
+    return [network] * network.streams
+
+
+def open_network(spec: NetworkSpec, preference: EnginePreference) -> CpuNetwork:
     """Open the network on the CPU or the pinned provider, check it, and warm it up.
 
     Raises:
@@ -185,13 +197,13 @@ def open_network(spec: NetworkSpec, preference: EnginePreference) -> Network:
         return _open_checked(spec, fallback, preference)
 
 
-def _open_checked(spec: NetworkSpec, choice: EngineChoice, preference: EnginePreference) -> Network:
+def _open_checked(spec: NetworkSpec, choice: EngineChoice, preference: EnginePreference) -> CpuNetwork:
     network = open_with_engine(spec, choice, preference)
     check_outputs(spec, network)  # of a variant, too: its file may differ from the manifest
     return network
 
 
-def open_with_engine(spec: NetworkSpec, choice: EngineChoice, preference: EnginePreference) -> Network:
+def open_with_engine(spec: NetworkSpec, choice: EngineChoice, preference: EnginePreference) -> CpuNetwork:
     """Open the network with the chosen engine and precision. Detectors of fixed shape are made dynamic if possible.
 
     Raises:

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,17 +17,12 @@ import numpy as np
 from models.errors import PackError, RuntimeUnavailableError, summarize
 from models.runtime.network import Engine, Float, Precision, input_type
 from models.runtime.onnx_check import check_network
-from models.runtime.onnx_runtime import available_cores, has_fast_int8, run_in_pieces
+from models.runtime.onnx_runtime import LARGE_FILE_BYTES, available_cores, has_fast_int8, run_in_pieces
 
 BATCH_SIZES: Final = (1, 4)
 """Larger batches are no faster on a CPU, and each size needs the memory of one compiled network."""
 MAX_BATCHED_PX: Final = 256 * 256
 """Largest input that gains from batches; larger ones use all cores alone."""
-LARGE_FILE_BYTES: Final = 16_000_000
-"""File size from which a network is compiled once with dynamic shapes.
-
-Large networks are about as fast with dynamic shapes, and one compilation per shape would take hundreds of megabytes.
-"""
 MAX_DYNAMIC_BATCH: Final = 8
 MAX_COMPILED_SHAPES: Final = 24
 PRECISION_HINTS: Final[dict[Precision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -130,19 +126,37 @@ def _convolutions() -> tuple[Any, Float]:
     return openvino.Model([maps], [given]), rng.random(shape, np.float32)
 
 
+@dataclass(frozen=True)
+class _Compiled:
+    """Network compiled for one shape, and its requests that do not run now."""
+
+    network: Any
+    idle: list[Any] = field(default_factory=list)
+
+    def take(self) -> Any:
+        """Return a request that does not run; append it to ``idle`` after its run."""
+        try:
+            return self.idle.pop()
+        except IndexError:  # as many run at once as never before
+            return self.network.create_infer_request()
+
+
 class OpenVinoNetwork:
     """ONNX network on the CPU, compiled on demand.
 
     Small networks are compiled per shape, since static shapes are up to twice as fast. Batches are split into
     ``BATCH_SIZES``, and the least recently used shape is evicted. Large networks are compiled once for all shapes.
+    :meth:`run` may be called in several threads.
 
     Args:
         path: an INT8 network must contain its own quantization (QDQ).
         precision: requested precision. Non-quantized layers of INT8 networks use bf16 if it is fast, else fp32.
         threads: inference threads; None uses all available cores.
         graph: network to run instead of the file's, made from it.
+        streams: as of OnnxNetwork.
 
     Attributes:
+        streams: runs at once without waiting.
         is_static: the batch or the sides of the input are fixed.
 
     Raises:
@@ -153,7 +167,12 @@ class OpenVinoNetwork:
     engine: Engine = "openvino"
 
     def __init__(
-        self, path: Path, precision: Precision = "fp32", threads: int | None = None, graph: bytes | None = None
+        self,
+        path: Path,
+        precision: Precision = "fp32",
+        threads: int | None = None,
+        graph: bytes | None = None,
+        streams: int = 1,
     ) -> None:
         self.path = path
         self.precision = precision
@@ -161,10 +180,12 @@ class OpenVinoNetwork:
         rest: Precision = precision
         if precision == "int8":
             rest = "bf16" if "bf16" in fast_precisions() else "fp32"
+        self._is_large = path.stat().st_size >= LARGE_FILE_BYTES
+        self.streams = 1 if self._is_large else streams
         self._options = {
             "INFERENCE_PRECISION_HINT": PRECISION_HINTS[rest],
             "INFERENCE_NUM_THREADS": threads or available_cores(),
-            "PERFORMANCE_HINT": "LATENCY",
+            **({"NUM_STREAMS": self.streams} if self.streams > 1 else {"PERFORMANCE_HINT": "LATENCY"}),
         }
         check_network(path)
         try:
@@ -183,8 +204,8 @@ class OpenVinoNetwork:
         fixed = 1 if flat else next(iter(self.input_shape), None)
         self._fixed = fixed if isinstance(fixed, int) else None
         self.is_static = self._fixed is not None or any(isinstance(side, int) for side in self.input_shape[2:])
-        self._is_large = path.stat().st_size >= LARGE_FILE_BYTES
-        self._requests: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+        self._compiled: OrderedDict[tuple[int, ...], _Compiled] = OrderedDict()
+        self._compiling = threading.Lock()
 
     @property
     def providers(self) -> list[str]:
@@ -197,18 +218,22 @@ class OpenVinoNetwork:
     def _infer(self, piece: Float) -> list[Float]:
         # OpenVINO shares memory only with writable arrays.
         given = np.require(piece, self._input_type, ["C", "W"])
-        request = self._request(given.shape)
-        # infer() would spend 0.06 ms per call on converting inputs and outputs in Python.
-        request.set_input_tensor(_import_openvino().Tensor(given, shared_memory=True))
-        request.start_async()
-        request.wait()
-        # Copied, since the next run overwrites the output tensors.
-        return [np.array(request.get_output_tensor(i).data, np.float32) for i in range(len(self.output_names))]
+        compiled = self._compiled_for(given.shape)
+        request = compiled.take()
+        try:
+            # infer() would spend 0.06 ms per call on converting inputs and outputs in Python.
+            request.set_input_tensor(_import_openvino().Tensor(given, shared_memory=True))
+            request.start_async()
+            request.wait()
+            # Copied, since the next run overwrites the output tensors.
+            return [np.array(request.get_output_tensor(i).data, np.float32) for i in range(len(self.output_names))]
+        finally:
+            compiled.idle.append(request)
 
     def placement(self, batch: Float) -> dict[str, int]:
         """Run ``batch`` once and return the number of nodes by precision."""
         self.run(batch)
-        compiled = self._requests[next(reversed(self._requests))].get_compiled_model()
+        compiled = self._compiled[next(reversed(self._compiled))].network
         infos = [node.get_rt_info() for node in compiled.get_runtime_model().get_ordered_ops()]
         precisions = [
             info["runtimePrecision"].astype(str) for info in infos if info["layerType"].astype(str) not in DATA_LAYERS
@@ -222,19 +247,20 @@ class OpenVinoNetwork:
             return tuple(range(1, MAX_DYNAMIC_BATCH + 1))
         return BATCH_SIZES if shape[-2] * shape[-1] <= MAX_BATCHED_PX else BATCH_SIZES[:1]
 
-    def _request(self, shape: tuple[int, ...]) -> Any:
-        """Return an inference request for the shape, compiled if necessary."""
+    def _compiled_for(self, shape: tuple[int, ...]) -> _Compiled:
+        """Return the network for the shape, compiled if necessary."""
         if self._is_large:
             shape = (self._fixed or -1, *(side if isinstance(side, int) else -1 for side in self.input_shape[1:]))
-        if shape in self._requests:
-            self._requests.move_to_end(shape)
-            return self._requests[shape]
-        try:
-            self._model.reshape(list(shape))
-            request = _core().compile_model(self._model, "CPU", self._options).create_infer_request()
-        except Exception as error:
-            raise PackError(self.path.name, f"OpenVINO cannot run it on {shape}: {summarize(error)}") from error
-        self._requests[shape] = request
-        if len(self._requests) > MAX_COMPILED_SHAPES:
-            self._requests.popitem(last=False)
-        return request
+        with self._compiling:
+            if shape in self._compiled:
+                self._compiled.move_to_end(shape)
+                return self._compiled[shape]
+            try:
+                self._model.reshape(list(shape))
+                compiled = _Compiled(_core().compile_model(self._model, "CPU", self._options))
+            except Exception as error:
+                raise PackError(self.path.name, f"OpenVINO cannot run it on {shape}: {summarize(error)}") from error
+            self._compiled[shape] = compiled
+            if len(self._compiled) > MAX_COMPILED_SHAPES:
+                self._compiled.popitem(last=False)
+            return compiled

@@ -45,6 +45,7 @@ class DevicePool:
         """Guards the queues of all batchers."""
         self._batchers: list[Batcher[Any, Any]] = []
         self._failed = [0] * count
+        self._idle = set(range(count))
         self._lead = LanePolicy()
         self._closing = False
         self._threads = [threading.Thread(target=self._work, args=(n,), name=f"device-{n}") for n in range(count)]
@@ -94,13 +95,17 @@ class DevicePool:
                         return
                     self.changed.wait()
                 batcher, background = self._next(waiting)
-                batch = batcher.take(background, alone=not self._lead.requests_recent)
+                among = sum(idle < len(batcher.functions) for idle in self._idle)
+                batch = batcher.take(background, alone=not self._lead.requests_recent, among=among)
+                self._idle.discard(device)
                 if len(waiting) > 1 or batcher.queue:
                     self.changed.notify_all()  # another device may be idle
             try:
                 batcher.run(device, batch)
             except Exception:  # the batcher's event loop is closed; other batchers may have another loop
                 log.exception("%s could not deliver results", batcher.name)
+            with self.changed:
+                self._idle.add(device)
 
     def _next(self, waiting: Sequence[Batcher[Any, Any]]) -> tuple[Batcher[Any, Any], bool]:
         """Return the batcher whose batch runs next, and whether background work leads it."""
@@ -308,13 +313,15 @@ class Batcher(Generic[Item, Result]):
         self._calls.discard(call)
         self._idle.set()
 
-    def take(self, background: bool, alone: bool = True) -> _Batch[Item, Result]:
+    def take(self, background: bool, alone: bool = True, among: int = 1) -> _Batch[Item, Result]:
         """Take the next batch for a device. Call with ``DevicePool.changed`` held, if the leading lane has items.
 
-        A background batch is smaller unless ``alone``, because requests that arrive meanwhile wait for its end.
+        A background batch is smaller unless ``alone``, because requests that arrive meanwhile wait for its end. Items
+        are shared ``among`` the idle devices.
         """
         now = time.monotonic()
         key, waiting = self.queue.next_key(background)
+        waiting = -(-waiting // among)
         if background and not alone:
             waiting = min(waiting, self._beside_requests)
         taken = self.queue.take(self._costs.fitting(key, waiting), now, background)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -35,12 +36,28 @@ def test_any_batch_size_gives_every_row(rng: np.random.Generator) -> None:
     assert np.array_equal(whole, kept), "the next run overwrote a result"
 
 
+@pytest.mark.parametrize("network", [OpenVinoNetwork, OnnxNetwork])
+def test_runs_at_once_have_their_own_results(
+    network: type[OpenVinoNetwork | OnnxNetwork], rng: np.random.Generator
+) -> None:
+    path = BUNDLED_PACK / "recognizer.onnx"
+    crops = [rng.standard_normal((count, 3, 112, 112)).astype(np.float32) for count in (1, 4, 1, 3, 1, 4, 2, 1)]
+    alone = network(path)
+    wanted = [alone.run(batch)[0] for batch in crops]
+    shared = network(path, streams=2)
+    assert (alone.streams, shared.streams) == (1, 2)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda batch: shared.run(batch)[0], crops))
+    for here, there in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(here, there, atol=1e-3 * np.abs(there).max())
+
+
 def test_compiled_shapes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openvino_network, "MAX_COMPILED_SHAPES", 3)
     network = OpenVinoNetwork(BUNDLED_PACK / "detector.onnx")
     for side in range(1, 6):
         network.run(np.zeros((1, 3, 32, 32 * side), np.float32))
-    assert len(network._requests) == 3
+    assert len(network._compiled) == 3
 
 
 def test_a_large_network_is_compiled_once(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
@@ -49,7 +66,7 @@ def test_a_large_network_is_compiled_once(monkeypatch: pytest.MonkeyPatch, rng: 
     monkeypatch.setattr(openvino_network, "LARGE_FILE_BYTES", 1)
     network = OpenVinoNetwork(BUNDLED_PACK / "recognizer.onnx")
     np.testing.assert_allclose(network.run(crops)[0], wanted, atol=1e-3 * np.abs(wanted).max())
-    assert len(network._requests) == 1
+    assert len(network._compiled) == 1
 
 
 def test_a_large_detector_is_compiled_once_for_all_canvases(
@@ -63,7 +80,7 @@ def test_a_large_detector_is_compiled_once_for_all_canvases(
         canvases = rng.uniform(-1, 1, shape).astype(np.float32)
         for here, wanted in zip(network.run(canvases), exact.run(canvases), strict=True):
             np.testing.assert_allclose(here, wanted, atol=1e-3 * np.abs(wanted).max())
-    assert len(network._requests) == 1
+    assert len(network._compiled) == 1
 
 
 def test_int8_counts_as_fast_only_with_dot_product_instructions(monkeypatch: pytest.MonkeyPatch) -> None:

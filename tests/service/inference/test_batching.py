@@ -95,6 +95,22 @@ def within(seconds: float) -> Iterator[Deadline]:
         yield deadline
 
 
+def test_idle_devices_share_what_waits() -> None:
+    held = [Held(), Held()]
+
+    async def run() -> list[int]:
+        async with batcher_of(*held) as batcher:
+            task = asyncio.create_task(batcher.submit(list(range(7))))
+            for each in held:
+                await asyncio.to_thread(each.begun.acquire)
+            for each in held:
+                each.let_go()
+            return await task
+
+    assert asyncio.run(run()) == [2 * item for item in range(7)]
+    assert sorted(len(each.batches[0]) for each in held) == [3, 4]
+
+
 @settings(max_examples=50)
 @given(
     st.lists(st.lists(st.integers(0, 20), max_size=6), max_size=20), st.integers(1, 4), st.integers(1, 3), st.booleans()
