@@ -8,8 +8,8 @@ SERVING := $(VENV)/.serving
 INSTALLED := $(VENV)/.installed
 
 .PHONY: setup demo run test test-all test-browser screenshots supply release lock test-faults container-check fuzz soak \
-        bench-memory bench-batching bench-serving bench-accuracy bench-open-set bench-overhead \
-        bench-overload bench-hygiene bench-albums bench-strangers bench-gallery bench-gpu clean
+        bench-memory bench-batching bench-serving bench-accuracy bench-open-set bench-overload \
+        bench-hygiene bench-albums bench-strangers bench-gallery bench-gpu clean
 
 # Dependencies of the server, and the packages with the demo's photos. Those come without dependencies, because the demo
 # does not import them (docs/decisions/0002, 0042). Bytecode is compiled at the first import, which saves 70 MB.
@@ -102,9 +102,6 @@ bench-accuracy: setup
 
 bench-open-set: setup
 	$(BIN)/python -m bench.open_set
-
-bench-overhead: setup
-	$(BIN)/python -m bench.overhead
 
 bench-overload: setup
 	$(BIN)/python -m bench.overload

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.common import RESULTS, outside, say, write
-from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
+from bench.common import RESULTS, outside, say, table, write
+from bench.photos import arguments, lfw_or_exit, packs_beside_reference
 from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from models.vision.detection import DEFAULT_MIN_SCORE
@@ -32,7 +32,6 @@ from training.evaluation.pack_evaluation import evaluate_pack
 from training.export.model_card import MEASURES, megabytes, metric_rows
 
 YUNET: Final = "detector_yunet.onnx"
-LARGEST_DIFFERENCE: Final = 0.003
 Metrics = Mapping[str, Any]
 
 
@@ -49,39 +48,32 @@ class Column:
         return {**self.extra, **dict(metric_rows(self.metrics))}
 
 
-@dataclass(frozen=True)
-class Goal:
-    """Target of a row. ``met`` takes the metrics of the pack and of YuNet, and raises KeyError if one is missing."""
+Goal = tuple[str, Callable[[Metrics, Metrics], bool]]
+"""Target of a row, and whether the metrics of the pack and of YuNet meet it; KeyError if one is missing."""
 
-    text: str
-    met: Callable[[Metrics, Metrics], bool]
 
-    def of(self, metrics: Metrics, yunet: Metrics) -> str:
-        try:
-            return f"{self.text}: {'met' if self.met(metrics, yunet) else 'missed'}"
-        except KeyError:
-            return f"{self.text}: not measured"
+def judged(goal: Goal, metrics: Metrics, yunet: Metrics) -> str:
+    text, is_met = goal
+    try:
+        return f"{text}: {'met' if is_met(metrics, yunet) else 'missed'}"
+    except KeyError:
+        return f"{text}: not measured"
 
 
 def no_more_than_yunet(kind: str) -> Goal:
-    return Goal("<= YuNet's", lambda own, yunet: own["false_alarms"][kind] <= yunet["false_alarms"][kind])
+    return "<= YuNet's", lambda own, yunet: own["false_alarms"][kind] <= yunet["false_alarms"][kind]
 
 
 THROUGH_YUNET: Final = "LFW View 2 accuracy through YuNet instead"
 DIFFERENCE: Final = "LFW View 2 accuracy, own detector less YuNet"
-GOALS: Final = {
-    DIFFERENCE: Goal(
-        "within 0.3 points", lambda own, _: abs(own["lfw_view2_through_yunet"]["difference"]) <= LARGEST_DIFFERENCE
-    ),
-    "LFW central face found": Goal(">= 99.9 %", lambda own, _: own["lfw_central_faces"]["found"] >= 0.999),
-    "LFW median landmark error": Goal(
-        "<= 4 %", lambda own, _: own["lfw_central_faces"]["median_landmark_error"] <= 0.04
-    ),
-    "WIDER val recall at precision 95 %": Goal(
-        ">= 90 %", lambda own, _: own["wider_val"]["recall_at_precision_95"] >= 0.9
-    ),
-    "Faces found at 640 px, by their longer side": Goal(
-        ">= 90 % at every size", lambda own, _: min(own["face_sizes_found"].values()) >= 0.9
+GOALS: Final[Mapping[str, Goal]] = {
+    DIFFERENCE: ("within 0.3 points", lambda own, _: abs(own["lfw_view2_through_yunet"]["difference"]) <= 0.003),
+    "LFW central face found": (">= 99.9 %", lambda own, _: own["lfw_central_faces"]["found"] >= 0.999),
+    "LFW median landmark error": ("<= 4 %", lambda own, _: own["lfw_central_faces"]["median_landmark_error"] <= 0.04),
+    "WIDER val recall at precision 95 %": (">= 90 %", lambda own, _: own["wider_val"]["recall_at_precision_95"] >= 0.9),
+    "Faces found at 640 px, by their longer side": (
+        ">= 90 % at every size",
+        lambda own, _: min(own["face_sizes_found"].values()) >= 0.9,
     ),
     "LFW photos upside down with a face reported": no_more_than_yunet("upside_down"),
     "Pictures of noise with a face reported": no_more_than_yunet("noise"),
@@ -105,15 +97,14 @@ are 95 %, over people on LFW and over photos on WIDER. Goals are judged for the 
 def main() -> None:
     parser = arguments()
     parser.add_argument("packs", type=Path, nargs="*", help="more packs, or directories of ONNX files")
-    parser.add_argument("--output", type=Path, default=RESULTS / "accuracy.md")
     options = parser.parse_args()
     data = lfw_or_exit().parent
     packs = packs_beside_reference()
-    judged = [packs.pop("bundled"), *(load_pack(directory) for directory in options.packs), *packs.values()]
-    columns = measure(judged, data, options.cache)
+    chosen = [packs.pop("bundled"), *(load_pack(directory) for directory in options.packs), *packs.values()]
+    columns = measure(chosen, data, options.cache)
     text = f"{markdown(columns)}\n{NOTES.format(score=DEFAULT_MIN_SCORE)}"
     figures = {column.title: dict(column.metrics) for column in columns}
-    write(options.output, f"# Accuracy\n\n`make bench-accuracy`\n\n{text}", figures)
+    write(RESULTS / "accuracy.md", f"# Accuracy\n\n`make bench-accuracy`\n\n{text}", figures)
     print(text)
 
 
@@ -126,7 +117,13 @@ def measure(packs: Sequence[ModelPack], data: Path, cache: Path) -> list[Column]
     else:
         say(f"There is no {YUNET} at {reference}: the comparison with YuNet is skipped.")
     columns = [pack_column(pack, yunet, data, cache) for pack in packs]
-    return columns + ([detector_column(yunet, data, cache)] if yunet else [])
+    if yunet is not None:
+        say("YuNet")
+        detector = CachedDetector(yunet, cache)
+        metrics = evaluate_detection(detector, data)
+        detector.cache.save()
+        columns.append(Column("YuNet", metrics, {"Detector": f"{yunet.path.name}, {megabytes(yunet.path):.2f} MB"}))
+    return columns
 
 
 def pack_column(pack: ModelPack, yunet: DetectionSpec | None, data: Path, cache: Path) -> Column:
@@ -144,14 +141,6 @@ def pack_column(pack: ModelPack, yunet: DetectionSpec | None, data: Path, cache:
         extra[THROUGH_YUNET] = f"{compared['accuracy']:.2%}"
         extra[DIFFERENCE] = f"{100 * compared['difference']:+.2f} points (95 %: {ends[0]:+.2f} to {ends[1]:+.2f})"
     return Column(pack.model_id, json.loads(json.dumps(metrics)), extra)
-
-
-def detector_column(yunet: DetectionSpec, data: Path, cache: Path) -> Column:
-    say("YuNet")
-    detector = CachedDetector(yunet, cache)
-    metrics = evaluate_detection(detector, data)
-    detector.cache.save()
-    return Column("YuNet", metrics, {"Detector": f"{yunet.path.name}, {megabytes(yunet.path):.2f} MB"})
 
 
 def through_another(pack: ModelPack, detection: DetectionSpec, lfw: Path, cache: Path) -> dict[str, Any]:
@@ -182,11 +171,11 @@ def markdown(columns: Sequence[Column]) -> str:
     names = ["Detector", "Recognizer", "Dimensions", *(m.name for m in MEASURES)]
     names[4:4] = [THROUGH_YUNET, DIFFERENCE]
     yunet = next((column.metrics for column in columns if column.title == "YuNet"), {})
-    lines = [["", *(column.title for column in columns), "Goal"], ["---"] * (len(columns) + 2)]
+    rows = []
     for name in names:
-        goal = GOALS[name].of(columns[0].metrics, yunet) if name in GOALS else ""
-        lines.append([name, *(value.get(name, "-") for value in values), goal])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+        goal = judged(GOALS[name], columns[0].metrics, yunet) if name in GOALS else ""
+        rows.append([name, *(value.get(name, "-") for value in values), goal])
+    return table(["", *(column.title for column in columns), "Goal"], rows) + "\n"
 
 
 if __name__ == "__main__":

@@ -12,19 +12,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import statistics
 import time
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common import RESULTS
-from bench.lfw import lfw_or_exit
+from bench.common import RESULTS, in_words, ratios, spread, write
 from bench.machine import machine
-from bench.photos import lfw_probes, people
+from bench.photos import lfw_or_exit, lfw_probes, people
 from models.engines.selection import EnginePreference, open_network
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.runtime.onnx_runtime import available_cores
@@ -36,7 +35,6 @@ from service.inference.images import ImageLimits
 from service.inference.photo_pipeline import DecodeBudget, PhotoPipeline
 from service.inference.recognizers import ServedRecognizer
 
-RESULT: Final = RESULTS / "batching.json"
 LIMITS: Final = ImageLimits(20_000_000, 50_000_000)
 CLIENTS: Final = (1, 4, 16, 64)
 QUEUE: Final = 1000
@@ -102,7 +100,9 @@ class Bench:
             threads = opened.enter_context(RequestThreads(max(4, 2 * available_cores())))
             devices = opened.enter_context(DevicePool(way.devices))
             detect, embed = [one.run for one, _ in networks], [one.embed_each for _, one in networks]
-            canvases: Batcher[Any, Any] = Batcher("detector", devices, detect, way.sizes, QUEUE, shape_of)
+            canvases: Batcher[Any, Any] = Batcher(
+                "detector", devices, detect, way.sizes, QUEUE, attrgetter("planes.shape")
+            )
             crops: Batcher[Any, Any] = Batcher("recognizer", devices, embed, way.sizes, QUEUE, None)
             detecting = await opened.enter_async_context(canvases)
             embedding = await opened.enter_async_context(crops)
@@ -110,11 +110,6 @@ class Bench:
             network = open_network(self._pack.recognition, EnginePreference())
             served = ServedRecognizer(self._pack, network, recognizer, None, embedding)
             yield PhotoPipeline(detector, detecting, LIMITS, 100, threads, DecodeBudget(AT_ONCE, 10**9)), served
-
-
-def shape_of(canvas: Any) -> Hashable:
-    shape: Hashable = canvas.planes.shape
-    return shape
 
 
 async def overhead(clients: int) -> float:
@@ -135,28 +130,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS)
     given = parser.parse_args()
     bench = Bench(lfw_or_exit().parent)
-    found: dict[int, dict[str, list[dict[str, float]]]] = {
-        clients: {way: [] for way in WAYS} for clients in given.clients
-    }
-    for _, clients, way in itertools.product(range(given.rounds), given.clients, WAYS):
+    found: dict[int, dict[str, list[dict[str, float]]]] = {n: {way: [] for way in WAYS} for n in CLIENTS}
+    for _, clients, way in itertools.product(range(given.rounds), CLIENTS, WAYS):
         found[clients][way].append(asyncio.run(bench.run(WAYS[way], clients, given.seconds)))
-    alone = {clients: [asyncio.run(overhead(clients)) for _ in range(given.rounds)] for clients in given.clients}
+    alone = {clients: [asyncio.run(overhead(clients)) for _ in range(given.rounds)] for clients in CLIENTS}
     report = {"machine": machine(), "rounds": given.rounds, "runs": found, "microseconds an item, no network": alone}
-    RESULT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write(RESULTS / "batching.json", None, report)
     print(f"{report['machine']}; medians of {given.rounds} rounds")
     for clients, ways in found.items():
         print(f"{clients} clients; a batcher alone: {statistics.median(alone[clients]):.0f} us an item")
         for way, runs in ways.items():
             line = "".join(f"{name}{statistics.median(run[name] for run in runs):9.2f}  " for name in runs[0])
-            print(f"  {way:<28}{line}{_ratio(ways, way)}")
-
-
-def _ratio(ways: dict[str, list[dict[str, float]]], way: str) -> str:
-    ratios = sorted(a["photos/s"] / b["photos/s"] for a, b in zip(ways[way], ways["batches of one"], strict=True))
-    return f"x {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            own, single = ([run["photos/s"] for run in ways[name]] for name in (way, "batches of one"))
+            print(f"  {way:<28}{line}x {in_words(spread(ratios(own, single)))}")
 
 
 if __name__ == "__main__":

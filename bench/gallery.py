@@ -5,8 +5,7 @@ Uses simulated people with two photos each, as alike as those of LFW in the bund
 different people have cosines of standard deviation 0.1, those of one person a median of 0.64. Probes are third photos.
 Prints, and writes bench/results/gallery.json and .md.
 
-    python -m bench.gallery [--templates 1000000] [--kinds exact compact graph] [--graph-templates 200000]
-                            [--galleries 10000] [--quick]
+    python -m bench.gallery [--templates 1000000] [--quick]
 
 With hnswlib and usearch installed, it compares them, too.
 """
@@ -17,8 +16,6 @@ import argparse
 import gc
 import os
 import platform
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -34,13 +31,13 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from bench.common import RESULTS, say, write
-from bench.load import look_at
-from bench.peers.indexes import Search, indexes
+from bench.common import RESULTS, say, table, write
+from bench.load import Worker, look_at
+from bench.peers.indexes import indexes
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import available_cores
 from models.vision.recognition import l2_normalize
-from service.domain.gallery import Gallery, GallerySettings, NewTemplate
+from service.domain.gallery import GallerySettings, NewTemplate
 from service.index.faiss_structures import api as faiss
 from service.index.faiss_structures import exact, lower_thread_priority, trainer_for
 from service.index.follower import Followers, in_process
@@ -60,59 +57,38 @@ SPREAD: Final = 0.75
 """Share of what varies within a person in what varies between people."""
 DECAY: Final = 51
 """Dimensions in which the variance falls to 1/e. That makes 102 effective ones, as measured on LFW."""
+PEOPLE_AT_ONCE: Final = 16_384
 PROBES: Final = 1000
 BATCH: Final = 64
 K: Final = 10
 SEED: Final = 11
 MAX_SECONDS: Final = 180
 """Timeout of index maintenance."""
-OTHER_PROCESS: Final = """
-import sys, numpy, bench.gallery as bench
-bench.enroll_for_each_line(*sys.argv[1:])
-"""
 Row = dict[str, Any]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--templates", type=int, default=1_000_000)
-    parser.add_argument("--kinds", nargs="+", default=["exact", "compact", "graph"])
-    parser.add_argument(
-        "--graph-templates", type=int, default=200_000, help="a graph takes minutes where codes take seconds"
-    )
-    parser.add_argument("--galleries", type=int, default=10_000)
-    parser.add_argument("--people", type=int, default=100)
     parser.add_argument("--quick", action="store_true", help="50,000 templates and 500 galleries, to test the script")
     options = parser.parse_args()
-    if options.quick:
-        options.templates, options.graph_templates, options.galleries = 50_000, 20_000, 500
-    searches: list[Row] = []
-    for size, kinds in (
-        (options.templates, [kind for kind in options.kinds if kind != "graph"]),
-        (options.graph_templates, [kind for kind in options.kinds if kind == "graph"]),
-    ):
-        if kinds:
-            searches += compared(size, kinds)
+    # A graph takes minutes where codes take seconds.
+    size, of_graph, count = (50_000, 20_000, 500) if options.quick else (options.templates, 200_000, 10_000)
+    searches = compared(size, ["exact", "compact"]) + compared(of_graph, ["graph"])
     if not options.quick:
-        searches += peers(options.graph_templates)
+        searches += peers(of_graph)
     report = {
         "machine": {"platform": platform.platform(), "cores": available_cores(), "faiss": faiss.__version__},
         "searches": searches,
-        "order": in_order(options.templates),
-        "log": following(options.templates),
-        "many": many(options.galleries, options.people),
+        "order": in_order(size),
+        "log": following(size),
+        "many": many(count, 100),
     }
     write(RESULTS / "gallery.md", text(report), report)
     print(text(report))
 
 
 # Data
-
-
-def people(count: int, rng: np.random.Generator) -> Iterator[Float]:
-    """Yield vectors of people, 16,384 at a time."""
-    for start in range(0, count, 16_384):
-        yield drawn(min(16_384, count - start), rng)
 
 
 def drawn(count: int, rng: np.random.Generator) -> Float:
@@ -137,14 +113,13 @@ def gallery(size: int) -> tuple[Float, Float, NDArray[np.int64]]:
     """Return (size, d) templates, person by person; (PROBES, d) probes from other photos; and the probes' subjects."""
     rng = np.random.default_rng(SEED)
     held, probes, owners = np.empty((size, DIMENSION), np.float32), [], []
-    start = 0
-    for centers in people(size // 2, rng):
+    for start in range(0, size // 2, PEOPLE_AT_ONCE):
+        centers = drawn(min(PEOPLE_AT_ONCE, size // 2 - start), rng)
         for photo in (0, 1):
-            held[start + photo : start + 2 * len(centers) : 2] = photos(centers, rng)
+            held[2 * start + photo : 2 * (start + len(centers)) : 2] = photos(centers, rng)
         chosen = rng.choice(len(centers), min(len(centers), -(-PROBES * 2 * len(centers) // size)), replace=False)
         probes.append(photos(centers[chosen], rng))
-        owners.append(start // 2 + chosen)
-        start += 2 * len(centers)
+        owners.append(start + chosen)
     order = rng.permutation(sum(map(len, probes)))[:PROBES]
     return held, np.concatenate(probes)[order], np.concatenate(owners)[order]
 
@@ -155,87 +130,68 @@ def gallery(size: int) -> tuple[Float, Float, NDArray[np.int64]]:
 def compared(size: int, kinds: list[Kind]) -> list[Row]:
     held, probes, _ = gallery(size)
     say(f"{size:,} templates; probes' best similarity {float((probes[:50] @ held.T).max(1).mean()):.2f}")
-    rows = []
+    truth, rows = exact(probes, held, K)[0], []
     faiss.omp_set_num_threads(available_cores())
     flat = faiss.IndexFlatIP(DIMENSION)
-    started = time.perf_counter()
-    flat.add(held)
-    built = time.perf_counter() - started
-    truth = np.concatenate([flat.search(probes[i : i + BATCH], K)[0] for i in range(0, len(probes), BATCH)])
+    row: Row = {"index": "", "templates": size, "build_s": timed(flat.add, held) / 1000, "memory_bytes": held.nbytes}
     for name, threshold in (("IndexFlatIP as it comes", 128_000), ("IndexFlatIP with BLAS", 20)):
         faiss.cvar.distance_compute_blas_threshold = threshold
-        rows.append({"index": name, "templates": size, "build_s": built, "memory_bytes": held.nbytes})
-        rows[-1] |= speed(partial(flat.search, k=K), probes, 30) | {"recall_1": 1.0, "recall_10": 1.0}
+        figures = speed(partial(flat.search, k=K), probes, 30)
+        rows.append(row | {"index": name, "recall_1": 1.0, "recall_10": 1.0} | figures)
     del flat
     gc.collect()
     for kind in kinds:
         say(f"building {kind}")
+        index = loaded(held, kind)
         started = time.perf_counter()
-        index = SegmentedIndex(DIMENSION, kind, 0.999, trainer_for("cpu"), lambda _: None)
-        index.load(Rows(np.arange(size), np.arange(size) // 2, held), 0)
-        loaded = time.perf_counter()
         while index.merge_next():  # merge without measuring recall
             pass
         ready = time.perf_counter()
         index.compact()
         measured, stats = time.perf_counter(), index.stats()
-        own = speed(
-            lambda some, index=index: index.search(index.view, some, K),  # type: ignore[misc]
-            probes,
-            50 if kind == "exact" else 500,
-        )
-        found = np.concatenate(
-            [index.search(index.view, probes[i : i + BATCH], K).similarities for i in range(0, len(probes), BATCH)]
-        )
+        search = partial(index.search, index.view, k=K)
+        found = np.concatenate([search(probes[i : i + BATCH]).similarities for i in range(0, len(probes), BATCH)])
         rows.append(
             {
                 "index": f"Kith {stats.kind}",
                 "templates": size,
-                "build_s": ready - loaded,
+                "build_s": ready - started,
                 "measuring_s": measured - ready,
                 "memory_bytes": stats.memory_bytes,
                 "segments": stats.segment_count,
                 "depth": stats.depth,
                 "own_recall": None if stats.recall is None else [stats.recall.at_1, stats.recall.at_10],
-                **own,
-                "recall_1": float((found[:, 0] >= truth[:, 0] - 1e-5).mean()),
-                "recall_10": float((found >= truth[:, -1:] - 1e-5).mean()),
+                **speed(search, probes, 50 if kind == "exact" else 500),
+                **recalls(found, truth),
             }
         )
-        del index
+        del index, search
         gc.collect()
     return rows
+
+
+def loaded(held: Float, kind: Kind) -> SegmentedIndex:
+    """Return an index of two templates a subject, not yet merged."""
+    index = SegmentedIndex(DIMENSION, kind, 0.999, trainer_for("cpu"), lambda _: None)
+    index.load(Rows(np.arange(len(held)), np.arange(len(held)) // 2, held), 0)
+    return index
 
 
 def peers(size: int) -> list[Row]:
     """Measure indexes of other libraries in a gallery that they build in minutes."""
     held, probes, _ = gallery(size)
-    truth = exact(probes, held, K)[0]
-    rows = []
-    for name, build in indexes(held):
+    truth, rows = exact(probes, held, K)[0], []
+    for name, build in indexes(held, K):
         say(f"building {name}")
         gc.collect()
         before, started = look_at(os.getpid()).rss_bytes, time.perf_counter()
         search = build()
         built, memory = time.perf_counter() - started, look_at(os.getpid()).rss_bytes - before
-        found = np.concatenate([search(probes[i : i + BATCH], K) for i in range(0, len(probes), BATCH)])
-        rows.append(
-            {
-                "index": name,
-                "templates": size,
-                "build_s": built,
-                "memory_bytes": memory,
-                **speed(_ten_of(search), probes, 300),
-                "recall_1": float((found[:, 0] >= truth[:, 0] - 1e-5).mean()),
-                "recall_10": float((found >= truth[:, -1:] - 1e-5).mean()),
-            }
-        )
+        found = np.concatenate([search(probes[i : i + BATCH]) for i in range(0, len(probes), BATCH)])
+        row = {"index": name, "templates": size, "build_s": built, "memory_bytes": memory}
+        rows.append(row | speed(search, probes, 300) | recalls(found, truth))
         del search
     return rows
-
-
-def _ten_of(search: Search) -> Callable[[Float], object]:
-    return lambda some: search(some, K)
 
 
 def speed(search: Callable[[Float], object], probes: Float, singles: int) -> Row:
@@ -246,10 +202,22 @@ def speed(search: Callable[[Float], object], probes: Float, singles: int) -> Row
     search(probes[:BATCH])
     batches = [timed(search, probes[i * BATCH : (i + 1) * BATCH]) for i in range(5)]
     return {
-        "p50_ms": float(np.percentile(single, 50)),
-        "p99_ms": float(np.percentile(single, 99)),
+        **times("", single),
         "batch_qps": BATCH * 1000 / min(batches),
         "batch_qps_median": BATCH * 1000 / float(np.median(batches)),
+    }
+
+
+def times(name: str, taken_ms: list[float]) -> Row:
+    """Return median and p99 by the names of their columns."""
+    return {f"{name}p{share}_ms": float(np.percentile(taken_ms, share)) for share in (50, 99)}
+
+
+def recalls(found: Float, truth: Float) -> dict[str, float]:
+    """Return the share of probes whose nearest, and whose K nearest, were found; (q, K) similarities, best first."""
+    return {
+        "recall_1": float((found[:, 0] >= truth[:, 0] - 1e-5).mean()),
+        "recall_10": float((found >= truth[:, -1:] - 1e-5).mean()),
     }
 
 
@@ -266,8 +234,7 @@ def in_order(size: int) -> Row:
     """Search while a fifth of the gallery is replaced and its segments are rebuilt in the background."""
     say("index maintenance under searches")
     held, probes, _ = gallery(size)
-    index = SegmentedIndex(DIMENSION, "compact", 0.999, trainer_for("cpu"), lambda _: None)
-    index.load(Rows(np.arange(size), np.arange(size) // 2, held), 0)
+    index = loaded(held, "compact")
     index.compact()
     quiet = [timed(index.search, index.view, probes[i % PROBES][None], K) for i in range(300)]
     done, replaced = threading.Event(), list[int]()
@@ -296,8 +263,7 @@ def in_order(size: int) -> Row:
         "seconds": time.perf_counter() - started,
         "searches": len(busy),
         "quiet_p50_ms": float(np.median(quiet)),
-        "busy_p50_ms": float(np.median(busy)),
-        "busy_p99_ms": float(np.percentile(busy, 99)),
+        **times("busy_", busy),
         "longest_ms": max(busy),
         "stall_ms": max(busy) - float(np.median(quiet)),
     }
@@ -349,12 +315,9 @@ def following(size: int) -> Row:
         "index_bytes": stats.memory_bytes,
         "resident_bytes": figures.rss_bytes - before,
         "peak_bytes": figures.peak_bytes - before,
-        "search_p50_ms": float(np.median(plain)),
-        "search_p99_ms": float(np.percentile(plain, 99)),
-        "enroll_p50_ms": float(np.median(enrolled)),
-        "enroll_p99_ms": float(np.percentile(enrolled, 99)),
-        "delete_p50_ms": float(np.median(deleted)),
-        "delete_p99_ms": float(np.percentile(deleted, 99)),
+        **times("search_", plain),
+        **times("enroll_", enrolled),
+        **times("delete_", deleted),
         "after_own_write_ms": float(np.median(seen)),
         "after_others_write_ms": float(np.median(lag)),
         "after_others_write_p99_ms": float(np.percentile(lag, 99)),
@@ -364,32 +327,27 @@ def following(size: int) -> Row:
 
 def after_another_process(url: str, search: Callable[[Float, int], Any]) -> list[float]:
     """Return the ms of the first search after each enrollment by another process."""
-    command = [sys.executable, "-c", OTHER_PROCESS, url, "large"]
     taken = []
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None  # noqa: S101 - they are pipes
+    with Worker(_enroller, url) as other:
         for seed in range(50):
-            print(seed, file=process.stdin, flush=True)
-            if process.stdout.readline().strip() != "stored":
-                raise RuntimeError("the other process stored nothing")
-            probe = stranger(seed)[None]
+            other.ask(seed)
             started = time.perf_counter()
-            ((best, *_),), _ = search(probe, K)
+            ((best, *_),), _ = search(stranger(seed)[None], K)
             taken.append((time.perf_counter() - started) * 1000)
             if best.similarity < 0.9999:
                 raise RuntimeError("what another process enrolled was not found")
-        process.stdin.close()
     return taken
 
 
-def enroll_for_each_line(url: str, name: str) -> None:
-    """Run the other process: for each seed on standard input, enroll one subject and print a line when it is stored."""
+def _enroller(url: str) -> Callable[[int], None]:
+    """Return the function of the other process: enroll one subject for a seed."""
     store = Store(open_database(url))
-    for line in sys.stdin:
-        template = NewTemplate(uuid.uuid4().hex, stranger(int(line)), "embedding")
-        store.templates.enroll(store.galleries.get(name), f"other{int(line)}", [template], None)
-        print("stored", flush=True)
-    store.close()
+
+    def enroll(seed: int) -> None:
+        template = NewTemplate(uuid.uuid4().hex, stranger(seed), "embedding")
+        store.templates.enroll(store.galleries.get("large"), f"other{seed}", [template], None)
+
+    return enroll
 
 
 def stranger(seed: int) -> Float:
@@ -404,18 +362,19 @@ def many(count: int, size: int) -> Row:
         first_pk = store.galleries.create("first", "f" * 32, DIMENSION, GallerySettings()).pk
         another = open_database(url)
         with another.engine.execution_options(write=True).begin() as connection:
+            row = connection.execute(sa.select(galleries).where(galleries.c.pk == first_pk)).one()._asdict()
             for pk in range(first_pk + 1, first_pk + 1 + count):
-                row = connection.execute(sa.select(galleries).where(galleries.c.pk == first_pk)).one()._asdict()
                 connection.execute(galleries.insert().values(**row | {"pk": pk, "name": f"g{pk:05d}"}))
-                fill(connection, pk, another.vault.create(connection, pk), photos(next(people(size, rng)), rng), 1)
-        found = [each for each in every(store) if each.pk != first_pk]
+                fill(connection, pk, another.vault.create(connection, pk), photos(drawn(size, rng), rng), 1)
+        found = [store.galleries.get(f"g{pk:05d}") for pk in range(first_pk + 1, first_pk + 1 + count)]
         gc.collect()
         before = look_at(os.getpid()).rss_bytes
         followers = Followers(in_process(store))
         probe = stranger(0)[None]
-        first = [timed(lambda each=each: followers.catch_up_blocking(each).search(probe, 2)) for each in found]
+        search = lambda each: followers.catch_up_blocking(each).search(probe, 2)  # noqa: E731
+        first = [timed(search, each) for each in found]
         after = look_at(os.getpid()).rss_bytes
-        again = [timed(lambda each=each: followers.catch_up_blocking(each).search(probe, 2)) for each in found]
+        again = [timed(search, each) for each in found]
         followers.close()
     raw = count * size * DIMENSION * 4
     return {
@@ -424,10 +383,8 @@ def many(count: int, size: int) -> Row:
         "raw_bytes": raw,
         "resident_bytes": after - before,
         "times_raw": (after - before) / raw,
-        "first_p50_ms": float(np.median(first)),
-        "first_p99_ms": float(np.percentile(first, 99)),
-        "again_p50_ms": float(np.median(again)),
-        "again_p99_ms": float(np.percentile(again, 99)),
+        **times("first_", first),
+        **times("again_", again),
     }
 
 
@@ -438,13 +395,6 @@ def database() -> Iterator[tuple[Store, str]]:
         store = Store(open_database(url))
         yield store, url
         store.close()
-
-
-def every(store: Store) -> Iterator[Gallery]:
-    page: list[Gallery] = store.galleries.list_page(None, 1000)
-    while page:
-        yield from page
-        page = store.galleries.list_page(page[-1].name, 1000)
 
 
 def fill(connection: sa.Connection, gallery_pk: int, seal: Seal, held: Float, each: int) -> None:
@@ -458,26 +408,24 @@ def fill(connection: sa.Connection, gallery_pk: int, seal: Seal, held: Float, ea
     of_template = {**here, "kind": "embedding", "created_at": now}
     for start in range(0, count, ROWS_PER_READ):
         block = range(start, min(count, start + ROWS_PER_READ))
-        named = (SubjectRecord(f"s{i}", None, {}, []) for i in block)
-        rows = [{"lookup": subject_lookup(seal, about.id), "sealed": seal_subject(seal, about)} for about in named]
+        named = [(first_subject + i, SubjectRecord(f"s{i}", None, {}, [])) for i in block]
         connection.execute(
             subjects.insert(),
-            [{**of_subject, **row, "pk": first_subject + i} for i, row in zip(block, rows, strict=True)],
+            [
+                {**of_subject, "pk": pk, "lookup": subject_lookup(seal, one.id), "sealed": seal_subject(seal, one)}
+                for pk, one in named
+            ],
         )
     for start in range(0, len(held), ROWS_PER_READ):
         block = range(start, min(len(held), start + ROWS_PER_READ))
-        pks = [(i, first_template + i, first_subject + i // each) for i in block]
+        pks = [(first_template + i, first_subject + i // each) for i in block]
         connection.execute(
-            templates.insert(), [{**of_template, "pk": t, "id": f"{t:032x}", "subject_pk": s} for _, t, s in pks]
+            templates.insert(), [{**of_template, "pk": t, "id": f"{t:032x}", "subject_pk": s} for t, s in pks]
         )
-        connection.execute(
-            vectors.insert(),
-            [
-                {"template_pk": t, "generation": 0, "vector": value}
-                for (_, t, _), value in zip(pks, seal.close_vectors(held[block.start : block.stop], 0), strict=True)
-            ],
-        )
-        connection.execute(changes.insert(), [{**here, "template_pk": t, "subject_pk": s} for _, t, s in pks])
+        closed = seal.close_vectors(held[block.start : block.stop], 0)
+        sealed = [{"template_pk": t, "generation": 0, "vector": v} for (t, _), v in zip(pks, closed, strict=True)]
+        connection.execute(vectors.insert(), sealed)
+        connection.execute(changes.insert(), [{**here, "template_pk": t, "subject_pk": s} for t, s in pks])
     counts = {"subject_count": count, "template_count": len(held)}
     connection.execute(galleries.update().where(galleries.c.pk == gallery_pk).values(**counts))
 
@@ -488,42 +436,46 @@ def fill(connection: sa.Connection, gallery_pk: int, seal: Seal, held: Float, ea
 def text(report: Row) -> str:
     flat = {row["templates"]: row for row in report["searches"] if row["index"] == "IndexFlatIP with BLAS"}
     machine, order, log, small = (report[part] for part in ("machine", "order", "log", "many"))
-    lines = [
-        f"# Searching a gallery\n\n`python -m bench.gallery`; {machine['cores']} cores, faiss {machine['faiss']}. One "
-        f"query at a time, and batches of {BATCH}; {DIMENSION} numbers a vector, {K} results. Ratios are to "
-        "IndexFlatIP with BLAS.\n",
-        "| Index | Templates | One query p50, ms | p99 | faster by | Batch, queries/s | more by | Recall@1 | @10 | GB "
-        "| Build, s |\n|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for row in report["searches"]:
         base = flat[row["templates"]]
         faster, more = base["p50_ms"] / row["p50_ms"], row["batch_qps"] / base["batch_qps"]
-        lines.append(
-            f"| {row['index']} | {row['templates']:,} | {row['p50_ms']:.2f} | {row['p99_ms']:.2f} | {faster:.1f} | "
-            f"{row['batch_qps']:.0f} | {more:.1f} | {row['recall_1']:.4f} | {row['recall_10']:.3f} | "
-            f"{row['memory_bytes'] / 1e9:.2f} | {row['build_s']:.1f} |"
-        )
-    held, most = log["resident_bytes"] / log["raw_bytes"], log["peak_bytes"] / log["raw_bytes"]
-    return "\n".join(
-        [
-            *lines,
-            f"\nIndex maintenance: {order['replaced']:,} of {order['templates']:,} vectors replaced and their segments "
-            f"rebuilt in {order['seconds']:.0f} s, under {order['searches']:,} searches: p50 "
-            f"{order['busy_p50_ms']:.1f} ms (quiet {order['quiet_p50_ms']:.1f}), p99 {order['busy_p99_ms']:.1f}, "
-            f"longest {order['longest_ms']:.1f}: a stall of {order['stall_ms']:.1f} ms.",
-            f"\nFollowing SQLite with {log['templates']:,} templates: the first search takes "
-            f"{log['first_search_s']:.1f} s; then {held:.2f} times the raw vectors are resident, {most:.2f} at the "
-            f"highest. A search takes {log['search_p50_ms']:.2f} ms (p99 {log['search_p99_ms']:.2f}), the first after "
-            f"another process enrolled {log['after_others_write_ms']:.2f} ms (p99 "
-            f"{log['after_others_write_p99_ms']:.2f}): a lag of {log['lag_ms']:.2f} ms. Enroll "
-            f"{log['enroll_p50_ms']:.2f} ms (p99 {log['enroll_p99_ms']:.2f}), delete {log['delete_p50_ms']:.2f} ms "
-            f"(p99 {log['delete_p99_ms']:.2f}), each flushed to disk.",
-            f"\n{small['galleries']:,} galleries of {small['people']} people: {small['times_raw']:.2f} times the raw "
-            f"vectors resident; a gallery's first search {small['first_p50_ms']:.2f} ms (p99 "
-            f"{small['first_p99_ms']:.2f}), later ones {small['again_p50_ms']:.2f} ms (p99 "
-            f"{small['again_p99_ms']:.2f}).\n",
+        cells = [
+            f"{row['p50_ms']:.2f}",
+            f"{row['p99_ms']:.2f}",
+            f"{faster:.1f}",
+            f"{row['batch_qps']:.0f}",
+            f"{more:.1f}",
         ]
+        cells += [f"{row['recall_1']:.4f}", f"{row['recall_10']:.3f}", f"{row['memory_bytes'] / 1e9:.2f}"]
+        rows.append([row["index"], f"{row['templates']:,}", *cells, f"{row['build_s']:.1f}"])
+    header = (
+        "Index | Templates | One query p50, ms | p99 | faster by | Batch, queries/s | more by | Recall@1 | @10 | GB"
     )
+    held, most = log["resident_bytes"] / log["raw_bytes"], log["peak_bytes"] / log["raw_bytes"]
+    return f"""# Searching a gallery
+
+`python -m bench.gallery`; {machine["cores"]} cores, faiss {machine["faiss"]}. One query at a time, and batches of
+{BATCH}; {DIMENSION} numbers a vector, {K} results. Ratios are to IndexFlatIP with BLAS.
+
+{table(f"{header} | Build, s", rows)}
+
+Index maintenance: {order["replaced"]:,} of {order["templates"]:,} vectors replaced and their segments rebuilt in
+{order["seconds"]:.0f} s, under {order["searches"]:,} searches: p50 {order["busy_p50_ms"]:.1f} ms (quiet
+{order["quiet_p50_ms"]:.1f}), p99 {order["busy_p99_ms"]:.1f}, longest {order["longest_ms"]:.1f}: a stall of
+{order["stall_ms"]:.1f} ms.
+
+Following SQLite with {log["templates"]:,} templates: the first search takes {log["first_search_s"]:.1f} s; then
+{held:.2f} times the raw vectors are resident, {most:.2f} at the highest. A search takes {log["search_p50_ms"]:.2f} ms
+(p99 {log["search_p99_ms"]:.2f}), the first after another process enrolled {log["after_others_write_ms"]:.2f} ms (p99
+{log["after_others_write_p99_ms"]:.2f}): a lag of {log["lag_ms"]:.2f} ms. Enroll {log["enroll_p50_ms"]:.2f} ms (p99
+{log["enroll_p99_ms"]:.2f}), delete {log["delete_p50_ms"]:.2f} ms (p99 {log["delete_p99_ms"]:.2f}), each flushed to
+disk.
+
+{small["galleries"]:,} galleries of {small["people"]} people: {small["times_raw"]:.2f} times the raw vectors resident; a
+gallery's first search {small["first_p50_ms"]:.2f} ms (p99 {small["first_p99_ms"]:.2f}), later ones
+{small["again_p50_ms"]:.2f} ms (p99 {small["again_p99_ms"]:.2f}).
+"""
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from bench.risk_photos import SAME_PEOPLE, calibration_files, lfw_people, read_crops, rows_of
+from bench.risk_photos import calibration_files, lfw_people, one_name, read_crops, rows_of
 from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
 from models.runtime.network import Float
@@ -51,13 +51,8 @@ MIN_PHOTOS: Final = 30
 
 @dataclass(frozen=True, eq=False)
 class Photos:
-    """Embedded crops of a collection.
-
-    Attributes:
-        vectors: (n, d) of unit length.
-        people: (n,) names.
-        labels: (n,) by kind, such as ``race``; an empty label is unknown.
-    """
+    """Embedded crops of a collection: (n, d) ``vectors`` of unit length, (n,) names of ``people``, and (n,) ``labels``
+    by kind, such as ``race``; an empty label is unknown."""
 
     vectors: Float
     people: Names
@@ -87,12 +82,11 @@ class CropEmbedder:
 
 def calibration_of(pack: ModelPack, data: Path, embedder: CropEmbedder) -> Calibration:
     """Return the pack's calibration, or one on LFW View 1's training list outside the open-set protocol."""
-    if pack.calibration is not None:
-        return Calibration.from_document(pack.calibration)
-    files = calibration_files(data / "lfw")
-    return Calibration.from_document(
-        calibrate(embedder.embed(lfw_crops(data, files)), people_of(files).tolist(), "LFW View 1")
-    )
+    document = pack.calibration
+    if document is None:
+        files = calibration_files(data / "lfw")
+        document = calibrate(embedder.embed(lfw_crops(data, files)), people_of(files).tolist(), "LFW View 1")
+    return Calibration.from_document(document)
 
 
 def lfw_crops(data: Path, files: Sequence[str]) -> NDArray[np.uint8]:
@@ -103,11 +97,11 @@ def lfw_crops(data: Path, files: Sequence[str]) -> NDArray[np.uint8]:
 
 def lfw(data: Path, embedder: CropEmbedder, share: float) -> Photos:
     """Return two photos of each person of LFW, each without and with a synthetic mask, by the label ``photo``."""
-    same = same_people()
-    several = {who: files[:2] for who, files in lfw_people(data)[0].items() if same.get(who, who)}
-    files = [file for pair in first_share(list(several.values())[:LFW_PEOPLE], share) for file in pair]
+    several = lfw_people(data)[0]
+    known = [files[:2] for name, files in zip(one_name(list(several)), several.values(), strict=True) if name]
+    files = [file for pair in first_share(known[:LFW_PEOPLE], share) for file in pair]
     crops = lfw_crops(data, files)
-    people = np.array([same.get(who, who) for who in people_of(files).tolist()])
+    people = one_name(people_of(files).tolist())
     number = np.tile(["first", "second"], len(files) // 2)
     return Photos(
         np.concatenate([embedder.embed(crops), embedder.embed(masked(crops))]),
@@ -118,25 +112,20 @@ def lfw(data: Path, embedder: CropEmbedder, share: float) -> Photos:
 
 def masked(crops: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Draw a random mask over nose, mouth and chin of each crop."""
-    uniforms = draw_uniforms(len(crops), 0, 0)
-    parts = [
-        augment(to_tensor(crops[i : i + 256], "cpu"), uniforms[i : i + 256], ONLY_MASKS)
-        for i in range(0, len(crops), 256)
-    ]
-    pixels = np.concatenate([part.permute(0, 2, 3, 1).numpy() for part in parts])
+    uniforms, parts = draw_uniforms(len(crops), 0, 0), []
+    for i in range(0, len(crops), 256):
+        part = augment(to_tensor(crops[i : i + 256]), uniforms[i : i + 256], ONLY_MASKS)
+        parts.append(part.permute(0, 2, 3, 1).numpy())
+    pixels = np.concatenate(parts)
     return np.asarray((pixels * 127.5 + 127.5).round(), np.uint8)
 
 
 def faces(data: Path, collection: str, embedder: CropEmbedder, judge: CropEmbedder | None, share: float) -> Photos:
-    """Return the photos of FairFace or All-Age-Faces, without people of other collections.
-
-    Args:
-        judge: recognizer that finds photos of one person, which the collections do not name.
-    """
+    """Return the photos of FairFace or All-Age-Faces, without people of other collections. ``judge``: recognizer that
+    finds photos of one person, which the collections do not name."""
     kind = {"FairFace": "fairface", "All-Age-Faces": "aaf"}[collection]
     rows, crops = crops_of(data, lambda row: row["set"] == kind, share)
-    same = same_people()
-    people = np.array([same.get(name, name) for name in (f"{kind}-{row['row']}" for row in rows)])
+    people = one_name([f"{kind}-{row['row']}" for row in rows])
     if judge is not None:
         people = joined(judge.embed(crops), people)
     labels = [fairface_labels(row) if kind == "fairface" else aaf_labels(row) for row in rows]
@@ -195,10 +184,6 @@ def crops_of(
 def first_share(items: list[T], share: float) -> list[T]:
     """Return the first items, rounded up."""
     return items[: math.ceil(share * len(items))]
-
-
-def same_people() -> dict[str, str]:
-    return {row["person"]: row["same_as"] for row in rows_of(SAME_PEOPLE)}
 
 
 def subset(photos: Photos, chosen: Bools) -> Photos:

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array, csr_array
+from scipy.sparse import csr_array, vstack
 
 from models.runtime.network import Float
 from training.evaluation.metrics import Bools, Floats
@@ -45,39 +45,23 @@ def draw_weights(people: int, rounds: int = ROUNDS, seed: int = 0) -> Floats:
 
 
 class FalseMatches:
-    """Comparisons of different people that reach a threshold, among all comparisons of a set of photos.
-
-    Args:
-        vectors: (n, d) of unit length.
-        people: (n,) who each photo shows.
-        threshold: smallest similarity that counts as a match.
-    """
+    """Comparisons of different people that reach a threshold, among all comparisons of a set of photos: (n, d)
+    ``vectors`` of unit length, (n,) ``people`` whom they show."""
 
     def __init__(self, vectors: Float, people: NDArray[np.str_], threshold: float, rounds: int = ROUNDS) -> None:
         self.threshold, self.rounds = threshold, rounds
         self._person = np.unique(people, return_inverse=True)[1]
         self._weights = draw_weights(int(self._person.max()) + 1, rounds)
-        rows, columns = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        blocks = []
         for start in range(0, len(vectors), BLOCK_ROWS):
-            block = np.arange(start, min(start + BLOCK_ROWS, len(vectors)))
+            block = slice(start, start + BLOCK_ROWS)
             matched = vectors[block] @ vectors.T >= threshold
-            matched &= self._person[block][:, None] != self._person
-            found = np.nonzero(matched)
-            rows.append(block[found[0]])
-            columns.append(found[1])
-        ends = np.concatenate(rows), np.concatenate(columns)
-        self._matches = csr_array(coo_array((np.ones(len(ends[0])), ends), shape=2 * (len(vectors),)))
+            blocks.append(csr_array(matched & (self._person[block, None] != self._person), dtype=np.float64))
+        self._matches = csr_array(vstack(blocks))
 
     def rate(self, first: Bools, second: Bools | None = None) -> Estimate:
-        """Return the FMR of comparisons between two groups of photos, by default within the first.
-
-        Args:
-            first: (n,) photos of one group.
-            second: (n,) photos of the other group; photos in both groups are compared within them too.
-
-        Raises:
-            ValueError: the groups have no two people to compare.
-        """
+        """Return the FMR of comparisons between two groups of (n,) photos, by default within the first. Photos in both
+        groups are compared within them too. Raises ValueError if there are no two people to compare."""
         second = first if second is None else second
         reached = self._matches[np.flatnonzero(first)][:, np.flatnonzero(second)]
         left, right = (self._weights[self._person[chosen]] for chosen in (first, second))

@@ -3,7 +3,7 @@
 All rates use one threshold per pack: the cosine of an FMR of 0.1 % in its calibration. FPIR are those of galleries
 whose thresholds the service derives. Writes bench/results/groups.json and .md, in which other packs keep their figures.
 
-    python -m bench.groups [--data DATA] [--packs NAME...] [--cache runs/cache] [--card]
+    python -m bench.groups [--packs NAME...] [--cache runs/cache] [--card]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.common import RESULTS, ROOT, outside, say, write
+from bench.common import RESULTS, outside, say, table, write
 from bench.group_photos import (
     CROSSING,
     SAME_PERSON,
@@ -31,7 +31,7 @@ from bench.group_photos import (
     subset,
 )
 from bench.group_rates import Estimate, FalseMatches, share
-from bench.lfw import arguments
+from bench.photos import PULLED, arguments, lfw_or_exit
 from bench.risk_photos import read_crops, rows_of
 from bench.risk_trials import identified, risk_of, search
 from models.pack.loading import BUNDLED_PACK, load_pack
@@ -67,16 +67,14 @@ class Protocol:
 
 @dataclass(frozen=True)
 class GroupRow:
-    """FMR of a group, as [value, low, high], and what galleries do to its people.
+    """FMR within a group, as [value, low, high], its ratio to that of the collection, and the FMR ``across``, between
+    the group and all others of its kind.
 
     Attributes:
-        fmr: within the group.
-        ratio: ``fmr`` over that of the whole collection.
-        across: FMR between the group and all others of its kind.
         fpir: of the group's strangers, as [mean, least, largest] of the draws, by enrolled people: ``LFW``, people of
             the same collection (``all``), and of the same group (``own``).
-        own_fnmr: FNMR of LFW's people at the threshold that keeps the FPIR in the group's own galleries.
-        own_fnmr_ratio: ``own_fnmr`` over that of galleries of the whole collection.
+        own_fnmr: FNMR of LFW's people at the threshold that keeps the FPIR in the group's own galleries, and its ratio
+            to that of galleries of the whole collection.
         warned: share of the group's own galleries with the warning ``people_unlike_calibration``.
     """
 
@@ -106,8 +104,9 @@ class MissRow:
 
 def main() -> None:
     parser = arguments()
-    parser.add_argument("--data", type=Path, default=outside("KITH_DATA", "data"), help="folder of the research data")
-    parser.add_argument("--packs", nargs="+", help="kith-compact, or folders of packs", default=default_packs())
+    present = [str(folder) for folder in (PULLED, outside("KITH_REFERENCE", "reference")) if folder.is_dir()]
+    default = [*present, "kith-compact"]
+    parser.add_argument("--packs", nargs="+", help="kith-compact, or folders of packs", default=default)
     parser.add_argument("--share", type=float, default=1, help="share of each collection, for a shorter run")
     parser.add_argument("--card", action="store_true", help="update the packs' manifests and model cards")
     options = parser.parse_args()
@@ -115,16 +114,11 @@ def main() -> None:
     figures = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     for name in options.packs:
         pack = load_pack(BUNDLED_PACK if name == "kith-compact" else Path(name))
-        figures[pack.model_id] = measure(pack, options.data, options.cache, Protocol(share=options.share))
+        figures[pack.model_id] = measure(pack, lfw_or_exit().parent, options.cache, Protocol(share=options.share))
         if options.card:
             store_group_figures(pack.directory, figures[pack.model_id])
         write(path.with_suffix(".md"), page(figures), figures, indent=0)
     print(page(figures))
-
-
-def default_packs() -> list[str]:
-    folders = (ROOT / "data" / "models" / "open-model-zoo", outside("KITH_REFERENCE", "reference"))
-    return [*(str(folder) for folder in folders if folder.is_dir()), "kith-compact"]
 
 
 def measure(pack: ModelPack, data: Path, cache: Path, protocol: Protocol) -> dict[str, Any]:
@@ -139,13 +133,11 @@ def measure(pack: ModelPack, data: Path, cache: Path, protocol: Protocol) -> dic
         *mask_misses(data, embedder, people, threshold, protocol),
         *cfp_misses(data, embedder, threshold, protocol),
     ]
-    reference = outside("KITH_REFERENCE", "reference")
-    judge = None
+    reference, judge, groups = outside("KITH_REFERENCE", "reference"), None, list[GroupRow]()
     if reference.is_dir():
         judging = load_pack(reference)
         same = judging.recognition.fingerprint() == pack.recognition.fingerprint()
         judge = embedder if same else CropEmbedder(judging, cache)
-    groups = []
     for name in ("FairFace", "All-Age-Faces"):
         photos = faces(data, name, embedder, judge, protocol.share)
         for used in filter(None, (embedder, judge)):
@@ -204,9 +196,8 @@ def mask_misses(
         for pair in combinations(named[photos.people[named] == person][:PHOTOS_OF_ONE].tolist(), 2)
     ]
     is_masked = np.arange(len(photos.people)) < len(names)
-    against = MissRow(
-        "real mask with LFW", len(np.unique(names)), 0, None, rounded(matches.rate(is_masked, ~is_masked))
-    )
+    rate = rounded(matches.rate(is_masked, ~is_masked))
+    against = MissRow("real mask with LFW", len(np.unique(names)), 0, None, rate)
     if not pairs:
         return [against]
     first, second = np.array(pairs).T
@@ -226,11 +217,8 @@ def cfp_misses(data: Path, embedder: CropEmbedder, threshold: float, protocol: P
     names = {row[f"file_{end}"]: row[f"original_{end}"] for rows in mated.values() for row in rows for end in "ab"}
     crops = read_crops(data / "cfp" / "cfp.tar", set(names))
     files = sorted(names)
-    photos = Photos(
-        embedder.embed(np.stack([crops[file] for file in files])),
-        np.array([f"cfp-{names[file].split('/')[0]}" for file in files]),
-        {},
-    )
+    people = np.array([f"cfp-{names[file].split('/')[0]}" for file in files])
+    photos = Photos(embedder.embed(np.stack([crops[file] for file in files])), people, {})
     matches = FalseMatches(photos.vectors, photos.people, threshold, protocol.rounds)
     row_of = {file: row for row, file in enumerate(files)}
     found = []
@@ -259,16 +247,9 @@ def group_rows(
         within, some = matches.rate(chosen), subset(photos, chosen)
         others = ~chosen & (photos.labels[kind] != "") if kind else chosen
         own = searched(some, some, known, protocol) if kind not in ("", CROSSING) else mixed if not kind else None
-        row = GroupRow(
-            collection,
-            kind,
-            name,
-            len(some.people),
-            rounded(within),
-            rounded(within.over(overall)),
-            rounded(matches.rate(chosen, others)),
-            {gallery: found.fpir(chosen) for gallery, found in (("LFW", of_lfw), ("all", mixed)) if found is not None},
-        )
+        fmr, ratio, across = map(rounded, (within, within.over(overall), matches.rate(chosen, others)))
+        fpir = {title: found.fpir(chosen) for title, found in (("LFW", of_lfw), ("all", mixed)) if found is not None}
+        row = GroupRow(collection, kind, name, len(some.people), fmr, ratio, across, fpir)
         if own is not None and mixed is not None:
             row.fpir["own"] = own.fpir(np.ones(len(some.people), bool))
             fnmr, usual = own.fnmr(mated), mixed.fnmr(mated)
@@ -279,13 +260,8 @@ def group_rows(
 
 @dataclass(frozen=True, eq=False)
 class Searched:
-    """Strangers searched in drawn galleries.
-
-    Attributes:
-        alarms: (draws, n) 1 if the service identifies the stranger, else 0; NaN for the enrolled.
-        best: (draws, n) similarity of the first candidate; NaN for the enrolled.
-        warned: share of the galleries that are unlike the calibration.
-    """
+    """Strangers searched in drawn galleries: (draws, n) ``alarms``, 1 if the service identifies the stranger, and the
+    ``best`` similarity, both NaN for the enrolled; and the share of galleries unlike the calibration."""
 
     alarms: Floats
     best: Floats
@@ -346,51 +322,48 @@ def page(figures: Mapping[str, Any]) -> str:
 def summary(figures: Mapping[str, Any]) -> str:
     """Return the short table: FNMR by kind of photo, and FMR by group, of all packs."""
     packs = sorted(figures, key=lambda name: (name != BUNDLED_PACK.name, name))
-    lines = [
-        f"| At the cosine of an FMR of 0.1 % on LFW | {' | '.join(f'`{name}`' for name in packs)} |",
-        "|---" * (len(packs) + 1) + "|",
-    ]
     misses = [{row["photos"]: row for row in figures[name]["misses"]} for name in packs]
-    for photos in misses[0]:
-        if all(found.get(photos, {}).get("fnmr") for found in misses):
-            rates = " | ".join(f"{found[photos]['fnmr'][0]:.1%}" for found in misses)
-            lines.append(f"| Missed (FNMR): {photos} | {rates} |")
+    rows = [
+        [f"Missed (FNMR): {photos}", *(f"{found[photos]['fnmr'][0]:.1%}" for found in misses)]
+        for photos in misses[0]
+        if all(found.get(photos, {}).get("fnmr") for found in misses)
+    ]
     groups = [{(row["collection"], row["group"]): row for row in figures[name]["groups"]} for name in packs]
     for title, keys in SUMMARY_GROUPS.items():
-        found = [[rows[key]["fmr"][0] for key in keys if key in rows] for rows in groups]
+        found = [[of_pack[key]["fmr"][0] for key in keys if key in of_pack] for of_pack in groups]
         if all(found):
             ends = [(f"{min(rates):.2%}", f"{max(rates):.2%}") for rates in found]
-            cells = " | ".join(low if low == high else f"{low} to {high}" for low, high in ends)
-            lines.append(f"| Confused (FMR): {title} | {cells} |")
-    return "\n".join(lines)
+            rows.append([f"Confused (FMR): {title}", *(a if a == b else f"{a} to {b}" for a, b in ends)])
+    return table(["At the cosine of an FMR of 0.1 % on LFW", *(f"`{name}`" for name in packs)], rows)
 
 
 def miss_table(found: Mapping[str, Any]) -> str:
-    lines = ["| Photos | People | Pairs of one person | FNMR, % | FMR, % |", "|---" * 5 + "|"]
-    for row in found["misses"]:
-        pairs = f"{row['pairs']:,}" if row["pairs"] else "-"
-        lines.append(
-            f"| {row['photos']} | {row['people']:,} | {pairs} | {percent(row['fnmr'])} | {percent(row['fmr'])} |"
-        )
-    return "\n".join(lines)
+    rows = [
+        [
+            row["photos"],
+            f"{row['people']:,}",
+            f"{row['pairs']:,}" if row["pairs"] else "-",
+            percent(row["fnmr"]),
+            percent(row["fmr"]),
+        ]
+        for row in found["misses"]
+    ]
+    return table("Photos | People | Pairs of one person | FNMR, % | FMR, %", rows)
 
 
 def group_table(found: Mapping[str, Any]) -> str:
-    lines = [
-        "| Collection | Group | People | FMR within, % | over all | FMR to others, % | FPIR, LFW enrolled, % "
-        "| all enrolled | own group enrolled | warned | FNMR at own threshold, % | over all |",
-        "|---" * 12 + "|",
-    ]
+    rows = []
     for row in found["groups"]:
         cells = [row["collection"], row["group"], f"{row['people']:,}", percent(row["fmr"])]
-        cells += [f"{row['ratio'][0]:.2f} ({row['ratio'][1]:.2f} to {row['ratio'][2]:.2f})", percent(row["across"])]
+        cells += ["{:.2f} ({:.2f} to {:.2f})".format(*row["ratio"]), percent(row["across"])]
         cells += [percent(row["fpir"].get(gallery)) for gallery in ("LFW", "all", "own")]
         if row["own_fnmr"] is None:
             cells += ["-", "-", "-"]
         else:
             cells += [f"{row['warned']:.0%}", f"{100 * row['own_fnmr']:.1f}", f"{row['own_fnmr_ratio']:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    rates = "FMR within, % | over all | FMR to others, % | FPIR, LFW enrolled, % | all enrolled | own group enrolled"
+    return table(f"Collection | Group | People | {rates} | warned | FNMR at own threshold, % | over all", rows)
 
 
 def percent(rate: Sequence[float] | None) -> str:

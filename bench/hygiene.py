@@ -6,14 +6,13 @@ photo of another person: twenty of an enrolled person, ten of a stranger. Settin
 draws from the same 712 people; seeds 100 to 119 are reported. The bundled detector finds the faces for each pack.
 Prints, and writes bench/results/hygiene.md and .json.
 
-    python -m bench.hygiene [--cache runs/cache] [--pulled data/models/open-model-zoo] [--speed]
+    python -m bench.hygiene [--cache runs/cache]
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,13 +21,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.common import RESULTS, ROOT, say, write
-from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
+from bench.common import RESULTS, say, table, write
+from bench.photos import PULLED, arguments, by_person, lfw_or_exit, packs_beside_reference
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
 from models.runtime.network import Float
-from service.domain.findings import HygieneFinding
 from service.domain.gallery import Snapshot
 from service.risk.hygiene import find_problems
 from training.evaluation.embedding import Embedder
@@ -62,10 +60,8 @@ def others_than_view1(lfw: Path) -> list[str]:
     """Return up to ALL_PHOTOS photos of each person of LFW's lists outside View 1's training list."""
     chosen_on = read_pairs(lfw / "pairsDevTrain.txt")
     known = set(people_of((*chosen_on.first, *chosen_on.second)).tolist())
-    by_person = defaultdict(list)
-    for file in sorted(set().union(*(files_of(lfw, part) for part in PARTS))):
-        by_person[file.split("/")[0]].append(file)
-    return [file for person, files in by_person.items() if person not in known for file in files[:ALL_PHOTOS]]
+    files = sorted(set().union(*(files_of(lfw, part) for part in PARTS)))
+    return limited([file for file in files if file.split("/")[0] not in known], ALL_PHOTOS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,41 +85,29 @@ class Planted:
 
 
 def main() -> None:
-    parser = arguments()
-    parser.add_argument("--speed", action="store_true", help="also time 10,000 and 100,000 generated subjects")
-    pulled = ROOT / "data" / "models" / "open-model-zoo"
-    parser.add_argument("--pulled", type=Path, default=pulled, help="a pulled pack to measure too")
-    options = parser.parse_args()
+    options = arguments().parse_args()
     lfw = lfw_or_exit()
     figures: dict[str, Any] = {}
     packs = packs_beside_reference()
-    if options.pulled.is_dir():
-        packs[options.pulled.name] = load_pack(options.pulled)
+    if PULLED.is_dir():
+        packs[PULLED.name] = load_pack(PULLED)
     for name, pack in packs.items():
         say(name)
         photos = photos_of(pack, lfw, options.cache)
         figures[name] = summary([judge(photos, plant(photos, seed)) for seed in SEEDS])
-    if options.speed:
-        figures["seconds"] = {str(n): seconds(photos.calibration, n) for n in (10_000, 100_000)}
-    else:
-        earlier = RESULTS / "hygiene.json"
-        figures["seconds"] = json.loads(earlier.read_text())["seconds"] if earlier.is_file() else {}
+    figures["seconds"] = {str(n): seconds(photos.calibration, n) for n in (10_000, 100_000)}
     text = markdown(figures)
     write(RESULTS / "hygiene.md", text, figures)
     print(text)
 
 
 def photos_of(
-    pack: ModelPack,
-    lfw: Path,
-    cache: Path | None,
-    files: Sequence[str] | None = None,
-    calibrated_on: int | None = None,
+    pack: ModelPack, lfw: Path, cache: Path | None, files: Sequence[str] = (), calibrated_on: int | None = None
 ) -> Photos:
     """Load ``files``, by default MAX_PHOTOS of each person. A pack without calibration is calibrated on View 1's
     training list, like the bundled one, or on its first ``calibrated_on`` pairs."""
     embedder = Embedder(replace(load_pack(BUNDLED_PACK), recognition=pack.recognition), cache_dir=cache)
-    chosen = limited(several(others_than_view1(lfw))) if files is None else list(files)
+    chosen = list(files) or limited(several(others_than_view1(lfw)))
     embeddings = embedder.embeddings(chosen, lfw / "images")
     if pack.calibration is None:
         pairs = read_pairs(lfw / "pairsDevTrain.txt")
@@ -139,20 +123,12 @@ def photos_of(
 
 
 def several(files: Sequence[str]) -> list[str]:
-    counts = Counter(file.split("/")[0] for file in files)
-    return [file for file in files if counts[file.split("/")[0]] >= 2]
+    return [file for some in by_person(files).values() if len(some) >= 2 for file in some]
 
 
-def limited(files: Sequence[str]) -> list[str]:
-    """Return the first MAX_PHOTOS files of each person."""
-    counts: Counter[str] = Counter()
-    kept = []
-    for file in files:
-        person = file.split("/")[0]
-        counts[person] += 1
-        if counts[person] <= MAX_PHOTOS:
-            kept.append(file)
-    return kept
+def limited(files: Sequence[str], most: int = MAX_PHOTOS) -> list[str]:
+    """Return the first files of each person."""
+    return [file for some in by_person(files).values() for file in some[:most]]
 
 
 def plant(
@@ -190,30 +166,26 @@ def judge(photos: Photos, planted: Planted) -> dict[str, Any]:
     report = find_problems(planted.snapshot, photos.calibration)
     findings = report.findings
     pairs = [{planted.ids[s] for s in finding.subjects} for finding in findings if finding.kind == "duplicate_subjects"]
-    right_pairs = {name for name in planted.duplicates if {name, name + SECOND_ID} in pairs}
+    right = [{name, name + SECOND_ID} for name in planted.duplicates if {name, name + SECOND_ID} in pairs]
     listed = [{planted.ids[s] for s in pair.subjects} for pair in (*findings, *report.nearest)]
     strays = [(row, f) for f in findings if f.kind == "mislabeled_template" for row in f.templates]
     right_strays = {row for row, _ in strays if row in planted.mislabeled}
+    homes = [
+        (planted.mislabeled.get(row), None if f.belongs_to is None else planted.ids[f.belongs_to]) for row, f in strays
+    ]
     return {
-        "duplicates": len(right_pairs),
+        "duplicates": len(right),
         "listed": sum({name, name + SECOND_ID} in listed for name in planted.duplicates),
         "expected": report.recall.value if report.recall else 0.0,
-        "wrong duplicates": [
-            " = ".join(sorted(pair)) for pair in pairs if not any(pair == {n, n + SECOND_ID} for n in right_pairs)
-        ],
+        "wrong duplicates": [" = ".join(sorted(pair)) for pair in pairs if pair not in right],
         "mislabeled": len(right_strays),
         "wrong mislabeled": [str(photos.files[row]) for row, _ in strays if row not in right_strays],
-        "sent home": sum(_sent_home(row, finding, planted) for row, finding in strays),
+        "sent home": sum(owner is not None and owner == home for owner, home in homes),
         "to be sent home": sum(owner is not None for owner in planted.mislabeled.values()),
         "inconsistent": sum(f.kind == "inconsistent_subject" for f in findings),
         "lookalikes": sum(f.kind == "lookalikes" for f in findings),
         "planted": len(planted.duplicates),
     }
-
-
-def _sent_home(row: int, finding: HygieneFinding, planted: Planted) -> bool:
-    owner = planted.mislabeled.get(row)
-    return owner is not None and finding.belongs_to is not None and planted.ids[finding.belongs_to] == owner
 
 
 def summary(draws: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -252,46 +224,38 @@ def seconds(calibration: Calibration, subjects: int) -> float:
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
-    lines = ["# Hygiene", "", "`make bench-hygiene`", ""]
-    lines += [
-        f"{PEOPLE} people of LFW with two to four photos, all outside the calibration. {PLANTED} are split "
-        f"under two ids; {PLANTED} have a photo of another person, {OF_STRANGERS} of them of a stranger. "
-        f"{len(SEEDS)} draws; settings were chosen on other draws of the same people. The worst draw is "
-        "in brackets.",
-        "",
-        "LFW's own errors are marked in the lists below. They were found by reviewing the reports, so the last column "
-        "is the more favorable one.",
-        "",
-        "| | Recall | Precision | Precision without LFW's own errors |",
-        "| --- | --- | --- | --- |",
-    ]
     packs = {name: found for name, found in figures.items() if name != "seconds"}
+    rows = []
     for name, found in packs.items():
         for kind in ("duplicates", "mislabeled"):
             part = found[kind]
-            lines.append(
-                f"| {name}: {kind} | {part['recall']:.1%} ({part['least recall']:.0%}) | {part['precision']:.1%} "
-                f"({part['least precision']:.0%}) | {part['precision but for LFW']:.1%} |"
-            )
+            worst = [f"{part[share]:.1%} ({part[f'least {share}']:.0%})" for share in ("recall", "precision")]
+            rows.append([f"{name}: {kind}", *worst, f"{part['precision but for LFW']:.1%}"])
+    parts = [
+        "# Hygiene\n\n`make bench-hygiene`",
+        f"{PEOPLE} people of LFW with two to four photos, all outside the calibration. {PLANTED} are split under two "
+        f"ids; {PLANTED} have a photo of another person, {OF_STRANGERS} of them of a stranger. {len(SEEDS)} draws; "
+        "settings were chosen on other draws of the same people. The worst draw is in brackets.",
+        "LFW's own errors are marked in the lists below. They were found by reviewing the reports, so the last column "
+        "is the more favorable one.",
+        table(" | Recall | Precision | Precision without LFW's own errors", rows),
+    ]
     for name, found in packs.items():
-        lines += [
-            "",
+        parts.append(
             f"{name}: the report expects to find {found['expected']:.1%} of the duplicates; it finds "
             f"{found['duplicates']['recall']:.1%}, and lists {found['listed']:.1%} with lookalikes and nearest pairs. "
-            f"Of photos whose true owner is enrolled {found['sent home']:.1%} are sent there. "
-            f"Besides, a draw has {found['inconsistent']:.1f} inconsistent subjects and {found['lookalikes']:.1f} "
-            "lookalikes.",
-        ]
+            f"Of photos whose true owner is enrolled {found['sent home']:.1%} are sent there. Besides, a draw has "
+            f"{found['inconsistent']:.1f} inconsistent subjects and {found['lookalikes']:.1f} lookalikes."
+        )
         for kind in ("duplicates", "mislabeled"):
             wrong = [
                 f"{Path(file).stem} ({', '.join(filter(None, (str(count), KNOWN_ERRORS.get(file))))})"
                 for file, count in found[kind]["wrong"].items()
             ]
-            lines += ["", f"Counted as wrong {kind}, with the number of draws: {'; '.join(wrong) or 'none'}."]
-    if figures["seconds"]:
-        times = ", ".join(f"{int(n):,} subjects {value:.1f} s" for n, value in figures["seconds"].items())
-        lines += ["", f"Processor time for subjects of two templates, 128 dimensions: {times}."]
-    return "\n".join(lines) + "\n"
+            parts.append(f"Counted as wrong {kind}, with the number of draws: {'; '.join(wrong) or 'none'}.")
+    times = ", ".join(f"{int(n):,} subjects {value:.1f} s" for n, value in figures["seconds"].items())
+    parts.append(f"Processor time for subjects of two templates, 128 dimensions: {times}.")
+    return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

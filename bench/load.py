@@ -15,7 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Final, Self
+from typing import Any, Final, Self
+
+import numpy as np
 
 HOST: Final = "127.0.0.1"
 BOUNDARY: Final = "kith-bench-7MA4YWxkTrZu0gW"
@@ -56,20 +58,24 @@ class Tally:
     def answered(self) -> int:
         return self.statuses[200]
 
-    @property
-    def failed(self) -> int:
-        return self.statuses.total() - self.answered
+    def figures(self) -> dict[str, float]:
+        """Return rates, latencies of answers, failures, and cores that the generator used."""
+        p50, p95, p99 = np.percentile(self.latencies_ms[200], (50, 95, 99)).tolist()
+        return {
+            "photos_per_s": self.answered / self.seconds,
+            "faces_per_s": self.faces / self.seconds,
+            "p50_ms": p50,
+            "p95_ms": p95,
+            "p99_ms": p99,
+            "failed": self.statuses.total() - self.answered,
+            "generator_cores": self.cpu_s / self.seconds,
+        }
 
 
 def post(path: str, media_type: str, body: bytes) -> bytes:
     """Build a complete POST request."""
-    lines = (
-        f"POST {path} HTTP/1.1",
-        f"Host: {HOST}",
-        f"Content-Type: {media_type}",
-        f"Content-Length: {len(body)}",
-    )
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+    head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: {media_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 def multipart(path: str, photo: bytes, part: str = "images") -> bytes:
@@ -191,25 +197,30 @@ async def load(order: Order) -> Tally:
     return tally
 
 
-def _serve_orders(orders: Connection) -> None:
+def _answer(orders: Connection, make: Callable[..., Callable[[Any], object]], arguments: tuple[object, ...]) -> None:
+    handle = make(*arguments)
+    orders.send(None)
     while (order := orders.recv()) is not None:
         try:
-            orders.send(asyncio.run(load(order)))
+            orders.send(handle(order))
         except Exception as error:
             orders.send(error)
 
 
 class Worker:
-    """A process that runs ``target(orders, *arguments)`` and takes orders until it gets None; a context manager."""
+    """A process that answers orders by the function that ``make(*arguments)`` returns; a context manager. ``pid`` is
+    its process."""
 
-    def __init__(self, target: Callable[..., None], *arguments: object) -> None:
+    def __init__(self, make: Callable[..., Callable[[Any], object]], *arguments: object) -> None:
         context = multiprocessing.get_context("spawn")
         self._orders, self._theirs = context.Pipe()
-        self._process = context.Process(target=target, args=(self._theirs, *arguments), daemon=True)
+        self._process = context.Process(target=_answer, args=(self._theirs, make, arguments), daemon=True)
 
     def __enter__(self) -> Self:
         self._process.start()
         self._theirs.close()
+        self._orders.recv()
+        self.pid = self._process.pid or 0
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -217,20 +228,27 @@ class Worker:
         self._process.join()
         self._orders.close()
 
+    def ask(self, order: object) -> Any:
+        """Send an order and return the answer. Raise it if it is an error, and EOFError if the process ended."""
+        self._orders.send(order)
+        if isinstance(result := self._orders.recv(), Exception):
+            raise result
+        return result
+
+
+def _loader() -> Callable[[Order], Tally]:
+    return lambda order: asyncio.run(load(order))
+
 
 class Generator(Worker):
     """A running load loop."""
 
     def __init__(self) -> None:
-        super().__init__(_serve_orders)
+        super().__init__(_loader)
 
     def run(self, order: Order) -> Tally:
-        """Run an order. Raise the errors of :func:`load`, and EOFError if the process ended."""
-        self._orders.send(order)
-        result = self._orders.recv()
-        if isinstance(result, Exception):
-            raise result
-        tally: Tally = result
+        """Run an order. Raise the errors of :func:`load`."""
+        tally: Tally = self.ask(order)
         return tally
 
 

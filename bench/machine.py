@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,11 @@ from models.runtime.onnx_runtime import available_cores
 CPU_INFO: Final = Path("/proc/cpuinfo")
 TOLD: Final = {"amx_tile": "AMX", "avx512_bf16": "AVX-512 BF16", "avx512_vnni": "AVX-512 VNNI", "avx2": "AVX2"}
 """CPU flags that matter for numeric formats."""
+
+
+def about() -> dict[str, str]:
+    """Return day, commit and machine of figures."""
+    return {"date": date.today().isoformat(), "commit": commit(), "machine": machine()}
 
 
 def machine() -> str:
@@ -24,13 +31,10 @@ def machine() -> str:
 
 def commit() -> str:
     """Return the checkout's commit, with a plus if code or packs differ from it; *unknown* outside of a checkout."""
-    head, changed = (_git("rev-parse", "--short=10", "HEAD"), _git("status", "--porcelain", "--", "*.py", "models"))
-    return "unknown" if head is None else f"{head}{'+' if changed else ''}"
-
-
-def _git(*arguments: str) -> str | None:
+    commands = (["rev-parse", "--short=10", "HEAD"], ["status", "--porcelain", "--", "*.py", "models"])
+    run = partial(subprocess.run, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True)
     try:
-        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent.parent, capture_output=True, text=True)
-    except OSError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+        head, changed = (run(["git", *command]).stdout.strip() for command in commands)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{head}{'+' if changed else ''}"

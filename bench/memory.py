@@ -5,14 +5,13 @@ a random order. After each part, the script reads the server's resident memory. 
 payload once, so that networks are compiled for every canvas. Memory counts as flat if, once warm, its regression line
 rises by at most 2 MB in 10,000 requests. Prints, and writes bench/results/memory.json and .png.
 
-    python -m bench.memory [--requests 100000] [--clients 8]
+    python -m bench.memory [--requests 100000]
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import json
 import math
 import random
 import sys
@@ -26,18 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from bench.common import RESULTS, ROOT, say
-from bench.lfw import lfw_or_exit
+from bench.common import CACHE, RESULTS, say, write
 from bench.load import Generator, Order, look_at, multipart
 from bench.machine import machine
-from bench.photos import gallery_of, groups, people
-from bench.servers import GALLERY, kith_server
+from bench.photos import gallery_of, groups, lfw_or_exit, people
+from bench.servers import GALLERY, Running, kith_server
 from models.pack.loading import BUNDLED_PACK, load_pack
+from tools import plots
 
-RESULT: Final = RESULTS / "memory.json"
-PLOT: Final = RESULTS / "memory.png"
 SIDES_PX: Final = (80, 2000)
 POOL: Final = 400
+CLIENTS: Final = 8
 PASSES: Final = 2
 """Warm-up passes through the pool."""
 PARTS: Final = 200
@@ -53,22 +51,19 @@ Figures = dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, default=100_000)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--result", type=Path, default=RESULT)
-    parser.add_argument("--plot", type=Path, default=PLOT)
     options = parser.parse_args()
     data = lfw_or_exit().parent
     chance = random.Random(0)
     requests = [multipart(chance.choice(PATHS), payload) for payload in varied(data, chance)]
-    vectors = gallery_of(people(data), load_pack(BUNDLED_PACK), ROOT / "runs" / "cache")
+    vectors = gallery_of(people(data), load_pack(BUNDLED_PACK), CACHE)
     with Generator() as generator, kith_server(BUNDLED_PACK, {}, vectors) as server:
         # Each pass has another order, so that small canvases run alone and in batches.
         for _ in range(PASSES):
             chance.shuffle(requests)
-            generator.run(Order(server.port, requests, options.clients, 3600.0, 0.0, b"", limit=len(requests)))
-        figures = ask(generator, server.port, server.pid, requests, options.requests, options.clients, chance)
-    options.result.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    draw(figures, options.plot)
+            generator.run(Order(server.port, requests, CLIENTS, 3600.0, 0.0, b"", limit=len(requests)))
+        figures = ask(generator, server, requests, options.requests, chance)
+    write(RESULTS / "memory.json", None, figures)
+    plots.memory(figures, WARM, RESULTS / "memory.png")
     print(verdict(figures))
     sys.exit(not is_flat(figures))
 
@@ -102,34 +97,26 @@ def scaled(path: Path, chance: random.Random) -> bytes:
     return buffer.getvalue()
 
 
-def ask(
-    generator: Generator,
-    port: int,
-    pid: int,
-    requests: Sequence[bytes],
-    count: int,
-    clients: int,
-    chance: random.Random,
-) -> Figures:
+def ask(generator: Generator, server: Running, requests: Sequence[bytes], count: int, chance: random.Random) -> Figures:
     part = max(1, count // PARTS)
     statuses: Counter[int] = Counter()
-    asked, resident = [0], [look_at(pid).rss_bytes / 1e6]
+    asked, resident = [0], [look_at(server.pid).rss_bytes / 1e6]
     start = said = time.perf_counter()
     while asked[-1] < count:
         chosen = chance.choices(requests, k=part)
-        tally = generator.run(Order(port, chosen, clients, 3600.0, 0.0, b"", limit=part))
+        tally = generator.run(Order(server.port, chosen, CLIENTS, 3600.0, 0.0, b"", limit=part))
         statuses += tally.statuses
         asked.append(asked[-1] + part)
-        resident.append(look_at(pid).rss_bytes / 1e6)
+        resident.append(look_at(server.pid).rss_bytes / 1e6)
         if time.perf_counter() - said > 20:
             said = time.perf_counter()
             say(f"  {asked[-1]} of {count}: {resident[-1]:.0f} MB, {asked[-1] / (said - start):.0f} requests/s")
     return {
         "machine": machine(),
-        "clients": clients,
+        "clients": CLIENTS,
         "requests": asked,
         "rss_mb": [round(mb, 1) for mb in resident],
-        "peak_mb": round(look_at(pid).peak_bytes / 1e6, 1),
+        "peak_mb": round(look_at(server.pid).peak_bytes / 1e6, 1),
         "statuses": {str(status): number for status, number in sorted(statuses.items())},
         "slope_mb": round(slope(asked, resident), 2),
     }
@@ -153,22 +140,6 @@ def verdict(figures: Figures) -> str:
         f"{figures['rss_mb'][0]:.0f} MB at first, {figures['rss_mb'][-1]:.0f} MB at last, "
         f"{figures['peak_mb']:.0f} MB at most; answers by status: {figures['statuses']}"
     )
-
-
-def draw(figures: Figures, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.5), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(figures["requests"], figures["rss_mb"])
-    axes.axvline(WARM * figures["requests"][-1], linestyle=":", color="gray")
-    axes.set(
-        xlabel="requests, of 80 to 2000 pixels, some of them no photos",
-        ylabel="resident memory of the server, MB",
-        ylim=(0, None),
-        title=f"{figures['slope_mb']:+.2f} MB per 10,000 requests right of the dotted line",
-    )
-    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,11 @@ Domains and sets are those of `bench.risk_trials` and `bench.risk_photos`. Decis
 functions. One gallery is also enrolled and searched over HTTP, which must decide in the same way. Prints, and writes
 bench/results/open_set.md, .json and .png.
 
-    python -m bench.open_set [--draws 8] [--seed 1000] [--cache runs/cache] [--quick] [--packs NAME...]
+    python -m bench.open_set [--draws 8] [--cache runs/cache] [--quick] [--packs NAME...]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import shutil
@@ -22,11 +21,10 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from bench.common import RESULTS, ROOT, say, write
-from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
-from bench.risk_photos import Faces, calibration_files, faces_of
+from bench.common import RESULTS, say, table, write
+from bench.photos import PULLED, arguments, lfw_or_exit, packs_beside_reference
+from bench.risk_photos import SETS, Faces, calibration_files, faces_of
 from bench.risk_trials import DOMAINS, FPIR, Domain, Group, Outcome, draws, identified, judge, risk_of, search
 from kith import Kith
 from models.pack.loading import load_pack
@@ -37,10 +35,10 @@ from service.domain.outcomes import RiskTarget
 from service.risk.decision import thresholds_for
 from service.server import embedded
 from service.settings import load_settings
+from tools import plots
 from training.evaluation.embedding import Embedder
 from training.export.calibrate import calibrate
 
-PULLED: Final = "open-model-zoo"
 SPREAD: Final = (0.1, 0.5, 0.9)
 JUDGED: Final = (0.1, 0.01)
 """FPIR that the goals are for."""
@@ -53,8 +51,8 @@ MAX_PROMISE_ERROR: Final = 0.05
 MIN_TEMPLATES_OF_PROMISE: Final = 2
 CLEAN: Final[tuple[Group, ...]] = ("LFW", "CFP", "other collections")
 RECENT: Final = ", recent probes known"
-MIN_RATIO: Final = 0.05
 BATCH: Final = 1000
+SEED: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -86,19 +84,22 @@ class Row:
 
 
 def main() -> None:
-    options = parsed()
+    parser = arguments()
+    parser.add_argument("--draws", type=int, default=8, help="galleries of each kind and size")
+    parser.add_argument("--packs", nargs="+", help="only these; other packs keep their rows")
+    parser.add_argument("--quick", action="store_true", help="two draws; writes nothing")
+    options = parser.parse_args()
+    count = 2 if options.quick else options.draws
     lfw = lfw_or_exit()
     with tempfile.TemporaryDirectory() as folder:
         packs = packs_of(lfw, options.cache, Path(folder))
         sets = {
-            name: {kind: faces_of(kind, lfw.parent, pack, options.cache) for kind in sets_of(DOMAINS)}
+            name: {kind: faces_of(kind, lfw.parent, pack, options.cache) for kind in SETS}
             for name, pack in packs.items()
             if not options.packs or name in options.packs
         }
         rows = [
-            row
-            for name in sets
-            for row in measure(name, sets[name], calibration_of(packs[name]), DOMAINS, options.draws, options.seed)
+            row for name in sets for row in measure(name, sets[name], calibration_of(packs[name]), DOMAINS, count, SEED)
         ]
         for name in sets:
             differing = over_http(packs[name], sets[name], Path(folder) / f"http-{name}")
@@ -106,11 +107,11 @@ def main() -> None:
             if differing:
                 sys.exit("the service over HTTP decides differently from its functions")
     rows += kept_rows(RESULTS / "open_set.json", set(packs) - set(sets))
-    text = f"{table(rows)}\n\n{goals(rows)}"
+    text = f"{ratios(rows)}\n\n{goals(rows)}"
     page = f"# Requested and measured risk\n\n`make bench-open-set`\n\n{NOTES}\n{text}\n"
     if not options.quick:
-        write(RESULTS / "open_set.md", page, {"draws": options.draws, "rows": [asdict(row) for row in rows]}, indent=0)
-        plot(rows, RESULTS / "open_set.png")
+        write(RESULTS / "open_set.md", page, {"draws": count, "rows": [asdict(row) for row in rows]}, indent=0)
+        plots.risk([asdict(row) for row in rows], JUDGED, MEDIAN, RESULTS / "open_set.png")
     print(text)
 
 
@@ -122,29 +123,16 @@ def kept_rows(results: Path, packs: Collection[str]) -> list[Row]:
     return [Row(**row) for row in stored if row["pack"] in packs]
 
 
-def parsed() -> argparse.Namespace:
-    parser = arguments()
-    parser.add_argument("--draws", type=int, default=8, help="galleries of each kind and size")
-    parser.add_argument("--seed", type=int, default=1000, help="of the first draw")
-    parser.add_argument("--packs", nargs="+", help="only these; other packs keep their rows")
-    parser.add_argument("--quick", action="store_true", help="two draws; writes nothing")
-    options = parser.parse_args()
-    if options.quick:
-        options.draws = 2
-    return options
-
-
 # Packs
 
 
 def packs_of(lfw: Path, cache: Path, folder: Path) -> dict[str, ModelPack]:
     """Return the bundled pack, the pulled one and the reference, without those that are absent."""
     found = packs_beside_reference(lambda reference: calibrated(reference, lfw, cache, folder / "reference"))
-    pulled = ROOT / "data" / "models" / PULLED
-    if pulled.is_dir():
-        return {"kith-compact": found.pop("bundled"), PULLED: load_pack(pulled), **found}
-    say(f"{PULLED} is left out: run kith models pull {PULLED}")
-    return {"kith-compact": found.pop("bundled"), **found}
+    if not PULLED.is_dir():
+        say(f"{PULLED.name} is left out: run kith models pull {PULLED.name}")
+    pulled = {PULLED.name: load_pack(PULLED)} if PULLED.is_dir() else {}
+    return {"kith-compact": found.pop("bundled"), **pulled, **found}
 
 
 def calibrated(reference: Path, lfw: Path, cache: Path, copy: Path) -> ModelPack:
@@ -164,20 +152,11 @@ def calibration_of(pack: ModelPack) -> Calibration | None:
     return None if pack.calibration is None else Calibration.from_document(pack.calibration)
 
 
-def sets_of(domains: Sequence[Domain]) -> set[str]:
-    return {name for domain in domains for name in (domain.enrolled, domain.mated, domain.strangers) if name}
-
-
 # Measuring
 
 
 def measure(
-    pack: str,
-    sets: Mapping[str, Faces],
-    calibration: Calibration | None,
-    domains: Sequence[Domain],
-    count: int,
-    seed: int,
+    pack: str, sets: Mapping[str, Faces], known: Calibration | None, domains: Sequence[Domain], count: int, seed: int
 ) -> list[Row]:
     rows = []
     for domain in domains:
@@ -186,7 +165,7 @@ def measure(
                 found: dict[tuple[bool, float], list[Outcome]] = defaultdict(list)
                 for drawn in draws(sets, domain, templates, size, count, seed):
                     for recent in (False, True) if domain.strangers != domain.enrolled else (False,):
-                        for outcome in judge(drawn, calibration, recent):
+                        for outcome in judge(drawn, known, recent):
                             found[recent, outcome.fpir].append(outcome)
                 rows += [summary(pack, domain, outcomes, recent) for (recent, _), outcomes in found.items()]
         say(f"{pack}: {domain.name}")
@@ -201,21 +180,10 @@ def summary(pack: str, domain: Domain, outcomes: Sequence[Outcome], recent: bool
         value = float(np.median([getattr(outcome, field) for outcome in outcomes]))
         return None if math.isnan(value) else round(value, 4)
 
-    return Row(
-        pack,
-        domain.name + RECENT if recent else domain.name,
-        domain.group,
-        first.templates,
-        first.people,
-        first.fpir,
-        low,
-        ratio,
-        high,
-        middle("fixed_fpir") or 0.0,
-        middle("fnir"),
-        middle("hindsight_fnir"),
-        middle("promised_fnir"),
-    )
+    name, fixed = domain.name + RECENT * recent, middle("fixed_fpir") or 0.0
+    fnirs = (middle("fnir"), middle("hindsight_fnir"), middle("promised_fnir"))
+    drawn = (first.templates, first.people, first.fpir, low, ratio, high)
+    return Row(pack, name, domain.group, *drawn, fixed, *fnirs)
 
 
 def over_http(pack: ModelPack, sets: Mapping[str, Faces], folder: Path, people: int = 300) -> int:
@@ -225,15 +193,9 @@ def over_http(pack: ModelPack, sets: Mapping[str, Faces], folder: Path, people: 
     _, known = risk_of(drawn.snapshot, calibration_of(pack))
     thresholds = thresholds_for(RiskTarget("fpir", 0.01), known, people)
     expected = identified(search(drawn.snapshot, drawn.strangers), thresholds)
-    settings = load_settings(
-        data_dir=folder,
-        pack=pack.directory,
-        log_level="WARNING",
-        database_url=None,
-        api_key=None,
-        max_embeddings=BATCH,
-    )
-    differing = 0
+    own = {"data_dir": folder, "pack": pack.directory, "log_level": "WARNING", "max_embeddings": BATCH}
+    settings = load_settings(**own, database_url=None, api_key=None)
+    found = []
     with embedded(settings) as url, Kith(url) as kith:
         kith.create_gallery("people", risk={"fpir": 0.01})
         for i, vector in enumerate(drawn.snapshot.vectors):
@@ -242,32 +204,29 @@ def over_http(pack: ModelPack, sets: Mapping[str, Faces], folder: Path, people: 
         for start in range(0, len(expected), BATCH):
             batch = slice(start, start + BATCH)
             results = kith.identify("people", embeddings=list(drawn.strangers[batch]), top_k=1).results
-            differing += sum(
-                (result.outcome == "identified") != alarm
-                for result, alarm in zip(results, expected[batch], strict=True)
-            )
-    return differing
+            found += [result.outcome == "identified" for result in results]
+    return int((np.array(found) != expected).sum())
 
 
 # Reporting
 
 
-def table(rows: Sequence[Row]) -> str:
+def ratios(rows: Sequence[Row]) -> str:
     """Format one line per pack, domain, templates and people."""
-    lines = [
-        f"| Pack | Domain | Photos | People | {' | '.join(f'{fpir:.1%}' for fpir in FPIR)} | FNIR, 10 % | FNIR, 1 % |",
-        "|---" * (len(FPIR) + 6) + "|",
-    ]
     cells: dict[tuple[str, str, int, int], dict[float, Row]] = defaultdict(dict)
     for row in rows:
         cells[row.pack, row.domain, row.templates, row.people][row.fpir] = row
-    for (pack, domain, templates, people), cell in cells.items():
-        ratios = [f"{row.ratio:.2f} ({row.low:.2f}-{row.high:.2f})" for row in cell.values()]
-        lines.append(
-            f"| {pack} | {domain} | {templates} | {people:,} | {' | '.join(ratios)} "
-            f"| {misses(cell[0.1])} | {misses(cell[0.01])} |"
-        )
-    return "\n".join(lines)
+    return table(
+        ["Pack", "Domain", "Photos", "People", *(f"{fpir:.1%}" for fpir in FPIR), "FNIR, 10 %", "FNIR, 1 %"],
+        (
+            [
+                *(pack, domain, templates, f"{people:,}"),
+                *(f"{row.ratio:.2f} ({row.low:.2f}-{row.high:.2f})" for row in cell.values()),
+                *(misses(cell[fpir]) for fpir in JUDGED),
+            ]
+            for (pack, domain, templates, people), cell in cells.items()
+        ),
+    )
 
 
 def misses(row: Row) -> str:
@@ -283,70 +242,36 @@ def goals(rows: Sequence[Row]) -> str:
     clean = [row for row in judged if row.group in CLEAN and not row.domain.endswith(RECENT)]
     degraded = [row for row in judged if row.group == "degraded" and row.domain.endswith(RECENT)]
     promised = [row for row in clean if row.templates >= MIN_TEMPLATES_OF_PROMISE]
+    low, high = INTERVAL
+    kept = {
+        "Median of measured / requested within {} to {}".format(*MEDIAN): [
+            (row, f"{row.ratio:.2f}", MEDIAN[0] <= row.ratio <= MEDIAN[1]) for row in clean
+        ],
+        f"80 % interval within {low} to {high}, for {MIN_PEOPLE_OF_INTERVAL} people or more": [
+            (row, f"{row.low:.2f} to {row.high:.2f}", low <= row.low and row.high <= high)
+            for row in clean
+            if row.people >= MIN_PEOPLE_OF_INTERVAL
+        ],
+        f"Degraded probes: median at most {MAX_DEGRADED}": [
+            (row, f"{row.ratio:.2f}", row.ratio <= MAX_DEGRADED) for row in degraded
+        ],
+        "FNIR at most 2 points above hindsight's": [
+            (row, f"{100 * (row.fnir - row.hindsight_fnir):+.1f}", row.fnir <= row.hindsight_fnir + MAX_LOSS)
+            for row in judged
+            if row.fnir is not None and row.hindsight_fnir is not None
+        ],
+        "Promised FNIR within 5 points, for two photos or more": [
+            (row, f"{100 * error:+.1f}", abs(error) <= MAX_PROMISE_ERROR)
+            for row in promised
+            if row.fnir is not None
+            for error in [(row.fnir if row.promised_fnir is None else row.promised_fnir) - row.fnir]
+        ],
+    }
     parts = []
-    for goal, found in (
-        (
-            "Median of measured / requested within {} to {}".format(*MEDIAN),
-            [(row, f"{row.ratio:.2f}", MEDIAN[0] <= row.ratio <= MEDIAN[1]) for row in clean],
-        ),
-        (
-            "80 % interval within {} to {}, for {} people or more".format(*INTERVAL, MIN_PEOPLE_OF_INTERVAL),
-            [
-                (row, f"{row.low:.2f} to {row.high:.2f}", row.low >= INTERVAL[0] and row.high <= INTERVAL[1])
-                for row in clean
-                if row.people >= MIN_PEOPLE_OF_INTERVAL
-            ],
-        ),
-        (
-            f"Degraded probes: median at most {MAX_DEGRADED}",
-            [(row, f"{row.ratio:.2f}", row.ratio <= MAX_DEGRADED) for row in degraded],
-        ),
-        (
-            "FNIR at most 2 points above hindsight's",
-            [
-                (row, f"{100 * (row.fnir - row.hindsight_fnir):+.1f}", row.fnir <= row.hindsight_fnir + MAX_LOSS)
-                for row in judged
-                if row.fnir is not None and row.hindsight_fnir is not None
-            ],
-        ),
-        (
-            "Promised FNIR within 5 points, for two photos or more",
-            [
-                (row, f"{100 * error:+.1f}", abs(error) <= MAX_PROMISE_ERROR)
-                for row in promised
-                if row.fnir is not None
-                for error in [(row.fnir if row.promised_fnir is None else row.promised_fnir) - row.fnir]
-            ],
-        ),
-    ):
+    for goal, found in kept.items():
         missed = [f"- {row.where}: {value}" for row, value, is_kept in found if not is_kept]
-        parts.append(f"**{goal}**: kept in {len(found) - len(missed)} of {len(found)}.\n")
-        parts += [*missed, ""]
+        parts += [f"**{goal}**: kept in {len(found) - len(missed)} of {len(found)}.\n", *missed, ""]
     return "\n".join(parts).strip()
-
-
-def plot(rows: Sequence[Row], path: Path) -> None:
-    """Plot measured over requested FPIR at 10 % and 1 %, by pack and domain."""
-    packs = list(dict.fromkeys(row.pack for row in rows))
-    cells = list(dict.fromkeys((row.domain, row.templates, row.people) for row in rows))
-    figure = Figure(figsize=(12, 0.22 * len(cells) + 1.5), layout="constrained")
-    for axes, fpir in zip(figure.subplots(1, len(JUDGED), sharey=True), JUDGED, strict=True):
-        axes.axvspan(*MEDIAN, color="tab:green", alpha=0.12)
-        for shift, pack in enumerate(packs):
-            drawn = [row for row in rows if row.pack == pack and row.fpir == fpir]
-            at = [cells.index((row.domain, row.templates, row.people)) + 0.22 * (shift - 1) for row in drawn]
-            low, middle, high = (
-                np.maximum([getattr(row, field) for row in drawn], MIN_RATIO) for field in ("low", "ratio", "high")
-            )
-            axes.errorbar(
-                middle, at, xerr=(middle - low, high - middle), fmt="o", markersize=3, linewidth=1, label=pack
-            )
-        axes.set(xscale="log", xlim=(MIN_RATIO, 10), title=f"FPIR {fpir:.0%}", xlabel="measured / requested FPIR")
-        axes.set_yticks(range(len(cells)), [f"{d}, {p:,} people, {t}" for d, t, p in cells], fontsize=7)
-        axes.grid(alpha=0.3)
-        axes.set_ylim(len(cells) - 0.4, -0.6)
-        axes.legend(fontsize="small", loc="lower right")
-    figure.savefig(path, dpi=110)
 
 
 NOTES: Final = """Columns 10.0% to 0.1%: measured over requested FPIR, as the median of the draws and the range of the

@@ -11,27 +11,28 @@ missed.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import socket
 import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Final
 
 import numpy as np
 
-from bench.common import RESULTS, say
+from bench.common import RESULTS, ratios, say, write
 from bench.load import HOST, Generator, Order, look_at, post
 from bench.machine import commit, machine
 from bench.photos import astronaut
 from bench.servers import Running, kith_server
 from models.pack.loading import BUNDLED_PACK
 
-RESULT: Final = RESULTS / "overload.json"
 OVERLOAD: Final = 4
 """Clients under overload, in multiples of those that saturate the server."""
 PROBES_PER_S: Final = 10
@@ -45,33 +46,32 @@ MAX_REFUSAL_P99_MS: Final = 2000.0
 MIN_ACCEPTED_RATIO: Final = 0.9
 
 
-class Probe(threading.Thread):
-    """Requests to /healthz at a fixed rate, each on a new connection, until ``enough`` is set. Every probe has its own
-    thread, so that a slow one does not delay the next (coordinated omission)."""
+@contextmanager
+def probed(port: int) -> Iterator[list[float]]:
+    """Send requests to /healthz at a fixed rate, each on a new connection; yield their latencies in ms. Every probe has
+    its own thread, so that a slow one does not delay the next (coordinated omission)."""
+    latencies_ms, enough = list[float](), threading.Event()
 
-    def __init__(self, port: int) -> None:
-        super().__init__()
-        self.enough = threading.Event()
-        self.latencies_ms: list[float] = []
-        self._port = port
-
-    def run(self) -> None:
-        probes = []
-        while not self.enough.wait(1 / PROBES_PER_S):
-            probes.append(threading.Thread(target=self._probe))
-            probes[-1].start()
-        for probe in probes:
-            probe.join()
-
-    def _probe(self) -> None:
+    def probe() -> None:
         begin = time.perf_counter()
         try:
-            with socket.create_connection((HOST, self._port), PROBE_TIMEOUT_S, (PROBE_HOST, 0)) as connection:
+            with socket.create_connection((HOST, port), PROBE_TIMEOUT_S, (PROBE_HOST, 0)) as connection:
                 connection.sendall(HEALTH)
                 is_healthy = connection.recv(65536).startswith(b"HTTP/1.1 200")
         except OSError:
             is_healthy = False
-        self.latencies_ms.append((time.perf_counter() - begin) * 1000 if is_healthy else float("inf"))
+        latencies_ms.append((time.perf_counter() - begin) * 1000 if is_healthy else float("inf"))
+
+    def send() -> None:
+        while not enough.wait(1 / PROBES_PER_S):
+            threads.submit(probe)
+
+    with ThreadPoolExecutor(int(PROBE_TIMEOUT_S * PROBES_PER_S) + 1) as threads:
+        threads.submit(send)
+        try:
+            yield latencies_ms
+        finally:
+            enough.set()
 
 
 @dataclass
@@ -105,15 +105,13 @@ def measure(server: Running, clients: int, rounds: int, seconds: float) -> tuple
     with Generator() as generator:
         generator.run(Order(server.port, [message], clients, seconds / 2, 0, b""))
         for number, measured in [(clients, saturated), (OVERLOAD * clients, overloaded)] * rounds:
-            probe, cpu_s = Probe(server.port), look_at(server.pid).cpu_s
-            probe.start()
-            tally = generator.run(Order(server.port, [message], number, seconds, 0, b""))
-            cpu_s = look_at(server.pid).cpu_s - cpu_s
-            probe.enough.set()
-            probe.join()
+            with probed(server.port) as health_ms:
+                cpu_s = look_at(server.pid).cpu_s
+                tally = generator.run(Order(server.port, [message], number, seconds, 0, b""))
+                cpu_s = look_at(server.pid).cpu_s - cpu_s
             measured.rates.append(tally.answered / seconds)
             measured.per_cpu_s.append(tally.answered / cpu_s)
-            measured.health_ms += probe.latencies_ms
+            measured.health_ms += health_ms
             measured.accepted_ms += tally.latencies_ms.pop(200, [])
             measured.refused_ms += tally.latencies_ms.pop(503, [])
             measured.other += tally.statuses
@@ -124,13 +122,8 @@ def measure(server: Running, clients: int, rounds: int, seconds: float) -> tuple
 def spread(samples: Sequence[float]) -> dict[str, float] | None:
     if not samples:
         return None
-    p50, p99, most = np.percentile(samples, [50, 99, 100], method="inverted_cdf")
-    return {
-        "samples": len(samples),
-        "p50": round(float(p50), 1),
-        "p99": round(float(p99), 1),
-        "max": round(float(most), 1),
-    }
+    found = np.percentile(samples, [50, 99, 100], method="inverted_cdf").round(1).tolist()
+    return {"samples": len(samples), **dict(zip(("p50", "p99", "max"), found, strict=True))}
 
 
 def main() -> None:
@@ -142,34 +135,31 @@ def main() -> None:
     seconds = arguments.rounds * arguments.seconds
     with kith_server(BUNDLED_PACK, {}, {}) as server:
         saturated, overloaded = measure(server, arguments.clients, arguments.rounds, arguments.seconds)
-        about = {"networks": server.networks()}
-    ratios = _ratios(overloaded.rates, saturated.rates)
-    results = {
+        networks = server.networks()
+    rates, per_cpu_s = (
+        [round(ratio, 3) for ratio in ratios(getattr(overloaded, name), getattr(saturated, name))]
+        for name in ("rates", "per_cpu_s")
+    )
+    report = {
+        "day": date.today().isoformat(),
+        "commit": commit(),
+        "machine": machine(),
+        "networks": networks,
         f"{arguments.clients} clients": saturated.document(seconds),
         f"{OVERLOAD * arguments.clients} clients": overloaded.document(seconds),
-        "accepted per second, overloaded over saturated": ratios,
-        "accepted per processor second, overloaded over saturated": _ratios(overloaded.per_cpu_s, saturated.per_cpu_s),
+        "accepted per second, overloaded over saturated": rates,
+        "accepted per processor second, overloaded over saturated": per_cpu_s,
     }
-    report = {"day": str(datetime.date.today()), "commit": commit(), "machine": machine(), **about, **results}
-    text = json.dumps(report, indent=1)
-    RESULT.write_text(text + "\n", encoding="utf-8")
-    print(text)
+    write(RESULTS / "overload.json", None, report)
+    print(json.dumps(report, indent=1))
     health, refused = spread(overloaded.health_ms), spread(overloaded.refused_ms)
-    missed = [
-        goal
-        for goal, is_met in {
-            "/healthz": health is not None and health["p99"] <= MAX_HEALTH_P99_MS,
-            "503": refused is not None and refused["p99"] <= MAX_REFUSAL_P99_MS,
-            "accepted work": statistics.median(ratios) >= MIN_ACCEPTED_RATIO,
-        }.items()
-        if not is_met
-    ]
-    if missed:
+    goals = {
+        "/healthz": health is not None and health["p99"] <= MAX_HEALTH_P99_MS,
+        "503": refused is not None and refused["p99"] <= MAX_REFUSAL_P99_MS,
+        "accepted work": statistics.median(rates) >= MIN_ACCEPTED_RATIO,
+    }
+    if missed := [goal for goal, is_met in goals.items() if not is_met]:
         raise SystemExit(f"missed: {', '.join(missed)}")
-
-
-def _ratios(overloaded: Sequence[float], saturated: Sequence[float]) -> list[float]:
-    return [round(much / little, 3) for much, little in zip(overloaded, saturated, strict=True)]
 
 
 if __name__ == "__main__":

@@ -1,18 +1,24 @@
-"""Photos for the serving benchmarks, and the people of their gallery."""
+"""Photos and packs that the benchmarks share: LFW, group photos, the serving benchmarks' gallery, other recognizers."""
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Sequence
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.common import CACHE, ROOT, outside, say
 from models.engines.selection import EnginePreference, open_network
+from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
 from models.runtime.network import Float
 from models.vision.alignment import align
@@ -20,12 +26,50 @@ from models.vision.detection import Detector
 from models.vision.recognition import Recognizer, l2_normalize
 from service.cli.tools.demo import package_file
 
+PULLED: Final = ROOT / "data" / "models" / "open-model-zoo"
 PEOPLE: Final = 3000
 PROBES: Final = 200
 GROUPS: Final = 24
 GROUP_FACES: Final = range(4, 21)
 JPEG_QUALITY: Final = 92
 BATCH: Final = 32
+HEAVY_DIMENSION: Final = 512
+SETTLING_BATCHES: Final = 20
+"""Of the heavy network: they set the statistics of its batch normalization."""
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Create a parser with ``--cache``; a benchmark adds its own options."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder for cached network outputs")
+    return parser
+
+
+def lfw_or_exit() -> Path:
+    """Return LFW's folder in the research data, or exit if the photos are missing."""
+    data = outside("KITH_DATA", "data")
+    if not (data / "lfw" / "images").is_dir():
+        sys.exit(f"The research data are not at {data}: set KITH_DATA (docs/training.md says what it must hold).")
+    return data / "lfw"
+
+
+def by_person(files: Iterable[str]) -> dict[str, list[str]]:
+    """Group files such as ``Ada/Ada_0001.jpg`` by their folders."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for file in files:
+        found[file.split("/")[0]].append(file)
+    return found
+
+
+def packs_beside_reference(load_reference: Callable[[Path], ModelPack] = load_pack) -> dict[str, ModelPack]:
+    """Load ``bundled``, and ``reference`` if the reference models are present; report their absence."""
+    packs = {"bundled": load_pack(BUNDLED_PACK)}
+    reference = outside("KITH_REFERENCE", "reference")
+    if any(reference.glob("*.onnx")):
+        packs["reference"] = load_reference(reference)
+    else:
+        say(f"There are no reference models at {reference} (set KITH_REFERENCE): they are left out.")
+    return packs
 
 
 @dataclass(frozen=True)
@@ -103,3 +147,28 @@ def gallery_of(everybody: Sequence[Person], pack: ModelPack, cache: Path) -> dic
     cache.mkdir(parents=True, exist_ok=True)
     np.savez(remembered, names=np.array(list(vectors)), vectors=np.stack(list(vectors.values())))
     return vectors
+
+
+def heavy_pack(detector: Path, cache: Path) -> Path:
+    """Return a directory with a copy of ``detector`` and a recognizer as heavy as those in production, for speed alone:
+    IResNet-50 with random weights. It is created once."""
+    recognizer = cache / "heavy" / "recognizer.onnx"
+    if not recognizer.is_file():
+        import torch
+
+        from training.backbones import build_backbone
+        from training.config import BackboneConfig
+
+        recognizer.parent.mkdir(parents=True, exist_ok=True)
+        torch.manual_seed(0)
+        network = build_backbone(BackboneConfig(name="iresnet50", embedding_dim=HEAVY_DIMENSION))
+        # Without training, the activations grow from block to block and leave the range of fp16.
+        with torch.no_grad():
+            for _ in range(SETTLING_BATCHES):
+                network(2 * torch.rand(8, 3, 112, 112) - 1)
+        options: dict[str, Any] = {"input_names": ["input"], "output_names": ["embedding"], "external_data": False}
+        shapes, unfinished = ({0: torch.export.Dim("batch")},), recognizer.with_suffix(".unfinished")
+        torch.onnx.export(network.eval(), (torch.rand(2, 3, 112, 112),), unfinished, dynamic_shapes=shapes, **options)
+        unfinished.rename(recognizer)
+    shutil.copy(detector, recognizer.with_name("detector.onnx"))
+    return recognizer.parent

@@ -12,6 +12,7 @@ import tarfile
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 
+from bench.photos import by_person
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
 from models.runtime.network import Float
@@ -57,14 +59,8 @@ class Photo:
 
 @dataclass(frozen=True, eq=False)
 class Faces:
-    """Faces of a set that the detector found.
-
-    Attributes:
-        vectors: (n, d) of unit length.
-        people: (n,) names.
-        photos: (n,) names of the photos.
-        quality: (n, 8) values in the order of `QUALITY`.
-    """
+    """Faces of a set that the detector found: (n, d) ``vectors`` of unit length, (n,) names of ``people`` and of
+    ``photos``, (n, 8) ``quality`` in the order of `QUALITY`."""
 
     vectors: Float
     people: NDArray[np.str_]
@@ -93,31 +89,35 @@ def faces_of(name: str, data: Path, pack: ModelPack, cache: Path) -> Faces:
 
 def with_one_name(faces: Faces) -> Faces:
     """Return the faces with one name per person, without those of unknown people."""
-    same = {row["person"]: row["same_as"] for row in rows_of(SAME_PEOPLE)}
-    people = np.array([same.get(person, person) for person in faces.people.tolist()])
+    people = one_name(faces.people.tolist())
     kept = people != ""
     return Faces(faces.vectors[kept], people[kept], faces.photos[kept], faces.quality[kept])
 
 
+def one_name(people: Sequence[str]) -> NDArray[np.str_]:
+    """Return one name per person, empty for unknown people."""
+    same = {row["person"]: row["same_as"] for row in rows_of(SAME_PEOPLE)}
+    return np.array([same.get(person, person) for person in people])
+
+
 def embedded_faces(photos: Sequence[Photo], embedder: Embedder) -> Faces:
     """Detect, align, measure and embed the face nearest the center of each photo that shows one."""
-    vectors, people, names, qualities = [], [], [], []
+    vectors, seen, qualities = [], list[Photo](), []
     for start in range(0, len(photos), DETECT_BATCH_SIZE):
         batch = photos[start : start + DETECT_BATCH_SIZE]
         images = [photo.read() for photo in batch]
         crops = []
         for photo, image, found in zip(batch, images, embedder.detector.detect(images), strict=True):
-            if not len(found):
-                continue
-            points = found.landmarks_xy[found.nearest(image.shape[1] / 2, image.shape[0] / 2)]
-            crops.append(align(image, points[None], embedder.recognizer.alignment)[0])
-            quality = measure_quality(align(image, points[None])[0], points)
-            qualities.append([*vars(quality).values(), quality.score])
-            people.append(photo.person)
-            names.append(photo.name)
+            if len(found):
+                points = found.landmarks_xy[found.nearest(image.shape[1] / 2, image.shape[0] / 2)]
+                crops.append(align(image, points[None], embedder.recognizer.alignment)[0])
+                quality = measure_quality(align(image, points[None])[0], points)
+                qualities.append([*vars(quality).values(), quality.score])
+                seen.append(photo)
         if crops:
             vectors.append(embedder.recognizer.embed(np.stack(crops)))
-    return Faces(np.concatenate(vectors), np.array(people), np.array(names), np.array(qualities, np.float32))
+    people, names = (np.array([getattr(photo, field) for photo in seen]) for field in ("person", "name"))
+    return Faces(np.concatenate(vectors), people, names, np.array(qualities, np.float32))
 
 
 def lfw_people(data: Path) -> tuple[dict[str, list[str]], list[str]]:
@@ -126,12 +126,8 @@ def lfw_people(data: Path) -> tuple[dict[str, list[str]], list[str]]:
     The people are in a fixed random order. The protocol's enrolled photo comes first.
     """
     protocol = read_open_set(data / "lfw" / "openset_protocol.json")
-    files: dict[str, list[str]] = defaultdict(list)
-    listed = sorted(
-        str(path.relative_to(data / "lfw" / "images")) for path in (data / "lfw" / "images").glob("*/*.jpg")
-    )
-    for file in listed:
-        files[file.split("/")[0]].append(file)
+    images = data / "lfw" / "images"
+    files = by_person(sorted(str(path.relative_to(images)) for path in images.glob("*/*.jpg")))
     order = sorted(files)
     np.random.default_rng(0).shuffle(order)
     first = set(protocol.gallery)
@@ -150,11 +146,11 @@ def calibration_files(lfw: Path) -> list[str]:
     return sorted(file for file in {*pairs.first, *pairs.second} if file.split("/")[0] not in searched)
 
 
-def lfw_photos(data: Path, files: Sequence[str], change: Callable[[Image], Image] | None = None) -> list[Photo]:
-    def reader(path: Path) -> Callable[[], Image]:
-        return (lambda: read_rgb(path)) if change is None else (lambda: change(read_rgb(path)))
+def lfw_photos(data: Path, files: Sequence[str], change: Callable[[Image], Image] = np.asarray) -> list[Photo]:
+    def read(file: str) -> Image:
+        return change(read_rgb(data / "lfw" / "images" / file))
 
-    return [Photo(file.split("/")[0], file, reader(data / "lfw" / "images" / file)) for file in files]
+    return [Photo(file.split("/")[0], file, partial(read, file)) for file in files]
 
 
 def lfw(data: Path) -> list[Photo]:
@@ -162,25 +158,21 @@ def lfw(data: Path) -> list[Photo]:
     return lfw_photos(data, [*(f for files in several.values() for f in files), *single[:LFW_STRANGERS]])
 
 
-def degraded(change: Callable[[Image], Image]) -> Callable[[Path], list[Photo]]:
-    """Return a set: the first strangers of LFW, and the last photo of the first people, changed."""
-
-    def photos(data: Path) -> list[Photo]:
-        several, single = lfw_people(data)
-        mated = [files[-1] for files in list(several.values())[:DEGRADED_PEOPLE]]
-        return lfw_photos(data, [*mated, *single[:DEGRADED_STRANGERS]], change)
-
-    return photos
+def degraded(change: Callable[[Image], Image], data: Path) -> list[Photo]:
+    """Return the first strangers of LFW, and the last photo of the first people, changed."""
+    several, single = lfw_people(data)
+    mated = [files[-1] for files in list(several.values())[:DEGRADED_PEOPLE]]
+    return lfw_photos(data, [*mated, *single[:DEGRADED_STRANGERS]], change)
 
 
 def padded(archive: Path, files: Sequence[tuple[str, str, str]]) -> list[Photo]:
     """Return the photos of a tar archive: person, name, member."""
     crops = read_crops(archive, {member for *_, member in files})
 
-    def reader(crop: Image) -> Callable[[], Image]:
-        return lambda: np.asarray(cv2.copyMakeBorder(crop, *(4 * (PADDING_PX,)), cv2.BORDER_REPLICATE), np.uint8)
+    def read(member: str) -> Image:
+        return np.asarray(cv2.copyMakeBorder(crops[member], *(4 * (PADDING_PX,)), cv2.BORDER_REPLICATE), np.uint8)
 
-    return [Photo(person, name, reader(crops[member])) for person, name, member in files]
+    return [Photo(person, name, partial(read, member)) for person, name, member in files]
 
 
 def read_crops(archive: Path, members: Collection[str]) -> dict[str, Image]:
@@ -210,68 +202,44 @@ def cfp(data: Path) -> list[Photo]:
     return padded(data / "cfp" / "cfp.tar", files)
 
 
-def strangers_of(kind: str) -> Callable[[Path], list[Photo]]:
-    """Return a set of `OTHER_STRANGERS` photos of one collection in faces/, each of another person."""
-
-    def photos(data: Path) -> list[Photo]:
-        rows = [row for row in rows_of(data / "faces" / "manifest.csv") if row["set"] == kind]
-        order = np.random.default_rng(0).permutation(len(rows))[:OTHER_STRANGERS]
-        files = [(f"{kind}-{i}", rows[i]["file"], rows[i]["file"]) for i in order]
-        return padded(data / "faces" / rows[0]["archive"], files)
-
-    return photos
+def strangers(kind: str, data: Path) -> list[Photo]:
+    """Return `OTHER_STRANGERS` photos of one collection in faces/, each of another person."""
+    rows = [row for row in rows_of(data / "faces" / "manifest.csv") if row["set"] == kind]
+    order = np.random.default_rng(0).permutation(len(rows))[:OTHER_STRANGERS]
+    files = [(f"{kind}-{i}", rows[i]["file"], rows[i]["file"]) for i in order]
+    return padded(data / "faces" / rows[0]["archive"], files)
 
 
-def small(face_px: int) -> Callable[[Image], Image]:
+def small(face_px: int, photo: Image) -> Image:
     """Shrink an LFW photo, whose face is about 95 px wide, to a face of ``face_px``."""
-    return lambda photo: np.asarray(
-        cv2.resize(photo, None, fx=face_px / LFW_FACE_PX, fy=face_px / LFW_FACE_PX, interpolation=cv2.INTER_AREA)
-    )
+    scale = face_px / LFW_FACE_PX
+    return np.asarray(cv2.resize(photo, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA), np.uint8)
 
 
-LFW_FACE_PX: Final = 95
-
-
-def blurred(sigma_px: float) -> Callable[[Image], Image]:
-    return lambda photo: np.asarray(cv2.GaussianBlur(photo, (0, 0), sigma_px), np.uint8)
-
-
-def moved(length_px: int) -> Callable[[Image], Image]:
-    kernel = np.full((1, length_px), 1 / length_px)
-    return lambda photo: np.asarray(cv2.filter2D(photo, -1, kernel), np.uint8)
-
-
-def compressed(quality: int) -> Callable[[Image], Image]:
-    def change(photo: Image) -> Image:
-        _, encoded = cv2.imencode(".jpg", photo, [cv2.IMWRITE_JPEG_QUALITY, quality])
-        return np.asarray(cv2.imdecode(encoded, cv2.IMREAD_COLOR), np.uint8)
-
-    return change
-
-
-def dark(photo: Image) -> Image:
-    """Return the photo with a quarter of its light, and the noise of a sensor."""
-    return noisy(photo * 0.25, 3)
+def compressed(quality: int, photo: Image) -> Image:
+    encoded = cv2.imencode(".jpg", photo, [cv2.IMWRITE_JPEG_QUALITY, quality])[1]
+    return np.asarray(cv2.imdecode(encoded, cv2.IMREAD_COLOR), np.uint8)
 
 
 def noisy(photo: NDArray[Any], sigma: float) -> Image:
-    values = photo + np.random.default_rng(0).normal(0, sigma, photo.shape)
-    return np.asarray(np.clip(values, 0, 255), np.uint8)
+    """Add the noise of a sensor, in gray levels."""
+    return np.asarray(np.clip(photo + np.random.default_rng(0).normal(0, sigma, photo.shape), 0, 255), np.uint8)
 
 
+LFW_FACE_PX: Final = 95
 DEGRADATIONS: Final[Mapping[str, Callable[[Image], Image]]] = {
-    "face32": small(32),
-    "face24": small(24),
-    "blur": blurred(3),
-    "motion": moved(15),
-    "jpeg": compressed(8),
-    "dark": dark,
+    "face32": partial(small, 32),
+    "face24": partial(small, 24),
+    "blur": lambda photo: np.asarray(cv2.GaussianBlur(photo, (0, 0), 3), np.uint8),
+    "motion": lambda photo: np.asarray(cv2.filter2D(photo, -1, np.full((1, 15), 1 / 15)), np.uint8),
+    "jpeg": partial(compressed, 8),
+    "dark": lambda photo: noisy(photo * 0.25, 3),
     "noise": lambda photo: noisy(photo, 25),
 }
 SETS: Final[Mapping[str, Callable[[Path], list[Photo]]]] = {
     "lfw": lfw,
     "cfp": cfp,
-    "aaf": strangers_of("aaf"),
-    "fairface": strangers_of("fairface"),
-    **{name: degraded(change) for name, change in DEGRADATIONS.items()},
+    "aaf": partial(strangers, "aaf"),
+    "fairface": partial(strangers, "fairface"),
+    **{name: partial(degraded, change) for name, change in DEGRADATIONS.items()},
 }

@@ -39,14 +39,8 @@ Group = Literal["LFW", "CFP", "other collections", "degraded"]
 
 @dataclass(frozen=True)
 class Domain:
-    """Sets that are enrolled and searched.
-
-    Attributes:
-        group: Domains that are left out together when settings are chosen.
-        mated: Set of the enrolled people's probes; None: no other photos of them exist.
-        view: Beginning of the names of all photos that are searched.
-        cells: Templates per subject, and numbers of subjects.
-    """
+    """Sets that are enrolled and searched. ``mated``: that of the enrolled people's probes; None: no other photos of
+    them exist. ``cells``: templates per subject, and numbers of subjects. Views: beginnings of the photos' names."""
 
     name: str
     group: Group
@@ -59,26 +53,18 @@ class Domain:
     strangers_view: str = ""
 
 
+ONE_GALLERY: Final = ((1, (300,)), (2, (300,)))
 DOMAINS: Final = (
     Domain("LFW", "LFW", "lfw", "lfw", "lfw", ((1, (50, 100, 300, 1000, 2000)), (2, (50, 300, 600)), (3, (50, 300)))),
     Domain("CFP, frontal", "CFP", "cfp", "cfp", "cfp", tuple((t, (50, 250)) for t in (1, 2, 3)), *(3 * ("frontal/",))),
     Domain(
-        "CFP, profiles searched",
-        "CFP",
-        "cfp",
-        "cfp",
-        "cfp",
-        tuple((t, (250,)) for t in (1, 2, 3)),
-        "frontal/",
-        "profile/",
-        "profile/",
+        *("CFP, profiles searched", "CFP", "cfp", "cfp", "cfp", tuple((t, (250,)) for t in (1, 2, 3))),
+        *("frontal/", "profile/", "profile/"),
     ),
-    Domain(
-        "LFW, frontal CFP searched", "CFP", "lfw", "cfp", "cfp", ((1, (300,)), (2, (300,))), "", *(2 * ("frontal/",))
-    ),
-    Domain("LFW, profiles searched", "CFP", "lfw", "cfp", "cfp", ((1, (300,)), (2, (300,))), "", *(2 * ("profile/",))),
-    Domain("LFW, strangers of All-Age-Faces", "other collections", "lfw", "lfw", "aaf", ((1, (300,)), (2, (300,)))),
-    Domain("LFW, strangers of FairFace", "other collections", "lfw", "lfw", "fairface", ((1, (300,)), (2, (300,)))),
+    Domain("LFW, frontal CFP searched", "CFP", "lfw", "cfp", "cfp", ONE_GALLERY, "", "frontal/", "frontal/"),
+    Domain("LFW, profiles searched", "CFP", "lfw", "cfp", "cfp", ONE_GALLERY, "", "profile/", "profile/"),
+    Domain("LFW, strangers of All-Age-Faces", "other collections", "lfw", "lfw", "aaf", ONE_GALLERY),
+    Domain("LFW, strangers of FairFace", "other collections", "lfw", "lfw", "fairface", ONE_GALLERY),
     Domain("All-Age-Faces", "other collections", "aaf", None, "aaf", ((1, (100, 400)),)),
     Domain("FairFace", "other collections", "fairface", None, "fairface", ((1, (100, 400)),)),
     *(Domain(f"LFW, {name}", "degraded", "lfw", name, name, ((1, (300,)),)) for name in DEGRADATIONS),
@@ -106,12 +92,8 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """A drawn gallery, subject 0 first, and its probes.
-
-    Attributes:
-        mated: probes of subjects, and ``mates`` (m,) their subjects.
-        strangers: probes of others, and ``persons`` (s,) who they are.
-    """
+    """A drawn gallery, subject 0 first; ``mated`` probes of its subjects, (m,) ``mates``; and of ``strangers``, (s,)
+    ``persons``."""
 
     snapshot: Snapshot
     mated: Float
@@ -210,22 +192,12 @@ def judge(draw: Draw, calibration: Calibration | None, recent: bool = False) -> 
         named = identified(alarms, thresholds)
         own = identified(mated, thresholds) & found_first
         hindsight = found_first & (mated.similarities[:, 0] > hindsight_threshold(alarms, weights, fpir))
-        promised = promised_misses(
-            risk.evidence, calibration, risk.curve.threshold_at_fmr(fmr_for_fpir(fpir, size)).score
-        )
-        outcomes.append(
-            Outcome(
-                len(draw.snapshot.vectors) // size,
-                size,
-                fpir,
-                thresholds.accept,
-                float(weights @ named),
-                float(weights @ (alarms.similarities[:, 0] >= FIXED)),
-                1 - float(shares @ own) if len(own) else math.nan,
-                1 - float(shares @ hindsight) if len(own) else math.nan,
-                math.nan if promised is None else promised.value,
-            )
-        )
+        cut = risk.curve.threshold_at_fmr(fmr_for_fpir(fpir, size)).score
+        promised = promised_misses(risk.evidence, calibration, cut)
+        measured, fixed = (float(weights @ alarm) for alarm in (named, alarms.similarities[:, 0] >= FIXED))
+        fnir, least = (1 - float(shares @ found) if len(own) else math.nan for found in (own, hindsight))
+        templates, told = len(draw.snapshot.vectors) // size, math.nan if promised is None else promised.value
+        outcomes.append(Outcome(templates, size, fpir, thresholds.accept, measured, fixed, fnir, least, told))
     return outcomes
 
 
@@ -250,13 +222,10 @@ def search(snapshot: Snapshot, probes: Float) -> Searches:
 
 def identified(searches: Searches, thresholds: Thresholds) -> NDArray[np.bool_]:
     """Return (q,) whether the service identifies the best subject. Probabilities of candidates are left out."""
-    return np.array(
-        [
-            decide(score_candidates([(0, best), (1, second)], thresholds, None, 0), thresholds).outcome == "identified"
-            for best, second in searches.similarities.tolist()
-        ],
-        bool,
+    candidates = (
+        score_candidates(list(enumerate(pair)), thresholds, None, 0) for pair in searches.similarities.tolist()
     )
+    return np.array([decide(found, thresholds).outcome == "identified" for found in candidates], bool)
 
 
 def hindsight_threshold(alarms: Searches, weights: Floats, fpir: float) -> float:

@@ -73,14 +73,9 @@ def enroll(url: str, pack: Path, people: Mapping[str, Float], file: Path) -> Non
         kith.create_gallery(GALLERY, risk={"fpir": FPIR})
         if not people:
             return
-        file.write_text(
-            "".join(
-                json.dumps({"subject": name, "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode()})
-                + "\n"
-                for name, vector in people.items()
-            ),
-            encoding="utf-8",
-        )
+        coded = {name: base64.b64encode(vector.astype("<f4").tobytes()).decode() for name, vector in people.items()}
+        lines = (json.dumps({"subject": name, "embedding": vector}) for name, vector in coded.items())
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
         kith.import_gallery(GALLERY, file, recognizer=load_pack(pack).recognition.fingerprint())
         # Otherwise the service calibrates in the background, during the measurement.
         kith.calibrate(GALLERY)

@@ -16,23 +16,17 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-from bench.common import RESULTS, ROOT, outside, say
-from bench.heavy import DIMENSION, heavy_pack
-from bench.lfw import lfw_or_exit
-from bench.load import Generator, Order, Tally, look_at, multipart
-from bench.machine import commit, machine
+from bench.common import CACHE, RESULTS, ROOT, in_words, outside, ratios, say, spread, table, write
+from bench.load import Generator, Order, ProcessFigures, Tally, look_at, multipart
+from bench.machine import about
 from bench.peers.loop import Loop
-from bench.photos import gallery_of, groups, lfw_probes, made_up, people
+from bench.photos import HEAVY_DIMENSION, gallery_of, groups, heavy_pack, lfw_or_exit, lfw_probes, made_up, people
 from bench.servers import GALLERY, Running, kith_server, naive_server
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.quantization import quantize_pack
@@ -40,7 +34,6 @@ from models.runtime.network import Float
 from service.cli.tools.demo import varied_samples
 
 RESULT: Final = RESULTS / "serving.json"
-TABLE: Final = RESULTS / "serving.md"
 PAGE: Final = ROOT / "docs" / "performance.md"
 BEGIN: Final = "<!-- By bench.serving: -->"
 END: Final = "<!-- To here. -->"
@@ -68,8 +61,22 @@ the naive server told how small LFW's photos are, which one does not know of pho
 whatever is asked for. CPU is the server's alone; the load comes from a process on the same cores. Latencies are of what
 was answered with 200; a system whose latency is beyond the warm-up is shown faster than it is, for its first answers
 come from a queue that fills."""
-MANY_PHOTOS: Final = ("photos_per_s", lambda ratio: ratio >= 4)
 MORE_PHOTOS: Final = ("photos_per_s", lambda ratio: ratio >= 1.5)
+GOALS: Final[Sequence[tuple[str, str, str, str | None, str, Callable[[float], bool]]]] = (
+    (
+        "16 clients: at least 4 x the best peer's photos/s (on AMX)",
+        "16",
+        IDENTIFY,
+        None,
+        "photos_per_s",
+        lambda r: r >= 4,
+    ),
+    ("16 clients: at most 1/4 of its p99 (on AMX)", "16", IDENTIFY, None, "p99_ms", lambda r: r <= 0.25),
+    ("16 clients, the peers' numbers: at least 1.5 x its photos/s", "16", IDENTIFY_PINNED, None, *MORE_PHOTOS),
+    ("... of the naive server with a canvas of 256", "16", IDENTIFY_PINNED, NAIVE_SMALL, *MORE_PHOTOS),
+    ("1 client: at most half of the loop's latency", "1", IDENTIFY, LOOP, "p50_ms", lambda r: r <= 0.5),
+)
+"""Text, clients, system, peer (None: the best one), figure, and whether its ratio meets the goal."""
 MAX_WAITING: Final = 2.0
 """Ratio of one client's p50 to the processor time of a photo above which the server waits for something."""
 Document = dict[str, Any]
@@ -108,16 +115,11 @@ SETS: Final = {
 }
 
 
-def reference_pack() -> Path | None:
-    directory = outside("KITH_REFERENCE", "reference")
-    return directory if (directory / "recognizer.onnx").is_file() else None
-
-
 def quantized_reference(cache: Path) -> Path | None:
     """Return a copy of the reference models with the INT8 files that are faster here than any other precision."""
-    if (reference := reference_pack()) is None:
+    reference, copy = outside("KITH_REFERENCE", "reference"), cache / "reference"
+    if not (reference / "recognizer.onnx").is_file():
         return None
-    copy = cache / "reference"
     if not copy.is_dir():
         copy.mkdir(parents=True)
         for name in ("detector.onnx", "recognizer.onnx"):
@@ -129,8 +131,8 @@ def quantized_reference(cache: Path) -> Path | None:
 
 
 def heavy(cache: Path) -> Path | None:
-    reference = reference_pack()
-    return None if reference is None else heavy_pack(reference / "detector.onnx", cache)
+    detector = outside("KITH_REFERENCE", "reference") / "detector.onnx"
+    return heavy_pack(detector, cache) if detector.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -149,18 +151,14 @@ def main() -> None:
     parser.add_argument("--clients", nargs="+", type=int, help="default: the numbers of each set")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="minimum duration of a system in a round")
-    parser.add_argument(
-        "--tables", action="store_true", help="write the tables from stored figures, without a measurement"
-    )
     parser.add_argument("--quick", action="store_true", help="LFW and groups, 1 and 16 clients, three seconds a cell")
-    parser.add_argument("--result", type=Path, default=RESULT)
-    parser.add_argument("--cache", type=Path, default=ROOT / "runs" / "cache", help="vectors of the gallery's people")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="vectors of the gallery's people")
     options = parser.parse_args()
     if options.quick:
         options.sets, options.clients, options.seconds = ["lfw", "groups"], [1, 16], 3.0
     data = lfw_or_exit().parent
-    document: Document = json.loads(options.result.read_text("utf-8")) if options.result.is_file() else {"sets": {}}
-    for name in [] if options.tables else options.sets:
+    document: Document = json.loads(RESULT.read_text("utf-8")) if RESULT.is_file() else {"sets": {}}
+    for name in options.sets:
         photo_set = SETS[name]
         if (pack := photo_set.pack(options.cache)) is None:
             say(f"{photo_set.title}: skipped, because the reference models are missing (set KITH_REFERENCE)")
@@ -168,7 +166,7 @@ def main() -> None:
         stored = document["sets"].setdefault(name, {"title": photo_set.title, "clients": {}})
         photos = groups(data) if photo_set.groups else lfw_probes(people(data))
         loaded = load_pack(pack)
-        gallery = made_up(DIMENSION) if photo_set.random else gallery_of(people(data), loaded, options.cache)
+        gallery = made_up(HEAVY_DIMENSION) if photo_set.random else gallery_of(people(data), loaded, options.cache)
         with systems(pack, photos, gallery, photo_set.small) as running:
             for system in running:
                 system.run(1, WARM_UP_S, WARM_UP_S)
@@ -177,56 +175,39 @@ def main() -> None:
                 seconds = max(options.seconds, 2 * clients * photo_set.photo_s)
                 stored["clients"][str(clients)] = measure(asked, clients, options.rounds, seconds)
                 stored["clients"] = dict(sorted(stored["clients"].items(), key=lambda item: int(item[0])))
-                say(f"{photo_set.title}, {clients} clients\n" + "\n".join(rows(stored["clients"][str(clients)])))
-                write(document, options.result)
-    write(document, options.result)
+                say(f"{photo_set.title}, {clients} clients\n{figures(stored['clients'][str(clients)])}")
+                write(RESULT, report(document), document)
+                before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+                PAGE.write_text(before + quoted(document) + rest.partition(END)[2], encoding="utf-8")
     print(report(document))
-
-
-def write(document: Document, result: Path) -> None:
-    """Write the figures, and also the tables if ``result`` is their source."""
-    result.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    if result == RESULT:
-        TABLE.write_text(report(document), encoding="utf-8")
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
-        PAGE.write_text("".join([before, quoted(document), after]), encoding="utf-8")
 
 
 @contextmanager
 def systems(pack: Path, photos: Sequence[bytes], gallery: Mapping[str, Float], small: bool) -> Iterator[list[System]]:
     with ExitStack() as opened:
         generator = opened.enter_context(Generator())
+        identify, embed, box = f"/v1/galleries/{GALLERY}/identify", "/v1/embed", b'"box":'
 
         def over_http(
             name: str, server: Running, path: str, part: str, marker: bytes, networks: str | None = None
         ) -> System:
             requests = [multipart(path, photo, part) for photo in photos]
-            return System(
-                name,
-                server.pid,
-                lambda clients, seconds, warm_up_s: generator.run(
-                    Order(server.port, requests, clients, seconds, warm_up_s, marker)
-                ),
-                networks,
-            )
 
-        own = opened.enter_context(kith_server(pack, {}, gallery))
-        pinned = opened.enter_context(kith_server(pack, PINNED, gallery))
-        naive = opened.enter_context(naive_server(pack))
+            def run(clients: int, seconds: float, warm_up_s: float) -> Tally:
+                return generator.run(Order(server.port, requests, clients, seconds, warm_up_s, marker))
+
+            return System(name, server.pid, run, networks)
+
+        running = []
+        for settings, names in (({}, (IDENTIFY, EMBED)), (PINNED, (IDENTIFY_PINNED, EMBED_PINNED))):
+            own = opened.enter_context(kith_server(pack, settings, gallery))
+            for name, path in zip(names, (identify, embed), strict=True):
+                running.append(over_http(name, own, path, "images", box, own.networks()))
+        for name, side_px in ((NAIVE, 640), *([(NAIVE_SMALL, SMALL_SIDE_PX)] if small else [])):
+            naive = opened.enter_context(naive_server(pack, side_px))
+            running.append(over_http(name, naive, "/faces", "image", b'"bbox":'))
         loop = opened.enter_context(Loop(pack))
-        identify, embed, box = f"/v1/galleries/{GALLERY}/identify", "/v1/embed", b'"box":'
-        running = [
-            over_http(IDENTIFY, own, identify, "images", box, own.networks()),
-            over_http(EMBED, own, embed, "images", box, own.networks()),
-            over_http(IDENTIFY_PINNED, pinned, identify, "images", box, pinned.networks()),
-            over_http(EMBED_PINNED, pinned, embed, "images", box, pinned.networks()),
-            over_http(NAIVE, naive, "/faces", "image", b'"bbox":'),
-            System(LOOP, loop.pid, lambda _, seconds, warm_up_s: loop.run(photos, seconds, warm_up_s)),
-        ]
-        if small:
-            other = opened.enter_context(naive_server(pack, SMALL_SIDE_PX))
-            running.append(over_http(NAIVE_SMALL, other, "/faces", "image", b'"bbox":'))
+        running.append(System(LOOP, loop.pid, lambda _, seconds, warm_up_s: loop.run(photos, seconds, warm_up_s)))
         yield running
 
 
@@ -239,67 +220,52 @@ def measure(running: Sequence[System], clients: int, rounds: int, seconds: float
             before = look_at(system.pid)
             tally = system.run(clients, seconds, WARM_UP_S)
             after = look_at(system.pid)
-            cells[system.name].append(cell(tally, after.cpu_s - before.cpu_s, after.rss_bytes, after.peak_bytes))
+            cells[system.name].append(cell(tally, after.cpu_s - before.cpu_s, after))
+    peers = [peer for peer in (*PEERS, NAIVE_SMALL) if peer in cells]
     return {
-        "date": date.today().isoformat(),
-        "commit": commit(),
-        "machine": machine(),
+        **about(),
         "networks": {system.name.split(",")[0]: system.networks for system in running if system.networks},
         "rounds": rounds,
         "seconds": seconds,
         "systems": {name: {key: spread([c[key] for c in each]) for key in each[0]} for name, each in cells.items()},
         "ratios": {
             f"{own} / {peer}": {
-                key: spread([a[key] / b[key] for a, b in zip(cells[own], cells[peer], strict=True)])
+                key: spread(ratios([cell[key] for cell in cells[own]], [cell[key] for cell in cells[peer]]))
                 for key in ("photos_per_s", "p50_ms", "p99_ms")
             }
             for own in cells
-            if own not in (*PEERS, NAIVE_SMALL)
-            for peer in (*PEERS, NAIVE_SMALL)
-            if peer in cells
+            if own not in peers
+            for peer in peers
         },
     }
 
 
-def cell(tally: Tally, cpu_s: float, rss_bytes: int, peak_bytes: int) -> dict[str, float]:
+def cell(tally: Tally, cpu_s: float, process: ProcessFigures) -> dict[str, float]:
     if not tally.answered:
         raise RuntimeError(f"nothing was answered: {dict(tally.statuses)}")
-    p50, p95, p99 = np.percentile(tally.latencies_ms[200], (50, 95, 99)).tolist()
     return {
-        "photos_per_s": tally.answered / tally.seconds,
-        "faces_per_s": tally.faces / tally.seconds,
-        "p50_ms": p50,
-        "p95_ms": p95,
-        "p99_ms": p99,
-        "failed": tally.failed,
+        **tally.figures(),
         "cpu_ms_per_photo": 1000 * cpu_s / tally.served,
-        "generator_cores": tally.cpu_s / tally.seconds,
-        "rss_mb": rss_bytes / 1e6,
-        "peak_mb": peak_bytes / 1e6,
+        "rss_mb": process.rss_bytes / 1e6,
+        "peak_mb": process.peak_bytes / 1e6,
     }
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    return {name: float(f"{f(values):.4g}") for name, f in (("median", statistics.median), ("min", min), ("max", max))}
-
-
-def rows(measured: Document) -> list[str]:
-    lines = [
-        "| | photos/s | faces/s | p50 | p95 | p99 ms | failed | CPU ms a photo | MB |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for name, figures in measured["systems"].items():
-        m = {key: value["median"] for key, value in figures.items()}
-        lines.append(
-            f"| {name} | {m['photos_per_s']:.4g} | {m['faces_per_s']:.4g} | {m['p50_ms']:.3g} | {m['p95_ms']:.3g} | "
-            f"{m['p99_ms']:.3g} | {m['failed']:g} | {m['cpu_ms_per_photo']:.3g} | {m['rss_mb']:.0f} |"
-        )
-    return lines
+def figures(measured: Document) -> str:
+    formats = {"photos_per_s": ".4g", "faces_per_s": ".4g", "p50_ms": ".3g", "p95_ms": ".3g", "p99_ms": ".3g"}
+    formats |= {"failed": "g", "cpu_ms_per_photo": ".3g", "rss_mb": ".0f"}
+    return table(
+        " | photos/s | faces/s | p50 | p95 | p99 ms | failed | CPU ms a photo | MB",
+        (
+            [name, *(f"{found[key]['median']:{form}}" for key, form in formats.items())]
+            for name, found in measured["systems"].items()
+        ),
+    )
 
 
 def quoted(document: Document) -> str:
     """Return the part that docs/performance.md quotes."""
-    return "\n".join([BEGIN, "", *summary(document, brief=True), "", END])
+    return "\n\n".join([BEGIN, summary(document, brief=True), END])
 
 
 def taken(document: Document) -> list[str]:
@@ -322,87 +288,63 @@ def best_peer(measured: Document) -> str:
     return max(present, key=lambda peer: measured["systems"][peer]["photos_per_s"]["median"])
 
 
-def summary(document: Document, brief: bool = False) -> list[str]:
-    """Format the ratios to the best peer at the same number of clients: median, and unless ``brief`` minimum and
-    maximum. The brief table is that of docs/performance.md."""
-    lines = [
-        "| Photos, clients | against | identify: photos/s | p50 | p99 | embed: photos/s | fp32, identify: photos/s "
-        "| fp32, embed: photos/s |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+def summary(document: Document, brief: bool = False) -> str:
+    """Format the ratios to the best peer at the same number of clients, ``brief`` for docs/performance.md."""
+    columns = [*((IDENTIFY, key) for key in ("photos_per_s", "p50_ms", "p99_ms"))]
+    columns += [(own, "photos_per_s") for own in OWN[1:]]
+    rows = []
     for name, stored in document["sets"].items():
         for clients, measured in stored["clients"].items():
             for peer in (best_peer(measured), *([NAIVE_SMALL] if NAIVE_SMALL in measured["systems"] else [])):
-                cells = [
-                    in_words(ratios[key], brief) if (ratios := measured["ratios"].get(f"{own} / {peer}")) else ""
-                    for own, key in (
-                        *((IDENTIFY, key) for key in ("photos_per_s", "p50_ms", "p99_ms")),
-                        *((own, "photos_per_s") for own in OWN[1:]),
-                    )
-                ]
-                lines.append(f"| {name}, {clients} | {peer} | {' | '.join(cells)} |")
-    return lines
+                found = [measured["ratios"].get(f"{own} / {peer}", {}).get(key) for own, key in columns]
+                told = ["" if one is None else f"{one['median']:.2f}" if brief else in_words(one) for one in found]
+                rows.append([f"{name}, {clients}", peer, *told])
+    fields = "identify: photos/s | p50 | p99 | embed: photos/s | fp32, identify: photos/s | fp32, embed: photos/s"
+    return table(f"Photos, clients | against | {fields}", rows)
 
 
-def one_client(document: Document) -> list[str]:
-    """Format the times of one kept-alive client: median, minimum and maximum of the rounds.
+def one_client(document: Document) -> str:
+    """Format the times of one kept-alive client.
 
     The processor works on such a client's photo all the time. A p50 above twice its processor time is spent waiting,
     as for a client's delayed acknowledgment.
     """
-    lines = [
-        "| Photos, one kept-alive client | p50 ms | p99 ms | p50 / processor time a photo |",
-        "|---|---|---|---|",
-    ]
+    rows = []
     for name, stored in document["sets"].items():
-        for system, figures in stored["clients"].get("1", {"systems": {}})["systems"].items():
+        for system, found in stored["clients"].get("1", {"systems": {}})["systems"].items():
             if system in OWN:
-                share = figures["p50_ms"]["median"] / figures["cpu_ms_per_photo"]["median"]
-                waits = " **waits**" if share > MAX_WAITING else ""
-                times = " | ".join(in_words(figures[key]) for key in ("p50_ms", "p99_ms"))
-                lines.append(f"| {name}, {system} | {times} | {share:.2f}{waits} |")
-    return lines
+                share = found["p50_ms"]["median"] / found["cpu_ms_per_photo"]["median"]
+                times = [in_words(found[key]) for key in ("p50_ms", "p99_ms")]
+                rows.append([f"{name}, {system}", *times, f"{share:.2f}{' **waits**' * (share > MAX_WAITING)}"])
+    return table("Photos, one kept-alive client | p50 ms | p99 ms | p50 / processor time a photo", rows)
 
 
-def in_words(ratio: Mapping[str, float], brief: bool = False) -> str:
-    return f"{ratio['median']:.2f}" + ("" if brief else f" ({ratio['min']:.2f} to {ratio['max']:.2f})")
-
-
-def goals(document: Document) -> list[str]:
+def goals(document: Document) -> str:
     """Format the design's goals for LFW with the bundled pack, and the results."""
     measured = document["sets"].get("lfw", {"clients": {}})["clients"]
-    lines = ["| Goal | Reached | |", "|---|---|---|"]
-
-    def line(text: str, clients: str, own: str, peer: str | None, key: str, met: Callable[[float], bool]) -> None:
+    rows = []
+    for text, clients, own, peer, key, is_met in GOALS:
         against = peer or (best_peer(measured[clients]) if clients in measured else None)
         if clients in measured and f"{own} / {against}" in measured[clients]["ratios"]:
             ratio = measured[clients]["ratios"][f"{own} / {against}"][key]
-            verdict = "met" if met(ratio["median"]) else "missed"
-            lines.append(f"| {text} | {in_words(ratio)} of {against} | {verdict} |")
-
-    line("16 clients: at least 4 x the best peer's photos/s (on AMX)", "16", IDENTIFY, None, *MANY_PHOTOS)
-    line("16 clients: at most 1/4 of its p99 (on AMX)", "16", IDENTIFY, None, "p99_ms", lambda r: r <= 0.25)
-    line("16 clients, the peers' numbers: at least 1.5 x its photos/s", "16", IDENTIFY_PINNED, None, *MORE_PHOTOS)
-    line("... of the naive server with a canvas of 256", "16", IDENTIFY_PINNED, NAIVE_SMALL, *MORE_PHOTOS)
-    line("1 client: at most half of the loop's latency", "1", IDENTIFY, LOOP, "p50_ms", lambda r: r <= 0.5)
-    return lines
+            rows.append([text, f"{in_words(ratio)} of {against}", "met" if is_met(ratio["median"]) else "missed"])
+    return table("Goal | Reached | ", rows)
 
 
 def report(document: Document) -> str:
-    lines = [
+    parts = [
         "# Serving",
-        "",
         f"`make bench-serving`. {ABOUT}",
-        "",
         "Each section below is from one run, by turns; which from which code, and in which numbers:",
-        "",
+        "\n".join(taken(document)),
+        *(part(document) for part in (goals, summary, one_client)),
     ]
-    lines += [*taken(document), "", *goals(document), "", *summary(document), "", *one_client(document), ""]
     for name, stored in document["sets"].items():
         for clients, measured in stored["clients"].items():
-            title = f"{name}, {clients} client{'s' * (clients != '1')}: {stored['title']}"
-            lines += [f"## {title}", "", *rows(measured), ""]
-    return "\n".join(lines)
+            parts.append(
+                f"## {name}, {clients} client{'s' * (clients != '1')}: {stored['title']}\n\n{figures(measured)}"
+            )
+    return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

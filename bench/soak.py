@@ -1,32 +1,28 @@
 """Soak test: half an hour of mixed load with faults, checked for growth, wrong answers and slowdown.
 
-Two servers share one database; the clients know the correct answers (bench/soak_load.py). Clients detect, embed,
-verify, identify, enroll, describe, move and delete under their own keys, which are later revoked. They send archives,
-export and import, send invalid images, try galleries outside their key, disconnect, and send slowly. Meanwhile one
-server is killed and restarted repeatedly, and the other one stays up; some bursts exceed the queue.
-
-After each round the load stops. The script compares the gallery with the clients' records through both servers, and
-reads the servers' memory, descriptors and threads. The pass criteria were fixed before the first run:
+Two servers share one database; the clients of bench/soak_load.py know the correct answers. One server is killed and
+restarted repeatedly, the other one stays up, and some bursts exceed the queue. After each round the load stops: the
+script compares the gallery with the clients' records through both servers, and reads the servers' resources. The pass
+criteria were fixed before the first run:
 
 - no answer is wrong, no 5xx except those documented for load, and only a server that is down leaves requests
-unanswered; - once warm, the regression line of each resource of the living server at rest rises by at most RISE in
-total; - the p99 of identifying a photo in the last third is at most SLOWER times that of the first third after the
-warm-up; - at the end both servers stop on request, `kith gallery check` and `kith audit verify` find nothing, and the
-spool contains only uploads that broke off with their server.
+  unanswered;
+- once warm, the regression line of each resource of the living server at rest rises by at most RISE in total;
+- the p99 of identifying a photo in the last third is at most SLOWER times that of the first third after the warm-up;
+- at the end both servers stop on request, `kith gallery check` and `kith audit verify` find nothing, and the spool
+  contains only uploads that broke off with their server.
 
 Prints, and writes bench/results/soak.json, .md and .png; exits 1 if a criterion fails.
 
-python -m bench.soak [--minutes 30] [--clients 8] [--database sqlite | postgresql]
+    python -m bench.soak [--minutes 30] [--database sqlite | postgresql]
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import json
 import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -36,31 +32,29 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import numpy as np
 from PIL import Image
 
-from bench.common import RESULTS, say
-from bench.lfw import lfw_or_exit
+from bench.common import RESULTS, say, table, write
 from bench.load import Generator, Order, look_at, multipart
 from bench.machine import commit, machine
 from bench.memory import scaled
-from bench.photos import people
+from bench.photos import lfw_or_exit, people
 from bench.servers import START_S, STOP_S
 from bench.soak_load import DIFFERENT, PEOPLE, Asking, Book, Client, Known, Mover, Nuisance, Photos, search, with_key
-from bench.soak_report import BURST, RISE, Figures, draw, markdown, rise
 from kith import Kith
 from models.pack.loading import BUNDLED_PACK
 from tests.databases import ENVIRONMENT
 from tests.faults.servers import Server
 from tests.postgres import Postgres
+from tools import plots
 
-RESULT: Final = RESULTS / "soak.json"
 API_KEY: Final = "the operator's, of more than 32 characters"
 QUEUE: Final = 16
 """Limit of the queue for networks: small, so that a burst of BURST clients exceeds it."""
@@ -70,6 +64,12 @@ BURST_EVERY: Final = 2
 WARM: Final = 1 / 3
 """Share of the rounds that warm up: networks are compiled for every canvas, caches fill, allocators find their size."""
 SLOWER: Final = 1.5
+MOVED: Final = 5
+"""People in the archive that becomes a gallery and is deleted."""
+BURST: Final = 64
+RISE: Final = {"memory_mb": 24.0, "descriptors": 2.0, "threads": 2.0}
+"""Maximum rise of each resource at rest, over the rounds after the warm-up."""
+Figures = dict[str, Any]
 JUDGED_FROM: Final = 500
 """Minimum number of answers in a third for a meaningful p99."""
 
@@ -98,7 +98,7 @@ class Plan:
     rest_s: float = 4.0
 
     @classmethod
-    def of(cls, minutes: float, clients: int) -> Plan:
+    def of(cls, minutes: float, clients: int = 8) -> Plan:
         rounds = max(6, round(minutes))
         return cls(rounds, minutes * 60 / rounds, clients)
 
@@ -110,10 +110,6 @@ class Plan:
     @property
     def faces(self) -> int:
         return self.clients * self.own + 2 * self.fixed + MOVED
-
-
-MOVED: Final = 5
-"""People in the archive that becomes a gallery and is deleted."""
 
 
 class Replica(Server):
@@ -195,18 +191,14 @@ class Series:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
-    parser.add_argument("--result", type=Path, default=RESULT)
     options = parser.parse_args()
     data = lfw_or_exit().parent
     with database(options.database) as url:
-        figures = soak(Plan.of(options.minutes, options.clients), data, url)
+        figures = soak(Plan.of(options.minutes), data, url)
     figures |= {"machine": machine(), "commit": commit(), "database": options.database}
-    options.result.parent.mkdir(parents=True, exist_ok=True)
-    options.result.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    options.result.with_suffix(".md").write_text(markdown(figures), encoding="utf-8")
-    draw(figures, options.result.with_suffix(".png"))
+    write(RESULTS / "soak.md", markdown(figures), figures)
+    plots.soak(figures, RESULTS / "soak.png")
     print(markdown(figures))
     sys.exit(bool(figures["failures"]))
 
@@ -217,14 +209,14 @@ def database(kind: str) -> Iterator[str | None]:
     if kind == "sqlite":
         yield None
         return
-    folder = Path(tempfile.mkdtemp(prefix="kith-soak-"))  # short: a socket's path may have 107 bytes
-    cluster = Postgres(folder, durable=True)
-    cluster.start()
-    try:
-        yield cluster.create("kith")
-    finally:
-        cluster.stop("immediate")
-        shutil.rmtree(folder, ignore_errors=True)
+    # The prefix is short: a socket's path may have 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="kith-soak-", ignore_cleanup_errors=True) as folder:
+        cluster = Postgres(Path(folder), durable=True)
+        cluster.start()
+        try:
+            yield cluster.create("kith")
+        finally:
+            cluster.stop("immediate")
 
 
 def soak(plan: Plan, data: Path, database_url: str | None) -> Figures:
@@ -261,12 +253,10 @@ def known_faces(url: str, data: Path, count: int) -> list[Known]:
     found: list[Known] = []
     with Kith(url, api_key=API_KEY) as kith:
         for person in people(data):
-            photo = person.photos[0].read_bytes()
-            (seen,) = kith.embed(photo).images
-            if len(seen.faces) != 1 or seen.faces[0].score < 0.65:
-                continue
-            vector = np.array(seen.faces[0].embedding, np.float32)
-            if all(float(vector @ one.vector) < DIFFERENT for one in found):
+            faces = kith.embed(photo := person.photos[0].read_bytes()).images[0].faces
+            vector = np.array(faces[0].embedding if faces else [], np.float32)
+            is_clear = len(faces) == 1 and faces[0].score >= 0.65
+            if is_clear and all(float(vector @ one.vector) < DIFFERENT for one in found):
                 found.append(Known(photo, vector))
             if len(found) == count:
                 return found
@@ -284,15 +274,9 @@ def the_photos(url: str, faces: Sequence[Known], data: Path, plan: Plan, chance:
     everybody = people(data)
     others = [scaled(chance.choice(everybody).photos[0], chance) for _ in range(plan.others)]
     whole = theirs[0][1].photo
-    broken = [whole[: len(whole) // 2], whole[:100], chance.randbytes(20_000), b"", png_of_nothing()]
+    Image.new("RGB", (64, 64)).save(header := io.BytesIO(), "PNG")
+    broken = [whole[: len(whole) // 2], whole[:100], chance.randbytes(20_000), b"", header.getvalue()[:60]]
     return Photos(theirs, faces[plan.fixed : 2 * plan.fixed], others, broken)
-
-
-def png_of_nothing() -> bytes:
-    """Build an image header without pixels."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (64, 64)).save(buffer, "PNG")
-    return buffer.getvalue()[:60]
 
 
 def run_round(
@@ -361,13 +345,8 @@ def at_rest(pair: Pair, seconds: float) -> tuple[Reading, Reading]:
     while time.monotonic() < deadline:
         looks.append((pair.living.holds(), pair.killed.holds()))
         threading.Event().wait(0.1)
-    living, killed = (least([look[which] for look in looks]) for which in (0, 1))
-    return living, killed
-
-
-def least(looks: Sequence[Reading]) -> Reading:
-    values = zip(*((look.memory_mb, look.descriptors, look.threads) for look in looks), strict=True)
-    return Reading(*(min(each) for each in values))
+    least = [Reading(*np.min([astuple(look) for look in each], axis=0).tolist()) for each in zip(*looks, strict=True)]
+    return least[0], least[1]
 
 
 def tell(number: int, plan: Plan, book: Book, series: Series) -> None:
@@ -386,8 +365,7 @@ def ends(pair: Pair, folder: Path, book: Book) -> None:
         book.must(replica.dumps_nothing(), "a server's memory may be written to the disk")
         book.must(replica.stop(), "a server did not stop on SIGTERM")
     for command in (("gallery", "check"), ("audit", "verify")):
-        finding = pair.living.found_by(*command)
-        book.must(not finding, f"kith {' '.join(command)}: {finding}")
+        book.must(not (finding := pair.living.found_by(*command)), f"kith {' '.join(command)}: {finding}")
     # The spool keeps an interrupted upload, encrypted, for an hour (service/jobs/spool.py).
     broken_off = book.outcomes["enroll archive: server away"]
     left = sorted(path.name for path in (folder / "spool").glob("*"))
@@ -400,11 +378,8 @@ def judged(plan: Plan, book: Book, series: Series, pair: Pair) -> Figures:
     rises = judged_rises(plan, series.rest)
     thirds = p99_of_thirds(plan, book, series)
     failures = [f"{len(book.wrong)} wrong answers, the first: {book.wrong[0]}"] if book.wrong else []
-    failures += [
-        f"{name} at rest rises by {risen:.1f}, more than {RISE[name]:g}"
-        for name, risen in rises.items()
-        if risen > RISE[name]
-    ]
+    over = {name: risen for name, risen in rises.items() if risen > RISE[name]}
+    failures += [f"{name} at rest rises by {risen:.1f}, more than {RISE[name]:g}" for name, risen in over.items()]
     first, last = thirds[0], thirds[-1]
     if min(first["answers"], last["answers"]) >= JUDGED_FROM and last["p99_ms"] > SLOWER * first["p99_ms"]:
         failures.append(f"p99 went from {first['p99_ms']:.0f} to {last['p99_ms']:.0f} ms")
@@ -428,8 +403,13 @@ def judged(plan: Plan, book: Book, series: Series, pair: Pair) -> Figures:
 
 
 def judged_rises(plan: Plan, rest: Sequence[tuple[Reading, Reading]]) -> dict[str, float]:
-    """Return the rise of the living server's resources after the warm-up."""
-    return {name: rise([getattr(living, name) for living, _ in rest[plan.warm :]]) for name in RISE}
+    """Return the rise of the regression line of each resource of the living server after the warm-up (least squares),
+    from the first round to the last."""
+    found = {name: np.array([getattr(living, name) for living, _ in rest[plan.warm :]], np.float64) for name in RISE}
+    return {
+        name: float(np.polyfit(range(len(values)), values, 1)[0]) * (len(values) - 1) if len(values) > 1 else 0.0
+        for name, values in found.items()
+    }
 
 
 def p99_of_thirds(plan: Plan, book: Book, series: Series) -> list[Figures]:
@@ -445,6 +425,39 @@ def p99_of_thirds(plan: Plan, book: Book, series: Series) -> list[Figures]:
         p50, p99 = (round(float(np.percentile(took or [0.0], q)), 1) for q in (50, 99))
         figures.append({"answers": len(took), "p50_ms": p50, "p99_ms": p99})
     return figures
+
+
+def markdown(figures: Figures) -> str:
+    """Format the verdict and its evidence."""
+    failures, thirds = figures["failures"], figures["thirds"]
+    rest = [living for living, _ in figures["rest"]][figures["warm"] :]
+    resources = []
+    for name, allowed in RISE.items():
+        values = [reading[name] for reading in rest]
+        held = [f"{mb:.0f}" for mb in (values[0], values[-1], max(values))]
+        resources.append([name.replace("_mb", ", MB"), *held, f"{figures['rises'][name]:+.1f}", f"{allowed:g}"])
+    times = [[i, t["answers"], f"{t['p50_ms']:.0f}", f"{t['p99_ms']:.0f}"] for i, t in enumerate(thirds, start=1)]
+    bursts = [f"{', '.join(f'{count} times {status}' for status, count in one.items())}" for one in figures["bursts"]]
+    header = "At rest, the living server | after the warm-up | at the end | most | rise by the line | allowed"
+    return f"""# Soak
+
+`make soak`: {figures["minutes"]:g} minutes on {figures["database"]}, {figures["clients"]} clients,
+{len(figures["killed"])} times a server was killed or stopped. {figures["machine"]}, commit {figures["commit"]}.
+
+{"**Failed:** " + "; ".join(failures) if failures else "**Passed.**"}
+
+{figures["answers"]:,} answers, {len(figures["wrong"])} wrong.
+
+{table(header, resources)}
+
+{table("Identifying a photo, third after the warm-up | answers | p50, ms | p99, ms", times)}
+
+{table("What was asked: what came | times", figures["outcomes"].items())}
+
+Bursts of {BURST} clients: {"; ".join(bursts)}.
+
+![Memory](soak.png)
+"""
 
 
 if __name__ == "__main__":

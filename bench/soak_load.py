@@ -16,9 +16,8 @@ import uuid
 import zipfile
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol, Self, TypeVar
@@ -32,7 +31,6 @@ from kith import Kith, KithClientError
 from kith.options import ArchiveOptions
 from kith.wire.common import Scope
 from kith.wire.identification import IdentityOut
-from kith.wire.subjects import EnrollOut
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 
@@ -43,11 +41,7 @@ SAME: Final = 0.97
 """Minimum cosine of a photo to itself, in any batch and on any server."""
 DIFFERENT: Final = 0.93
 """Maximum cosine of two of the photos."""
-REFUSALS: Final = {
-    (503, "overloaded"),
-    (503, "storage_busy"),
-    (504, "deadline_exceeded"),
-}
+REFUSALS: Final = {(503, "overloaded"), (503, "storage_busy"), (504, "deadline_exceeded")}
 """Statuses that are normal under this load: the client retries."""
 ALLOWED: Final[dict[str, Any]] = {"allow_inconsistent": True, "allow_duplicate": True}
 NO_PHOTO: Final = {"image_empty", "image_format", "image_damaged"}
@@ -117,16 +111,12 @@ class Asking:
         """True if an earlier attempt of the latest request got no answer."""
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            for url in self.replicas.urls:
-                client = Kith(url, api_key=self.key, timeout_s=PATIENCE_S, attempts=1)
-                self._clients.append(stack.enter_context(client))
-            self._stack = stack.pop_all()
+        self._clients = [Kith(url, api_key=self.key, timeout_s=PATIENCE_S, attempts=1) for url in self.replicas.urls]
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
-        self._clients.clear()
+        for client in self._clients:
+            client.close()
 
     def __call__(self, kind: str, action: Callable[[Kith], Answer], patience_s: float = PATIENCE_S) -> Answer:
         """Send a request. Raise KithClientError for an unexpected status, TimeoutError if no answer arrives."""
@@ -298,27 +288,21 @@ class Client:
     # Writes: the next search on either server sees each one
 
     def enroll_photo(self) -> None:
-        place = self._chance.randrange(len(self.subjects))
-        subject, photo, key = self.subjects[place], self._mine[place].photo, uuid.uuid4().hex
-        if any(photo is probe for one in self.subjects for probe in one.templates.values()):
-            return
-        options: dict[str, Any] = {"face": "largest", "allow_low_quality": True, **ALLOWED}
-        answer = self._ask(
-            "enroll photo", lambda kith: kith.enroll(PEOPLE, subject.id, photo, idempotency_key=key, **options)
-        )
-        self._enrolled(subject, [photo], answer)
+        subject, known = self._chance.choice(list(zip(self.subjects, self._mine, strict=True)))
+        if all(known.photo is not probe for one in self.subjects for probe in one.templates.values()):
+            options = {"face": "largest", "allow_low_quality": True}
+            self._enroll("enroll photo", subject, [known.photo], [known.photo], options)
 
     def enroll_vectors(self) -> None:
-        subject, key = self._chance.choice(self.subjects), uuid.uuid4().hex
         drawn = self._rng.normal(size=(self._chance.randint(1, 3), len(self._mine[0].vector)))
         vectors = list(np.asarray(l2_normalize(drawn), np.float32))
-        answer = self._ask(
-            "enroll vectors",
-            lambda kith: kith.enroll(PEOPLE, subject.id, embeddings=vectors, idempotency_key=key, **ALLOWED),
-        )
-        self._enrolled(subject, vectors, answer)
+        self._enroll("enroll vectors", self._chance.choice(self.subjects), vectors, [], {"embeddings": vectors})
 
-    def _enrolled(self, subject: Subject, probes: Sequence[Probe], answer: EnrollOut) -> None:
+    def _enroll(
+        self, kind: str, subject: Subject, probes: Sequence[Probe], photos: Sequence[bytes], options: dict[str, Any]
+    ) -> None:
+        options |= {"idempotency_key": uuid.uuid4().hex, **ALLOWED}
+        answer = self._ask(kind, lambda kith: kith.enroll(PEOPLE, subject.id, *photos, **options))
         problems = [result.error.code for result in answer.results if result.error]
         self.book.must(
             answer.enrolled_count == len(probes), f"{answer.enrolled_count} of {len(probes)} enrolled: {problems}"
@@ -422,7 +406,7 @@ class Mover:
         ask, (file, archive) = self._ask, (folder / "export.ndjson", folder / "people.zip")
         archive.write_bytes(self._archive)
         for name in (first, second):
-            ask.unless(409, "create gallery", partial(_create, name))
+            ask.unless(409, "create gallery", methodcaller("create_gallery", name, fusion="max"))
         options: ArchiveOptions = {"allow_duplicate": True, "allow_low_quality": True, "face": "largest"}
         job = ask("enroll archive", lambda kith: kith.enroll_archive(first, archive, **options)).id
         deadline = time.monotonic() + PATIENCE_S
@@ -441,15 +425,7 @@ class Mover:
                 result = search(ask, gallery, known.photo)
                 self._book.must(result.subject == name, f"in {gallery} {result.subject} was found, not {name}")
         for name in (first, second):
-            ask.unless(404, "delete gallery", partial(_delete, name))
-
-
-def _create(name: str, kith: Kith) -> None:
-    kith.create_gallery(name, fusion="max")
-
-
-def _delete(name: str, kith: Kith) -> None:
-    kith.delete_gallery(name)
+            ask.unless(404, "delete gallery", methodcaller("delete_gallery", name))
 
 
 class Nuisance:
@@ -465,19 +441,18 @@ class Nuisance:
             kind = self._chance.choice(["leaves halfway", "leaves", "is slow"])
             try:
                 with socket.create_connection((HOST, url.port or 0), timeout=PATIENCE_S) as connection:
-                    getattr(self, "_" + kind.replace(" ", "_"))(connection, request)
+                    self._send(kind, connection, request)
                 self._book.answered(kind, 0, time.monotonic(), "done")
             except OSError:
                 self._book.answered(kind, 0, time.monotonic(), "server away")
             threading.Event().wait(PAUSE_S)
 
-    def _leaves_halfway(self, connection: socket.socket, request: bytes) -> None:
-        connection.sendall(request[: self._chance.randrange(1, len(request))])
-
-    def _leaves(self, connection: socket.socket, request: bytes) -> None:
-        connection.sendall(request)
-
-    def _is_slow(self, connection: socket.socket, request: bytes) -> None:
+    def _send(self, kind: str, connection: socket.socket, request: bytes) -> None:
+        if kind == "leaves halfway":
+            request = request[: self._chance.randrange(1, len(request))]
+        if kind != "is slow":
+            connection.sendall(request)
+            return
         step = len(request) // SLOW_PARTS + 1
         for start in range(0, len(request), step):
             connection.sendall(request[start : start + step])

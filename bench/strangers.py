@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.common import RESULTS, say, write
+from bench.common import RESULTS, say, table, write
 from bench.hygiene import KNOWN_ERRORS, Photos, others_than_view1, photos_of
-from bench.lfw import arguments, lfw_or_exit, packs_beside_reference
+from bench.photos import arguments, by_person, lfw_or_exit, packs_beside_reference
 from models.runtime.network import Float
 from service.domain.gallery import GallerySettings
 from service.domain.outcomes import RiskTarget
@@ -74,13 +74,12 @@ def main() -> None:
 def drawn(photos: Photos, seed: int) -> list[int]:
     """Draw people, and return the rows of their photos in random order."""
     rng = np.random.default_rng(seed)
-    by_person: dict[str, list[int]] = defaultdict(list)
-    for row, file in enumerate(photos.files.tolist()):
-        by_person[file.split("/")[0]].append(row)
-    several = [name for name, rows in by_person.items() if len(rows) > 1]
-    once = [name for name, rows in by_person.items() if len(rows) == 1]
+    row_of = {file: row for row, file in enumerate(photos.files.tolist())}
+    files = by_person(row_of)
+    several = [name for name, own in files.items() if len(own) > 1]
+    once = [name for name, own in files.items() if len(own) == 1]
     people = [*rng.permutation(several)[:RETURNING], *rng.permutation(once)[:ONCE]]
-    rows = [row for name in people for row in rng.permutation(by_person[name])[:MAX_PHOTOS].tolist()]
+    rows = [row_of[file] for name in people for file in rng.permutation(files[name])[:MAX_PHOTOS].tolist()]
     return list(rng.permutation(rows).tolist())
 
 
@@ -138,33 +137,32 @@ def summary(streams: Sequence[Stream]) -> dict[str, Any]:
 
 
 def markdown(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    lines = [
-        "# Strangers",
-        "",
-        "`make bench-strangers`",
-        "",
-        f"A stream of {RETURNING} people of LFW who come back with up to {MAX_PHOTOS} photos each, and {ONCE:,} with "
-        f"one photo, in random order, into an empty gallery; mean of {len(SEEDS)} draws. All are outside the "
-        "calibration. A false merge is the first photo of a person that is taken for a remembered stranger. The "
-        "other columns are about later photos of those who come back, and their ids.",
-        "",
-        "| | False merges asked | got | in the second half | First photos without an id | Met again | New id "
-        "| Another's id | No id | Ids per person | People with one id |",
-        f"|{' --- |' * 11}",
-    ]
+    rows = []
     for pack, by_risk in figures.items():
         for fpir, found in by_risk.items():
             later = found["later photos"]
-            cells = [
+            shares = [
                 found["false merges"],
                 found["false merges in the second half"],
                 found["first photos without an id"],
-                *(later[name] for name in ("met", "split", "wrong", "none")),
             ]
-            shown = " | ".join(f"{share:.2%}" if share < 0.1 else f"{share:.1%}" for share in cells)
-            ids = f"{found['ids per person']:.2f} | {found['people with one id']:.1%}"
-            lines.append(f"| {pack} | {float(fpir):.1%} | {shown} | {ids} |")
-    return "\n".join([*lines, ""])
+            shares += [later[name] for name in ("met", "split", "wrong", "none")]
+            cells = [f"{share:.2%}" if share < 0.1 else f"{share:.1%}" for share in shares]
+            cells += [f"{found['ids per person']:.2f}", f"{found['people with one id']:.1%}"]
+            rows.append([pack, f"{float(fpir):.1%}", *cells])
+    first, later = "False merges asked | got | in the second half | First photos without an id", "Met again | New id"
+    header = f" | {first} | {later} | Another's id | No id | Ids per person | People with one id"
+    return f"""# Strangers
+
+`make bench-strangers`
+
+A stream of {RETURNING} people of LFW who come back with up to {MAX_PHOTOS} photos each, and {ONCE:,} with one photo, in
+random order, into an empty gallery; mean of {len(SEEDS)} draws. All are outside the calibration. A false merge is the
+first photo of a person that is taken for a remembered stranger. The other columns are about later photos of those who
+come back, and their ids.
+
+{table(header, rows)}
+"""
 
 
 if __name__ == "__main__":

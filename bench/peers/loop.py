@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
-from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
 
 from bench.load import Tally, Worker
 
 
-def _work(orders: Connection, pack: Path) -> None:
+def _analyzer(pack: Path) -> Callable[[tuple[Sequence[bytes], float, float]], Tally]:
     import cv2
     import numpy as np
 
@@ -22,8 +20,8 @@ def _work(orders: Connection, pack: Path) -> None:
 
     analysis = FaceAnalysis(name=str(pack), providers=["CPUExecutionProvider"])
     analysis.prepare(ctx_id=-1, det_size=(640, 640))
-    orders.send(None)
-    while (order := orders.recv()) is not None:
+
+    def work(order: tuple[Sequence[bytes], float, float]) -> Tally:
         photos, seconds, warm_up_s = order
         latencies_ms: list[float] = []
         tally, source = Tally(seconds, latencies_ms={200: latencies_ms}), itertools.cycle(photos)
@@ -34,26 +32,17 @@ def _work(orders: Connection, pack: Path) -> None:
             if begin <= (now := time.perf_counter()) < begin + seconds:
                 latencies_ms.append((now - start) * 1000)
                 tally.faces += len(found)
-        orders.send(tally)
+        return tally
+
+    return work
 
 
 class Loop(Worker):
-    """A running loop; ``pid`` is its process."""
+    """A running loop."""
 
     def __init__(self, pack: Path) -> None:
-        super().__init__(_work, pack)
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        self._orders.recv()
-        return self
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid or 0
+        super().__init__(_analyzer, pack)
 
     def run(self, photos: Sequence[bytes], seconds: float, warm_up_s: float) -> Tally:
-        """Run the loop. Raise EOFError if its process ended."""
-        self._orders.send((photos, seconds, warm_up_s))
-        tally: Tally = self._orders.recv()
+        tally: Tally = self.ask((photos, seconds, warm_up_s))
         return tally

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.common import write
-from bench.lfw import lfw_or_exit, packs_beside_reference
+from bench.photos import lfw_or_exit, packs_beside_reference
 from models.errors import PackError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from tests.conftest import ROOT

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from bench.open_set import (
+    JUDGED,
+    MEDIAN,
     RECENT,
     Row,
     calibration_of,
@@ -18,8 +20,7 @@ from bench.open_set import (
     kept_rows,
     measure,
     over_http,
-    plot,
-    table,
+    ratios,
 )
 from bench.risk_photos import QUALITY, SAME_PEOPLE, Faces, rows_of, with_one_name
 from bench.risk_trials import FPIR, Domain, draws, equal_weights, identified, judge, risk_of, search
@@ -30,6 +31,7 @@ from service.domain.fusion import fuse_similarities
 from service.domain.outcomes import RiskTarget
 from service.risk.decision import thresholds_for
 from tests.packs import BUNDLED_DIMENSION
+from tools import plots
 
 SIMULATED = Domain("simulated", "LFW", "faces", "faces", "faces", ((1, (40, 100)), (2, (40,))))
 
@@ -108,7 +110,7 @@ def test_a_domain_without_mated_probes_has_no_fnir(pack: ModelPack, rng: np.rand
     assert all(math.isnan(outcome.fnir) for outcome in judge(draw, calibration_of(pack)))
     rows = measure("simulated", simulated(rng), calibration_of(pack), [replace(alone, cells=((1, (40,)),))], 1, 0)
     assert all(found.fnir is None for found in rows)
-    assert table(rows).endswith("| - | - |")
+    assert ratios(rows).endswith("| - | - |")
 
 
 def test_a_missed_goal_is_named() -> None:
@@ -132,7 +134,7 @@ def test_a_missed_goal_is_named() -> None:
 
 def test_the_table_has_one_line_per_gallery() -> None:
     rows = [row(fpir=fpir, people=people) for people in (50, 300) for fpir in FPIR]
-    lines = table(rows).splitlines()
+    lines = ratios(rows).splitlines()
     assert len(lines) == 4
     assert lines[-1] == (
         "| kith-compact | LFW | 2 | 300 | 1.10 (0.80-1.50) | 1.10 (0.80-1.50) | 1.10 (0.80-1.50) | 1.10 (0.80-1.50) "
@@ -141,7 +143,8 @@ def test_the_table_has_one_line_per_gallery() -> None:
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
-    plot([row(fpir=fpir, pack=pack) for pack in ("a", "b") for fpir in FPIR], tmp_path / "drawn.png")
+    rows = [asdict(row(fpir=fpir, pack=pack)) for pack in ("a", "b") for fpir in FPIR]
+    plots.risk(rows, JUDGED, MEDIAN, tmp_path / "drawn.png")
     assert (tmp_path / "drawn.png").stat().st_size > 10_000
 
 

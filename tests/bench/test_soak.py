@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bench.soak import Plan, Reading, Series, judged_rises, p99_of_thirds, soak
+from bench.soak import Plan, Reading, Series, judged_rises, markdown, p99_of_thirds, soak
 from bench.soak_load import PEOPLE, Asking, Book, Client, Known, Photos
-from bench.soak_report import markdown
 from kith import Kith
 from models.vision.recognition import l2_normalize
 from tests.conftest import jpeg
