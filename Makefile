@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: setup demo run test test-all test-browser screenshots supply release lock test-faults container-check fuzz soak \
         bench-memory bench-batching bench-serving bench-accuracy bench-open-set bench-overload \
-        bench-hygiene bench-albums bench-strangers bench-gallery bench-gpu clean
+        bench-hygiene bench-albums bench-strangers bench-gallery bench-training bench-gpu clean
 
 # Dependencies of the server, and the packages with the demo's photos. Those come without dependencies, because the demo
 # does not import them (docs/decisions/0002, 0042). Bytecode is compiled at the first import, which saves 70 MB.
@@ -117,6 +117,9 @@ bench-strangers: setup
 
 bench-gallery: setup
 	$(BIN)/python -m bench.gallery
+
+bench-training: setup
+	$(BIN)/python -m bench.training_speed
 
 # Uses the current environment, not .venv: docs/gpu.md.
 bench-gpu:
