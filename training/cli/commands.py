@@ -28,7 +28,7 @@ from training.data.preflight import contact_sheet, preflight
 from training.detection.crops import load_photos
 from training.detection.fit import DetectorFit
 from training.evaluation import figures
-from training.evaluation.benchmarks import evaluate_other_benchmarks
+from training.evaluation.benchmarks import Benchmarks, evaluate_other_benchmarks
 from training.evaluation.embedding import load_embedder
 from training.evaluation.liveness import evaluate_liveness as measure_liveness
 from training.evaluation.pack_evaluation import evaluate_pack
@@ -511,6 +511,17 @@ def evaluate(
     probes: Annotated[Path | None, typer.Option(help="MegaFace protocol: folder with one folder per person.")] = None,
     distractors: Annotated[Path | None, typer.Option(help="MegaFace protocol: folder of other people.")] = None,
     refined: Annotated[Path | None, typer.Option(help="MegaFace protocol: list of photos to leave out.")] = None,
+    ytf: Annotated[Path | None, typer.Option(help="Folder of YouTube Faces, with splits.txt.")] = None,
+    iqiyi: Annotated[Path | None, typer.Option(help="Folder of iQIYI-VID, or one of its parts.")] = None,
+    frames: Annotated[
+        int, typer.Option(min=1, max=1000, help="With --ytf and --iqiyi: frames of a video, evenly spaced.")
+    ] = 20,
+    trillion: Annotated[
+        Path | None, typer.Option("--trillion-pairs", help="Folder of Trillion-Pairs, with testdata_lmk.txt.")
+    ] = None,
+    features: Annotated[
+        Path | None, typer.Option(help="With --trillion-pairs: file to write the embeddings to, for DeepGlint.")
+    ] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="For a pack: update its figures and model card.")] = False,
     note: Annotated[str | None, typer.Option(help="With --refresh: note for the model card.")] = None,
     log: Annotated[str | None, typer.Option(help="With --refresh: reference to the experiment log.")] = None,
@@ -520,9 +531,15 @@ def evaluate(
     Without a benchmark, a run is measured on the people and photos that it held out.
     """
     is_run = (model / CONFIG).is_file()
-    named = bins or ijb or probes or people
+    others = Benchmarks(bins or (), ijb, probes, distractors, refined, ytf, iqiyi, trillion, features, frames)
+    named = others or people
     if data is None and not named and not is_run:
-        raise ConfigError("Name a benchmark: --people, --data, --bin, --ijb, or --probes and --distractors")
+        raise ConfigError(
+            "Name a benchmark: --people, --data, --bin, --ijb, --probes and --distractors, --ytf, --iqiyi or "
+            "--trillion-pairs"
+        )
+    if features is not None and trillion is None:
+        raise ConfigError("--features needs --trillion-pairs")
     if people is None and (aligned or pairs is not None):
         raise ConfigError("--aligned and --worst-pairs need --people")
     if (probes is None) != (distractors is None):
@@ -559,16 +576,12 @@ def evaluate(
             write_pack_report(report, load_pack(model), data / "lfw", cache, own)
     elif report is not None and own:
         write_report(report, model.name, people=own)
-    if bins or ijb or probes:
+    if others:
         figures += evaluate_other_benchmarks(
             *load_embedder(model),
             _detector_of(aligner),
             cache,
-            bins or (),
-            ijb,
-            probes,
-            distractors,
-            refined,
+            others,
             flip,
             load_embedder(model, normalized=False)[0] if norms else None,
         )

@@ -1,4 +1,4 @@
-"""Benchmarks beside LFW: .bin verification sets, MegaFace's distractors, IJB templates."""
+"""Benchmarks beside LFW: .bin verification sets, MegaFace's distractors, IJB templates, videos, Trillion-Pairs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,44 @@ from training.evaluation.metrics import (
     template_similarities,
 )
 from training.evaluation.protocols import TemplateSearch, search_templates
+from training.evaluation.trillion_pairs import evaluate_trillion_pairs
+from training.evaluation.videos import VideoEmbedder, evaluate_iqiyi, evaluate_ytf
 
 BIN_FOLDS: Final = 10
 DISTRACTOR_FARS: Final = (1e-3, 1e-4, 1e-5, 1e-6)
 IJB_FARS: Final = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+
+
+@dataclass(frozen=True)
+class Benchmarks:
+    """Data sets to measure on.
+
+    Attributes:
+        bins: LFW-style .bin sets.
+        ijb: IJB folder.
+        probes: MegaFace protocol: folder with one folder of photos per person.
+        distractors: folder of other people, one folder per person or in MegaFace's layout ``a1/a2/photo``.
+        refined: file that lists photos of both folders to leave out.
+        ytf: folder of YouTube Faces.
+        iqiyi: folder of iQIYI-VID.
+        trillion_pairs: folder of Trillion-Pairs, with ``testdata_lmk.txt``.
+        features: file for the embeddings of Trillion-Pairs.
+        frames: frames of a video that count.
+    """
+
+    bins: Sequence[Path] = ()
+    ijb: Path | None = None
+    probes: Path | None = None
+    distractors: Path | None = None
+    refined: Path | None = None
+    ytf: Path | None = None
+    iqiyi: Path | None = None
+    trillion_pairs: Path | None = None
+    features: Path | None = None
+    frames: int = 20
+
+    def __bool__(self) -> bool:
+        return any((self.bins, self.ijb, self.probes, self.ytf, self.iqiyi, self.trillion_pairs))
 
 
 def evaluate_other_benchmarks(
@@ -41,22 +75,13 @@ def evaluate_other_benchmarks(
     alignment: Alignment,
     detector: Detector,
     cache: Path,
-    bins: Sequence[Path] = (),
-    ijb: Path | None = None,
-    probes: Path | None = None,
-    distractors: Path | None = None,
-    refined: Path | None = None,
+    named: Benchmarks,
     flip: bool = False,
     weigh: Embed | None = None,
 ) -> list[tuple[str, str]]:
     """Evaluate an embedder on the given benchmarks and return rows of names and values.
 
     Args:
-        bins: LFW-style .bin sets.
-        ijb: IJB folder.
-        probes: MegaFace protocol: folder with one folder of photos per person.
-        distractors: folder of other people, one folder per person or in MegaFace's layout ``a1/a2/photo``.
-        refined: file that lists photos of both folders to leave out.
         flip: average with the mirror image.
         weigh: embedder without normalization, whose lengths weight the photos of IJB's templates.
     """
@@ -65,32 +90,55 @@ def evaluate_other_benchmarks(
         return embed(realign_crops(crops, alignment))
 
     rows = []
-    for path in bins:
-        found = evaluate_bin(embed_standard, read_bin(path), flip)
-        rows.append((f"{path.stem} accuracy", f"{found.accuracy.mean:.2%} ± {found.accuracy.std:.2%}"))
-        rows.append((f"{path.stem} TAR at FAR 0.1 %", f"{found.tar_at_far_1e3:.1%}"))
-    if ijb is not None:
-        templates = evaluate_ijb(weigh or embed, detector, ijb, alignment, flip)
-        rows += [(f"{ijb.name} TAR at FAR {far:g}", f"{tar:.2%}") for far, tar in templates.tar_at_far.items()]
-        if templates.search is not None:
-            rows.append((f"{ijb.name} 1:N rank 1", f"{templates.search.rank1:.2%}"))
-            rows += [
-                (f"{ijb.name} TPIR at FPIR {fpir:g}", f"{tpir:.2%}") for fpir, tpir in templates.search.tpir.items()
-            ]
-        rows.append((f"{ijb.name} photos without a face", str(templates.photos_without_face)))
-    if probes is not None and distractors is not None:
-        probe_set, distractor_set = (
+    for path in named.bins:
+        rows += _verification_rows(path.stem, evaluate_bin(embed_standard, read_bin(path), flip))
+    if named.ijb is not None:
+        rows += _ijb_rows(named.ijb.name, evaluate_ijb(weigh or embed, detector, named.ijb, alignment, flip))
+    if named.probes is not None and named.distractors is not None:
+        probes, distractors = (
             load_identities(
-                DataConfig(root, None, aligned=False, min_images=1, person_folders=folders, exclude=refined),
+                DataConfig(root, None, aligned=False, min_images=1, person_folders=folders, exclude=named.refined),
                 cache,
                 detector,
             )
-            for root, folders in ((probes, 1), (distractors, 2))
+            for root, folders in ((named.probes, 1), (named.distractors, 2))
         )
-        rank1, tar_at = evaluate_megaface(embed_standard, probe_set, distractor_set.crops_NHWC, flip)
+        rank1, tar_at = evaluate_megaface(embed_standard, probes, distractors.crops_NHWC, flip)
         rows += [(f"Rank-1 among {size:,} distractors", f"{share:.2%}") for size, share in rank1.items()]
         rows += [(f"TAR at FAR {far:g} among distractors", f"{tar:.2%}") for far, tar in tar_at.items()]
+    videos = VideoEmbedder(embed, alignment, detector, named.frames, flip)
+    if named.ytf is not None:
+        found = evaluate_ytf(videos, named.ytf)
+        rows += _verification_rows("YouTube Faces", found)
+        rows.append(("YouTube Faces videos without a face", str(found.photos_without_face)))
+    if named.iqiyi is not None:
+        searched = evaluate_iqiyi(videos, named.iqiyi)
+        counts = f"{searched.people:,} people, {searched.videos:,} videos"
+        rows.append(("iQIYI-VID MAP", f"{searched.mean_average_precision:.2%} ({counts})"))
+        rows.append(("iQIYI-VID videos without a face", str(searched.videos_without_face)))
+    if named.trillion_pairs is not None:
+        measured = evaluate_trillion_pairs(embed, named.trillion_pairs, alignment, flip, named.features)
+        if measured is not None:
+            rows.append(("Trillion-Pairs identification at FPR 1e-3", f"{measured.identification:.2%}"))
+            rows.append(("Trillion-Pairs verification at FPR 1e-9", f"{measured.verification:.2%}"))
+        if named.features is not None:
+            rows.append(("Trillion-Pairs embeddings", str(named.features)))
     return rows
+
+
+def _verification_rows(name: str, found: Verification) -> list[tuple[str, str]]:
+    return [
+        (f"{name} accuracy", f"{found.accuracy.mean:.2%} ± {found.accuracy.std:.2%}"),
+        (f"{name} TAR at FAR 0.1 %", f"{found.tar_at_far_1e3:.1%}"),
+    ]
+
+
+def _ijb_rows(name: str, found: IjbResult) -> list[tuple[str, str]]:
+    rows = [(f"{name} TAR at FAR {far:g}", f"{tar:.2%}") for far, tar in found.tar_at_far.items()]
+    if found.search is not None:
+        rows.append((f"{name} 1:N rank 1", f"{found.search.rank1:.2%}"))
+        rows += [(f"{name} TPIR at FPIR {fpir:g}", f"{tpir:.2%}") for fpir, tpir in found.search.tpir.items()]
+    return [*rows, (f"{name} photos without a face", str(found.photos_without_face))]
 
 
 def evaluate_bin(embed: Embed, pairs: VerificationSet, flip: bool = False) -> Verification:

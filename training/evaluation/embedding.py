@@ -101,13 +101,20 @@ def load_embedder(path: Path, normalized: bool = True) -> tuple[Embed, Alignment
     return Recognizer(network, spec).embed, spec.alignment
 
 
+def embed_batch(embed: Embed, crops: Crops, flip: bool = False) -> Float:
+    """Embed a batch of crops to (n, d) vectors. ``flip`` averages each with its mirror image, normalized."""
+    plain = embed(crops)
+    if not flip:
+        return plain
+    return flip_average(plain, embed(np.ascontiguousarray(crops[:, :, ::-1]))).astype(np.float32)
+
+
 def embed_crops(embed: Embed, crops_NHWC: NDArray[np.uint8], flip: bool = False) -> Float:
     """Embed crops in batches to (n, d) l2_normalize vectors. ``flip`` averages each with its mirror image."""
-    vectors = []
-    for start in range(0, len(crops_NHWC), EMBED_BATCH_SIZE):
-        batch = np.array(crops_NHWC[start : start + EMBED_BATCH_SIZE], order="C")
-        plain = embed(batch)
-        vectors.append(flip_average(plain, embed(np.ascontiguousarray(batch[:, :, ::-1]))) if flip else plain)
+    vectors = [
+        embed_batch(embed, np.array(crops_NHWC[start : start + EMBED_BATCH_SIZE], order="C"), flip)
+        for start in range(0, len(crops_NHWC), EMBED_BATCH_SIZE)
+    ]
     return np.concatenate(vectors).astype(np.float32)
 
 

@@ -188,7 +188,7 @@ def distractor_identification(
     if max(sizes) > len(distractors):
         raise ValueError(f"{max(sizes)} distractors requested, but there are {len(distractors)}")
     found, searches = np.zeros((len(sizes), len(ranks))), 0
-    for rows in _blocks(len(probes), len(distractors)):
+    for rows in row_blocks(len(probes), len(distractors)):
         similarity_BD = probes[rows] @ distractors.T
         for probe, to_distractors in zip(rows, similarity_BD, strict=True):
             hidden = probes[(people == people[probe]) & (np.arange(len(probes)) != probe)] @ probes[probe]
@@ -211,12 +211,20 @@ def distractor_verification(
     pairs = len(probes) * len(distractors)
     kept = int(max(fars) * pairs) + 1
     highest = np.empty(0)
-    for rows in _blocks(len(probes), len(distractors)):
+    for rows in row_blocks(len(probes), len(distractors)):
         highest = np.sort(np.append(highest, probes[rows] @ distractors.T))[::-1][:kept]
-    first, second = np.triu_indices(len(probes), 1)
-    same = people[first] == people[second]
-    mated = np.einsum("nd,nd->n", probes[first[same]], probes[second[same]])
+    first, second = mated_pairs(people)
+    mated = np.einsum("nd,nd->n", probes[first], probes[second])
     return np.array([(mated > highest[int(far * pairs)]).mean() for far in fars])
+
+
+def mated_pairs(people: Ints) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return both rows of each pair of one person, given the person of each row."""
+    order = np.argsort(people, kind="stable")
+    of_people = np.split(order, np.flatnonzero(np.diff(people[order])) + 1)
+    pairs = [rows[np.stack(np.triu_indices(len(rows), 1))] for rows in of_people]
+    first, second = np.concatenate(pairs, 1)
+    return first, second
 
 
 def build_templates(vectors: NDArray[np.floating], template_ids: Ints, media_ids: Ints) -> tuple[Ints, Floats]:
@@ -245,7 +253,7 @@ def template_similarities(ids: Ints, vectors: Floats, pairs: Ints) -> Floats:
         raise ValueError(f"unknown template {pairs[unknown][0]}")
     similarities = np.empty(len(pairs))
     # IJB-C has 15 million pairs: all their vectors would need 60 GB.
-    for block in _blocks(len(pairs), vectors.shape[1]):
+    for block in row_blocks(len(pairs), vectors.shape[1]):
         a, b = vectors[rows[block, 0]], vectors[rows[block, 1]]
         similarities[block] = np.einsum("nd,nd->n", a, b, dtype=np.float64)
     return similarities
@@ -362,7 +370,7 @@ def resampled_tar(
     return low, high
 
 
-def _blocks(count: int, width: int) -> Iterator[NDArray[np.intp]]:
+def row_blocks(count: int, width: int) -> Iterator[NDArray[np.intp]]:
     """Yield blocks of rows 0..count-1 of a matrix that fit in memory."""
     height = max(1, MAX_BLOCK_CELLS // width)
     for start in range(0, count, height):
@@ -394,7 +402,7 @@ def _angles_deg(a: Floats, b: Floats) -> Floats:
 def _mean_smallest_angle_deg(vectors: Floats) -> float:
     """Return the mean over (k, d) unit vectors of the angle to the nearest other vector."""
     nearest = np.empty(len(vectors))
-    for rows in _blocks(len(vectors), len(vectors)):
+    for rows in row_blocks(len(vectors), len(vectors)):
         cosines = vectors[rows] @ vectors.T
         cosines[np.arange(len(rows)), rows] = -1
         nearest[rows] = cosines.max(1)

@@ -1,4 +1,4 @@
-"""Protocols of face benchmarks over vectors: Trillion-Pairs, iQIYI-VID, IJB 1:N, YouTube Faces."""
+"""Protocols of face benchmarks over vectors: Trillion-Pairs, iQIYI-VID, IJB 1:N; the pairs of YouTube Faces."""
 
 from __future__ import annotations
 
@@ -12,15 +12,7 @@ from numpy.typing import NDArray
 
 from models.risk.search_rates import search_gallery, threshold_at_fpir
 from training.config import ConfigError
-from training.evaluation.metrics import (
-    Bools,
-    Floats,
-    Ints,
-    build_templates,
-    cmc,
-    distractor_verification,
-    template_similarities,
-)
+from training.evaluation.metrics import Bools, Floats, Ints, cmc, distractor_verification, mated_pairs, row_blocks
 
 MAX_RETRIEVED = 100
 
@@ -44,15 +36,23 @@ def trillion_pairs(
     Args:
         probes: (n, d) unit vectors.
         people: (n,) person of each.
-        distractors: (D, d) unit vectors of other people.
+        distractors: (D, d) unit vectors of other people. Their similarities are computed in blocks.
+
+    Raises:
+        ValueError: no person has two probes.
     """
-    nearest = (probes @ distractors.T).max(1)
+    nearest = np.concatenate(
+        [(probes[rows] @ distractors.T).max(1) for rows in row_blocks(len(probes), len(distractors))]
+    )
     threshold = threshold_at_fpir(nearest, identification_fpr)
-    first, second = np.nonzero((people[:, None] == people) & ~np.eye(len(people), dtype=bool))
+    first, second = mated_pairs(people)
+    if not len(first):
+        raise ValueError("no person has two photos")
     similarities = np.einsum("nd,nd->n", probes[first], probes[second])
-    identified = (similarities >= threshold) & (similarities > nearest[first])
+    # Each photo of a pair searches for the other.
+    identified = [(similarities >= threshold) & (similarities > nearest[probe]) for probe in (first, second)]
     verified = distractor_verification(probes, people, distractors, [verification_fpr])[0]
-    return TrillionPairs(float(identified.mean()), float(verified))
+    return TrillionPairs(float(np.mean(identified)), float(verified))
 
 
 def mean_average_precision(similarity_QG: Floats, relevant_QG: Bools, retrieved: int = MAX_RETRIEVED) -> float:
@@ -110,34 +110,18 @@ class VideoPairs:
 
 
 def read_video_pairs(path: Path) -> VideoPairs:
-    """Read splits.txt of YouTube Faces: split, first video, second video, similarity, is same. Raises ConfigError if it
-    is missing or malformed."""
+    """Read splits.txt of YouTube Faces. A line has the fold first, both videos as person/number, and last 1 for the
+    same person, otherwise 0. Raises ConfigError if it is missing or malformed."""
     if not path.is_file():
         raise ConfigError(f"{path} does not exist")
     with path.open(newline="", encoding="utf-8") as stream:
         rows = [[field.strip() for field in row] for row in csv.reader(stream) if row]
     try:
-        table = [(int(row[0]), row[1], row[2], row[4]) for row in rows[1:]]
-    except (IndexError, ValueError) as error:
-        raise ConfigError(f"{path} is not a list of pairs: {error}") from error
-    return VideoPairs(
-        np.array([row[1:3] for row in table], np.str_),
-        np.array([row[3] == "1" for row in table]),
-        np.array([row[0] for row in table], np.int64),
-    )
-
-
-def video_similarities(vectors: NDArray[np.floating], videos: NDArray[np.str_], pairs: NDArray[np.str_]) -> Floats:
-    """Return (P,) cosines of videos, each the normalized mean of the vectors of its frames.
-
-    Args:
-        vectors: (n, d) of frames.
-        videos: (n,) video of each frame.
-        pairs: (P, 2) videos. Raises ValueError if one has no frame.
-    """
-    names, ids = np.unique(videos, return_inverse=True)
-    if len(unknown := np.setdiff1d(pairs, names)):
-        raise ValueError(f"video {unknown[0]} has no frame")
-    frames = np.arange(len(vectors))
-    present, templates = build_templates(vectors, ids.astype(np.int64), frames)
-    return template_similarities(present, templates, np.searchsorted(names, pairs))
+        folds = [int(row[0]) for row in rows[1:]]
+        same = [{"0": False, "1": True}[row[-1]] for row in rows[1:]]
+        videos = [(first, second) for first, second in ([x for x in row if "/" in x] for row in rows[1:])]
+    except (IndexError, KeyError, ValueError) as error:
+        raise ConfigError(f"{path} is not a list of pairs: {type(error).__name__} {error}") from error
+    if len(set(same)) != 2:
+        raise ConfigError(f"{path} needs pairs of the same person and of different people")
+    return VideoPairs(np.array(videos, np.str_), np.array(same), np.array(folds, np.int64))

@@ -19,7 +19,6 @@ from training.evaluation.protocols import (
     read_video_pairs,
     search_templates,
     trillion_pairs,
-    video_similarities,
 )
 
 
@@ -79,23 +78,20 @@ def test_templates_are_searched(rng: np.random.Generator) -> None:
     assert search_templates(gallery, people, gallery, people).tpir == {}
 
 
-def test_videos_are_means_of_their_frames(tmp_path: Path, rng: np.random.Generator) -> None:
-    (tmp_path / "splits.txt").write_text(
-        "split number, first, second, similarity, is same, is same\n1, A/0, A/1, , 1, 1\n2, A/0, B/0, , 0, 0\n"
-    )
-    pairs = read_video_pairs(tmp_path / "splits.txt")
-    assert pairs.same.tolist() == [True, False]
-    assert pairs.folds.tolist() == [1, 2]
-    vectors, videos = rng.normal(size=(7, 4)), np.array(["A/0", "A/0", "A/1", "B/0", "B/0", "B/0", "A/1"])
-    found = video_similarities(vectors, videos, pairs.videos)
-    for similarity, (first, second) in zip(found, pairs.videos, strict=True):
-        a, b = (vectors[videos == name].mean(0) for name in (first, second))
-        assert similarity == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
-    with pytest.raises(ValueError, match="video C has no frame"):
-        video_similarities(vectors, videos, np.array([["A/0", "C"]]))
-    (tmp_path / "splits.txt").write_text("one line\nx, y\n")
-    with pytest.raises(ConfigError, match="not a list of pairs"):
-        read_video_pairs(tmp_path / "splits.txt")
+def test_video_pairs_are_read_with_and_without_further_columns(tmp_path: Path) -> None:
+    path = tmp_path / "splits.txt"
+    for lines in ("1, A/0, A/1, , 1, 1\n2, A/0, B/0, , 0, 0\n", "1, 1, A/0, A/1, 1\n2, 1, A/0, B/0, 0\n"):
+        path.write_text(f"split number, first name, second name, is same\n{lines}")
+        pairs = read_video_pairs(path)
+        assert pairs.videos.tolist() == [["A/0", "A/1"], ["A/0", "B/0"]]
+        assert pairs.same.tolist() == [True, False]
+        assert pairs.folds.tolist() == [1, 2]
+    for broken in ("x, y\n", "1, A/0, A/1, 2\n", "1, A/0, 1\n", "1, A/0, A/1, 1\n"):
+        path.write_text(f"one line\n{broken}")
+        with pytest.raises(ConfigError, match=r"splits\.txt (is not a list of pairs|needs pairs)"):
+            read_video_pairs(path)
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_video_pairs(tmp_path / "nowhere.txt")
 
 
 def test_a_refined_list_excludes_photos(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,242 @@
+"""Benchmarks of videos: YouTube Faces and iQIYI-VID. A video is the mean of the embeddings of its frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from models.runtime.network import Float
+from models.vision.alignment import Alignment, align
+from models.vision.detection import Detector
+from models.vision.recognition import l2_normalize
+from training.config import ConfigError
+from training.data.identities import read_rgb
+from training.data.subsampling import evenly_spaced_rows
+from training.evaluation.embedding import PHOTO_BATCH_SIZE, Embed, embed_batch
+from training.evaluation.lfw import Verification, verify_similarities
+from training.evaluation.metrics import row_blocks
+from training.evaluation.protocols import mean_average_precision, read_video_pairs
+
+Point = tuple[float, float]
+Frame = tuple[NDArray[np.uint8], Point | None]
+"""RGB frame, and the point nearest which the face is, in pixels; None for the largest face."""
+ALIGNED: Final = "aligned_images_DB"
+FRAMES: Final = "frame_images_DB"
+PARTS: Final = "IQIYI_VID_DATA_Part*"
+CLEANED: Final = "gt_v2"
+
+
+@dataclass(frozen=True)
+class VideoEmbedder:
+    """Network, the alignment of its crops, and the detector that finds the faces; at most ``frames`` of a video count,
+    evenly spaced."""
+
+    embed: Embed
+    alignment: Alignment
+    detector: Detector
+    frames: int
+    flip: bool = False
+
+    def embed_all(
+        self, videos: Sequence[str], read: Callable[[str], Iterable[Frame]]
+    ) -> tuple[Float, NDArray[np.bool_]]:
+        """Return (V, d) unit vectors of videos, zero without a face, and (V,) whether a face was found."""
+        found = [self._embed(read(video)) for video in tqdm(videos, desc="embed", unit="video")]
+        seen = np.array([vector is not None for vector in found], bool)
+        if not seen.any():
+            raise ConfigError("no video shows a detected face")
+        dimension = next(len(vector) for vector in found if vector is not None)
+        return np.stack([np.zeros(dimension, np.float32) if v is None else v for v in found]), seen
+
+    def _embed(self, frames: Iterable[Frame]) -> Float | None:
+        vectors = []
+        rest = iter(frames)
+        while batch := list(islice(rest, PHOTO_BATCH_SIZE)):
+            crops = []
+            for (photo, point), faces in zip(batch, self.detector.detect([photo for photo, _ in batch]), strict=True):
+                if len(faces):
+                    row = faces.largest() if point is None else faces.nearest(*point)
+                    crops.append(align(photo, faces.landmarks_xy[row][None], self.alignment)[0])
+            if crops:
+                vectors.append(embed_batch(self.embed, np.stack(crops), self.flip))
+        return l2_normalize(np.concatenate(vectors).mean(0, keepdims=True))[0] if vectors else None
+
+
+def evaluate_ytf(embedder: VideoEmbedder, folder: Path) -> Verification:
+    """Evaluate on YouTube Faces (L. Wolf et al., CVPR 2011) in the ten folds of ``splits.txt``.
+
+    Frames are those of ``aligned_images_DB/person/video/``, whose face is in the middle; without this folder, those of
+    ``frame_images_DB/``, whose faces ``person.labeled_faces.txt`` marks. Videos without a detected face are similar to
+    nothing. Raises ConfigError if a list, a video or a frame is missing or malformed, or no face is found.
+    """
+    pairs = read_video_pairs(folder / "splits.txt")
+    videos = np.unique(pairs.videos)
+    root = next((folder / name for name in (ALIGNED, FRAMES) if (folder / name).is_dir()), None)
+    if root is None:
+        raise ConfigError(f"{folder} has neither {ALIGNED} nor {FRAMES}")
+    if missing := [video for video in videos if not any((root / video).glob("*.jpg"))]:
+        raise ConfigError(f"{root} lacks {len(missing)} videos that splits.txt names, first {missing[0]}")
+    marked = root.name == FRAMES
+    vectors, seen = embedder.embed_all(videos.tolist(), lambda video: _ytf_frames(root, video, marked, embedder.frames))
+    rows = np.searchsorted(videos, pairs.videos)
+    similarities = np.einsum("nd,nd->n", vectors[rows[:, 0]], vectors[rows[:, 1]], dtype=np.float64)
+    return verify_similarities(similarities, pairs.same, pairs.folds, int((~seen).sum()))
+
+
+def _ytf_frames(root: Path, video: str, marked: bool, count: int) -> Iterator[Frame]:
+    files = sorted((root / video).glob("*.jpg"), key=_frame_number)
+    middles = _read_middles(root / f"{video.split('/')[0]}.labeled_faces.txt") if marked else {}
+    for row in evenly_spaced_rows(len(files), count):
+        file = files[row]
+        name = file.relative_to(root).as_posix()
+        if marked and name not in middles:
+            raise ConfigError(f"{video.split('/')[0]}.labeled_faces.txt does not list {name}")
+        photo = read_rgb(file)
+        yield photo, middles.get(name, (photo.shape[1] / 2, photo.shape[0] / 2))
+
+
+def _frame_number(file: Path) -> int:
+    """Return the number in ``0.123.jpg`` and ``aligned_detect_0.123.jpg``. Raises ConfigError without one."""
+    number = file.stem.rpartition(".")[2]
+    if not number.isdecimal():
+        raise ConfigError(f"{file} is not named as a frame, VIDEO.FRAME.jpg")
+    return int(number)
+
+
+def _read_middles(path: Path) -> Mapping[str, Point]:
+    """Read "person\\\\video\\\\file,ignored,x,y,width,height,..." to the middle of the face by frame."""
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist")
+    rows = [line.split(",") for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        return {row[0].replace("\\", "/"): (float(row[2]), float(row[3])) for row in rows}
+    except (IndexError, ValueError) as error:
+        raise ConfigError(f"{path} is malformed: {error}") from error
+
+
+@dataclass(frozen=True)
+class VideoRetrieval:
+    """MAP of iQIYI-VID in [0, 1], and what it was measured on."""
+
+    mean_average_precision: float
+    people: int
+    videos: int
+    videos_without_face: int
+
+
+def evaluate_iqiyi(embedder: VideoEmbedder, folder: Path) -> VideoRetrieval:
+    """Search the validation videos of iQIYI-VID for each person, by the mean of the person's training videos.
+
+    Y. Liu et al., "iQIYI-VID", 2018. ``folder`` is the root or one ``IQIYI_VID_DATA_Part*`` of it, with videos in
+    ``IQIYI_VID_TRAIN/`` and ``IQIYI_VID_VAL/`` of the parts. ``train.txt`` has lines of "video person", ``val.txt``
+    "person video video ..."; ``gt_v2/`` with the cleaned lists comes first, and its IQIYI_VID.txt names the videos that
+    count. Other videos of IQIYI_VID_VAL are distractors. The largest face of a frame counts. Raises ConfigError if a
+    list or video is missing or malformed, or a person has no training video.
+    """
+    lists = read_iqiyi(folder)
+    train, validation = sorted(lists.train), sorted(lists.validation)
+    taught, taught_seen = embedder.embed_all(train, lambda name: _video_frames(lists.train[name], embedder.frames))
+    vectors, seen = embedder.embed_all(validation, lambda name: _video_frames(lists.validation[name], embedder.frames))
+    people = np.array(sorted(set(lists.validation_person.values())), np.int64)
+    of_train = np.array([lists.train_person[name] for name in train])
+    means = np.stack([taught[(of_train == person) & taught_seen].sum(0) for person in people])
+    shown = np.array([lists.validation_person.get(name, -1) for name in validation])
+    precisions = []
+    for rows in row_blocks(len(people), len(validation)):
+        similarity = np.asarray(means[rows] @ vectors.T, np.float64)  # a person's order ignores the length of the mean
+        similarity[:, ~seen] = -np.inf
+        relevant = people[rows][:, None] == shown
+        precisions.append(len(rows) * mean_average_precision(similarity, relevant))
+    missed = int((~seen).sum() + (~taught_seen).sum())
+    return VideoRetrieval(sum(precisions) / len(people), len(people), len(validation), missed)
+
+
+@dataclass(frozen=True)
+class IqiyiLists:
+    """Files of training and validation videos by name, and their person by name; distractors have none."""
+
+    train: Mapping[str, Path]
+    validation: Mapping[str, Path]
+    train_person: Mapping[str, int]
+    validation_person: Mapping[str, int]
+
+
+def read_iqiyi(folder: Path) -> IqiyiLists:
+    """Read the lists of iQIYI-VID and find its videos. Raises as `evaluate_iqiyi`."""
+    parts = [folder, *sorted(folder.glob(PARTS))]
+    cleaned = folder / CLEANED
+    if cleaned.is_dir():
+        train_lists, validation_lists, valid = (
+            [cleaned / "train_v2.txt"],
+            [cleaned / "val_v2.txt"],
+            cleaned / "IQIYI_VID.txt",
+        )
+    else:
+        train_lists, validation_lists = (
+            [p / name for p in parts if (p / name).is_file()] for name in ("train.txt", "val.txt")
+        )
+        valid = None
+    if not train_lists or not validation_lists:
+        raise ConfigError(f"{folder} and its {PARTS} have no train.txt and val.txt, and there is no {CLEANED}")
+    train_person = {row[0]: _person(row[1], path) for path, row in _rows(train_lists, 2)}
+    validation_person = {name: _person(row[0], path) for path, row in _rows(validation_lists, 2) for name in row[1:]}
+    if unknown := set(validation_person.values()) - set(train_person.values()):
+        raise ConfigError(f"{folder}: person {min(unknown)} of the validation list has no training video")
+    train, validation = (
+        {file.name: file for part in parts for file in (part / name).glob("*.mp4")}
+        for name in ("IQIYI_VID_TRAIN", "IQIYI_VID_VAL")
+    )
+    for listed, files in ((train_person, train), (validation_person, validation)):
+        if missing := sorted(listed.keys() - files.keys()):
+            raise ConfigError(f"{folder} lacks {len(missing)} listed videos, first {missing[0]}")
+    if valid is not None:
+        names = {row[0] for _, row in _rows([valid], 1)}
+        validation = {name: file for name, file in validation.items() if name in names}
+        validation_person = {name: person for name, person in validation_person.items() if name in names}
+    return IqiyiLists({name: train[name] for name in train_person}, validation, train_person, validation_person)
+
+
+def _rows(paths: Sequence[Path], fields: int) -> Iterator[tuple[Path, list[str]]]:
+    """Yield the fields of each line with its file. Raises ConfigError if a file is missing or a line is short."""
+    for path in paths:
+        if not path.is_file():
+            raise ConfigError(f"{path} does not exist")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            row = line.split()
+            if row and len(row) < fields:
+                raise ConfigError(f"{path}, line {number} has fewer than {fields} fields")
+            if row:
+                yield path, row
+
+
+def _person(text: str, path: Path) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"{path}: {text!r} is not the number of a person")
+    return int(text)
+
+
+def _video_frames(path: Path, count: int) -> Iterator[Frame]:
+    """Yield at most ``count`` evenly spaced RGB frames. Raises ConfigError if the file is no video."""
+    video = cv2.VideoCapture(str(path))
+    try:
+        total = int(video.get(cv2.CAP_PROP_FRAME_COUNT)) if video.isOpened() else 0
+        if total < 1:
+            raise ConfigError(f"{path} cannot be read as a video. Copy it again")
+        chosen = set(evenly_spaced_rows(total, count).tolist())
+        for number in range(total):
+            if not video.grab():  # a header may count more frames than there are
+                return
+            if number in chosen:
+                read, frame = video.retrieve()
+                if read:
+                    yield np.asarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB), np.uint8), None
+    finally:
+        video.release()
