@@ -6,10 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from models.vision.alignment import CROP_SIZE_PX
+
+MAX_CROP_PX: Final = 512
+CROP_STEP_PX: Final = 16
+"""Networks halve the sides four times."""
 BackboneName = Literal[
     "thin_iresnet",
     "iresnet18",
@@ -58,7 +63,9 @@ class DataConfig(_Section):
     manifest: str | None = "manifest.csv"
     """Path within ``root``; None reads one folder per person. Record files ignore it."""
     aligned: bool = True
-    """Images are 112x112 crops on the five-point template; otherwise faces are detected and aligned first."""
+    """Images are crops on the five-point template; otherwise faces are detected and aligned first."""
+    crop_px: int = CROP_SIZE_PX
+    """Side of the crops, in pixels, and of the network's input. The template scales with it."""
     min_images: int = 2
     max_identities: int | None = None
     images_per_person: int = 0
@@ -85,6 +92,9 @@ class DataConfig(_Section):
         records = self.root.suffix == ".rec"
         _require(self.root.is_file() if records else self.root.is_dir(), f"data.root {self.root} does not exist")
         _require(self.min_images >= 1, "data.min_images must be at least 1")
+        _require(
+            0 < self.crop_px <= MAX_CROP_PX, f"data.crop_px must be a side up to {MAX_CROP_PX}, not {self.crop_px}"
+        )
         _require(self.person_folders >= 1, "data.person_folders must be at least 1")
         _require(self.max_identities is None or self.max_identities >= 2, "data.max_identities must be at least 2")
         _require(self.images_per_person >= 0, "data.images_per_person must be 0 (off) or the number of images")
@@ -292,6 +302,14 @@ class RunConfig(_Section):
     def __post_init__(self) -> None:
         k = self.data.images_per_person
         _require(not k or self.loop.batch_size % k == 0, f"loop.batch_size must be a multiple of {k} images_per_person")
+        side, net = self.data.crop_px, self.backbone.name
+        _require(
+            side % CROP_STEP_PX == 0, f"data.crop_px must be a multiple of {CROP_STEP_PX} for a network, not {side}"
+        )
+        _require(
+            side == CROP_SIZE_PX or net != "bottleneck_net",
+            f"data.crop_px {side}: {net} has the input of its teacher, and takes crops of {CROP_SIZE_PX} only",
+        )
         _require(
             not self.augment.morph or self.distill.teacher is not None,
             "augment.morph needs a distill.teacher: a blend of two people has no label",

@@ -68,6 +68,12 @@ def insightface_alignment(size_px: int) -> Alignment | None:
 STANDARD_ALIGNMENT: Final = standard_alignment(CROP_SIZE_PX)
 
 
+def standard_crop_px(alignment: Alignment) -> int:
+    """Return the side of the standard crops from which those of an alignment come: its own, or 112 for a template of
+    its own, whose crops `realign_crops` cuts."""
+    return alignment.size_px if alignment.is_standard else CROP_SIZE_PX
+
+
 def similarity_transforms(
     landmarks_xy: NDArray[np.floating], alignment: Alignment = STANDARD_ALIGNMENT
 ) -> NDArray[np.float64]:
@@ -138,12 +144,13 @@ def align(
 
 
 def realign_crops(crops_NHWC: NDArray[np.uint8], alignment: Alignment) -> NDArray[np.uint8]:
-    """Convert (n, 112, 112, 3) standard crops to another alignment; missing pixels repeat the edge of the crop."""
-    if alignment == STANDARD_ALIGNMENT:
+    """Convert (n, s, s, 3) standard crops of any size to another alignment; missing pixels repeat the edge."""
+    source = standard_alignment(crops_NHWC.shape[1])
+    if alignment == source:
         return crops_NHWC
     cut = np.empty((len(crops_NHWC), alignment.size_px, alignment.size_px, 3), np.uint8)
     for crop, out in zip(crops_NHWC, cut, strict=True):
-        (out[:],) = align(crop, TEMPLATE_XY[None], alignment, repeat_edge=True)
+        (out[:],) = align(crop, source.template_xy[None], alignment, repeat_edge=True)
     return cut
 
 

@@ -16,14 +16,14 @@ PEOPLE, IMAGES, BATCH = 6, 4, 8
 STEPS_PER_EPOCH = PEOPLE * IMAGES // BATCH
 
 
-def write_people(root: Path, images: int = IMAGES) -> Path:
-    """Write one folder per person with noisy crops."""
+def write_people(root: Path, images: int = IMAGES, side: int = 112) -> Path:
+    """Write one folder per person with noisy crops of this side."""
     rng = np.random.default_rng(5)
     for person in range(PEOPLE):
         (root / f"p{person}").mkdir(parents=True)
         color = rng.integers(0, 255, 3)
         for i in range(images):
-            image = np.clip(color + rng.normal(0, 20, (112, 112, 3)), 0, 255).astype(np.uint8)
+            image = np.clip(color + rng.normal(0, 20, (side, side, 3)), 0, 255).astype(np.uint8)
             cv2.imwrite(str(root / f"p{person}" / f"{i}.png"), image)
     return root
 

@@ -1,9 +1,10 @@
-"""Backbones: networks from a 112x112 crop to an embedding."""
+"""Backbones: networks from a crop to an embedding."""
 
 from __future__ import annotations
 
 from torch import nn
 
+from models.vision.alignment import CROP_SIZE_PX
 from training.backbones.bottleneck_net import BottleneckNet
 from training.backbones.checkpointing import checkpoint_blocks
 from training.backbones.iresnet import DEPTHS, IResNet, ThinIResNet
@@ -24,16 +25,16 @@ __all__ = [
 ]
 
 
-def build_backbone(config: BackboneConfig) -> nn.Module:
-    """Build the network of ``config`` with new weights: (B, 3, 112, 112) in [-1, 1] to (B, embedding_dim)."""
+def build_backbone(config: BackboneConfig, crop_px: int = CROP_SIZE_PX) -> nn.Module:
+    """Build the network of ``config`` with new weights: (B, 3, crop_px, crop_px) in [-1, 1] to (B, embedding_dim)."""
     match config.name:
         case "thin_iresnet":
-            return ThinIResNet(config.embedding_dim, config.widths, config.depths, config.stem)
+            return ThinIResNet(config.embedding_dim, config.widths, config.depths, config.stem, crop_px)
         case "iresnet18" | "iresnet34" | "iresnet50" | "iresnet100" | "iresnet200":
-            return IResNet(DEPTHS[config.name], config.embedding_dim, config.dropout, config.drop_path)
+            return IResNet(DEPTHS[config.name], config.embedding_dim, config.dropout, config.drop_path, crop_px)
         case "vit_s" | "vit_b":
-            return VisionTransformer(VIT_DEPTHS[config.name], config.embedding_dim, config.drop_path)
+            return VisionTransformer(VIT_DEPTHS[config.name], config.embedding_dim, config.drop_path, crop_px=crop_px)
         case "bottleneck_net":
             return BottleneckNet(config.embedding_dim)
         case "mobilefacenet":
-            return MobileFaceNet(config.embedding_dim)
+            return MobileFaceNet(config.embedding_dim, crop_px)

@@ -71,23 +71,29 @@ def stages(
 
 
 class IResNet(nn.Module):
-    """IResNet: (B, 3, 112, 112) RGB in [-1, 1] to (B, embedding_dim), not normalized.
+    """IResNet: (B, 3, crop_px, crop_px) RGB in [-1, 1] to (B, embedding_dim), not normalized.
 
     Args:
-        depths: blocks of the stages at 56x56, 28x28, 14x14 and 7x7.
+        depths: blocks of the stages at 1/2 (56x56 for crops of 112), 1/4, 1/8 and 1/16 of the side.
         dropout: probability in [0, 1) of dropping an activation before the last layer; 0.4 in ArcFace.
         drop_path: probability in [0, 1) of dropping the last block; lower for earlier blocks.
+        crop_px: side of the crops, a multiple of 16.
     """
 
     def __init__(
-        self, depths: Sequence[int], embedding_dim: int = 512, dropout: float = 0.0, drop_path: float = 0.0
+        self,
+        depths: Sequence[int],
+        embedding_dim: int = 512,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        crop_px: int = CROP_SIZE_PX,
     ) -> None:
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(3, WIDTHS[0], 3, 1, 1, bias=False), nn.BatchNorm2d(WIDTHS[0]), nn.PReLU(WIDTHS[0])
         )
         self.body = stages(WIDTHS[0], WIDTHS, depths, drop_path=drop_path)
-        map_size = CROP_SIZE_PX // 2 ** len(WIDTHS)
+        map_size = crop_px // 2 ** len(WIDTHS)
         features = nn.BatchNorm1d(embedding_dim)
         # A learned gain could shrink a dimension to zero. A fixed gain of 1 gives each dimension an equal share of the
         # direction.
@@ -111,15 +117,17 @@ class IResNet(nn.Module):
 
 
 class ThinIResNet(nn.Module):
-    """Thin IResNet of plain 3x3 convolutions: (B, 3, 112, 112) RGB in [-1, 1] to (B, embedding_dim), not normalized.
+    """Thin IResNet of plain 3x3 convolutions: (B, 3, crop_px, crop_px) RGB in [-1, 1] to (B, embedding_dim), not
+    normalized.
 
     ArcFace's block between a short stem and MobileFaceNet's head. Blocks stride in their first convolution, and only
-    the stem runs at 56x56: on a CPU, memory traffic of larger maps costs too much.
+    the stem runs at half the side: on a CPU, memory traffic of larger maps costs too much.
 
     Args:
-        widths: channels of the stages at 28x28, 14x14 and 7x7.
+        widths: channels of the stages at 1/4 (28x28 for crops of 112), 1/8 and 1/16 of the side.
         depths: blocks of each stage.
-        stem: channels at 56x56.
+        stem: channels at half the side.
+        crop_px: side of the crops, a multiple of 16.
     """
 
     def __init__(
@@ -128,13 +136,14 @@ class ThinIResNet(nn.Module):
         widths: Sequence[int] = (48, 96, 192),
         depths: Sequence[int] = (1, 2, 2),
         stem: int = 16,
+        crop_px: int = CROP_SIZE_PX,
     ) -> None:
         super().__init__()
         if len(widths) != 3 or len(depths) != 3 or min(*widths, *depths, stem) < 1:
             raise ValueError("a thin IResNet needs three stages with at least one block and one channel each")
         self.stem = nn.Sequential(nn.Conv2d(3, stem, 3, 2, 1, bias=False), nn.BatchNorm2d(stem), nn.PReLU(stem))
         self.body = stages(stem, widths, depths, stride_first=True)
-        self.head = gdc_head(widths[-1], embedding_dim)
+        self.head = gdc_head(widths[-1], embedding_dim, crop_px)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.body(self.stem(x)))

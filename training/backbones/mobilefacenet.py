@@ -37,9 +37,9 @@ class Bottleneck(CheckpointedBlock):
 
 
 class MobileFaceNet(nn.Module):
-    """MobileFaceNet: (B, 3, 112, 112) RGB in [-1, 1] to (B, embedding_dim), not normalized."""
+    """MobileFaceNet: (B, 3, crop_px, crop_px) RGB in [-1, 1] to (B, embedding_dim), not normalized."""
 
-    def __init__(self, embedding_dim: int = 128) -> None:
+    def __init__(self, embedding_dim: int = 128, crop_px: int = CROP_SIZE_PX) -> None:
         super().__init__()
         self.stem = nn.Sequential(_convolution(3, 64, 3, 2), _convolution(64, 64, 3, groups=64))
         blocks = []
@@ -49,17 +49,17 @@ class MobileFaceNet(nn.Module):
                 blocks.append(Bottleneck(channels_in, expansion * channels_in, channels, stride if index == 0 else 1))
                 channels_in = channels
         self.body = nn.Sequential(*blocks, _convolution(channels_in, 512, 1))
-        self.head = gdc_head(512, embedding_dim)
+        self.head = gdc_head(512, embedding_dim, crop_px)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.body(self.stem(x)))
         return out
 
 
-def gdc_head(channels: int, embedding_dim: int) -> nn.Sequential:
-    """Build the head (B, channels, 7, 7) to (B, embedding_dim): global depthwise convolution and linear 1x1
-    convolution. Section 3.1 and Table 1. Unlike average pooling, it learns a weight per map position."""
-    map_size = CROP_SIZE_PX // 16
+def gdc_head(channels: int, embedding_dim: int, crop_px: int) -> nn.Sequential:
+    """Build the head (B, channels, s, s), s = crop_px / 16, to (B, embedding_dim): global depthwise convolution and
+    linear 1x1 convolution. Section 3.1 and Table 1. Unlike average pooling, it learns a weight per map position."""
+    map_size = crop_px // 16
     return nn.Sequential(
         nn.Conv2d(channels, channels, map_size, groups=channels, bias=False),
         nn.BatchNorm2d(channels),

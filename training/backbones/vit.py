@@ -44,7 +44,7 @@ class TransformerBlock(CheckpointedBlock):
 
 
 class VisionTransformer(nn.Module):
-    """Vision transformer: (B, 3, 112, 112) RGB in [-1, 1] to (B, embedding_dim), not normalized."""
+    """Vision transformer: (B, 3, crop_px, crop_px) RGB in [-1, 1] to (B, embedding_dim), not normalized."""
 
     def __init__(
         self,
@@ -53,9 +53,10 @@ class VisionTransformer(nn.Module):
         drop_path: float = 0.0,
         width: int = WIDTH,
         heads: int = HEADS,
+        crop_px: int = CROP_SIZE_PX,
     ) -> None:
         super().__init__()
-        tokens = (CROP_SIZE_PX // PATCH_PX) ** 2
+        tokens = (crop_px // PATCH_PX) ** 2
         self.patches = nn.Conv2d(3, width, PATCH_PX, PATCH_PX)
         self.positions = nn.Parameter(torch.zeros(1, tokens, width))
         self.blocks = nn.Sequential(*(TransformerBlock(width, heads, s) for s in drop_shares(depth, drop_path)))

@@ -18,6 +18,7 @@ from models.checksums import sha256_of
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
 from models.runtime.onnx_runtime import OnnxNetwork, available_cores
+from models.vision.alignment import CROP_SIZE_PX
 from models.vision.detection import Detector
 from training import distributed
 from training.cli.light import app as light
@@ -82,12 +83,13 @@ def inspect(
     data: Annotated[Path, typer.Argument(help=IDENTITIES, exists=True)],
     folder: Folder = False,
     unaligned: Annotated[bool, typer.Option("--unaligned", help="Photos are not aligned crops.")] = False,
+    crop_px: Annotated[int, typer.Option(min=32, help="Side of the crops in pixels.")] = CROP_SIZE_PX,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) to this file.")] = None,
     sample: Annotated[int | None, typer.Option(min=1, help="Number of images to check; default: all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print findings and proposal as JSON.")] = False,
 ) -> None:
     """Check a data set before training (damage, duplicates, color order), and propose settings for it."""
-    config = DataConfig(data, None if folder else "manifest.csv", aligned=not unaligned)
+    config = DataConfig(data, None if folder else "manifest.csv", aligned=not unaligned, crop_px=crop_px)
     found = preflight(config, sample)
     proposed = propose(config, found.people, found.images, distributed.device())
     if as_json:
@@ -245,7 +247,7 @@ def plan(
     speed, device = images_per_second, distributed.device()
     if speed is None:
         batch = config.loop.batch_size // gpus // config.loop.accumulate if device.type == "cuda" else 4
-        speed = measure_speed(config.backbone, batch, device)
+        speed = measure_speed(config.backbone, batch, device, config.data.crop_px)
     made = make_plan(config, images, classes, gpus, speed, image_kb * 1000)
     print_figures([(f"Images per second, one {device.type}", f"{speed:,.1f}"), *made.rows()])
 
@@ -472,7 +474,7 @@ def calibrate(
     pack: Annotated[Path, typer.Argument(help="Pack, or unversioned directory of ONNX files.")],
     data: Annotated[Path, typer.Option(help=IDENTITIES, exists=True)],
     folder: Folder = False,
-    aligned: Annotated[bool, typer.Option("--aligned", help="Photos are aligned 112x112 crops.")] = False,
+    aligned: Annotated[bool, typer.Option("--aligned", help="Photos are aligned crops of the pack's size.")] = False,
     max_photos_per_person: Annotated[
         int | None, typer.Option(min=2, help="Maximum number of photos per person.")
     ] = None,
@@ -493,7 +495,9 @@ def evaluate(
         Path | None,
         typer.Option(help="Your photos: one folder per person, folder with manifest.csv, or .rec file.", exists=True),
     ] = None,
-    aligned: Annotated[bool, typer.Option("--aligned", help="Photos of --people are aligned 112x112 crops.")] = False,
+    aligned: Annotated[
+        bool, typer.Option("--aligned", help="Photos of --people are aligned crops of the model's size.")
+    ] = False,
     pairs: Annotated[
         Path | None, typer.Option("--worst-pairs", help="Picture (PNG) of the worst pairs of --people to write.")
     ] = None,

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from models.vision.alignment import CROP_SIZE_PX, TEMPLATE_XY
 from training.config import AugmentConfig
 
+# Lengths in pixels are those of crops of 112, and scale with the crop.
 # Side in pixels to which crops are shrunk: training must cover both sharp and enlarged photos.
 LOW_RESOLUTION_SIDES_PX: Final = (28, 40, 56)
 ERASED_SIDE_PX: Final = (12.0, 48.0)
@@ -59,7 +60,7 @@ def draw_uniforms(count: int, seed: int, step: int) -> Tensor:
 
 
 def augment(crops_BCHW: Tensor, u_BK: Tensor, config: AugmentConfig) -> Tensor:
-    """Augment a batch: (B, 3, 112, 112) RGB float32 in [-1, 1] to the same; ``u_BK`` from `draw_uniforms`.
+    """Augment a batch: (B, 3, s, s) RGB float32 in [-1, 1] to the same; ``u_BK`` from `draw_uniforms`.
 
     The order follows the imaging process: mask, pose, light, camera, occlusion. ``u_BK`` is on the CPU, which selects
     the images: a GPU would have to report how many it selected.
@@ -118,9 +119,14 @@ def _scale_uniform(u_BK: Tensor, column: Draw, low: float, high: float) -> Tenso
 
 
 def _pixel_grid(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (1, 112) x and (112, 1) y of pixel centers."""
-    along = torch.arange(CROP_SIZE_PX, dtype=like.dtype, device=like.device)
+    """Return (1, s) x and (s, 1) y of pixel centers of (B, 3, s, s) crops."""
+    along = torch.arange(like.shape[-1], dtype=like.dtype, device=like.device)
     return along[None, :], along[:, None]
+
+
+def _enlargement(crops: Tensor) -> float:
+    """Return the side of crops in sides of the crops for which lengths are given."""
+    return crops.shape[-1] / CROP_SIZE_PX
 
 
 def _luma(crops: Tensor) -> Tensor:
@@ -129,15 +135,16 @@ def _luma(crops: Tensor) -> Tensor:
 
 def _add_mask(crops: Tensor, u: Tensor) -> Tensor:
     """Add a cloth mask from the bridge of the nose to below the chin."""
-    x, y = _pixel_grid(crops)
+    side = _enlargement(crops)
+    x, y = (p / side for p in _pixel_grid(crops))
     half_width = _scale_uniform(u, Draw.MASK_WIDTH, *MASK_HALF_WIDTH)
     across = (x - float(TEMPLATE_XY[:, 0].mean())) / half_width
     bridge, chin = _scale_uniform(u, Draw.MASK_BRIDGE, *MASK_BRIDGE_Y), _scale_uniform(u, Draw.MASK_CHIN, *MASK_CHIN_Y)
     top = bridge + _scale_uniform(u, Draw.MASK_CHEEK, *MASK_CHEEK_DROP) * across.abs()
     bottom = chin - _scale_uniform(u, Draw.MASK_JAW, *MASK_JAW_RISE) * across**2
-    # Antialias the edge over one pixel.
-    inside = (y - top + 0.5).clamp(0, 1) * (bottom - y + 0.5).clamp(0, 1)
-    inside = inside * ((1 - across.abs()) * half_width + 0.5).clamp(0, 1)
+    # Antialias the edge over one pixel of the crop.
+    inside = ((y - top) * side + 0.5).clamp(0, 1) * ((bottom - y) * side + 0.5).clamp(0, 1)
+    inside = inside * ((1 - across.abs()) * half_width * side + 0.5).clamp(0, 1)
     light = 1 - _scale_uniform(u, Draw.MASK_SHADE, 0, MASK_SHADE) * across.clamp(-1, 1) ** 2
     cloth = 2 * u[:, Draw.MASK_RED : Draw.MASK_BLUE + 1, None, None] * light[:, None] - 1
     return torch.lerp(crops, cloth.expand_as(crops), inside[:, None])
@@ -149,7 +156,7 @@ def _warp(crops: Tensor, u: Tensor, config: AugmentConfig) -> Tensor:
     scale = _scale_uniform(u, Draw.ZOOM, 1 - config.zoom, 1 + config.zoom)
     across, along = scale * angle.cos(), scale * angle.sin()
     dx, dy = (2 * _scale_uniform(u, c, -config.shift, config.shift) for c in (Draw.SHIFT_X, Draw.SHIFT_Y))
-    x, y = ((2 * p + 1) / CROP_SIZE_PX - 1 for p in _pixel_grid(crops))  # -1 and 1 are the outer edges of pixels
+    x, y = ((2 * p + 1) / crops.shape[-1] - 1 for p in _pixel_grid(crops))  # -1 and 1 are the outer edges of pixels
     # affine_grid rounds differently for other batch sizes, but slices must match the whole batch.
     grid = torch.stack([across * x - along * y + dx, along * x + across * y + dy], -1)
     return F.grid_sample(crops, grid, padding_mode="border", align_corners=False)
@@ -174,7 +181,8 @@ def _lower_resolution(out: Tensor, u_BK: Tensor, probability: float) -> None:
     for i, side in enumerate(LOW_RESOLUTION_SIDES_PX):
 
         def change(crops: Tensor, _u: Tensor, side: int = side) -> Tensor:
-            small = F.interpolate(crops, size=(side, side), mode="area")
+            shrunk = round(side * _enlargement(crops))
+            small = F.interpolate(crops, size=(shrunk, shrunk), mode="area")
             return F.interpolate(small, size=crops.shape[2:], mode="bilinear", align_corners=False)
 
         _change_rows(out, u_BK, (u_BK[:, Draw.LOW_RESOLUTION] < probability) & (which == i), change)
@@ -183,9 +191,10 @@ def _lower_resolution(out: Tensor, u_BK: Tensor, probability: float) -> None:
 def _erase(crops: Tensor, u: Tensor) -> Tensor:
     """Fill a rectangle with one color (Z. Zhong et al., "Random Erasing", AAAI 2020)."""
     x, y = _pixel_grid(crops)
-    height, width = (_scale_uniform(u, c, *ERASED_SIDE_PX).floor() for c in (Draw.ERASE_HEIGHT, Draw.ERASE_WIDTH))
-    top = (u[:, Draw.ERASE_TOP, None, None] * (CROP_SIZE_PX + 1 - height)).floor()
-    left = (u[:, Draw.ERASE_LEFT, None, None] * (CROP_SIZE_PX + 1 - width)).floor()
+    least, most = (limit * _enlargement(crops) for limit in ERASED_SIDE_PX)
+    height, width = (_scale_uniform(u, c, least, most).floor() for c in (Draw.ERASE_HEIGHT, Draw.ERASE_WIDTH))
+    top = (u[:, Draw.ERASE_TOP, None, None] * (crops.shape[-1] + 1 - height)).floor()
+    left = (u[:, Draw.ERASE_LEFT, None, None] * (crops.shape[-1] + 1 - width)).floor()
     inside = (y >= top) & (y < top + height) & (x >= left) & (x < left + width)
     color = 2 * u[:, Draw.ERASE_RED : Draw.ERASE_BLUE + 1, None, None] - 1
     return torch.where(inside[:, None], color, crops)

@@ -10,12 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.vision.alignment import CROP_SIZE_PX
-
 
 @contextmanager
 def create_crop_cache(
-    cache: Path, companion: Path, count: int, size_px: int = CROP_SIZE_PX
+    cache: Path, companion: Path, count: int, size_px: int
 ) -> Iterator[tuple[NDArray[np.uint8], Callable[[NDArray[np.generic]], None]]]:
     """Yield a (count, size_px, size_px, 3) array to fill, and a function that saves the ``companion`` array.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import logging
+import math
 import unicodedata
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from models.vision.alignment import CROP_SIZE_PX, align
+from models.vision.alignment import align, standard_alignment
 from models.vision.detection import Detector
 from models.vision.photo_files import HEAD_BYTES, photo_format, printable_path
 from training.config import ConfigError, DataConfig
@@ -112,15 +113,16 @@ class StreamedCrops:
     """Crops that are decoded whenever they are indexed, by a slice or rows."""
 
     listed: IdentityList
+    crop_px: int
 
     def __len__(self) -> int:
         return len(self.listed)
 
     def __getitem__(self, rows: slice | NDArray[np.integer]) -> NDArray[np.uint8]:
         chosen = np.arange(len(self))[rows]
-        crops = np.empty((len(chosen), CROP_SIZE_PX, CROP_SIZE_PX, 3), np.uint8)
+        crops = np.empty((len(chosen), self.crop_px, self.crop_px, 3), np.uint8)
         for i, row in enumerate(chosen.tolist()):
-            crops[i] = _require_crop(self.listed.read(row), self.listed.name(row))
+            crops[i] = _require_crop(self.listed.read(row), self.listed.name(row), self.crop_px)
         return crops
 
 
@@ -133,11 +135,11 @@ class SelectedCrops:
 
     @property
     def nbytes(self) -> int:
-        return len(self.rows) * 3 * CROP_SIZE_PX**2
+        return math.prod(self.shape)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self), CROP_SIZE_PX, CROP_SIZE_PX, 3)
+        return (len(self), *self.crops_NHWC.shape[1:])
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -149,7 +151,7 @@ class SelectedCrops:
 
 @dataclass(frozen=True)
 class IdentitySet:
-    """Crops: ``crops_NHWC`` (n, 112, 112, 3) uint8 RGB, ``labels`` (n,) in 0..C-1, ``class_ids`` (C,) for checkpoints.
+    """Crops: ``crops_NHWC`` (n, s, s, 3) uint8 RGB, ``labels`` (n,) in 0..C-1, ``class_ids`` (C,) for checkpoints.
 
     An epoch shows each image ``repeats`` (n,) times; None means once. Streamed crops support indexing by rows and
     slices only, like a memory map whose rows are decoded. ``listed`` has the source of each image.
@@ -178,7 +180,7 @@ class IdentitySet:
         """Return the images in these rows, with the same classes."""
         crops: StreamedCrops | SelectedCrops
         if isinstance(self.crops_NHWC, StreamedCrops):
-            crops = StreamedCrops(self.crops_NHWC.listed.select(rows))
+            crops = replace(self.crops_NHWC, listed=self.crops_NHWC.listed.select(rows))
         elif isinstance(self.crops_NHWC, SelectedCrops):
             crops = replace(self.crops_NHWC, rows=self.crops_NHWC.rows[rows])
         else:
@@ -352,15 +354,15 @@ def load_identities(
     if listed.files is not None and listed.files.warning is not None:
         log.warning(listed.files.warning)
     if config.workers:
-        crops = cast(NDArray[np.uint8], StreamedCrops(listed))
+        crops = cast(NDArray[np.uint8], StreamedCrops(listed, config.crop_px))
         return IdentitySet(crops, listed.labels, listed.names, listed.class_ids(), listed.repeats, listed)
-    listing = f"{config.root} {config.aligned} {listed.source.fingerprint(listed.rows)}"
+    listing = f"{config.root} {config.aligned} {config.crop_px} {listed.source.fingerprint(listed.rows)}"
     key = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     cache, kept_file = cache_dir / f"crops-{key}.npy", cache_dir / f"kept-{key}.npy"
     if not (cache.exists() and kept_file.exists()):
         if not config.aligned and detector is None:
             raise ConfigError("Unaligned photos need a detector. Name a pack with --align-with")
-        _build_cache(listed, cache, kept_file, None if config.aligned else detector)
+        _build_cache(listed, cache, kept_file, config.crop_px, None if config.aligned else detector)
     kept = np.load(kept_file)
     crops = np.load(cache, mmap_mode="r")
     found = listed.select(kept)
@@ -368,10 +370,10 @@ def load_identities(
 
 
 def hold_out(data: IdentitySet, count: int, seed: int) -> tuple[IdentitySet, NDArray[np.uint8]]:
-    """Split off ``count`` random images. Return the rest, with the same classes, and the (count, 112, 112, 3) crops.
+    """Split off ``count`` random images. Return the rest, with the same classes, and the (count, s, s, 3) crops.
     Raises ConfigError if nothing would be left."""
     if not count:
-        return data, np.empty((0, CROP_SIZE_PX, CROP_SIZE_PX, 3), np.uint8)
+        return data, data.crops_NHWC[:0]
     if count >= len(data):
         raise ConfigError(f"distill.held_out {count} leaves none of {len(data)} images")
     held = np.sort(np.random.default_rng(seed).choice(len(data), count, replace=False))
@@ -397,24 +399,28 @@ def map_in_threads(
                 waiting.cancel()
 
 
-def _require_crop(image: NDArray[np.uint8], name: str) -> NDArray[np.uint8]:
-    if image.shape[:2] != (CROP_SIZE_PX, CROP_SIZE_PX):
-        raise ConfigError(f"{name} is not a 112x112 crop. Name a pack with --align-with")
+def _require_crop(image: NDArray[np.uint8], name: str, crop_px: int) -> NDArray[np.uint8]:
+    height, width = image.shape[:2]
+    if (height, width) != (crop_px, crop_px):
+        raise ConfigError(
+            f"{name} is {width}x{height}, not a {crop_px}x{crop_px} crop. Set data.crop_px to the side of your crops, "
+            "or align photos with --align-with"
+        )
     return image
 
 
-def _build_cache(listed: IdentityList, cache: Path, kept_file: Path, detector: Detector | None) -> None:
-    kept: list[int] = []
-    with create_crop_cache(cache, kept_file, len(listed)) as (crops, save_companion):
+def _build_cache(listed: IdentityList, cache: Path, kept_file: Path, crop_px: int, detector: Detector | None) -> None:
+    kept, alignment = list[int](), standard_alignment(crop_px)
+    with create_crop_cache(cache, kept_file, len(listed), crop_px) as (crops, save_companion):
         images = map_in_threads(listed.read, range(len(listed)))
         for i, image in enumerate(tqdm(images, total=len(listed), desc="decode", unit="img")):
             if detector is None:
-                crops[len(kept)] = _require_crop(image, listed.name(i))
+                crops[len(kept)] = _require_crop(image, listed.name(i), crop_px)
             else:
                 faces = detector.detect([image])[0]
                 if not len(faces):
                     log.warning("dropped %s: no face found", listed.name(i))
                     continue
-                crops[len(kept)] = align(image, faces.landmarks_xy[faces.largest()][None])[0]
+                crops[len(kept)] = align(image, faces.landmarks_xy[faces.largest()][None], alignment)[0]
             kept.append(i)
         save_companion(np.array(kept, np.int64))

@@ -21,7 +21,7 @@ from training.data.recordio import FaceRecords
 from training.data.subsampling import evenly_spaced_rows
 
 Color = Literal["RGB", "probably BGR", "gray"]
-CROP: Final = (CROP_SIZE_PX, CROP_SIZE_PX)
+TILE_PX: Final = CROP_SIZE_PX
 GRAY_DIFFERENCE: Final = 2.0
 """Mean of |red - blue| (0 to 255) below which an image counts as gray; the noise of JPEG's chroma is near 1."""
 NAME_HEIGHT_PX: Final = 16
@@ -43,7 +43,7 @@ class Preflight:
     """People with fewer than ``data.min_images``."""
     unreadable: tuple[str, ...]
     wrong_size: tuple[str, ...]
-    """Images that are not 112x112, in a set declared as aligned."""
+    """Images that are not ``crop_px`` wide and high, in a set declared as aligned."""
     duplicates_within: tuple[tuple[str, ...], ...]
     """Groups of byte-identical images of one person."""
     duplicates_across: tuple[tuple[str, ...], ...]
@@ -53,6 +53,7 @@ class Preflight:
     color: Color
     ignored: tuple[str, ...] = ()
     """Files of a folder that are not used."""
+    crop_px: int = CROP_SIZE_PX
     hidden: int = 0
     """Hidden files and folders, and those that operating systems create."""
 
@@ -88,8 +89,9 @@ class Preflight:
             )
         if self.wrong_size:
             yield (
-                f"{len(self.wrong_size)} images are not 112x112, first {self.wrong_size[0]}: align them again, or set "
-                "data.aligned to false and name a pack with --align-with"
+                f"{len(self.wrong_size)} images are not {self.crop_px}x{self.crop_px}, first {self.wrong_size[0]}: set "
+                "data.crop_px to the side of your crops (inspect: --crop-px), align them again, or set data.aligned to "
+                "false and name a pack with --align-with"
             )
         if self.duplicates_across:
             yield (
@@ -150,12 +152,15 @@ def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
         images_per_person=(int(counts.min()), float(np.median(counts)), int(counts.max())),
         people_dropped=listed.dropped,
         unreadable=tuple(listed.name(i) for i, check in zip(rows, checks, strict=True) if not check.size_px),
-        wrong_size=tuple(listed.name(i) for i, check in read if config.aligned and check.size_px != CROP),
+        wrong_size=tuple(
+            listed.name(i) for i, check in read if config.aligned and check.size_px != (config.crop_px, config.crop_px)
+        ),
         duplicates_within=within,
         duplicates_across=across,
         unused_labels=int(labels.max()) + 1 - len(np.unique(labels)) if labels is not None else 0,
         color=_color([check for _, check in read]),
         ignored=() if listed.files is None else listed.files.ignored,
+        crop_px=config.crop_px,
         hidden=0 if listed.files is None else listed.files.hidden,
     )
 
@@ -205,7 +210,7 @@ def contact_sheet(config: DataConfig, path: Path, people: int = 8, images: int =
         own = np.flatnonzero(listed.labels == person)
         tiles = [_tile(listed, int(own[i])) for i in evenly_spaced_rows(len(own), images)]
         tiles += [np.zeros_like(tiles[0])] * (images - len(tiles))
-        rows += [_caption(listed.names[person], images * CROP_SIZE_PX), np.hstack(tiles)]
+        rows += [_caption(listed.names[person], images * TILE_PX), np.hstack(tiles)]
     encoded = cv2.imencode(".png", cv2.cvtColor(np.vstack(rows), cv2.COLOR_RGB2BGR))[1]
     try:
         path.write_bytes(encoded.tobytes())
@@ -220,13 +225,13 @@ def _caption(name: str, width_px: int) -> NDArray[np.uint8]:
 
 
 def _tile(listed: IdentityList, i: int) -> NDArray[np.uint8]:
-    """Return an image fitted into 112x112, or a gray square if it cannot be read."""
+    """Return an image fitted into a tile, or a gray square if it cannot be read."""
     try:
         image = listed.read(i)
     except ConfigError:
-        return np.full((CROP_SIZE_PX, CROP_SIZE_PX, 3), MISSING, np.uint8)
-    tile = np.zeros((CROP_SIZE_PX, CROP_SIZE_PX, 3), np.uint8)
-    scale = CROP_SIZE_PX / max(image.shape[:2])
+        return np.full((TILE_PX, TILE_PX, 3), MISSING, np.uint8)
+    tile = np.zeros((TILE_PX, TILE_PX, 3), np.uint8)
+    scale = TILE_PX / max(image.shape[:2])
     height, width = (max(1, round(side * scale)) for side in image.shape[:2])
     tile[:height, :width] = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
     return tile

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.runtime.network import Float
-from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, realign_crops
+from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, realign_crops, standard_crop_px
 from models.vision.detection import Detector
 from training.config import ConfigError, DataConfig
 from training.data.identities import IdentitySet, load_identities
@@ -97,7 +97,15 @@ def evaluate_other_benchmarks(
     if named.probes is not None and named.distractors is not None:
         probes, distractors = (
             load_identities(
-                DataConfig(root, None, aligned=False, min_images=1, person_folders=folders, exclude=named.refined),
+                DataConfig(
+                    root,
+                    None,
+                    aligned=False,
+                    crop_px=standard_crop_px(alignment),
+                    min_images=1,
+                    person_folders=folders,
+                    exclude=named.refined,
+                ),
                 cache,
                 detector,
             )

@@ -72,7 +72,10 @@ def load_cfp_crops(root: Path, cache_dir: Path) -> CfpCrops:
 def _build_cache(archive: Path, files: tuple[str, ...], cache: Path, seen_file: Path) -> None:
     row_of = {file: row for row, file in enumerate(files)}
     seen = np.zeros(len(files), bool)
-    with create_crop_cache(cache, seen_file, len(files)) as (crops_NHWC, save_companion), tarfile.open(archive) as tar:
+    with (
+        create_crop_cache(cache, seen_file, len(files), CROP_SIZE_PX) as (crops_NHWC, save_companion),
+        tarfile.open(archive) as tar,
+    ):
         for member in tar:
             row = row_of.get(member.name)
             stream = None if row is None else tar.extractfile(member)

@@ -19,7 +19,7 @@ from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import OnnxNetwork
-from models.vision.alignment import CROP_SIZE_PX, STANDARD_ALIGNMENT, Alignment, align, realign_crops
+from models.vision.alignment import Alignment, align, realign_crops, standard_alignment, standard_crop_px
 from models.vision.detection import Detector
 from models.vision.quality import Quality, measure_quality
 from models.vision.recognition import Recognizer, l2_normalize
@@ -37,6 +37,7 @@ from training.evaluation.embedding_cache import (
     photo_key,
 )
 from training.evaluation.metrics import Floats, flip_average
+from training.optimization.distillation import input_side_px
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import CHECKPOINT, CONFIG, load_ema_weights, read_run_config
 
@@ -52,13 +53,13 @@ PHOTO_BATCH_SIZE: Final = 8
 def load_run(output: Path) -> tuple[RunConfig, nn.Module]:
     """Return a run's settings and EMA network, in evaluation mode. Raises ConfigError without a checkpoint."""
     config = read_run_config(output)
-    backbone = build_backbone(config.backbone)
+    backbone = build_backbone(config.backbone, config.data.crop_px)
     backbone.load_state_dict(load_ema_weights(output / CHECKPOINT))
     return config, backbone.eval().to(distributed.device())
 
 
 def torch_embedder(network: nn.Module, normalized: bool = True) -> Callable[[Crops], Float]:
-    """Return a function from (n, 112, 112, 3) uint8 crops to (n, d) vectors of a network, of length 1 if normalized."""
+    """Return a function from (n, s, s, 3) uint8 crops to (n, d) vectors of a network, of length 1 if normalized."""
 
     @torch.no_grad()
     def embed(crops: Crops) -> Float:
@@ -89,12 +90,14 @@ def load_embedder(path: Path, normalized: bool = True) -> tuple[Embed, Alignment
     """Return the embedder of a run, a pack or an exported recognizer (.onnx), and the alignment of its crops. Only
     those of runs need not have length 1. Raises ModelError if the pack or network cannot be loaded."""
     if (path / CONFIG).is_file():
-        return torch_embedder(load_run(path)[1], normalized), STANDARD_ALIGNMENT
+        config, backbone = load_run(path)
+        return torch_embedder(backbone, normalized), standard_alignment(config.data.crop_px)
     if path.suffix == ".onnx":  # as `kith-train export` writes it
         standard = Normalization(127.5, 127.5)
         network = OnnxNetwork(path)
-        (output,) = network.run(np.zeros((1, 3, CROP_SIZE_PX, CROP_SIZE_PX), np.float32))
-        spec = RecognitionSpec(path, None, standard, STANDARD_ALIGNMENT, output.size, preprocessing_version="")
+        side = input_side_px(network)
+        (output,) = network.run(np.zeros((1, 3, side, side), np.float32))
+        spec = RecognitionSpec(path, None, standard, standard_alignment(side), output.size, preprocessing_version="")
     else:
         spec = load_pack(path).recognition
         network = OnnxNetwork(spec.path)
@@ -259,12 +262,18 @@ class Embedder:
         images = map_in_threads(listed.read, rows.tolist())
         for start in tqdm(range(0, len(rows), PHOTO_BATCH_SIZE), desc="embed", unit="batch"):
             batch = list(islice(images, PHOTO_BATCH_SIZE))
-            crops = realign_crops(_as_crops(batch), self.recognizer.alignment) if aligned else self._largest(batch)
+            crops = self._realigned(batch) if aligned else self._largest(batch)
             seen = start + np.flatnonzero([crop is not None for crop in crops])
             if len(seen):
                 vectors[seen] = self.recognizer.embed(np.stack([crop for crop in crops if crop is not None]))
                 found[seen] = True
         return vectors, found
+
+    def _realigned(self, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+        side = standard_crop_px(self.recognizer.alignment)
+        if any(image.shape[:2] != (side, side) for image in images):
+            raise ConfigError(f"Not all images are {side}x{side} crops. Omit --aligned to detect the faces")
+        return realign_crops(np.stack(images), self.recognizer.alignment)
 
     def _largest(self, photos: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint8] | None]:
         return [
@@ -277,9 +286,3 @@ class Embedder:
     def embeddings(self, files: Sequence[str], images: Path) -> Embeddings:
         """Embed files relative to ``images``."""
         return Embeddings(tuple(files), *self.embed([images / file for file in files]))
-
-
-def _as_crops(images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    if any(image.shape[:2] != (CROP_SIZE_PX, CROP_SIZE_PX) for image in images):
-        raise ConfigError("Not all images are 112x112 crops. Omit --aligned to detect the faces")
-    return np.stack(images)

@@ -19,7 +19,7 @@ from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from models.pack.writing import PackDraft, replace_calibration, update_manifest, write_pack
 from models.runtime.onnx_runtime import OnnxNetwork
-from models.vision.alignment import align
+from models.vision.alignment import Alignment, align, standard_alignment
 from models.vision.detection import Canvas, Detector, fill_canvas
 from models.vision.specs import DetectionSpec, Normalization
 from training.config import ConfigError, DataConfig, RunConfig
@@ -58,7 +58,8 @@ def export_run(
     if precision == "int8":
         if lfw is None:
             raise ConfigError("int8 is measured on LFW View 1. Name the data with --data")
-        benchmark = load_lfw_crops(lfw, detection, run.parent / "cache", VIEW1)
+        alignment = standard_alignment(config.data.crop_px)
+        benchmark = load_lfw_crops(lfw, detection, run.parent / "cache", VIEW1, alignment=alignment)
     return _write_recognizer(
         config, backbone, crops[evenly_spaced_rows(len(crops), PARITY_IMAGES)], output, precision, benchmark
     )
@@ -118,15 +119,17 @@ def make_pack(
         check_provenance(recognizer)
         shutil.copyfile(recognizer.recognition.path, recognizer_file)
         recognizer_provenance, dimension = _reused_recognizer(recognizer, options), recognizer.recognition.dimension
+        alignment = recognizer.recognition.alignment
     else:
-        recognizer_provenance, dimension = _export_run(recognizer, spec, data, recognizer_file, cache, options)
+        recognizer_provenance, config = _export_run(recognizer, spec, data, recognizer_file, cache, options)
+        dimension, alignment = config.backbone.embedding_dim, standard_alignment(config.data.crop_px)
     provenance: dict[str, Any] = {
         "recognizer": recognizer_provenance,
         "detector": detector_provenance,
         "note": options.note,
         "log": options.log,
     }
-    draft = PackDraft(name, display_name, detector_file, recognizer_file, dimension)
+    draft = PackDraft(name, display_name, detector_file, recognizer_file, dimension, alignment)
     uncalibrated = write_pack(output, draft, {}, provenance, {})
     evidence = _calibration(uncalibrated, data / "lfw", cache)
     metrics = evaluate_pack(uncalibrated, data, cache_dir=cache)
@@ -144,15 +147,18 @@ def _reused_recognizer(pack: ModelPack, options: PackOptions) -> dict[str, Any]:
 
 def _export_run(
     run: Path, spec: DetectionSpec, data: Path, path: Path, cache: Path, options: PackOptions
-) -> tuple[dict[str, Any], int]:
-    """Write the recognizer of a run; return its provenance and its dimension."""
+) -> tuple[dict[str, Any], RunConfig]:
+    """Write the recognizer of a run; return its provenance and its settings."""
     config, backbone = load_run(run)
     backbone = backbone.cpu()  # onnxruntime and the crops are there
     if options.center:
         backbone = Centered(backbone, options.center * _mean_embedding(config, backbone)).eval()
     detector = Detector(OnnxNetwork(spec.path), spec)
-    view1 = load_lfw_crops(data / "lfw", spec, cache, VIEW1) if options.precision == "int8" else None
-    cosine = _write_recognizer(config, backbone, _lfw_crops(detector, data / "lfw"), path, options.precision, view1)
+    alignment, view1 = standard_alignment(config.data.crop_px), None
+    if options.precision == "int8":
+        view1 = load_lfw_crops(data / "lfw", spec, cache, VIEW1, alignment=alignment)
+    crops = _lfw_crops(detector, data / "lfw", alignment)
+    cosine = _write_recognizer(config, backbone, crops, path, options.precision, view1)
     provenance = {
         "run": config.shareable(),
         "data": _describe_data(run, config, options.terms),
@@ -160,7 +166,7 @@ def _export_run(
         "center": options.center,
         "parity_worst_cosine": cosine,
     }
-    return provenance, config.backbone.embedding_dim
+    return provenance, config
 
 
 def refresh_pack(
@@ -247,7 +253,7 @@ def _write_recognizer(
 ) -> float:
     metadata = {
         "kith.run": config.name,
-        "kith.input": "RGB, 112x112, (x - 127.5) / 127.5",
+        "kith.input": f"RGB, {config.data.crop_px}x{config.data.crop_px}, (x - 127.5) / 127.5",
         "kith.embedding": f"{config.backbone.embedding_dim}, not normalized",
     }
     if precision != "int8" or view1 is None:
@@ -324,12 +330,12 @@ def _calibration(pack: ModelPack, lfw: Path, cache_dir: Path | None) -> dict[str
     return {**evidence, "photos_without_face": int((~found).sum()), "recognizer": pack.recognition.fingerprint()}
 
 
-def _lfw_crops(detector: Detector, lfw: Path) -> Crops:
+def _lfw_crops(detector: Detector, lfw: Path, alignment: Alignment) -> Crops:
     files = sorted(set(read_pairs(lfw / "pairsDevTrain.txt").first))[:PARITY_IMAGES]
     crops = []
     for file in files:
         image = read_rgb(lfw / "images" / file)
         faces = detector.detect([image])[0]
         if len(faces):
-            crops.append(align(image, faces.landmarks_xy[:1])[0])
+            crops.append(align(image, faces.landmarks_xy[:1], alignment)[0])
     return np.stack(crops)

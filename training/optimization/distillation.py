@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from models.errors import ModelError
 from models.pack.loading import load_pack
 from models.runtime.onnx_runtime import OnnxNetwork
-from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, realign_crops
+from models.vision.alignment import CROP_SIZE_PX, Alignment, realign_crops, standard_alignment
 from models.vision.pixels import to_planes
 from models.vision.specs import Normalization
 from training.backbones import build_backbone
@@ -25,42 +25,50 @@ from training.optimization.run_folder import CHECKPOINT, CONFIG, load_ema_weight
 MEASURED_BATCH: Final = 100
 """Held-out images embedded at a time."""
 Teacher = Callable[[Tensor], Tensor]
-"""Function from (B, 3, 112, 112) RGB crops in [-1, 1] to (B, D) unit embeddings, without gradient."""
+"""Function from (B, 3, s, s) RGB crops in [-1, 1] of any size to (B, D) unit embeddings, without gradient."""
 
 
 def load_teacher(path: Path) -> Teacher:
     """Load a teacher from a run, a pack, a directory of ONNX files, or one ONNX or .pt2 file.
 
-    Runs use their EMA weights. Packs are fed as their manifest declares. Single files get (B, 3, 112, 112) RGB crops in
-    [-1, 1]. Raises ConfigError if the path holds no usable teacher.
+    Runs use their EMA weights. Packs are fed as their manifest declares. Single files get RGB crops in [-1, 1]: ONNX
+    files of their input's size, .pt2 files of 112x112. Crops of another size than the teacher's are scaled. Raises
+    ConfigError if the path holds no usable teacher.
     """
     if (path / CONFIG).is_file():
         config = read_run_config(path)
-        backbone = build_backbone(config.backbone)
+        backbone = build_backbone(config.backbone, config.data.crop_px)
         backbone.load_state_dict(load_ema_weights(path / CHECKPOINT))
-        return _torch_teacher(backbone.eval())
+        return _torch_teacher(backbone.eval(), config.data.crop_px)
     if path.suffix == ".pt2":
-        return _torch_teacher(torch.export.load(path).module())
+        return _torch_teacher(torch.export.load(path).module(), CROP_SIZE_PX)
     try:
         if path.suffix == ".onnx":
-            return _onnx_teacher(path, Normalization(127.5, 127.5), STANDARD_ALIGNMENT)
+            network = OnnxNetwork(path)
+            return _onnx_teacher(network, Normalization(127.5, 127.5), standard_alignment(input_side_px(network)))
         spec = load_pack(path).recognition
-        return _onnx_teacher(spec.path, spec.normalization, spec.alignment)
+        return _onnx_teacher(OnnxNetwork(spec.path), spec.normalization, spec.alignment)
     except ModelError as error:
         raise ConfigError(f"distill.teacher {path}: {error}") from error
 
 
-def _torch_teacher(backbone: nn.Module) -> Teacher:
+def input_side_px(network: OnnxNetwork) -> int:
+    """Return the side of the images that a network takes; 112 if its input does not state it."""
+    side = network.input_shape[-1]
+    return side if isinstance(side, int) else CROP_SIZE_PX
+
+
+def _torch_teacher(backbone: nn.Module, side_px: int) -> Teacher:
     @torch.no_grad()
     def embed(images_BCHW: Tensor) -> Tensor:
+        if images_BCHW.shape[-1] != side_px:
+            images_BCHW = F.interpolate(images_BCHW, (side_px, side_px), mode="bilinear", antialias=True)
         return F.normalize(upcast(backbone.to(images_BCHW.device)(images_BCHW)))
 
     return embed
 
 
-def _onnx_teacher(path: Path, normalization: Normalization, alignment: Alignment) -> Teacher:
-    network = OnnxNetwork(path)
-
+def _onnx_teacher(network: OnnxNetwork, normalization: Normalization, alignment: Alignment) -> Teacher:
     @torch.no_grad()
     def embed(images_BCHW: Tensor) -> Tensor:
         crops = realign_crops(_to_uint8(images_BCHW), alignment)
@@ -87,7 +95,7 @@ class Distillation(nn.Module):
     def __init__(self, teacher: Teacher, student_dim: int, config: DistillConfig) -> None:
         super().__init__()
         self.teacher, self.config = teacher, config
-        teacher_dim = teacher(torch.zeros(1, 3, 112, 112)).shape[1]
+        teacher_dim = teacher(torch.zeros(1, 3, CROP_SIZE_PX, CROP_SIZE_PX)).shape[1]
         same = teacher_dim == student_dim
         self.projection = nn.Identity() if same else nn.Linear(student_dim, teacher_dim, bias=False)
         self._cache: dict[int | None, Tensor] = {}

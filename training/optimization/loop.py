@@ -195,7 +195,7 @@ def margin_share(step: int, total_steps: int, config: LoopConfig) -> float:
 
 
 def to_tensor(crops_NHWC: NDArray[np.uint8] | Tensor, device: torch.device | str = "cpu") -> Tensor:
-    """Convert (n, 112, 112, 3) uint8 to (n, 3, 112, 112) float32 in [-1, 1]."""
+    """Convert (n, s, s, 3) uint8 to (n, 3, s, s) float32 in [-1, 1]."""
     pixels = crops_NHWC if isinstance(crops_NHWC, Tensor) else torch.from_numpy(np.ascontiguousarray(crops_NHWC))
     return (pixels.to(device).permute(0, 3, 1, 2).float() - 127.5) / 127.5
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from models.pack.manifest import ModelPack
 from models.risk.search_rates import search_gallery
 from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.alignment import standard_alignment
 from models.vision.detection import DEFAULT_MIN_SCORE
 from models.vision.recognition import Recognizer
 from models.vision.specs import DetectionSpec
@@ -118,7 +119,13 @@ def report_run(
     embed, vectors = cached_embedder(torch_embedder(backbone), run / CHECKPOINT, run.parent / "cache")
     evidence = None
     if data is not None:
-        crops = load_lfw_crops(data / "lfw", detection, run.parent / "cache", VIEW1 if view1 else PARTS)
+        crops = load_lfw_crops(
+            data / "lfw",
+            detection,
+            run.parent / "cache",
+            VIEW1 if view1 else PARTS,
+            alignment=standard_alignment(config.data.crop_px),
+        )
         evidence = collect_lfw_results(embed, crops, flip)
     split = split_identities(
         load_identities(config.data, config.output.parent / "cache"), config.data, config.loop.seed
@@ -163,7 +170,7 @@ def write_report(
         about: measures and values to list before those of LFW.
         losses: losses.csv of a run.
         lfw: result of `collect_lfw_results`.
-        samples_NHWC: (n, 112, 112, 3) uint8 RGB training crops.
+        samples_NHWC: (n, s, s, 3) uint8 RGB training crops.
         people: results on sets of people.
     """
     headline = [(name, value, "") for name, value in about] + [row for one in people for row in one.rows()]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.vision.alignment import Alignment, realign_crops
+from models.vision.alignment import Alignment, realign_crops, standard_crop_px
 from models.vision.detection import Detector
 from training.config import ConfigError, DataConfig
 from training.data.identities import IdentitySet, load_identities
@@ -62,6 +62,7 @@ def measure_folder(
     """Measure an embedder of crops of this alignment on photos of labeled people, with intervals. The largest face of
     each photo counts. Of larger sets, evenly spaced photos and people are measured, about `MAX_PHOTOS`. Raises
     ConfigError as `load_identities` does, or if no two people have a face."""
+    photos = replace(photos, crop_px=standard_crop_px(alignment))
     chosen = load_identities(photos, cache, detector, _spaced_photos).without_empty_classes()
     if chosen.num_classes < 2:
         raise ConfigError(f"{photos.root}: fewer than two people have a photo with a face")

@@ -51,7 +51,7 @@ def make_plan(config: RunConfig, images: int, classes: int, gpus: int, images_pe
     if loop.batch_size % (gpus * loop.accumulate):
         raise ConfigError(f"loop.batch_size {loop.batch_size} does not divide by {gpus} GPUs and loop.accumulate")
     with torch.device("meta"):
-        backbone = build_backbone(config.backbone)
+        backbone = build_backbone(config.backbone, config.data.crop_px)
     if loop.gradient_checkpointing:
         checkpoint_blocks(backbone)
     weights = sum(p.numel() for p in backbone.parameters()) * FLOAT_BYTES
@@ -62,7 +62,7 @@ def make_plan(config: RunConfig, images: int, classes: int, gpus: int, images_pe
     memory = {
         # Weights, gradients, momentum, the buckets of DistributedDataParallel, and the EMA network.
         "backbone": weights * (4 + bool(loop.ema_decay) + (gpus == 1) * -1),
-        "activations": activation_bytes(backbone, batch // gpus),
+        "activations": activation_bytes(backbone, batch // gpus, config.data.crop_px),
         # Weights and momentum of all own classes; weights, gradients and unit vectors of those in use.
         "classifier": own * row_bytes * 2 + used * row_bytes * 3,
         "logits": batch * used * FLOAT_BYTES * LOGIT_COPIES,
@@ -71,7 +71,7 @@ def make_plan(config: RunConfig, images: int, classes: int, gpus: int, images_pe
     return Plan(memory, speed, speed * image_bytes, images / speed)
 
 
-def activation_bytes(backbone: nn.Module, batch: int) -> int:
+def activation_bytes(backbone: nn.Module, batch: int, crop_px: int = CROP_SIZE_PX) -> int:
     """Return the bytes that a bf16 forward pass saves for its backward pass, without computing it."""
     network = backbone.to(device="meta", dtype=torch.bfloat16).train()
     parameters = {p.untyped_storage()._cdata for p in network.parameters()}
@@ -83,19 +83,20 @@ def activation_bytes(backbone: nn.Module, batch: int) -> int:
             saved[storage._cdata] = storage.nbytes()
         return tensor
 
-    images = torch.empty(batch, 3, CROP_SIZE_PX, CROP_SIZE_PX, device="meta", dtype=torch.bfloat16)
+    images = torch.empty(batch, 3, crop_px, crop_px, device="meta", dtype=torch.bfloat16)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         out = network(images)
     del out
     return sum(saved.values())
 
 
-def measure_speed(config: BackboneConfig, batch: int, device: torch.device) -> float:
+def measure_speed(config: BackboneConfig, batch: int, device: torch.device, crop_px: int = CROP_SIZE_PX) -> float:
     """Return the images per second of forward and backward passes of one device, in the precision that a run uses by
     default: bf16 where the hardware multiplies it."""
-    network = build_backbone(config).to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    network = build_backbone(config, crop_px).train()
+    network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
-    images = torch.randn(batch, 3, CROP_SIZE_PX, CROP_SIZE_PX, device=device)
+    images = torch.randn(batch, 3, crop_px, crop_px, device=device)
     started = 0.0
     for step in range(MEASURED_STEPS + 1):
         if step == 1:  # the first step warms up

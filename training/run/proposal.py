@@ -100,6 +100,11 @@ def propose(data: DataConfig, people: int, images: int, device: torch.device) ->
     trained = round(images * (1 - plain.data.held_out_people) * (1 - plain.data.held_out_photos))
     choices = [
         Choice("recipe", recipe, _recipe_reason(recipe, images, large)),
+        *(
+            []
+            if data.crop_px == CROP_SIZE_PX
+            else [Choice("data.crop_px", f"{data.crop_px}", "the side of your crops")]
+        ),
         *([] if teacher is None else [Choice("distill.teacher", _short(teacher), TEACHER_REASON)]),
         *_schedule(plain, trained),
         *([] if recipe == "medium" else _head(people, plain.backbone.embedding_dim)),
@@ -186,10 +191,10 @@ def _bounds(people: int, dimension: int) -> dict[str, float]:
 
 def _images_per_second(config: RunConfig, device: torch.device) -> float:
     batch = config.loop.batch_size if device.type == "cuda" else min(config.loop.batch_size, CPU_BATCH)
-    seconds = 1 / measure_speed(config.backbone, batch, device)
+    seconds = 1 / measure_speed(config.backbone, batch, device, config.data.crop_px)
     if config.distill.teacher is not None:
         teach = load_teacher(config.distill.teacher)
-        images = torch.zeros(batch, 3, CROP_SIZE_PX, CROP_SIZE_PX)
+        images = torch.zeros(batch, 3, config.data.crop_px, config.data.crop_px)
         teach(images)  # warms up
         started = time.perf_counter()
         teach(images)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from models.pack.manifest import ModelPack
+from models.vision.alignment import realign_crops, standard_alignment
 from models.vision.detection import Detector
 from training import distributed
 from training.backbones import build_backbone
@@ -55,10 +56,10 @@ def train_recognizer(
     distributed.barrier()
     split = split_identities(load_identities(config.data, cache, detector), config.data, config.loop.seed)
     data, taught = hold_out(split.train, config.distill.held_out, config.loop.seed)
-    backbone = build_backbone(config.backbone)
+    backbone = build_backbone(config.backbone, config.data.crop_px)
     objective = build_objective(config, data.num_classes)
     held_out = HeldOut(split)
-    validate = build_validator(config.validation, objective, taught, held_out) if distributed.rank() == 0 else None
+    validate = build_validator(config, objective, taught, held_out) if distributed.rank() == 0 else None
     if validate is not None and observe is not None:
         validate = _observed(validate, observe)
     checkpoint = fit(backbone, objective, data, config, validate)
@@ -79,14 +80,17 @@ def _observed(validate: Validator, observe: Callable[[Mapping[str, Measured]], N
 
 
 def build_validator(
-    validation: Sequence[Path], objective: Objective, taught: NDArray[np.uint8], held_out: HeldOut
+    config: RunConfig, objective: Objective, taught: NDArray[np.uint8], held_out: HeldOut
 ) -> Validator | None:
     """Return a function that computes the ten-fold accuracy on each .bin set, by name, the figures of the people and
-    photos that are held out, with intervals at the end, and the distillation loss of the crops ``taught``."""
+    photos that are held out, with intervals at the end, and the distillation loss of the crops ``taught``. Crops of
+    .bin sets are scaled to those of the run."""
     distillation = objective.distillation if len(taught) else None
-    if not validation and distillation is None and not held_out:
+    if not config.validation and distillation is None and not held_out:
         return None
-    sets = {path.stem: read_bin(path) for path in validation}
+    alignment = standard_alignment(config.data.crop_px)
+    read = {path.stem: read_bin(path) for path in config.validation}
+    sets = {name: replace(pairs, crops_NHWC=realign_crops(pairs.crops_NHWC, alignment)) for name, pairs in read.items()}
 
     def validate(network: nn.Module, ended: bool) -> dict[str, Measured]:
         embed = torch_embedder(network)

@@ -174,7 +174,7 @@ def test_a_record_file_gives_the_crops_of_its_images(tmp_path: Path, crops: NDAr
 def test_a_record_of_another_size_is_named(tmp_path: Path) -> None:
     image = encoded(np.zeros((96, 112, 3), np.uint8))
     write_faces(tmp_path / "train.rec", [image] * 4, [0, 0, 1, 1])
-    with pytest.raises(ConfigError, match=r"train\.rec, record 1 is not a 112x112 crop"):
+    with pytest.raises(ConfigError, match=r"train\.rec, record 1 is 112x96, not a 112x112 crop"):
         load_identities(DataConfig(tmp_path / "train.rec"), tmp_path / "cache")
 
 

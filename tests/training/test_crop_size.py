@@ -1,0 +1,222 @@
+"""Networks of crops other than 112x112: the size goes from data.crop_px through training and export to the service."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from kith import Kith
+from models.errors import PackError
+from models.pack.loading import load_pack
+from models.pack.manifest import ModelPack
+from models.pack.writing import PackDraft, write_pack
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.alignment import STANDARD_ALIGNMENT, align, realign_crops, standard_alignment
+from models.vision.detection import Detector
+from models.vision.output_check import check_outputs
+from models.vision.recognition import Recognizer
+from service.server import embedded
+from service.settings import load_settings
+from tests.conftest import jpeg
+from tests.training.mxnet_files import write_bin
+from tests.training.runs import TINY, tiny_run, write_people
+from training.backbones import build_backbone
+from training.cli.commands import app
+from training.config import AugmentConfig, BackboneConfig, BackboneName, ConfigError, DataConfig, RunConfig
+from training.data.augment import augment, draw_uniforms
+from training.data.identities import load_identities
+from training.data.preflight import preflight
+from training.evaluation.embedding import Embedder, load_embedder, load_run
+from training.export.packing import calibrate_pack, export_run
+from training.optimization.distillation import load_teacher
+from training.optimization.loop import to_tensor
+from training.run.people import measure_folder, own_photos
+from training.run.train import train_recognizer
+
+SIDE = 144
+ALIGNMENT = standard_alignment(SIDE)
+
+
+@pytest.fixture
+def photos(tmp_path: Path, astronaut: NDArray[np.uint8], actor: NDArray[np.uint8]) -> Path:
+    """Two people, with four photos of different light each."""
+    for name, photo in (("eileen", astronaut), ("tom", actor)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(4):
+            darker = np.clip(photo * (1 - 0.1 * i), 0, 255).astype(np.uint8)
+            cv2.imwrite(str(tmp_path / "photos" / name / f"{i}.png"), darker[..., ::-1])
+    return tmp_path / "photos"
+
+
+def run_of_size(data: Path, output: Path, aligned: bool = True, side: int = SIDE) -> RunConfig:
+    config = tiny_run(data, output, "cosface", epochs=1)
+    config = replace(config, loop=replace(config.loop, batch_size=4))
+    return replace(config, data=replace(config.data, crop_px=side, aligned=aligned))
+
+
+def test_a_network_of_other_crops_is_trained_exported_and_served(
+    photos: Path, tmp_path: Path, pack: ModelPack, detector: Detector, astronaut: NDArray[np.uint8]
+) -> None:
+    run, made = tmp_path / "runs" / "large", tmp_path / "pack"
+    train_recognizer(run_of_size(photos, run, aligned=False), detector)
+    config, backbone = load_run(run)
+    crops = load_identities(config.data, run.parent / "cache").crops_NHWC
+    assert crops.shape == (8, SIDE, SIDE, 3)
+    (landmarks,) = (detector.detect([astronaut])[0].landmarks_xy[:1],)
+    assert np.array_equal(crops[0], align(astronaut, landmarks, ALIGNMENT)[0])
+
+    # The file states its input, and evaluates as the run does.
+    made.mkdir()
+    file = made / "recognizer.onnx"
+    assert export_run(run, file, "fp32", None, pack.detection) > 0.9999
+    assert OnnxNetwork(file).input_shape[1:] == (3, SIDE, SIDE)
+    for path in (run, file):
+        embed, alignment = load_embedder(path)
+        assert alignment == ALIGNMENT
+        assert embed(np.array(crops[:2])).shape == (2, TINY.embedding_dim)
+
+    # The manifest states the size, and the service aligns at it.
+    shutil.copyfile(pack.detection.path, made / "detector.onnx")
+    draft = PackDraft("large", "Large", made / "detector.onnx", file, TINY.embedding_dim, ALIGNMENT)
+    written = write_pack(made, draft, {}, {}, {})
+    manifest = json.loads((made / "manifest.json").read_text())
+    assert manifest["tasks"]["recognition"]["input_size"] == [SIDE, SIDE]
+    assert written.recognition.alignment == ALIGNMENT
+    del manifest["calibration"]  # there is none: eight photos are no evidence
+    (made / "manifest.json").write_text(json.dumps(manifest))
+    settings = load_settings(pack=made, data_dir=tmp_path / "data", log_level="WARNING", engine="onnxruntime")
+    with embedded(settings) as url, Kith(url) as kith:
+        (face,) = kith.embed(jpeg(astronaut, 100)).images[0].faces
+    with torch.no_grad():
+        (expected,) = F.normalize(backbone(to_tensor(align(astronaut, landmarks, ALIGNMENT)))).numpy()
+    assert float(np.array(face.embedding) @ expected) > 0.999  # the photo was a JPEG
+    # Evaluation of photos aligns at the size; the run, the file and the pack measure the same.
+    found = [
+        measure_folder(*load_embedder(path), detector, own_photos(photos, aligned=False), tmp_path / "cache")
+        for path in (run, file, made)
+    ]
+    assert found[0].data.crops_NHWC.shape == (8, SIDE, SIDE, 3)
+    rates = [{name: np.ravel(rate)[0] for name, rate in one.result.rates.items()} for one in found]
+    assert rates[1] == pytest.approx(rates[0], nan_ok=True)
+    assert rates[2] == pytest.approx(rates[0], nan_ok=True)
+
+    # A manifest with another size than the network's is refused at the service's start.
+    manifest["tasks"]["recognition"]["input_size"] = [112, 112]
+    (made / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(PackError, match=r"has an input of .*144, 144.*, but the pack's crops are 112x112"):
+        check_outputs(load_pack(made).recognition, OnnxNetwork(file))
+
+
+def test_aligned_crops_of_the_size_are_measured_as_they_are(
+    tmp_path: Path, pack: ModelPack, detector: Detector
+) -> None:
+    """--aligned takes crops of the model's size, for runs and packs."""
+    people = write_people(tmp_path / "people", side=SIDE)
+    train_recognizer(run_of_size(people, tmp_path / "run"))
+    photos = own_photos(people, aligned=True)
+    measured = measure_folder(*load_embedder(tmp_path / "run"), detector, photos, tmp_path / "cache")
+    assert measured.data.crops_NHWC.shape[1:] == (SIDE, SIDE, 3)
+    with pytest.raises(ConfigError, match="is 144x144, not a 112x112 crop"):
+        measure_folder(*load_embedder(pack.directory), detector, photos, tmp_path / "cache")
+    copy = Path(shutil.copytree(pack.directory, tmp_path / "copy"))
+    with pytest.raises(ConfigError, match="Not all images are 112x112 crops"):
+        calibrate_pack(copy, replace(photos, crop_px=112))
+    assert Embedder(pack).recognizer.alignment == STANDARD_ALIGNMENT
+
+
+@pytest.mark.parametrize("name", sorted(set(get_args(BackboneName)) - {"bottleneck_net"}))
+@pytest.mark.parametrize("side", [96, 144])
+def test_every_backbone_takes_other_sizes(name: BackboneName, side: int) -> None:
+    with torch.device("meta"):
+        network = build_backbone(BackboneConfig(name, embedding_dim=32), side)
+        assert network(torch.zeros(2, 3, side, side)).shape == (2, 32)
+
+
+def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    people = write_people(tmp_path / "people")
+    with pytest.raises(ConfigError, match=r"data\.crop_px must be a multiple of 16 for a network, not 150"):
+        run_of_size(people, tmp_path / "run", side=150)
+    with pytest.raises(ConfigError, match=r"data\.crop_px must be a side up to 512, not 0"):
+        DataConfig(people, None, crop_px=0)
+    with pytest.raises(ConfigError, match="bottleneck_net has the input of its teacher, and takes crops of 112 only"):
+        replace(run_of_size(people, tmp_path / "run"), backbone=BackboneConfig("bottleneck_net"))
+    # Crops of 112 for a run of 144, from files and streamed.
+    for workers in (0, 1):
+        config = replace(run_of_size(people, tmp_path / "run").data, workers=workers)
+        with pytest.raises(ConfigError, match=r"is 112x112, not a 144x144 crop\. Set data\.crop_px"):
+            load_identities(config, tmp_path / "cache").crops_NHWC[:1]
+
+
+def test_crops_are_inspected_at_their_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    people = write_people(tmp_path / "people", side=SIDE)
+    config = DataConfig(people, None)
+    (warning,) = (text for text in preflight(config).warnings if "are not" in text)
+    assert "are not 112x112" in warning
+    assert "set data.crop_px to the side of your crops" in warning
+    assert not preflight(replace(config, crop_px=SIDE)).wrong_size
+    app(["inspect", str(people), "--folder", "--crop-px", str(SIDE), "--json"], standalone_mode=False)
+    proposal = json.loads(capsys.readouterr().out)["proposal"]
+    assert f"--set data.crop_px={SIDE}" in proposal["command"]
+
+
+def test_streamed_crops_and_validation_sets_have_the_size(tmp_path: Path, rng: np.random.Generator) -> None:
+    people = write_people(tmp_path / "people", side=SIDE)
+    image = cv2.imencode(".png", rng.integers(0, 255, (112, 112, 3), dtype=np.uint8))[1].tobytes()
+    other = cv2.imencode(".png", rng.integers(0, 255, (112, 112, 3), dtype=np.uint8))[1].tobytes()
+    write_bin(tmp_path / "pairs.bin", [image, image, image, other] * 10, [True, False] * 10)
+    plain = run_of_size(people, tmp_path / "plain")
+    streamed = replace(plain, output=tmp_path / "streamed", data=replace(plain.data, workers=1))
+    for config in (plain, streamed):
+        train_recognizer(replace(config, validation=(tmp_path / "pairs.bin",)))
+    losses = [(tmp_path / name / "losses.csv").read_text() for name in ("plain", "streamed")]
+    assert [line.split(",")[1] for line in losses[0].splitlines()] == [
+        line.split(",")[1] for line in losses[1].splitlines()
+    ]
+    assert "pairs accuracy" in (tmp_path / "plain" / "validation.csv").read_text()
+
+
+def test_teachers_see_crops_of_their_own_size(
+    tmp_path: Path, pack: ModelPack, recognizer: Recognizer, detector: Detector, astronaut: NDArray[np.uint8]
+) -> None:
+    landmarks = detector.detect([astronaut])[0].landmarks_xy[:1]
+    small, large = align(astronaut, landmarks), align(astronaut, landmarks, ALIGNMENT)
+    taught = load_teacher(pack.directory)(to_tensor(large)).numpy()
+    assert float(taught[0] @ recognizer.embed(small)[0]) > 0.98
+    np.testing.assert_allclose(taught, recognizer.embed(realign_crops(large, STANDARD_ALIGNMENT)), atol=1e-5)
+    # A run of large crops teaches one of small crops.
+    people = write_people(tmp_path / "people", side=SIDE)
+    finished = train_recognizer(run_of_size(people, tmp_path / "run"))
+    teacher = load_teacher(tmp_path / "run")
+    with torch.no_grad():
+        expected = F.normalize(finished.backbone(to_tensor(large)))
+    assert float((teacher(to_tensor(large)) * expected).sum()) > 0.9999
+    assert float((teacher(to_tensor(small)) * expected).sum()) > 0.99
+
+
+def test_augmentation_scales_with_the_crop(rng: np.random.Generator) -> None:
+    """An enlarged crop is changed as the crop is: masks and erased squares cover the same part of the face."""
+    smooth = torch.from_numpy(rng.uniform(-1, 1, (1, 3, 7, 7)).astype(np.float32))
+    small, large = (
+        F.interpolate(smooth, (side, side), mode="bicubic", align_corners=False).clamp(-1, 1).expand(32, -1, -1, -1)
+        for side in (112, 224)
+    )
+    for config in (
+        AugmentConfig(flip=0, move=0, low_resolution=0, gray=0, brightness=0, contrast=0, erase=0, mask=1),
+        AugmentConfig(flip=0, move=0, low_resolution=0, gray=0, brightness=0, contrast=0, erase=1),
+        AugmentConfig(flip=0, move=1, low_resolution=1, gray=0, brightness=0, contrast=0, erase=0, rotation_deg=6),
+    ):
+        uniforms = draw_uniforms(32, 7, 1)
+        changed = augment(small, uniforms, config)
+        reduced = F.interpolate(augment(large, uniforms, config), (112, 112), mode="area")
+        assert (changed - small).abs().mean() > 0.01
+        assert (reduced - changed).abs().mean() < 0.05 * max(1.0, float((changed - small).abs().mean()))
