@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.runs import losses, write_people
+from tests.conftest import ROOT
+from tests.training.runs import TINY, losses, write_people
 from training import distributed
+from training.backbones import build_backbone
 from training.config import RunConfig
 from training.losses import PartialFC, build_head
 from training.recipes import smoke
@@ -39,6 +42,7 @@ COMMON = {
     "loop.sync_batch_norm": "true",
 }
 TIMEOUT_S = 150
+ENVIRONMENT = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "", "OMP_NUM_THREADS": "1"}
 
 
 def two_ranks(folder: Path, output: Path, settings: dict[str, str]) -> None:
@@ -48,8 +52,7 @@ def two_ranks(folder: Path, output: Path, settings: dict[str, str]) -> None:
     command += ["--output", str(output)]
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, timeout=TIMEOUT_S, check=False)
     said = [line for line in done.stderr.decode().splitlines() if "img/s" not in line]
     assert done.returncode == 0, "\n".join(said)
 
@@ -58,6 +61,29 @@ def one_rank(folder: Path, output: Path, settings: dict[str, str]) -> RunConfig:
     config = replace(smoke(folder, output).overridden(settings), output=output)
     train_recognizer(config)
     return config
+
+
+def test_a_step_exchanges_what_the_documents_say(tmp_path: Path) -> None:
+    """The table of docs/training.md: collectives and reads of one step, by kind of head."""
+    common = {**COMMON, "loop.epochs": "1", "loop.sync_batch_norm": "false"}
+    special: list[dict[str, str]] = [
+        {"head.name": "cosface"},
+        {"head.name": "adacos"},
+        {"head.name": "cosface", "loop.class_sampling": "0.5"},
+        {"head.name": "cosface", "loop.sync_batch_norm": "true"},
+    ]
+    command = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "tests.training.collectives", str(write_people(tmp_path / "people")), str(tmp_path / "runs")]
+    command += [json.dumps({**common, **settings}) for settings in special]
+    done = subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    whole, adacos, partial, batch_norm = map(json.loads, done.stdout.decode().splitlines()[-4:])
+    # Two reads, and an all_reduce before one of them, check loss and gradient on CPUs only.
+    assert whole == {"broadcast": 2, "all_reduce": 3, "reads": 2}
+    assert adacos == {**whole, "all_gather": 4, "reads": 4}
+    assert partial == {"broadcast": 2, "all_gather": 5, "all_reduce": 7, "reduce_scatter": 1, "reads": 4}
+    layers = sum("running_mean" in name for name in build_backbone(TINY).state_dict())
+    assert batch_norm == {**whole, "all_reduce": 3 + 4 * layers}
 
 
 def values(output: Path) -> list[tuple[float, float]]:
