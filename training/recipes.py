@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from models.vision.alignment import CROP_SIZE_PX
 from training.config import (
     AugmentConfig,
     BackboneConfig,
@@ -219,7 +220,14 @@ BALANCED_HEADS, BALANCED_TERMS = frozenset({"coco"}), frozenset({"triplet", "con
 
 
 def compared(
-    loss: str, data: Path, output: Path, epochs: int = 4, people: int = COMPARISON_PEOPLE, seed: int = FIRST_SEED
+    loss: str,
+    data: Path,
+    output: Path,
+    epochs: int = 4,
+    people: int = COMPARISON_PEOPLE,
+    seed: int = FIRST_SEED,
+    crop_px: int = CROP_SIZE_PX,
+    aligned: bool = True,
 ) -> RunConfig:
     """Return the configuration of one of PUBLISHED_LOSSES for `kith-train compare`.
 
@@ -233,6 +241,8 @@ def compared(
         output=output,
         data=DataConfig(
             root=data,
+            aligned=aligned,
+            crop_px=crop_px,
             min_images=5,
             max_identities=people,
             images_per_person=BALANCED_IMAGES_PER_PERSON if balanced else 0,

@@ -101,6 +101,6 @@ def test_a_comparison_does_not_continue_with_another_budget(
     loss = next(iter(PUBLISHED_LOSSES))
     begun = compared(loss, tmp_path / "celeba", tmp_path / "out" / loss, epochs=4)
     write_run_config(begun.output, begun.as_dict(), begun.output / "checkpoint.pt", ())
-    monkeypatch.setattr(compare, "load_lfw_crops", lambda *_: None)
+    monkeypatch.setattr(compare, "load_lfw_crops", lambda *_, **__: None)
     with pytest.raises(ConfigError, match="holds a run with other settings"):
         call("compare", loss, "--data", tmp_path, "--output", tmp_path / "out", "--epochs", "8")

@@ -272,7 +272,11 @@ def compare(
     epochs: Annotated[int, typer.Option(min=1)] = 4,
     people: Annotated[int, typer.Option(min=2, help="Number of people.")] = COMPARISON_PEOPLE,
     seeds: Annotated[int, typer.Option(min=1, help="Runs per loss, for mean ± standard deviation.")] = 1,
-    pack: Annotated[Path, typer.Option(help="Pack whose detector aligns LFW.")] = BUNDLED_PACK,
+    sizes: Annotated[
+        list[int] | None, typer.Option("--crop-px", min=32, help="Side of the crops in pixels. Repeatable.")
+    ] = None,
+    unaligned: Annotated[bool, typer.Option("--unaligned", help="Photos of celeba/ are not aligned crops.")] = False,
+    pack: Annotated[Path, typer.Option(help="Pack whose detector aligns LFW and unaligned photos.")] = BUNDLED_PACK,
     threads: Threads = None,
 ) -> None:
     """Train the papers' losses on one subset and budget, and print a comparison."""
@@ -280,7 +284,8 @@ def compare(
     if unknown := set(chosen) - set(PUBLISHED_LOSSES):
         raise ConfigError(f"unknown loss {', '.join(sorted(unknown))}. Losses: {', '.join(PUBLISHED_LOSSES)}")
     torch.set_num_threads(threads or available_cores())
-    print(compare_losses(chosen, data, output, load_pack(pack).detection, epochs, people, seeds))
+    detection, crops = load_pack(pack).detection, sizes or [CROP_SIZE_PX]
+    print(compare_losses(chosen, data, output, detection, epochs, people, seeds, crops, not unaligned))
 
 
 @app.command()

@@ -6,6 +6,7 @@ import csv
 import json
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,19 +14,24 @@ import numpy as np
 from torch import Tensor
 
 from models.checksums import sha256_of
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.alignment import CROP_SIZE_PX, realign_crops, standard_alignment
+from models.vision.detection import Detector
 from models.vision.specs import DetectionSpec
 from training.config import ConfigError, RunConfig
 from training.data.identities import IdentitySet, load_identities
 from training.evaluation.cfp import CfpCrops, embed_cfp, load_cfp_crops
 from training.evaluation.embedding import Embed, embed_crops, torch_embedder
-from training.evaluation.lfw import LfwCrops, evaluate_lfw, load_lfw_crops, verify_similarities
+from training.evaluation.lfw import LfwCrops, Part, evaluate_lfw, load_lfw_crops, verify_similarities
 from training.evaluation.metrics import AngleStatistics, angle_statistics
-from training.optimization.run_folder import CONFIG, read_json, read_run_config
+from training.optimization.run_folder import CONFIG, LOSSES, read_json, read_run_config
 from training.recipes import FIRST_SEED, compared
 from training.run.train import train_recognizer
 
 COLUMNS: Mapping[str, int] = MappingProxyType(
     {
+        "Loss": 2,
+        "Training accuracy %": 1,
         "View 1 %": 2,
         "View 2 %": 2,
         "TAR@FAR 1e-2 %": 1,
@@ -41,7 +47,8 @@ COLUMNS: Mapping[str, int] = MappingProxyType(
         "Inter LFW": 1,
     }
 )
-"""Decimals of each column: accuracies, rates, and angles in degrees as `AngleStatistics` has them."""
+"""Decimals of each column: mean loss and accuracy of the last epoch's batches, accuracies, rates, and angles in degrees
+as `AngleStatistics` has them."""
 ROW = "row.json"
 MAX_ANGLE_CROPS = 4096
 """Maximum number of training crops, from the first people (at least two), for angle statistics."""
@@ -57,24 +64,33 @@ def compare(
     epochs: int,
     people: int,
     seeds: int = 1,
+    sizes: Sequence[int] = (CROP_SIZE_PX,),
+    aligned: bool = True,
 ) -> str:
     """Train the given losses one after the other, evaluate each on LFW and CFP, and return a Markdown table.
 
-    LFW is aligned by this detector. CFP is left out if ``data`` has none. With several ``seeds``, a cell is the mean
+    LFW, and training photos that are not ``aligned``, are aligned by this detector, to crops of each of the ``sizes``
+    in pixels; CFP's crops are scaled. CFP is left out if ``data`` has none. With several ``seeds``, a cell is the mean
     and standard deviation over runs that differ in the seed alone. Runs with saved results are skipped. The table in
     ``output``, comparison.csv and comparison.md, grows loss by loss. Raises ConfigError if a folder holds a run with
-    other settings.
+    other settings, or an aligned crop has another size.
     """
-    crops = load_lfw_crops(data / "lfw", detection, output / "cache", ("view1", "view2"))
     cfp = load_cfp_crops(data / "cfp", output / "cache") if (data / "cfp").is_dir() else None
     evidence = {"detector": sha256_of(detection.path), "cfp": cfp is not None}
+    detector = None if aligned else Detector(OnnxNetwork(detection.path), detection)
+    parts: tuple[Part, ...] = ("view1", "view2")
+    lfw = {
+        size: load_lfw_crops(data / "lfw", detection, output / "cache", parts, alignment=standard_alignment(size))
+        for size in sizes
+    }
     found: dict[str, list[Row]] = {}
     table = ""
-    for loss in losses:
+    for loss, size in product(losses, sizes):
+        name = loss if size == CROP_SIZE_PX else f"{loss}-{size}px"
         for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-            folder = output / (loss if seed == FIRST_SEED else f"{loss}-seed-{seed}")
-            config = compared(loss, data / "celeba", folder, epochs, people, seed)
-            found.setdefault(loss, []).append(_measured(config, crops, cfp, evidence))
+            folder = output / (name if seed == FIRST_SEED else f"{name}-seed-{seed}")
+            config = compared(loss, data / "celeba", folder, epochs, people, seed, size, aligned)
+            found.setdefault(name, []).append(_measured(config, lfw[size], cfp, evidence, detector))
         lines = [("loss", *COLUMNS), *((name, *summarize(rows)) for name, rows in found.items())]
         with (output / "comparison.csv").open("w", newline="", encoding="utf-8") as stream:
             csv.writer(stream).writerows(lines)
@@ -94,14 +110,20 @@ def summarize(rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(cells)
 
 
-def _measured(config: RunConfig, crops: LfwCrops, cfp: CfpCrops | None, evidence: Mapping[str, object]) -> Row:
+def _measured(
+    config: RunConfig,
+    crops: LfwCrops,
+    cfp: CfpCrops | None,
+    evidence: Mapping[str, object],
+    detector: Detector | None,
+) -> Row:
     """Return the saved results of a run if they come from the same ``evidence``; else train and evaluate it."""
     if (config.output / CONFIG).is_file() and read_run_config(config.output) != config:
         raise ConfigError(f"{config.output} holds a run with other settings. Choose another --output")
     path = config.output / ROW
     saved = read_json(path) if path.is_file() else {}
     if saved.get("evidence") != evidence:
-        finished = train_recognizer(config)
+        finished = train_recognizer(config, detector)
         row = _row(config, torch_embedder(finished.backbone), finished.head.class_weights(), crops, cfp)
         saved = {"evidence": dict(evidence), "values": row}
         path.write_text(json.dumps(saved), encoding="utf-8")
@@ -120,6 +142,7 @@ def _row(
     if view1 is None or view2 is None:
         raise ValueError("the comparison needs crops of View 1 and View 2")
     values = {
+        **_last_epoch(config),
         "View 1 %": view1.accuracy * 100,
         "View 2 %": view2.accuracy.mean * 100,
         "TAR@FAR 1e-2 %": view2.tar_at_far_1e2 * 100,
@@ -133,11 +156,24 @@ def _row(
         "Inter LFW": lfw.inter,
     }
     if cfp is not None:
-        embedded = embed_cfp(embed, cfp)
+        alignment = standard_alignment(config.data.crop_px)
+        embedded = embed_cfp(lambda crops: embed(realign_crops(crops, alignment)), cfp)
         for name, pairs in cfp.pairs.items():
             found = verify_similarities(embedded.similarities(pairs), pairs.same, pairs.folds)
             values[f"{name} %"] = found.accuracy.mean * 100
     return {column: value for column, value in values.items() if value is not None}
+
+
+def _last_epoch(config: RunConfig) -> dict[str, float | None]:
+    """Return the mean loss and accuracy of the batches of a finished run's last epoch."""
+    with (config.output / LOSSES).open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    last = rows[-(len(rows) // config.loop.epochs) :]
+    accuracies = [float(row["accuracy"]) for row in last if row.get("accuracy")]
+    return {
+        "Loss": statistics.fmean(float(row["loss"]) for row in last),
+        "Training accuracy %": statistics.fmean(accuracies) * 100 if accuracies else None,
+    }
 
 
 def training_angles(embed: Embed, data: IdentitySet, weights_CD: Tensor | None) -> AngleStatistics:

@@ -9,18 +9,21 @@ import numpy as np
 import pytest
 
 from models.pack.manifest import ModelPack
+from models.vision.alignment import Alignment
 from tests.training.evaluation.cfp_files import write_cfp
 from tests.training.evaluation.test_benchmarks import write_lists
 from tests.training.runs import write_people
+from training.config import ConfigError
 from training.evaluation.lfw import LfwCrops
+from training.optimization.run_folder import read_json
 from training.run import compare
 
 BATCH = 128
 
 
-def write_data(root: Path) -> Path:
+def write_data(root: Path, side: int = 112) -> Path:
     """Write a small CelebA with its manifest, and CFP."""
-    people = write_people(root / "celeba", images=BATCH // 6 + 1)
+    people = write_people(root / "celeba", images=BATCH // 6 + 1, side=side)
     with (people / "manifest.csv").open("w", newline="", encoding="utf-8") as stream:
         rows = csv.writer(stream)
         rows.writerow(("file", "identity"))
@@ -32,9 +35,13 @@ def write_data(root: Path) -> Path:
 @pytest.fixture
 def lfw(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     files = write_lists(tmp_path / "lfw", rng)
-    crops = rng.integers(0, 255, (len(files), 112, 112, 3), dtype=np.uint8)
-    found = LfwCrops(tmp_path / "lfw", ("view1", "view2"), files, crops, np.ones(len(files), bool))
-    monkeypatch.setattr(compare, "load_lfw_crops", lambda *_: found)
+
+    def crops(*_: object, alignment: Alignment) -> LfwCrops:
+        side = alignment.size_px
+        made = rng.integers(0, 255, (len(files), side, side, 3), dtype=np.uint8)
+        return LfwCrops(tmp_path / "lfw", ("view1", "view2"), files, made, np.ones(len(files), bool))
+
+    monkeypatch.setattr(compare, "load_lfw_crops", crops)
 
 
 @pytest.mark.usefixtures("lfw")
@@ -55,8 +62,32 @@ def test_a_loss_is_trained_with_several_seeds(tmp_path: Path, pack: ModelPack) -
     assert before == {path: path.stat().st_mtime_ns for path in output.glob("*/checkpoint.pt")}
 
 
+@pytest.mark.usefixtures("lfw")
+def test_fixed_and_adaptive_scales_are_compared_at_a_crop_size(tmp_path: Path, pack: ModelPack) -> None:
+    data, output = write_data(tmp_path / "data", side=144), tmp_path / "out"
+    losses = ["cosface-30", "cosface-adaptive"]
+    compare.compare(losses, data, output, pack.detection, epochs=2, people=6, sizes=[144])
+    with (output / "comparison.csv").open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["loss"] for row in rows] == ["cosface-30-144px", "cosface-adaptive-144px"]
+    for row in rows:
+        with (output / row["loss"] / "losses.csv").open(newline="", encoding="utf-8") as stream:
+            steps = list(csv.DictReader(stream))
+        last = steps[len(steps) // 2 :]
+        assert float(row["Loss"]) == pytest.approx(np.mean([float(s["loss"]) for s in last]), abs=0.006)
+        assert float(row["Training accuracy %"]) == pytest.approx(
+            100 * np.mean([float(s["accuracy"]) for s in last]), abs=0.06
+        )
+        assert float(row["CFP-FP %"]) > 0
+    scales = [read_json(output / row["loss"] / "config.json")["head"] for row in rows]
+    assert [head["options"].get("scale") for head in scales] == [30.0, None]
+    # Crops of 112 are another comparison, and these files are not such crops.
+    with pytest.raises(ConfigError, match=r"is 144x144, not a 112x112 crop"):
+        compare.compare(losses, data, output, pack.detection, epochs=2, people=6)
+
+
 def test_cells_are_means_and_standard_deviations() -> None:
     rows = [{"View 2 %": 80.0, "W-EC": 41.0}, {"View 2 %": 82.0, "W-EC": 43.0}, {"View 2 %": 84.0, "W-EC": 42.0}]
     cells = dict(zip(compare.COLUMNS, compare.summarize(rows), strict=True))
     assert (cells["View 2 %"], cells["W-EC"], cells["CFP-FP %"]) == ("82.00 ± 2.00", "42.0 ± 1.0", "-")
-    assert compare.summarize(rows[:1])[1] == "80.00"
+    assert dict(zip(compare.COLUMNS, compare.summarize(rows[:1]), strict=True))["View 2 %"] == "80.00"
