@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias, Unpack
@@ -38,6 +39,7 @@ from kith.requests import (
 )
 from kith.wire.audit import AuditLineOut, AuditOut
 from kith.wire.common import DeliveryState, Detail, ExportFormat, FaceChoice, FacesChoice, JobState, Scope
+from kith.wire.crops import CropsOut
 from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut, VerdictOut
 from kith.wire.events import EventOut
 from kith.wire.faces import FacesOut
@@ -406,6 +408,13 @@ class Calls:
         """Return the stored face crop of a template, as WebP."""
         return Call("GET", f"{_template(gallery, subject, template)}/crop", bytes)
 
+    @one
+    def crops(self, gallery: str, crops: Sequence[Mapping[str, str]]) -> Call[list[bytes | None]]:
+        """Return many stored face crops as WebP, None if none is stored, with one line in the audit.
+
+        Each of ``crops`` (at most 200) has the key "subject" or "stranger", or the keys "subject" and "template"."""
+        return Call("POST", f"{_path(gallery)}/crops", _images, {"json": {"crops": list(crops)}})
+
     @each
     def erasures(self, gallery: str, subject: str | None = None) -> Pages[ReceiptOut]:
         """List the receipts of erasures, latest first, optionally of one subject."""
@@ -736,6 +745,11 @@ def _linked(body: bytes) -> list[LookalikeOut]:
 
 def _embeddings(vectors: Sequence[Vector]) -> dict[str, Any]:
     return {"embeddings": [to_floats(vector) for vector in vectors]} if len(vectors) else {}
+
+
+def _images(body: bytes) -> list[bytes | None]:
+    images = [crop.image for crop in CropsOut.model_validate_json(body).data]
+    return [None if image is None else b64decode(image) for image in images]
 
 
 def _path(gallery: str, subject: str | None = None) -> str:

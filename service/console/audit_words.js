@@ -5,7 +5,7 @@ import { counted } from "./numbers.js";
 export const EVENTS = {
   searched: "Search",
   verified: "Comparison with a person",
-  crop_read: "Look at a stored picture",
+  crop_read: "Look at stored pictures",
   templates_enrolled: "Enrollment",
   enrollment_refused: "Refused enrollment",
   template_on_sight: "Photo added by identification",
@@ -90,6 +90,8 @@ const found = (outcomes) =>
     .map(([outcome, count]) => `${count} ${(FOUND[outcome] ?? [outcome, outcome])[count === 1 ? 0 : 1]}`)
     .join(", ");
 
+const whom = (person, subjects, strangers) =>
+  [subjects ? counted(subjects.length, "person", "people") : strangers.length === 0 && person, strangers.length > 0 && counted(strangers.length, "stranger")].filter(Boolean).join(" and ");
 const photos = (count) => counted(count, "photo");
 const PLAIN = {
   gallery_created: () => "Created the gallery",
@@ -98,7 +100,7 @@ const PLAIN = {
   gallery_exported: () => "Exported the gallery",
   searched: ({ outcomes }) => `Searched: ${found(outcomes)}`,
   verified: (_, person, outcome) => `Compared a photo with ${person}: ${OUTCOMES[outcome] ?? outcome}`,
-  crop_read: (_, person) => `Looked at a stored picture of ${person}`,
+  crop_read: ({ count, subjects, strangers = [] }, person) => `Looked at ${counted(count, "stored picture")} of ${whom(person, subjects, strangers)}`,
   templates_enrolled: ({ templates = 1 }, person) => `Enrolled ${photos(templates)} of ${person}`,
   enrollment_refused: ({ count }, person, outcome) => `Refused ${photos(count)} of ${person}: ${OUTCOMES[outcome] ?? outcome}`,
   subject_put: ({ created }, person) => `${created === false ? "Replaced" : "Created"} ${person}`,

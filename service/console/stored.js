@@ -1,36 +1,75 @@
-// Stored face crops, and faces side by side. Crops load when they become visible; the audit log records each access.
+// Stored face crops, and faces side by side. The audit records each request for crops, so that pages ask for many at once.
 
-import { galleryPath, part, send, subjectPath, templatePath } from "./api.js";
+import { call, galleryPath } from "./api.js";
 import { h, icon } from "./dom.js";
 
-/** The stored crop of the person's best photo. */
-export const portrait = (gallery, subject, alt, signal) => picture(`${subjectPath(gallery, subject)}/thumbnail`, alt, signal);
+const AT_ONCE = 200; // limit of the service
 
-/** The stored crop of a photo. */
-export const storedPhoto = (gallery, subject, template, alt, signal) => picture(`${templatePath(gallery, subject, template)}/crop`, alt, signal);
+/** The stored crops of a gallery for one visit of a page. Those that were made together load together, when one of them
+ * becomes visible, and each loads once. */
+export class Pictures {
+  #gallery;
+  #signal;
+  #batch = null; // of the pictures that are not requested yet
+  #loads = new Map(); // load of each picture, by its JSON
 
-/** The stored crop of a stranger. */
-export const strangerPicture = (gallery, id, alt, signal) => picture(`${galleryPath(gallery)}/strangers/${part(id)}/thumbnail`, alt, signal);
+  constructor(gallery, signal) {
+    this.#gallery = gallery;
+    this.#signal = signal;
+  }
 
-/** A thumbnail that stays blank, with the reason, if no crop is stored or the key may not read it. */
-function picture(path, alt, signal) {
-  const blank = h("span", { class: "thumb blank", "aria-hidden": "true" }, icon("enroll"));
-  const place = h("span", { class: "thumb-place" }, blank);
-  const watch = new IntersectionObserver(async (entries) => {
-    if (!entries.some((entry) => entry.isIntersecting)) return;
-    watch.disconnect();
-    const response = await send("GET", path, { signal }).catch((error) => error);
-    if (response instanceof Error) {
-      blank.title = response.status === 403 ? "This key cannot read pictures." : "No stored picture.";
-      return;
+  /** The person's best photo. */
+  person(subject, alt) {
+    return this.#picture({ subject }, alt);
+  }
+
+  photo(subject, template, alt) {
+    return this.#picture({ subject, template }, alt);
+  }
+
+  stranger(stranger, alt) {
+    return this.#picture({ stranger }, alt);
+  }
+
+  /** A thumbnail that stays blank, with the reason, if no crop is stored or the key may not read it. */
+  #picture(whose, alt) {
+    const blank = h("span", { class: "thumb blank", "aria-hidden": "true" }, icon("enroll"));
+    const place = h("span", { class: "thumb-place" }, blank);
+    const load = this.#load(whose);
+    const watch = new IntersectionObserver(async (entries) => {
+      if (!entries.some((entry) => entry.isIntersecting)) return;
+      watch.disconnect();
+      const image = await load().catch((error) => error);
+      if (image instanceof Error || image === null) {
+        blank.title = image?.status === 403 ? "This key cannot read pictures." : "No stored picture.";
+        return;
+      }
+      const url = URL.createObjectURL(image);
+      place.replaceChildren(h("img", { class: "thumb", src: url, alt, onLoad: () => URL.revokeObjectURL(url) }));
+    });
+    watch.observe(place);
+    this.#signal?.addEventListener("abort", () => watch.disconnect(), { once: true });
+    return place;
+  }
+
+  /** A function that loads a crop with all of its batch: a Blob, or null if none is stored. */
+  #load(whose) {
+    const name = JSON.stringify(whose);
+    if (!this.#loads.has(name)) {
+      if (!this.#batch || this.#batch.wanted.length === AT_ONCE) this.#batch = { wanted: [], loaded: null };
+      const batch = this.#batch;
+      const at = batch.wanted.push(whose) - 1;
+      this.#loads.set(name, async () => {
+        if (this.#batch === batch) this.#batch = null;
+        batch.loaded ??= call("POST", `${galleryPath(this.#gallery)}/crops`, { json: { crops: batch.wanted }, signal: this.#signal });
+        return opened((await batch.loaded).data[at].image);
+      });
     }
-    const url = URL.createObjectURL(await response.blob());
-    place.replaceChildren(h("img", { class: "thumb", src: url, alt, onLoad: () => URL.revokeObjectURL(url) }));
-  });
-  watch.observe(place);
-  signal?.addEventListener("abort", () => watch.disconnect(), { once: true });
-  return place;
+    return this.#loads.get(name);
+  }
 }
+
+const opened = (image) => image && new Blob([Uint8Array.from(atob(image), (one) => one.charCodeAt(0))], { type: "image/webp" });
 
 /** Faces side by side. `faces`: pairs of caption and picture. */
 export const sides = (faces) =>

@@ -4,7 +4,7 @@ import { all, call, galleryPath, part } from "./api.js";
 import { personField } from "./choices.js";
 import { fill, h, icon } from "./dom.js";
 import { counted, when, whole } from "./numbers.js";
-import { strangerPicture } from "./stored.js";
+import { Pictures } from "./stored.js";
 import { button, confirmed, dialog, field, loading, table, toast, unique } from "./ui.js";
 import * as words from "./words.js";
 
@@ -16,6 +16,8 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
   const path = `${galleryPath(gallery)}/strangers`;
   const own = (one) => `${path}/${part(one.id)}`;
   const place = h("div", { class: "stack" });
+  const pictures = new Pictures(gallery, signal);
+  const portraits = new Map(); // kept while the list changes
   const listed = [];
   let next = null;
 
@@ -41,7 +43,7 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
   function row(one) {
     const small = (element) => (element.classList.add("small"), element);
     return [
-      h("span", { class: "person-cell" }, keeps && strangerPicture(gallery, one.id, "", signal), h("code", { title: one.id }, words.strangerId(one))),
+      h("span", { class: "person-cell" }, keeps && face(one), h("code", { title: one.id }, words.strangerId(one))),
       whole(one.seen_count),
       when(one.first_seen),
       when(one.last_seen),
@@ -53,6 +55,11 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
         small(button("Forget", () => forget(one), { kind: "danger", icon: "trash", "aria-label": `Forget stranger ${words.strangerId(one)}` })),
       ),
     ];
+  }
+
+  function face({ id }) {
+    if (!portraits.has(id)) portraits.set(id, pictures.stranger(id, ""));
+    return portraits.get(id);
   }
 
   function leave(one) {

@@ -208,6 +208,15 @@ class Decoy:
 
 
 @dataclass(frozen=True)
+class CropOf:
+    """Whose crop: of a ``subject`` or a ``stranger`` (their best), or of one ``template`` of the subject."""
+
+    subject: str | None = None
+    template: str | None = None
+    stranger: str | None = None
+
+
+@dataclass(frozen=True)
 class Crop:
     """Encoded part of a photo around a face, with five ``landmarks_xy`` in pixels of the crop."""
 

@@ -322,6 +322,30 @@ def test_an_identified_face_stands_beside_its_stored_picture(visit: Opener, serv
     assert faults(page) == []
 
 
+def test_one_look_at_many_stored_pictures_is_one_line_of_the_audit(visit: Opener, service: str, photos: Photos) -> None:
+    """A visit of a gallery's list, and of its hygiene."""
+    with Kith(service) as kith:
+        kith.create_gallery("family", keep_crops=True)
+        populate(kith, "family", photos)
+        page = visit(service)
+        go(page, "/galleries/family")
+        expect(page.locator(".people img.thumb")).to_have_count(3)
+        page.get_by_label("Find").fill("tom")
+        expect(page.locator(".people img.thumb")).to_have_count(1)
+        page.get_by_label("Find").fill("")
+        expect(page.locator(".people img.thumb")).to_have_count(3)
+        (line,) = kith.audit("family", event="crop_read")
+        assert (line.details["count"], len(line.details["subjects"])) == (3, 3)
+        go(page, "/galleries/family/hygiene")
+        finding = page.get_by_role("article").filter(has_text="Ada Lovelace and The countess")
+        expect(finding.get_by_role("img")).to_have_count(2)
+        finding.get_by_role("button", name="Keep Ada Lovelace").click()
+        expect(page.get_by_role("dialog").get_by_role("img")).to_have_count(2)
+        assert len(list(kith.audit("family", event="crop_read"))) == 2
+    go(page, "/settings/audit")
+    expect(page.get_by_role("cell", name="Looked at 3 stored pictures of 3 people in “family”.")).to_have_count(2)
+
+
 def test_two_possible_people_stand_beside_the_face(visit: Opener, service: str, photos: Photos) -> None:
     with Kith(service) as kith:
         for gallery, keeps in (("pictures", True), ("plain", False)):

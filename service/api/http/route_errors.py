@@ -155,6 +155,7 @@ OWN: Final[dict[str, Errors]] = {
     f"GET {SUBJECT}/templates/{{template}}/crop": (e.CropNotFoundError, e.AuditWriteError),
     f"GET {SUBJECT}/export": (e.AuditWriteError,),
     f"POST {GALLERY}/strangers/{{stranger}}/promote": (e.SubjectErasedError,),
+    f"POST {GALLERY}/crops": (e.AuditWriteError,),
     f"GET {GALLERY}/strangers/{{stranger}}/thumbnail": (e.CropNotFoundError, e.AuditWriteError),
     f"GET {GALLERY}/strangers/{{stranger}}/export": (e.AuditWriteError,),
     f"POST {GALLERY}/enrollments": (

@@ -104,7 +104,7 @@ class Description:
 
     @property
     def writes(self) -> bool:
-        return self.method != "GET" and self.need.scope != "identify"
+        return self.method != "GET" and self.need.scope not in ("identify", "read")
 
 
 def description_of(handler: Callable[..., Any]) -> Description:

@@ -22,6 +22,7 @@ from service.api.http.routing import (
 )
 from service.api.routes.erasures import to_deleted_out, to_receipt_out
 from service.api.routes.subjects import PICTURE, crop_response, to_subject_out
+from service.domain.gallery import CropOf
 from service.domain.strangers import Stranger
 
 routes = Routes("/v1/galleries/{gallery}/strangers", "strangers", route_class=GallerySnapshotRoute)
@@ -94,7 +95,7 @@ async def get_stranger_thumbnail(
     found = await backend.find_gallery(gallery)
     crop = await backend.run(backend.galleries.store.strangers.crop, found, stranger)
     audit = backend.operations.audit
-    return await crop_response(request, crop, lambda: audit.crop_read(found, None, stranger=stranger))
+    return await crop_response(request, crop, lambda: audit.crops_read(found, [CropOf(stranger=stranger)]))
 
 
 @routes.add("GET", "/{stranger}/export", ADMIN, response_model=dict[str, Any])

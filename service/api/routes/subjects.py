@@ -54,7 +54,7 @@ from service.api.http.routing import (
 )
 from service.api.routes.erasures import to_deleted_out, to_receipt_out
 from service.core.errors import InvalidRequestError
-from service.domain.gallery import Crop, Decoy, Gallery, Subject, SubjectFilter, Template
+from service.domain.gallery import Crop, CropOf, Decoy, Gallery, Subject, SubjectFilter, Template
 from service.domain.person_search import words_of
 from service.storage.db.row_sealing import seal_cursor
 from service.storage.repositories.subjects import MAX_OPENED
@@ -372,7 +372,7 @@ async def picture_response(
     """
     template_id, crop = await backend.run(backend.galleries.store.templates.crop, gallery, subject, template)
     return await crop_response(
-        request, crop, lambda: backend.operations.audit.crop_read(gallery, subject, template=template_id)
+        request, crop, lambda: backend.operations.audit.crops_read(gallery, [CropOf(subject, template_id)])
     )
 
 

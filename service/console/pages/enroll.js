@@ -5,7 +5,7 @@ import { readingOrder } from "../layout.js";
 import { counted } from "../numbers.js";
 import { personForm } from "../person_form.js";
 import { DESK, bodyOf, cropped, measured, open, picker, stage, thumbnail } from "../photo.js";
-import { keepHint, portrait, sides } from "../stored.js";
+import { Pictures, keepHint, sides } from "../stored.js";
 import { button, confirmed, empty, field, heading, linkButton, loading, tell, toast, unique } from "../ui.js";
 import * as words from "../words.js";
 
@@ -169,14 +169,17 @@ function desk(known, params, signal) {
     ];
   }
 
+  const pictures = new Map(); // by gallery
+
   /** The face of a photo beside the stored picture of an enrolled person; a hint where the gallery stores none. */
   function beside(item, subject) {
     const keeps = known?.find((one) => one.name === item.gallery)?.keep_crops;
     if (keeps === undefined) return null;
     if (!keeps) return keepHint(item.gallery);
+    if (!pictures.has(item.gallery)) pictures.set(item.gallery, new Pictures(item.gallery, signal));
     const { photo, faces, chosen } = item;
     const face = faces?.[chosen] ? thumbnail(photo, faces[chosen].box, 96) : preview(photo);
-    return sides([["This photo", face], [subject, portrait(item.gallery, subject, `Stored picture of ${subject}`, signal)]]);
+    return sides([["This photo", face], [subject, pictures.get(item.gallery).person(subject, `Stored picture of ${subject}`)]]);
   }
 
   const again = (item) => enrollOne(item, item.person);

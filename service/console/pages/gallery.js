@@ -2,7 +2,7 @@ import { call, galleryPath } from "../api.js";
 import { fill, h, icon } from "../dom.js";
 import { counted, when, whole } from "../numbers.js";
 import { galleryHeading, watch } from "../reports.js";
-import { portrait } from "../stored.js";
+import { Pictures } from "../stored.js";
 import { strangers } from "../strangers.js";
 import { afterTyping, button, empty, field, linkButton, loading, problemBox, stat, table } from "../ui.js";
 import * as words from "../words.js";
@@ -96,6 +96,7 @@ const noPeople = (enroll) =>
 
 /** The list of people in pages. The service searches all of them by name, id and tags. */
 function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, signal) {
+  const pictures = new Pictures(gallery, signal);
   const portraits = new Map(); // kept while the list changes
   const loaded = [];
   let next = null;
@@ -111,7 +112,7 @@ function people(gallery, { subject_count: subjects, keep_crops: keeps }, tag, si
     return made;
   };
   const face = ({ id, template_count: templates }) => {
-    if (templates > 0 && !portraits.has(id)) portraits.set(id, portrait(gallery, id, "", signal));
+    if (templates > 0 && !portraits.has(id)) portraits.set(id, pictures.person(id, ""));
     return portraits.get(id);
   };
   const more = button("Show more", async () => {

@@ -6,7 +6,7 @@ import { fill, h, icon } from "../dom.js";
 import { merge, move } from "../merging.js";
 import { counted, inHundred, ratio, whole } from "../numbers.js";
 import { galleryHeading } from "../reports.js";
-import { keepHint, portrait, sides, storedPhoto } from "../stored.js";
+import { Pictures, keepHint, sides } from "../stored.js";
 import { button, confirmed, empty, linkButton, loading, problemBox, waiting } from "../ui.js";
 
 const FIRST = 100;
@@ -67,6 +67,7 @@ async function report(gallery, limit, signal, again) {
       linkButton("Enroll a person", `#/enroll?gallery=${encodeURIComponent(gallery)}`, { kind: "primary", icon: "enroll" }),
     );
   const aside = new Aside(gallery);
+  const pictures = new Pictures(gallery, signal);
   if (found.next === null) aside.keepOf([...found.data, ...found.nearest]);
   const open = found.data.filter((finding) => !aside.has(finding));
   const kinds = Object.keys(KINDS).filter((kind) => open.some((finding) => finding.kind === kind));
@@ -113,6 +114,7 @@ async function report(gallery, limit, signal, again) {
         found.total[kind],
         settings,
         aside,
+        pictures,
       ),
     ),
     nearest.length > 0 &&
@@ -128,7 +130,7 @@ async function report(gallery, limit, signal, again) {
         h(
           "ul",
           { class: "stack" },
-          nearest.map((finding) => h("li", {}, card(gallery, finding, settings, aside))),
+          nearest.map((finding) => h("li", {}, card(gallery, finding, settings, aside, pictures))),
         ),
       ),
     found.next !== null &&
@@ -151,7 +153,7 @@ async function reported(gallery, limit, signal) {
   return found;
 }
 
-function section(gallery, kind, findings, total, settings, aside) {
+function section(gallery, kind, findings, total, settings, aside, pictures) {
   const [name, meaning] = KINDS[kind];
   return h(
     "section",
@@ -160,17 +162,17 @@ function section(gallery, kind, findings, total, settings, aside) {
     h(
       "ul",
       { class: "stack" },
-      findings.map((finding) => h("li", {}, card(gallery, finding, settings, aside))),
+      findings.map((finding) => h("li", {}, card(gallery, finding, settings, aside, pictures))),
     ),
   );
 }
 
 // One finding
 
-function card(gallery, finding, settings, aside) {
+function card(gallery, finding, settings, aside, pictures) {
   const place = h("article", { class: "card finding", tabindex: "-1" });
-  const shown = () => settings.keep_crops && faces(gallery, finding);
-  const acting = actions(gallery, finding, shown, async (act, done) => {
+  const shown = () => settings.keep_crops && faces(pictures, finding);
+  const acting = actions(gallery, finding, pictures, shown, async (act, done) => {
     const before = [...place.children].filter((part) => !part.classList.contains("error"));
     fill(place, waiting("One moment…"));
     try {
@@ -257,7 +259,7 @@ function told({ kind, subjects, odds, similarity, own_similarity: own, belongs_t
   return [text, exact && h("span", { class: "hint" }, `(${exact})`)];
 }
 
-function actions(gallery, finding, shown, run) {
+function actions(gallery, finding, pictures, shown, run) {
   const [first, second] = finding.subjects;
   if (finding.kind === "duplicate_subjects" || finding.kind === "lookalikes") {
     const into = (to, from) =>
@@ -284,7 +286,7 @@ function actions(gallery, finding, shown, run) {
         const yes = await confirmed({
           title: "Delete this photo?",
           text: "This cannot be undone. To restore it, enroll the same photo again.",
-          shown: shown() && sides([["", storedPhoto(gallery, subject, template, alt)]]),
+          shown: shown() && sides([["", pictures.photo(subject, template, alt)]]),
           yes: "Delete it",
         });
         if (yes)
@@ -310,14 +312,14 @@ function actions(gallery, finding, shown, run) {
 
 /** The stored pictures of a finding, side by side: for two people their most similar photos, otherwise the photos in question
  * and the best photos of the people that they are compared with. */
-function faces(gallery, { kind, subjects, templates }) {
+function faces(pictures, { kind, subjects, templates }) {
   const pair = kind === "duplicate_subjects" || kind === "lookalikes";
   const one = (subject) => called(subjects.find((other) => other.subject === subject) ?? { subject });
   const photos = templates.slice(0, MAX_FACES).map(({ subject, template }, i) => {
     const caption = pair ? one(subject) : templates.length > 1 ? `photo ${i + 1}` : "in question";
     const alt = pair ? `A photo of ${one(subject)}` : `Photo ${i + 1} in question`;
-    return [caption, storedPhoto(gallery, subject, template, alt)];
+    return [caption, pictures.photo(subject, template, alt)];
   });
   const best = pair || kind === "inconsistent_subject" ? [] : subjects;
-  return sides([...photos, ...best.map((other) => [called(other), portrait(gallery, other.subject, `A photo of ${called(other)}`)])]);
+  return sides([...photos, ...best.map((other) => [called(other), pictures.person(other.subject, `A photo of ${called(other)}`)])]);
 }

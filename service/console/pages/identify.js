@@ -4,7 +4,7 @@ import { fill, h, icon, svg } from "../dom.js";
 import { readingOrder } from "../layout.js";
 import { DESK, bodyOf, clearDesk, cropped, measure, open, picker, smaller, stage, thumbnail } from "../photo.js";
 import { read, write } from "../store.js";
-import { keepHint, portrait, sides } from "../stored.js";
+import { Pictures, keepHint, sides } from "../stored.js";
 import { button, empty, heading, linkButton, loading, problemBox, table, waiting } from "../ui.js";
 import * as words from "../words.js";
 
@@ -186,7 +186,8 @@ function answered(shot, gallery, again) {
     const said = words.identity(results[0], shot.gallery, gallery?.subject_count);
     return h("div", { class: "columns" }, bare(photo), h("div", { class: "card" }, badge(results[0].outcome), h("h2", {}, said.title), h("p", {}, said.text)));
   }
-  const cards = seen.map((result, i) => (seen.length > 1 && !KNOWN.includes(result.outcome) ? row : card)(result, i, shot, gallery, again));
+  const pictures = new Pictures(shot.gallery);
+  const cards = seen.map((result, i) => (seen.length > 1 && !KNOWN.includes(result.outcome) ? row : card)(result, i, shot, gallery, again, pictures));
   const ranked = (outcomes) => cards.filter((_, i) => outcomes.includes(seen[i].outcome));
   const others = cards.filter((one) => one.classList.contains("face-row"));
   const dots = h("input", { type: "checkbox", checked: read("localStorage", LANDMARKS) === "on" });
@@ -277,7 +278,7 @@ function correction(result, i, shot, again) {
 }
 
 /** A person, or somebody who may be one. */
-function card(result, i, shot, gallery, again) {
+function card(result, i, shot, gallery, again, pictures) {
   const people = words.peopleToCompare(result);
   const enroll = (...wanted) => enrollLink(shot, result, ...wanted);
   return h(
@@ -292,7 +293,7 @@ function card(result, i, shot, gallery, again) {
     ),
     sides([
       ["This photo", thumbnail(shot.photo, result.face.box, 96)],
-      ...(gallery?.keep_crops ? people : []).map((one) => [words.called(one), portrait(shot.gallery, one.subject, `Stored picture of ${words.called(one)}`)]),
+      ...(gallery?.keep_crops ? people : []).map((one) => [words.called(one), pictures.person(one.subject, `Stored picture of ${words.called(one)}`)]),
     ]),
     evidence(result, shot, gallery),
     h(

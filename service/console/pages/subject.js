@@ -6,7 +6,7 @@ import { download } from "../files.js";
 import { counted, when } from "../numbers.js";
 import { personForm } from "../person_form.js";
 import { receipt } from "../receipt.js";
-import { storedPhoto } from "../stored.js";
+import { Pictures } from "../stored.js";
 import { button, confirmed, dialog, empty, heading, linkButton, loading, problemBox, tell, toast } from "../ui.js";
 import * as words from "../words.js";
 
@@ -51,6 +51,7 @@ function view({ gallery, person, templates, decoys, lookalikes, keeps }, page, s
 /** The photos of the person. Only quality values are stored, and small pictures if the gallery keeps them. */
 function photos({ gallery, person, templates, keeps }, add, signal) {
   const section = h("section", { class: "stack", "aria-label": "Photos", tabindex: "-1" });
+  const pictures = new Pictures(gallery, signal);
   const none = () => empty("photo", "No photos yet", "Without a photo, searches cannot find this person.", linkButton("Add photos", add, { kind: "primary", icon: "plus" }));
   const show = () => fill(section, templates.length === 0 ? none() : [headline(), h("ul", { class: "stack" }, templates.map((one) => h("li", { class: "card" }, line(one))))]);
   const headline = () =>
@@ -67,7 +68,7 @@ function photos({ gallery, person, templates, keeps }, add, signal) {
     return h(
       "div",
       { class: "photo-row" },
-      keeps && quality ? storedPhoto(gallery, person.id, template.id, `Stored picture of ${words.called(person)}`, signal) : h("span", { class: "thumb blank", "aria-hidden": "true" }, icon(quality ? "enroll" : "hygiene")),
+      keeps && quality ? pictures.photo(person.id, template.id, `Stored picture of ${words.called(person)}`) : h("span", { class: "thumb blank", "aria-hidden": "true" }, icon(quality ? "enroll" : "hygiene")),
       h(
         "div",
         { class: "stack tight" },

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 from service.core.actor import Actor
 from service.core.errors import AuditWriteError, KithError
 from service.domain.events import Event
-from service.domain.gallery import Gallery
+from service.domain.gallery import CropOf, Gallery
 from service.storage.audit.log import Entry, pseudonym, record_entries
 from service.storage.db.engine import Database
 
@@ -85,11 +85,19 @@ class AuditWriter:
         if self._when != "off":
             await self._take(Entry.about(gallery, "verified", subject, outcome))
 
-    async def crop_read(self, gallery: Gallery, subject: str | None, **shown: str) -> None:
-        """Record that a stored crop was read: of a ``template`` of a subject, or of a ``stranger``. Raises as
-        :meth:`searched`."""
-        if self._when != "off":
-            await self._take(Entry.about(gallery, "crop_read", subject, **shown))
+    async def crops_read(self, gallery: Gallery, shown: Sequence[CropOf]) -> None:
+        """Record in one line that these stored crops were read: how many, and whose. Raises as :meth:`searched`."""
+        if self._when == "off" or not shown:
+            return
+        people = list(dict.fromkeys(one.subject for one in shown if one.subject is not None))
+        details: dict[str, Any] = {"count": len(shown)}
+        if len(people) > 1:
+            details["subjects"] = [pseudonym(gallery, subject) for subject in people]
+        if templates := [one.template for one in shown if one.template is not None]:
+            details["templates"] = templates
+        if strangers := [one.stranger for one in shown if one.stranger is not None]:
+            details["strangers"] = strangers
+        await self._take(Entry.about(gallery, "crop_read", people[0] if len(people) == 1 else None, **details))
 
     async def enrollment_refused(self, gallery: Gallery, subject: str, code: str, count: int) -> None:
         """Record that so many photos or embeddings were refused for this subject, whatever the setting for searches.

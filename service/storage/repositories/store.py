@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from service.storage.db.engine import Database
 from service.storage.repositories.change_log import ChangeLog
+from service.storage.repositories.crops import CropStore
 from service.storage.repositories.decoys import DecoyStore
 from service.storage.repositories.evidence import EvidenceStore
 from service.storage.repositories.galleries import GalleryStore
@@ -15,8 +16,8 @@ from service.storage.repositories.templates import TemplateStore
 
 
 class Store:
-    """Galleries, subjects, templates, decoys, strangers, change log and evidence, with the cache that they share.
-    Thread-safe.
+    """Galleries, subjects, templates, crops, decoys, strangers, change log and evidence, with the cache that they
+    share. Thread-safe.
 
     A method that writes returns when its transaction is on disk.
     """
@@ -27,6 +28,7 @@ class Store:
         self.galleries = GalleryStore(database, self.cache)
         self.subjects = SubjectStore(database, self.cache)
         self.templates = TemplateStore(database, self.cache)
+        self.crops = CropStore(database)
         self.decoys = DecoyStore(database)
         self.lookalikes = LookalikeStore(database)
         self.strangers = StrangerStore(database, self.cache)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 
 import httpx2 as httpx
@@ -10,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from kith import Kith
+from kith import AsyncKith, Kith, KithClientError
 from tests.conftest import jpeg
 
 
@@ -60,3 +61,65 @@ def test_without_stored_crops_the_answer_says_how_to_store_them(
             assert "keep_crops" in problem["remedy"]
         absent = http.get(f"/{gallery}/subjects/ada/templates/{'0' * 32}/crop").json()
     assert absent["code"] == "template_not_found"
+
+
+def test_many_crops_are_read_at_once_with_one_audit_line(
+    kith: Kith, server: str, gallery: str, astronaut: NDArray[np.uint8], http: httpx.Client
+) -> None:
+    kith.update_gallery(gallery, keep_crops=True, remember_strangers_days=30)
+    results = kith.identify(gallery, jpeg(astronaut), faces="largest").results
+    stranger = results[0].stranger
+    assert stranger is not None
+    templates = {}
+    for subject, photo in (("ada", astronaut), ("grace", astronaut[:, ::-1])):
+        enrolled = kith.enroll(gallery, subject, jpeg(photo), face="largest", allow_duplicate=True)
+        templates[subject] = enrolled.results[0].template or ""
+    kith.update_gallery(gallery, keep_crops=False)
+    kith.enroll(gallery, "plain", jpeg(astronaut), face="largest", allow_duplicate=True)
+    wanted = [
+        {"subject": "grace"},
+        {"subject": "ada", "template": templates["ada"]},
+        {"subject": "ada", "template": templates["grace"]},
+        {"subject": "nobody"},
+        {"subject": "plain"},
+        {"stranger": stranger.id},
+        {"stranger": "0" * 32},
+    ]
+    crops = kith.crops(gallery, wanted)
+    assert [crop is not None for crop in crops] == [True, True, False, False, False, True, False]
+    (line,) = kith.audit(gallery, event="crop_read")
+    assert line.details["count"] == 3
+    assert (line.details["strangers"], line.details["templates"]) == ([stranger.id], [templates["ada"]])
+    assert len(line.details["subjects"]) == 2
+    for subject, lines in (("ada", 1), ("grace", 1), ("nobody", 0), ("plain", 0)):
+        assert len(list(kith.audit(gallery, event="crop_read", subject=subject))) == lines
+    assert crops[0] == kith.thumbnail(gallery, "grace")
+    assert crops[1] == kith.crop(gallery, "ada", templates["ada"])
+    assert crops[5] == kith.stranger_thumbnail(gallery, stranger.id)
+
+    async def read() -> list[bytes | None]:
+        async with AsyncKith(server) as client:
+            return await client.crops(gallery, wanted)
+
+    assert asyncio.run(read()) == crops
+    kith.create_gallery("elsewhere")
+    assert kith.crops("elsewhere", wanted) == [None] * len(wanted)
+    assert list(kith.audit("elsewhere", event="crop_read")) == [], "nothing was shown"
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        [],
+        [{}],
+        [{"template": "0" * 32}],
+        [{"subject": "ada", "stranger": "0" * 32}],
+        [{"template": "0" * 32, "stranger": "0" * 32}],
+        [{"subject": "ada", "template": "x"}],
+        [{"subject": "ada"}] * 201,
+    ],
+)
+def test_what_names_no_crops_or_too_many_is_refused(kith: Kith, gallery: str, wanted: list[dict[str, str]]) -> None:
+    with pytest.raises(KithClientError) as refused:
+        kith.crops(gallery, wanted)
+    assert refused.value.code == "invalid_request"

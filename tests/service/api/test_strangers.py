@@ -144,7 +144,7 @@ def test_pictures_only_if_the_gallery_keeps_crops(kith: Kith, door: str, astrona
     assert Image.open(io.BytesIO(kith.stranger_thumbnail(door, pictured.id))).format == "WEBP"
     assert kith.export_stranger(door, pictured.id)["templates"][0]["crop"]["image"]
     (read,) = kith.audit(door, event="crop_read")
-    assert read.details == {"stranger": pictured.id}
+    assert read.details == {"count": 1, "strangers": [pictured.id]}
 
 
 def test_merging_and_forgetting(kith: Kith, door: str, astronaut: Photo, actor: Photo) -> None:

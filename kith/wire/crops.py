@@ -1,0 +1,41 @@
+"""Stored face crops, read many at once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import BaseModel, Field, model_validator
+
+from kith.wire.fields import RequestModel, SubjectId
+
+MAX_CROPS: Final = 200
+"""Crops of one request, about 2 MB of base64."""
+StoredId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+
+
+class CropIn(RequestModel):
+    """Whose crop: of a subject or a stranger, each time the best one, or of one template of the subject."""
+
+    subject: SubjectId | None = None
+    template: StoredId | None = None
+    stranger: StoredId | None = None
+
+    @model_validator(mode="after")
+    def _names_one(self) -> CropIn:
+        if (self.subject is None) == (self.stranger is None) or (self.template is not None and self.subject is None):
+            raise ValueError("name a subject, a subject and its template, or a stranger")
+        return self
+
+
+class CropsIn(RequestModel):
+    crops: list[CropIn] = Field(min_length=1, max_length=MAX_CROPS)
+
+
+class CropOut(BaseModel):
+    image: str | None = Field(description="WebP in base64; null if no crop of it is stored.")
+
+
+class CropsOut(BaseModel):
+    """The crops, in the order of the request."""
+
+    data: list[CropOut]

@@ -1,0 +1,23 @@
+"""Stored face crops, many at once."""
+
+from __future__ import annotations
+
+import base64
+
+from kith.wire.crops import CropOut, CropsIn, CropsOut
+from service.api.http.parameters import GalleryPath
+from service.api.http.routing import READ, BackendDep, Routes
+from service.domain.gallery import CropOf
+from service.usecases.crops import read_crops
+
+routes = Routes("/v1/galleries/{gallery}/crops", "subjects")
+
+
+@routes.add("POST", "", READ, example={"crops": [{"subject": "ada"}, {"stranger": "9f86d081884c4d659a2feaa0c55ad015"}]})
+async def list_crops(gallery: GalleryPath, body: CropsIn, backend: BackendDep) -> CropsOut:
+    """Return the stored crops of subjects, templates and strangers, with one audit line for all.
+
+    It is a POST request because proxies log the ids in a URL. It changes nothing.
+    """
+    images = await read_crops(backend, gallery, [CropOf(**one.model_dump()) for one in body.crops])
+    return CropsOut(data=[CropOut(image=None if one is None else base64.b64encode(one).decode()) for one in images])
