@@ -159,7 +159,7 @@ def compared(size: int, kinds: list[Kind]) -> list[Row]:
                 "measuring_s": measured - ready,
                 "memory_bytes": stats.memory_bytes,
                 "segments": stats.segment_count,
-                "depth": stats.depth,
+                "depth": stats.candidate_count,
                 "own_recall": None if stats.recall is None else [stats.recall.at_1, stats.recall.at_10],
                 **speed(search, probes, 50 if kind == "exact" else 500),
                 **recalls(found, truth),

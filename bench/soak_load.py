@@ -412,7 +412,7 @@ class Mover:
         deadline = time.monotonic() + PATIENCE_S
         while (found := ask("job", lambda kith: kith.job(job))).state in ("queued", "running"):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"a job is {found.state}, {found.done} of {found.total} done")
+                raise TimeoutError(f"a job is {found.state}, {found.done_count} of {found.total_count} done")
             threading.Event().wait(PAUSE_S)
         done = found.counts.get("enrolled", 0) + found.counts.get("already_enrolled", 0)
         self._book.must(

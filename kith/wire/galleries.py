@@ -86,8 +86,8 @@ class DriftOut(BaseModel):
         "in a thousand reports drifted."
     )
     detail: str
-    window: dict[IdentifyOutcome, int] = Field(description="The latest 1000 decisions by outcome.")
-    since_start: dict[IdentifyOutcome, int] = Field(description="All decisions since the process started.")
+    window_counts: dict[IdentifyOutcome, int] = Field(description="The latest 1000 decisions by outcome.")
+    since_start_counts: dict[IdentifyOutcome, int] = Field(description="All decisions since the process started.")
     mated_similarity: ComparisonOut | None = Field(
         None, description="Mean similarity of identified faces; null below 100 of them."
     )
@@ -137,7 +137,7 @@ class RecallOut(BaseModel):
 
     at_1: float = Field(description="Share of probes whose most similar vector was found.")
     at_10: float = Field(description="Share of the ten most similar vectors that was found.")
-    sample: int
+    sample_count: int
     similarity: float
     promise: float = Field(description="The gallery's setting. Below it every vector is compared.")
 
@@ -154,10 +154,10 @@ class IndexOut(BaseModel):
         "numbered across all galleries."
     )
     segment_count: int
-    tail: int = Field(description="Vectors that are not in a segment yet.")
+    tail_count: int = Field(description="Vectors that are not in a segment yet.")
     tombstone_count: int = Field(description="Removed vectors that await compaction. Searches do not return them.")
     memory_bytes: int
-    depth: int | None = Field(description="Number of candidates compared exactly; null if all vectors are.")
+    candidate_count: int | None = Field(description="Number of candidates compared exactly; null if all vectors are.")
     recall: RecallOut | None
     compacted_at: datetime | None
 

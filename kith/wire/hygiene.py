@@ -46,10 +46,10 @@ class FindingOut(BaseModel):
 
 class HygieneOut(Page[FindingOut]):
     """Findings by kind (duplicate_subjects, mislabeled_template, inconsistent_subject, lookalikes), most certain
-    first. ``total`` counts all of them."""
+    first. ``counts`` has the number of all of them."""
 
     gallery: str
-    total: dict[HygieneKind, int]
+    counts: dict[HygieneKind, int]
     nearest: list[FindingOut] = Field(
         default_factory=list,
         description="The next similar pairs of subjects, at most 10, however small their odds. A person can recognize "

@@ -11,16 +11,17 @@ from kith.wire.common import JobState, Page, Problem
 
 
 class JobOut(BaseModel):
-    """Background job. ``done`` of ``total`` items are processed (null: not counted yet), ``failed`` with a problem."""
+    """Background job. ``done_count`` of ``total_count`` items are processed (null: not counted yet), ``failed_count``
+    with a problem."""
 
     id: str
     kind: str
     gallery: str
     state: JobState
     canceling: bool = Field(description="Cancellation was requested; the job stops after the current item.")
-    total: int | None
-    done: int
-    failed: int
+    total_count: int | None
+    done_count: int
+    failed_count: int
     counts: dict[str, int] = Field(description="Items by result.")
     rate: float | None = Field(description="Items per second of working time.")
     remaining_s: float | None = Field(description="Estimated from the rate; null for a finished job.")

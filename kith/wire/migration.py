@@ -48,11 +48,11 @@ class GenerationOut(BaseModel):
     served: bool = Field(description="The responding server has this recognizer.")
     dimension: int
     template_count: int
-    embedded: int = Field(description="Templates that have a vector and can be found.")
-    by_crop: int = Field(description="Templates embedded from stored crops since the start.")
-    by_sight: int = Field(description="Templates that received the vector of an identified face since the start.")
-    waiting_with_crop: int = Field(description="Templates that the job will embed.")
-    waiting_without_crop: int = Field(description="Templates that must be identified once, or enrolled again.")
+    embedded_count: int = Field(description="Templates that have a vector and can be found.")
+    by_crop_count: int = Field(description="Templates embedded from stored crops since the start.")
+    by_sight_count: int = Field(description="Templates that received the vector of an identified face since the start.")
+    waiting_with_crop_count: int = Field(description="Templates that the job will embed.")
+    waiting_without_crop_count: int = Field(description="Templates that must be identified once, or enrolled again.")
     threshold: MigrationThresholdOut | None = Field(
         description="Threshold at the gallery's risk, from this recognizer's vectors; null without enough evidence."
     )
@@ -70,14 +70,14 @@ class DisagreementOut(BaseModel):
 class ShadowOut(BaseModel):
     """Results of the shadow recognizer for the same photos, counted by all servers."""
 
-    compared: int
-    agreed: int = Field(description="Same outcome and, if identified, the same subject.")
-    same_outcome: int
-    same_nearest: int = Field(description="Same nearest subject, for any outcome.")
-    absent: int = Field(
+    compared_count: int
+    agreed_count: int = Field(description="Same outcome and, if identified, the same subject.")
+    same_outcome_count: int
+    same_nearest_count: int = Field(description="Same nearest subject, for any outcome.")
+    absent_count: int = Field(
         description="Disagreements in which the nearest subject has no vector of the shadow recognizer yet."
     )
-    skipped: dict[str, int] = Field(description="Faces without a shadow search, by reason.")
+    skipped_counts: dict[str, int] = Field(description="Faces without a shadow search, by reason.")
     disagreements: list[DisagreementOut] = Field(description="The latest disagreements.")
 
 

@@ -86,7 +86,7 @@ class HoldoutCheckOut(BaseModel):
     fpir: float
     probe_count: int
     expected: float
-    observed: int
+    observed_count: int
 
 
 class MoveOut(BaseModel):

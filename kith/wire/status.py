@@ -73,11 +73,11 @@ class QueueOut(BaseModel):
     """Queue of a network, with totals since the start."""
 
     network: str
-    waiting: int = Field(description="Queued items of requests.")
-    background: int = Field(description="Queued items of jobs.")
+    waiting_count: int = Field(description="Queued items of requests.")
+    background_count: int = Field(description="Queued items of jobs.")
     batch_count: int
     seconds_per_item: float = Field(description="Recent time per item on one device; 0 before the first measurement.")
-    refused: int = Field(description="Items rejected because the queue was full.")
+    refused_count: int = Field(description="Items rejected because the queue was full.")
 
 
 class LagOut(BaseModel):
@@ -86,8 +86,8 @@ class LagOut(BaseModel):
 
 
 class AuditBacklogOut(BaseModel):
-    waiting: int
-    lost: int
+    waiting_count: int
+    lost_count: int
 
 
 class DiskOut(BaseModel):
@@ -112,8 +112,8 @@ class RetentionStatusOut(BaseModel):
 
 
 class StatusOut(BaseModel):
-    """Status of the process that answers. ``checks``, ``jobs``, ``index_lag``, ``disk`` and ``retention`` were sampled
-    at ``looked_at``, some seconds ago; null if unknown."""
+    """Status of the process that answers. ``checks``, ``job_counts``, ``index_lag``, ``disk`` and ``retention`` were
+    sampled at ``looked_at``, some seconds ago; null if unknown."""
 
     version: str
     model: str
@@ -125,10 +125,10 @@ class StatusOut(BaseModel):
     master_key: CheckOut | None = Field(
         description="Whether the master key that Kith created was backed up; null if Kith did not create it."
     )
-    requests_in_progress: int
+    request_count: int = Field(description="Requests in progress.")
     queues: list[QueueOut]
     audit: AuditBacklogOut
-    jobs: dict[JobState, int] | None
+    job_counts: dict[JobState, int] | None
     drift: dict[str, DriftOut] = Field(description="Galleries searched since the start.")
     index_lag: dict[str, LagOut] | None
     disk: DiskOut | None

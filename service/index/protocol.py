@@ -49,14 +49,14 @@ class Recall:
     """Measured recall@1 and recall@10 (0 to 1).
 
     Attributes:
-        sample: number of probes.
+        sample_count: number of probes.
         similarity: cosine similarity of each probe to one of the gallery's vectors.
         promise: recall@1 that the gallery requires.
     """
 
     at_1: float
     at_10: float
-    sample: int
+    sample_count: int
     similarity: float
     promise: float
 
@@ -68,9 +68,9 @@ class IndexStats:
     Attributes:
         reason: why this kind was selected.
         sequence: last applied line of the change log.
-        tail: vectors not in a sealed segment yet.
+        tail_count: vectors not in a sealed segment yet.
         tombstone_count: removed vectors still in memory.
-        depth: candidates compared exactly; None: all.
+        candidate_count: candidates compared exactly; None: all.
         recall: None while every vector is compared.
     """
 
@@ -80,10 +80,10 @@ class IndexStats:
     vector_count: int
     sequence: int
     segment_count: int = 0
-    tail: int = 0
+    tail_count: int = 0
     tombstone_count: int = 0
     memory_bytes: int = 0
-    depth: int | None = None
+    candidate_count: int | None = None
     recall: Recall | None = None
     compacted_at: datetime | None = None
 

@@ -135,4 +135,4 @@ class MetricsExport:
 def _outcomes(drifts: Sequence[tuple[str, DriftOut]]) -> Iterator[tuple[tuple[str, str], float]]:
     for name, drift in drifts:
         for outcome in get_args(IdentifyOutcome):
-            yield (name, outcome), drift.since_start.get(outcome, 0)
+            yield (name, outcome), drift.since_start_counts.get(outcome, 0)

@@ -103,8 +103,8 @@ class Watch:
         found = DriftOut(
             state=state,
             detail=detail,
-            window=Counter(one.outcome for one in window),
-            since_start=counts,
+            window_counts=Counter(one.outcome for one in window),
+            since_start_counts=counts,
             mated_similarity=_rounded(mated),
             unknown_rate=_rounded(unknown),
         )

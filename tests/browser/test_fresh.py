@@ -32,8 +32,15 @@ def asked(route: Route) -> dict[str, str]:
 
 
 def job(number: int, **state: Any) -> dict[str, Any]:
-    about = {"kind": "enrollment", "gallery": "family", "total": 100, "rate": 1, "remaining_s": 9, "canceling": False}
-    counted = {"state": "running", "done": 3, "failed": 0, "counts": {}, "problem": None}
+    about = {
+        "kind": "enrollment",
+        "gallery": "family",
+        "total_count": 100,
+        "rate": 1,
+        "remaining_s": 9,
+        "canceling": False,
+    }
+    counted = {"state": "running", "done_count": 3, "failed_count": 0, "counts": {}, "problem": None}
     return {"id": f"{number:032x}", "updated_at": "2026-01-01T00:00:00Z", **about, **counted, **state}
 
 
@@ -46,7 +53,7 @@ def test_what_is_refused_while_one_looks_is_offered_and_listed_once(visit: Opene
         rows = [{"item": f"photo {i}", "problem": REFUSAL} for i in range(first, min(failed[0], first + limit))]
         return {"data": rows, "next": str(first + limit) if failed[0] > first + limit else None}
 
-    answers(page, r"/v1/jobs\?", lambda _: {"data": [job(1, failed=failed[0])], "next": None})
+    answers(page, r"/v1/jobs\?", lambda _: {"data": [job(1, failed_count=failed[0])], "next": None})
     answers(page, "/items", items)
     page.goto(f"{populated}/console#/jobs")
     page.clock.install()
@@ -93,7 +100,7 @@ def test_what_is_not_renewed_says_since_when_and_why(visit: Opener, populated: s
     expect(note).to_contain_text("needs a key with the scope “read”")
     expect(page.locator(".job")).to_have_count(1)
     page.unroute_all()
-    answers(page, r"/v1/jobs\?", lambda _: {"data": [job(1, done=50)], "next": None})
+    answers(page, r"/v1/jobs\?", lambda _: {"data": [job(1, done_count=50)], "next": None})
     note.get_by_role("button", name="Refresh").click()
     expect(page.get_by_text("50 of 100 items")).to_be_visible()
     expect(note).to_have_count(0)
@@ -105,13 +112,13 @@ def test_the_button_keeps_the_focus_while_a_recognizer_is_made_ready(visit: Open
     embedded = [3]
 
     def generation(name: str, known: int) -> dict[str, Any]:
-        waiting = {"waiting_with_crop": 0, "waiting_without_crop": 0, "threshold": None}
+        waiting = {"waiting_with_crop_count": 0, "waiting_without_crop_count": 0, "threshold": None}
         return {
             "model": name,
             "recognizer": name * 8,
             "served": True,
             "template_count": 9,
-            "embedded": known,
+            "embedded_count": known,
             **waiting,
         }
 

@@ -174,7 +174,7 @@ def test_killed_at_every_step_nothing_is_lost(
         with server.client() as kith:
             kith.migrate("g", "projected")
         told = settled(server)
-        assert told.other is not None and told.other.embedded == told.other.template_count == len(people)
+        assert told.other is not None and told.other.embedded_count == told.other.template_count == len(people)
         check_sound(url, store, people, theirs)
 
         # At each transition: the state is before or after, never between.
@@ -192,7 +192,7 @@ def test_killed_at_every_step_nothing_is_lost(
                     told = kith.migration("g")
                     state = told.state, told.current.recognizer
                     assert state == after if acknowledged else state in (before, after)
-                    assert told.current.embedded == len(people)
+                    assert told.current.embedded_count == len(people)
                     check_sound(url, store, people, theirs)
                     told = step(kith)  # the interrupted client retries
                     assert (told.state, told.current.recognizer) == after
@@ -209,7 +209,7 @@ def test_killed_at_every_step_nothing_is_lost(
             with server.client() as kith:
                 assert kith.migrate("g", "projected").other is not None
             told = settled(server)
-            assert told.other is not None and told.other.embedded == len(people)
+            assert told.other is not None and told.other.embedded_count == len(people)
     finally:
         server.kill()
 

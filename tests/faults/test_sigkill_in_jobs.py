@@ -55,7 +55,7 @@ def test_an_archive_is_enrolled_as_if_no_server_had_been_killed(
                 server.launch()
                 server.wait_until_ready()
             ended = kith.wait_for(job.id, 300)
-            assert (ended.state, ended.done, ended.failed) == ("succeeded", PHOTOS, 0)
+            assert (ended.state, ended.done_count, ended.failed_count) == ("succeeded", PHOTOS, 0)
         with tally.judging(), Node(url) as node:
             # Grouped by person: template ids are hashes keyed by the gallery.
             ends.append(sorted(node.templates("g").values()))

@@ -56,7 +56,7 @@ def _page(
     counts = Counter(finding.kind for finding in findings)
     return HygieneOut(
         gallery=gallery.name,
-        total={kind: counts[kind] for kind in KINDS},
+        counts={kind: counts[kind] for kind in KINDS},
         data=present(shown),
         nearest=present(report.nearest),
         expected_recall=None if recall is None else round(recall.value, 3),

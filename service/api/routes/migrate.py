@@ -98,11 +98,11 @@ def _generation(backend: Backend, gallery: Gallery, generation: Generation) -> G
         served=served is not None,
         dimension=generation.dimension,
         template_count=covered.templates,
-        embedded=covered.embedded,
-        by_crop=counts.get("by_crop", 0),
-        by_sight=counts.get("by_sight", 0),
-        waiting_with_crop=covered.with_crop,
-        waiting_without_crop=covered.without_crop,
+        embedded_count=covered.embedded,
+        by_crop_count=counts.get("by_crop", 0),
+        by_sight_count=counts.get("by_sight", 0),
+        waiting_with_crop_count=covered.with_crop,
+        waiting_without_crop_count=covered.without_crop,
         threshold=None if served is None else _threshold(backend, gallery.at_generation(generation.number)),
     )
 
@@ -131,12 +131,12 @@ def _shadow(backend: Backend, gallery: Gallery, generation: Generation) -> Shado
     named = backend.galleries.store.subjects.by_pk(gallery, keys)
     known: dict[int | None, str] = {pk: subject.id for pk, subject in named.items()}
     return ShadowOut(
-        compared=counts.get("compared", 0),
-        agreed=counts.get("agreed", 0),
-        same_outcome=counts.get("same_outcome", 0),
-        same_nearest=counts.get("same_nearest", 0),
-        absent=counts.get("absent", 0),
-        skipped={word.removeprefix("skipped_"): n for word, n in counts.items() if word.startswith("skipped_")},
+        compared_count=counts.get("compared", 0),
+        agreed_count=counts.get("agreed", 0),
+        same_outcome_count=counts.get("same_outcome", 0),
+        same_nearest_count=counts.get("same_nearest", 0),
+        absent_count=counts.get("absent", 0),
+        skipped_counts={word.removeprefix("skipped_"): n for word, n in counts.items() if word.startswith("skipped_")},
         disagreements=[
             DisagreementOut(
                 outcome=one.outcomes[0],

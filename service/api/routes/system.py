@@ -79,10 +79,10 @@ async def get_status(backend: BackendDep) -> StatusOut:
         looked_at=None if sample is None else datetime.fromtimestamp(sample.taken, UTC),
         checks=[] if sample is None else [_check(*each) for each in sample.checks.items()],
         master_key=await asyncio.to_thread(to_master_key_out, backend.galleries.store.database.vault.master),
-        requests_in_progress=backend.operations.metrics.in_progress,
+        request_count=backend.operations.metrics.in_progress,
         queues=[_queue(batcher) for batcher in backend.faces.networks],
-        audit=AuditBacklogOut(waiting=waiting, lost=lost),
-        jobs=None if sample is None or sample.jobs is None else dict(sample.jobs),
+        audit=AuditBacklogOut(waiting_count=waiting, lost_count=lost),
+        job_counts=None if sample is None or sample.jobs is None else dict(sample.jobs),
         drift=drifts,
         index_lag=None
         if sample is None or sample.lags is None
@@ -167,11 +167,11 @@ def to_master_key_out(master: MasterKeys) -> CheckOut | None:
 def _queue(batcher: Batcher[object, object]) -> QueueOut:
     return QueueOut(
         network=batcher.name,
-        waiting=batcher.queue.foreground_count,
-        background=batcher.queue.background_count,
+        waiting_count=batcher.queue.foreground_count,
+        background_count=batcher.queue.background_count,
         batch_count=batcher.metrics.batches,
         seconds_per_item=batcher.seconds_per_item,
-        refused=batcher.metrics.refused,
+        refused_count=batcher.metrics.refused,
     )
 
 

@@ -79,7 +79,7 @@ def export(
         count = write_trail(trail, target)
     size = file.stat().st_size
     text = f"Wrote {file}, {size:,} bytes: {count_of(count, 'line')}"
-    output.answer({"file": str(file), "bytes": size, "lines": count}, text)
+    output.answer({"file": str(file), "bytes": size, "line_count": count}, text)
 
 
 @app.command("list")

@@ -126,5 +126,5 @@ def _answer(
         changes = [f"{name!r} to {subject!r}" for name, subject in renamed.items()]
         print_first("  renamed", changes, " (use --json to list all)")
 
-    document = {"file": str(file), "people": people, "photos": photos, "left": left, "renamed": renamed}
+    document = {"file": str(file), "people_count": people, "photo_count": photos, "left": left, "renamed": renamed}
     output.answer(document, print_text)

@@ -113,12 +113,17 @@ def enroll(
     finally:
         if report is not None:
             _write_report(report, result.photos)
-    names = ("enrolled", "already_enrolled", "ignored", "interrupted", "jobs", "without_photo")
     refused = [
         {key: row[key] for key in ("photo", "code", "detail")} | {"remedy": remedy_for(result.problems[row["code"]])}
         for row in result.rows("refused")
     ]
-    document = {name: getattr(result, name) for name in names} | {
+    document = {
+        "enrolled_count": result.enrolled,
+        "already_enrolled_count": result.already_enrolled,
+        "ignored_count": result.ignored,
+        "interrupted": result.interrupted,
+        "jobs": result.jobs,
+        "without_photo": result.without_photo,
         "refused": refused,
         "ignored_files": [row["photo"] for row in result.rows("ignored")],
     }
@@ -203,8 +208,8 @@ class _BulkEnrollment:
         def update(state: JobOut) -> None:
             rate = "" if state.rate is None else f"{state.rate:.1f} photos/s"
             if not self._folder:
-                self._progress.update(self._task, total=state.total)
-            self._progress.update(self._task, completed=done_before + state.done, rate=rate)
+                self._progress.update(self._task, total=state.total_count)
+            self._progress.update(self._task, completed=done_before + state.done_count, rate=rate)
 
         try:
             stream = _ProgressStream(archive, self._progress, sending)
@@ -236,7 +241,7 @@ class _BulkEnrollment:
         report.enrolled += job.counts.get(ENROLLED, 0)
         report.already_enrolled += job.counts.get(ALREADY_ENROLLED, 0)
         report.ignored += int(job.details.get("ignored", 0))
-        self._done += job.done
+        self._done += job.done_count
         for item in self._kith.job_items(job.id):
             name = self._folder + item.item
             if item.subject is not None and item.outcome != IGNORED:

@@ -66,7 +66,7 @@ def save_erasures(file: ReceiptFile, output: OutputOptions) -> None:
         documents = saved(connection)
     with atomic_write(file) as target:
         target.write(json.dumps(documents, indent=1).encode())
-    output.answer({"file": str(file), "receipts": len(documents)}, f"Wrote {len(documents)} receipts to {file}")
+    output.answer({"file": str(file), "receipt_count": len(documents)}, f"Wrote {len(documents)} receipts to {file}")
 
 
 @app.command("repeat")
@@ -85,7 +85,7 @@ def repeat_erasures(file: ReceiptFile, output: OutputOptions) -> None:
     with local_database() as database:
         repeated = repeat_saved(database, documents)
     text = f"Repeated {len(repeated)} of {len(documents)} erasures; the others needed no repetition"
-    output.answer({"receipts": len(documents), "erased": [receipt.id for receipt in repeated]}, text)
+    output.answer({"receipt_count": len(documents), "erased": [receipt.id for receipt in repeated]}, text)
 
 
 def describe_removed(receipt: ReceiptOut) -> str:

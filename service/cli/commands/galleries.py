@@ -163,7 +163,7 @@ def _print_hygiene(report: HygieneOut) -> None:
         print_table(_findings_table(report.data))
     for kind, action in {(finding.kind, finding.action): None for finding in report.data}:
         print_line(f"{kind.replace('_', ' ')}: {action}")
-    counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in report.total.items() if count)
+    counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in report.counts.items() if count)
     print_line(f"Showing {len(report.data)} findings of {counts}" if counts else "No findings")
     if report.expected_recall is not None:
         print_line(
@@ -410,10 +410,11 @@ def _print_migration(migration: MigrationOut) -> None:
     headers = ("", "Recognizer", "Embedded", "Waiting with crop", "Waiting without crop", "Threshold")
     print_table(make_table(*headers, rows=rows))
     if (shadow := migration.shadow) is not None:
-        skipped = "".join(f", {count} skipped ({reason})" for reason, count in shadow.skipped.items())
+        skipped = "".join(f", {count} skipped ({reason})" for reason, count in shadow.skipped_counts.items())
         print_line(
-            f"Shadow searches: {shadow.compared} faces compared, {shadow.agreed} agree, "
-            f"{shadow.compared - shadow.agreed} differ ({shadow.absent} because the subject is not migrated yet)"
+            f"Shadow searches: {shadow.compared_count} faces compared, {shadow.agreed_count} agree, "
+            f"{shadow.compared_count - shadow.agreed_count} differ "
+            f"({shadow.absent_count} because the subject is not migrated yet)"
             f"{skipped}"
         )
 
@@ -423,8 +424,8 @@ def _generation_cells(role: str, generation: GenerationOut) -> tuple[object, ...
     return (
         role,
         (generation.model or generation.recognizer[:12]) + ("" if generation.served else " (not served)"),
-        f"{generation.embedded} of {generation.template_count}",
-        generation.waiting_with_crop,
-        generation.waiting_without_crop,
+        f"{generation.embedded_count} of {generation.template_count}",
+        generation.waiting_with_crop_count,
+        generation.waiting_without_crop_count,
         "unknown" if known is None else f"{known.threshold:.4f}",
     )

@@ -76,17 +76,17 @@ def _summary(document: Mapping[str, Any], album: Path) -> dict[str, Any]:
     groups = document["groups"]
     return {
         "album": str(album),
-        "photos": document["photo_count"],
-        "new_photos": document["new_photos"],
+        "photo_count": document["photo_count"],
+        "new_photo_count": document["new_photos"],
         "refused": document["refused"],
-        "faces": sum(len(group["faces"]) for group in groups) + len(document["loners"]),
-        "groups": len(groups),
-        "loners": len(document["loners"]),
-        "low_quality": sum("reasons" in face for face in document["loners"]),
+        "face_count": sum(len(group["faces"]) for group in groups) + len(document["loners"]),
+        "group_count": len(groups),
+        "loner_count": len(document["loners"]),
+        "low_quality_count": sum("reasons" in face for face in document["loners"]),
         "risk": document["risk"],
         "threshold": document["threshold"],
-        "known_different_pairs": document["known_different_pairs"],
-        "largest": [{"id": group["id"], "faces": len(group["faces"])} for group in groups[:LISTED_GROUPS]],
+        "known_different_pair_count": document["known_different_pairs"],
+        "largest": [{"id": group["id"], "face_count": len(group["faces"])} for group in groups[:LISTED_GROUPS]],
     }
 
 
@@ -105,9 +105,9 @@ def _print(document: Mapping[str, Any], summary: Mapping[str, Any], page: bool) 
         print_table(make_table(*headers, rows=rows))
     refused = [f"{printable_path(each['photo'])}: {each['code']}: {each['detail']}" for each in document["refused"]]
     print_first("Refused", refused, f". All are in {summary['album']}/groups.json.")
-    photos = f"{count_of(summary['photos'], 'photo')} ({summary['new_photos']:,} new)"
-    groups = f"{count_of(summary['groups'], 'group')}, {count_of(summary['loners'], 'loner')}"
-    faces = f"{count_of(summary['faces'], 'face')}, {summary['low_quality']:,} of low quality"
+    photos = f"{count_of(summary['photo_count'], 'photo')} ({summary['new_photo_count']:,} new)"
+    groups = f"{count_of(summary['group_count'], 'group')}, {count_of(summary['loner_count'], 'loner')}"
+    faces = f"{count_of(summary['face_count'], 'face')}, {summary['low_quality_count']:,} of low quality"
     print_line(f"{photos}, {faces}: {groups}")
     print_line(
         f"Risk: about {document['risk']:.2%} of the pairs of faces in one group may be two people "

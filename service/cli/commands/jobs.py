@@ -37,7 +37,7 @@ def list_jobs(
     server.answer_list(
         found,
         ("Job", "Kind", "Gallery", "State", "Done", "Failed", "Created (UTC)"),
-        lambda j: (j.id, j.kind, j.gallery, _state(j), _progress(j), j.failed, to_the_second(j.created_at)),
+        lambda j: (j.id, j.kind, j.gallery, _state(j), _progress(j), j.failed_count, to_the_second(j.created_at)),
         "No jobs. 'kith enroll FOLDER --gallery NAME' and 'kith gallery migrate' start one.",
     )
 
@@ -58,7 +58,7 @@ def watch(job: JobId, server: ServerOptions, items: Items = False) -> None:
         with progress_bar(MofNCompleteColumn(), TextColumn("{task.fields[rate]}")) as progress:
             finished = show_until_done(kith, job, progress)
         _answer_job(kith, finished, items, server)
-    if finished.state != "succeeded" or finished.failed:
+    if finished.state != "succeeded" or finished.failed_count:
         raise typer.Exit(EXIT_NO)
 
 
@@ -76,7 +76,7 @@ def show_until_done(kith: Kith, job: str, progress: Progress) -> JobOut:
 
     def update(state: JobOut) -> None:
         rate = "" if state.rate is None else f"{state.rate:.1f}/s"
-        progress.update(task, description=state.kind, completed=state.done, total=state.total, rate=rate)
+        progress.update(task, description=state.kind, completed=state.done_count, total=state.total_count, rate=rate)
 
     return kith.wait_for(job, on_update=update)
 
@@ -104,4 +104,4 @@ def _state(job: JobOut) -> str:
 
 
 def _progress(job: JobOut) -> str:
-    return str(job.done) if job.total is None else f"{job.done} of {job.total}"
+    return str(job.done_count) if job.total_count is None else f"{job.done_count} of {job.total_count}"

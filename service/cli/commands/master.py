@@ -91,7 +91,7 @@ def rotate(
         lines.append(f"Master key {wrapper.id} already wraps everything")
     else:
         lines.append(f"Master key {wrapper.id} now wraps the keys of {rewrapped.done.galleries} more galleries")
-    document = {"id": wrapper.id, "galleries": rewrapped.done.galleries, "broken": list(rewrapped.broken)}
+    document = {"id": wrapper.id, "gallery_count": rewrapped.done.galleries, "broken": list(rewrapped.broken)}
     output.answer(document, "\n".join(lines))
 
 

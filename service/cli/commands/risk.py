@@ -130,8 +130,8 @@ def _print_risk(report: GalleryRiskOut) -> None:
     )
     if (check := report.check) is not None:
         print_line(
-            f"Cross-check: {check.observed} of {check.probe_count} subjects, left out and searched for, reach the "
-            f"threshold of FPIR {check.fpir:.0%}; expected {check.expected:.1f}"
+            f"Cross-check: {check.observed_count} of {check.probe_count} subjects, left out and searched for, reach "
+            f"the threshold of FPIR {check.fpir:.0%}; expected {check.expected:.1f}"
         )
     if (move := report.last_move) is not None and move.after is not None:
         before = "" if move.before is None else f"from {_format_threshold(move.before)} "

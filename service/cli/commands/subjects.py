@@ -156,7 +156,7 @@ def _print_on_exit(result: _EnrollmentResult, server: ServerOptions) -> Iterator
         if result.enrolled or result.refused or result.unknown:
             document = {
                 "subject": result.subject,
-                "enrolled": len(result.enrolled),
+                "enrolled_count": len(result.enrolled),
                 "photos": list(result.enrolled),
                 "templates": [each.template for answer in result.enrolled.values() for each in answer.results],
                 "refused": result.refused,

@@ -110,8 +110,8 @@ const verdict = ({ problem, version }) =>
 const unseen = () => h("p", { class: "hint" }, "A key for all galleries with the scope “read” shows more here.");
 
 function figures(status) {
-  const { audit, disk, jobs } = status;
-  const waiting = status.queues.reduce((sum, queue) => sum + queue.waiting, 0);
+  const { audit, disk, job_counts: jobs } = status;
+  const waiting = status.queues.reduce((sum, queue) => sum + queue.waiting_count, 0);
   return [
     h(
       "dl",
@@ -119,7 +119,7 @@ function figures(status) {
       stat("Uptime", duration(status.uptime_s), `version ${status.version}`),
       stat(
         "Active requests",
-        whole(status.requests_in_progress),
+        whole(status.request_count),
         waiting === 0 ? "no faces in queues" : `${counted(waiting, "face")} in queues`,
       ),
       jobs &&
@@ -131,8 +131,8 @@ function figures(status) {
       disk && stat("Disk", bytes(disk.free_bytes), `free of ${bytes(disk.size_bytes)}`),
       stat(
         "Audit",
-        whole(audit.lost > 0 ? audit.lost : audit.waiting),
-        audit.lost > 0 ? "lines lost" : "lines waiting",
+        whole(audit.lost_count > 0 ? audit.lost_count : audit.waiting_count),
+        audit.lost_count > 0 ? "lines lost" : "lines waiting",
       ),
     ),
     h("div", { class: "columns" }, checks([...status.checks, ...(status.master_key === null ? [] : [status.master_key]), ...retention(status.retention)]), queues(status.queues)),
@@ -202,14 +202,14 @@ const queues = (found) =>
             h(
               "p",
               {},
-              queue.waiting === 0 ? "empty" : `${counted(queue.waiting, "face")} waiting`,
+              queue.waiting_count === 0 ? "empty" : `${counted(queue.waiting_count, "face")} waiting`,
               queue.seconds_per_item > 0 && `, ${(queue.seconds_per_item * 1000).toFixed(1)} ms each`,
             ),
-            queue.refused > 0 &&
+            queue.refused_count > 0 &&
               h(
                 "p",
                 { class: "hint" },
-                `${counted(queue.refused, "request")} refused since the start because of overload.`,
+                `${counted(queue.refused_count, "request")} refused since the start because of overload.`,
               ),
           ),
         ),

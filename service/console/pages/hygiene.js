@@ -58,7 +58,7 @@ async function report(gallery, limit, signal, again) {
     call("GET", galleryPath(gallery), { signal }),
     reported(gallery, limit, signal),
   ]);
-  const all = Object.values(found.total).reduce((sum, count) => sum + count, 0);
+  const all = Object.values(found.counts).reduce((sum, count) => sum + count, 0);
   if (settings.subject_count < 2)
     return empty(
       "hygiene",
@@ -111,7 +111,7 @@ async function report(gallery, limit, signal, again) {
         gallery,
         kind,
         open.filter((finding) => finding.kind === kind),
-        found.total[kind],
+        found.counts[kind],
         settings,
         aside,
         pictures,

@@ -177,7 +177,7 @@ class JobCard {
     this.text = text;
     this.job = job;
     const [said, tone, picture] = STATES[job.state];
-    const part = job.total ? job.done / job.total : 0;
+    const part = job.total_count ? job.done_count / job.total_count : 0;
     fill(
       this.name,
       KINDS[job.kind] ?? job.kind,
@@ -187,7 +187,7 @@ class JobCard {
     this.state.className = `outcome ${tone}`;
     fill(this.state, icon(picture), job.canceling ? "stopping" : said);
     this.bar.hidden = !active(job);
-    if (job.total === null) this.bar.removeAttribute("value");
+    if (job.total_count === null) this.bar.removeAttribute("value");
     else this.bar.value = part;
     this.far.textContent = far(job);
     this.became.textContent = became(job);
@@ -201,8 +201,8 @@ class JobCard {
           h("div", {}, h("p", {}, `${job.problem.title}. ${job.problem.detail}`), h("p", {}, job.problem.remedy)),
         ),
     );
-    this.items.hidden = job.failed === 0;
-    this.items.querySelector("summary").textContent = `Refused items (${whole(job.failed)})`;
+    this.items.hidden = job.failed_count === 0;
+    this.items.querySelector("summary").textContent = `Refused items (${whole(job.failed_count)})`;
     this.cancel.hidden = !active(job) || job.canceling;
     this.retry.hidden = active(job) || !job.counts.several_faces;
     if (this.items.open && this.listed !== null) this.offer();
@@ -244,7 +244,7 @@ class JobCard {
     const more = this.next
       ? () => this.more(this.next, ITEMS, (rows) => this.refused.append(rows))
       : () => this.begin(this.listed + ITEMS);
-    const wanted = this.next !== null || this.job.failed > this.listed;
+    const wanted = this.next !== null || this.job.failed_count > this.listed;
     const shown = this.refused.querySelector(".more");
     if (wanted && shown && this.refused.lastChild === shown && shown.next === this.next) return; // it can be focused
     shown?.remove();
@@ -253,8 +253,8 @@ class JobCard {
 }
 
 function far(job) {
-  const of = job.total === null ? counted(job.done, "item") : `${whole(job.done)} of ${counted(job.total, "item")}`;
-  if (job.state === "queued" && job.done === 0) return "Waits for a free worker.";
+  const of = job.total_count === null ? counted(job.done_count, "item") : `${whole(job.done_count)} of ${counted(job.total_count, "item")}`;
+  if (job.state === "queued" && job.done_count === 0) return "Waits for a free worker.";
   if (!active(job)) return `${of}, ${when(job.updated_at)}`;
   const left = job.remaining_s === null ? "" : `, about ${duration(job.remaining_s)} left`;
   return `${of}${job.rate === null ? "" : `, ${whole(job.rate)} per second`}${left}`;

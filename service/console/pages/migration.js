@@ -94,7 +94,7 @@ class Parts {
 }
 
 function generation(role, one) {
-  const { template_count: templates, embedded, threshold } = one;
+  const { template_count: templates, embedded_count: embedded, threshold } = one;
   return h(
     "section",
     { class: "card" },
@@ -107,13 +107,13 @@ function generation(role, one) {
     ),
     h("progress", { max: Math.max(1, templates), value: embedded, "aria-label": "Embedded photos" }),
     h("p", {}, `${whole(embedded)} of ${counted(templates, "photo")} embedded.`),
-    one.waiting_with_crop > 0 &&
-      h("p", { class: "hint" }, `${whole(one.waiting_with_crop)} wait for the job, which reads the stored pictures.`),
-    one.waiting_without_crop > 0 &&
+    one.waiting_with_crop_count > 0 &&
+      h("p", { class: "hint" }, `${whole(one.waiting_with_crop_count)} wait for the job, which reads the stored pictures.`),
+    one.waiting_without_crop_count > 0 &&
       h(
         "p",
         { class: "hint" },
-        `${whole(one.waiting_without_crop)} have no stored picture: enroll them again.`,
+        `${whole(one.waiting_without_crop_count)} have no stored picture: enroll them again.`,
       ),
     threshold
       ? h("p", { class: "hint" }, `Threshold ${threshold.threshold.toFixed(4)} at the gallery's risk`)
@@ -121,7 +121,7 @@ function generation(role, one) {
   );
 }
 
-function shadow({ compared, agreed, same_nearest: nearest, absent, disagreements }) {
+function shadow({ compared_count: compared, agreed_count: agreed, same_nearest_count: nearest, absent_count: absent, disagreements }) {
   if (compared === 0)
     return h(
       "section",
@@ -186,7 +186,7 @@ function steps(parts, served, act) {
     async () => {
       const yes = await confirmed({
         title: "Activate the new recognizer?",
-        text: `It has embedded ${whole(parts.found.other.embedded)} of ${counted(parts.found.other.template_count, "photo")}. You can roll back.`,
+        text: `It has embedded ${whole(parts.found.other.embedded_count)} of ${counted(parts.found.other.template_count, "photo")}. You can roll back.`,
         yes: "Activate",
         danger: false,
       });

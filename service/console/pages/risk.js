@@ -409,7 +409,7 @@ function checked(check) {
     "p",
     {},
     `Check: Kith searched for each of ${counted(check.probe_count, "person", "people")} among the others. `,
-    `At a risk of ${inHundred(check.fpir)}, about ${whole(check.expected)} get a wrong name; ${whole(check.observed)} did. `,
+    `At a risk of ${inHundred(check.fpir)}, about ${whole(check.expected)} get a wrong name; ${whole(check.observed_count)} did. `,
     h("strong", {}, agreement(check)),
   );
 }

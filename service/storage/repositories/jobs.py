@@ -351,7 +351,7 @@ class JobStore:
     def _report(self, connection: Connection, job_id: str) -> None:
         """Report a finished job to webhooks, in the transaction that ends it."""
         row = _row(connection, job_id)
-        progress = {name: row.progress[name] for name in ("total", "done", "failed")}
+        progress = {f"{name}_count": row.progress[name] for name in ("total", "done", "failed")}
         event = Event("job_finished", {"job": row.id, "kind": row.kind, "state": row.state, **progress})
         seal = self._database.vault.seal(row.gallery_pk, row.wrapped, row.master_key)
         publish(self._database.vault, connection, Origin(row.gallery_pk, row.gallery, seal), [event])

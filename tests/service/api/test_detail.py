@@ -80,7 +80,7 @@ def test_an_archive_chooses_the_detail(kith: Kith, gallery: str, sideways: bytes
         archive.writestr("eileen/1.jpg", sideways)
     (tmp_path / "people.zip").write_bytes(buffer.getvalue())
     job = kith.wait_for(kith.enroll_archive(gallery, tmp_path / "people.zip", detail="low").id)
-    assert (job.counts, job.failed) == ({"no_face": 1}, 1)
+    assert (job.counts, job.failed_count) == ({"no_face": 1}, 1)
     job = kith.wait_for(kith.enroll_archive(gallery, tmp_path / "people.zip").id)
     assert job.counts == {"enrolled": 1}
 

@@ -112,14 +112,14 @@ def test_findings_come_in_pages_of_one_report(
     second = kith.hygiene(gallery, limit=2, cursor=first.next)
     assert first.data + second.data == whole.data[:4]
     assert list(kith.findings(gallery)) == whole.data
-    assert first.total == second.total == whole.total
+    assert first.counts == second.counts == whole.counts
     assert len(inspected) == 1
     kith.put_subject(gallery, "a4", name="Ada")  # changes the gallery, so that the report is computed again
     kith.delete_subject(gallery, first.data[0].subjects[0].subject)
     third = kith.hygiene(gallery, cursor=second.next)
     assert len(inspected) == 2
     assert [finding.templates for finding in third.data] == [whole.data[4].templates]
-    assert third.total["duplicate_subjects"] == PAIRS - 1
+    assert third.counts["duplicate_subjects"] == PAIRS - 1
 
     printed = _run("gallery", "hygiene", gallery, "--limit", "3", "--json", server=server)
     assert [len(json.loads(printed)["data"]), json.loads(printed)["next"] is None] == [3, False]

@@ -524,7 +524,7 @@ def test_a_killed_local_enrollment_resumes(program: Path, tmp_path: Path, astron
     process.send_signal(signal.SIGKILL)
     process.communicate()
     report = json.loads(run("enroll", "people", "-g", "g", "--json"))
-    assert (report["enrolled"] + report["already_enrolled"], report["refused"]) == (30, [])
+    assert (report["enrolled_count"] + report["already_enrolled_count"], report["refused"]) == (30, [])
     with embedded(load_settings(data_dir=tmp_path / "data", log_level="WARNING")) as url:
         assert json.loads(run("gallery", "stats", "g", "--json", KITH_URL=url))["template_count"] == 30
         job = json.loads(run("jobs", "list", "--json"))[0]["id"]
@@ -591,9 +591,9 @@ def test_commands_on_an_empty_local_database(tmp_path: Path, monkeypatch: pytest
     heads = json.loads(printed("audit", "head", "--json").stdout)
     assert {"staff"} <= {head["gallery"] for head in heads}
     saved = json.loads(printed("erasures", "save", str(tmp_path / "e.json"), "--json").stdout)
-    assert saved == {"file": str(tmp_path / "e.json"), "receipts": 0}
+    assert saved == {"file": str(tmp_path / "e.json"), "receipt_count": 0}
     assert json.loads(printed("erasures", "repeat", str(tmp_path / "e.json"), "--json").stdout) == {
-        "receipts": 0,
+        "receipt_count": 0,
         "erased": [],
     }
     (tmp_path / "e.json").write_text("{}")
@@ -602,7 +602,7 @@ def test_commands_on_an_empty_local_database(tmp_path: Path, monkeypatch: pytest
     )
     key = json.loads(printed("master", "new", "--json").stdout)["id"]
     rotated = json.loads(printed("master", "rotate", "--to", key, "--json").stdout)
-    assert rotated == {"id": key, "galleries": 1, "broken": []}
+    assert rotated == {"id": key, "gallery_count": 1, "broken": []}
     (old,) = [row["id"] for row in json.loads(printed("master", "show", "--json").stdout) if row["id"] != key]
     assert json.loads(printed("master", "forget", old, "--yes", "--json").stdout) == {"id": old}
 

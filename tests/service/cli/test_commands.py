@@ -56,7 +56,7 @@ def test_embedded_enroll_resume_identify_verify(people: Path, tmp_path: Path, as
     first = kith_process("enroll", str(people), "--gallery", "g", "--json", cwd=tmp_path)
     assert first.returncode == 1, first.stderr  # a photo was refused
     report = json.loads(first.stdout)
-    assert (report["enrolled"], report["already_enrolled"]) == (2, 0)
+    assert (report["enrolled_count"], report["already_enrolled_count"]) == (2, 0)
     assert [(r["photo"], r["code"]) for r in report["refused"]] == [(str(people / "Tøm [b]" / "2.jpg"), "no_face")]
     again = kith_command("enroll", str(people), "--gallery", "g", "--report", "report.csv", cwd=tmp_path)
     assert "0 photos enrolled, 2 already enrolled, 1 refused" in again.stdout
@@ -169,17 +169,17 @@ def test_ctrl_c_cancels_the_enrollment_of_an_archive(
     process = subprocess.Popen(
         [*command, "--json", "--report", "report.ndjson"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    while not any(job.done for job in kith.jobs(gallery)):
+    while not any(job.done_count for job in kith.jobs(gallery)):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, b"Traceback" in errors) == (130, False)
     report = json.loads(output)
     assert report["interrupted"]
-    assert kith.gallery(gallery).template_count == report["enrolled"] < 300
+    assert kith.gallery(gallery).template_count == report["enrolled_count"] < 300
     assert [job.state for job in kith.jobs(gallery)] == ["canceled"]
     lines = (tmp_path / "report.ndjson").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["status"] for line in lines] == ["done"] * report["enrolled"]
+    assert [json.loads(line)["status"] for line in lines] == ["done"] * report["enrolled_count"]
 
 
 def test_errors_name_a_remedy_without_a_traceback(server: str, tmp_path: Path) -> None:

@@ -93,12 +93,12 @@ def test_compreface_photos_are_enrolled(
         dump = tmp_path / "dump.sql.gz"
     archive = tmp_path / "staff.zip"
     done = run("convert", "compreface", dump, archive, "--collection", "Staff")
-    assert (done["people"], done["photos"]) == (2, 2)
+    assert (done["people_count"], done["photo_count"]) == (2, 2)
     assert done["left"] == ["1 embeddings without a photo", "1 people without a photo"]
     assert done["renamed"] == {"Tom\tH/\\anks\n": "Tom H--anks"}
     assert archive.stat().st_mode & 0o777 == 0o600
     report = enroll(server, gallery, archive)
-    assert (report["enrolled"], report["refused"]) == (2, [])
+    assert (report["enrolled_count"], report["refused"]) == (2, [])
     assert {subject.id for subject in kith.subjects(gallery)} == {"eileen", "Tom H--anks"}
     (found,) = kith.identify(gallery, jpeg(astronaut, 60), risk={"threshold": 0.9}).results
     assert (found.outcome, found.subject) == ("identified", "eileen")
@@ -110,7 +110,7 @@ def test_compreface_needs_a_collection_if_there_are_several(dump: Path, tmp_path
     assert done.exit_code == 2
     assert "Staff, Guests" in done.output
     assert not (tmp_path / "o.zip").exists()
-    assert run("convert", "compreface", dump, tmp_path / "o.zip", "--collection", GUESTS)["people"] == 1
+    assert run("convert", "compreface", dump, tmp_path / "o.zip", "--collection", GUESTS)["people_count"] == 1
 
 
 @needs_pg_dump
@@ -161,10 +161,10 @@ def test_deepface_photos_are_enrolled(
     path = folder / "ds_model_vggface_detector_opencv_aligned_normalization_base_expand_0.pkl"
     path.write_bytes(pickle.dumps(representations))
     done = run("convert", "deepface", path, tmp_path / "people.zip")
-    assert (done["people"], done["photos"]) == (2, 2)
+    assert (done["people_count"], done["photo_count"]) == (2, 2)
     assert done["left"] == [f"C:\\dbs\\my_db\\gone\\2.jpg is not in {folder}"]
     report = enroll(server, gallery, tmp_path / "people.zip")
-    assert (report["enrolled"], report["refused"]) == (2, [])
+    assert (report["enrolled_count"], report["refused"]) == (2, [])
     assert {subject.id for subject in kith.subjects(gallery)} == {"eileen", "Tom Hanks"}
 
 
@@ -268,7 +268,7 @@ def test_insightface_server_vectors_are_imported(
 ) -> None:
     file = tmp_path / "staff.ndjson"
     done = run("convert", "insightface-server", collections, file, "--collection", "staff")
-    assert (done["people"], done["photos"], done["renamed"]) == (2, 1, {"a/b": "a-b"})
+    assert (done["people_count"], done["photo_count"], done["renamed"]) == (2, 1, {"a/b": "a-b"})
     assert file.stat().st_mode & 0o777 == 0o600
     assert run("gallery", "import", gallery, file, "--url", server)["template_count"] == 1
     eileen = kith.subject(gallery, "eileen")

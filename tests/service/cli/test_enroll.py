@@ -65,7 +65,7 @@ def test_every_file_is_accounted_for(
         "people/eileen/Ren\\xe9.jpg": ("done", ""),
     }
     again = json.loads(run_kith(*words, "--json", cwd=tmp_path, environment=environment).stdout)
-    assert (again["already_enrolled"], len(again["refused"]), again["ignored"]) == (3, 3, 5)
+    assert (again["already_enrolled_count"], len(again["refused"]), again["ignored_count"]) == (3, 3, 5)
     assert again["ignored_files"] == ["people/Ren\\xe9/notes.txt", "people/eileen/[b]notes.txt"]
 
 

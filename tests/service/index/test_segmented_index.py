@@ -160,7 +160,7 @@ def test_a_structure_finds_what_comparing_all_finds_in_any_part(kind: Kind, rng:
     stats = index.stats()
     assert (stats.kind, stats.vector_count, stats.tombstone_count) == (kind, 8000, 0)
     assert stats.segment_count > 1 and all(segment.structure for segment in index.view.segments)
-    assert stats.recall is not None and stats.recall.at_1 >= 0.999 and stats.recall.sample == 1000
+    assert stats.recall is not None and stats.recall.at_1 >= 0.999 and stats.recall.sample_count == 1000
     # Delete some rows, and change others, which get new keys.
     gone = np.sort(rng.choice(np.arange(1, 8001), 500, replace=False))
     index.apply([batch(gone[:250].tolist(), [7000] * 250, -vectors[gone[:250] - 1], 8001, gone.tolist())])
@@ -304,7 +304,7 @@ def test_the_depth_finds_runners_up(rng: np.random.Generator, monkeypatch: pytes
         index.compact()
         stats = index.stats()
         assert stats.recall is not None and stats.recall.at_1 >= 0.999 and stats.recall.at_10 >= share
-        depths[share] = stats.depth
+        depths[share] = stats.candidate_count
     assert depths[0.0] == COMPACT_DEPTHS[0] < (depths[0.95] or 0)
 
 
@@ -375,7 +375,7 @@ def test_a_gallery_that_outgrows_a_kind_has_structures_of_the_next(rng: np.rando
     for kind in ("exact", "compact"):
         background.run()
         stats = index.stats()
-        assert (stats.kind, stats.depth) == (kind, 64) and stats.recall is not None
+        assert (stats.kind, stats.candidate_count) == (kind, 64) and stats.recall is not None
         structures = [segment.structure for segment in index.view.segments if segment.sealed]
         assert structures and all(isinstance(each, Seeing) and each.kind == kind for each in structures)
         keys = list(range(1900, 2100))
@@ -418,7 +418,9 @@ def test_more_candidates_are_tried_before_a_kind_is_given_up(rng: np.random.Gene
     vectors = l2_normalize(rng.normal(size=(8000, 16)))
     index = filled("compact", vectors, SMALL, each=1)
     stats = index.stats()
-    assert stats.depth is not None and stats.depth > trainer_for("cpu")("compact", vectors).depths[0]
+    assert (
+        stats.candidate_count is not None and stats.candidate_count > trainer_for("cpu")("compact", vectors).depths[0]
+    )
     assert stats.recall is not None and stats.recall.at_1 >= 0.999
 
 

@@ -534,7 +534,7 @@ def test_jobs_over_http(kith: Kith, settings: Settings) -> None:
     problems = [ItemOutcome(f"i{i:04}", "low_quality", PROBLEM) for i in range(1200)]
     store.record(job, [*problems, ItemOutcome("fine", "done")], 100, total=2402)
     shown = kith.job(job.id)
-    assert (shown.state, shown.done, shown.failed, shown.total) == ("running", 1201, 1200, 2402)
+    assert (shown.state, shown.done_count, shown.failed_count, shown.total_count) == ("running", 1201, 1200, 2402)
     assert shown.rate == pytest.approx(12.01)
     assert shown.remaining_s == pytest.approx(100)
     assert len(list(kith.job_items(job.id))) == 1201

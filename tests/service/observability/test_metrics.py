@@ -222,9 +222,9 @@ def test_status_is_one_document(told: tuple[str, str]) -> None:
     assert [check["name"] for check in status["checks"]] == ["devices", "database", "audit"]
     assert {queue["network"].split("/")[0] for queue in status["queues"]} >= {"detector", "recognizer"}
     assert all(queue["batch_count"] > 0 for queue in status["queues"] if queue["network"] != "liveness")
-    assert status["drift"]["first"]["since_start"]["identified"] == 1
-    assert status["jobs"]["succeeded"] == 1
-    assert status["audit"]["lost"] == 0
+    assert status["drift"]["first"]["since_start_counts"]["identified"] == 1
+    assert status["job_counts"]["succeeded"] == 1
+    assert status["audit"]["lost_count"] == 0
     assert status["retention"]["clock"]["ok"] is True
     assert status["retention"]["held"] == {}
     assert status["uptime_s"] > 0

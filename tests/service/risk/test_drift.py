@@ -121,8 +121,8 @@ def test_few_searches_give_no_verdict(calibration: Calibration) -> None:
     watch.add(decided(rng, 2 * MIN_DECISIONS))
     found = watch.drift()
     assert found.state != "too_few"
-    assert found.window["no_face"] == 1
-    assert sum(found.since_start.values()) == 3 * MIN_DECISIONS + 1
+    assert found.window_counts["no_face"] == 1
+    assert sum(found.since_start_counts.values()) == 3 * MIN_DECISIONS + 1
 
 
 def test_without_calibration_there_is_still_the_unknown_rate() -> None:
@@ -141,8 +141,8 @@ def test_memory_is_bounded_and_counts_are_not_lost_between_threads(calibration: 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(watch.add, [some] * 40))
     found = watch.drift()
-    assert sum(found.since_start.values()) == 20_000
-    assert sum(found.window.values()) == WINDOW
+    assert sum(found.since_start_counts.values()) == 20_000
+    assert sum(found.window_counts.values()) == WINDOW
 
 
 def test_a_deleted_gallery_takes_its_series_with_it(calibration: Calibration) -> None:
@@ -175,8 +175,8 @@ def test_stats_and_metrics_of_a_real_service(
     kith.identify(gallery, embeddings=[vector] * (MIN_DECISIONS + 20))
     drift = kith.gallery(gallery).drift
     assert drift is not None
-    assert drift.window == {"identified": MIN_DECISIONS + 21, "no_face": 1, "unknown": MIN_DECISIONS + 20}
-    assert drift.window == drift.since_start
+    assert drift.window_counts == {"identified": MIN_DECISIONS + 21, "no_face": 1, "unknown": MIN_DECISIONS + 20}
+    assert drift.window_counts == drift.since_start_counts
     # First strangers alone, then the same person alone: this has changed.
     assert drift.state == "drifted"
     assert drift.unknown_rate is not None

@@ -216,7 +216,7 @@ def test_over_http(
     kith.enroll(gallery, "twin", mirrored, allow_duplicate=True)
     report = kith.hygiene(gallery)
     (found,) = report.data
-    assert (report.total["duplicate_subjects"], found.kind) == (1, "duplicate_subjects")
+    assert (report.counts["duplicate_subjects"], found.kind) == (1, "duplicate_subjects")
     assert [(s.subject, s.name) for s in found.subjects] == [("eileen", "Eileen Collins"), ("twin", None)]
     assert found.templates[0].template == enrolled.template
     assert found.chance is not None

@@ -448,7 +448,7 @@ def test_each_photo_of_an_archive_is_decided_on_alone(
     kith: Kith, gallery: str, photos: dict[str, bytes], settings: Settings
 ) -> None:
     job = enrolled(kith, gallery, as_zip(photos))
-    assert (job.state, job.total, job.done, job.failed) == ("succeeded", 13, 13, 8)
+    assert (job.state, job.total_count, job.done_count, job.failed_count) == ("succeeded", 13, 13, 8)
     assert codes(kith, job) == EXPECTED
     outcomes = {item.item: item.outcome for item in kith.job_items(job.id)}
     assert (outcomes["tom/readme.txt"], outcomes["tom/1.jpg"], outcomes["nobody/1.jpg"]) == (
@@ -519,7 +519,7 @@ def test_a_body_that_is_no_archive_is_rejected_and_not_kept(kith: Kith, gallery:
     assert raised.value.code == "gallery_not_found"
     # The file begins like an archive, so the job itself fails.
     job = enrolled(kith, gallery, as_gzip(FILES)[:-20])
-    assert (job.state, job.done) == ("failed", 0)
+    assert (job.state, job.done_count) == ("failed", 0)
     assert job.problem is not None
     assert job.problem.code == "archive_invalid"
     assert list((settings.data_dir / "spool").iterdir()) == []
@@ -568,7 +568,7 @@ def test_called_off_or_without_its_gallery_it_ends_and_leaves_nothing(
     kith.cancel_job(job.id)
     ended = kith.wait_for(job.id, 60)
     assert ended.state == "canceled"
-    assert 5 <= ended.done < 300
+    assert 5 <= ended.done_count < 300
     assert kith.gallery(gallery).template_count == ended.counts["enrolled"]
     kith.create_gallery("short-lived")
     gone = kith.enroll_archive("short-lived", Bytes(many(photos, 300)))
@@ -602,7 +602,7 @@ def test_other_writes_to_the_gallery_delay_no_photo(kith: Kith, gallery: str, ph
 
 
 def kith_has_done(kith: Kith, job: JobOut, photos: int) -> None:
-    while (now := kith.job(job.id)).done < photos:
+    while (now := kith.job(job.id)).done_count < photos:
         assert now.state in ("queued", "running")
         threading.Event().wait(0.02)
 
@@ -637,7 +637,7 @@ def test_a_killed_job_ends_like_an_uninterrupted_one(tmp_path: Path, photos: dic
                 server.launch()
                 server.wait_until_ready()
             ended = kith.wait_for(job.id, 60)
-            assert (ended.state, ended.done) == ("succeeded", ended.total)
+            assert (ended.state, ended.done_count) == ("succeeded", ended.total_count)
             assert kith.gallery("g").template_count == ended.counts["enrolled"]
         results.append(stored(folder))
         assert list((folder / "spool").iterdir()) == []
@@ -671,7 +671,7 @@ def test_a_gallery_that_moves_meanwhile_is_enrolled_by_its_new_recognizer(
             assert time.monotonic() < deadline
             threading.Event().wait(0.05)
         assert kith.gallery("g").recognizer == second.recognition.fingerprint()
-        assert kith.migration("g").current.embedded == 60
+        assert kith.migration("g").current.embedded_count == 60
 
 
 def test_template_ids_do_not_reveal_the_photo(kith: Kith, gallery: str, photos: dict[str, bytes]) -> None:

@@ -73,7 +73,7 @@ def test_a_fault_that_ends_costs_no_photo(
 ) -> None:
     fail(error, 8)
     job = kith.wait_for(kith.enroll_archive(gallery, Bytes(as_tar(photos))).id, 60)
-    assert (job.state, job.failed, job.counts) == ("succeeded", 0, {"enrolled": PHOTOS})
+    assert (job.state, job.failed_count, job.counts) == ("succeeded", 0, {"enrolled": PHOTOS})
     assert kith.gallery(gallery).template_count == PHOTOS
 
 
@@ -92,7 +92,7 @@ def test_a_fault_that_stays_stops_the_job_and_refuses_no_photo(
     monkeypatch.setattr(Detector, "place_on_canvas", fail_on_marked)
     files = dict(list(photos.items())[:5]) | {"eileen/05.png": png(marked)} | {"tom/1.jpg": photos["eileen/06.jpg"]}
     job = kith.wait_for(kith.enroll_archive(gallery, Bytes(as_tar(files))).id, 60)
-    assert (job.state, job.failed, job.counts) == ("failed", 0, {"enrolled": 5})
+    assert (job.state, job.failed_count, job.counts) == ("failed", 0, {"enrolled": 5})
     assert job.problem is not None
     assert job.problem.code == "job_crashed"
     assert job.problem.detail.startswith("photo 6 of the archive")

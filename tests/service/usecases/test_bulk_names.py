@@ -98,7 +98,7 @@ def test_other_files_are_named_and_photos_are_known_by_content(
     job, outcomes = enrolled(kith, gallery, buffer.getvalue())
     names = ["eileen/1.jfif", "eileen/2.jpe", "eileen/IMG_3"]
     assert outcomes == dict.fromkeys(names, "enrolled") | {"eileen/notes.txt": "ignored"}
-    assert (job.total, job.done, job.failed, job.details) == (4, 4, 0, {"ignored": 3})
+    assert (job.total_count, job.done_count, job.failed_count, job.details) == (4, 4, 0, {"ignored": 3})
     again, outcomes = enrolled(kith, gallery, as_tar(files))
     assert outcomes == dict.fromkeys(names, "already_enrolled") | {"eileen/notes.txt": "ignored"}
     # An erased subject's name is in no list.

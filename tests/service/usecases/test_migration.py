@@ -120,7 +120,11 @@ def test_the_whole_way_there_and_back(both: Kith, people: dict[str, bytes], seco
     told = settled(both, g)
     assert told.other is not None
     assert (told.state, told.other.recognizer, told.other.dimension) == ("shadow", theirs, PROJECTED)
-    assert (told.other.embedded, told.other.by_crop, told.other.waiting_with_crop) == (len(people), len(people), 0)
+    assert (told.other.embedded_count, told.other.by_crop_count, told.other.waiting_with_crop_count) == (
+        len(people),
+        len(people),
+        0,
+    )
     assert both.gallery(g).recognizer == first
     # A repetition changes nothing, once the threshold is derived.
     settled(both, g, derived)
@@ -131,12 +135,12 @@ def test_the_whole_way_there_and_back(both: Kith, people: dict[str, bytes], seco
         assert both.identify(g, darker(photo), check_quality=False).model == "kith-compact"
     told = settled(both, g)
     assert told.shadow is not None
-    assert told.shadow.compared == len(people)
-    assert told.shadow.agreed + len(told.shadow.disagreements) == len(people)
-    assert told.shadow.same_nearest >= len(people) - 1
+    assert told.shadow.compared_count == len(people)
+    assert told.shadow.agreed_count + len(told.shadow.disagreements) == len(people)
+    assert told.shadow.same_nearest_count >= len(people) - 1
     both.identify(g, people["tom"], risk={"threshold": 0.5})
     told = settled(both, g)
-    assert told.shadow is not None and told.shadow.skipped == {"bare_similarity": 1}
+    assert told.shadow is not None and told.shadow.skipped_counts == {"bare_similarity": 1}
     # Thresholds are derived from its own vectors.
     told = settled(both, g, derived)
     assert told.other is not None and told.other.threshold is not None and told.current.threshold is not None
@@ -160,12 +164,12 @@ def test_the_whole_way_there_and_back(both: Kith, people: dict[str, bytes], seco
     assert both.roll_back(g).state == "set_aside"
     back = settled(both, g)
     # What was enrolled after the cut-over is found by the one before, too.
-    assert back.current.embedded == back.current.template_count == len(people)
+    assert back.current.embedded_count == back.current.template_count == len(people)
     assert both.identify(g, people["friend0"], check_quality=False).results[0].candidates[0].subject == "friend0"
 
     # There again, with what was made before, and for good.
     again = both.migrate(g, "projected")
-    assert again.other is not None and again.other.embedded == len(people)
+    assert again.other is not None and again.other.embedded_count == len(people)
     assert code(both.finish_migration, g) == "migration_state"
     both.cut_over(g)
     done = both.finish_migration(g)
@@ -176,7 +180,7 @@ def test_the_whole_way_there_and_back(both: Kith, people: dict[str, bytes], seco
     # Back to the first is a migration like any other.
     both.migrate(g, "kith-compact")
     told = settled(both, g)
-    assert told.other is not None and told.other.embedded == len(people)
+    assert told.other is not None and told.other.embedded_count == len(people)
     events = [line.event for line in both.audit(g) if line.event.startswith("migration")]
     assert events[::-1] == [
         "migration_started",
@@ -194,7 +198,11 @@ def test_without_crops_it_waits_for_sights(both: Kith, people: dict[str, bytes])
     both.migrate(g, "projected", on_sight=True)
     told = settled(both, g)
     assert told.other is not None
-    assert (told.other.embedded, told.other.waiting_with_crop, told.other.waiting_without_crop) == (0, 0, 2)
+    assert (told.other.embedded_count, told.other.waiting_with_crop_count, told.other.waiting_without_crop_count) == (
+        0,
+        0,
+        2,
+    )
     assert code(both.cut_over, g) == "migration_incomplete"
     # Strangers and faces of low quality are not used for re-embedding.
     both.identify(g, people["friend1"])
@@ -207,13 +215,13 @@ def test_without_crops_it_waits_for_sights(both: Kith, people: dict[str, bytes])
         assert both.identify(g, darker(people["eileen"])).results[0].outcome == "identified"
     told = settled(both, g)
     assert told.other is not None
-    assert (told.other.embedded, told.other.by_sight, told.other.waiting_without_crop) == (1, 1, 1)
+    assert (told.other.embedded_count, told.other.by_sight_count, told.other.waiting_without_crop_count) == (1, 1, 1)
     (line,) = (line for line in both.audit(g) if line.event == "template_on_sight")
     assert line.details == {"template": next(both.templates(g, "eileen")).id}
     assert line.event in {one.event for one in both.audit(g, subject="eileen")}
     # Who is left out is said, and found by no search.
     cut = both.cut_over(g, force=True)
-    assert (cut.current.embedded, cut.current.waiting_without_crop) == (1, 1)
+    assert (cut.current.embedded_count, cut.current.waiting_without_crop_count) == (1, 1)
     assert both.identify(g, darker(people["eileen"])).results[0].subject == "eileen"
     assert both.identify(g, people["tom"]).results[0].outcome != "identified"
     assert code(both.finish_migration, g) == "migration_incomplete"
@@ -230,8 +238,8 @@ def test_new_enrollments_bring_vectors_of_both(both: Kith, people: dict[str, byt
     told = settled(both, g)
     assert told.other is not None
     # A photo without crop is embedded by both at once; an embedding belongs to one recognizer.
-    assert (told.other.embedded, told.other.waiting_without_crop) == (1, 2)
-    assert told.current.embedded == 3
+    assert (told.other.embedded_count, told.other.waiting_without_crop_count) == (1, 2)
+    assert told.current.embedded_count == 3
 
 
 def test_an_archive_enrolled_meanwhile_brings_vectors_of_both(
@@ -246,7 +254,7 @@ def test_an_archive_enrolled_meanwhile_brings_vectors_of_both(
     assert both.wait_for(both.enroll_archive(g, packed).id, WAIT_S).state == "succeeded"
     told = both.migration(g)
     assert told.other is not None
-    assert (told.current.embedded, told.other.embedded, told.other.by_crop) == (2, 2, 1)
+    assert (told.current.embedded_count, told.other.embedded_count, told.other.by_crop_count) == (2, 2, 1)
     both.cut_over(g)
     assert both.identify(g, people["tom"]).results[0].subject == "tom"
     # Its crop was kept as well: a third recognizer would find it.
@@ -255,7 +263,7 @@ def test_an_archive_enrolled_meanwhile_brings_vectors_of_both(
     both.migrate(g, "kith-compact")
     told = settled(both, g)
     assert told.other is not None
-    assert told.other.by_crop == 2
+    assert told.other.by_crop_count == 2
 
 
 def test_a_bare_similarity_does_not_outlive_its_recognizer(both: Kith, people: dict[str, bytes]) -> None:
@@ -315,7 +323,7 @@ def test_an_enrollment_during_the_cut_over_succeeds(both: Kith, people: dict[str
     assert {s.id for s in both.subjects(g)} == {"eileen", *acknowledged}
     assert told.other is not None
     for generation in (told.current, told.other):
-        assert generation.embedded == generation.template_count == 1 + len(acknowledged)
+        assert generation.embedded_count == generation.template_count == 1 + len(acknowledged)
 
 
 def test_an_embedding_is_not_taken_for_another_recognizers(both: Kith, people: dict[str, bytes]) -> None:
@@ -395,7 +403,7 @@ def test_an_unreadable_crop_is_reported_and_waits(both: Kith, data_dir: Path, pe
     assert item.item == template.id
     told = both.migration(g)
     assert told.other is not None
-    assert (told.other.embedded, told.other.waiting_with_crop) == (1, 1)
+    assert (told.other.embedded_count, told.other.waiting_with_crop_count) == (1, 1)
     assert code(both.cut_over, g) == "migration_incomplete"
     assert both.cut_over(g, min_share=0.5).state == "cut_over"
 
@@ -458,7 +466,7 @@ def test_every_process_follows_at_once(
         assert kith.identify(g, photo).model == "projected"
         assert code(single.identify, g, photo) == "recognizer_mismatch"
         # Its enrollment had a crop, and is found too.
-        assert settled(both, g).current.embedded == 2
+        assert settled(both, g).current.embedded_count == 2
         assert kith.identify(g, people["tom"]).results[0].subject == "tom"
         kith.roll_back(g)
         for one in (both, kith, single):
@@ -472,14 +480,14 @@ def test_what_the_shadow_lacks_and_has_no_time_for(both: Kith, group: Photo, peo
     both.identify(g, darker(people["eileen"]))
     shadow = settled(both, g).shadow
     assert shadow is not None
-    assert (shadow.compared, shadow.agreed, shadow.absent) == (1, 0, 1)
+    assert (shadow.compared_count, shadow.agreed_count, shadow.absent_count) == (1, 0, 1)
     assert shadow.disagreements[0].subject == "eileen"
     assert (shadow.disagreements[0].outcome, shadow.disagreements[0].shadow_outcome) == ("identified", "unknown")
     answered = both.identify(g, *[jpeg(group)] * 11, check_quality=False).results
     assert len(answered) == 66
     shadow = settled(both, g).shadow
     assert shadow is not None
-    assert (shadow.compared, shadow.skipped) == (1, {"overload": 66})
+    assert (shadow.compared_count, shadow.skipped_counts) == (1, {"overload": 66})
     # Deleting a subject deletes its disagreements.
     both.delete_subject(g, "eileen")
     shadow = settled(both, g).shadow

@@ -106,7 +106,7 @@ def test_writes_are_reported_in_order(
     ]
     assert {f["data"]["gallery"] for f in found} == {"g"}
     assert found[0]["data"] == {"gallery": "g", "subject": "ada", "template_count": 2}
-    assert (found[3]["data"]["state"], found[3]["data"]["done"]) == ("succeeded", 1)
+    assert (found[3]["data"]["state"], found[3]["data"]["done_count"]) == ("succeeded", 1)
     assert found[4]["data"]["state"] == "canceled"
     listed = outbox.list_page(webhook, [], None, 99)
     assert [(d.type, d.state, d.gallery) for d in listed[::-1]] == [(f["type"], "pending", "g") for f in found]
