@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from kith.wire.common import Page
+from kith.wire.fields import Timestamp
 
 
 class AuditLineOut(BaseModel):
@@ -15,7 +15,7 @@ class AuditLineOut(BaseModel):
 
     chain: Literal["gallery", "service"]
     number: int = Field(description="Position in its hash chain.")
-    at: datetime
+    at: Timestamp
     event: str
     outcome: str
     actor: str = Field(description="'key:ID', 'operator', 'anonymous', or 'service' for background work.")

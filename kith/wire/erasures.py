@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from pydantic import BaseModel, Field
 
 from kith.wire.common import ErasedKind, Page
+from kith.wire.fields import Timestamp
 
 
 class ReceiptOut(BaseModel):
@@ -19,7 +18,7 @@ class ReceiptOut(BaseModel):
     )
     template: str | None = Field(None, description="Id of the erased template or decoy.")
     removed: dict[str, int] = Field(description="Removed rows by kind.")
-    at: datetime
+    at: Timestamp
     line: int = Field(description="Number of the line in the gallery's audit log; line and hash are the proof.")
     hash: str
     log_emptied: bool | None = Field(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, Field
 
 from kith.wire.common import EventType
+from kith.wire.fields import Timestamp
 
 
 class EventOut(BaseModel):
@@ -15,6 +15,6 @@ class EventOut(BaseModel):
 
     id: str = Field(description="ID of the event, as in the header webhook-id.")
     type: EventType
-    timestamp: datetime
+    timestamp: Timestamp
     data: dict[str, Any] = Field(description="As docs/events.md states for each type, with gallery.")
     position: str = ""

@@ -15,7 +15,9 @@ from pydantic import (
     Field,
     FiniteFloat,
     JsonValue,
+    PlainSerializer,
     StringConstraints,
+    WithJsonSchema,
 )
 
 from kith.wire.identifiers import CONTROL_CHARACTERS, normalize_id, normalize_metadata, normalize_text
@@ -74,6 +76,22 @@ def to_utc(at: datetime) -> datetime:
         raise ValueError("the time is out of range in UTC") from error
 
 
+TIMESTAMP: Final = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$"
+
+
+def rfc3339(at: datetime) -> str:
+    """Return the form of all times in answers and exports: RFC 3339 in UTC to the microsecond, with Z.
+
+    ``at`` has a time zone."""
+    return f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+
+
+Timestamp = Annotated[
+    datetime,
+    PlainSerializer(rfc3339, when_used="json"),
+    WithJsonSchema({"type": "string", "format": "date-time", "pattern": TIMESTAMP}),
+]
+"""Time in an answer."""
 GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME)]
 NORMALIZED: Final = _before_checks(normalize_text)
 SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID_PATTERN), _before_checks(normalize_id)]

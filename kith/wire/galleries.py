@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from pydantic import BaseModel, Field, FiniteFloat
 
 from kith.wire.common import DriftState, Fusion, IdentifyOutcome, IndexSetting, LivenessSetting, Page
-from kith.wire.fields import ETAG, GalleryName, RequestModel
+from kith.wire.fields import ETAG, GalleryName, RequestModel, Timestamp
 from kith.wire.risk import RiskIn
 
 
@@ -123,7 +121,7 @@ class GalleryOut(BaseModel):
     liveness_threshold: float | None = Field(description="Null: the pack's.")
     subject_count: int
     template_count: int
-    created_at: datetime
+    created_at: Timestamp
     etag: str = Field(description=ETAG)
     drift: DriftOut | None = Field(None, description="Present only in the response about one gallery.")
 
@@ -159,7 +157,7 @@ class IndexOut(BaseModel):
     memory_bytes: int
     candidate_count: int | None = Field(description="Number of candidates compared exactly; null if all vectors are.")
     recall: RecallOut | None
-    compacted_at: datetime | None
+    compacted_at: Timestamp | None
 
 
 class GalleryStatsOut(BaseModel):
@@ -174,7 +172,7 @@ class RetentionOut(BaseModel):
 
     gallery: str
     retention_days: int | None
-    now: datetime = Field(description="The server's clock. Check it: a wrong clock makes everything look expired.")
+    now: Timestamp = Field(description="The server's clock. Check it: a wrong clock makes everything look expired.")
     due_template_count: int = Field(description="Templates past the retention age.")
     due_subject_count: int = Field(description="Subjects that would have no template left.")
     template_count: int

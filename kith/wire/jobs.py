@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, Field
 
 from kith.wire.common import JobState, Page, Problem
+from kith.wire.fields import Timestamp
 
 
 class JobOut(BaseModel):
@@ -27,8 +27,8 @@ class JobOut(BaseModel):
     remaining_s: float | None = Field(description="Estimated from the rate; null for a finished job.")
     details: dict[str, Any]
     problem: Problem | None = Field(description="Cause of a failed job.")
-    created_at: datetime
-    updated_at: datetime
+    created_at: Timestamp
+    updated_at: Timestamp
 
 
 class JobsOut(Page[JobOut]):
@@ -43,7 +43,7 @@ class JobItemOut(BaseModel):
     )
     subject: str | None = Field(description="Null if the item belongs to nobody, or after an erasure.")
     problem: Problem | None
-    at: datetime
+    at: Timestamp
 
 
 class JobItemsOut(Page[JobItemOut]):

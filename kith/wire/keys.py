@@ -8,7 +8,7 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, StringConstraints, model_validator
 
 from kith.wire.common import KeyState, Page, Scope
-from kith.wire.fields import NORMALIZED, SINGLE_LINE, GalleryName, RequestModel, to_utc
+from kith.wire.fields import NORMALIZED, SINGLE_LINE, GalleryName, RequestModel, Timestamp, to_utc
 
 DAY_S: Final = 86_400
 
@@ -50,10 +50,10 @@ class KeyOut(BaseModel):
     state: KeyState = Field(
         description="altered: the row was changed outside of the service; a key in this state is rejected."
     )
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    used_at: datetime | None = Field(description="Last use, with a resolution of some minutes.")
+    created_at: Timestamp
+    expires_at: Timestamp | None
+    revoked_at: Timestamp | None
+    used_at: Timestamp | None = Field(description="Last use, with a resolution of some minutes.")
 
 
 class CreatedKeyOut(KeyOut):

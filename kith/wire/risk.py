@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Final
 
 from pydantic import BaseModel, Field, model_validator
 
 from kith.wire.common import Fusion, Preset, RiskWarning, Source
-from kith.wire.fields import RequestModel
+from kith.wire.fields import RequestModel, Timestamp
 
 Probability = Annotated[float, Field(ge=1e-12, lt=1)]
 Similarity = Annotated[float, Field(ge=-1, le=1)]
@@ -45,7 +44,7 @@ class EvidenceOut(BaseModel):
         description="How often people of the gallery match each other, divided by how often those of the pack's "
         "calibration do, at the similarity that 0.1 % of the latter reach. Null without both.",
     )
-    derived_at: datetime | None
+    derived_at: Timestamp | None
     up_to_date: bool = Field(description="False while a change of more than 2 % of the templates is processed.")
 
 

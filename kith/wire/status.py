@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from kith.wire.common import Engine, JobState, Precision
+from kith.wire.fields import Timestamp
 from kith.wire.galleries import DriftOut
 
 
@@ -117,10 +117,10 @@ class StatusOut(BaseModel):
 
     version: str
     model: str
-    started_at: datetime
+    started_at: Timestamp
     uptime_s: float
     ready: bool
-    looked_at: datetime | None
+    looked_at: Timestamp | None
     checks: list[CheckOut]
     master_key: CheckOut | None = Field(
         description="Whether the master key that Kith created was backed up; null if Kith did not create it."

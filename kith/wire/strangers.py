@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 from pydantic import BaseModel, Field
 
 from kith.wire.common import Page
 from kith.wire.erasures import ReceiptOut
-from kith.wire.fields import PersonName, RequestModel, SubjectId
+from kith.wire.fields import PersonName, RequestModel, SubjectId, Timestamp
 
 StrangerId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
@@ -18,8 +17,8 @@ class SightingOut(BaseModel):
     """Stranger whom a face was taken for, this sighting included."""
 
     id: str
-    first_seen: datetime
-    last_seen: datetime = Field(description="To within a minute.")
+    first_seen: Timestamp
+    last_seen: Timestamp = Field(description="To within a minute.")
     seen_count: int = Field(description="Number of visits: sightings up to ten minutes apart are one visit.")
 
 

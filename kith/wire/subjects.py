@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -10,7 +9,7 @@ from pydantic import BaseModel, Field
 from kith.wire.common import FaceChoice, Page, Problem, TemplateKind
 from kith.wire.erasures import ReceiptOut
 from kith.wire.faces import FaceOut
-from kith.wire.fields import ETAG, MAX_LABELS, Metadata, PersonName, RequestModel, SubjectId, Tag
+from kith.wire.fields import ETAG, MAX_LABELS, Metadata, PersonName, RequestModel, SubjectId, Tag, Timestamp
 from kith.wire.photos import Probes
 
 
@@ -55,7 +54,7 @@ class DecoyOut(BaseModel):
     id: str
     kind: TemplateKind
     in_use: bool = Field(description="False: of another recognizer than the one that answers requests.")
-    created_at: datetime
+    created_at: Timestamp
 
 
 class DecoysOut(BaseModel):
@@ -79,8 +78,8 @@ class SubjectOut(BaseModel):
     metadata: dict[str, Any]
     tags: list[str]
     template_count: int
-    created_at: datetime
-    updated_at: datetime
+    created_at: Timestamp
+    updated_at: Timestamp
     etag: str = Field(description=ETAG)
 
 
@@ -93,7 +92,7 @@ class TemplateOut(BaseModel):
     kind: TemplateKind
     quality: dict[str, float] | None
     detection_score: float | None
-    created_at: datetime
+    created_at: Timestamp
 
 
 class TemplatesOut(Page[TemplateOut]):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 from pydantic import BaseModel, Field, StringConstraints
 
 from kith.wire.common import DeliveryState, EventType, IdentifyOutcome, Page
-from kith.wire.fields import MAX_URL_LENGTH, NORMALIZED, SINGLE_LINE, GalleryName, RequestModel
+from kith.wire.fields import MAX_URL_LENGTH, NORMALIZED, SINGLE_LINE, GalleryName, RequestModel, Timestamp
 
 
 class WebhookIn(RequestModel):
@@ -39,7 +38,7 @@ class WebhookOut(BaseModel):
     galleries: list[str] | None = Field(description="Null: all.")
     outcomes: list[IdentifyOutcome] | None = Field(description="Outcomes of decisions; null: all.")
     min_risk: float | None = Field(description="Minimum false alarm probability of decisions.")
-    created_at: datetime
+    created_at: Timestamp
 
 
 class CreatedWebhookOut(WebhookOut):
@@ -72,9 +71,9 @@ class DeliveryOut(BaseModel):
     attempt_count: int
     status: int | None = Field(description="HTTP status of the last attempt; null without a response.")
     error: str | None = Field(description="Problem of the last attempt.")
-    at: datetime = Field(description="Time of the event.")
-    updated_at: datetime = Field(description="Time of the last attempt.")
-    next_at: datetime | None = Field(description="Time of the next attempt; null once the delivery has ended.")
+    at: Timestamp = Field(description="Time of the event.")
+    updated_at: Timestamp = Field(description="Time of the last attempt.")
+    next_at: Timestamp | None = Field(description="Time of the next attempt; null once the delivery has ended.")
 
 
 class DeliveriesOut(Page[DeliveryOut]):

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from kith.wire.common import EventType
+from kith.wire.fields import rfc3339
 
 FIRST_RETRY: Final = timedelta(seconds=2)
 RETRY_FACTOR: Final = 3
@@ -35,7 +36,7 @@ class Event:
 
     def document(self, gallery: str) -> dict[str, Any]:
         """Return the body that receivers get, as Standard Webhooks recommends it."""
-        return {"type": self.type, "timestamp": self.at.isoformat(), "data": {"gallery": gallery, **self.data}}
+        return {"type": self.type, "timestamp": rfc3339(self.at), "data": {"gallery": gallery, **self.data}}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from kith.wire.common import Fusion
+from kith.wire.fields import rfc3339
 from models.runtime.network import Float
 from service.domain.fusion import VECTOR_FUSIONS, Ints, fuse_similarities, subject_vectors
 
@@ -45,8 +46,8 @@ class Stranger:
         """Return a ``SightingOut`` as JSON."""
         return {
             "id": self.id,
-            "first_seen": self.first_seen.isoformat(),
-            "last_seen": self.last_seen.isoformat(),
+            "first_seen": rfc3339(self.first_seen),
+            "last_seen": rfc3339(self.last_seen),
             "seen_count": self.seen_count,
         }
 

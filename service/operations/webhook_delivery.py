@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
+from kith.wire.fields import rfc3339
 from service.core.actor import run_in_thread
 from service.core.errors import KithError, WebhookRefusedError
 from service.core.periodic import PeriodicTask
@@ -94,7 +95,7 @@ class WebhookSender:
 
     async def test(self, webhook: Webhook) -> Answer:
         """Send an event of the type ``test``, which is not stored."""
-        event = {"type": "test", "timestamp": datetime.now(UTC).isoformat(), "data": {}}
+        event = {"type": "test", "timestamp": rfc3339(datetime.now(UTC)), "data": {}}
         return await self.send(webhook, uuid.uuid4().hex, ENCODER.encode(event).encode())
 
 

@@ -21,6 +21,7 @@ from typing import IO, Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from kith.wire.fields import rfc3339
 from service.core.errors import AuditFileError
 from service.storage.audit.chain import Anchor, Head, Line, Stored
 from service.storage.audit.log import PURPOSE
@@ -198,7 +199,7 @@ def write_trail(trail: Trail, to: IO[bytes]) -> int:
     secret = trail.secret
     wrapped = None if secret is None else {"wrapped": base64.b64encode(secret.key).decode(), "key": secret.master_key}
     named = None if trail.galleries is None else {str(key): name for key, name in trail.galleries.items()}
-    header = {"kith": "audit", "format": FORMAT, "at": datetime.now(UTC).isoformat()}
+    header = {"kith": "audit", "format": FORMAT, "at": rfc3339(datetime.now(UTC))}
     _write(to, {**header, "secret": wrapped, "galleries": named})
     count = 0
     for stored in trail.lines:
@@ -210,7 +211,7 @@ def write_trail(trail: Trail, to: IO[bytes]) -> int:
 
 def _fields(stored: Stored) -> dict[str, Any]:
     line = stored.line
-    return {"unreadable": True} if line is None else {**vars(line), "at": line.at.isoformat(timespec="microseconds")}
+    return {"unreadable": True} if line is None else {**vars(line), "at": rfc3339(line.at)}
 
 
 def _write(to: IO[bytes], document: dict[str, Any]) -> None:
@@ -261,7 +262,7 @@ def _document(path: Path, text: bytes) -> dict[str, Any]:
 
 def anchor_lines(ends: Iterable[Anchor], at: datetime) -> list[str]:
     """Return anchors as JSON lines, to append to a file outside the service's control."""
-    return [json.dumps({"at": at.isoformat(timespec="seconds"), **asdict(end)}) for end in ends]
+    return [json.dumps({"at": rfc3339(at), **asdict(end)}) for end in ends]
 
 
 def read_anchors(path: Path) -> list[Anchor]:

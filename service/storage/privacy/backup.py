@@ -22,6 +22,7 @@ from typing import IO, Any, Final, Self, cast
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from kith.wire.fields import rfc3339
 from service.core.atomic_files import atomic_write
 from service.core.errors import BackupError, MasterKeyError
 from service.security.master_keys import MasterKeys
@@ -136,7 +137,7 @@ def back_up(database: Database, path: Path) -> Manifest:
 def _write(connection: Connection, archive: zipfile.ZipFile) -> Manifest:
     counts, sums = {}, {}
     # The first statement starts the snapshot. It contains everything written before this time.
-    created_at = datetime.now(UTC).isoformat()
+    created_at = rfc3339(datetime.now(UTC))
     revision = _revision(connection)
     recognizers = sa.select(generations.c.fingerprint, generations.c.dimension, generations.c.model).distinct()
     for table in TABLES:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from kith.wire.fields import rfc3339
 from service.core.errors import GalleryMovedError, GalleryNotFoundError, KithError, RetentionChangedError, StorageError
 from service.domain.gallery import Gallery
 from service.storage.audit.log import record
@@ -256,7 +257,7 @@ class Retention:
             removed += delete_subjects(connection, gallery, sorted(alone))
             counts = {what: count for what, count in sorted(removed.items()) if count}
             if counts:
-                past = before.isoformat(timespec="seconds")
+                past = rfc3339(before)
                 record(self._database.vault, connection, "retention_applied", gallery, before=past, removed=counts)
         return removed
 
@@ -272,7 +273,7 @@ class Retention:
             if now.get("retention_days") != gallery.settings.retention_days:
                 return Counter()
             removed = delete_decoys(connection, decoys.c.pk.in_(some))
-            past = before.isoformat(timespec="seconds")
+            past = rfc3339(before)
             record(self._database.vault, connection, "retention_applied", gallery, before=past, removed=dict(removed))
         return removed
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from kith.wire.fields import rfc3339
 from service.core.errors import SubjectNotFoundError
 from service.domain.gallery import Gallery
 from service.storage.audit.log import record
@@ -86,7 +87,7 @@ class _Search:
         return {
             "kind": "kith-subject",
             "format": FORMAT,
-            "at": datetime.now(UTC).isoformat(),
+            "at": rfc3339(datetime.now(UTC)),
             "gallery": self._gallery.name,
             "id": self._id,
             "pseudonym": self._lookup,
@@ -161,7 +162,7 @@ class _Search:
         other = sa.case((linked[0], lookalikes.c.other_pk), else_=lookalikes.c.one_pk)
         query = sa.select(subjects.c.lookup, lookalikes.c.created_at).join(subjects, subjects.c.pk == other)
         rows = self._connection.execute(query.where(linked[0] | linked[1]).order_by(other))
-        return [{"pseudonym": row.lookup, "created_at": row.created_at.isoformat()} for row in rows]
+        return [{"pseudonym": row.lookup, "created_at": rfc3339(row.created_at)} for row in rows]
 
     def _decoys(self, subject_pk: int) -> list[dict[str, Any]]:
         """Return the strangers who were mistaken for the subject, without their vectors: those are of other people."""
@@ -185,7 +186,7 @@ class _Search:
                 "request": row.lookup,
                 "digest": row.digest,
                 "response": self._gallery.seal.open(row.sealed, ANSWER).decode(),
-                "created_at": row.created_at.isoformat(),
+                "created_at": rfc3339(row.created_at),
             }
             for row in self._connection.execute(query.order_by(idempotency.c.created_at))
         ]
@@ -228,7 +229,7 @@ class _Search:
             .order_by(job_items.c.pk)
         )
         return [
-            {"job": row.id, "kind": row.kind, "at": row.at.isoformat()} | self._gallery.seal.open_json(row.sealed, ITEM)
+            {"job": row.id, "kind": row.kind, "at": rfc3339(row.at)} | self._gallery.seal.open_json(row.sealed, ITEM)
             for row in self._connection.execute(query)
         ]
 
@@ -244,4 +245,4 @@ class _Search:
 def _plain(row: sa.Row[Any], *names: str) -> dict[str, Any]:
     """Return columns of a row as JSON values."""
     values = {name: getattr(row, name) for name in names}
-    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
+    return {name: rfc3339(value) if isinstance(value, datetime) else value for name, value in values.items()}

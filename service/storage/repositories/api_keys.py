@@ -17,6 +17,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from kith.wire.fields import rfc3339
 from service.core.errors import KeyEndedError, KeyNotFoundError, StorageBusyError
 from service.security.api_keys import ApiKey, Keyring, Rights, digest, mac, new_token
 from service.storage.audit.log import record
@@ -148,7 +149,7 @@ class KeyStore:
             if (state := old.state(now)) != "active":
                 raise KeyEndedError(f"key {key_id} is {state}")
             if old.revoked_at is not None:
-                ends = old.revoked_at.isoformat(" ", "minutes")
+                ends = rfc3339(old.revoked_at)
                 raise KeyEndedError(f"key {key_id} was already rotated and ends at {ends}")
             ended = replace(old, revoked=not overlap, revoked_at=now + overlap)
             _change(connection, ended, self._secret(connection))
@@ -187,7 +188,7 @@ class KeyStore:
 
     def _record(self, connection: Connection, event: str, key: ApiKey, **details: str) -> None:
         galleries = None if key.rights.galleries is None else sorted(key.rights.galleries)
-        expires = None if key.expires_at is None else key.expires_at.isoformat()
+        expires = None if key.expires_at is None else rfc3339(key.expires_at)
         about: dict[str, Any] = {"key": key.id, "scopes": sorted(key.rights.scopes), "galleries": galleries, **details}
         record(self._database.vault, connection, event, **about, expires_at=expires)
 

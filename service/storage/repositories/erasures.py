@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from kith.wire.common import ErasedKind
+from kith.wire.fields import rfc3339
 from service.core.errors import MasterKeyError, MasterKeyUnavailableError, ReceiptNotFoundError, SubjectErasedError
 from service.domain.gallery import Gallery
 from service.security.sealing import Seal
@@ -85,7 +86,7 @@ class Receipt:
 
     def document(self) -> dict[str, Any]:
         """Return the receipt as JSON, without the gallery's row key."""
-        return {name: value for name, value in vars(self).items() if name != "gallery_pk"} | {"at": self.at.isoformat()}
+        return {name: value for name, value in vars(self).items() if name != "gallery_pk"} | {"at": rfc3339(self.at)}
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from kith.wire.fields import rfc3339
 from models.runtime.network import Float
 from service.core.errors import (
     CropNotFoundError,
@@ -438,7 +439,7 @@ def _document(connection: Connection, gallery: Gallery, stranger: Stranger) -> d
         }
         about = {"quality": row.quality, "detection_score": row.detection_score}
         templates.append(
-            {**about, "created_at": row.created_at.isoformat(), "embedding": new.vector.tolist(), "crop": crop}
+            {**about, "created_at": rfc3339(row.created_at), "embedding": new.vector.tolist(), "crop": crop}
         )
     own = (events.c.gallery_pk == gallery.pk) & (events.c.subject == stranger.id)
     sealed = connection.execute(sa.select(events.c.sealed).where(own).order_by(events.c.pk)).scalars()
@@ -451,7 +452,6 @@ def _document(connection: Connection, gallery: Gallery, stranger: Stranger) -> d
         "templates": templates,
         "events": [gallery.seal.open_json(each, EVENT) for each in sealed],
         "audit": [
-            {"number": line.number, "at": line.at.isoformat(), "event": line.event, "actor": line.actor}
-            for line in lines
+            {"number": line.number, "at": rfc3339(line.at), "event": line.event, "actor": line.actor} for line in lines
         ],
     }

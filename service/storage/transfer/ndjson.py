@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from kith.wire.fields import rfc3339
 from service.core.errors import EmbeddingError, ImportFileError, ItemError, KithError
 from service.core.json_limits import JsonLimits, check_json
 from service.domain.gallery_items import (
@@ -249,4 +250,4 @@ def _base64(data: bytes) -> str:
 
 
 def _iso(us: int | None) -> str | None:
-    return None if us is None else from_microseconds(us).isoformat().replace("+00:00", "Z")
+    return None if us is None else rfc3339(from_microseconds(us))
