@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from kith.wire.common import Scope
-from kith.wire.fields import GALLERY_NAME
+from kith.wire.fields import ETAG, GALLERY_NAME
 from service.api.http.bodies import OPTIONS_FIELD, JsonRequest, plain_options
 from service.api.http.etags import without_fresh_body
 from service.api.http.parameters import GalleryPath
@@ -35,6 +35,14 @@ DESCRIPTION: Final = "route_description"
 BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 PHOTO: Final = "/9j/4AAQSkZJRgABAQ... (base64)"
 """Stands for a photo in examples."""
+TAGGED: Final = {"ETag": {"description": ETAG, "required": True, "schema": {"type": "string"}}}
+IF_NONE_MATCH: Final = {
+    "name": "If-None-Match",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "`ETag` of an earlier answer; 304 if the answer is still the same.",
+}
 BodyKind = Literal["small", "photos", "sides", "archive", "import"]
 """What a body has, which decides its limit. ``sides``: at most two photos."""
 KindOf = Callable[[str, str], BodyKind]
@@ -135,13 +143,18 @@ class Routes:
         body: BodyKind | None = None,
         photos: type[BaseModel] | None = None,
         example: Any = None,
+        etag: bool = False,
         **options: Any,
     ) -> Callable[[Handler], Handler]:
-        """Describe and add a route. ``options``: as of FastAPI. Other parameters: as in :class:`Description`."""
+        """Describe and add a route. ``options``: as of FastAPI. Other parameters: as in :class:`Description`.
+
+        ``etag``: answers have the header, and a ``GET`` takes If-None-Match."""
         kind: BodyKind = body or ("photos" if photos else "small")
         described = Description(method, self.router.prefix + path, need, kind, photos, example)
         if photos is not None:
             options["openapi_extra"] = _photo_body(photos, kind == "sides")
+        if etag:
+            _describe_etag(method, options)
         if self.router.include_in_schema:
             options["responses"] = options.get("responses", {}) | problem_responses(described)
 
@@ -176,6 +189,18 @@ def _photo_body(model: type[BaseModel], sides: bool) -> dict[str, Any]:
         for name, schema in plain_options(model).items()
     ]
     return {**body, "parameters": options}
+
+
+def _describe_etag(method: str, options: dict[str, Any]) -> None:
+    """Add the header ETag, and of a ``GET`` the condition If-None-Match and its answer 304, to ``options``."""
+    responses = {code: dict(response) for code, response in options.get("responses", {}).items()}
+    responses.setdefault(options.get("status_code", 200), {})
+    for response in responses.values():
+        response["headers"] = TAGGED
+    if method == "GET":
+        responses[304] = {"description": "The client has the answer.", "headers": TAGGED}
+        options["openapi_extra"] = {"parameters": [IF_NONE_MATCH]}
+    options["responses"] = responses
 
 
 def backend_of(request: Request) -> Backend:

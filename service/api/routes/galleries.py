@@ -37,7 +37,12 @@ routes = Routes("/v1/galleries", "galleries")
 
 
 @routes.add(
-    "POST", "", ADMIN_ALL, status_code=201, example={"name": "staff", "risk": {"fpir": 0.001}, "retention_days": 365}
+    "POST",
+    "",
+    ADMIN_ALL,
+    status_code=201,
+    example={"name": "staff", "risk": {"fpir": 0.001}, "retention_days": 365},
+    etag=True,
 )  # a 409 reveals that a name is taken
 async def create_gallery(
     body: GalleryIn, response: Response, backend: BackendDep, request: RepeatableDep
@@ -69,7 +74,7 @@ async def list_galleries(
     return GalleriesOut(data=[to_gallery_out(g) for g in page], next=more)
 
 
-@routes.add("GET", "/{gallery}", READ)
+@routes.add("GET", "/{gallery}", READ, etag=True)
 async def get_gallery(gallery: GalleryPath, response: Response, backend: BackendDep) -> GalleryOut:
     """Return a gallery's settings, counts, and drift of its decisions from the calibration."""
     found = await backend.find_gallery(gallery)
@@ -122,7 +127,7 @@ async def apply_retention(gallery: GalleryPath, body: RetentionIn, backend: Back
     return RetentionAppliedOut(template_count=swept.templates, subject_count=swept.subjects)
 
 
-@routes.add("PATCH", "/{gallery}", ADMIN, example={"risk": {"fpir": 0.0001}})
+@routes.add("PATCH", "/{gallery}", ADMIN, etag=True, example={"risk": {"fpir": 0.0001}})
 async def update_gallery(
     gallery: GalleryPath, body: GallerySettingsIn, response: Response, backend: BackendDep, if_match: IfMatch
 ) -> GalleryOut:

@@ -87,7 +87,7 @@ async def merge_stranger(
     return StrangerMergedOut(stranger=_stranger(merged), receipt=to_receipt_out(receipt))
 
 
-@routes.add("GET", "/{stranger}/thumbnail", READ, response_class=Response, responses=PICTURE)
+@routes.add("GET", "/{stranger}/thumbnail", READ, etag=True, response_class=Response, responses=PICTURE)
 async def get_stranger_thumbnail(
     gallery: GalleryPath, stranger: StrangerPath, request: Request, backend: BackendDep
 ) -> Response:

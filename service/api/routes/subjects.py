@@ -120,6 +120,7 @@ async def list_subjects(
     ENROLL,
     responses={201: {"model": SubjectOut, "description": "The subject was created."}},
     example={"name": "Ada Lovelace", "tags": ["staff"], "metadata": {"room": 12}},
+    etag=True,
 )
 async def put_subject(
     snapshot: GallerySnapshot,
@@ -137,7 +138,7 @@ async def put_subject(
     return _tagged(response, put)
 
 
-@routes.add("GET", "/{subject}", READ)
+@routes.add("GET", "/{subject}", READ, etag=True)
 async def get_subject(
     gallery: GalleryPath, subject: SubjectPath, response: Response, backend: BackendDep
 ) -> SubjectOut:
@@ -146,7 +147,7 @@ async def get_subject(
     return _tagged(response, await backend.run(backend.galleries.store.subjects.get, found, subject))
 
 
-@routes.add("PATCH", "/{subject}", ENROLL, example={"name": "Countess of Lovelace"})
+@routes.add("PATCH", "/{subject}", ENROLL, etag=True, example={"name": "Countess of Lovelace"})
 async def patch_subject(
     snapshot: GallerySnapshot,
     subject: SubjectPath,
@@ -349,13 +350,13 @@ def _words(text: str) -> tuple[str, ...]:
     raise InvalidRequestError("q: it has no letters or digits. Send a part of a name or id")
 
 
-@routes.add("GET", "/{subject}/thumbnail", READ, response_class=Response, responses=PICTURE)
+@routes.add("GET", "/{subject}/thumbnail", READ, etag=True, response_class=Response, responses=PICTURE)
 async def get_thumbnail(gallery: GalleryPath, subject: SubjectPath, request: Request, backend: BackendDep) -> Response:
     """Return the stored crop of the subject's template with the best quality."""
     return await picture_response(request, backend, await backend.find_gallery(gallery), subject, None)
 
 
-@routes.add("GET", "/{subject}/templates/{template}/crop", READ, response_class=Response, responses=PICTURE)
+@routes.add("GET", "/{subject}/templates/{template}/crop", READ, etag=True, response_class=Response, responses=PICTURE)
 async def get_crop(
     gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, request: Request, backend: BackendDep
 ) -> Response:

@@ -9,11 +9,13 @@ from pathlib import Path
 import httpx2 as httpx
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from kith import Kith, KithClientError
+from service.app import create_app
 from service.server import embedded
 from service.settings import load_settings
-from tests.conftest import url_maker
+from tests.conftest import jpeg, url_maker
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -156,3 +158,58 @@ def test_a_malformed_condition_is_rejected(kith: Kith, gallery: str, server: str
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
     compressed = f"W/{kith.gallery(gallery).etag}"  # by a proxy
     assert kith.update_gallery(gallery, recall=0.9, if_match=compressed).recall == 0.9
+
+
+def test_the_openapi_document_tells_all_conditions(server: str) -> None:
+    """Each If-Match can give 412, and the routes with an ETag are those whose answers have one."""
+    document = create_app(load_settings(log_level="ERROR")).openapi()
+    operations = {
+        (method, path): operation for path, own in document["paths"].items() for method, operation in own.items()
+    }
+    for operation in operations.values():
+        headers = {each["name"] for each in operation.get("parameters", ()) if each["in"] == "header"}
+        codes = operation["responses"].get("412", {}).get("x-codes", [])
+        assert ("If-Match" in headers) == ("precondition_failed" in codes)
+        assert "428" not in operation["responses"], "a condition is never required"
+        if "304" in operation["responses"]:
+            assert "If-None-Match" in headers
+    assert sum("412" in operation["responses"] for operation in operations.values()) == 6
+
+
+def test_answers_have_the_etag_that_the_openapi_document_tells(
+    kith: Kith, gallery: str, server: str, astronaut: NDArray[np.uint8]
+) -> None:
+    kith.update_gallery(gallery, keep_crops=True, remember_strangers_days=30)
+    stranger = kith.identify(gallery, jpeg(astronaut), faces="largest").results[0].stranger
+    template = kith.enroll(gallery, "ada", jpeg(astronaut), face="largest").results[0].template
+    assert stranger is not None and template is not None
+    known = {"gallery": gallery, "subject": "ada", "template": template, "stranger": stranger.id}
+    endless = {"/v1/events"}
+    with httpx.Client(base_url=server, timeout=60) as http:
+        document = http.get("/openapi.json").json()
+        seen = 0
+        for path, operations in document["paths"].items():
+            names = {part[1:-1] for part in path.split("/") if part.startswith("{")}
+            if "get" not in operations or not names <= known.keys() or path in endless:
+                continue
+            response = http.get(path.format(**known))
+            assert response.status_code == 200, path
+            documented = "ETag" in operations["get"]["responses"]["200"].get("headers", {})
+            assert ("etag" in response.headers) == documented, path
+            assert ("304" in operations["get"]["responses"]) == documented
+            if documented:
+                seen += 1
+                same = http.get(path.format(**known), headers={"If-None-Match": response.headers["etag"]})
+                assert (same.status_code, same.headers["etag"]) == (304, response.headers["etag"])
+        assert seen == 5
+        home = f"/v1/galleries/{gallery}"
+        for method, path, url in (
+            ("post", "/v1/galleries", "/v1/galleries"),
+            ("patch", "/v1/galleries/{gallery}", home),
+            ("put", "/v1/galleries/{gallery}/subjects/{subject}", f"{home}/subjects/grace"),
+            ("patch", "/v1/galleries/{gallery}/subjects/{subject}", f"{home}/subjects/grace"),
+        ):
+            response = http.request(method, url, json={"name": "tagged"} if method == "post" else {})
+            told = document["paths"][path][method]["responses"][str(response.status_code)]
+            assert "ETag" in told["headers"]
+            assert response.headers["etag"] == response.json()["etag"]
