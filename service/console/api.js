@@ -69,6 +69,9 @@ async function contents(response, parse = JSON.parse) {
   }
 }
 
+/** Whether the service answers without a key. */
+export const isOpen = () => fetch(new URL("./v1/galleries?limit=1", SERVICE)).then(({ ok }) => ok, () => false);
+
 /** Like `call`, but return the Response, for files. */
 export async function send(method, path, { query = {}, json, body, type, headers = {}, signal } = {}) {
   const url = new URL(`.${path}`, SERVICE);
@@ -113,6 +116,41 @@ export async function patiently(ask, signal, onWait) {
       onWait?.(error.retryAfter);
       await pause(error.retryAfter * 1000, signal);
     }
+  }
+}
+
+/** Return the result of `ask`, which is repeated twice if the network breaks: only for requests that have the same effect
+ * if they are repeated. */
+export async function stubbornly(ask, signal) {
+  for (const ms of [500, 2000]) {
+    try {
+      return await ask();
+    } catch (error) {
+      if (error.code !== "unreachable") throw error;
+      await pause(ms, signal);
+    }
+  }
+  return await ask();
+}
+
+/** What a form creates. After a network error the same request has the same Idempotency-Key, also if the user sends the form
+ * again, so that it takes effect once. */
+export class Creation {
+  #content = null; // of the request that the key is for
+  #key = null;
+
+  /** The result of `ask(headers)`. `content`: what is asked for. */
+  async once(content, ask) {
+    if (this.#key === null || this.#content !== content) [this.#content, this.#key] = [content, attemptKey()];
+    const headers = { "Idempotency-Key": this.#key };
+    const made = await ask(headers);
+    this.#key = null; // the same content again is another thing
+    return made;
+  }
+
+  /** The answer to a POST, which is repeated after a network error. */
+  post(path, json) {
+    return this.once(JSON.stringify([path, json]), (headers) => stubbornly(() => call("POST", path, { json, headers })));
   }
 }
 

@@ -1,6 +1,6 @@
 // The shell: routing, navigation, API key and color theme.
 
-import { EVENTS, KEY, key, setKey } from "./api.js";
+import { EVENTS, KEY, isOpen, key, setKey } from "./api.js";
 import { fill, h, icon } from "./dom.js";
 import { clearDesk } from "./photo.js";
 import { read, storageName, write } from "./store.js";
@@ -53,6 +53,7 @@ const PLACES = [
 const THEME = "kith-theme";
 const main = document.getElementById("main");
 let leaving = new AbortController();
+let refused = false; // the service needs a key
 let worked = false; // the page has unsaved input
 
 function matched(path) {
@@ -124,6 +125,25 @@ function markPlace(path) {
 /** The public part of a key: its id in `kith keys list`. */
 const keyName = (token) => /^kith_([0-9a-f]{12})_/.exec(token)?.[1] ?? "the operator’s key";
 
+/** A dialog about the key, which an open service does not need. */
+async function showKey() {
+  if (!key() && !refused && (await isOpen())) tellOpen();
+  else askForKey();
+}
+
+function tellOpen() {
+  const box = dialog(
+    "Your key",
+    h("p", {}, "This service has no API keys, so it needs none. After somebody creates the first key, each request needs one."),
+    h(
+      "div",
+      { class: "actions end" },
+      linkButton("Manage keys", "#/settings/keys"),
+      h("button", { type: "button", class: "button primary", onClick: () => box.close() }, "Close"),
+    ),
+  );
+}
+
 function askForKey(problem) {
   if (document.querySelector("dialog.key")) return;
   const input = h("input", {
@@ -147,13 +167,7 @@ function askForKey(problem) {
         },
       },
       problem && key() && h("p", { class: "notice error", role: "alert" }, icon("warning"), "The service does not accept this key. It is mistyped, revoked or expired."),
-      h(
-        "p",
-        {},
-        problem || key()
-          ? "This service needs an API key. Ask its operator for one."
-          : "This service has needed no key so far. Enter one if its operator gave you one.",
-      ),
+      h("p", {}, "This service needs an API key. Ask its operator for one."),
       !problem && key() && h("p", { class: "hint" }, "In use: ", h("code", {}, keyName(key()))),
       field("Key", input, "This tab keeps it until you close it."),
       h("label", { class: "check" }, remember, " Remember it on this computer"),
@@ -189,11 +203,14 @@ fill(
 fill(
   document.querySelector(".rail-foot"),
   h("a", { class: "button quiet", href: "#/settings/keys", dataset: { path: "/settings" } }, icon("settings"), h("span", {}, "Settings")),
-  h("button", { type: "button", class: "button quiet", onClick: () => askForKey() }, icon("key"), h("span", {}, "Your key")),
+  h("button", { type: "button", class: "button quiet", onClick: showKey }, icon("key"), h("span", {}, "Your key")),
   h("button", { type: "button", class: "button quiet", onClick: toggleTheme }, icon("sun"), h("span", {}, "Light or dark")),
   h("a", { class: "button quiet", href: "docs" }, icon("docs"), h("span", {}, "API reference")),
 );
-EVENTS.addEventListener("refused", (event) => askForKey(event.problem));
+EVENTS.addEventListener("refused", ({ problem }) => {
+  refused = true;
+  askForKey(problem);
+});
 EVENTS.addEventListener("key", rekeyed);
 EVENTS.addEventListener("work", () => (worked = true));
 for (const name of ["input", "change"]) addEventListener(name, (event) => (worked ||= !event.target.closest?.("dialog.key")));

@@ -4,7 +4,7 @@ import { EVENTS, Problem, key, unreachable, waylaid } from "./api.js";
 
 /** POST `file`, and return the JSON of the answer. `onProgress(share)`: uploaded share. Throws Problem, or AbortError by
  * `signal`. */
-export function upload(path, file, { query = {}, type, onProgress, signal }) {
+export function upload(path, file, { query = {}, type, headers = {}, onProgress, signal }) {
   const url = new URL(path, location.origin);
   for (const [name, value] of Object.entries(query)) url.searchParams.set(name, value);
   return new Promise((resolve, reject) => {
@@ -12,6 +12,7 @@ export function upload(path, file, { query = {}, type, onProgress, signal }) {
     request.open("POST", url);
     request.responseType = "json";
     request.setRequestHeader("Content-Type", type);
+    for (const [name, value] of Object.entries(headers)) request.setRequestHeader(name, value);
     if (key()) request.setRequestHeader("Authorization", `Bearer ${key()}`);
     request.upload.addEventListener("progress", ({ loaded, total }) => onProgress(total > 0 ? loaded / total : 0));
     request.addEventListener("load", () => {

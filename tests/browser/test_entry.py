@@ -84,6 +84,22 @@ def test_a_key_of_few_rights_is_told_what_it_lacks(visit: Opener, locked: str) -
     assert faults(page) == []
 
 
+def test_an_open_service_asks_for_no_key(visit: Opener, service: str) -> None:
+    """Until its first key, which another tab created, closes it."""
+    page = visit(service)
+    page.get_by_role("button", name="Your key").click()
+    dialog = page.get_by_role("dialog", name="Your key")
+    expect(dialog).to_contain_text("needs none")
+    expect(dialog.get_by_role("textbox")).to_have_count(0)
+    dialog.get_by_role("link", name="Manage keys").click()
+    expect(dialog).to_have_count(0)
+    expect(page.get_by_role("heading", name="No keys yet")).to_be_visible()
+    with Kith(service) as kith:
+        kith.create_key("first", ["admin"])
+    page.get_by_role("button", name="Your key").click()
+    expect(dialog.get_by_label("Key", exact=True)).to_be_visible()
+
+
 def test_what_no_header_can_carry_is_no_key(visit: Opener, locked: str) -> None:
     page = visit(locked)
     page.goto(f"{locked}/console#/galleries")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, Route, expect
 
+from kith import Kith
 from tests.browser.conftest import Opener, choose
 
 Photos = dict[str, Path]
@@ -162,6 +163,35 @@ def test_two_presses_make_one_key_whose_token_stays(visit: Opener, populated: st
     expect(token).to_be_visible()
     page.go_back()
     expect(token).to_be_visible()
+
+
+def test_what_was_created_before_the_network_broke_is_created_once(visit: Opener, service: str) -> None:
+    """The repeated requests have the key of the first one, also after the user sends the form again."""
+    page = visit(service)
+    page.goto(f"{service}/console#/galleries")
+    keys: list[str | None] = []
+
+    def break_after(route: Route) -> None:
+        if route.request.method != "POST":
+            return route.continue_()
+        keys.append(route.request.header_value("idempotency-key"))
+        if len(keys) < 4:  # three requests by the first press
+            assert route.fetch().status == 201
+            return route.abort("connectionreset")
+        return route.continue_()
+
+    page.route(re.compile("/v1/galleries$"), break_after)
+    page.get_by_role("button", name="New gallery").first.click()
+    dialog = page.get_by_role("dialog", name="New gallery")
+    dialog.get_by_label("Name", exact=True).fill("family")
+    dialog.get_by_role("button", name="Create").click()
+    expect(dialog.get_by_text("The service does not answer")).to_be_visible()
+    dialog.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("heading", name="family", level=1)).to_be_visible()
+    assert len(keys) == 4
+    assert len(set(keys)) == 1 and keys[0]
+    with Kith(service) as kith:
+        assert kith.gallery_names() == {"family"}
 
 
 def test_two_presses_move_a_photo_once(visit: Opener, populated: str) -> None:

@@ -1,4 +1,4 @@
-import { attemptKey, call, patiently, subjectPath } from "../api.js";
+import { attemptKey, call, patiently, stubbornly, subjectPath } from "../api.js";
 import { galleries, galleryField, personField } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
 import { readingOrder } from "../layout.js";
@@ -213,7 +213,7 @@ function desk(known, params, signal) {
       const headers = { "Idempotency-Key": item.key, ...(person.fresh && { "If-None-Match": "*" }) };
       const request = { ...bodyOf(file, options), headers };
       const path = `${subjectPath(person.gallery, person.id)}/templates`;
-      const answer = await patiently(() => call("POST", path, request), signal);
+      const answer = await patiently(() => stubbornly(() => call("POST", path, request), signal), signal);
       item.score = answer.results[0].face.quality.score;
       item.state = "enrolled";
       made(person);
