@@ -242,7 +242,7 @@ async def _open_operations(
     audit = AuditWriter(database, settings.audit_searches)
     stack.callback(audit.close)
     keys = KeyStore(database)
-    webhooks = await _open_webhooks(stack, settings, database, galleries, threads)
+    webhooks = await _open_webhooks(stack, settings, database, galleries, threads, metrics)
     on_gpu = isinstance(networks.detection.networks[0], CudaNetwork)
     checks = readiness(
         networks.shortfalls,
@@ -290,24 +290,29 @@ async def _open_operations(
 
 
 async def _open_webhooks(
-    stack: AsyncExitStack, settings: Settings, database: Database, galleries: Galleries, threads: RequestThreads
+    stack: AsyncExitStack,
+    settings: Settings,
+    database: Database,
+    galleries: Galleries,
+    threads: RequestThreads,
+    metrics: Metrics,
 ) -> Webhooks:
     public, origins = settings.webhook_targets
     http = await stack.enter_async_context(OutboundHttp(public, origins=origins))
     deliveries, sender = DeliveryStore(database), WebhookSender(http)
-    delivery = WebhookDelivery(deliveries, Lease(database, "webhooks"), sender)
+    delivery = WebhookDelivery(deliveries, Lease(database, "webhooks"), sender, metrics)
     await stack.enter_async_context(delivery)
     await stack.enter_async_context(DriftReports(galleries.store, galleries.watches))
     store = WebhookStore(database)
-    streams = await stack.enter_async_context(EventStreams(EventLog(database), store, threads))
-    mqtt = _mqtt_delivery(settings, database, store, deliveries)
+    streams = await stack.enter_async_context(EventStreams(EventLog(database), store, threads, metrics))
+    mqtt = _mqtt_delivery(settings, database, store, deliveries, metrics)
     if mqtt is not None:
         await stack.enter_async_context(mqtt)
     return Webhooks(store, deliveries, sender, delivery, streams, mqtt)
 
 
 def _mqtt_delivery(
-    settings: Settings, database: Database, receivers: WebhookStore, deliveries: DeliveryStore
+    settings: Settings, database: Database, receivers: WebhookStore, deliveries: DeliveryStore, metrics: Metrics
 ) -> PeriodicTask | None:
     if settings.mqtt_url is None:
         return None
@@ -315,7 +320,8 @@ def _mqtt_delivery(
 
     password = settings.mqtt_password
     broker = Broker.of_url(settings.mqtt_url, password, settings.mqtt_discovery)
-    return MqttDelivery(broker, deliveries, receivers, Lease(database, "mqtt"), KeyStore(database).gallery_names)
+    names = KeyStore(database).gallery_names
+    return MqttDelivery(broker, deliveries, receivers, Lease(database, "mqtt"), names, metrics)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Stage = Literal["read", "fetch", "decode", "detect", "align", "judge", "embed", "follow", "search", "check", "write"]
 """Stages in the order of a request (docs/observability.md)."""
 Lane = Literal["requests", "background"]
+Receiver = Literal["stream", "webhook", "mqtt"]
 LabelValue = TypeVar("LabelValue", bound=str)
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -63,6 +64,10 @@ class Metrics:
         """Source of trace spans; None: no tracing."""
         self.in_progress = 0
         """Requests in progress. Changed on the event loop only."""
+        self.open_streams = 0
+        """Open event streams. Changed on the event loop only."""
+        self.mqtt_connected: dict[str, bool] = {}
+        """Whether this process is connected to the MQTT broker, by its host; empty if none is set."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._requests = self._histogram(
@@ -92,6 +97,10 @@ class Metrics:
             "Photos and embeddings enrolled, or rejected with an error code.",
             "outcome",
             ["enrolled"],
+        )
+        self._events = self._counter("kith_events_sent", "Events that receivers have got.", "to", get_args(Receiver))
+        self._event_failures = self._counter(
+            "kith_event_failures", "Failed attempts to send events, or to connect.", "to", ["webhook", "mqtt"]
         )
         self._batch_items = self._histogram("kith_batch_items", "Items per batch.", BATCH_BUCKETS, "network")
         self._batch_fill = self._histogram(
@@ -144,6 +153,14 @@ class Metrics:
     def count_enrollment(self, outcome: str, count: int = 1) -> None:
         """Count photos or embeddings ``enrolled``, or rejected with an error code."""
         self._enrolled.labels(outcome).inc(count)
+
+    def count_event(self, to: Receiver) -> None:
+        """Count an event that was written to a stream, or that a webhook or the broker has acknowledged."""
+        self._events.labels(to).inc()
+
+    def count_event_failure(self, to: Receiver) -> None:
+        """Count a failed attempt of a webhook, or a broken or refused connection to the broker."""
+        self._event_failures.labels(to).inc()
 
     def of_batches(self, network: str) -> BatchMetrics:
         return BatchMetrics(

@@ -19,6 +19,7 @@ from service.core.actor import RequestThreads
 from service.core.errors import EventsExpiredError, OverloadedError, TooManyStreamsError
 from service.core.periodic import PeriodicTask
 from service.domain.events import EventFilter
+from service.observability.metrics import Metrics
 from service.operations.held_lease import CLAIM_S, HeldClaim
 from service.storage.events.deliveries import MAX_AGE, MAX_KEPT
 from service.storage.events.log import EventLog, StoredEvent
@@ -46,11 +47,12 @@ class Position(NamedTuple):
 class EventStreams(PeriodicTask):
     """Open streams of this process. Use it on the event loop."""
 
-    def __init__(self, log: EventLog, receivers: WebhookStore, threads: RequestThreads) -> None:
+    def __init__(self, log: EventLog, receivers: WebhookStore, threads: RequestThreads, metrics: Metrics) -> None:
         super().__init__(POLL_S, "event streams wait", logging.getLogger(__name__))
         self._events = log
         self._threads = threads
         self._claim = HeldClaim(lambda: threads.run(receivers.claim, "stream"))
+        self._metrics = metrics
         self._open = Counter[str]()
         self._end = Position(0, 0)
         """End of the log when this process last looked."""
@@ -65,10 +67,12 @@ class EventStreams(PeriodicTask):
         if self.ending or self._open.total() >= MAX_STREAMS:
             raise OverloadedError(f"{MAX_STREAMS} event streams are open, the limit", RETRY_S)
         self._open[caller] += 1
+        self._metrics.open_streams += 1
         return partial(self._leave, caller)
 
     def _leave(self, caller: str) -> None:
         self._open[caller] -= 1
+        self._metrics.open_streams -= 1
         if not self._open[caller]:
             del self._open[caller]
 

@@ -58,6 +58,9 @@ class MetricsExport:
         )
         series.gauge("kith_start_time_seconds", "Start of the service, seconds since 1970.", self.metrics.started_at_s)
         series.gauge("kith_requests_in_progress", "Requests in progress.", self.metrics.in_progress)
+        series.gauge("kith_event_streams", "Open event streams.", self.metrics.open_streams)
+        about = "1 while this process sends events to the MQTT broker."
+        series.gauges("kith_mqtt_connected", about, "broker", dict(self.metrics.mqtt_connected))
         queued = [((b.name, "requests"), b.queue.foreground_count) for b in self.batchers]
         queued += [((b.name, "background"), b.queue.background_count) for b in self.batchers]
         series.table("kith_queue_items", "Items waiting for a network.", ["network", "lane"], queued)

@@ -25,6 +25,7 @@ import aiomqtt
 from kith.wire.common import IdentifyOutcome
 from service.core.actor import run_in_thread
 from service.core.periodic import PeriodicTask
+from service.observability.metrics import Metrics
 from service.operations.held_lease import HeldClaim, HeldLease
 from service.security.sealing import ENCODER
 from service.storage.db.leases import Lease
@@ -87,12 +88,15 @@ class MqttDelivery(PeriodicTask):
         receivers: WebhookStore,
         lease: Lease,
         gallery_names: Callable[[], set[str]],
+        metrics: Metrics,
         lease_s: float = LEASE_S,
     ) -> None:
         super().__init__(RECONNECT_S, "MQTT waits", log)
         self._broker = broker
         self._store = store
         self._gallery_names = gallery_names
+        self._metrics = metrics
+        metrics.mqtt_connected[broker.host] = False
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="mqtt")
         self._lease = HeldLease(lease, store.now, lease_s, self._threads)
         self._claim = HeldClaim(lambda: run_in_thread(self._threads, receivers.claim, "mqtt"))
@@ -116,6 +120,7 @@ class MqttDelivery(PeriodicTask):
                 if self._is_away:
                     log.info("the MQTT broker is back")
                 self._is_away, self._discovered_s = False, None
+                self._metrics.mqtt_connected[self._broker.host] = True
                 await self._serve(client)
                 if self._stopping:  # otherwise the server that sends from now on has said "online"
                     await client.publish(self._broker.status_topic, "offline", qos=1, retain=True)
@@ -123,6 +128,9 @@ class MqttDelivery(PeriodicTask):
             if not self._is_away:
                 log.warning("the MQTT broker does not respond; events wait: %s", error)
             self._is_away = True
+            self._metrics.count_event_failure("mqtt")
+        finally:
+            self._metrics.mqtt_connected[self._broker.host] = False
 
     def _client(self) -> aiomqtt.Client:
         broker = self._broker
@@ -188,6 +196,7 @@ class MqttDelivery(PeriodicTask):
                 event = {"id": delivery.event, **json.loads(delivery.body)}
                 await client.publish(self._broker.topic(event), ENCODER.encode(event), qos=1)
                 attempts.append(Attempt(delivery.pk, "delivered", count, None, None, None))
+                self._metrics.count_event("mqtt")
         finally:
             await run_in_thread(self._threads, self._store.record, attempts)
 

@@ -21,6 +21,7 @@ from service.core.actor import run_in_thread
 from service.core.errors import KithError, WebhookRefusedError
 from service.core.periodic import PeriodicTask
 from service.domain.events import is_refusal, next_attempt
+from service.observability.metrics import Metrics
 from service.operations.event_streams import EventStreams
 from service.operations.held_lease import HeldLease
 from service.security.outbound_http import TRANSPORT_ERRORS, NotConnectedError, OutboundHttp, TargetRefusedError
@@ -107,12 +108,14 @@ class WebhookDelivery(PeriodicTask):
         store: DeliveryStore,
         lease: Lease,
         sender: WebhookSender,
+        metrics: Metrics,
         poll_s: float = POLL_S,
         lease_s: float = LEASE_S,
     ) -> None:
         super().__init__(poll_s, "webhooks wait", log)
         self._store = store
         self._sender = sender
+        self._metrics = metrics
         self._swept_s = time.monotonic()
         self._streams: dict[Stream, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="webhooks")
@@ -169,7 +172,9 @@ class WebhookDelivery(PeriodicTask):
             return Attempt(delivery.pk, "dead", delivery.attempts, None, "the event cannot be decrypted", None)
         answer = await self._sender.send(webhook, delivery.event, delivery.body)
         if answer.error is None:
+            self._metrics.count_event("webhook")
             return Attempt(delivery.pk, "delivered", count, answer.status, None, None)
+        self._metrics.count_event_failure("webhook")
         again = next_attempt(count, delivery.at, datetime.now(UTC), answer.status)
         if again is None:
             log.warning("webhook %s: an event is given up after %d attempts: %s", webhook.id, count, answer.error)

@@ -107,6 +107,7 @@ async def _encode(
                 yield format_sse_event(id=at)
             else:
                 yield format_sse_event(event=event["type"], id=at, data_str=ENCODER.encode(event))
+                backend.operations.metrics.count_event("stream")
     except KithError:
         return  # the client connects again and gets the error as a response
 

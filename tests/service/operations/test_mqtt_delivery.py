@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from kith import Kith
 from service.core.errors import SettingsError
@@ -36,6 +37,7 @@ from tests.faults.servers import free_port
 pytest.importorskip("aiomqtt")
 import aiomqtt
 
+from service.observability.metrics import Metrics
 from service.operations.mqtt_delivery import Broker, MqttDelivery
 
 PATIENCE_S = 30
@@ -102,10 +104,11 @@ def report(database: Database, gallery: Gallery, *numbers: int) -> None:
 
 
 @asynccontextmanager
-async def delivering(database: Database, broker: Broker) -> AsyncIterator[MqttDelivery]:
+async def delivering(database: Database, broker: Broker, metrics: Metrics | None = None) -> AsyncIterator[MqttDelivery]:
     names = KeyStore(database).gallery_names
     receivers, store = WebhookStore(database), DeliveryStore(database)
-    async with MqttDelivery(broker, store, receivers, Lease(database, "mqtt"), names, lease_s=2) as delivery:
+    metrics = metrics or Metrics()
+    async with MqttDelivery(broker, store, receivers, Lease(database, "mqtt"), names, metrics, lease_s=2) as delivery:
         yield delivery
 
 
@@ -183,15 +186,19 @@ def test_events_wait_for_a_broker_that_is_down_or_killed(
 ) -> None:
     monkeypatch.setattr(mqtt_delivery, "RECONNECT_S", 0.05)
 
+    metrics = Metrics()
+
     async def work() -> None:
         async with subscribed(mosquitto) as subscriber:
             mosquitto.save()
             mosquitto.kill()
             await asyncio.to_thread(report, database, gallery, 0, 1)
-            async with delivering(database, mosquitto.broker()) as delivery:
+            async with delivering(database, mosquitto.broker(), metrics) as delivery:
                 await asyncio.sleep(0.2)
+                assert metrics.mqtt_connected == {"127.0.0.1": False}
                 mosquitto.start()
                 await subscriber.until(lambda: subscriber.numbers == [0, 1])
+                assert metrics.mqtt_connected == {"127.0.0.1": True}
                 mosquitto.kill()
                 await asyncio.to_thread(report, database, gallery, *range(2, 30))
                 delivery.wake()
@@ -202,6 +209,13 @@ def test_events_wait_for_a_broker_that_is_down_or_killed(
             assert list(dict.fromkeys(subscriber.numbers)) == list(range(30))
 
     asyncio.run(work())
+    assert metrics.mqtt_connected == {"127.0.0.1": False}
+    counted = {family.name: family.samples for family in text_string_to_metric_families(metrics.text().decode())}
+    sent, failures = (
+        {each.labels["to"]: each.value for each in counted[f"kith_event{name}"]} for name in ("s_sent", "_failures")
+    )
+    assert sent["mqtt"] >= 30
+    assert failures["mqtt"] >= 2
     assert pending(database) == 0
 
 

@@ -14,6 +14,7 @@ from service.core.errors import WebhookRefusedError
 from service.domain import events as rules
 from service.domain.events import Event, EventFilter
 from service.domain.gallery import Gallery, GallerySettings
+from service.observability.metrics import Metrics
 from service.operations.webhook_delivery import WebhookDelivery, WebhookSender
 from service.security.addresses import Hosts
 from service.security.outbound_http import OutboundHttp
@@ -50,7 +51,7 @@ def gallery(database: Database) -> Gallery:
 async def sending(database: Database, receiver: Receiver, lease_s: float = 20) -> AsyncIterator[None]:
     async with OutboundHttp(Hosts(), origins=[receiver.origin]) as http:
         store, lease = DeliveryStore(database), Lease(database, "webhooks")
-        async with WebhookDelivery(store, lease, WebhookSender(http), poll_s=0.02, lease_s=lease_s):
+        async with WebhookDelivery(store, lease, WebhookSender(http), Metrics(), poll_s=0.02, lease_s=lease_s):
             yield
 
 
