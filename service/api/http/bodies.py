@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeVar
@@ -30,6 +30,22 @@ from service.settings import Settings
 OPTIONS_FIELD: Final = "request"
 """Form field that holds the other fields as JSON."""
 PLAIN_TYPES: Final = frozenset({"string", "integer", "number", "boolean"})
+FILTER_OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "tag": {
+        "type": "array",
+        "items": {"type": "string"},
+        "description": "Search only subjects with all of these tags; repeatable.",
+    },
+    "metadata": {
+        "type": "string",
+        "description": "Search only subjects with all of these metadata: a JSON object.",
+        "example": '{"floor": 3}',
+    },
+}
+"""Plain forms of a filter, as of a list of subjects."""
+URL_OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "urls": {"type": "array", "items": {"type": "string"}, "description": "URL of a photo; repeatable."}
+}
 PHOTO_FIELDS: Final = frozenset({"images", "image", "a", "b"})
 """Form fields of photos."""
 VERIFY_SIDES: Final = 2
@@ -73,11 +89,12 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
         if unknown:
             raise InvalidRequestError(f"unknown file field {sorted(unknown)[0]!r}: name the photos 'images'")
         body = await _parse_in_thread_if_large(
-            len(options), lambda: _validate_options(model, _add_plain(model, plain, _parse_object(options)))
+            len(options),
+            lambda: _validate_options(model, _add_plain(form_options(model), model, plain, _parse_object(options))),
         )
         body = body.model_copy(update={"images": [payload for _, payload in files]})
     elif bare:
-        body = _validate_options(model, _add_plain(model, request.query_params.multi_items(), {}))
+        body = _validate_options(model, _add_plain(plain_options(model), model, request.query_params.multi_items(), {}))
         body = body.model_copy(update={"images": [await _read_photo(request, settings.max_image_bytes)]})
     else:
         raise unsupported(kind)
@@ -110,7 +127,10 @@ async def read_verify(request: Request, settings: Settings, dimension: int = 0) 
     # The empty image passes validation and is replaced by the file.
     placeholders: dict[str, Any] = {name: {"image": ""} for name in sides}
     body = await _parse_in_thread_if_large(
-        len(options), lambda: _validate(VerifyIn, placeholders | _add_plain(VerifyIn, plain, _parse_object(options)))
+        len(options),
+        lambda: _validate(
+            VerifyIn, placeholders | _add_plain(form_options(VerifyIn), VerifyIn, plain, _parse_object(options))
+        ),
     )
     return body.model_copy(update={name: SideIn.model_construct({"image"}, image=sides[name]) for name in sides})
 
@@ -160,7 +180,7 @@ async def _read_form(
 def plain_options(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
     """Return the options of a model that fit in a form field or a query parameter, with their JSON schemas.
 
-    A risk has one option for each of its forms, such as ``fpir``. Lists and objects are sent as JSON only.
+    A risk has one option for each of its forms, such as ``fpir``, and a filter the options of a list of subjects.
     """
     found: dict[str, dict[str, Any]] = {}
     for each in (model, RiskIn) if "risk" in model.model_fields else (model,):
@@ -171,23 +191,49 @@ def plain_options(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
                 about = [schema["description"]] if "description" in schema else []
                 about += [f"Default: {json.dumps(schema['default'])}."] if schema.get("default") is not None else []
                 found[name] = kept | ({"description": " ".join(about)} if about else {})
-    return found
+    return found | (FILTER_OPTIONS if "filter" in model.model_fields else {})
 
 
-def _add_plain(model: type[BaseModel], plain: Iterable[tuple[str, str]], document: dict[str, Any]) -> dict[str, Any]:
-    """Add plain options to the JSON document. Raises InvalidRequestError: an option is unknown or sent twice."""
-    known = plain_options(model)
+def form_options(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
+    """Return the options that fit in a form field: :func:`plain_options`, and URLs, which should not be in a query."""
+    return plain_options(model) | (URL_OPTIONS if "urls" in model.model_fields else {})
+
+
+def _add_plain(
+    known: Collection[str], model: type[BaseModel], plain: Iterable[tuple[str, str]], document: dict[str, Any]
+) -> dict[str, Any]:
+    """Add ``known`` plain options to the JSON document.
+
+    Raises InvalidRequestError: an option is unknown, or may be sent once and is there.
+    """
     for name, text in plain:
         if name not in known:
             raise InvalidRequestError(
                 f"unknown option {name!r}. Known: {', '.join(sorted(known))}; all others go as JSON in the form field "
                 f"{OPTIONS_FIELD!r}"
             )
-        place = document if name in model.model_fields else document.setdefault("risk", {})
-        if not isinstance(place, dict) or name in place:
-            raise InvalidRequestError(f"{name}: may be sent once")
-        place[name] = text
+        if name == "urls":
+            _append(document, name, text)
+        elif name == "tag":
+            _append(document.setdefault("filter", {}), "tags", text)
+        elif name == "metadata":
+            _set(document.setdefault("filter", {}), name, _parse_object(text, name))
+        else:
+            _set(document if name in model.model_fields else document.setdefault("risk", {}), name, text)
     return document
+
+
+def _set(place: Any, name: str, value: Any) -> None:
+    if not isinstance(place, dict) or name in place:
+        raise InvalidRequestError(f"{name}: may be sent once")
+    place[name] = value
+
+
+def _append(place: Any, name: str, text: str) -> None:
+    listed = place.setdefault(name, []) if isinstance(place, dict) else None
+    if not isinstance(listed, list):
+        raise InvalidRequestError(f"{name}: must be a list")
+    listed.append(text)
 
 
 def _decode(field: FormPart) -> str:
@@ -197,14 +243,14 @@ def _decode(field: FormPart) -> str:
         raise InvalidRequestError(f"{field.name}: is not UTF-8") from error
 
 
-def _parse_object(text: str) -> dict[str, Any]:
+def _parse_object(text: str, name: str = OPTIONS_FIELD) -> dict[str, Any]:
     try:
         check_json(text.encode())
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"request: is not JSON ({error})") from error
+        raise InvalidRequestError(f"{name}: is not JSON ({error})") from error
     if not isinstance(document, dict):
-        raise InvalidRequestError("request: must be a JSON object")
+        raise InvalidRequestError(f"{name}: must be a JSON object")
     return document
 
 
@@ -240,7 +286,8 @@ async def read_parts(request: Request, max_files: int, max_file_bytes: int) -> l
     segment: MultipartSegment | None = None
     chunks: list[bytes] = []
     size = 0
-    remaining = {True: max_files, False: MAX_FORM_FIELDS}
+    max_fields = MAX_FORM_FIELDS + max_files  # each photo may be a URL
+    remaining = {True: max_files, False: max_fields}
     try:
         with PushMultipartParser(options.get("boundary", "")) as parser:
             async for body_chunk in request.stream():
@@ -251,7 +298,7 @@ async def read_parts(request: Request, max_files: int, max_file_bytes: int) -> l
                         remaining[_is_file(event)] -= 1
                         if min(remaining.values()) < 0:
                             raise InvalidRequestError(
-                                f"the form has more than {max_files} files or {MAX_FORM_FIELDS} fields"
+                                f"the form has more than {max_files} files or {max_fields} fields"
                             )
                     elif segment is not None and event is not None:
                         chunk = bytes(event[: max_file_bytes + 1 - size])

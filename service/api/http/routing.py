@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from kith.wire.common import Scope
 from kith.wire.fields import ETAG, GALLERY_NAME
-from service.api.http.bodies import OPTIONS_FIELD, JsonRequest, plain_options
+from service.api.http.bodies import OPTIONS_FIELD, JsonRequest, form_options, plain_options
 from service.api.http.etags import without_fresh_body
 from service.api.http.parameters import GalleryPath
 from service.api.http.route_errors import problem_responses
@@ -174,7 +174,7 @@ def _photo_body(model: type[BaseModel], sides: bool) -> dict[str, Any]:
     """
     photo = BINARY["schema"]
     parts: dict[str, Any] = {"a": photo, "b": photo} if sides else {"images": {"type": "array", "items": photo}}
-    parts |= plain_options(model)
+    parts |= form_options(model)
     parts[OPTIONS_FIELD] = {"type": "string", "description": f"The other fields of {model.__name__}, as JSON."}
     content: dict[str, Any] = {
         "application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}},

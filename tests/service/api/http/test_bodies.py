@@ -101,6 +101,13 @@ def test_plain_options_of_a_form_are_checked(server: str, kith: Kith, gallery: s
         {"fpir": "0.1", "request": '{"risk": {"preset": "strict"}}'},
         {"fpir": "0.1", "request": '{"risk": 1}'},
         {"filter": "{}"},
+        {"metadata": "{"},
+        {"metadata": "[]"},
+        {"metadata": ["{}", "{}"]},
+        {"tag": ""},
+        {"tag": "a", "request": '{"filter": 1}'},
+        {"tag": "a", "request": '{"filter": {"tags": 1}}'},
+        {"urls": "https://cdn.example.org/a.jpg", "request": '{"urls": 1}'},
         {"no_such": "1"},
     ):
         check(httpx.post(url, files=photo, data=fields), 422, "invalid_request")
@@ -111,6 +118,29 @@ def test_plain_options_of_a_form_are_checked(server: str, kith: Kith, gallery: s
     sides = [("a", ("a", jpeg(astronaut))), ("b", ("b", jpeg(astronaut)))]
     compared = httpx.post(f"{server}/v1/verify", files=sides, data={"threshold": "0.5", "detail": "low"}).json()
     assert (compared["outcome"], compared["threshold"]) == ("same", 0.5)
+
+
+def test_a_filter_and_urls_are_plain_fields_of_a_form(server: str, kith: Kith, gallery: str, astronaut: Photo) -> None:
+    for subject, floor in (("ada", 3), ("grace", 4)):
+        kith.put_subject(gallery, subject, tags=["engine", subject], metadata={"floor": floor})
+        kith.enroll(gallery, subject, jpeg(astronaut), face="largest", allow_duplicate=True)
+    url, photo = server + IDENTIFY.format(gallery=gallery), jpeg(astronaut)
+
+    def found(response: httpx.Response) -> set[str]:
+        return {each["subject"] for each in response.raise_for_status().json()["results"][0]["candidates"]}
+
+    for fields, expected in (
+        ({"tag": "engine"}, {"ada", "grace"}),
+        ({"tag": ["engine", "grace"]}, {"grace"}),
+        ({"metadata": '{"floor": 3}'}, {"ada"}),
+        ({"tag": "engine", "metadata": '{"floor": 4}', "request": '{"filter": {"tags": ["grace"]}}'}, {"grace"}),
+    ):
+        assert found(httpx.post(url, files=[("images", photo)], data=fields)) == expected
+    assert found(httpx.post(url, params={"tag": "ada"}, content=photo, headers=JPEG)) == {"ada"}
+    refused = httpx.post(url, files=[("images", photo)], data={"urls": ["https://a.example/1", "https://a.example/2"]})
+    errors = [each.get("error", {}).get("code") for each in refused.json()["results"]]
+    assert errors == [None, "url_refused", "url_refused"]
+    check(httpx.post(f"{url}?urls=https://a.example/1", content=photo, headers=JPEG), 422, "invalid_request")
 
 
 def test_a_verification_has_two_sides(server: str, astronaut: Photo) -> None:
