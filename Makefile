@@ -8,7 +8,7 @@ SERVING := $(VENV)/.serving
 INSTALLED := $(VENV)/.installed
 
 .PHONY: setup demo run test test-all test-browser screenshots supply release lock test-faults container-check fuzz soak \
-        bench-memory bench-batching bench-serving bench-accuracy bench-open-set bench-overload \
+        bench-memory bench-batching bench-serving bench-accuracy bench-open-set bench-overload bench-start \
         bench-hygiene bench-albums bench-strangers bench-gallery bench-training bench-gpu clean
 
 # Dependencies of the server, and the packages with the demo's photos. Those come without dependencies, because the demo
@@ -102,6 +102,9 @@ bench-accuracy: setup
 
 bench-open-set: setup
 	$(BIN)/python -m bench.open_set
+
+bench-start: setup
+	$(BIN)/python -m bench.start
 
 bench-overload: setup
 	$(BIN)/python -m bench.overload

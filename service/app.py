@@ -116,7 +116,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(AnsweredError, replay)
     for routes in ROUTES:
         if routes not in STATEFUL or not settings.stateless:
-            app.include_router(routes.router)
+            routes.mount(app)
     kind_of = body_kinds([*ROUTES, *mount_compreface(app, settings)])
     app.add_middleware(Deadlines, settings=settings, kind_of=kind_of)
     keyless = keyless_paths(ROUTES, is_loopback(settings.host))
@@ -131,6 +131,4 @@ def create_app(settings: Settings) -> FastAPI:
             expose_headers=EXPOSED_HEADERS,
         )
     install_openapi(app, descriptions(ROUTES))
-    for route in app.routes:  # FastAPI prepares a route at its first match, which would delay the first request
-        route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
     return app

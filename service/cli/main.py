@@ -146,8 +146,8 @@ def main() -> None:
 
 def _as_client_error(error: Exception) -> KithClientError | None:
     """Return the error if the client raised it. The client is slow to import, so it is imported only if used."""
-    client = sys.modules.get("kith")
-    return error if client is not None and isinstance(error, client.KithClientError) else None
+    errors = sys.modules.get("kith.errors")
+    return error if errors is not None and isinstance(error, errors.KithClientError) else None
 
 
 def _fail_usage(error: Any) -> NoReturn:

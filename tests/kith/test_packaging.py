@@ -6,10 +6,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 from typing import get_args
 
 import pytest
+
+import kith
 
 from kith.wire import common
 from models.runtime import network
@@ -120,6 +123,15 @@ def test_the_client_imports_no_server_library() -> None:
     program = f"import sys; from kith import Kith; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_found_in_its_module() -> None:
+    assert {*kith.__all__} == {*kith.MODULES}
+    assert all(
+        getattr(kith, name) is getattr(import_module(f"kith.{home}"), name) for name, home in kith.MODULES.items()
+    )
+    with pytest.raises(ImportError, match="Kin"):
+        exec("from kith import Kin")  # noqa: S102 - as a caller writes it
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -30,10 +31,11 @@ from service.server import embedded
 from service.settings import load_settings
 from service.storage.audit.writer import AuditWriter
 from service.storage.repositories.store import Store
+from tests.conftest import ROOT
 from tests.networks import color_network, scrfd_network
 
-RARELY_USED = ("matplotlib", "onnx", "plotext", "pyarrow", "scipy.optimize", "torch")
-"""Large packages that few servers need."""
+RARELY_USED = ("alembic", "kith.client", "matplotlib", "onnx", "plotext", "pyarrow", "scipy.optimize", "torch")
+"""Large packages and modules that few servers need."""
 
 
 def test_rarely_used_packages_are_not_imported_at_start() -> None:
@@ -42,6 +44,15 @@ def test_rarely_used_packages_are_not_imported_at_start() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_only_a_start_that_migrates_imports_the_migrations(tmp_path: Path) -> None:
+    program = (
+        "import sys; from tests.databases import open_database; "
+        f"open_database('sqlite:///{tmp_path / 'kith.db'}').close(); print('alembic' in sys.modules)"
+    )
+    run = partial(subprocess.run, [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert [run().stdout.strip() for _ in range(2)] == ["True", "False"]
 
 
 class FailedError(Exception):

@@ -45,7 +45,7 @@ def mount_compreface(app: FastAPI, settings: Settings) -> list[Routes]:
         raise SettingsError(f"KITH_COMPAT_CUTOFFS: {error}") from error
     mounted = [module.routes for module in (subjects, faces, recognition, verification)]
     for routes in mounted:
-        app.include_router(routes.router)
+        routes.mount(app)
     app.state.problem_formats[f"{PREFIX}/"] = _to_compreface
     return mounted
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from kith.wire.common import Problem
 from service.api.http.problems import MEDIA_TYPE
 from service.api.http.routing import Description
 
+REFERENCE: Final = "#/components/schemas/{model}"
 PATH_EXAMPLES = {
     "gallery": "staff",
     "subject": "ada",
@@ -47,7 +49,7 @@ def _body_schemas(routes: Sequence[Description]) -> dict[str, Any]:
     """Return the schemas of bodies with photos, which are not in any route's signature."""
     schemas: dict[str, Any] = {}
     for model in [route.photos for route in routes if route.photos]:
-        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schema = model.model_json_schema(ref_template=REFERENCE)
         schemas |= schema.pop("$defs", {})
         schemas[model.__name__] = schema
     return schemas
@@ -89,10 +91,11 @@ def install_openapi(app: FastAPI, routes: Sequence[Description]) -> None:
 def _complete(document: dict[str, Any], routes: Sequence[Description]) -> None:
     schemas = document["components"]["schemas"]
     schemas |= _body_schemas(routes)
+    schemas["Problem"] = Problem.model_json_schema(ref_template=REFERENCE, mode="serialization")
     for name, each in schemas.items():
-        if name.endswith(("In", "Patch")):
+        if name.endswith(("In", "Patch", "Problem")):
             _describe_defaults(each)
-    schema = {"$ref": "#/components/schemas/Problem"}
+    schema = {"$ref": REFERENCE.format(model="Problem")}
     for route in routes:
         if route.example and (operation := document["paths"].get(route.path, {}).get(route.method.lower())):
             operation["requestBody"]["content"]["application/json"]["example"] = route.example

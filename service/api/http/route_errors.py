@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from kith.wire.common import Problem
 from service.core import errors as e
 from service.core import photo_errors as p
 
@@ -209,13 +208,15 @@ def errors_of(route: Route) -> list[type[e.KithError]]:
 
 
 def problem_responses(route: Route) -> dict[int | str, dict[str, Any]]:
-    """Return the responses of a route with problems, by status, as FastAPI takes them. ``x-codes`` lists the codes."""
+    """Return the responses of a route with problems, by status, as FastAPI takes them. ``x-codes`` lists the codes.
+
+    They name no model: FastAPI would build a validator for each. service.api.http.openapi adds the schema.
+    """
     codes: dict[int | str, dict[str, str]] = {}
     for error in errors_of(route):
         codes.setdefault(error.status, {})[error.code] = error.title
     return {
         status: {
-            "model": Problem,
             "description": " ".join(f"`{code}`: {title}." for code, title in titles.items()),
             "x-codes": [*titles],
         }

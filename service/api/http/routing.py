@@ -7,12 +7,12 @@ OpenAPI document, the limits of bodies and the REST reference derive from it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
@@ -120,19 +120,17 @@ def description_of(handler: Callable[..., Any]) -> Description:
 
 
 class Routes:
-    """Routes of one resource."""
+    """Routes of one resource. They are built by `mount`, once: building a route takes FastAPI milliseconds."""
 
     def __init__(
         self, prefix: str = "", tag: str | None = None, route_class: type[PermittedRoute] | None = None
     ) -> None:
         """``tag``: None for routes that are not in the OpenAPI document."""
         self.described: list[Description] = []
-        self.router = APIRouter(
-            prefix=prefix,
-            tags=[tag] if tag else [],
-            route_class=route_class or PermittedRoute,
-            include_in_schema=tag is not None,
-        )
+        self._prefix = prefix
+        self._tag = tag
+        self._class = route_class or PermittedRoute
+        self._added: list[tuple[Description, Callable[..., Any], Mapping[str, Any]]] = []
 
     def add(
         self,
@@ -150,21 +148,29 @@ class Routes:
 
         ``etag``: answers have the header, and a ``GET`` takes If-None-Match."""
         kind: BodyKind = body or ("photos" if photos else "small")
-        described = Description(method, self.router.prefix + path, need, kind, photos, example)
-        if photos is not None:
-            options["openapi_extra"] = _photo_body(photos, kind == "sides")
+        described = Description(method, self._prefix + path, need, kind, photos, example)
         if etag:
             _describe_etag(method, options)
-        if self.router.include_in_schema:
-            options["responses"] = options.get("responses", {}) | problem_responses(described)
 
         def register(handler: Handler) -> Handler:
             handler.__dict__[DESCRIPTION] = described
             self.described.append(described)
-            self.router.add_api_route(path, handler, methods=[method], **options)
+            self._added.append((described, handler, options))
             return handler
 
         return register
+
+    def mount(self, app: FastAPI) -> None:
+        """Build the routes in an application. An included router would build each a second time."""
+        for described, handler, given in self._added:
+            options = {**given, "tags": [self._tag] if self._tag else [], "include_in_schema": self._tag is not None}
+            if described.photos is not None:
+                options["openapi_extra"] = _photo_body(described.photos, described.body == "sides")
+            if self._tag is not None:
+                options["responses"] = options.get("responses", {}) | problem_responses(described)
+            app.router.add_api_route(
+                described.path, handler, methods=[described.method], route_class_override=self._class, **options
+            )
 
 
 def _photo_body(model: type[BaseModel], sides: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +28,7 @@ def serve(
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Overrides KITH_PORT.")] = None,
 ) -> None:
     """Serve until interrupted."""
+    gc.disable()  # nearly all objects of the start stay; the started server enables it again
     from service import server
     from service.observability.logs import configure
 
