@@ -17,6 +17,7 @@ from models.runtime import onnx_runtime, openvino_network
 from models.runtime.cuda_network import CUDA, CudaNetwork, Device, diagnose_cuda, visible_gpus
 from models.runtime.dynamic_shapes import agrees, make_dynamic
 from models.runtime.network import Engine, Float, Network, Precision
+from models.runtime.onnx_check import is_bundled
 from models.runtime.onnx_runtime import CPU, OnnxNetwork, available_cores, is_gpu_build
 from models.runtime.openvino_network import OpenVinoNetwork
 from models.vision.detection import CANVAS_BUCKETS_PX
@@ -199,7 +200,9 @@ def open_network(spec: NetworkSpec, preference: EnginePreference) -> CpuNetwork:
 
 def _open_checked(spec: NetworkSpec, choice: EngineChoice, preference: EnginePreference) -> CpuNetwork:
     network = open_with_engine(spec, choice, preference)
-    check_outputs(spec, network)  # of a variant, too: its file may differ from the manifest
+    # Each shape of the check is compiled, and stays: 30 MB and a quarter of a second, which bundled networks save.
+    # Variants are checked, too: their files may differ from the manifest.
+    check_outputs(spec, network, thorough=not is_bundled(network.path))
     return network
 
 

@@ -49,14 +49,19 @@ def check_network(path: Path) -> None:
     Raises:
         PackError: the file cannot be read or is not acceptable.
     """
-    path = path.resolve()
-    if path.is_relative_to(BUNDLED_PACKS_DIR):
+    if is_bundled(path):
         return
+    path = path.resolve()
     try:
         status = path.stat()
     except OSError as error:
         raise PackError(path.name, f"cannot be read ({error.strerror})") from error
     _check_file(path, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def is_bundled(path: Path) -> bool:
+    """Tell whether a file belongs to a pack of the distribution, which its tests have checked."""
+    return path.resolve().is_relative_to(BUNDLED_PACKS_DIR)
 
 
 @lru_cache(maxsize=64)

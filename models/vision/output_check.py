@@ -18,21 +18,25 @@ CHECK_BATCH: Final = 5
 """Batch that small networks split into every batch size, so that the check also warms up the network."""
 
 
-def check_outputs(spec: NetworkSpec, network: Network) -> None:
+def check_outputs(spec: NetworkSpec, network: Network, thorough: bool = True) -> None:
     """Run a network on random images as the service does. Uniform images give a zero vector in some networks.
+
+    Args:
+        thorough: run batches and the extreme canvas, too, not only one small image.
 
     Raises:
         PackError: the service cannot use the network.
         RuntimeUnavailableError: the engine cannot run the network.
     """
+    count = CHECK_BATCH if thorough else 1
     try:
         _check_input(spec, network)
         if isinstance(spec, DetectionSpec):
-            _check_detector(Detector(network, spec), network)
+            _check_detector(Detector(network, spec), network, thorough)
         elif isinstance(spec, RecognitionSpec):
-            Recognizer(network, spec).embed(_noise(CHECK_BATCH, *spec.shape))
+            Recognizer(network, spec).embed(_noise(count, *spec.shape))
         else:
-            LivenessClassifier(network, spec).scores(_noise(CHECK_BATCH, *spec.shape))
+            LivenessClassifier(network, spec).scores(_noise(count, *spec.shape))
     except ModelError:
         raise
     except Exception as error:  # runtimes raise many unrelated types
@@ -55,9 +59,10 @@ def _check_input(spec: NetworkSpec, network: Network) -> None:
         )
 
 
-def _check_detector(detector: Detector, network: Network) -> None:
+def _check_detector(detector: Detector, network: Network, thorough: bool) -> None:
     small, wide = CANVAS_BUCKETS_PX[0], CANVAS_BUCKETS_PX[-1]  # also prepared on GPUs
-    for count, height, width in ((CHECK_BATCH, small, small), (1, small, wide)):
+    every = ((CHECK_BATCH, small, small), (1, small, wide))
+    for count, height, width in every if thorough else ((1, small, small),):
         photos = [detector.prepare(image) for image in _noise(count, height, width)]
         for photo, outputs in zip(photos, detector.run(photos), strict=True):
             expected = detector.output_shapes(photo.canvas)

@@ -13,7 +13,6 @@ from typing import get_args
 import pytest
 
 import kith
-
 from kith.wire import common
 from models.runtime import network
 from models.vision import face_search, quality_gate
