@@ -23,6 +23,8 @@ from service.risk.decision import (
     thresholds_for,
 )
 from service.security.callers import Caller
+from service.storage.repositories.read_cache import SubjectFaces
+from service.storage.repositories.store import Store
 from service.usecases.backend import Backend, fetch_photo, gather_or_cancel
 from service.usecases.documents import DEFAULT_GATE, Document, face_document, risk_document, without_none
 
@@ -219,9 +221,21 @@ async def _process_side(backend: Backend, side: SideIn, verification: Verificati
 
 def _read_subject(backend: Backend, gallery: Gallery, subject_id: str) -> EnrolledSubject:
     """Raises SubjectNotFoundError, or InvalidRequestError for a subject without templates."""
-    vectors, qualities = backend.galleries.store.templates.vectors(gallery, subject_id)
-    if not len(vectors):
+    faces = _subject_faces(backend.galleries.store, gallery, subject_id)
+    if not len(faces.vectors):
         raise InvalidRequestError(f"subject {subject_id!r} has no template")
     model, settings = backend.galleries.risks.current(gallery), gallery.settings
-    decoys = backend.galleries.store.decoys.of_subject(gallery, subject_id) if gallery.has_decoys else None
-    return EnrolledSubject(vectors, qualities, settings.fusion, model, settings.review_factor, decoys)
+    return EnrolledSubject(faces.vectors, faces.qualities, settings.fusion, model, settings.review_factor, faces.decoys)
+
+
+def _subject_faces(store: Store, gallery: Gallery, subject_id: str) -> SubjectFaces:
+    """Return what is stored of a subject, without a query if nothing was written since it was read."""
+    page = store.cache.page_of(gallery)
+    if page is not None and (cached := page.faces.get(subject_id)) is not None:
+        return cached
+    vectors, qualities = store.templates.vectors(gallery, subject_id)
+    decoys = store.decoys.of_subject(gallery, subject_id) if gallery.has_decoys else None
+    faces = SubjectFaces(vectors, qualities, decoys)
+    if page is not None:
+        store.cache.add_faces(page, subject_id, faces)
+    return faces

@@ -1,4 +1,4 @@
-"""Read cache: rows, subject names and hygiene findings of galleries, in memory, valid for one gallery version.
+"""Read cache: rows, names and faces of subjects, and hygiene findings of galleries, in memory, valid for one version.
 
 A gallery's version shows whether its cached values are still valid (service.domain.gallery.Gallery.version). On SQLite,
 the file's version shows whether any process wrote anything.
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from models.runtime.network import Float
 from service.domain.findings import HygieneReport
 from service.domain.gallery import Gallery, SubjectLabel
 
@@ -20,33 +21,60 @@ MAX_NAMES: Final = 200_000
 """Names of all galleries together, about 300 bytes each."""
 MAX_FINDINGS: Final = 100_000
 """Findings of all galleries together, about 500 bytes each: keys and similarities, no names."""
+MAX_VECTORS: Final = 20_000
+"""Vectors of verified subjects of all galleries together, about 2 kB each."""
+
+
+@dataclass(frozen=True, eq=False)
+class SubjectFaces:
+    """What a face is compared with in a verification: (n, d) unit vectors of the subject's templates, (n,) quality
+    scores, NaN for bare embeddings, and the (k, d) vectors of its decoys; None without decoys."""
+
+    vectors: Float
+    qualities: Float
+    decoys: Float | None
+
+    @property
+    def count(self) -> int:
+        return len(self.vectors) + (0 if self.decoys is None else len(self.decoys))
 
 
 @dataclass
 class Page:
     """Cached values of one gallery version, which was current at ``file_version`` of the database file.
 
-    ``names`` of some subjects are as of this version or later; the dict is replaced, never shrunk. ``findings`` is None
-    until the gallery was inspected.
+    ``names`` and ``faces`` of some subjects are as of this version or later; the dict of names is replaced, never
+    shrunk. ``findings`` is None until the gallery was inspected.
     """
 
     gallery: Gallery
     file_version: int | None
     names: dict[int, SubjectLabel] = field(default_factory=dict)
+    faces: dict[str, SubjectFaces] = field(default_factory=dict)
     findings: HygieneReport | None = None
+
+    @property
+    def vectors(self) -> int:
+        return sum(faces.count for faces in self.faces.values())
 
 
 class ReadCache:
     """LRU cache of pages by gallery name. Thread-safe."""
 
     def __init__(
-        self, max_galleries: int = MAX_GALLERIES, max_names: int = MAX_NAMES, max_findings: int = MAX_FINDINGS
+        self,
+        max_galleries: int = MAX_GALLERIES,
+        max_names: int = MAX_NAMES,
+        max_findings: int = MAX_FINDINGS,
+        max_vectors: int = MAX_VECTORS,
     ) -> None:
         self._max_galleries = max_galleries
         self._max_names = max_names
         self._max_findings = max_findings
+        self._max_vectors = max_vectors
         self._pages: OrderedDict[str, Page] = OrderedDict()
         self._names = 0
+        self._vectors = 0
         self._lock = threading.Lock()
 
     def page(self, name: str) -> Page | None:
@@ -100,6 +128,19 @@ class ReadCache:
                 self._names -= len(other.names)
                 other.names = {}
 
+    def add_faces(self, page: Page, subject_id: str, faces: SubjectFaces) -> None:
+        """Add a subject's faces to the ``page`` that was current before they were read; make room for them."""
+        with self._lock:
+            if self._pages.get(page.gallery.name) is not page or subject_id in page.faces:
+                return
+            for other in list(self._pages.values()):  # the page itself is last: it was used just now
+                if self._vectors + faces.count <= self._max_vectors:
+                    break
+                self._vectors -= other.vectors
+                other.faces = {}
+            page.faces[subject_id] = faces
+            self._vectors += faces.count
+
     def findings(self, gallery: Gallery) -> HygieneReport | None:
         """Return the cached hygiene findings of this gallery version."""
         page = self.page_of(gallery)
@@ -122,7 +163,9 @@ class ReadCache:
 
     def _evict(self, name: str) -> None:
         page = self._pages.pop(name, None)
-        self._names -= len(page.names) if page else 0
+        if page is not None:
+            self._names -= len(page.names)
+            self._vectors -= page.vectors
 
 
 def _is_same(one: Gallery, other: Gallery) -> bool:

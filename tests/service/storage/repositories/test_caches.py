@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 import uuid
@@ -37,9 +38,9 @@ from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.job_records import Job
 from service.storage.repositories.jobs import JobStore
-from service.storage.repositories.read_cache import ReadCache
+from service.storage.repositories.read_cache import ReadCache, SubjectFaces
 from service.storage.repositories.store import Store
-from tests.databases import open_database
+from tests.databases import TEXT, open_database
 from tests.faults.workers import Worker
 from tests.packs import BUNDLED_DIMENSION
 from tests.postgres import DatabaseUrl, Postgres
@@ -367,6 +368,81 @@ def test_the_cache_is_bounded() -> None:
     assert sorted(last.names) == list(range(10, 20))
     kept.add_names(last, {pk: SubjectLabel(f"s{pk}", None) for pk in range(11)})
     assert not last.names and kept.page("g4") is last and kept.page("g3") is pages[3]
+
+
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    """SQL statements of requests, without those that check keys after a write."""
+    seen = list[str]()
+
+    def note(_connection: object, _cursor: object, statement: str, *_others: object) -> None:
+        is_of_request = threading.current_thread().name.startswith(("blocking", "kith-server"))
+        if is_of_request and not re.search("api_key|FROM secrets|BEGIN", statement):
+            seen.append(statement)
+
+    sa.event.listen(sa.engine.Engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        sa.event.remove(sa.engine.Engine, "before_cursor_execute", note)
+
+
+def test_verifications_read_a_subject_only_after_a_write(tmp_path: Path, rng: np.random.Generator) -> None:
+    url = f"sqlite:///{tmp_path / 'kith.db'}"
+    ada, bob = [vector.tolist() for vector in l2_normalize(rng.normal(size=(2, BUNDLED_DIMENSION)))]
+    with (
+        embedded(load_settings(data_dir=tmp_path, log_level="ERROR", master_key=TEXT)) as server,
+        Kith(server) as kith,
+        process(url) as other,
+        counted() as statements,
+    ):
+        kith.create_gallery("g", risk={"threshold": 0.5}, fusion="max")
+        kith.enroll("g", "ada", embeddings=[ada], allow_duplicate=True)
+        kith.create_gallery("elsewhere")
+
+        def similarity(probe: list[float]) -> float:
+            statements.clear()
+            answer = kith.verify(("g", "ada"), probe)
+            assert answer.similarity is not None
+            return answer.similarity
+
+        similarity(ada)
+        assert similarity(ada) == pytest.approx(1, abs=1e-3) and not statements
+        here = other.store.galleries.get("g")
+        stored = NewTemplate(uuid.uuid4().hex, np.array(bob, np.float32), "embedding")
+        other.store.templates.enroll(here, "ada", [stored], None)
+        assert similarity(bob) == pytest.approx(1, abs=1e-3) and statements
+        assert similarity(bob) == pytest.approx(1, abs=1e-3) and not statements
+        other.store.templates.delete(other.store.galleries.get("g"), "ada", stored.id)
+        assert similarity(bob) < 0.9
+        other.store.subjects.delete(other.store.galleries.get("g"), "ada")
+        with pytest.raises(KithClientError, match="subject"):
+            similarity(ada)
+
+
+def test_cached_faces_are_bounded_and_of_one_version() -> None:
+    kept = ReadCache(max_vectors=10)
+    made = [
+        Gallery(i, f"g{i}", "f", DIMENSION, GallerySettings(), datetime.now(UTC), Seal(new_key())) for i in range(3)
+    ]
+    pages = []
+    for gallery in made:
+        kept.put(gallery, 1)
+        page = kept.page(gallery.name)
+        assert page is not None
+        pages.append(page)
+    four = SubjectFaces(
+        np.ones((3, DIMENSION), np.float32), np.ones(3, np.float32), np.ones((1, DIMENSION), np.float32)
+    )
+    for page in pages:
+        kept.add_faces(page, "ada", four)
+    assert [[*page.faces] for page in pages] == [[], ["ada"], ["ada"]]
+    kept.evict("g1")
+    kept.add_faces(pages[1], "bob", four)
+    assert "bob" not in pages[1].faces
+    kept.add_faces(pages[2], "bob", four)
+    kept.add_faces(pages[2], "cy", four)
+    assert [*pages[2].faces] == ["cy"]
 
 
 def found_of(keys: Sequence[int]) -> HygieneReport:
