@@ -29,6 +29,7 @@ SINGLE_LINE: Final = rf"^[^{CONTROL_CHARACTERS}]*$"
 MAX_URL_LENGTH: Final = 2048
 MAX_LABELS: Final = 100
 """Maximum number of tags, and of metadata entries, of a subject."""
+MAX_FILTER_TAGS: Final = 32
 MAX_DECOYS: Final = 50
 """Maximum number of decoys of a subject, by one recognizer."""
 MAX_LOOKALIKES: Final = 10

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from kith.wire.common import FacesChoice, IdentifyOutcome, Problem, Source
 from kith.wire.faces import FaceOut
-from kith.wire.fields import Metadata, RequestModel, Tag
+from kith.wire.fields import MAX_FILTER_TAGS, Metadata, RequestModel, Tag
 from kith.wire.photos import Probes
 from kith.wire.risk import RiskIn
 from kith.wire.strangers import SightingOut
@@ -17,7 +17,7 @@ from kith.wire.strangers import SightingOut
 class FilterIn(RequestModel):
     """Subjects must have all tags and all metadata entries."""
 
-    tags: list[Tag] = Field(default_factory=list, max_length=32)
+    tags: list[Tag] = Field(default_factory=list, max_length=MAX_FILTER_TAGS)
     metadata: Metadata = Field(default_factory=dict)
 
 

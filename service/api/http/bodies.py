@@ -18,7 +18,8 @@ from multipart import MultipartError, MultipartSegment, PushMultipartParser, par
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from kith.wire.photos import LongStrings, Photos, Probes
+from kith.wire.fields import MAX_FILTER_TAGS
+from kith.wire.photos import MAX_PHOTOS, LongStrings, Photos, Probes
 from kith.wire.risk import RiskIn
 from kith.wire.verification import SideIn, VerifyIn
 from service.api.http.problems import validation_error
@@ -34,6 +35,7 @@ FILTER_OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "tag": {
         "type": "array",
         "items": {"type": "string"},
+        "maxItems": MAX_FILTER_TAGS,
         "description": "Search only subjects with all of these tags; repeatable.",
     },
     "metadata": {
@@ -44,7 +46,12 @@ FILTER_OPTIONS: Final[dict[str, dict[str, Any]]] = {
 }
 """Plain forms of a filter, as of a list of subjects."""
 URL_OPTIONS: Final[dict[str, dict[str, Any]]] = {
-    "urls": {"type": "array", "items": {"type": "string"}, "description": "URL of a photo; repeatable."}
+    "urls": {
+        "type": "array",
+        "items": {"type": "string"},
+        "maxItems": MAX_PHOTOS,
+        "description": "URL of a photo; repeatable.",
+    }
 }
 PHOTO_FIELDS: Final = frozenset({"images", "image", "a", "b"})
 """Form fields of photos."""

@@ -10,7 +10,7 @@ from fastapi import Header, Path, Query, Request, Response
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from kith.wire.erasures import DeletedOut
-from kith.wire.fields import NORMALIZED, SINGLE_LINE, Metadata, SubjectId, Tag
+from kith.wire.fields import MAX_FILTER_TAGS, NORMALIZED, SINGLE_LINE, Metadata, SubjectId, Tag
 from kith.wire.subjects import (
     DecoyIn,
     DecoyOut,
@@ -92,7 +92,9 @@ async def list_subjects(
     backend: BackendDep,
     cursor: Cursor = None,
     limit: PageLimit = 100,
-    tag: Annotated[list[Tag], Query(max_length=32, description="Only subjects with all of these tags.")] = [],  # noqa: B006
+    tag: Annotated[
+        list[Tag], Query(max_length=MAX_FILTER_TAGS, description="Only subjects with all of these tags.")
+    ] = [],  # noqa: B006
     metadata: Annotated[str | None, Query(description=METADATA_HELP, examples=['{"floor": 3}'])] = None,
     q: Annotated[SearchText | None, Query(description=SEARCH_HELP, examples=["lovel"])] = None,
 ) -> SubjectsOut:

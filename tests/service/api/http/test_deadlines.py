@@ -64,7 +64,7 @@ def test_a_disconnect_cancels_the_request(
     waiting = 'kith_queue_items{lane="requests"'
     with (
         held_detector(monkeypatch) as release,
-        embedded(load_settings(data_dir=tmp_path, log_level="WARNING")) as url,
+        embedded(load_settings(data_dir=tmp_path, threads=1, log_level="WARNING")) as url,
         Kith(url) as kith,
         caplog.at_level(logging.INFO, "service.access"),
     ):
@@ -119,7 +119,7 @@ def test_a_request_can_set_its_timeout(
 
     with (
         held_detector(monkeypatch) as release,
-        embedded(load_settings(data_dir=tmp_path, log_level="WARNING")) as url,
+        embedded(load_settings(data_dir=tmp_path, threads=1, log_level="WARNING")) as url,
     ):
         for milliseconds in ("1", "50", "000000000000050"):
             late = ask(url, milliseconds)
@@ -136,7 +136,7 @@ def test_the_server_limits_the_timeout(
 ) -> None:
     with (
         held_detector(monkeypatch) as release,
-        embedded(load_settings(data_dir=tmp_path, log_level="WARNING", deadline_s=0.3)) as url,
+        embedded(load_settings(data_dir=tmp_path, threads=1, log_level="WARNING", deadline_s=0.3)) as url,
     ):
         for headers in ({}, {"X-Request-Timeout-Ms": "99999999999999"}):
             late = httpx.post(f"{url}/v1/detect", files={"images": jpeg(astronaut)}, headers=headers, timeout=60)
@@ -162,7 +162,7 @@ def test_photos_are_not_decoded_if_the_queue_is_full(
         if answer.status_code == 503:
             assert answer.json()["code"] == "overloaded" and int(answer.headers["Retry-After"]) >= 1
 
-    settings = load_settings(data_dir=tmp_path, log_level="WARNING", queue_size=2, max_images=2)
+    settings = load_settings(data_dir=tmp_path, threads=1, log_level="WARNING", queue_size=2, max_images=2)
     with held_detector(monkeypatch) as release, embedded(settings) as url:
         first, *more = [threading.Thread(target=ask, args=(url,)) for _ in range(7)]
         first.start()
