@@ -1,7 +1,7 @@
 """Descriptors of routes, and route classes that check permissions, and read a gallery, before the body arrives.
 
-A route is described in one place, by the decorator of its handler: path, permission, body, response and example. The
-OpenAPI document, the limits of bodies and the REST reference derive from it.
+A route is described in one place, by the decorator of its handler: path, permission, body, response, example and own
+errors. The OpenAPI document, the limits of bodies and the REST reference derive from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kith.wire.fields import ETAG, GALLERY_NAME
 from service.api.http.bodies import OPTIONS_FIELD, JsonRequest, form_options, plain_options
 from service.api.http.etags import without_fresh_body
 from service.api.http.parameters import GalleryPath
-from service.api.http.route_errors import problem_responses
+from service.api.http.route_errors import Errors, problem_responses
 from service.core.errors import ForbiddenError, GalleryNotFoundError, InvalidRequestError
 from service.domain.gallery import Gallery
 from service.security.callers import Caller
@@ -88,7 +88,8 @@ ADMIN_ALL: Final = Need("admin", all_galleries=True)
 class Description:
     """What the decorator of a handler says about its route.
 
-    ``photos``: model of a body with photos, which the handler reads. ``example``: of the JSON body.
+    ``photos``: model of a body with photos, which the handler reads. ``example``: of the JSON body. ``errors``: those
+    that only this handler raises. ``creates_subject``: a missing subject is no error.
     """
 
     method: str
@@ -97,6 +98,8 @@ class Description:
     body: BodyKind
     photos: type[BaseModel] | None
     example: Any
+    errors: Errors = ()
+    creates_subject: bool = False
 
     @property
     def name(self) -> str:
@@ -141,6 +144,8 @@ class Routes:
         body: BodyKind | None = None,
         photos: type[BaseModel] | None = None,
         example: Any = None,
+        errors: Errors = (),
+        creates_subject: bool = False,
         etag: bool = False,
         **options: Any,
     ) -> Callable[[Handler], Handler]:
@@ -148,7 +153,7 @@ class Routes:
 
         ``etag``: answers have the header, and a ``GET`` takes If-None-Match."""
         kind: BodyKind = body or ("photos" if photos else "small")
-        described = Description(method, self._prefix + path, need, kind, photos, example)
+        described = Description(method, self._prefix + path, need, kind, photos, example, errors, creates_subject)
         if etag:
             _describe_etag(method, options)
 

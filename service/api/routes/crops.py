@@ -7,13 +7,20 @@ import base64
 from kith.wire.crops import CropOut, CropsIn, CropsOut
 from service.api.http.parameters import GalleryPath
 from service.api.http.routing import READ, BackendDep, Routes
+from service.core.errors import AuditWriteError
 from service.domain.gallery import CropOf
 from service.usecases.crops import read_crops
 
 routes = Routes("/v1/galleries/{gallery}/crops", "subjects")
 
 
-@routes.add("POST", "", READ, example={"crops": [{"subject": "ada"}, {"stranger": "9f86d081884c4d659a2feaa0c55ad015"}]})
+@routes.add(
+    "POST",
+    "",
+    READ,
+    example={"crops": [{"subject": "ada"}, {"stranger": "9f86d081884c4d659a2feaa0c55ad015"}]},
+    errors=(AuditWriteError,),
+)
 async def list_crops(gallery: GalleryPath, body: CropsIn, backend: BackendDep) -> CropsOut:
     """Return the stored crops of subjects, templates and strangers, with one audit line for all.
 

@@ -16,7 +16,13 @@ from service.api.http.once import StreamedDep
 from service.api.http.parameters import GalleryPath
 from service.api.http.routing import BINARY, ENROLL, BackendDep, Routes
 from service.api.routes.jobs import to_job_out
-from service.core.errors import InvalidRequestError
+from service.core.errors import (
+    ArchiveInvalidError,
+    ArchiveTooLargeError,
+    IdempotencyConflictError,
+    InvalidRequestError,
+    RecognizerMismatchError,
+)
 from service.inference.archives import SIGNATURE_BYTES, archive_kind
 from service.security.sealed_files import SealedWriter
 from service.usecases.backend import Backend
@@ -53,6 +59,12 @@ async def _options(
     body="archive",
     status_code=202,
     openapi_extra={"requestBody": {"required": True, "content": dict.fromkeys(ARCHIVES, BINARY)}},
+    errors=(
+        RecognizerMismatchError,
+        ArchiveInvalidError,
+        ArchiveTooLargeError,
+        IdempotencyConflictError,
+    ),
 )
 async def enroll_archive(
     gallery: GalleryPath,

@@ -10,6 +10,7 @@ from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut, VerdictOut
 from kith.wire.fields import SubjectId
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, SubjectPath, open_cursor, paginate
 from service.api.http.routing import ADMIN, ADMIN_ALL, BackendDep, Routes
+from service.core.errors import AuditWriteError
 from service.storage.privacy.subject_access import everything_about
 from service.storage.repositories.erasures import Receipt
 
@@ -41,7 +42,13 @@ async def verify_receipt(receipt: ReceiptPath, backend: BackendDep) -> VerdictOu
     return VerdictOut(receipt=to_receipt_out(found.receipt), **results)
 
 
-@routes.add("GET", "/galleries/{gallery}/subjects/{subject}/export", ADMIN, response_model=dict[str, Any])
+@routes.add(
+    "GET",
+    "/galleries/{gallery}/subjects/{subject}/export",
+    ADMIN,
+    response_model=dict[str, Any],
+    errors=(AuditWriteError,),
+)
 async def export_subject(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> dict[str, Any]:
     """Export all data about a subject: stored data with embeddings and crops, and audit entries.
 

@@ -15,7 +15,13 @@ from kith.wire.common import EventType, IdentifyOutcome
 from kith.wire.fields import GalleryName
 from service.api.http.parameters import SEALED_CURSOR, open_cursor_numbers
 from service.api.http.routing import READ, BackendDep, CallerDep, Routes
-from service.core.errors import InvalidRequestError, KithError
+from service.core.errors import (
+    EventsExpiredError,
+    GalleryNotFoundError,
+    InvalidRequestError,
+    KithError,
+    TooManyStreamsError,
+)
 from service.domain.events import EventFilter
 from service.operations.event_streams import Position
 from service.security.callers import Caller
@@ -35,7 +41,14 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-@routes.add("GET", "", READ, response_class=StreamingResponse, responses=RESPONSES)
+@routes.add(
+    "GET",
+    "",
+    READ,
+    response_class=StreamingResponse,
+    responses=RESPONSES,
+    errors=(GalleryNotFoundError, TooManyStreamsError, EventsExpiredError),
+)
 async def follow_events(
     request: Request,
     backend: BackendDep,

@@ -7,7 +7,16 @@ from fastapi import Request, Response
 from kith.wire.faces import DetectIn, EmbedIn, FacesOut
 from kith.wire.verification import VerifyIn, VerifyOut
 from service.api.http.bodies import read_photos, read_verify
+from service.api.http.route_errors import SEARCH
 from service.api.http.routing import IDENTIFY, PHOTO, BackendDep, CallerDep, Routes, json_response
+from service.core.errors import (
+    EmbeddingError,
+    GalleryNotFoundError,
+    LivenessUnavailableError,
+    ModelNotServedError,
+    SubjectNotFoundError,
+    TemplateNotFoundError,
+)
 from service.inference.photo_pipeline import Photo
 from service.usecases import verify as verification
 from service.usecases.backend import process_photos
@@ -31,7 +40,15 @@ async def detect(request: Request, backend: BackendDep) -> Response:
     )
 
 
-@routes.add("POST", "/v1/embed", IDENTIFY, response_model=FacesOut, photos=EmbedIn, example={"images": [PHOTO]})
+@routes.add(
+    "POST",
+    "/v1/embed",
+    IDENTIFY,
+    response_model=FacesOut,
+    photos=EmbedIn,
+    example={"images": [PHOTO]},
+    errors=(ModelNotServedError,),
+)
 async def embed(request: Request, backend: BackendDep) -> Response:
     """Detect the faces in one or more photos and compute the embedding of each, a unit vector."""
     with backend.operations.metrics.stage("read"):
@@ -58,6 +75,15 @@ async def embed(request: Request, backend: BackendDep) -> Response:
         "b": {"subject": {"gallery": "staff", "subject": "ada"}},
         "risk": {"fmr": 0.001},
     },
+    errors=(
+        *SEARCH,
+        EmbeddingError,
+        GalleryNotFoundError,
+        SubjectNotFoundError,
+        TemplateNotFoundError,
+        ModelNotServedError,
+        LivenessUnavailableError,
+    ),
 )
 async def verify(request: Request, backend: BackendDep, caller: CallerDep) -> Response:
     """Decide if two sides are the same person. Each is a photo (its largest face), an embedding, or a subject.

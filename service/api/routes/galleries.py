@@ -27,7 +27,16 @@ from service.api.http.once import RepeatableDep
 from service.api.http.parameters import GalleryPath, NameCursor, PageLimit
 from service.api.http.routing import ADMIN, ADMIN_ALL, READ, BackendDep, CallerDep, Routes
 from service.api.routes.erasures import to_deleted_out
-from service.core.errors import GalleryNotFoundError, LivenessUnavailableError
+from service.core.errors import (
+    GalleryExistsError,
+    GalleryNotFoundError,
+    IdempotencyConflictError,
+    IndexUnavailableError,
+    LivenessUnavailableError,
+    PreconditionFailedError,
+    RecognizerMismatchError,
+    RetentionChangedError,
+)
 from service.domain.gallery import Gallery, GallerySettings
 from service.domain.outcomes import to_risk_target
 from service.domain.revisions import revision_of
@@ -43,6 +52,7 @@ routes = Routes("/v1/galleries", "galleries")
     status_code=201,
     example={"name": "staff", "risk": {"fpir": 0.001}, "retention_days": 365},
     etag=True,
+    errors=(GalleryExistsError, LivenessUnavailableError, IdempotencyConflictError),
 )  # a 409 reveals that a name is taken
 async def create_gallery(
     body: GalleryIn, response: Response, backend: BackendDep, request: RepeatableDep
@@ -84,7 +94,7 @@ async def get_gallery(gallery: GalleryPath, response: Response, backend: Backend
     return to_gallery_out(found).model_copy(update={"drift": drift, "etag": etag})
 
 
-@routes.add("GET", "/{gallery}/stats", READ)
+@routes.add("GET", "/{gallery}/stats", READ, errors=(IndexUnavailableError, RecognizerMismatchError))
 async def get_statistics(gallery: GalleryPath, backend: BackendDep, caller: CallerDep) -> GalleryStatsOut:
     """Return statistics of the gallery's index: its kind and why, recall, size and position in the change log."""
     found = await backend.find_gallery(gallery)
@@ -115,7 +125,13 @@ async def get_retention(gallery: GalleryPath, backend: BackendDep) -> RetentionO
     )
 
 
-@routes.add("POST", "/{gallery}/retention", ADMIN, example={"template_count": 12, "subject_count": 3})
+@routes.add(
+    "POST",
+    "/{gallery}/retention",
+    ADMIN,
+    example={"template_count": 12, "subject_count": 3},
+    errors=(RetentionChangedError,),
+)
 async def apply_retention(gallery: GalleryPath, body: RetentionIn, backend: BackendDep) -> RetentionAppliedOut:
     """Erase expired templates and subjects once, if there are no more than the request confirms."""
     now = datetime.now(UTC)
@@ -127,7 +143,14 @@ async def apply_retention(gallery: GalleryPath, body: RetentionIn, backend: Back
     return RetentionAppliedOut(template_count=swept.templates, subject_count=swept.subjects)
 
 
-@routes.add("PATCH", "/{gallery}", ADMIN, etag=True, example={"risk": {"fpir": 0.0001}})
+@routes.add(
+    "PATCH",
+    "/{gallery}",
+    ADMIN,
+    etag=True,
+    example={"risk": {"fpir": 0.0001}},
+    errors=(LivenessUnavailableError, PreconditionFailedError),
+)
 async def update_gallery(
     gallery: GalleryPath, body: GallerySettingsIn, response: Response, backend: BackendDep, if_match: IfMatch
 ) -> GalleryOut:
@@ -141,7 +164,7 @@ async def update_gallery(
     return to_gallery_out(updated)
 
 
-@routes.add("DELETE", "/{gallery}", ADMIN)
+@routes.add("DELETE", "/{gallery}", ADMIN, errors=(PreconditionFailedError,))
 async def delete_gallery(gallery: GalleryPath, backend: BackendDep, if_match: IfMatch) -> DeletedOut:
     """Delete the gallery with all its subjects and templates.
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from kith.wire.hygiene import FindingOut, HygieneOut, NamedOut, TemplateRefOut
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor_numbers
+from service.api.http.route_errors import CALIBRATED
 from service.api.http.routing import ADMIN, BackendDep, Routes
 from service.domain.findings import KINDS, HygieneFinding, HygieneReport
 from service.domain.gallery import Gallery, Subject, Template
@@ -19,7 +20,9 @@ from service.usecases.hygiene import inspect_gallery
 routes = Routes("/v1/galleries", "galleries")
 
 
-@routes.add("GET", "/{gallery}/hygiene", ADMIN)  # similarities between templates, which a caller may have made up
+@routes.add(
+    "GET", "/{gallery}/hygiene", ADMIN, errors=CALIBRATED
+)  # similarities between templates, which a caller may have made up
 async def check_hygiene(
     gallery: GalleryPath, backend: BackendDep, cursor: Cursor = None, limit: PageLimit = 100
 ) -> HygieneOut:

@@ -7,7 +7,9 @@ from fastapi import Request, Response
 from kith.wire.identification import IdentifyIn, IdentifyOut
 from service.api.http.bodies import read_photos
 from service.api.http.parameters import GalleryPath
+from service.api.http.route_errors import SEARCH
 from service.api.http.routing import IDENTIFY, PHOTO, BackendDep, CallerDep, Routes, json_response
+from service.core.errors import EmbeddingError, LivenessUnavailableError
 from service.usecases import identify as usecase
 
 routes = Routes("", "identify")
@@ -20,6 +22,7 @@ routes = Routes("", "identify")
     response_model=IdentifyOut,
     photos=IdentifyIn,
     example={"images": [PHOTO], "risk": {"fpir": 0.001}, "top_k": 3, "filter": {"tags": ["staff"]}},
+    errors=(*SEARCH, EmbeddingError, LivenessUnavailableError),
 )
 async def identify(gallery: GalleryPath, request: Request, backend: BackendDep, caller: CallerDep) -> Response:
     """Decide for each face of the photos, for the largest face of each photo, or for given embeddings.

@@ -11,6 +11,7 @@ from kith.wire.fields import GalleryName
 from kith.wire.jobs import JobItemOut, JobItemsOut, JobOut, JobsOut
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
 from service.api.http.routing import ADMIN, ENROLL, READ, BackendDep, CallerDep, Routes
+from service.core.errors import GalleryNotFoundError
 from service.security.callers import Caller, mark_hidden
 from service.storage.repositories.job_records import Job
 from service.storage.repositories.jobs import JobItem, missing
@@ -21,7 +22,7 @@ routes = Routes("/v1/jobs", "jobs")
 JobPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
-@routes.add("GET", "", READ)
+@routes.add("GET", "", READ, errors=(GalleryNotFoundError,))
 async def list_jobs(
     backend: BackendDep,
     caller: CallerDep,

@@ -11,7 +11,7 @@ from kith.wire.keys import CreatedKeyOut, KeyIn, KeyOut, KeysOut, RotateIn
 from service.api.http.once import RepeatableDep
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
 from service.api.http.routing import ADMIN_ALL, BackendDep, CallerDep, Routes
-from service.core.errors import InvalidRequestError
+from service.core.errors import IdempotencyConflictError, InvalidRequestError, KeyEndedError
 from service.security.api_keys import ApiKey, rights_of, to_key_out
 from service.security.callers import ANONYMOUS
 
@@ -20,7 +20,12 @@ KeyPath = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
 
 
 @routes.add(
-    "POST", "", ADMIN_ALL, status_code=201, example={"name": "door", "scopes": ["identify"], "galleries": ["staff"]}
+    "POST",
+    "",
+    ADMIN_ALL,
+    status_code=201,
+    example={"name": "door", "scopes": ["identify"], "galleries": ["staff"]},
+    errors=(IdempotencyConflictError,),
 )
 async def create_key(body: KeyIn, backend: BackendDep, caller: CallerDep, request: RepeatableDep) -> CreatedKeyOut:
     """Create a key. Only this response contains its token.
@@ -64,7 +69,14 @@ async def revoke_key(key: KeyPath, backend: BackendDep) -> KeyOut:
     return to_key_out(await backend.run(backend.operations.keys.revoke, key))
 
 
-@routes.add("POST", "/{key}/rotate", ADMIN_ALL, status_code=201, example={"overlap_s": 86_400})
+@routes.add(
+    "POST",
+    "/{key}/rotate",
+    ADMIN_ALL,
+    status_code=201,
+    example={"overlap_s": 86_400},
+    errors=(KeyEndedError, IdempotencyConflictError),
+)
 async def rotate_key(key: KeyPath, body: RotateIn, backend: BackendDep, request: RepeatableDep) -> CreatedKeyOut:
     """Create a key with the same rights. The old key stays valid for `overlap_s`."""
     overlap, once = timedelta(seconds=body.overlap_s), request.once(_created)

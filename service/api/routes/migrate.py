@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kith.wire.migration import (
     CutOverIn,
     DisagreementOut,
@@ -13,8 +15,15 @@ from kith.wire.migration import (
     ShadowOut,
 )
 from service.api.http.parameters import GalleryPath
+from service.api.http.route_errors import Errors
 from service.api.http.routing import ADMIN, BackendDep, Routes
-from service.core.errors import RiskUncalibratedError
+from service.core.errors import (
+    MigrationIncompleteError,
+    MigrationStateError,
+    ModelNotServedError,
+    RecognizerMismatchError,
+    RiskUncalibratedError,
+)
 from service.domain.gallery import Gallery, Generation
 from service.domain.outcomes import to_risk_target
 from service.risk.decision import thresholds_for
@@ -22,9 +31,10 @@ from service.storage.repositories.generations import DROP, FILL
 from service.usecases.backend import Backend
 
 routes = Routes("/v1/galleries/{gallery}/migrate", "migration")
+MIGRATION: Final[Errors] = (MigrationStateError, ModelNotServedError, RecognizerMismatchError, RiskUncalibratedError)
 
 
-@routes.add("POST", "", ADMIN, status_code=202, example={"to": "open-model-zoo"})
+@routes.add("POST", "", ADMIN, status_code=202, example={"to": "open-model-zoo"}, errors=MIGRATION)
 async def start_migration(gallery: GalleryPath, body: MigrateIn, backend: BackendDep) -> MigrationOut:
     """Start a migration to another served pack's recognizer, in shadow mode. A job embeds the stored crops."""
     to = backend.faces.recognizers.by_name(body.to)
@@ -35,13 +45,13 @@ async def start_migration(gallery: GalleryPath, body: MigrateIn, backend: Backen
     return await _report(backend, gallery)
 
 
-@routes.add("GET", "", ADMIN)
+@routes.add("GET", "", ADMIN, errors=MIGRATION)
 async def get_migration(gallery: GalleryPath, backend: BackendDep) -> MigrationOut:
     """Return each recognizer's coverage and thresholds, and how the shadow's answers compare."""
     return await _report(backend, gallery)
 
 
-@routes.add("POST", "/cut-over", ADMIN, example={"min_share": 0.99})
+@routes.add("POST", "/cut-over", ADMIN, example={"min_share": 0.99}, errors=(*MIGRATION, MigrationIncompleteError))
 async def cut_over_migration(gallery: GalleryPath, body: CutOverIn, backend: BackendDep) -> MigrationOut:
     """Answer with the new recognizer from the next request on."""
     await backend.galleries.shadow.settle()
@@ -52,7 +62,7 @@ async def cut_over_migration(gallery: GalleryPath, body: CutOverIn, backend: Bac
     return await _report(backend, gallery)
 
 
-@routes.add("POST", "/roll-back", ADMIN)
+@routes.add("POST", "/roll-back", ADMIN, errors=MIGRATION)
 async def roll_back_migration(gallery: GalleryPath, backend: BackendDep) -> MigrationOut:
     """Answer with the previous recognizer again, or end shadow mode. Nothing is deleted."""
     await backend.run_on_gallery(gallery, backend.galleries.generations.roll_back)
@@ -60,7 +70,7 @@ async def roll_back_migration(gallery: GalleryPath, backend: BackendDep) -> Migr
     return await _report(backend, gallery)
 
 
-@routes.add("POST", "/finish", ADMIN, example={"force": False})
+@routes.add("POST", "/finish", ADMIN, example={"force": False}, errors=(*MIGRATION, MigrationIncompleteError))
 async def finish_migration(gallery: GalleryPath, body: FinishIn, backend: BackendDep) -> MigrationOut:
     """Delete the vectors of the other recognizer. This cannot be undone."""
     await backend.run_on_gallery(gallery, backend.galleries.generations.finish, body.force)

@@ -22,6 +22,7 @@ from service.api.http.routing import (
 )
 from service.api.routes.erasures import to_deleted_out, to_receipt_out
 from service.api.routes.subjects import PICTURE, crop_response, to_subject_out
+from service.core.errors import AuditWriteError, CropNotFoundError, SubjectErasedError
 from service.domain.gallery import CropOf
 from service.domain.strangers import Stranger
 
@@ -60,7 +61,13 @@ async def forget_stranger(gallery: GalleryPath, stranger: StrangerPath, backend:
     return to_deleted_out(await backend.run_on_gallery(gallery, backend.galleries.store.strangers.forget, stranger))
 
 
-@routes.add("POST", "/{stranger}/promote", ENROLL, example={"subject": "ada", "name": "Ada Lovelace"})
+@routes.add(
+    "POST",
+    "/{stranger}/promote",
+    ENROLL,
+    example={"subject": "ada", "name": "Ada Lovelace"},
+    errors=(SubjectErasedError,),
+)
 async def promote_stranger(
     snapshot: GallerySnapshot, stranger: StrangerPath, body: PromoteIn, backend: BackendDep
 ) -> MergedOut:
@@ -87,7 +94,15 @@ async def merge_stranger(
     return StrangerMergedOut(stranger=_stranger(merged), receipt=to_receipt_out(receipt))
 
 
-@routes.add("GET", "/{stranger}/thumbnail", READ, etag=True, response_class=Response, responses=PICTURE)
+@routes.add(
+    "GET",
+    "/{stranger}/thumbnail",
+    READ,
+    etag=True,
+    response_class=Response,
+    responses=PICTURE,
+    errors=(CropNotFoundError, AuditWriteError),
+)
 async def get_stranger_thumbnail(
     gallery: GalleryPath, stranger: StrangerPath, request: Request, backend: BackendDep
 ) -> Response:
@@ -98,7 +113,7 @@ async def get_stranger_thumbnail(
     return await crop_response(request, crop, lambda: audit.crops_read(found, [CropOf(stranger=stranger)]))
 
 
-@routes.add("GET", "/{stranger}/export", ADMIN, response_model=dict[str, Any])
+@routes.add("GET", "/{stranger}/export", ADMIN, response_model=dict[str, Any], errors=(AuditWriteError,))
 async def export_stranger(gallery: GalleryPath, stranger: StrangerPath, backend: BackendDep) -> dict[str, Any]:
     """Export all data about a stranger: stored data with embeddings and crops, events, and audit entries."""
     return await backend.run_on_gallery(gallery, backend.galleries.store.strangers.export, stranger)

@@ -41,6 +41,7 @@ from service.api.http.parameters import (
     open_cursor,
     paginate,
 )
+from service.api.http.route_errors import SEARCH
 from service.api.http.routing import (
     BINARY,
     ENROLL,
@@ -53,7 +54,24 @@ from service.api.http.routing import (
     Routes,
 )
 from service.api.routes.erasures import to_deleted_out, to_receipt_out
-from service.core.errors import InvalidRequestError
+from service.core.errors import (
+    AuditWriteError,
+    CropNotFoundError,
+    DecoyEnrolledError,
+    DuplicateSubjectError,
+    EmbeddingError,
+    IdempotencyConflictError,
+    InconsistentTemplateError,
+    InvalidRequestError,
+    LivenessUnavailableError,
+    PreconditionFailedError,
+    RecognizerMismatchError,
+    SubjectErasedError,
+    SubjectExistsError,
+    TemplateNotFoundError,
+    TooManyDecoysError,
+)
+from service.core.photo_errors import LowQualityError, NoFaceError, NotLiveError, SeveralFacesError
 from service.domain.gallery import Crop, CropOf, Decoy, Gallery, Subject, SubjectFilter, Template
 from service.domain.person_search import words_of
 from service.storage.db.row_sealing import seal_cursor
@@ -123,6 +141,8 @@ async def list_subjects(
     responses={201: {"model": SubjectOut, "description": "The subject was created."}},
     example={"name": "Ada Lovelace", "tags": ["staff"], "metadata": {"room": 12}},
     etag=True,
+    errors=(SubjectExistsError, SubjectErasedError, PreconditionFailedError),
+    creates_subject=True,
 )
 async def put_subject(
     snapshot: GallerySnapshot,
@@ -149,7 +169,14 @@ async def get_subject(
     return _tagged(response, await backend.run(backend.galleries.store.subjects.get, found, subject))
 
 
-@routes.add("PATCH", "/{subject}", ENROLL, etag=True, example={"name": "Countess of Lovelace"})
+@routes.add(
+    "PATCH",
+    "/{subject}",
+    ENROLL,
+    etag=True,
+    example={"name": "Countess of Lovelace"},
+    errors=(SubjectErasedError, PreconditionFailedError),
+)
 async def patch_subject(
     snapshot: GallerySnapshot,
     subject: SubjectPath,
@@ -165,7 +192,7 @@ async def patch_subject(
     return _tagged(response, await backend.run_on_gallery(snapshot, patch, subject, given, if_match))
 
 
-@routes.add("DELETE", "/{subject}", ENROLL)
+@routes.add("DELETE", "/{subject}", ENROLL, errors=(PreconditionFailedError,))
 async def delete_subject(
     gallery: GalleryPath, subject: SubjectPath, backend: BackendDep, if_match: IfMatch
 ) -> DeletedOut:
@@ -178,7 +205,7 @@ async def delete_subject(
     return to_deleted_out(receipt)
 
 
-@routes.add("POST", "/{subject}/merge", ENROLL, example={"into": "ada"})
+@routes.add("POST", "/{subject}/merge", ENROLL, example={"into": "ada"}, errors=(SubjectErasedError,))
 async def merge_subject(
     snapshot: GallerySnapshot, subject: SubjectPath, body: MergeIn, backend: BackendDep
 ) -> MergedOut:
@@ -201,7 +228,7 @@ async def list_lookalikes(gallery: GalleryPath, subject: SubjectPath, backend: B
     return _lookalikes(await backend.run(backend.galleries.store.lookalikes.list_all, found, subject))
 
 
-@routes.add("PUT", "/{subject}/lookalikes/{other}", ENROLL)
+@routes.add("PUT", "/{subject}/lookalikes/{other}", ENROLL, errors=(SubjectErasedError,))
 async def link_lookalikes(
     snapshot: GallerySnapshot, subject: SubjectPath, other: OtherPath, backend: BackendDep
 ) -> LookalikesOut:
@@ -242,7 +269,9 @@ async def get_template(
     return _template(await backend.run(backend.galleries.store.templates.get, found, subject, template))
 
 
-@routes.add("PATCH", "/{subject}/templates/{template}", ENROLL, example={"subject": "grace"})
+@routes.add(
+    "PATCH", "/{subject}/templates/{template}", ENROLL, example={"subject": "grace"}, errors=(SubjectErasedError,)
+)
 async def move_template(
     snapshot: GallerySnapshot, subject: SubjectPath, template: TemplatePath, body: TemplatePatch, backend: BackendDep
 ) -> TemplatesOut:
@@ -270,6 +299,21 @@ async def delete_template(
     response_model=EnrollOut,
     photos=EnrollIn,
     example={"images": [PHOTO], "face": "largest"},
+    errors=(
+        *SEARCH,
+        EmbeddingError,
+        LivenessUnavailableError,
+        NoFaceError,
+        SeveralFacesError,
+        LowQualityError,
+        NotLiveError,
+        DuplicateSubjectError,
+        InconsistentTemplateError,
+        IdempotencyConflictError,
+        SubjectExistsError,
+        SubjectErasedError,
+    ),
+    creates_subject=True,
 )
 async def enroll(
     snapshot: GallerySnapshot,
@@ -301,6 +345,16 @@ async def enroll(
     responses={200: {"model": DecoyOut, "description": "The picture was a decoy already."}},
     photos=DecoyIn,
     example={"images": [PHOTO], "face": "largest"},
+    errors=(
+        EmbeddingError,
+        RecognizerMismatchError,
+        NoFaceError,
+        SeveralFacesError,
+        LowQualityError,
+        SubjectErasedError,
+        DecoyEnrolledError,
+        TooManyDecoysError,
+    ),
 )
 async def add_decoy(
     snapshot: GallerySnapshot,
@@ -352,13 +406,29 @@ def _words(text: str) -> tuple[str, ...]:
     raise InvalidRequestError("q: it has no letters or digits. Send a part of a name or id")
 
 
-@routes.add("GET", "/{subject}/thumbnail", READ, etag=True, response_class=Response, responses=PICTURE)
+@routes.add(
+    "GET",
+    "/{subject}/thumbnail",
+    READ,
+    etag=True,
+    response_class=Response,
+    responses=PICTURE,
+    errors=(TemplateNotFoundError, CropNotFoundError, AuditWriteError),
+)
 async def get_thumbnail(gallery: GalleryPath, subject: SubjectPath, request: Request, backend: BackendDep) -> Response:
     """Return the stored crop of the subject's template with the best quality."""
     return await picture_response(request, backend, await backend.find_gallery(gallery), subject, None)
 
 
-@routes.add("GET", "/{subject}/templates/{template}/crop", READ, etag=True, response_class=Response, responses=PICTURE)
+@routes.add(
+    "GET",
+    "/{subject}/templates/{template}/crop",
+    READ,
+    etag=True,
+    response_class=Response,
+    responses=PICTURE,
+    errors=(CropNotFoundError, AuditWriteError),
+)
 async def get_crop(
     gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, request: Request, backend: BackendDep
 ) -> Response:

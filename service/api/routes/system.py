@@ -32,7 +32,19 @@ from models.risk.calibration import Calibration
 from models.runtime.network import Network
 from service.api.http.parameters import Targets
 from service.api.http.routing import ANY_KEY, PUBLIC, READ_ALL, BackendDep, Routes
-from service.core.errors import KithError, MasterKeyError
+from service.core.errors import (
+    AuditWriteError,
+    GpuUnavailableError,
+    IndexUnavailableError,
+    KithError,
+    MasterKeyError,
+    MasterKeyUnavailableError,
+    OverloadedError,
+    ReadinessUnknownError,
+    StorageDamagedError,
+    StorageError,
+    StorageFullError,
+)
 from service.inference.batcher import Batcher
 from service.inference.recognizers import ServedRecognizer
 from service.observability.metrics import CONTENT_TYPE
@@ -51,7 +63,23 @@ async def get_health() -> HealthOut:
     return HealthOut(version=version("kith-face"))
 
 
-@routes.add("GET", "/readyz", PUBLIC)
+@routes.add(
+    "GET",
+    "/readyz",
+    PUBLIC,
+    errors=(
+        StorageError,
+        StorageFullError,
+        StorageDamagedError,
+        MasterKeyError,
+        MasterKeyUnavailableError,
+        IndexUnavailableError,
+        GpuUnavailableError,
+        ReadinessUnknownError,
+        AuditWriteError,
+        OverloadedError,
+    ),
+)
 async def get_readiness(backend: BackendDep) -> HealthOut:
     """Return 200 if the service can process requests, else 503.
 

@@ -22,11 +22,17 @@ from service.api.http.problems import to_problem
 from service.api.http.routing import ADMIN, BINARY, BackendDep, Routes
 from service.api.routes.galleries import change_settings, to_gallery_out
 from service.core.errors import (
+    AuditWriteError,
+    ExtraMissingError,
     GalleryExistsError,
     GalleryNotFoundError,
     ImportFileError,
     KithError,
+    LivenessUnavailableError,
+    ModelNotServedError,
+    RecognizerMismatchError,
     RequestTooLargeError,
+    UnsupportedMediaTypeError,
 )
 from service.core.extras import require_package
 from service.core.gunzip import Gunzip
@@ -47,7 +53,21 @@ REQUEST_BODY: Final = {"requestBody": {"required": True, "content": {NDJSON: BIN
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {200: {"content": dict.fromkeys(MEDIA_TYPES.values(), BINARY)}}
 
 
-@routes.add("POST", "/import", ADMIN, body="import", openapi_extra=REQUEST_BODY)
+@routes.add(
+    "POST",
+    "/import",
+    ADMIN,
+    body="import",
+    openapi_extra=REQUEST_BODY,
+    errors=(
+        UnsupportedMediaTypeError,
+        ImportFileError,
+        RecognizerMismatchError,
+        ModelNotServedError,
+        GalleryExistsError,
+        LivenessUnavailableError,
+    ),
+)
 async def import_gallery(
     gallery: GalleryPath,
     request: Request,
@@ -218,7 +238,14 @@ class _Plain:
         pass
 
 
-@routes.add("GET", "/export", ADMIN, response_class=StreamingResponse, responses=RESPONSES)
+@routes.add(
+    "GET",
+    "/export",
+    ADMIN,
+    response_class=StreamingResponse,
+    responses=RESPONSES,
+    errors=(AuditWriteError, ExtraMissingError),
+)
 async def export_gallery(
     gallery: GalleryPath,
     backend: BackendDep,

@@ -25,6 +25,7 @@ from kith.wire.webhooks import (
 from service.api.http.once import RepeatableDep
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
 from service.api.http.routing import ADMIN_ALL, BackendDep, Routes
+from service.core.errors import IdempotencyConflictError, TooManyWebhooksError, WebhookRefusedError
 from service.domain.events import EventFilter
 from service.storage.events.deliveries import Delivery
 from service.storage.events.outbox import Webhook
@@ -39,6 +40,7 @@ WebhookPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
     ADMIN_ALL,
     status_code=201,
     example={"url": "https://door.example.org/events", "types": ["decision"], "outcomes": ["unknown"]},
+    errors=(WebhookRefusedError, TooManyWebhooksError, IdempotencyConflictError),
 )
 async def create_webhook(body: WebhookIn, backend: BackendDep, request: RepeatableDep) -> CreatedWebhookOut:
     """Create a webhook for the events from now on. Only this response contains its secret."""
@@ -67,7 +69,7 @@ async def delete_webhook(webhook: WebhookPath, backend: BackendDep) -> DeletedWe
     return DeletedWebhookOut(id=webhook)
 
 
-@routes.add("POST", "/{webhook}/test", ADMIN_ALL)
+@routes.add("POST", "/{webhook}/test", ADMIN_ALL, errors=(WebhookRefusedError,))
 async def test_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookTestOut:
     """Send an event of the type `test` now, once, and return the receiver's answer."""
     answer = await backend.operations.webhooks.sender.test(
