@@ -37,6 +37,15 @@ from kith.requests import (
     path_segment,
     photo_arguments,
 )
+from kith.wire.albums import (
+    AlbumEnrolledOut,
+    AlbumFaceOut,
+    AlbumFacesOut,
+    AlbumGroupOut,
+    AlbumGroupsOut,
+    AlbumOut,
+    AlbumsOut,
+)
 from kith.wire.audit import AuditLineOut, AuditOut
 from kith.wire.common import DeliveryState, Detail, ExportFormat, FaceChoice, FacesChoice, JobState, Scope
 from kith.wire.crops import CropsOut
@@ -412,7 +421,8 @@ class Calls:
     def crops(self, gallery: str, crops: Sequence[Mapping[str, str]]) -> Call[list[bytes | None]]:
         """Return many stored face crops as WebP, None if none is stored, with one line in the audit.
 
-        Each of ``crops`` (at most 200) has the key "subject" or "stranger", or the keys "subject" and "template"."""
+        Each of ``crops`` (at most 200) has the key "subject" or "stranger", or the keys "subject" and
+        "template", or "album" and "face"."""
         return Call("POST", f"{_path(gallery)}/crops", _images, {"json": {"crops": list(crops)}})
 
     @each
@@ -582,11 +592,7 @@ class Calls:
         """Upload a zip, tar, tar.gz or tar.zst of SUBJECT/PHOTO files. Return the job that enrolls it.
 
         See ``wait_for``. ``idempotency_key`` makes a repeated upload start one job; default: a random one."""
-        body = FileStream(Path(archive)) if isinstance(archive, Path | str) else archive
-        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(body.size)}
-        headers |= _once(idempotency_key)
-        arguments = {"headers": headers, "params": drop_none(**options)}
-        return Call("POST", f"{_path(gallery)}/enrollments", JobOut.model_validate_json, arguments, body)
+        return _upload(f"{_path(gallery)}/enrollments", archive, idempotency_key, options)
 
     @one
     def job(self, job: str) -> Call[JobOut]:
@@ -608,6 +614,96 @@ class Calls:
     def cancel_job(self, job: str) -> Call[JobOut]:
         """Cancel a job. A running job stops after the current item; see ``wait_for``."""
         return json_call(JobOut, "POST", f"/v1/jobs/{path_segment(job)}/cancel")
+
+    # Albums
+
+    @one
+    def create_album(
+        self,
+        gallery: str,
+        archive: Path | str | Archive,
+        risk: float | None = None,
+        *,
+        detail: Detail | None = None,
+        idempotency_key: str | None = None,
+    ) -> Call[JobOut]:
+        """Upload an archive of photos. Return the job that groups their faces into people: its id is the album's.
+
+        ``risk`` is the accepted share of pairs of faces in one group that are two people; default: 0.01. ``detail`` as
+        in :func:`detect`. See ``wait_for``."""
+        return _upload(f"{_path(gallery)}/albums", archive, idempotency_key, {"risk": risk, "detail": detail})
+
+    @one
+    def albums(self, gallery: str) -> Call[list[AlbumOut]]:
+        """Return the albums of a gallery, latest first."""
+        return Call("GET", f"{_path(gallery)}/albums", lambda body: AlbumsOut.model_validate_json(body).data)
+
+    @one
+    def album(self, gallery: str, album: str) -> Call[AlbumOut]:
+        """Return an album."""
+        return json_call(AlbumOut, "GET", _album(gallery, album))
+
+    @one
+    def delete_album(self, gallery: str, album: str) -> Call[DeletedOut]:
+        """Erase an album and its job. Return the receipt."""
+        return json_call(DeletedOut, "DELETE", _album(gallery, album))
+
+    @each
+    def album_groups(self, gallery: str, album: str, single: bool | None = None) -> Pages[AlbumGroupOut]:
+        """List the groups of an album, the largest first. ``single``: only those of one face, or only the others."""
+        return list_call(AlbumGroupsOut, f"{_album(gallery, album)}/groups", drop_none(single=single))
+
+    @each
+    def album_faces(self, gallery: str, album: str, group: str) -> Pages[AlbumFaceOut]:
+        """List the faces of a group, the most certain first."""
+        return list_call(AlbumFacesOut, f"{_album(gallery, album, group)}/faces")
+
+    @one
+    def album_face_thumbnail(self, gallery: str, album: str, face: str) -> Call[bytes]:
+        """Return the crop of a face, as WebP."""
+        return Call("GET", f"{_album(gallery, album)}/faces/{path_segment(face)}/thumbnail", bytes)
+
+    @one
+    def name_album_group(
+        self, gallery: str, album: str, group: str, subject: str | None, name: str | None = None
+    ) -> Call[AlbumGroupOut]:
+        """Say who a group is; None: unknown. ``name`` is for a subject without a name."""
+        body = {"subject": subject} | drop_none(name=name)
+        return json_call(AlbumGroupOut, "PATCH", _album(gallery, album, group), json=body)
+
+    @one
+    def merge_album_group(self, gallery: str, album: str, group: str, into: str) -> Call[AlbumGroupOut]:
+        """Merge a group into another one that is the same person. Return the remaining group."""
+        path = f"{_album(gallery, album, group)}/merge"
+        return json_call(AlbumGroupOut, "POST", path, repeatable=False, json={"into": into})
+
+    @one
+    def split_album_group(self, gallery: str, album: str, group: str, faces: Sequence[str]) -> Call[AlbumGroupOut]:
+        """Move faces that are another person to a new group. Return it."""
+        path = f"{_album(gallery, album, group)}/split"
+        return json_call(AlbumGroupOut, "POST", path, repeatable=False, json={"faces": list(faces)})
+
+    @one
+    def enroll_album_group(
+        self,
+        gallery: str,
+        album: str,
+        group: str,
+        *,
+        allow_duplicate: bool | None = None,
+        allow_inconsistent: bool | None = None,
+        allow_low_quality: bool | None = None,
+        allow_not_live: bool | None = None,
+    ) -> Call[AlbumEnrolledOut]:
+        """Enroll the faces of a named group as its subject. They leave the album; refused ones stay."""
+        body = drop_none(
+            allow_duplicate=allow_duplicate,
+            allow_inconsistent=allow_inconsistent,
+            allow_low_quality=allow_low_quality,
+            allow_not_live=allow_not_live,
+        )
+        path = f"{_album(gallery, album, group)}/enroll"
+        return json_call(AlbumEnrolledOut, "POST", path, repeatable=False, json=body)
 
     # API keys
 
@@ -759,6 +855,21 @@ def _path(gallery: str, subject: str | None = None) -> str:
 
 def _stranger(gallery: str, stranger: str) -> str:
     return f"{_path(gallery)}/strangers/{path_segment(stranger)}"
+
+
+def _album(gallery: str, album: str, group: str | None = None) -> str:
+    base = f"{_path(gallery)}/albums/{path_segment(album)}"
+    return base if group is None else f"{base}/groups/{path_segment(group)}"
+
+
+def _upload(
+    path: str, archive: Path | str | Archive, idempotency_key: str | None, options: Mapping[str, Any]
+) -> Call[JobOut]:
+    body = FileStream(Path(archive)) if isinstance(archive, Path | str) else archive
+    headers = {"Content-Type": "application/octet-stream", "Content-Length": str(body.size)}
+    headers |= _once(idempotency_key)
+    arguments = {"headers": headers, "params": drop_none(**options)}
+    return Call("POST", path, JobOut.model_validate_json, arguments, body)
 
 
 def _template(gallery: str, subject: str, template: str) -> str:

@@ -23,6 +23,7 @@ from service.api.http.openapi import TAGS, install_openapi
 from service.api.http.problems import install_error_handlers
 from service.api.http.routing import body_kinds, descriptions, keyless_paths
 from service.api.routes import (
+    albums,
     api_reference,
     audit,
     console,
@@ -59,6 +60,7 @@ STATEFUL: Final = (
     strangers.routes,
     crops.routes,
     enrollments.routes,
+    albums.routes,
     erasures.routes,
     identify.routes,
     risk.routes,

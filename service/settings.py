@@ -225,6 +225,7 @@ class Settings(BaseSettings):
         le=36_500,
         description="Days after which a finished job is deleted, and a job that no server can run is abandoned.",
     )
+    retention_albums_days: float = Field(7, gt=0, le=365, description="Days after which an album is deleted.")
     max_connections: int = Field(500, ge=1, le=100_000, description="Maximum number of open connections.")
     max_connections_per_address: int = Field(
         250,

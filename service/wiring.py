@@ -65,6 +65,8 @@ from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
+from service.usecases.albums import KIND as ALBUM
+from service.usecases.albums import AlbumJobs
 from service.usecases.backend import Backend, Faces, Galleries, Jobs, Operations
 from service.usecases.bulk_enrollment import KIND, BulkEnrollment
 from service.usecases.migration import Migrations
@@ -216,15 +218,18 @@ async def _open_jobs(
     limits = ArchiveLimits(settings.max_archive_photos, settings.max_image_bytes, settings.max_unpacked_bytes)
     spool = Spool(settings.data_dir / "spool")
     migrations = Migrations(galleries.store, galleries.generations, faces.recognizers, galleries.risks)
-    kinds = {**migrations.kinds(), KIND: BulkEnrollment(spool, limits, faces, galleries, metrics).kind()}
+    heavy = HeavyWork()
+    kinds = {
+        **migrations.kinds(),
+        KIND: BulkEnrollment(spool, limits, faces, galleries, metrics).kind(),
+        ALBUM: AlbumJobs(spool, limits, faces, galleries, heavy).kind(),
+    }
     clock, days = Clock(), settings.retention_answers_days
     housekeeping = await stack.enter_async_context(
         Housekeeping(database, galleries.store, galleries.retention, days, galleries.risks.derive_later, clock)
     )
     runner = Runner(JobStore(database), kinds, retention_days=settings.retention_jobs_days, clock=clock)
-    return Jobs(
-        runner=await stack.enter_async_context(runner), spool=spool, heavy=HeavyWork(), housekeeping=housekeeping
-    )
+    return Jobs(runner=await stack.enter_async_context(runner), spool=spool, heavy=heavy, housekeeping=housekeeping)
 
 
 async def _open_operations(

@@ -10,7 +10,7 @@ DeliveryState = Literal["pending", "delivered", "dead"]
 Detail = Literal["low", "medium", "high"]
 DriftState = Literal["too_few", "ok", "watch", "drifted"]
 Engine = Literal["onnxruntime", "openvino"]
-ErasedKind = Literal["subject", "template", "decoy", "gallery", "stranger", "strangers"]
+ErasedKind = Literal["subject", "template", "decoy", "gallery", "stranger", "strangers", "album"]
 EventType = Literal[
     "decision",
     "enrollment",

@@ -14,16 +14,21 @@ StoredId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
 class CropIn(RequestModel):
-    """Whose crop: of a subject or a stranger, each time the best one, or of one template of the subject."""
+    """Whose crop: of a subject or a stranger, each time the best one, of one template of the subject, or of a face
+    of an album."""
 
     subject: SubjectId | None = None
     template: StoredId | None = None
     stranger: StoredId | None = None
+    album: StoredId | None = None
+    face: StoredId | None = None
 
     @model_validator(mode="after")
     def _names_one(self) -> CropIn:
-        if (self.subject is None) == (self.stranger is None) or (self.template is not None and self.subject is None):
-            raise ValueError("name a subject, a subject and its template, or a stranger")
+        owners = [each for each in (self.subject, self.stranger, self.album) if each is not None]
+        detached = self.template is not None and self.subject is None
+        if len(owners) != 1 or detached or (self.album is None) != (self.face is None):
+            raise ValueError("name a subject, a subject and its template, a stranger, or an album and its face")
         return self
 
 

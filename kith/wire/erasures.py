@@ -14,7 +14,8 @@ class ReceiptOut(BaseModel):
     gallery: str
     subject: str | None = Field(
         None,
-        description="Keyed hash of the subject id, which only the gallery's key can compute; or the id of a stranger.",
+        description="Keyed hash of the subject id, which only the gallery's key can compute; or the id of a stranger "
+        "or album.",
     )
     template: str | None = Field(None, description="Id of the erased template or decoy.")
     removed: dict[str, int] = Field(description="Removed rows by kind.")

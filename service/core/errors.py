@@ -374,6 +374,44 @@ class JobUnrunnableError(KithError):
     remedy = "Send the archive again, or serve the required pack and start the job again. Finished items stay."
 
 
+# Albums
+
+
+class AlbumNotFoundError(KithError):
+    status, code, title = 404, "album_not_found", "The album does not exist"
+    remedy = "List the albums: they expire after KITH_RETENTION_ALBUMS_DAYS. An album whose job failed is deleted."
+
+
+class AlbumGroupNotFoundError(KithError):
+    status, code, title = 404, "album_group_not_found", "The album has no such group, or no such face"
+    remedy = "List the groups again: they were merged, split or enrolled meanwhile."
+
+
+class AlbumNotReadyError(KithError):
+    status, code, title = 409, "album_not_ready", "The faces of the album are not grouped yet"
+    remedy = "Wait until the job with the album's ID has succeeded."
+
+
+class AlbumGroupUnnamedError(KithError):
+    status, code, title = 409, "album_group_unnamed", "The group has no subject"
+    remedy = "Set the group's subject with PATCH first."
+
+
+class AlbumOutdatedError(KithError):
+    status, code, title = 409, "album_outdated", "The gallery moved to another recognizer since the album was made"
+    remedy = "Delete the album, and upload the photos again."
+
+
+class TooManyAlbumsError(KithError):
+    status, code, title = 409, "too_many_albums", "The gallery has too many albums"
+    remedy = "Delete albums that are no longer needed."
+
+
+class AlbumTooLargeError(KithError):
+    status, code, title = 413, "album_too_large", "The album has too many photos or faces"
+    remedy = "Upload the photos in parts, or group them with 'kith group', which has a larger limit."
+
+
 # Load and storage
 
 

@@ -209,11 +209,14 @@ class Decoy:
 
 @dataclass(frozen=True)
 class CropOf:
-    """Whose crop: of a ``subject`` or a ``stranger`` (their best), or of one ``template`` of the subject."""
+    """Whose crop: of a ``subject`` or a ``stranger`` (their best), of one ``template`` of the subject, or of a
+    ``face`` of an ``album``."""
 
     subject: str | None = None
     template: str | None = None
     stranger: str | None = None
+    album: str | None = None
+    face: str | None = None
 
 
 @dataclass(frozen=True)

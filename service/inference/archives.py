@@ -113,13 +113,14 @@ def archive_kind(beginning: bytes) -> str:
 
 
 def read_contents(
-    archive: ArchiveSource, limits: ArchiveLimits, strip: int | None, check: Callable[[], None]
+    archive: ArchiveSource, limits: ArchiveLimits, strip: int | None, check: Callable[[], None], labeled: bool = True
 ) -> ArchiveContents:
     """List an archive, and assign a subject to each photo, by the manifest or else by the folder.
 
     Args:
         strip: Number of leading folders to ignore. None: ignore one folder that encloses all subject folders.
         check: Called for each file; may raise to stop.
+        labeled: Whether folders and a manifest say who is in the photos; otherwise no photo has a subject.
 
     Raises:
         ArchiveInvalidError: The archive cannot be read to its end.
@@ -132,7 +133,7 @@ def read_contents(
     for member in iterate_members(archive, limits):
         check()
         path = _safe_path(member.path)
-        if manifest is None and path.name in MANIFESTS and len(path.parts) <= 2:
+        if labeled and manifest is None and path.name in MANIFESTS and len(path.parts) <= 2:
             manifest = path.parent, _read_manifest(path.name, member.read(), limits.entries)
         elif is_hidden(path):
             hidden += 1
@@ -142,6 +143,8 @@ def read_contents(
             others[member.name] = path
     if manifest is not None:
         return _by_manifest(photos | others, *manifest, hidden)
+    if not labeled:
+        return ArchiveContents(dict.fromkeys(photos), [], dict.fromkeys(others), hidden)
     depth = _common_folders(list(photos.values())) if strip is None else strip
     subjects, ignored = (
         {name: file.parts[depth] if len(file.parts) > depth + 1 else None for name, file in files.items()}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import Any, Final, Literal, TypeVar, TypeVarTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,8 @@ from service.inference.recognizers import LivenessJudge, ServedRecognizer
 from service.observability.metrics import Metrics
 
 BACKGROUND_THREADS: Final = 2
+KeptCrops = Literal["none", "largest", "all"]
+"""Faces of a photo whose crops are cut as templates store them."""
 DECODE_SCALE: Final = 1.5
 """A photo is decoded at this multiple of its detector canvas scale, at most at full size. Crops of larger faces then
 need no second decoding (docs/decisions/0033)."""
@@ -171,7 +173,7 @@ class PhotoPipeline:
         other: ServedRecognizer | None = None,
         detail: Detail = "low",
         largest_only: bool = False,
-        keep_crop: bool = False,
+        keep: KeptCrops = "none",
         background: bool = False,
     ) -> Photo:
         """Decode a photo, detect its faces, and embed each of them.
@@ -179,7 +181,7 @@ class PhotoPipeline:
         Args:
             other: second recognizer, for which crops are aligned but not embedded.
             detail: effort of face detection.
-            keep_crop: cut the crop that is stored with a template, for the largest face.
+            keep: faces to cut the crop of that is stored with a template.
             background: yield to requests.
 
         Raises:
@@ -188,7 +190,7 @@ class PhotoPipeline:
         if not background:
             recognizer.batcher.admit(1)
         alignments = [served.recognizer.alignment for served in (recognizer, other) if served is not None]
-        photo, crops_by_alignment = await self._faces(payload, alignments, detail, largest_only, keep_crop, background)
+        photo, crops_by_alignment = await self._faces(payload, alignments, detail, largest_only, keep, background)
         with self.metrics.stage("embed"):
             vectors = await recognizer.batcher.submit(list(crops_by_alignment[0]), background)
         other_crops = [None] * len(vectors) if other is None else crops_by_alignment[1]
@@ -204,7 +206,7 @@ class PhotoPipeline:
         alignments: Sequence[Alignment],
         detail: Detail,
         largest_only: bool = False,
-        keep_crop: bool = False,
+        keep: KeptCrops = "none",
         background: bool = False,
     ) -> tuple[Photo, list[Image]]:
         in_thread = self._in_background_thread if background else self._threads.run
@@ -233,7 +235,7 @@ class PhotoPipeline:
                     search.take(await self._detecting.submit(views, background, continued=True))
             with self.metrics.stage("align"):
                 photo, aligned, liveness_crops = await _until_done(
-                    in_thread(self._align, picture, search, alignments, largest_only, keep_crop)
+                    in_thread(self._align, picture, search, alignments, largest_only, keep)
                 )
             del picture, search  # before their share of the budget is returned
         self.metrics.observe_photo([face.quality.score for face in photo.faces])
@@ -273,21 +275,22 @@ class PhotoPipeline:
         search: FaceSearch,
         alignments: Sequence[Alignment],
         largest_only: bool,
-        keep_crop: bool,
+        keep: KeptCrops,
     ) -> tuple[Photo, list[Image], list[Image | None]]:
         """Return the photo's faces, the crops by each alignment, and the crops for liveness."""
         detected = search.faces()[: self._max_faces]
         if largest_only and len(detected):
             row = detected.largest()
             detected = detected[row : row + 1]
-        kept_row = detected.largest() if keep_crop and len(detected) else None
+        kept = [detected.largest()] if keep == "largest" and len(detected) else []
+        kept = list(range(len(detected))) if keep == "all" else kept
         if picture.reduction < 1.0:
             judged = [] if self.judge is None else [self.judge.spec.crop]
-            picture = picture.at_least(_required_scale(detected, [*alignments, *judged], kept_row))
+            picture = picture.at_least(_required_scale(detected, [*alignments, *judged], kept))
         aligned, qualities = _align_crops(picture, detected, alignments)
         faces = _as_list(detected, qualities)
-        if kept_row is not None:
-            faces[kept_row] = replace(faces[kept_row], kept=_crop_to_keep(picture, faces[kept_row]))
+        for row in kept:
+            faces[row] = replace(faces[row], kept=_crop_to_keep(picture, faces[row]))
         face_crops: list[Image | None] = []
         if self.judge is not None:
             face_crops = _cut_for_liveness(picture, detected, self.judge.spec)
@@ -309,11 +312,10 @@ async def _until_done(work: Coroutine[Any, Any, Result]) -> Result:
         raise
 
 
-def _required_scale(faces: Detections, wanted: Sequence[Alignment | BoxCrops], kept_row: int | None) -> float:
+def _required_scale(faces: Detections, wanted: Sequence[Alignment | BoxCrops], kept: Sequence[int]) -> float:
     """Return the scale of the photo (0 to 1) from which no crop has to be enlarged."""
     required = [largest_scale(faces.boxes_xyxy, faces.landmarks_xy, crop) for crop in {STANDARD_ALIGNMENT, *wanted}]
-    if kept_row is not None:
-        required.append(crops.min_decode_scale(faces.boxes_xyxy[kept_row]))
+    required += [crops.min_decode_scale(faces.boxes_xyxy[row]) for row in kept]
     return float(max(required))
 
 

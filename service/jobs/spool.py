@@ -45,7 +45,11 @@ class Spool:
 
     def discard(self, job: Job) -> None:
         """Delete the job's archive, if any."""
-        self.path(job.id).unlink(missing_ok=True)
+        self.remove(job.id)
+
+    def remove(self, job_id: str) -> None:
+        """Delete the archive of a job that may be deleted already, if this node has it."""
+        self.path(job_id).unlink(missing_ok=True)
 
     def check_free_space(self, size: int) -> None:
         """Check that the disk has room for ``size`` more bytes. Raises StorageFullError."""

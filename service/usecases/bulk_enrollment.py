@@ -80,7 +80,7 @@ class BulkEnrollment:
         archive = self.spool.archive(context.job.id, gallery.seal)
         found = await context.run(read_contents, archive, self.limits, options.strip, context.check)
         done = await context.run(context.done)
-        await context.run(_record_other_files, context, found, done)
+        await context.run(record_other_files, context, found, done)
         run = _Run(self, context, options, await context.run(self.galleries.store.galleries.get, context.job.gallery))
         await run.derive_risk()  # an earlier process may have ended before it did
         waiting = _waiting(iterate_members(archive, self.limits), found, done)
@@ -114,12 +114,12 @@ _LOST_NAME: Final = InvalidRequestError(
 _NO_ID: Final = InvalidRequestError(f"the folder name is not a valid subject id: it {ID_RULE}", _NAME_REMEDY)
 
 
-def _record_other_files(context: JobContext, found: ArchiveContents, done: DoneItems) -> None:
+def record_other_files(context: JobContext, found: ArchiveContents, done: DoneItems) -> None:
     """Record the number of items, the files that are not photos, and the manifest entries without a file."""
     total = len(found.subjects) + len(found.missing) + len(found.ignored)
     context.record([], total, ignored=found.hidden + len(found.ignored))
     ignored = (ItemOutcome(name, IGNORED, subject=_valid(subject)) for name, subject in found.ignored.items())
-    missing = (_refusal(name, _NOT_THERE) for name in found.missing)
+    missing = (refusal(name, _NOT_THERE) for name in found.missing)
     others = (outcome for outcome in chain(ignored, missing) if outcome.item not in done)
     while block := list(islice(others, MAX_OTHER_FILES_PER_TRANSACTION)):
         context.check()
@@ -236,7 +236,7 @@ class _Run:
             if is_fault(error) or isinstance(error, GalleryMovedError):
                 raise  # not an error of the photo
             self._work.metrics.count_enrollment(error.code)
-            self._refused.append(_refusal(item.name, error, item.subject))
+            self._refused.append(refusal(item.name, error, item.subject))
         else:
             self._admitted.append((item.name, template))
 
@@ -289,7 +289,7 @@ class _Run:
         for (name, _), rejection in zip(admitted, rejections, strict=True):
             if rejection is not None:
                 self._work.metrics.count_enrollment(rejection.code)
-                outcomes.append(_refusal(name, rejection, self._subject))
+                outcomes.append(refusal(name, rejection, self._subject))
         passing = [item for item, rejection in zip(admitted, rejections, strict=True) if rejection is None]
         return passing, outcomes
 
@@ -358,5 +358,5 @@ def _valid(subject: str | None) -> str | None:
     return None if _unfit(subject) else subject
 
 
-def _refusal(name: str, error: KithError, subject: str | None = None) -> ItemOutcome:
+def refusal(name: str, error: KithError, subject: str | None = None) -> ItemOutcome:
     return ItemOutcome(name, error.code, error.redacted(), subject)

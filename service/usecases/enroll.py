@@ -233,23 +233,24 @@ class _Enrollment:
         for code, count in Counter(result["error"].code for result in identity_errors).items():
             await self.backend.operations.audit.enrollment_refused(gallery, self.subject, code, count)
         for result in refused:
-            result["error"] = await self._redact(gallery, result["error"])
+            result["error"] = await redacted_for(self.backend, gallery, self.caller, result["error"])
         if len(results) == 1 and (error := results[0].get("error")) is not None:
             raise error
 
-    async def _redact(self, gallery: Gallery, rejection: KithError) -> KithError:
-        """Return the rejection as the caller may know it, and audit which subject a duplicate revealed.
 
-        The scopes identify and read show the subject of a duplicate, vectors also exact similarities.
-        """
-        if isinstance(rejection, InconsistentTemplateError) and not self.caller.sees_vectors:
-            return InconsistentTemplateError("the face is unlike the subject's other templates")
-        if not isinstance(rejection, DuplicateSubjectError):
-            return rejection
-        subject = rejection.extra["subject"]
-        await self.backend.operations.audit.searched(gallery, [{"outcome": "identified", "subject": subject}])
-        if self.caller.sees_vectors:
-            return rejection
-        if self.caller.rights.may("identify") or self.caller.rights.may("read"):
-            return DuplicateSubjectError(rejection.detail, subject=subject)
-        return DuplicateSubjectError("the face resembles another subject")
+async def redacted_for(backend: Backend, gallery: Gallery, caller: Caller, rejection: KithError) -> KithError:
+    """Return a rejection as the caller may know it, and audit which subject a duplicate revealed.
+
+    The scopes identify and read show the subject of a duplicate, vectors also exact similarities.
+    """
+    if isinstance(rejection, InconsistentTemplateError) and not caller.sees_vectors:
+        return InconsistentTemplateError("the face is unlike the subject's other templates")
+    if not isinstance(rejection, DuplicateSubjectError):
+        return rejection
+    subject = rejection.extra["subject"]
+    await backend.operations.audit.searched(gallery, [{"outcome": "identified", "subject": subject}])
+    if caller.sees_vectors:
+        return rejection
+    if caller.rights.may("identify") or caller.rights.may("read"):
+        return DuplicateSubjectError(rejection.detail, subject=subject)
+    return DuplicateSubjectError("the face resembles another subject")

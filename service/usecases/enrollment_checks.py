@@ -19,7 +19,7 @@ from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Gallery, Hit, NewTemplate
 from service.domain.outcomes import RiskTarget
 from service.index.faiss_structures import products
-from service.inference.photo_pipeline import Face, Photo, verdict_of
+from service.inference.photo_pipeline import Face, KeptCrops, Photo, verdict_of
 from service.risk.decision import ImpostorRisk, score_candidates, thresholds_for
 from service.risk.gallery_risks import GalleryRisks
 from service.storage.repositories.store import Store
@@ -58,9 +58,9 @@ async def embed_for(
         RecogniserMismatchError: the gallery's recognizer is not served.
     """
     other = None if gallery.other is None else faces.recognizers.get(gallery.other.fingerprint)
-    keep = gallery.settings.keep_crops
+    keep: KeptCrops = "largest" if gallery.settings.keep_crops else "none"
     photo = await faces.photos.embed(
-        payload, faces.recognizers.for_gallery(gallery), other, detail, keep_crop=keep, background=background
+        payload, faces.recognizers.for_gallery(gallery), other, detail, keep=keep, background=background
     )
     if gallery.other is not None and other is not None and photo.faces:
         row, largest = photo.largest_row(), photo.largest()

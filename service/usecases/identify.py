@@ -14,7 +14,7 @@ from service.core.photo_errors import ImageError
 from service.domain.events import Event
 from service.domain.gallery import Gallery, Keys, SubjectFilter, SubjectLabel
 from service.domain.outcomes import RiskTarget, to_risk_target
-from service.inference.photo_pipeline import Face, Photo
+from service.inference.photo_pipeline import Face, KeptCrops, Photo
 from service.inference.recognizers import ServedRecognizer, check_recognizer
 from service.operations.shadow import AnsweredFace
 from service.risk.decision import SIMILARITY_STEP
@@ -117,11 +117,11 @@ async def _search_for(backend: Backend, gallery: Gallery, body: IdentifyIn, call
 
 async def _embed(backend: Backend, gallery: Gallery, body: IdentifyIn, search: Search) -> list[Photo | ImageError]:
     detail = body.detail or backend.settings.detail
-    keep_crop = search.remembers and gallery.settings.keep_crops
+    keep: KeptCrops = "largest" if search.remembers and gallery.settings.keep_crops else "none"
 
     async def embed(payload: bytes) -> Photo:
         return await backend.faces.photos.embed(
-            payload, search.served, search.shadow, detail, body.faces == "largest", keep_crop
+            payload, search.served, search.shadow, detail, body.faces == "largest", keep
         )
 
     return await process_photos(backend, body.photos, embed) if body.photos else []

@@ -43,7 +43,18 @@ CALLS: Any = SimpleNamespace(
 """Descriptions of the calls, by the names of the methods."""
 DESCRIBED: dict[str, Callable[..., Any]] = vars(CALLS)
 SAMPLES: dict[str, Any] = {"a": [0.5], "b": [0.5], "archive": __file__, "file": __file__, "scopes": ["read"]}
-PATH_PARAMETERS = ("gallery", "subject", "template", "job", "key", "receipt", "stranger", "name")
+PATH_PARAMETERS = (
+    "gallery",
+    "subject",
+    "template",
+    "job",
+    "key",
+    "receipt",
+    "stranger",
+    "album",
+    "group",
+    "name",
+)
 """Parameters that become path segments; ``name`` is a gallery's."""
 INVALID_IDS = ["", ".", "..", "g/subjects/p", "/", "..\\", "a\\b", "a\nb", "a\0", "\x1b[2J", "a\x85", "\ud800"]
 
@@ -137,6 +148,7 @@ def path_parameters(describe: Callable[..., Any]) -> list[str]:
         CALLS.jobs: {"gallery"},
         CALLS.erasures: {"subject"},
         CALLS.promote_stranger: {"subject", "name"},
+        CALLS.name_album_group: {"subject", "name"},
     }.get(describe, set())
     return [
         name for name in PATH_PARAMETERS if name in asked and name not in elsewhere and not (creates and name == "name")

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from kith.wire.albums import GROUP_ID
 from kith.wire.common import Problem
 from kith.wire.fields import GALLERY_NAME, SINGLE_LINE, SUBJECT_ID_PATTERN
 from kith.wire.identifiers import ID_RULE, TEXT_RULE
@@ -42,6 +43,7 @@ PATTERN_MESSAGES: Final = {
     GALLERY_NAME: "must be at most 64 letters, digits, '.', '_' or '-', and begin with a letter or digit",
     SUBJECT_ID_PATTERN: ID_RULE,
     SINGLE_LINE: TEXT_RULE,
+    GROUP_ID: "must be 'g' and the number of a group",
     WITHOUT_NUL: "must not contain NUL",
 }
 """Message for each regular expression of the API."""

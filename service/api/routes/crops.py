@@ -22,7 +22,7 @@ routes = Routes("/v1/galleries/{gallery}/crops", "subjects")
     errors=(AuditWriteError,),
 )
 async def list_crops(gallery: GalleryPath, body: CropsIn, backend: BackendDep) -> CropsOut:
-    """Return the stored crops of subjects, templates and strangers, with one audit line for all.
+    """Return the stored crops of subjects, templates, strangers and faces of albums, with one audit line for all.
 
     It is a POST request because proxies log the ids in a URL. It changes nothing.
     """

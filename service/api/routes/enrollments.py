@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
 from starlette.requests import ClientDisconnect
@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from kith.wire.common import Detail, FaceChoice
 from kith.wire.fields import DETAIL
 from kith.wire.jobs import JobOut
-from service.api.http.once import StreamedDep
+from service.api.http.once import Repeatable, StreamedDep
 from service.api.http.parameters import GalleryPath
 from service.api.http.routing import BINARY, ENROLL, BackendDep, Routes
 from service.api.routes.jobs import to_job_out
@@ -23,13 +23,16 @@ from service.core.errors import (
     InvalidRequestError,
     RecognizerMismatchError,
 )
+from service.domain.gallery import Gallery
 from service.inference.archives import SIGNATURE_BYTES, archive_kind
 from service.security.sealed_files import SealedWriter
+from service.storage.repositories.jobs import Beginning
 from service.usecases.backend import Backend
 from service.usecases.bulk_enrollment import KIND, BulkOptions
 
 routes = Routes("/v1/galleries/{gallery}/enrollments", "subjects")
 ARCHIVES = ("application/zip", "application/x-tar", "application/gzip", "application/zstd", "application/octet-stream")
+ARCHIVE_BODY = {"requestBody": {"required": True, "content": dict.fromkeys(ARCHIVES, BINARY)}}
 StripFolders = Annotated[
     int | None,
     Query(ge=0, le=64, description="Leading folders to strip from each path; default: detected from the archive."),
@@ -58,7 +61,7 @@ async def _options(
     ENROLL,
     body="archive",
     status_code=202,
-    openapi_extra={"requestBody": {"required": True, "content": dict.fromkeys(ARCHIVES, BINARY)}},
+    openapi_extra=ARCHIVE_BODY,
     errors=(
         RecognizerMismatchError,
         ArchiveInvalidError,
@@ -80,14 +83,30 @@ async def enroll_archive(
     """
     found = await backend.find_gallery(gallery)
     backend.faces.recognizers.for_gallery(found)  # raises here rather than in the job
+    return await queue_archive(request, backend, found, KIND, options.parameters(), repeatable)
+
+
+async def queue_archive(
+    request: Request,
+    backend: Backend,
+    gallery: Gallery,
+    kind: str,
+    parameters: dict[str, Any],
+    repeatable: Repeatable,
+    beginning: Beginning | None = None,
+) -> JobOut:
+    """Write the body to the spool as it arrives, and queue a job that reads it. ``beginning``: as of JobStore.create.
+
+    Raises ArchiveInvalidError, StorageFullError; as JobStore.create.
+    """
     job_id = uuid.uuid4().hex
     declared = request.headers.get("content-length", "0")
     await backend.run(backend.jobs.spool.check_free_space, int(declared) if declared.isdigit() else 0)
-    with backend.jobs.spool.receiving(job_id, found.seal) as file:
-        repeatable.content = f"{found.pk} {await _receive(request, backend, file)}"
+    with backend.jobs.spool.receiving(job_id, gallery.seal) as file:
+        repeatable.content = f"{gallery.pk} {await _receive(request, backend, file)}"
         await backend.run(backend.jobs.spool.sync, file)
         create, once = backend.jobs.runner.store.create, repeatable.once(to_job_out)
-        job = await backend.run(create, found, KIND, options.parameters(), job_id, once)
+        job = await backend.run(create, gallery, kind, parameters, job_id, once, beginning)
     backend.jobs.runner.wake()
     return to_job_out(job)
 

@@ -15,8 +15,8 @@ from service.core.errors import GalleryNotFoundError
 from service.security.callers import Caller, mark_hidden
 from service.storage.repositories.job_records import Job
 from service.storage.repositories.jobs import JobItem, missing
+from service.usecases import albums, bulk_enrollment
 from service.usecases.backend import Backend
-from service.usecases.bulk_enrollment import KIND
 
 routes = Routes("/v1/jobs", "jobs")
 JobPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
@@ -70,10 +70,10 @@ async def list_job_items(
 async def cancel_job(job: JobPath, backend: BackendDep, caller: CallerDep) -> JobOut:
     """Cancel a job: at once if it is queued, after the current item if it runs. Finished items stay.
 
-    A job other than an enrollment needs the scope `admin`, as starting it does.
+    A job other than an enrollment or an album needs the scope `admin`, as starting it does.
     """
     found = await _find_job(backend, caller, job)
-    if found.kind != KIND:
+    if found.kind not in (bulk_enrollment.KIND, albums.KIND):
         ADMIN.check(caller)
     return to_job_out(await backend.run(backend.jobs.runner.cancel, job))
 

@@ -23,7 +23,7 @@ import numpy as np
 from models.checksums import sha256_of
 from models.errors import PackError
 from models.pack.manifest import ModelPack
-from models.risk.albums import MIN_FACES, AlbumRisk, group_faces, keep_ids, mean_similarities
+from models.risk.albums import MIN_FACES, keep_ids
 from models.risk.calibration import Calibration
 from models.runtime.network import Float
 from models.vision.face_search import Detail
@@ -33,9 +33,9 @@ from service.cli.tools.album_names import GROUPS, VERSION, AlbumError, face_name
 from service.core.atomic_files import atomic_write
 from service.core.errors import KithError
 from service.core.photo_errors import ImageTooLargeError
-from service.index.neighbors import nearest
 from service.inference.photo_pipeline import Photo
 from service.inference.recognizers import read_packs
+from service.risk.albums import group_faces_of_album
 from service.settings import Settings
 from service.wiring import open_faces
 
@@ -271,13 +271,10 @@ def _grouped(
         raise AlbumError(f"the photos show {len(usable):,} faces, more than {MAX_FACES:,}: group parts of the folder")
     vectors = np.stack([face.vector for *_, face in usable])
     photos = np.array([number for number, *_ in usable], np.int64)
-    near = nearest(vectors)
-    album = AlbumRisk.of(vectors, photos, near, pack)
-    threshold = album.threshold(risk)
-    found = group_faces(vectors, photos, near, threshold, album.same_picture)
-    several = sorted((rows for rows in found if len(rows) > 1), key=lambda rows: (-len(rows), rows[0]))
+    found = group_faces_of_album(vectors, photos, pack, risk)
+    assert found.threshold is not None  # noqa: S101 - there are enough faces
     former = {} if before is None else {f["face"]: int(g["id"][1:]) for g in before["groups"] for f in g["faces"]}
-    members_of = [[usable[row][2].name for row in rows] for rows in several]
+    members_of = [[usable[row][2].name for row, _ in rows] for rows in found.groups]
     ids, next_id = keep_ids(members_of, former, 1 if before is None else before["next_id"])
 
     def entry(photo: str, face: StoredFace) -> dict[str, Any]:
@@ -285,20 +282,16 @@ def _grouped(
         return {"face": face.name, "photo": first, "box": face.box} | ({"copies": copies} if copies else {})
 
     groups = []
-    for number, rows in zip(ids, several, strict=True):
-        certainties = map(album.certainty, mean_similarities(vectors, rows).tolist())
-        members = [
-            entry(photo, face) | {"certainty": round(certainty, 4)}
-            for (_, photo, face), certainty in zip((usable[row] for row in rows), certainties, strict=True)
-        ]
+    for number, rows in zip(ids, found.groups, strict=True):
+        members = [entry(*usable[row][1:]) | {"certainty": round(certainty, 4)} for row, certainty in rows]
         members.sort(key=lambda face: (-face["certainty"], face["face"]))
         groups.append({"id": f"g{number}", "faces": members})
-    loners = [entry(*usable[rows[0]][1:]) for rows in found if len(rows) == 1]
+    loners = [entry(*usable[row][1:]) for row in found.singles]
     loners += [entry(photo, face) | {"reasons": face.reasons} for photo, face in poor]
     return {
         "risk": risk,
-        "threshold": round(threshold, 3),
-        "known_different_pairs": album.known_pairs,
+        "threshold": round(found.threshold, 3),
+        "known_different_pairs": found.known_different_pairs,
         "next_id": next_id,
         "groups": groups,
         "loners": loners,

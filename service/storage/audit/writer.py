@@ -97,6 +97,9 @@ class AuditWriter:
             details["templates"] = templates
         if strangers := [one.stranger for one in shown if one.stranger is not None]:
             details["strangers"] = strangers
+        if faces := [one.face for one in shown if one.face is not None]:
+            details["albums"] = list(dict.fromkeys(one.album for one in shown if one.album is not None))
+            details["faces"] = faces
         await self._take(Entry.about(gallery, "crop_read", people[0] if len(people) == 1 else None, **details))
 
     async def enrollment_refused(self, gallery: Gallery, subject: str, code: str, count: int) -> None:

@@ -173,6 +173,52 @@ stranger_templates = _numbered(
     sa.Index("stranger_templates_by_stranger", "stranger_pk"),
 )
 
+# Albums: faces of uploaded photos, grouped into people. id: of the job that makes it. generation: of the vectors.
+albums = _numbered(
+    "albums",
+    sa.Column("id", sa.String(32), nullable=False, unique=True),
+    sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
+    sa.Column("generation", sa.Integer, nullable=False),
+    sa.Column("risk", sa.Float, nullable=False),
+    sa.Column("threshold", sa.Float),
+    sa.Column("photo_count", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("next_group", sa.Integer, nullable=False, server_default="1"),
+    sa.Column("grouped_at", Utc),
+    sa.Column("created_at", Utc, nullable=False),
+    sa.Column("expires_at", Utc, nullable=False),
+    sa.Index("albums_by_gallery", "gallery_pk"),
+    sa.Index("albums_by_expiry", "expires_at"),
+)
+
+# Groups of an album, also of a single face. sealed: the id and name of the person, if known. subject: keyed hash of
+# that id.
+album_groups = _numbered(
+    "album_groups",
+    sa.Column("album_pk", sa.ForeignKey("albums.pk", ondelete="CASCADE"), nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("sealed", sa.LargeBinary),
+    sa.Column("subject", sa.String(32)),
+    sa.UniqueConstraint("album_pk", "number"),
+    sa.Index("album_groups_by_subject", "subject"),
+)
+
+# id, photo: keyed hashes of the photo's content, the first with the face's number. sealed: the photo's name, box,
+# quality and what else enrollment needs. certainty: null until the faces are grouped, or if a person chose the group.
+album_faces = _numbered(
+    "album_faces",
+    sa.Column("id", sa.String(32), nullable=False),
+    sa.Column("album_pk", sa.ForeignKey("albums.pk", ondelete="CASCADE"), nullable=False),
+    sa.Column("group_pk", sa.ForeignKey("album_groups.pk", ondelete="CASCADE")),
+    sa.Column("photo", sa.String(32), nullable=False),
+    sa.Column("sealed", sa.LargeBinary, nullable=False),
+    sa.Column("vector", sa.LargeBinary, nullable=False),
+    sa.Column("crop", sa.LargeBinary, nullable=False),
+    sa.Column("certainty", sa.Float),
+    sa.UniqueConstraint("album_pk", "id"),
+    sa.Index("album_faces_by_photo", "album_pk", "photo"),
+    sa.Index("album_faces_by_group", "group_pk"),
+)
+
 # Change log. No foreign key to templates: the line of a removal outlives its template.
 changes = _table(
     "changes",
@@ -322,7 +368,7 @@ api_key_versions = _table(
 
 # Receipts of erasures, by keyed hashes, so that neither earlier requests nor backups restore the data. No foreign key
 # to galleries: receipts outlive them. key: name of the data key of the hashes. line, hash: of the audit line. subject:
-# of a stranger, its random id.
+# of a stranger or an album, its random id.
 erasures = _numbered(
     "erasures",
     sa.Column("id", sa.String(32), nullable=False, unique=True),

@@ -18,6 +18,8 @@ from models.runtime.network import Float
 from service.domain.gallery import Gallery
 from service.security.sealing import OVERHEAD_BYTES, VECTOR_TYPE, Seal, SealBrokenError
 from service.storage.db.row_sealing import (
+    ALBUM_FACE,
+    ALBUM_GROUP,
     ANSWER,
     ITEM,
     PROBLEM,
@@ -30,6 +32,9 @@ from service.storage.db.row_sealing import (
     subject_lookup,
 )
 from service.storage.db.tables import (
+    album_faces,
+    album_groups,
+    albums,
     changes,
     crops,
     decoys,
@@ -106,11 +111,14 @@ def _sealed(connection: Connection, gallery: Gallery) -> int:
     own_jobs, own_templates = jobs.c.gallery_pk == gallery.pk, templates.c.gallery_pk == gallery.pk
     of_items = job_items.join(jobs, jobs.c.pk == job_items.c.job_pk)
     of_crops = crops.join(templates, templates.c.pk == crops.c.template_pk)
+    named = sa.select(album_groups.c.sealed).join(albums, albums.c.pk == album_groups.c.album_pk)
+    named = named.where(albums.c.gallery_pk == gallery.pk, album_groups.c.sealed.is_not(None))
     queries: list[tuple[sa.Select[Any], Callable[[bytes], object]]] = [
         (sa.select(idempotency.c.sealed).where(idempotency.c.gallery_pk == gallery.pk), lambda v: seal.open(v, ANSWER)),
         (sa.select(jobs.c.problem).where(own_jobs, ~jobs.c.problem.is_(None)), lambda v: seal.open_json(v, PROBLEM)),
         (sa.select(job_items.c.sealed).select_from(of_items).where(own_jobs), lambda v: seal.open_json(v, ITEM)),
         (sa.select(crops.c.sealed).select_from(of_crops).where(own_templates), lambda v: open_crop(seal, v)),
+        (named, lambda v: seal.open_json(v, ALBUM_GROUP)),
     ]
     broken = sum(about is None for _, about in _subjects(connection, gallery))
     details = connection.execute(
@@ -128,6 +136,12 @@ def _sealed(connection: Connection, gallery: Gallery) -> int:
     ):
         broken += not _opens(partial(seal.open_vectors, generation=generation, dimension=-1), [vector])
         broken += crop is not None and not _opens(partial(open_crop, seal), crop)
+    own_albums = albums.c.gallery_pk == gallery.pk
+    owned = sa.select(album_faces, albums.c.generation).join(albums, albums.c.pk == album_faces.c.album_pk)
+    for row in connection.execute(owned.where(own_albums).execution_options(yield_per=ROWS_PER_READ)):
+        broken += not _opens(partial(seal.open_vectors, generation=row.generation, dimension=-1), [row.vector])
+        broken += not _opens(partial(open_crop, seal), row.crop)
+        broken += not _opens(partial(seal.open_json, purpose=ALBUM_FACE), row.sealed)
     for query, opening in queries:
         values = connection.execute(query.execution_options(yield_per=ROWS_PER_READ)).scalars()
         broken += sum(not _opens(opening, value) for value in values)
@@ -329,7 +343,7 @@ GALLERY_CHECKS: Final = (
     ),
     Check[Gallery](
         "sealed",
-        "subjects, crops, decoys, strangers or answers were altered or of another gallery: its key does not open them",
+        "subjects, crops, decoys, strangers, albums or answers were altered, or are another gallery's",
         _sealed,
         None,
         "Restore a backup, or delete the gallery and enroll all subjects again.",

@@ -20,7 +20,7 @@ from service.storage.audit.chain import OF_SERVICE
 from service.storage.audit.log import End, Entry, append, record
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import Vault
-from service.storage.db.tables import decoys, erasures, galleries, strangers, subjects, templates
+from service.storage.db.tables import albums, decoys, erasures, galleries, strangers, subjects, templates
 from service.storage.repositories import erasures as erasure
 from service.storage.repositories.erasures import Receipt
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
@@ -83,6 +83,10 @@ def _erase(vault: Vault, connection: Connection, gallery: Gallery | None, receip
         chosen = strangers.c.id == subject if receipt.kind == "stranger" else sa.true()
         removed = erasure.delete_strangers(connection, gallery, chosen)
         about |= {} if subject is None else {"stranger": subject}
+        subject = None
+    elif receipt.kind == "album":
+        removed = erasure.delete_albums(connection, (albums.c.gallery_pk == gallery.pk) & (albums.c.id == subject))
+        about["album"] = subject
         subject = None
     elif receipt.kind == "template":
         chosen = (templates.c.gallery_pk == gallery.pk) & (templates.c.id == receipt.template)

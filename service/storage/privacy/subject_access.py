@@ -15,6 +15,8 @@ from service.domain.gallery import Gallery
 from service.storage.audit.log import record
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import (
+    ALBUM_FACE,
+    ALBUM_GROUP,
     ANSWER,
     EVENT,
     ITEM,
@@ -24,6 +26,9 @@ from service.storage.db.row_sealing import (
     subject_lookup,
 )
 from service.storage.db.tables import (
+    album_faces,
+    album_groups,
+    albums,
     audit,
     changes,
     crops,
@@ -66,7 +71,7 @@ def everything_about(database: Database, gallery: Gallery, subject_id: str) -> d
         record(database.vault, connection, "subject_exported", gallery, subject_id)
         found = _Search(connection, gallery, subject_id).document()
         audited = len(found["audit"]) > 1  # beyond the line of this export
-        if not (audited or any(found[part] for part in ("subject", "job_items", "receipts"))):
+        if not (audited or any(found[part] for part in ("subject", "album_faces", "job_items", "receipts"))):
             raise SubjectNotFoundError(f"gallery {gallery.name!r} has no subject {subject_id!r}")
         return found
 
@@ -98,6 +103,7 @@ class _Search:
             "answers": [] if row is None else self._answers(row.pk),
             "disagreements": [] if row is None else self._disagreements(),
             "changes": [] if row is None else self._changes(row.pk),
+            "album_faces": self._album_faces(),
             "job_items": self._job_items(),
             "events": self._events(),
             "receipts": [each.document() for each in receipts(self._connection, self._gallery, self._lookup)],
@@ -233,6 +239,32 @@ class _Search:
             for row in self._connection.execute(query)
         ]
 
+    def _album_faces(self) -> list[dict[str, Any]]:
+        """Return the faces in groups of albums that are named as this subject, and not enrolled yet."""
+        seal = self._gallery.seal
+        owned = album_faces.join(album_groups, album_groups.c.pk == album_faces.c.group_pk)
+        query = (
+            sa.select(album_faces, album_groups.c.number, album_groups.c.sealed.label("person"))
+            .add_columns(albums.c.id.label("album"), albums.c.generation, albums.c.created_at, albums.c.expires_at)
+            .add_columns(generations.c.fingerprint, generations.c.dimension)
+            .select_from(owned.join(albums, albums.c.pk == album_faces.c.album_pk))
+            .join(generations, _made_by(albums))
+            .where(albums.c.gallery_pk == self._gallery.pk, album_groups.c.subject == self._lookup)
+            .order_by(album_faces.c.pk)
+        )
+        return [
+            {
+                **_plain(row, "id", "album", "photo", "certainty", "created_at", "expires_at"),
+                "group": f"g{row.number}",
+                "person": seal.open_json(row.person, ALBUM_GROUP),
+                "about": seal.open_json(row.sealed, ALBUM_FACE),
+                "recognizer": row.fingerprint,
+                "embedding": seal.open_vectors([row.vector], row.generation, row.dimension)[0].tolist(),
+                "crop": self._crop(row.crop),
+            }
+            for row in self._connection.execute(query)
+        ]
+
     def _audit(self) -> list[dict[str, Any]]:
         """Return audit lines about the subject, or that list it among others."""
         named = sa.cast(audit.c.details, sa.Text).contains(self._lookup)
@@ -240,6 +272,11 @@ class _Search:
         rows = self._connection.execute(sa.select(audit).where(own).order_by(audit.c.number))
         names = ("number", "at", "event", "outcome", "actor", "request_id", "details", "hash")
         return [_plain(row, *names) for row in rows]
+
+
+def _made_by(table: sa.Table) -> sa.ColumnElement[bool]:
+    own = generations.c.gallery_pk == table.c.gallery_pk
+    return own & (generations.c.generation == table.c.generation)
 
 
 def _plain(row: sa.Row[Any], *names: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Stored face crops of many subjects, templates and strangers, read at once."""
+"""Stored face crops of many subjects, templates, strangers and albums, read at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 from service.domain.gallery import CropOf, Gallery
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_crop, subject_lookup
-from service.storage.db.tables import crops, stranger_templates, strangers, subjects, templates
+from service.storage.db.tables import album_faces, albums, crops, stranger_templates, strangers, subjects, templates
 
 
 class CropStore:
@@ -37,7 +37,11 @@ class CropStore:
             owned = _sealed(connection, crops.c.template_pk, crops.c.sealed, chosen)
             met = [unknown.get(one.stranger) for one in wanted]
             foreign = _sealed(connection, stranger_templates.c.pk, stranger_templates.c.crop, met)
-        found = [owned.get(mine, foreign.get(other)) for mine, other in zip(chosen, met, strict=True)]
+            seen = _album_crops(connection, gallery, wanted)
+        found = [
+            owned.get(mine) or foreign.get(other) or seen.get((one.album, one.face))
+            for one, mine, other in zip(wanted, chosen, met, strict=True)
+        ]
         return [None if sealed is None else open_crop(gallery.seal, sealed).image for sealed in found]
 
 
@@ -66,6 +70,19 @@ def _stranger_crop_rows(connection: Connection, gallery: Gallery, wanted: Sequen
         .where(strangers.c.id.in_(ids), stranger_templates.c.crop.is_not(None))
     )
     return list(connection.execute(query))
+
+
+def _album_crops(
+    connection: Connection, gallery: Gallery, wanted: Sequence[CropOf]
+) -> dict[tuple[str | None, str | None], bytes]:
+    """Return sealed crops by album and face."""
+    faces = [one.face for one in wanted if one.face is not None]
+    query = (
+        sa.select(albums.c.id.label("album"), album_faces.c.id, album_faces.c.crop)
+        .join(albums, albums.c.pk == album_faces.c.album_pk)
+        .where(albums.c.gallery_pk == gallery.pk, album_faces.c.id.in_(faces))
+    )
+    return {(row.album, row.id): row.crop for row in connection.execute(query)}
 
 
 def _best(rows: Iterable[sa.Row[Any]], owner: Callable[[sa.Row[Any]], Any]) -> dict[Any, int]:

@@ -28,6 +28,9 @@ from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import ITEM, subject_lookup
 from service.storage.db.tables import (
+    album_faces,
+    album_groups,
+    albums,
     audit,
     audit_heads,
     changes,
@@ -60,6 +63,7 @@ EVENTS: Final[dict[ErasedKind, str]] = {
     "gallery": "gallery_deleted",
     "stranger": "stranger_forgotten",
     "strangers": "strangers_forgotten",
+    "album": "album_deleted",
 }
 
 
@@ -72,7 +76,7 @@ class Receipt:
     gallery_pk: int
     gallery: str
     subject: str | None
-    """Keyed hash of the subject's id; the random id of a stranger."""
+    """Keyed hash of the subject's id; the random id of a stranger or an album."""
     template: str | None
     """Id of the erased template or decoy."""
     removed: dict[str, int] = field(hash=False)
@@ -163,6 +167,8 @@ def _last_known_erasure(receipt: Receipt) -> sa.Select[int]:
         case "strangers":
             everyone = sa.select(strangers.c.erased).where(strangers.c.gallery_pk == receipt.gallery_pk)
             return everyone.order_by(strangers.c.erased).limit(1)
+        case "album":
+            return sa.select(sa.literal(0)).where(albums.c.id == receipt.subject)  # its id is not used again
         case "gallery":
             return sa.select(galleries.c.erased).where(galleries.c.pk == receipt.gallery_pk)
 
@@ -260,6 +266,7 @@ def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
         lookalikes=connection.execute(lookalikes.delete().where(linked)).rowcount,
         decoys=connection.execute(decoys.delete().where(decoys.c.subject_pk.in_(subject_pks))).rowcount,
         disagreements=_delete_disagreements(connection, gallery, frozenset(lookups)),
+        album_faces=_delete_named_groups(connection, gallery, lookups),
         subjects=connection.execute(subjects.delete().where(subjects.c.pk.in_(subject_pks))).rowcount,
     )
     update_gallery(connection, gallery.pk, subject_count=galleries.c.subject_count - removed["subjects"])
@@ -287,9 +294,42 @@ def delete_strangers(connection: Connection, gallery: Gallery, chosen: sa.Column
     return removed
 
 
+def _delete_named_groups(connection: Connection, gallery: Gallery, lookups: Sequence[str]) -> int:
+    """Delete the groups of albums that are named as these subjects; return the number of their faces."""
+    own = album_groups.c.album_pk.in_(sa.select(albums.c.pk).where(albums.c.gallery_pk == gallery.pk))
+    named = own & album_groups.c.subject.in_(lookups)
+    owned = album_faces.c.group_pk.in_(sa.select(album_groups.c.pk).where(named))
+    removed = connection.execute(album_faces.delete().where(owned)).rowcount
+    connection.execute(album_groups.delete().where(named))
+    return removed
+
+
+def delete_albums(connection: Connection, chosen: sa.ColumnElement[bool], with_jobs: bool = True) -> Counter[str]:
+    """Delete chosen albums with their groups and faces, and return deleted rows by kind.
+
+    ``with_jobs``: also the jobs that made them, whose items name the photos. A running job stops then.
+    """
+    doomed = connection.execute(sa.select(albums.c.pk, albums.c.id).where(chosen)).all()
+    if not doomed:
+        return Counter()
+    keys, ids = [row.pk for row in doomed], [row.id for row in doomed]
+    made_by = jobs.c.id.in_(ids)
+    items = job_items.c.job_pk.in_(sa.select(jobs.c.pk).where(made_by))
+    removed = Counter[str]()
+    if with_jobs:
+        # Jobs first: a job that stores faces locks its row first, too.
+        connection.execute(sa.select(jobs.c.pk).where(made_by).with_for_update())
+        removed["job_items"] = connection.execute(job_items.delete().where(items)).rowcount
+        connection.execute(jobs.delete().where(made_by))
+    removed["album_faces"] = connection.execute(album_faces.delete().where(album_faces.c.album_pk.in_(keys))).rowcount
+    connection.execute(album_groups.delete().where(album_groups.c.album_pk.in_(keys)))
+    removed["albums"] = connection.execute(albums.delete().where(albums.c.pk.in_(keys))).rowcount
+    return removed
+
+
 def delete_gallery(connection: Connection, gallery: Gallery) -> None:
     """Delete all rows of a gallery but receipts and audit lines, its data key first: copies become unreadable."""
-    # Foreign keys cascade to vectors, crops, job items and templates of strangers.
+    # Foreign keys cascade to rows of templates, jobs, strangers and albums.
     for table in (
         data_keys,
         evidence,
@@ -303,6 +343,7 @@ def delete_gallery(connection: Connection, gallery: Gallery) -> None:
         lookalikes,
         subjects,
         strangers,
+        albums,
     ):
         connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
     connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
@@ -335,11 +376,13 @@ def record_erasure(
     details: Mapping[str, Any] = MappingProxyType({}),
     stranger_id: str | None = None,
     kind: ErasedKind | None = None,
+    album_id: str | None = None,
 ) -> Receipt:
     """Write the audit line and the receipt of an erasure. Work that began earlier can no longer store the object.
 
     Args:
-        subject_id, template_id, stranger_id: of the erased subject, template or decoy, or stranger; None for a gallery.
+        subject_id, template_id, stranger_id, album_id: of the erased subject, template or decoy, stranger, album. None
+            for a gallery.
         key: name of the gallery's data key, if the caller computed it before deleting the key.
         event: audit event, if it differs from a plain deletion.
         details: further details of the audit line.
@@ -351,11 +394,19 @@ def record_erasure(
         about["decoy" if kind == "decoy" else "template"] = template_id
     if stranger_id is not None:
         about["stranger"] = stranger_id
-    ids: dict[ErasedKind, str | None] = {"template": template_id, "subject": subject_id, "stranger": stranger_id}
+    if album_id is not None:
+        about["album"] = album_id
+    ids: dict[ErasedKind, str | None] = {
+        "template": template_id,
+        "subject": subject_id,
+        "stranger": stranger_id,
+        "album": album_id,
+    }
     named: Iterator[ErasedKind] = (each for each, given in ids.items() if given is not None)
     what: ErasedKind = next(named, "gallery") if kind is None else kind
     end = record(vault, connection, event or EVENTS[what], gallery, subject_id, **about)
-    subject, now = stranger_id if subject_id is None else subject_lookup(gallery.seal, subject_id), datetime.now(UTC)
+    other = stranger_id or album_id
+    subject, now = other if subject_id is None else subject_lookup(gallery.seal, subject_id), datetime.now(UTC)
     receipt = Receipt(
         receipt_id, what, gallery.pk, gallery.name, subject, template_id, counts, now, end.lines, end.hash
     )

@@ -24,6 +24,7 @@ from service.storage.audit.log import Entry, append, record
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_disagreement, seal_disagreement
 from service.storage.db.tables import (
+    albums,
     crops,
     decoys,
     evidence,
@@ -37,7 +38,7 @@ from service.storage.db.tables import (
     vectors,
 )
 from service.storage.repositories.change_log import append_changes
-from service.storage.repositories.erasures import delete_strangers
+from service.storage.repositories.erasures import delete_albums, delete_strangers
 from service.storage.repositories.gallery_rows import gallery_value, update_gallery
 from service.storage.repositories.job_records import ItemOutcome, Job, create_in, record_in
 
@@ -243,7 +244,10 @@ class GenerationStore:
             theirs = (decoys.c.gallery_pk == gallery.pk) & (decoys.c.generation == away.number)
             forgotten = connection.execute(decoys.delete().where(theirs)).rowcount
             unreadable = delete_strangers(connection, gallery, strangers.c.generation == away.number)["strangers"]
-            details = _fingerprints(away, current) | {"left_out": lost, "decoys": forgotten, "strangers": unreadable}
+            outdated = (albums.c.gallery_pk == gallery.pk) & (albums.c.generation == away.number)
+            unusable = delete_albums(connection, outdated)["albums"]
+            details = _fingerprints(away, current) | {"left_out": lost, "decoys": forgotten}
+            details |= {"strangers": unreadable, "albums": unusable}
             record(self._database.vault, connection, "migration_finished", gallery, **details)
 
     def delete_vectors(self, gallery: Gallery, generation: int, keys: Sequence[int]) -> None:

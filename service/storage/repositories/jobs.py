@@ -48,6 +48,8 @@ MAX_CANDIDATES: Final = 16
 """Free jobs that a claim considers."""
 MAX_LEASE: Final = timedelta(hours=1)
 """Longest lease. A later end was written by a wrong clock."""
+Beginning = Callable[[Connection, str], None]
+"""Writes what a job works on, in the transaction that queues it: gets the connection and the job's id."""
 JOB_COLUMNS: Final = tuple(part.name for part in fields(Job) if part.name not in {"progress", "problem", "seal"})
 
 
@@ -89,12 +91,18 @@ class JobStore:
         parameters: dict[str, Any],
         job_id: str | None = None,
         once: Once | None = None,
+        beginning: Beginning | None = None,
     ) -> Job:
-        """Queue a job. Raises GalleryNotFoundError, and as :meth:`Once.begin`."""
+        """Queue a job. Raises GalleryNotFoundError, and as :meth:`Once.begin`.
+
+        ``beginning``: see :data:`Beginning`.
+        """
         with self._database.write(deleted_meanwhile(gallery)) as connection:
             if once is not None:
                 once.begin(self._database.vault, connection)
             created = create_in(connection, gallery, kind, parameters, job_id)
+            if beginning is not None:
+                beginning(connection, created)
             record(self._database.vault, connection, "job_queued", gallery, job=created, kind=kind)
             job = self._job(_row(connection, created))
             if once is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from service.storage.db.engine import Database
+from service.storage.repositories.albums import AlbumStore
 from service.storage.repositories.change_log import ChangeLog
 from service.storage.repositories.crops import CropStore
 from service.storage.repositories.decoys import DecoyStore
@@ -16,8 +17,7 @@ from service.storage.repositories.templates import TemplateStore
 
 
 class Store:
-    """Galleries, subjects, templates, crops, decoys, strangers, change log and evidence, with the cache that they
-    share. Thread-safe.
+    """Galleries and what they contain, change log and evidence, with the cache that they share. Thread-safe.
 
     A method that writes returns when its transaction is on disk.
     """
@@ -31,6 +31,7 @@ class Store:
         self.crops = CropStore(database)
         self.decoys = DecoyStore(database)
         self.lookalikes = LookalikeStore(database)
+        self.albums = AlbumStore(database, self.cache)
         self.strangers = StrangerStore(database, self.cache)
         self.changes = ChangeLog(database)
         self.evidence = EvidenceStore(database)

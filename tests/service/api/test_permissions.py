@@ -73,6 +73,7 @@ BODIES: dict[str, Any] = {
     f"POST {G}/identify": {"images": [GRAY]},
     f"POST {G}/import": {},
     f"POST {G}/enrollments": {},
+    f"POST {G}/albums": {},
 }
 """Bodies other than the examples, which choose a risk, or of routes without an example."""
 QUERIES = {"GET /v1/jobs": {"gallery": OWN}}
@@ -116,7 +117,10 @@ class House:
         method, _, path = route.partition(" ")
         job = self.jobs.get(gallery, NOTHING)
         path = path.replace("{file:path}", "main.js")
-        nothing = dict.fromkeys(("template", "decoy", "other", "receipt", "webhook", "stranger"), NOTHING)
+        nothing = dict.fromkeys(
+            ("template", "decoy", "other", "receipt", "webhook", "stranger", "album", "face"), NOTHING
+        )
+        nothing["group"] = "g1"
         path = path.format(gallery=gallery, subject="ada", job=job, key=self.revoked, **nothing)
         headers = {name.encode(): value.encode() for name, value in options.pop("headers", {}).items()}
         if token is not None:
@@ -221,7 +225,8 @@ def _was_admitted(answer: httpx.Response) -> bool:
 
 
 def _restore(house: House, route: str) -> None:
-    if route.startswith("DELETE /v1/galleries") and "template" not in route and "stranger" not in route:
+    others = ("template", "stranger", "album")
+    if route.startswith("DELETE /v1/galleries") and not any(other in route for other in others):
         with Kith(house.url, OPERATOR) as kith:
             if "subject" not in route:
                 kith.create_gallery(OWN)

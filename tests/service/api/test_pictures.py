@@ -116,6 +116,10 @@ def test_many_crops_are_read_at_once_with_one_audit_line(
         [{"subject": "ada", "stranger": "0" * 32}],
         [{"template": "0" * 32, "stranger": "0" * 32}],
         [{"subject": "ada", "template": "x"}],
+        [{"album": "0" * 32}],
+        [{"face": "0" * 32}],
+        [{"subject": "ada", "face": "0" * 32}],
+        [{"album": "0" * 32, "face": "0" * 32, "stranger": "0" * 32}],
         [{"subject": "ada"}] * 201,
     ],
 )

@@ -7,7 +7,7 @@ import threading
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.cli.main import app
 from service.core.errors import BackupError
+from service.domain.albums import FaceRecord, NewAlbumFace
 from service.domain.events import EventFilter
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
 from service.domain.strangers import Recalled
@@ -33,7 +34,9 @@ from service.storage.db.row_sealing import ITEM, seal_crop, subject_lookup
 from service.storage.db.tables import changes, crops, galleries, index_states, job_items, jobs, subjects, templates
 from service.storage.privacy.backup import TABLES, back_up, read_manifest, restore
 from service.storage.repositories.api_keys import KeyStore
+from service.storage.repositories.erasures import ErasureStore
 from service.storage.repositories.generations import Disagreement, GenerationStore
+from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.strangers import Sighting
 from service.storage.repositories.webhooks import WebhookStore
@@ -89,6 +92,15 @@ def filled(database: Database) -> Store:
     store.decoys.add(store.galleries.get("two"), "last", vectors(1, 2)[0], "photo")
     face = Sighting(vectors(1)[0], {"score": 0.5}, 0.9)
     store.strangers.remember(one, [face], lambda vector, known: Recalled(is_new=True), datetime.now(UTC))
+    jobs_of, later = JobStore(database), datetime.now(UTC) + timedelta(days=7)
+    jobs_of.create(two, "album", {}, beginning=store.albums.beginning(two, 0.01, later))
+    made = jobs_of.claim("here", 60)
+    assert made is not None
+    album = store.albums.get(two, made.id)
+    about = FaceRecord("ada.jpg", "5" * 64, 1, [1, 2, 3, 4], 0.9, {}, [], None)
+    store.albums.add(made, album, [], [NewAlbumFace(about, vectors(1)[0], Crop(b"face", ((1, 2.5),)))], 1)
+    ((found,), _) = store.albums.faces_to_group(album, two)
+    store.albums.set_groups(made, album, [[(found.pk, None)]], None)
     now = sa.func.current_timestamp()
     with database.write(BackupError("")) as connection:
         template_pk = connection.execute(sa.select(sa.func.min(templates.c.pk))).scalar()
@@ -100,7 +112,7 @@ def filled(database: Database) -> Store:
         job = {"id": "j", "kind": "k", "gallery_pk": one.pk, "state": "running", "parameters": {}, "progress": {}}
         connection.execute(jobs.insert().values(**job, actor="service", cancel=False, created_at=now, updated_at=now))
         item = {"lookup": "photo", "sealed": one.seal.close_json({"item": "photo", "problem": None}, ITEM)}
-        connection.execute(job_items.insert().values(job_pk=1, **item, failed=False, subject="s", at=now))
+        connection.execute(job_items.insert().values(job_pk=2, **item, failed=False, subject="s", at=now))
         state = {"gallery_pk": one.pk, "generation": 0, "engine": "milvus", "sequence": 3, "updated_at": now}
         connection.execute(index_states.insert().values(**state))
     KeyStore(database).create("n", Rights(frozenset({"read"}), frozenset({"one"})))
@@ -367,3 +379,15 @@ def test_the_command_line(fresh: Open, tmp_path: Path, monkeypatch: pytest.Monke
     with database.read() as connection:
         assert connection.execute(sa.select(sa.func.count()).select_from(galleries)).scalar() == 2
     database.close()
+
+
+def test_a_restore_repeats_the_erasure_of_an_album(sqlite: Database, tmp_path: Path) -> None:
+    store, file = filled(sqlite), tmp_path / "backup"
+    back_up(sqlite, file)
+    gallery = store.galleries.get("two")
+    (album,) = store.albums.list_all(gallery)
+    receipt = store.albums.delete(gallery, album.id)
+    restore(sqlite, file, replace=True)
+    assert store.albums.list_all(store.galleries.get("two")) == []
+    verdict = ErasureStore(sqlite).verify(receipt.id)
+    assert verdict.gone and verdict.receipt.kind == "album"

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from kith import Kith, KithClientError
 from service.cli.main import app
 from service.core.errors import SubjectNotFoundError
+from service.domain.albums import FaceRecord, NewAlbumFace
 from service.domain.events import EventFilter
 from service.domain.gallery import Gallery, IdempotentResponse, NewTemplate
 from service.storage.db.engine import Database
@@ -85,6 +86,20 @@ PLACES: Final[dict[str, dict[str, str]]] = {
     },
     "jobs": {"id": "job_items.job", "kind": "job_items.kind"},
     "events": {"type": "events.type", "subject": "pseudonym", "sealed": "events.data", "at": "events.timestamp"},
+    "albums": {
+        "id": "album_faces.album",
+        "created_at": "album_faces.created_at",
+        "expires_at": "album_faces.expires_at",
+    },
+    "album_groups": {"number": "album_faces.group", "sealed": "album_faces.person.subject", "subject": "pseudonym"},
+    "album_faces": {
+        "id": "album_faces.id",
+        "photo": "album_faces.photo",
+        "sealed": "album_faces.about.box",
+        "vector": "album_faces.embedding",
+        "crop": "album_faces.crop.image",
+        "certainty": "album_faces.certainty",
+    },
     "job_items": {"sealed": "job_items.item", "subject": "pseudonym", "at": "job_items.at"},
     "erasures": {
         "id": "receipts.id",
@@ -167,6 +182,18 @@ OTHERS: Final[dict[str, set[str]]] = {
         "strangers",
         "created_at",
     },
+    "albums": {
+        "pk",
+        "gallery_pk",
+        "generation",
+        "risk",
+        "threshold",
+        "photo_count",
+        "next_group",
+        "grouped_at",
+    },
+    "album_groups": {"pk", "album_pk"},
+    "album_faces": {"pk", "album_pk", "group_pk"},
     # Of people who are no subjects; with an export of their own.
     "strangers": {"pk", "id", "gallery_pk", "generation", "first_seen", "last_seen", "seen_count", "erased"},
     "stranger_templates": {"pk", "stranger_pk", "vector", "crop", "quality", "detection_score", "created_at"},
@@ -230,8 +257,29 @@ def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[
             gallery, name, more := some(rng), IdempotentResponse(f"2nd key of {name}", name, f"another to {name}")
         )
         enrolled[name] += more
+    name_faces(store, jobs, ["ada", "bob"], rng)
     store.lookalikes.link(store.galleries.get("g"), "ada", "bob")
     return store.galleries.get("g"), enrolled["ada"]
+
+
+def name_faces(store: Store, jobs: JobStore, people: list[str], rng: np.random.Generator) -> None:
+    """Make an album with a face of each person, and name the groups."""
+    gallery, now = store.galleries.get("g"), datetime.now(UTC)
+    jobs.create(gallery, "album", {}, beginning=store.albums.beginning(gallery, 0.01, now + timedelta(days=7)))
+    while (job := jobs.claim("here", 60)) is not None and job.kind != "album":
+        pass
+    assert job is not None
+    album = store.albums.get(gallery, job.id)
+    faces = [
+        NewAlbumFace(FaceRecord(f"{name}.jpg", name, 1, [1, 2, 3, 4], 0.9, {}, [], None), new.vector, new.crop)
+        for name, new in zip(people, some(rng, len(people)), strict=True)
+        if new.crop is not None
+    ]
+    store.albums.add(job, album, [], faces, 1)
+    stored, _ = store.albums.faces_to_group(album, gallery)
+    store.albums.set_groups(job, album, [[(face.pk, 0.5)] for face in stored], 0.4)
+    for number, name in enumerate(people, start=1):
+        store.albums.name(gallery, album.id, number, name, None)
 
 
 def test_every_column_is_exported_or_not_personal() -> None:
@@ -281,7 +329,7 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
     own = {store.subjects.get(gallery, "ada").pk}
     keys = {"subject_pk": own, "one_pk": own, "other_pk": own, "template_pk": template_keys(database, ada)}
     words = [subject_lookup(gallery.seal, "ada"), *(t.id for t in ada)]
-    assert set(concerning(database, gallery, keys, words)) == set(PLACES) - {"jobs"}
+    assert set(concerning(database, gallery, keys, words)) == set(PLACES) - {"jobs", "albums", "album_faces"}
     bobs = everything_about(database, gallery, "bob")
 
     receipt = store.subjects.delete(gallery, "ada")
@@ -297,11 +345,12 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
         "job_items": 2,
         "events": 3,
         "disagreements": 1,
+        "album_faces": 1,
     }
     # Allowed: keyed hashes that record the erasure and make indexes remove the keys.
     assert set(concerning(database, gallery, keys, words)) == {"audit", "erasures", "changes"}
     everything = b"".join(every_value(database, gallery))
-    for word in (b"ada Somebody", b"tag ada", b"ada/1.jpg", b"answer to ada", ada[0].vector.tobytes()):
+    for word in (b"ada Somebody", b"tag ada", b"ada/1.jpg", b"ada.jpg", b"answer to ada", ada[0].vector.tobytes()):
         assert word not in everything
     assert b"bob Somebody" in everything
 
@@ -358,7 +407,18 @@ def concerning(database: Database, gallery: Gallery, keys: dict[str, set[int]], 
 
 def every_value(database: Database, gallery: Gallery) -> list[bytes]:
     """Yield all values of the database, decrypted."""
-    purposes = ("subject", "crop", "answer", "job item", "job problem", "vector 0", "vector 1", "decoy 0")
+    purposes = (
+        "subject",
+        "crop",
+        "answer",
+        "job item",
+        "job problem",
+        "vector 0",
+        "vector 1",
+        "decoy 0",
+        "album face",
+        "album group",
+    )
     values = list[bytes]()
     with database.read() as connection:
         for table in metadata.sorted_tables:

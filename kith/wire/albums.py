@@ -1,0 +1,106 @@
+"""Albums: uploaded photos whose faces are grouped into people."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, Field
+
+from kith.wire.common import Page, Problem
+from kith.wire.fields import PersonName, RequestModel, SubjectId, Timestamp
+
+GROUP_ID: Final = "^g[1-9][0-9]{0,8}$"
+GroupId = Annotated[str, Field(pattern=GROUP_ID)]
+FaceId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+MAX_SPLIT: Final = 1000
+"""Faces that one request splits off."""
+
+
+class AlbumOut(BaseModel):
+    """Album. Its id is that of the job that makes it."""
+
+    id: str
+    state: Literal["grouping", "ready"] = Field(description="Groups exist once the album is ready.")
+    risk: float = Field(description="Accepted share of pairs of faces in one group that are two people.")
+    threshold: float | None = Field(description="Similarity from which groups merged; null: too few faces.")
+    photo_count: int = Field(description="Photos without copies and unreadable ones.")
+    face_count: int = Field(description="Faces that were not enrolled yet.")
+    group_count: int = Field(description="Groups of several faces.")
+    single_count: int = Field(description="Groups of one face.")
+    created_at: Timestamp
+    expires_at: Timestamp = Field(description="The album is deleted then.")
+
+
+class AlbumsOut(BaseModel):
+    """All albums of a gallery, the latest first."""
+
+    data: list[AlbumOut]
+
+
+class AlbumFaceOut(BaseModel):
+    """Face of a photo of the album."""
+
+    id: str
+    photo: str = Field(description="Name of the photo in the archive.")
+    box: list[float] = Field(description="x0, y0, x1, y1 in pixels of the upright photo.")
+    certainty: float | None = Field(
+        description="Probability that the face and the others of its group are one person; null: it is alone, or "
+        "somebody put it there."
+    )
+    reasons: list[str] = Field(description="Why the quality is too low for grouping; empty otherwise.")
+
+
+class AlbumFacesOut(Page[AlbumFaceOut]):
+    """Page of the faces of a group, the most certain first."""
+
+
+class AlbumGroupOut(BaseModel):
+    """Faces that are taken for one person."""
+
+    id: str
+    subject: str | None = Field(description="Who it is; null: unknown.")
+    name: str | None
+    face_count: int
+    faces: list[AlbumFaceOut] = Field(description="Up to eight faces, the most certain first.")
+
+
+class AlbumGroupsOut(Page[AlbumGroupOut]):
+    """Page of groups. The job numbers the largest group g1."""
+
+
+class AlbumNameIn(RequestModel):
+    subject: SubjectId | None = Field(description="The person; null: unknown. Two groups may be one person.")
+    name: PersonName | None = Field(None, description="Name that enrollment gives to a subject without one.")
+
+
+class AlbumMergeIn(RequestModel):
+    into: GroupId = Field(description="The group that remains.")
+
+
+class AlbumSplitIn(RequestModel):
+    faces: list[FaceId] = Field(min_length=1, max_length=MAX_SPLIT, description="Faces of the new group.")
+
+
+class AlbumEnrollIn(RequestModel):
+    """Checks to skip."""
+
+    allow_duplicate: bool = False
+    allow_inconsistent: bool = False
+    allow_low_quality: bool = False
+    allow_not_live: bool = False
+
+
+class RefusedFaceOut(BaseModel):
+    face: str
+    problem: Problem
+
+
+class AlbumEnrolledOut(BaseModel):
+    """Result of an enrollment. Enrolled faces left the album."""
+
+    subject: str
+    enrolled_count: int
+    refused: list[RefusedFaceOut]
+    remaining_count: int = Field(
+        description="Faces left in the group: refused ones, and those beyond 500 in one request."
+    )

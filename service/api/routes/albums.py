@@ -1,0 +1,283 @@
+"""Albums: upload photos, see who is in them, name, merge, split and enroll groups."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+from fastapi import Path, Query, Request, Response
+
+from kith.wire.albums import (
+    AlbumEnrolledOut,
+    AlbumEnrollIn,
+    AlbumFaceOut,
+    AlbumFacesOut,
+    AlbumGroupOut,
+    AlbumGroupsOut,
+    AlbumMergeIn,
+    AlbumNameIn,
+    AlbumOut,
+    AlbumsOut,
+    AlbumSplitIn,
+    FaceId,
+    GroupId,
+    RefusedFaceOut,
+)
+from kith.wire.common import Detail, Problem
+from kith.wire.erasures import DeletedOut
+from kith.wire.fields import DETAIL
+from kith.wire.jobs import JobOut
+from service.api.http.once import StreamedDep
+from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
+from service.api.http.route_errors import CALIBRATED, SEARCH
+from service.api.http.routing import (
+    ENROLL,
+    READ,
+    BackendDep,
+    CallerDep,
+    GallerySnapshot,
+    GallerySnapshotRoute,
+    Routes,
+)
+from service.api.routes.enrollments import ARCHIVE_BODY, queue_archive
+from service.api.routes.erasures import to_deleted_out
+from service.api.routes.subjects import PICTURE, crop_response
+from service.core.errors import (
+    AlbumGroupUnnamedError,
+    AlbumNotReadyError,
+    AlbumOutdatedError,
+    ArchiveInvalidError,
+    ArchiveTooLargeError,
+    AuditWriteError,
+    DeadlineExceededError,
+    IdempotencyConflictError,
+    LivenessUnavailableError,
+    SubjectErasedError,
+    TooManyAlbumsError,
+)
+from service.domain.albums import Album, AlbumFace, AlbumGroup
+from service.domain.gallery import CropOf
+from service.usecases.albums import KIND, AlbumOptions, calibration_for, enroll_group
+from service.usecases.enrollment_checks import Overrides
+
+routes = Routes("/v1/galleries/{gallery}/albums", "albums", route_class=GallerySnapshotRoute)
+AlbumPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
+GroupPath = Annotated[GroupId, Path()]
+FacePath = Annotated[FaceId, Path()]
+AlbumRisk = Annotated[
+    float,
+    Query(gt=0, lt=1, description="Accepted share of pairs of faces in one group that are two people."),
+]
+
+
+@routes.add(
+    "POST",
+    "",
+    ENROLL,
+    body="archive",
+    status_code=202,
+    openapi_extra=ARCHIVE_BODY,
+    errors=(*CALIBRATED, ArchiveInvalidError, ArchiveTooLargeError, TooManyAlbumsError, IdempotencyConflictError),
+)
+async def create_album(
+    gallery: GalleryPath,
+    request: Request,
+    backend: BackendDep,
+    repeatable: StreamedDep,
+    risk: AlbumRisk = 0.01,
+    detail: Annotated[Detail | None, Query(description=f"{DETAIL} Default: KITH_DETAIL, at least medium.")] = None,
+) -> JobOut:
+    """Start a job that groups the faces of an archive's photos into people. The album has the id of the job.
+
+    Folders and manifests of the archive mean nothing. Nobody is enrolled until a group is named and enrolled.
+    """
+    found = await backend.find_gallery(gallery)
+    backend.faces.recognizers.for_gallery(found)  # these raise here rather than in the job
+    calibration_for(found, backend.galleries.risks)
+    options = AlbumOptions(risk, detail or backend.settings.expected_face_detail)
+    expires_at = datetime.now(UTC) + timedelta(days=backend.settings.retention_albums_days)
+    begin = backend.galleries.store.albums.beginning(found, risk, expires_at)
+    return await queue_archive(request, backend, found, KIND, options.parameters(), repeatable, begin)
+
+
+@routes.add("GET", "", READ)
+async def list_albums(gallery: GalleryPath, backend: BackendDep) -> AlbumsOut:
+    """List the albums of a gallery, the latest first. There are at most 20."""
+    found = await backend.find_gallery(gallery)
+    return AlbumsOut(data=[_album(each) for each in await backend.run(backend.galleries.store.albums.list_all, found)])
+
+
+@routes.add("GET", "/{album}", READ)
+async def get_album(gallery: GalleryPath, album: AlbumPath, backend: BackendDep) -> AlbumOut:
+    """Return an album."""
+    return _album(await backend.run(backend.galleries.store.albums.get, await backend.find_gallery(gallery), album))
+
+
+@routes.add("DELETE", "/{album}", ENROLL)
+async def delete_album(gallery: GalleryPath, album: AlbumPath, backend: BackendDep) -> DeletedOut:
+    """Erase an album and its job, which stops if it runs. The response is a receipt.
+
+    Enrolled faces stay with their subjects.
+    """
+    receipt = await backend.run_on_gallery(gallery, backend.galleries.store.albums.delete, album)
+    await backend.run(backend.jobs.spool.remove, album)
+    return to_deleted_out(receipt)
+
+
+@routes.add("GET", "/{album}/groups", READ, errors=(AlbumNotReadyError,))
+async def list_album_groups(
+    gallery: GalleryPath,
+    album: AlbumPath,
+    backend: BackendDep,
+    single: Annotated[bool | None, Query(description="Only groups of one face, or only the others.")] = None,
+    cursor: Cursor = None,
+    limit: PageLimit = 100,
+) -> AlbumGroupsOut:
+    """List the groups with some of their faces, the largest first, then single faces, then those split off."""
+    found = await backend.find_gallery(gallery)
+    after, albums = open_cursor(found.seal, cursor), backend.galleries.store.albums
+    listed = await backend.run(albums.groups, found, album, single, after, limit + 1)
+    page, more = paginate(listed, limit, found.seal, lambda group: group.number)
+    return AlbumGroupsOut(data=[_group(each) for each in page], next=more)
+
+
+@routes.add("GET", "/{album}/groups/{group}/faces", READ, errors=(AlbumNotReadyError,))
+async def list_album_faces(
+    gallery: GalleryPath,
+    album: AlbumPath,
+    group: GroupPath,
+    backend: BackendDep,
+    cursor: Cursor = None,
+    limit: PageLimit = 100,
+) -> AlbumFacesOut:
+    """List the faces of a group, the most certain first."""
+    found = await backend.find_gallery(gallery)
+    after, albums = open_cursor(found.seal, cursor), backend.galleries.store.albums
+    listed = await backend.run(albums.faces, found, album, _number(group), after, limit + 1)
+    page, more = paginate(listed, limit, found.seal, lambda row: row[0])
+    return AlbumFacesOut(data=[_face(face) for _, face in page], next=more)
+
+
+@routes.add(
+    "GET",
+    "/{album}/faces/{face}/thumbnail",
+    READ,
+    etag=True,
+    response_class=Response,
+    responses=PICTURE,
+    errors=(AuditWriteError,),
+)
+async def get_album_face_thumbnail(
+    gallery: GalleryPath, album: AlbumPath, face: FacePath, request: Request, backend: BackendDep
+) -> Response:
+    """Return the crop of a face."""
+    found = await backend.find_gallery(gallery)
+    crop = await backend.run(backend.galleries.store.albums.crop, found, album, face)
+    audit = backend.operations.audit
+    return await crop_response(request, crop, lambda: audit.crops_read(found, [CropOf(album=album, face=face)]))
+
+
+@routes.add(
+    "PATCH",
+    "/{album}/groups/{group}",
+    ENROLL,
+    example={"subject": "ada", "name": "Ada Lovelace"},
+    errors=(AlbumNotReadyError,),
+)
+async def name_album_group(
+    snapshot: GallerySnapshot, album: AlbumPath, group: GroupPath, body: AlbumNameIn, backend: BackendDep
+) -> AlbumGroupOut:
+    """Say who a group is. Nobody is enrolled yet."""
+    name = backend.galleries.store.albums.name
+    return _group(await backend.run_on_gallery(snapshot, name, album, _number(group), body.subject, body.name))
+
+
+@routes.add("POST", "/{album}/groups/{group}/merge", ENROLL, example={"into": "g1"}, errors=(AlbumNotReadyError,))
+async def merge_album_group(
+    snapshot: GallerySnapshot, album: AlbumPath, group: GroupPath, body: AlbumMergeIn, backend: BackendDep
+) -> AlbumGroupOut:
+    """Merge a group into another one that is the same person. Return the remaining group."""
+    merge = backend.galleries.store.albums.merge
+    return _group(await backend.run_on_gallery(snapshot, merge, album, _number(group), _number(body.into)))
+
+
+@routes.add(
+    "POST",
+    "/{album}/groups/{group}/split",
+    ENROLL,
+    example={"faces": ["9f86d081884c4d659a2feaa0c55ad015"]},
+    errors=(AlbumNotReadyError,),
+)
+async def split_album_group(
+    snapshot: GallerySnapshot, album: AlbumPath, group: GroupPath, body: AlbumSplitIn, backend: BackendDep
+) -> AlbumGroupOut:
+    """Move faces that are another person to a new group. Return it."""
+    split = backend.galleries.store.albums.split
+    return _group(await backend.run_on_gallery(snapshot, split, album, _number(group), body.faces))
+
+
+@routes.add(
+    "POST",
+    "/{album}/groups/{group}/enroll",
+    ENROLL,
+    example={"allow_low_quality": False},
+    errors=(
+        AlbumNotReadyError,
+        AlbumGroupUnnamedError,
+        AlbumOutdatedError,
+        SubjectErasedError,
+        LivenessUnavailableError,
+        DeadlineExceededError,
+        *SEARCH,
+    ),
+)
+async def enroll_album_group(
+    snapshot: GallerySnapshot,
+    album: AlbumPath,
+    group: GroupPath,
+    body: AlbumEnrollIn,
+    backend: BackendDep,
+    caller: CallerDep,
+) -> AlbumEnrolledOut:
+    """Enroll the faces of a named group as templates of its subject, which is created if missing.
+
+    The checks of enrollment apply to each face. Enrolled faces leave the album, refused ones stay. A repeated request
+    enrolls what is left.
+    """
+    done = await enroll_group(backend, snapshot, caller, album, _number(group), Overrides(**body.model_dump()))
+    return AlbumEnrolledOut(
+        subject=done.subject,
+        enrolled_count=done.enrolled,
+        refused=[
+            RefusedFaceOut(face=face, problem=Problem(**error.document())) for face, error in done.refused.items()
+        ],
+        remaining_count=done.remaining,
+    )
+
+
+def _number(group: str) -> int:
+    return int(group.removeprefix("g"))
+
+
+def _album(album: Album) -> AlbumOut:
+    about = {name: getattr(album, name) for name in AlbumOut.model_fields if name not in ("state", "threshold")}
+    threshold = None if album.threshold is None else round(album.threshold, 4)
+    return AlbumOut(state="grouping" if album.grouped_at is None else "ready", threshold=threshold, **about)
+
+
+def _group(group: AlbumGroup) -> AlbumGroupOut:
+    return AlbumGroupOut(
+        id=group.id,
+        subject=group.subject,
+        name=group.name,
+        face_count=group.face_count,
+        faces=[_face(face) for face in group.faces],
+    )
+
+
+def _face(face: AlbumFace) -> AlbumFaceOut:
+    certainty = None if face.certainty is None else round(face.certainty, 4)
+    about = face.record
+    return AlbumFaceOut(
+        id=face.id, photo=about.photo, box=list(about.box), certainty=certainty, reasons=list(about.reasons)
+    )

@@ -1,0 +1,103 @@
+"""Albums: unlabeled photos whose faces are grouped into people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from models.runtime.network import Float
+from service.domain.gallery import Crop
+
+MAX_ALBUMS: Final = 20
+"""Albums of a gallery."""
+MAX_PHOTOS: Final = 20_000
+MAX_FACES: Final = 10_000
+"""Faces of an album: a minute of grouping, 200 MB of the database."""
+EXAMPLES: Final = 8
+"""Faces of a group that a list of groups shows."""
+
+
+@dataclass(frozen=True)
+class Album:
+    """Album. ``grouped_at``: None while its job runs. ``threshold``: None also if there were too few faces."""
+
+    pk: int
+    id: str
+    generation: int
+    risk: float
+    threshold: float | None
+    photo_count: int
+    face_count: int
+    group_count: int
+    """Groups of several faces."""
+    single_count: int
+    grouped_at: datetime | None
+    created_at: datetime
+    expires_at: datetime
+
+
+@dataclass(frozen=True)
+class FaceRecord:
+    """What is sealed about a face: all that a later enrollment needs besides its vector and crop.
+
+    Attributes:
+        photo: name of the photo in the archive.
+        hash: SHA-256 of the photo.
+        number: of the face in its photo, from 1.
+        quality: fields of models.vision.quality.Quality.
+        reasons: bounds of the gallery's quality gate that the face is outside of.
+        liveness: its score, which is None if it could not be judged, and the pack's threshold; None without a model.
+    """
+
+    photo: str
+    hash: str
+    number: int
+    box: Sequence[float]
+    score: float
+    quality: dict[str, float]
+    reasons: Sequence[str]
+    liveness: Sequence[float | None] | None
+
+
+@dataclass(frozen=True, eq=False)
+class NewAlbumFace:
+    record: FaceRecord
+    vector: Float
+    crop: Crop
+
+
+@dataclass(frozen=True)
+class AlbumFace:
+    """Face of an album. ``certainty``: None if a person put the face into its group."""
+
+    pk: int
+    id: str
+    record: FaceRecord
+    certainty: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class EnrollableFace:
+    """Face with all that is stored of it."""
+
+    face: AlbumFace
+    vector: Float
+    crop: Crop
+
+
+@dataclass(frozen=True)
+class AlbumGroup:
+    """Faces that are taken for one person. ``faces``: the first EXAMPLES. ``subject``: None if nobody named it."""
+
+    pk: int
+    number: int
+    subject: str | None
+    name: str | None
+    face_count: int
+    faces: Sequence[AlbumFace]
+
+    @property
+    def id(self) -> str:
+        return f"g{self.number}"

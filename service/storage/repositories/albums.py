@@ -1,0 +1,484 @@
+"""Albums: faces of uploaded photos and their groups, which people name, merge, split and enroll.
+
+Whatever is enrolled leaves the album, in the same transaction: each face is stored once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from models.runtime.network import Float
+from service.core.errors import (
+    AlbumGroupNotFoundError,
+    AlbumGroupUnnamedError,
+    AlbumNotFoundError,
+    AlbumNotReadyError,
+    AlbumOutdatedError,
+    AlbumTooLargeError,
+    InvalidRequestError,
+    StorageError,
+    TooManyAlbumsError,
+)
+from service.domain.albums import (
+    EXAMPLES,
+    MAX_ALBUMS,
+    MAX_FACES,
+    Album,
+    AlbumFace,
+    AlbumGroup,
+    EnrollableFace,
+    FaceRecord,
+    NewAlbumFace,
+)
+from service.domain.gallery import Crop, Gallery, NewTemplate
+from service.security.sealing import Seal
+from service.storage.audit.log import Entry, append, record
+from service.storage.db.engine import Database
+from service.storage.db.row_sealing import (
+    ALBUM_FACE,
+    ALBUM_GROUP,
+    ALBUM_PHOTO,
+    open_crop,
+    seal_crop,
+    subject_lookup,
+)
+from service.storage.db.tables import album_faces, album_groups, albums, galleries, jobs
+from service.storage.repositories import erasures
+from service.storage.repositories.erasures import Receipt, delete_albums, record_erasure
+from service.storage.repositories.job_records import ItemOutcome, Job, own_row, record_in
+from service.storage.repositories.jobs import FINISHED, Beginning
+from service.storage.repositories.read_cache import ReadCache
+from service.storage.repositories.subjects import name_subject, read_subject
+from service.storage.repositories.templates import add_templates, existing_ids, report_enrollment
+
+FOUND: Final = "faces_found"
+NO_FACE: Final = "no_face"
+COPY: Final = "copy"
+ORDER: Final = (
+    sa.func.coalesce(album_faces.c.certainty, -1.0).desc(),
+    album_faces.c.pk,
+)
+"""The most certain faces first, then those that a person put into the group."""
+_CONFLICT: Final = StorageError("a constraint of the albums was violated")
+
+
+class AlbumStore:
+    """Albums in SQL. Every method is one transaction and blocks."""
+
+    def __init__(self, database: Database, cache: ReadCache) -> None:
+        self._database = database
+        self._cache = cache
+
+    # For the job that makes an album
+
+    def beginning(self, gallery: Gallery, risk: float, expires_at: datetime) -> Beginning:
+        """Return a function that adds an empty album in the transaction that queues its job.
+
+        It raises TooManyAlbumsError.
+        """
+
+        def begin(connection: Connection, job_id: str) -> None:
+            count = sa.select(sa.func.count()).select_from(albums).where(albums.c.gallery_pk == gallery.pk)
+            if connection.execute(count).scalar_one() >= MAX_ALBUMS:
+                raise TooManyAlbumsError(f"gallery {gallery.name!r} has {MAX_ALBUMS} albums, the most allowed")
+            row = {"id": job_id, "gallery_pk": gallery.pk, "generation": gallery.generation, "risk": risk}
+            times = {"created_at": datetime.now(UTC), "expires_at": expires_at}
+            connection.execute(albums.insert().values(**row, **times))
+
+        return begin
+
+    def known_photos(self, album: Album, seal: Seal, hashes: Sequence[str]) -> set[str]:
+        """Return which photos, by SHA-256, have faces in the album."""
+        lookups = {seal.pseudonym(ALBUM_PHOTO, each): each for each in hashes}
+        own = (album_faces.c.album_pk == album.pk) & album_faces.c.photo.in_(list(lookups))
+        with self._database.read() as connection:
+            return {lookups[each] for each in connection.execute(sa.select(album_faces.c.photo).where(own)).scalars()}
+
+    def add(
+        self, job: Job, album: Album, outcomes: Sequence[ItemOutcome], faces: Sequence[NewAlbumFace], seconds: float
+    ) -> bool:
+        """Store the faces of photos with the outcomes of the photos. Return whether cancellation was requested.
+
+        Raises LeaseLostError, also if the album was deleted. AlbumTooLargeError: it would have more than MAX_FACES.
+        """
+        rows = [_row_of(job.seal, album, face) for face in faces]
+        read = sum(outcome.outcome in (FOUND, NO_FACE) for outcome in outcomes)
+        with self._database.write(_CONFLICT) as connection:
+            canceled = record_in(connection, job, outcomes, seconds)
+            own = sa.select(sa.func.count()).where(album_faces.c.album_pk == album.pk)
+            if connection.execute(own).scalar_one() + len(rows) > MAX_FACES:
+                raise AlbumTooLargeError(f"the photos show more than {MAX_FACES:,} faces")
+            counted = albums.update().where(albums.c.pk == album.pk)
+            connection.execute(counted.values(photo_count=albums.c.photo_count + read))
+            if rows:
+                connection.execute(album_faces.insert(), rows)
+        return canceled
+
+    def faces_to_group(self, album: Album, gallery: Gallery) -> tuple[list[AlbumFace], Float]:
+        """Return all faces and their (n, d) vectors, in the order of the photos' content and of the faces in them."""
+        query = sa.select(album_faces).where(album_faces.c.album_pk == album.pk)
+        with self._database.read() as connection:
+            rows = connection.execute(query).all()
+        found = [(_face_of(gallery.seal, row), row.vector) for row in rows]
+        found.sort(key=lambda one: (one[0].record.hash, one[0].record.number))
+        sealed = [vector for _, vector in found]
+        if not sealed:
+            return [], np.zeros((0, gallery.dimension), np.float32)
+        return [face for face, _ in found], gallery.seal.open_vectors(sealed, album.generation, gallery.dimension)
+
+    def set_groups(
+        self, job: Job, album: Album, groups: Sequence[Sequence[tuple[int, float | None]]], threshold: float | None
+    ) -> None:
+        """Store the groups, each of row keys of faces and certainties. Does nothing the second time.
+
+        Raises LeaseLostError.
+        """
+        with self._database.write(_CONFLICT) as connection:
+            gallery = own_row(connection, job).gallery_pk
+            own = albums.c.pk == album.pk
+            if connection.execute(sa.select(albums.c.grouped_at).where(own)).scalar_one() is not None:
+                return
+            numbered = [{"album_pk": album.pk, "number": number} for number in range(1, len(groups) + 1)]
+            if numbered:
+                connection.execute(album_groups.insert(), numbered)
+            made = sa.select(album_groups.c.number, album_groups.c.pk).where(album_groups.c.album_pk == album.pk)
+            pks = {row.number: row.pk for row in connection.execute(made)}
+            placed = [
+                {"face": face, "into": pks[number], "how": certainty}
+                for number, members in enumerate(groups, start=1)
+                for face, certainty in members
+            ]
+            if placed:
+                place = album_faces.update().where(album_faces.c.pk == sa.bindparam("face"))
+                values: dict[str, Any] = {"group_pk": sa.bindparam("into"), "certainty": sa.bindparam("how")}
+                connection.execute(place.values(values), placed)
+            done = {"threshold": threshold, "next_group": len(groups) + 1, "grouped_at": datetime.now(UTC)}
+            connection.execute(albums.update().where(own).values(**done))
+            counts = {"faces": len(placed), "groups": sum(len(members) > 1 for members in groups)}
+            entry = Entry("album_grouped", (gallery, job.gallery), details={"album": album.id, **counts})
+            append(self._database.vault, connection, gallery, [entry])
+
+    # Reads
+
+    def list_all(self, gallery: Gallery) -> list[Album]:
+        """Return the albums of a gallery, the latest first: at most MAX_ALBUMS."""
+        query = _albums(gallery).order_by(albums.c.pk.desc())
+        with self._database.read() as connection:
+            return [_album_of(row) for row in connection.execute(query)]
+
+    def get(self, gallery: Gallery, album_id: str) -> Album:
+        """Raises AlbumNotFoundError."""
+        with self._database.read() as connection:
+            return _read(connection, gallery, album_id)
+
+    def groups(
+        self, gallery: Gallery, album_id: str, single: bool | None, after: int | None, limit: int
+    ) -> list[AlbumGroup]:
+        """Return groups with examples, the largest of the job first: at most ``limit`` after the number ``after``.
+
+        ``single``: only groups of one face, or only the others; None: all. Raises AlbumNotFoundError,
+        AlbumNotReadyError.
+        """
+        with self._database.read() as connection:
+            album = _read_ready(connection, gallery, album_id)
+            query = _groups().where(album_groups.c.album_pk == album.pk).order_by(album_groups.c.number).limit(limit)
+            if single is not None:
+                query = query.having((sa.func.count() == 1) if single else (sa.func.count() > 1))
+            if after is not None:
+                query = query.where(album_groups.c.number > after)
+            rows = connection.execute(query).all()
+            return _with_examples(connection, gallery, rows)
+
+    def faces(
+        self, gallery: Gallery, album_id: str, number: int, after: int | None, limit: int
+    ) -> list[tuple[int, AlbumFace]]:
+        """Return faces of a group, the most certain first, each with its place: ``limit`` after the first ``after``.
+
+        Raises AlbumGroupNotFoundError; as :meth:`groups`.
+        """
+        start = after or 0
+        with self._database.read() as connection:
+            group = _read_group(connection, gallery, _read_ready(connection, gallery, album_id), number)
+            query = _members(group)
+            rows = connection.execute(query.offset(start).limit(limit)).all()
+        return [(start + place, _face_of(gallery.seal, row)) for place, row in enumerate(rows, start=1)]
+
+    def crop(self, gallery: Gallery, album_id: str, face_id: str) -> Crop:
+        """Raises AlbumNotFoundError, AlbumGroupNotFoundError."""
+        with self._database.read() as connection:
+            album = _read(connection, gallery, album_id)
+            own = (album_faces.c.album_pk == album.pk) & (album_faces.c.id == face_id)
+            sealed = connection.execute(sa.select(album_faces.c.crop).where(own)).scalar()
+        if sealed is None:
+            raise AlbumGroupNotFoundError(f"album {album_id!r} has no face {face_id!r}")
+        return open_crop(gallery.seal, sealed)
+
+    # What people decide
+
+    def name(
+        self, gallery: Gallery, album_id: str, number: int, subject_id: str | None, name: str | None
+    ) -> AlbumGroup:
+        """Say who a group is, or that nobody knows (None). Raises as :meth:`faces`."""
+        with self._database.change(gallery) as connection:
+            group = _read_group(connection, gallery, _read_ready(connection, gallery, album_id), number)
+            _set_name(connection, gallery, group.pk, subject_id, name)
+            vault = self._database.vault
+            record(vault, connection, "album_named", gallery, subject_id, album=album_id, group=group.id)
+            return _read_group(connection, gallery, _read(connection, gallery, album_id), number)
+
+    def merge(self, gallery: Gallery, album_id: str, number: int, into: int) -> AlbumGroup:
+        """Move the faces of a group to another one, which gets its subject if it has none. Raises as :meth:`faces`."""
+        if number == into:
+            raise InvalidRequestError("into: must be another group")
+        with self._database.change(gallery) as connection:
+            album = _read_ready(connection, gallery, album_id)
+            source, target = (_read_group(connection, gallery, album, each) for each in (number, into))
+            moving = album_faces.update().where(album_faces.c.group_pk == source.pk)
+            connection.execute(moving.values(group_pk=target.pk, certainty=None))
+            if target.subject is None and source.subject is not None:
+                _set_name(connection, gallery, target.pk, source.subject, source.name)
+            connection.execute(album_groups.delete().where(album_groups.c.pk == source.pk))
+            about = {"album": album_id, "group": source.id, "into": target.id}
+            record(self._database.vault, connection, "album_merged", gallery, **about)
+            return _read_group(connection, gallery, album, into)
+
+    def split(self, gallery: Gallery, album_id: str, number: int, face_ids: Sequence[str]) -> AlbumGroup:
+        """Move some faces of a group to a new group, which has no subject. Return it.
+
+        Raises InvalidRequestError: no face would be left. AlbumGroupNotFoundError: a face is not in the group. As
+        :meth:`faces`.
+        """
+        wanted = set(face_ids)
+        with self._database.change(gallery) as connection:
+            album = _read_ready(connection, gallery, album_id)
+            group = _read_group(connection, gallery, album, number)
+            own = (album_faces.c.group_pk == group.pk) & album_faces.c.id.in_(list(wanted))
+            found = set(connection.execute(sa.select(album_faces.c.id).where(own)).scalars())
+            if missing := sorted(wanted - found):
+                raise AlbumGroupNotFoundError(f"group {group.id!r} has no face {missing[0]!r}")
+            if len(found) == group.face_count:
+                raise InvalidRequestError("faces: leave at least one face in the group")
+            following = albums.update().where(albums.c.pk == album.pk).values(next_group=albums.c.next_group + 1)
+            new = connection.execute(following.returning(albums.c.next_group)).scalar_one() - 1
+            made = album_groups.insert().values(album_pk=album.pk, number=new).returning(album_groups.c.pk)
+            into = connection.execute(made).scalar_one()
+            connection.execute(album_faces.update().where(own).values(group_pk=into, certainty=None))
+            about: dict[str, Any] = {"album": album_id, "group": group.id, "into": f"g{new}", "faces": len(found)}
+            record(self._database.vault, connection, "album_split", gallery, **about)
+            return _read_group(connection, gallery, album, new)
+
+    def to_enroll(
+        self, gallery: Gallery, album_id: str, number: int, limit: int
+    ) -> tuple[AlbumGroup, Sequence[EnrollableFace]]:
+        """Return a named group and its ``limit`` most certain faces.
+
+        Raises AlbumOutdatedError; AlbumGroupUnnamedError; as :meth:`faces`.
+        """
+        with self._database.read() as connection:
+            album = _read_ready(connection, gallery, album_id)
+            if album.generation != gallery.generation:
+                raise AlbumOutdatedError(f"album {album_id!r} has embeddings of another recognizer")
+            group = _read_group(connection, gallery, album, number)
+            if group.subject is None:
+                raise AlbumGroupUnnamedError(f"group {group.id!r} has no subject")
+            query = _members(group).limit(limit)
+            rows = connection.execute(query).all()
+        seal = gallery.seal
+        vectors = seal.open_vectors([row.vector for row in rows], album.generation, gallery.dimension)
+        return group, [
+            EnrollableFace(_face_of(seal, row), vector, open_crop(seal, row.crop))
+            for row, vector in zip(rows, vectors, strict=True)
+        ]
+
+    def enroll(
+        self, gallery: Gallery, album_id: str, group: AlbumGroup, admitted: Mapping[str, NewTemplate], as_read: bool
+    ) -> int:
+        """Store templates by id of their face, and delete these faces from the album. Return the faces that remain.
+
+        A face whose template the gallery has is only deleted. ``as_read``: as of TemplateStore.enroll.
+
+        Raises:
+            AlbumGroupNotFoundError: the group changed since it was read.
+            SubjectErasedError, GalleryChangedError, GalleryMovedError: as TemplateStore.enroll.
+        """
+        assert group.subject is not None  # noqa: S101 - to_enroll returns named groups
+        with self._database.change(gallery, as_read=as_read) as connection:
+            current = _read_group(connection, gallery, _read_ready(connection, gallery, album_id), group.number)
+            own = (album_faces.c.group_pk == group.pk) & album_faces.c.id.in_(list(admitted))
+            present = set(connection.execute(sa.select(album_faces.c.id).where(own)).scalars())
+            if current.subject != group.subject or present != admitted.keys():
+                raise AlbumGroupNotFoundError(f"group {group.id!r} changed during the request")
+            erasures.refuse_erased(connection, gallery, group.subject)
+            known = existing_ids(connection, gallery, [template.id for template in admitted.values()])
+            new = {template.id: template for template in admitted.values() if template.id not in known}
+            if new:
+                add_templates(connection, gallery, group.subject, list(new.values()), datetime.now(UTC))
+                subject = read_subject(connection, gallery, group.subject)
+                if group.name is not None and subject.name is None:
+                    name_subject(connection, gallery, subject, group.name)
+            connection.execute(album_faces.delete().where(own))
+            remaining = current.face_count - len(present)
+            if not remaining:
+                connection.execute(album_groups.delete().where(album_groups.c.pk == group.pk))
+            if new:
+                report_enrollment(self._database.vault, connection, gallery, group.subject, len(new), album=album_id)
+        self._cache.evict(gallery.name)
+        return remaining
+
+    # Deletion
+
+    def delete(self, gallery: Gallery, album_id: str) -> Receipt:
+        """Erase an album and its job, which stops if it runs. A repeated erasure returns the first receipt.
+
+        Raises AlbumNotFoundError.
+        """
+        with self._database.change(gallery, erasing=True) as connection:
+            removed = delete_albums(connection, (albums.c.gallery_pk == gallery.pk) & (albums.c.id == album_id))
+            if removed["albums"]:
+                receipt = record_erasure(self._database.vault, connection, gallery, removed, album_id=album_id)
+            else:
+                found = (one for one in erasures.receipts(connection, gallery, album_id) if one.kind == "album")
+                earlier = next(found, None)
+                if earlier is None:
+                    raise _missing(gallery, album_id)
+                receipt = earlier
+        return erasures.with_log_emptied(self._database, receipt)
+
+    def delete_expired(self, now: datetime) -> int:
+        """Delete albums at the end of their period, and those whose job ended without groups. Return their number."""
+        ended = sa.select(jobs.c.id).where(jobs.c.state.in_(FINISHED))
+        useless = albums.c.grouped_at.is_(None) & albums.c.id.in_(ended)
+        due = (albums.c.expires_at < now) | useless
+        query = sa.select(albums.c.id, galleries.c.pk, galleries.c.name).join(galleries).where(due)
+        with self._database.read() as connection:
+            found = connection.execute(query.order_by(albums.c.pk)).all()
+        deleted = 0
+        for row in found:
+            with self._database.write(_CONFLICT, erasing=True) as connection:
+                removed = delete_albums(connection, (albums.c.id == row.id) & due, with_jobs=False)
+                if not removed["albums"]:
+                    continue
+                counts = {what: count for what, count in sorted(removed.items()) if count}
+                entry = Entry("album_expired", (row.pk, row.name), details={"album": row.id, "removed": counts})
+                append(self._database.vault, connection, row.pk, [entry])
+            deleted += 1
+        if deleted:
+            self._database.truncate_wal()
+        return deleted
+
+
+def _missing(gallery: Gallery, album_id: str) -> AlbumNotFoundError:
+    return AlbumNotFoundError(f"gallery {gallery.name!r} has no album {album_id!r}")
+
+
+def _row_of(seal: Seal, album: Album, face: NewAlbumFace) -> dict[str, Any]:
+    about = face.record
+    (vector,) = seal.close_vectors(face.vector[None], album.generation)
+    return {
+        "id": seal.pseudonym(ALBUM_FACE, f"{album.id}\0{about.hash}\0{about.number}"),
+        "album_pk": album.pk,
+        "photo": seal.pseudonym(ALBUM_PHOTO, about.hash),
+        "sealed": seal.close_json(asdict(about), ALBUM_FACE),
+        "vector": vector,
+        "crop": seal_crop(seal, face.crop),
+    }
+
+
+def _face_of(seal: Seal, row: sa.Row[Any]) -> AlbumFace:
+    return AlbumFace(row.pk, row.id, FaceRecord(**seal.open_json(row.sealed, ALBUM_FACE)), row.certainty)
+
+
+def _albums(gallery: Gallery) -> sa.Select[Any]:
+    own = albums.c.gallery_pk == gallery.pk
+    among = album_faces.c.album_pk.in_(sa.select(albums.c.pk).where(own))
+    sizes = sa.select(album_faces.c.album_pk, album_faces.c.group_pk, sa.func.count().label("size")).where(among)
+    sized = sizes.group_by(album_faces.c.album_pk, album_faces.c.group_pk).subquery()
+
+    def total(value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[int]:
+        return sa.func.coalesce(sa.func.sum(value), 0).label(name)
+
+    grouped = sized.c.group_pk.is_not(None)
+    counts = (
+        total(sized.c.size, "face_count"),
+        total(sa.case((grouped & (sized.c.size > 1), 1), else_=0), "group_count"),
+        total(sa.case((grouped & (sized.c.size == 1), 1), else_=0), "single_count"),
+    )
+    joined = albums.outerjoin(sized, sized.c.album_pk == albums.c.pk)
+    return sa.select(albums, *counts).select_from(joined).where(own).group_by(albums.c.pk)
+
+
+def _album_of(row: sa.Row[Any]) -> Album:
+    return Album(**{part.name: row._mapping[part.name] for part in fields(Album)})
+
+
+def _read(connection: Connection, gallery: Gallery, album_id: str) -> Album:
+    """Raises AlbumNotFoundError."""
+    row = connection.execute(_albums(gallery).where(albums.c.id == album_id)).first()
+    if row is None:
+        raise _missing(gallery, album_id)
+    return _album_of(row)
+
+
+def _read_ready(connection: Connection, gallery: Gallery, album_id: str) -> Album:
+    """Raises AlbumNotFoundError, AlbumNotReadyError."""
+    album = _read(connection, gallery, album_id)
+    if album.grouped_at is None:
+        raise AlbumNotReadyError(f"the job of album {album_id!r} has not finished")
+    return album
+
+
+def _groups() -> sa.Select[Any]:
+    """Select groups with their number of faces."""
+    joined = album_groups.join(album_faces, album_faces.c.group_pk == album_groups.c.pk)
+    counted = sa.select(album_groups, sa.func.count().label("face_count")).select_from(joined)
+    return counted.group_by(album_groups.c.pk)
+
+
+def _read_group(connection: Connection, gallery: Gallery, album: Album, number: int) -> AlbumGroup:
+    """Raises AlbumGroupNotFoundError."""
+    own = (album_groups.c.album_pk == album.pk) & (album_groups.c.number == number)
+    found = _with_examples(connection, gallery, connection.execute(_groups().where(own)).all())
+    if not found:
+        raise AlbumGroupNotFoundError(f"album {album.id!r} has no group 'g{number}'")
+    return found[0]
+
+
+def _members(group: AlbumGroup) -> sa.Select[Any]:
+    return sa.select(album_faces).where(album_faces.c.group_pk == group.pk).order_by(*ORDER)
+
+
+def _with_examples(connection: Connection, gallery: Gallery, rows: Sequence[sa.Row[Any]]) -> list[AlbumGroup]:
+    """Return the groups of these rows, each with its first EXAMPLES faces."""
+    place = sa.func.row_number().over(partition_by=album_faces.c.group_pk, order_by=ORDER)
+    owned = album_faces.c.group_pk.in_([row.pk for row in rows])
+    ranked = sa.select(album_faces.c.pk, place.label("place")).where(owned).subquery()
+    first = sa.select(album_faces).join(ranked, ranked.c.pk == album_faces.c.pk).where(ranked.c.place <= EXAMPLES)
+    faces: dict[int, list[AlbumFace]] = {}
+    for row in connection.execute(first.order_by(ranked.c.place)):
+        faces.setdefault(row.group_pk, []).append(_face_of(gallery.seal, row))
+    groups = []
+    for row in rows:
+        person = {} if row.sealed is None else gallery.seal.open_json(row.sealed, ALBUM_GROUP)
+        named = person.get("subject"), person.get("name")
+        groups.append(AlbumGroup(row.pk, row.number, *named, row.face_count, faces.get(row.pk, [])))
+    return groups
+
+
+def _set_name(
+    connection: Connection, gallery: Gallery, group_pk: int, subject_id: str | None, name: str | None
+) -> None:
+    values: dict[str, Any] = {"sealed": None, "subject": None}
+    if subject_id is not None:
+        person = {"subject": subject_id, "name": name}
+        values = {
+            "sealed": gallery.seal.close_json(person, ALBUM_GROUP),
+            "subject": subject_lookup(gallery.seal, subject_id),
+        }
+    connection.execute(album_groups.update().where(album_groups.c.pk == group_pk).values(**values))

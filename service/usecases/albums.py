@@ -1,0 +1,334 @@
+"""Albums: a job that groups the faces of an archive's photos into people, and the enrollment of named groups."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+
+from models.risk.calibration import Calibration
+from models.vision.face_search import Detail
+from models.vision.liveness import LivenessResult
+from models.vision.quality import Quality
+from service.core import deadlines
+from service.core.errors import (
+    AlbumOutdatedError,
+    AlbumTooLargeError,
+    DuplicateSubjectError,
+    GalleryChangedError,
+    InconsistentTemplateError,
+    KithError,
+    RiskUncalibratedError,
+)
+from service.domain.albums import MAX_PHOTOS, Album, AlbumFace, EnrollableFace, FaceRecord, NewAlbumFace
+from service.domain.gallery import Gallery, NewTemplate
+from service.inference.archives import ArchivedFile, ArchiveLimits, iterate_members, read_contents
+from service.inference.photo_pipeline import Face, Photo
+from service.inference.recognizers import ServedRecognizer
+from service.jobs.heavy_work import HeavyWork
+from service.jobs.runner import JobContext, JobKind, is_fault
+from service.jobs.spool import Spool
+from service.risk.albums import Grouping, group_faces_of_album
+from service.risk.gallery_risks import GalleryRisks
+from service.security.callers import Caller
+from service.storage.repositories.albums import COPY, FOUND, NO_FACE
+from service.storage.repositories.job_records import ItemOutcome, Job
+from service.storage.repositories.jobs import JobStore
+from service.usecases.backend import Backend, Faces, Galleries, gather_or_cancel
+from service.usecases.bulk_enrollment import record_other_files, refusal, template_id
+from service.usecases.enroll import redacted_for
+from service.usecases.enrollment_checks import Overrides, check_identities, needs_identity_check, template_from_face
+
+KIND: Final = "album"
+PHOTOS_AT_ONCE: Final = 16
+"""Photos that are embedded, and then stored, together: two full detector batches."""
+MAX_ENROLLED: Final = 500
+"""Faces of a group that one request enrolls."""
+
+
+@dataclass(frozen=True)
+class AlbumOptions:
+    """Options of an album's job. ``risk``: accepted share of pairs of faces in one group that are two people."""
+
+    risk: float
+    detail: Detail
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the options as job parameters."""
+        return asdict(self)
+
+
+def calibration_for(gallery: Gallery, risks: GalleryRisks) -> Calibration:
+    """Return the calibration that states the risk of an album. Raises RiskUncalibratedError."""
+    found = risks.calibration(gallery)
+    if found is None:
+        remedy = "Calibrate the pack: kith models calibrate PACK --photos FOLDER."
+        raise RiskUncalibratedError("the pack of the gallery has no calibration, so no risk can be stated", remedy)
+    return found
+
+
+@dataclass(frozen=True)
+class AlbumJobs:
+    """Jobs that make albums, and their dependencies."""
+
+    spool: Spool
+    limits: ArchiveLimits
+    faces: Faces
+    galleries: Galleries
+    heavy: HeavyWork
+
+    def kind(self) -> JobKind:
+        """Return the functions of this kind of job."""
+        return JobKind(self.run, self.spool.has, self._discard, self._tidy)
+
+    async def run(self, context: JobContext) -> None:
+        """Embed the photos that have no recorded outcome yet, then group the faces of all."""
+        store, options = self.galleries.store, AlbumOptions(**context.job.parameters)
+        gallery = await context.run(store.galleries.get, context.job.gallery)
+        album = await context.run(store.albums.get, gallery, context.job.id)
+        if album.generation != gallery.generation:
+            raise AlbumOutdatedError(f"gallery {gallery.name!r} moved to another recognizer meanwhile")
+        served, calibration = (
+            self.faces.recognizers.for_gallery(gallery),
+            calibration_for(gallery, self.galleries.risks),
+        )
+        if album.grouped_at is None:
+            await self._embed_all(context, gallery, album, served, options.detail)
+            context.check()
+            faces, vectors = await context.run(store.albums.faces_to_group, album, gallery)
+            usable = np.array([row for row, face in enumerate(faces) if not face.record.reasons], np.int64)
+            photos = _photo_numbers([faces[row] for row in usable])
+            work = partial(group_faces_of_album, vectors[usable], photos, calibration, options.risk)
+            found = await self.heavy.run((KIND, album.id), work)
+            context.check()
+            groups = _groups(faces, usable.tolist(), found)
+            await context.run(store.albums.set_groups, context.job, album, groups, found.threshold)
+
+    async def _embed_all(
+        self, context: JobContext, gallery: Gallery, album: Album, served: ServedRecognizer, detail: Detail
+    ) -> None:
+        archive = self.spool.archive(context.job.id, gallery.seal)
+        contents = await context.run(partial(read_contents, labeled=False), archive, self.limits, None, context.check)
+        if len(contents.subjects) > MAX_PHOTOS:
+            raise AlbumTooLargeError(f"the archive has more than {MAX_PHOTOS:,} photos")
+        done = await context.run(context.done)
+        await context.run(record_other_files, context, contents, done)
+        members = iterate_members(archive, self.limits)
+        waiting = (each for each in members if each.name in contents.subjects and each.name not in done)
+        while block := await context.run(_read, waiting):
+            context.check()
+            await self._embed(context, gallery, album, served, detail, block)
+
+    async def _embed(
+        self,
+        context: JobContext,
+        gallery: Gallery,
+        album: Album,
+        served: ServedRecognizer,
+        detail: Detail,
+        block: Sequence[_Item],
+    ) -> None:
+        """Embed a block of photos, and store their faces and outcomes in one transaction."""
+        albums, hashes = self.galleries.store.albums, [item.hash for item in block if item.hash]
+        known = await context.run(albums.known_photos, album, gallery.seal, hashes)
+        first = {item.hash: item.name for item in reversed(block)}
+
+        async def embed(item: _Item) -> Photo | KithError | None:
+            if isinstance(item.payload, KithError):
+                return item.payload
+            if item.hash in known or first[item.hash] != item.name:
+                return None
+            try:
+                return await self.faces.photos.embed(item.payload, served, detail=detail, keep="all", background=True)
+            except KithError as error:
+                if is_fault(error):
+                    raise
+                return error
+
+        photos = await gather_or_cancel([embed(item) for item in block])
+        outcomes, faces = list[ItemOutcome](), list[NewAlbumFace]()
+        for item, photo in zip(block, photos, strict=True):
+            if isinstance(photo, KithError):
+                outcomes.append(refusal(item.name, photo))
+            else:
+                seen = COPY if photo is None else FOUND if photo.faces else NO_FACE
+                outcomes.append(ItemOutcome(item.name, seen))
+                faces += [] if photo is None else _new_faces(item, photo, gallery)
+        canceled = await context.run(albums.add, context.job, album, outcomes, faces, context.seconds)
+        context.note_cancellation(canceled)
+
+    def _discard(self, job: Job) -> None:
+        self.spool.discard(job)
+        self.galleries.store.albums.delete_expired(datetime.now(UTC))  # this one, if it was not grouped
+
+    def _tidy(self, store: JobStore) -> None:
+        self.spool.tidy(store)
+        self.galleries.store.albums.delete_expired(datetime.now(UTC))
+
+
+@dataclass(frozen=True)
+class _Item:
+    """Photo of the archive. ``hash``: SHA-256; empty if the photo cannot be read."""
+
+    name: str
+    payload: bytes | KithError
+    hash: str
+
+
+def _read(waiting: Iterator[ArchivedFile]) -> list[_Item]:
+    items = []
+    for member in islice(waiting, PHOTOS_AT_ONCE):
+        try:
+            payload = member.read()
+        except KithError as error:
+            items.append(_Item(member.name, error, ""))
+        else:
+            items.append(_Item(member.name, payload, hashlib.sha256(payload).hexdigest()))
+    return items
+
+
+def _new_faces(item: _Item, photo: Photo, gallery: Gallery) -> Iterator[NewAlbumFace]:
+    for number, face in enumerate(photo.faces, start=1):
+        assert face.vector is not None and face.kept is not None  # noqa: S101 - embed was asked for both
+        liveness = None if face.liveness is None else [face.liveness.score, face.liveness.threshold]
+        yield NewAlbumFace(
+            FaceRecord(
+                photo=item.name,
+                hash=item.hash,
+                number=number,
+                box=[round(float(side), 1) for side in face.box_xyxy],
+                score=face.score,
+                quality=dict(vars(face.quality)),
+                reasons=gallery.settings.quality_gate.reasons(face.quality),
+                liveness=liveness,
+            ),
+            face.vector,
+            face.kept,
+        )
+
+
+def _photo_numbers(faces: Sequence[AlbumFace]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    numbers = {photo: number for number, photo in enumerate(dict.fromkeys(face.record.hash for face in faces))}
+    return np.array([numbers[face.record.hash] for face in faces], np.int64)
+
+
+def _groups(faces: Sequence[AlbumFace], usable: Sequence[int], found: Grouping) -> list[list[tuple[int, float | None]]]:
+    """Return row keys and certainties of the groups, then of single faces, those of low quality last."""
+    groups: list[list[tuple[int, float | None]]] = [
+        [(faces[usable[row]].pk, certainty) for row, certainty in members] for members in found.groups
+    ]
+    groups += [[(faces[usable[row]].pk, None)] for row in found.singles]
+    groups += [[(face.pk, None)] for face in faces if face.record.reasons]
+    return groups
+
+
+@dataclass(frozen=True)
+class EnrolledGroup:
+    """``enrolled``: number of faces. ``refused``: why each other one is not. ``remaining``: faces left in the group."""
+
+    subject: str
+    enrolled: int
+    refused: Mapping[str, KithError]
+    remaining: int
+
+
+async def enroll_group(
+    backend: Backend, snapshot: Gallery, caller: Caller, album_id: str, number: int, overrides: Overrides
+) -> EnrolledGroup:
+    """Enroll the most certain faces of a named group as its subject, like photos. They leave the album.
+
+    Faces that a check of enrollment refuses stay.
+
+    Raises:
+        AlbumGroupUnnamedError, AlbumOutdatedError, AlbumGroupNotFoundError, AlbumNotFoundError, AlbumNotReadyError.
+        SubjectErasedError: the subject was erased since the request began.
+        LivenessUnavailableError: the gallery requires liveness, and no model is served.
+    """
+    albums = backend.galleries.store.albums
+    async with backend.galleries.enrolling.of(snapshot.pk):
+        while True:
+            gallery = await backend.reload_gallery(snapshot)
+            backend.faces.recognizers.for_gallery(gallery)
+            group, faces = await backend.run(albums.to_enroll, gallery, album_id, number, MAX_ENROLLED)
+            assert group.subject is not None  # noqa: S101 - to_enroll returns named groups
+            admitted, refused = _admit(gallery, group.subject, faces, overrides)
+            checked = needs_identity_check(gallery, backend.galleries.risks, overrides)
+            if checked and admitted:
+                if not overrides.allow_duplicate:
+                    await backend.galleries.search.catch_up(gallery)
+                check = partial(
+                    check_identities,
+                    list(admitted.values()),
+                    gallery,
+                    group.subject,
+                    backend.galleries,
+                    overrides,
+                )
+                for face, rejection in zip(list(admitted), await backend.run(check), strict=True):
+                    if rejection is not None:
+                        refused[face] = rejection
+                        del admitted[face]
+            try:
+                store = partial(albums.enroll, gallery, album_id, group, admitted, as_read=checked)
+                remaining = await backend.run(store) if admitted else group.face_count
+            except GalleryChangedError:
+                if (deadline := deadlines.current_deadline()) is not None:
+                    deadline.check()
+                continue
+            break
+    if admitted:
+        backend.operations.metrics.count_enrollment("enrolled", len(admitted))
+        backend.galleries.risks.derive_later(await backend.reload_gallery(gallery))
+    shown = await _report(backend, gallery, caller, group.subject, refused)
+    return EnrolledGroup(group.subject, len(admitted), shown, remaining)
+
+
+def _admit(
+    gallery: Gallery, subject: str, faces: Sequence[EnrollableFace], overrides: Overrides
+) -> tuple[dict[str, NewTemplate], dict[str, KithError]]:
+    """Return templates and errors by id of the face. Identities are not checked yet."""
+    admitted, refused = dict[str, NewTemplate](), dict[str, KithError]()
+    for one in faces:
+        about, liveness = one.face.record, None
+        if about.liveness is not None:
+            score, threshold = about.liveness
+            assert threshold is not None  # noqa: S101 - the pack has one
+            liveness = LivenessResult(score, threshold)
+        face = Face(
+            np.array(about.box, np.float32),
+            np.array(one.crop.landmarks_xy, np.float32),
+            about.score,
+            Quality(**about.quality),
+            one.vector,
+            kept=one.crop if gallery.settings.keep_crops else None,
+            liveness=liveness,
+        )
+        # The same face of the same photo is enrolled once, from whichever album.
+        template = template_id(gallery.seal, subject, f"{about.hash} {about.number}".encode())
+        try:
+            admitted[one.face.id] = template_from_face(face, gallery, overrides, template)
+        except KithError as error:
+            if is_fault(error) or error.status == 409:
+                raise  # not an error of the face
+            refused[one.face.id] = error
+    return admitted, refused
+
+
+async def _report(
+    backend: Backend, gallery: Gallery, caller: Caller, subject: str, refused: Mapping[str, KithError]
+) -> dict[str, KithError]:
+    """Count and audit refused faces. Return the errors as the caller may know them."""
+    for error in refused.values():
+        backend.operations.metrics.count_enrollment(error.code)
+    of_identity = (InconsistentTemplateError, DuplicateSubjectError)
+    codes = Counter(error.code for error in refused.values() if isinstance(error, of_identity))
+    for code, count in codes.items():
+        await backend.operations.audit.enrollment_refused(gallery, subject, code, count)
+    return {face: await redacted_for(backend, gallery, caller, error) for face, error in refused.items()}

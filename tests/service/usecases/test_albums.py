@@ -1,0 +1,409 @@
+"""Albums through the API: groups like those of ``kith group``, what people decide, deletion, a kill."""
+
+from __future__ import annotations
+
+import io
+import sqlite3
+import tarfile
+import threading
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter
+
+from kith import FileStream, Kith, KithClientError
+from kith.wire.albums import AlbumGroupOut
+from kith.wire.jobs import JobOut
+from models.vision.photo_files import list_photos
+from service.cli.tools.albums import group_album
+from service.cli.tools.demo import alter
+from service.domain import albums as domain
+from service.server import embedded
+from service.settings import Settings, load_settings
+from service.storage.privacy.subject_access import everything_about
+from service.storage.repositories import albums as repository
+from service.storage.repositories.store import Store
+from service.usecases import albums as usecase
+from tests.conftest import jpeg
+from tests.databases import open_database
+from tests.faults.servers import serving
+
+Photo = NDArray[np.uint8]
+OPERATOR = "an operator key of sufficient length"
+
+
+class Bytes:
+    def __init__(self, payload: bytes) -> None:
+        self.payload, self.size = payload, len(payload)
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self.payload
+
+
+def as_zip(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, payload in files.items():
+            archive.writestr(name, payload)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def photos(astronaut: Photo, actor: Photo, group: Photo, nobody: Photo) -> dict[str, bytes]:
+    """Four photos of each of two people, two of a group of six, one without a face, a blurred one, a copy."""
+    found = {}
+    for (name, image), (number, (turn, light)) in product(
+        (("astronaut", astronaut), ("actor", actor)), enumerate(product((0, 6), (0.8, 1.2)))
+    ):
+        content = alter(Image.fromarray(image), mirror=number % 2 == 1, turn_deg=turn, scale=0.8, light=light, jpeg=85)
+        found[f"2024/{name}-{number}.jpg"] = content
+    for number, scale in enumerate((0.9, 0.7)):
+        found[f"group-{number}.jpg"] = alter(Image.fromarray(group), False, 0, scale, 1.0, 90)
+    found["coffee.jpg"] = alter(Image.fromarray(nobody), False, 0, 0.5, 1.0, 85)
+    found["blurred.jpg"] = jpeg(Image.fromarray(astronaut).filter(ImageFilter.GaussianBlur(7)))
+    found["zz-copy.jpg"] = found["2024/actor-0.jpg"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return load_settings(data_dir=tmp_path_factory.mktemp("albums"), api_key=OPERATOR, log_level="ERROR")
+
+
+@pytest.fixture(scope="module")
+def server(settings: Settings) -> Iterator[str]:
+    with embedded(settings) as url:
+        yield url
+
+
+@pytest.fixture
+def kith(server: str) -> Iterator[Kith]:
+    with Kith(server, OPERATOR) as kith:
+        yield kith
+        for gallery in list(kith.galleries()):
+            kith.delete_gallery(gallery.name)
+
+
+@pytest.fixture
+def album(kith: Kith, photos: dict[str, bytes]) -> str:
+    kith.create_gallery("g")
+    return made(kith, photos).id
+
+
+def made(kith: Kith, photos: dict[str, bytes], **options: Any) -> JobOut:
+    return kith.wait_for(kith.create_album("g", Bytes(as_zip(photos)), **options).id, 120)
+
+
+def groups(kith: Kith, album: str, single: bool | None = False) -> dict[str, AlbumGroupOut]:
+    return {group.id: group for group in kith.album_groups("g", album, single)}
+
+
+def shown(group: AlbumGroupOut) -> tuple[str, ...]:
+    return tuple(sorted(face.photo for face in group.faces))
+
+
+def of(kith: Kith, album: str, name: str) -> AlbumGroupOut:
+    """Return the group of several photos whose names begin so."""
+    return next(one for one in groups(kith, album).values() if all(name in photo for photo in shown(one)))
+
+
+def problem(call: Any, *arguments: Any, **options: Any) -> tuple[int, str]:
+    with pytest.raises(KithClientError) as refused:
+        call(*arguments, **options)
+    return refused.value.status, refused.value.code
+
+
+def test_a_server_groups_as_the_command_does(
+    kith: Kith, photos: dict[str, bytes], tmp_path: Path, settings: Settings
+) -> None:
+    kith.create_gallery("g")
+    job = made(kith, photos | {"notes.txt": b"no photo", "2024/broken.jpg": b"no photo either"})
+    assert (job.state, job.kind) == ("succeeded", "album")
+    assert job.counts == {"faces_found": 11, "no_face": 1, "copy": 1, "ignored": 1, "image_format": 1}
+    for name, payload in photos.items():
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "photos" / name).write_bytes(payload)
+    root = tmp_path / "photos"
+    told = group_album(
+        list_photos(root), root, tmp_path / "album", settings, 0.01, settings.expected_face_detail, lambda *_: None
+    )
+    found = kith.album("g", job.id)
+    assert (found.state, found.photo_count, found.risk) == ("ready", 12, 0.01)
+    assert found.threshold == pytest.approx(told["threshold"], abs=1e-3)
+    assert found.face_count == sum(len(one["faces"]) for one in told["groups"]) + len(told["loners"])
+    several, single = groups(kith, job.id), groups(kith, job.id, True)
+    assert (found.group_count, found.single_count) == (len(several), len(single)) == (7, len(told["loners"]))
+    for group, expected in zip(several.values(), told["groups"], strict=True):
+        assert group.face_count == len(expected["faces"])
+        pairs = [(face.photo, face.box) for face in group.faces]
+        assert sorted(pairs) == sorted((face["photo"], face["box"]) for face in expected["faces"])
+        certainties = [face.certainty or 0 for face in group.faces]
+        assert certainties == sorted(certainties, reverse=True)
+        sure = {face["photo"]: face["certainty"] for face in expected["faces"]}
+        assert all(face.certainty == pytest.approx(sure[face.photo], abs=1e-3) for face in group.faces)
+    reasons = {group.faces[0].photo: group.faces[0].reasons for group in single.values()}
+    assert reasons["blurred.jpg"] == ["sharpness"]
+    again = made(kith, {name: photos[name] for name in reversed(photos) if name != "zz-copy.jpg"})
+    assert Counter(map(shown, groups(kith, again.id).values())) == Counter(map(shown, several.values()))
+
+
+def test_people_name_merge_split_and_enroll_groups(kith: Kith, album: str, photos: dict[str, bytes]) -> None:
+    first, second = of(kith, album, "astronaut"), of(kith, album, "actor")
+    crop = Image.open(io.BytesIO(kith.album_face_thumbnail("g", album, first.faces[0].id)))
+    assert crop.format == "WEBP" and max(crop.size) > 100
+    mixed = kith.merge_album_group("g", album, second.id, first.id)
+    assert (mixed.id, mixed.face_count, {face.certainty for face in mixed.faces if "actor" in face.photo}) == (
+        first.id,
+        8,
+        {None},
+    )
+    actors = [face.id for face in kith.album_faces("g", album, first.id) if "actor" in face.photo]
+    apart = kith.split_album_group("g", album, first.id, actors)
+    assert (apart.face_count, apart.subject) == (4, None) and apart.id not in (first.id, second.id)
+    assert kith.name_album_group("g", album, apart.id, "tom", "Tom Hanks").name == "Tom Hanks"
+    assert kith.gallery("g").subject_count == 0, "naming enrolls nobody"
+    done = kith.enroll_album_group("g", album, apart.id)
+    assert (done.subject, done.enrolled_count, done.refused, done.remaining_count) == ("tom", 4, [], 0)
+    assert (kith.subject("g", "tom").name, kith.subject("g", "tom").template_count) == ("Tom Hanks", 4)
+    assert apart.id not in groups(kith, album)
+    assert problem(kith.enroll_album_group, "g", album, apart.id) == (404, "album_group_not_found")
+    assert problem(kith.album_face_thumbnail, "g", album, actors[0]) == (404, "album_group_not_found")
+    (result,) = kith.identify("g", photos["2024/actor-2.jpg"], risk={"threshold": 0.5}).results
+    assert (result.outcome, result.subject) == ("identified", "tom")
+
+    other = made(kith, photos).id
+    actors_again = of(kith, other, "actor")
+    kith.name_album_group("g", other, actors_again.id, "tom")
+    assert kith.enroll_album_group("g", other, actors_again.id).remaining_count == 0
+    assert kith.subject("g", "tom").template_count == 4, "the same faces of the same photos"
+
+
+def test_pictures_of_an_album_are_read_at_once_with_one_audit_line(kith: Kith, album: str, server: str) -> None:
+    kith.create_gallery("elsewhere")
+    faces = [face.id for face in kith.album_faces("g", album, "g1")]
+    wanted = [{"album": album, "face": face} for face in [*faces, "0" * 32]]
+    crops = kith.crops("g", wanted)
+    assert crops[-1] is None and all(crops[:-1]) and len(set(crops)) == len(crops)
+    (line,) = kith.audit("g", event="crop_read")
+    assert line.details == {"count": len(faces), "albums": [album], "faces": faces}
+    assert kith.crops("elsewhere", wanted) == [None] * len(wanted)
+    assert kith.crops("g", [{"album": "0" * 32, "face": faces[0]}]) == [None]
+    assert crops[0] == kith.album_face_thumbnail("g", album, faces[0])
+    assert len(list(kith.audit("g", event="crop_read"))) == 2
+    path = f"{server}/v1/galleries/g/albums/{album}/faces/{faces[0]}/thumbnail"
+    key = {"Authorization": f"Bearer {OPERATOR}"}
+    tag = httpx.get(path, headers=key).headers["etag"]
+    assert httpx.get(path, headers=key | {"If-None-Match": tag}).status_code == 304
+
+
+def test_faces_that_enrollment_refuses_stay(kith: Kith, album: str) -> None:
+    (poor,) = [one for one in groups(kith, album, True).values() if one.faces[0].photo == "blurred.jpg"]
+    people = of(kith, album, "astronaut")
+    kith.name_album_group("g", album, people.id, "eileen")
+    merged = kith.merge_album_group("g", album, poor.id, people.id)
+    assert (merged.face_count, merged.subject) == (5, "eileen")
+    done = kith.enroll_album_group("g", album, people.id)
+    assert (done.enrolled_count, done.remaining_count) == (4, 1)
+    ((face, told),) = [(one.face, one.problem) for one in done.refused]
+    assert (face, told.code) == (poor.faces[0].id, "low_quality")
+    assert [one.id for one in kith.album_faces("g", album, people.id)] == [face]
+    actor = of(kith, album, "actor")
+    kith.name_album_group("g", album, actor.id, "eileen")
+    done = kith.enroll_album_group("g", album, actor.id)
+    assert (done.enrolled_count, {one.problem.code for one in done.refused}) == (0, {"inconsistent_template"})
+    assert kith.enroll_album_group("g", album, people.id, allow_low_quality=True).remaining_count in (0, 1)
+    lines = [line for line in kith.audit("g") if line.event.startswith("album_")]
+    assert {line.event for line in lines} == {"album_grouped", "album_named", "album_merged"}
+
+
+def test_mistakes_are_refused_with_what_to_do(kith: Kith, album: str, photos: dict[str, bytes]) -> None:
+    one, two = list(groups(kith, album).values())[:2]
+    assert problem(kith.enroll_album_group, "g", album, one.id) == (409, "album_group_unnamed")
+    assert problem(kith.merge_album_group, "g", album, one.id, one.id) == (422, "invalid_request")
+    assert problem(kith.merge_album_group, "g", album, one.id, "g999") == (404, "album_group_not_found")
+    everyone = [face.id for face in kith.album_faces("g", album, one.id)]
+    assert problem(kith.split_album_group, "g", album, one.id, everyone) == (422, "invalid_request")
+    strange = [two.faces[0].id]
+    assert problem(kith.split_album_group, "g", album, one.id, strange) == (404, "album_group_not_found")
+    assert problem(kith.album, "g", "0" * 32) == (404, "album_not_found")
+    assert problem(kith.create_album, "g", Bytes(b"no archive" * 99)) == (422, "archive_invalid")
+    assert problem(kith.create_album, "g", Bytes(as_zip(photos)), 1.5) == (422, "invalid_request")
+    kith.create_gallery("elsewhere")
+    assert problem(kith.album, "elsewhere", album) == (404, "album_not_found")
+
+
+def test_pages_of_groups_and_faces_have_each_once(kith: Kith, album: str, server: str) -> None:
+    for path, field in (("groups", "id"), ("groups/g1/faces", "id")):
+        seen, cursor = list[str](), None
+        while True:
+            query = {"limit": "3"} | ({"cursor": cursor} if cursor else {})
+            url, headers = f"{server}/v1/galleries/g/albums/{album}/{path}", {"Authorization": f"Bearer {OPERATOR}"}
+            page = httpx.get(url, params=query, headers=headers).json()
+            seen += [one[field] for one in page["data"]]
+            if (cursor := page["next"]) is None:
+                break
+        assert len(seen) == len(set(seen)) > 3
+    found = kith.album("g", album)
+    assert len(list(kith.album_groups("g", album))) == found.group_count + found.single_count
+
+
+def test_nothing_readable_is_stored_and_deletion_leaves_nothing(
+    kith: Kith, album: str, settings: Settings, photos: dict[str, bytes]
+) -> None:
+    path = settings.data_dir / "kith.db"
+    kith.name_album_group("g", album, "g1", "a-known-person")
+    content = path.read_bytes() + path.with_name("kith.db-wal").read_bytes()
+    assert not any(text in content for text in (b"astronaut", b"group-0.jpg", b"a-known-person", b"WEBP"))
+    receipt = kith.delete_album("g", album).receipt
+    assert (receipt.kind, receipt.removed["albums"], receipt.removed["album_faces"] > 15) == ("album", 1, True)
+    assert kith.delete_album("g", album).receipt.id == receipt.id
+    assert kith.verify_receipt(receipt.id).holds
+    assert problem(kith.job, album) == (404, "job_not_found")
+    assert rows(settings) == {"albums": 0, "album_groups": 0, "album_faces": 0, "job_items": 0}
+    assert list((settings.data_dir / "spool").iterdir()) == []
+
+
+def rows(settings: Settings) -> dict[str, int]:
+    tables = ("albums", "album_groups", "album_faces", "job_items")
+    with closing(sqlite3.connect(settings.data_dir / "kith.db")) as database:
+        return {each: database.execute(f"SELECT count(*) FROM {each}").fetchone()[0] for each in tables}  # noqa: S608
+
+
+def many(photos: dict[str, bytes], count: int) -> dict[str, bytes]:
+    """Return different photos of two people: JPEG decoders ignore what follows the image."""
+    originals = list(photos.values())[:8]
+    return {f"{number}.jpg": originals[number % 8] + str(number).encode() for number in range(count)}
+
+
+def has_done(kith: Kith, job: JobOut, count: int) -> None:
+    while (now := kith.job(job.id)).done_count < count:
+        assert now.state in ("queued", "running")
+        threading.Event().wait(0.02)
+
+
+def is_eventually(check: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not check():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.05)
+
+
+def test_an_album_that_is_deleted_or_canceled_while_it_is_made_leaves_nothing(
+    kith: Kith, photos: dict[str, bytes], settings: Settings
+) -> None:
+    kith.create_gallery("g")
+    deleted = kith.create_album("g", Bytes(as_zip(many(photos, 300))))
+    has_done(kith, deleted, 16)
+    assert kith.album("g", deleted.id).state == "grouping"
+    assert problem(lambda: list(kith.album_groups("g", deleted.id))) == (409, "album_not_ready")
+    kith.delete_album("g", deleted.id)
+    is_eventually(lambda: not list((settings.data_dir / "spool").iterdir()))
+    canceled = kith.create_album("g", Bytes(as_zip(many(photos, 300))))
+    has_done(kith, canceled, 16)
+    kith.cancel_job(canceled.id)
+    assert kith.wait_for(canceled.id, 60).state == "canceled"
+    is_eventually(lambda: kith.albums("g") == [])
+    assert rows(settings)["album_faces"] == 0
+
+
+def test_an_album_has_bounds(kith: Kith, photos: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    kith.create_gallery("g")
+    for module, name in ((repository, "MAX_FACES"), (usecase, "MAX_PHOTOS")):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, 5)
+            job = made(kith, photos)
+        assert job.problem is not None
+        assert (job.state, job.problem.code) == ("failed", "album_too_large")
+        is_eventually(lambda: kith.albums("g") == [])
+    monkeypatch.setattr(repository, "MAX_ALBUMS", 1)
+    only = made(kith, {"1.jpg": photos["2024/actor-0.jpg"]})
+    assert problem(kith.create_album, "g", Bytes(as_zip(photos))) == (409, "too_many_albums")
+    found = kith.album("g", only.id)
+    assert (found.threshold, found.group_count, found.single_count) == (None, 0, 1)
+    assert domain.MAX_FACES == 10_000
+
+
+def test_albums_expire(kith: Kith, album: str, settings: Settings) -> None:
+    found = kith.album("g", album)
+    assert (found.expires_at - found.created_at).total_seconds() == pytest.approx(7 * 86_400, abs=5)
+    with closing(open_database(f"sqlite:///{settings.data_dir / 'kith.db'}")) as database:
+        albums = Store(database).albums
+        assert albums.delete_expired(datetime.now(UTC) + timedelta(days=6.9)) == 0
+        assert albums.delete_expired(datetime.now(UTC) + timedelta(days=7.1)) == 1
+    assert kith.albums("g") == []
+    (line,) = [line for line in kith.audit("g") if line.event == "album_expired"]
+    assert line.details["album"] == album
+
+
+def test_named_faces_are_exported_and_erased_with_the_subject(kith: Kith, album: str, settings: Settings) -> None:
+    named, other = of(kith, album, "astronaut"), of(kith, album, "actor")
+    kith.name_album_group("g", album, named.id, "eileen")
+    kith.put_subject("g", "eileen")
+    with closing(open_database(f"sqlite:///{settings.data_dir / 'kith.db'}")) as database:
+        document = everything_about(database, Store(database).galleries.get("g"), "eileen")
+    faces = document["album_faces"]
+    assert sorted(face["about"]["photo"] for face in faces) == sorted(shown(named))
+    assert all(face["album"] == album and face["crop"]["image"] and len(face["embedding"]) > 100 for face in faces)
+    receipt = kith.delete_subject("g", "eileen").receipt
+    assert receipt.removed["album_faces"] == 4
+    assert named.id not in groups(kith, album) and other.id in groups(kith, album)
+
+
+def test_a_key_of_another_gallery_or_without_the_scope_sees_no_album(kith: Kith, album: str, server: str) -> None:
+    reader = kith.create_key("reader", ["read"]).token
+    stranger = kith.create_key("stranger", ["read", "enroll"], galleries=["elsewhere"]).token
+    with Kith(server, reader) as reading, Kith(server, stranger) as other:
+        assert reading.album("g", album).state == "ready"
+        assert problem(reading.name_album_group, "g", album, "g1", "ada") == (403, "forbidden")
+        assert problem(reading.delete_album, "g", album) == (403, "forbidden")
+        assert problem(other.album, "g", album) == (404, "gallery_not_found")
+
+
+def stored(folder: Path) -> list[Any]:
+    """Return the groups of the only album, with certainties, by the photos."""
+    with closing(open_database(f"sqlite:///{folder / 'kith.db'}")) as database:
+        albums, gallery = Store(database).albums, Store(database).galleries.get("g")
+        (album,) = albums.list_all(gallery)
+        found = []
+        for group in albums.groups(gallery, album.id, None, None, 1000):
+            faces = [face for _, face in albums.faces(gallery, album.id, group.number, None, 1000)]
+            found.append([(face.record.photo, face.record.box, face.certainty) for face in faces])
+        return [album.photo_count, album.threshold, found]
+
+
+@pytest.mark.long
+def test_a_killed_job_ends_like_an_uninterrupted_one(tmp_path: Path, photos: dict[str, bytes]) -> None:
+    archive = tmp_path / "archive.tar"
+    with tarfile.open(archive, "w") as file:
+        for name, payload in (photos | many(photos, 40)).items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(payload)
+            file.addfile(entry, io.BytesIO(payload))
+    results = []
+    for kills in ([], [16, 33]):
+        folder = tmp_path / f"{len(kills)}-kills"
+        with serving(folder, None) as (server,), Kith(server.url) as kith:
+            kith.create_gallery("g")
+            job = kith.create_album("g", FileStream(archive))
+            for kill in kills:
+                has_done(kith, job, kill)
+                server.kill()
+                server.launch()
+                server.wait_until_ready()
+            ended = kith.wait_for(job.id, 120)
+            assert (ended.state, ended.done_count, ended.failed_count) == ("succeeded", ended.total_count, 0)
+        results.append(stored(folder))
+        assert list((folder / "spool").iterdir()) == []
+    assert results[0] == results[1]
+    assert results[0][0] == 52
