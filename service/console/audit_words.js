@@ -25,6 +25,12 @@ export const EVENTS = {
   stranger_forgotten: "Stranger forgotten",
   strangers_forgotten: "All strangers forgotten",
   stranger_exported: "Export of a stranger",
+  album_grouped: "Album made",
+  album_named: "Group of an album named",
+  album_merged: "Groups of an album merged",
+  album_split: "Group of an album split",
+  album_deleted: "Album erased",
+  album_expired: "Album expired",
   retention_applied: "Erased by retention",
   retention_held: "Retention waits for confirmation",
   retention_confirmed: "Retention confirmed",
@@ -90,8 +96,10 @@ const found = (outcomes) =>
     .map(([outcome, count]) => `${count} ${(FOUND[outcome] ?? [outcome, outcome])[count === 1 ? 0 : 1]}`)
     .join(", ");
 
-const whom = (person, subjects, strangers) =>
-  [subjects ? counted(subjects.length, "person", "people") : strangers.length === 0 && person, strangers.length > 0 && counted(strangers.length, "stranger")].filter(Boolean).join(" and ");
+const whom = (person, subjects, strangers, albums) => {
+  const people = subjects ? counted(subjects.length, "person", "people") : strangers.length + albums.length === 0 && person;
+  return [people, strangers.length > 0 && counted(strangers.length, "stranger"), albums.length > 0 && counted(albums.length, "album")].filter(Boolean).join(" and ");
+};
 const photos = (count) => counted(count, "photo");
 const PLAIN = {
   gallery_created: () => "Created the gallery",
@@ -100,7 +108,7 @@ const PLAIN = {
   gallery_exported: () => "Exported the gallery",
   searched: ({ outcomes }) => `Searched: ${found(outcomes)}`,
   verified: (_, person, outcome) => `Compared a photo with ${person}: ${OUTCOMES[outcome] ?? outcome}`,
-  crop_read: ({ count, subjects, strangers = [] }, person) => `Looked at ${counted(count, "stored picture")} of ${whom(person, subjects, strangers)}`,
+  crop_read: ({ count, subjects, strangers = [], albums = [] }, person) => `Looked at ${counted(count, "stored picture")} of ${whom(person, subjects, strangers, albums)}`,
   templates_enrolled: ({ templates = 1 }, person) => `Enrolled ${photos(templates)} of ${person}`,
   enrollment_refused: ({ count }, person, outcome) => `Refused ${photos(count)} of ${person}: ${OUTCOMES[outcome] ?? outcome}`,
   subject_put: ({ created }, person) => `${created === false ? "Replaced" : "Created"} ${person}`,

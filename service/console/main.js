@@ -5,6 +5,8 @@ import { fill, h, icon } from "./dom.js";
 import { clearDesk } from "./photo.js";
 import { read, storageName, write } from "./store.js";
 import { closeDialogs, dialog, field, heading, linkButton, problemBox } from "./ui.js";
+import * as album from "./pages/album.js";
+import * as albums from "./pages/albums.js";
 import * as audit from "./pages/audit.js";
 import * as compare from "./pages/compare.js";
 import * as galleries from "./pages/galleries.js";
@@ -30,6 +32,8 @@ const PAGES = [
   ["/compare", compare],
   ["/galleries", galleries],
   ["/galleries/:gallery", gallery],
+  ["/galleries/:gallery/albums", albums],
+  ["/galleries/:gallery/albums/:album", album],
   ["/galleries/:gallery/risk", risk],
   ["/galleries/:gallery/hygiene", hygiene],
   ["/galleries/:gallery/recognizer", migration],

@@ -14,6 +14,8 @@ const KINDS = {
   lookalikes: ["link to a lookalike", "links to lookalikes"],
   strangers: ["stranger"],
   stranger_templates: ["photo of a stranger", "photos of strangers"],
+  albums: ["album"],
+  album_faces: ["face of an album", "faces of albums"],
   answers: ["stored answer"],
   job_items: ["job item"],
 };

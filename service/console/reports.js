@@ -9,6 +9,7 @@ const OF_GALLERY = [
   ["", "People", "people"],
   ["/risk", "Risk", "risk"],
   ["/hygiene", "Hygiene", "hygiene"],
+  ["/albums", "Albums", "photo"],
   ["/settings", "Settings", "edit"],
 ];
 const OF_SERVICE = [

@@ -31,6 +31,10 @@ export class Pictures {
     return this.#picture({ stranger }, alt);
   }
 
+  albumFace(album, face, alt) {
+    return this.#picture({ album, face }, alt);
+  }
+
   /** A thumbnail that stays blank, with the reason, if no crop is stored or the key may not read it. */
   #picture(whose, alt) {
     const blank = h("span", { class: "thumb blank", "aria-hidden": "true" }, icon("enroll"));

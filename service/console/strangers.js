@@ -1,11 +1,11 @@
 // The strangers that a gallery remembers: name, merge and forget them.
 
 import { all, call, galleryPath, part } from "./api.js";
-import { personField } from "./choices.js";
-import { fill, h, icon } from "./dom.js";
+import { ask, askWho } from "./asking.js";
+import { fill, h } from "./dom.js";
 import { counted, when, whole } from "./numbers.js";
 import { Pictures } from "./stored.js";
-import { button, confirmed, dialog, field, loading, table, toast, unique } from "./ui.js";
+import { button, confirmed, field, loading, table, toast } from "./ui.js";
 import * as words from "./words.js";
 
 const PAGE = 50;
@@ -67,54 +67,10 @@ export function strangers({ name: gallery, remember_strangers_days: days, keep_c
     show();
   }
 
-  /** A dialog with `elements` and a button that runs `act`; an error stays in the dialog. */
-  function ask(title, yes, elements, act) {
-    const go = h("button", { type: "submit", class: "button primary" }, yes);
-    const wrong = h("p", { class: "refused", role: "alert" });
-    const submit = async (event) => {
-      event.preventDefault();
-      go.disabled = true;
-      try {
-        const refusal = await act();
-        if (refusal) fill(wrong, icon("warning"), refusal);
-        else box.close();
-      } catch (error) {
-        if (error.name !== "AbortError") fill(wrong, icon("warning"), error.message);
-      } finally {
-        go.disabled = false;
-      }
-    };
-    const cancel = h("button", { type: "button", class: "button plain", onClick: () => box.close() }, "Cancel");
-    const box = dialog(title, h("form", { class: "stack", onSubmit: submit }, elements, wrong, h("div", { class: "actions end" }, cancel, go)));
-  }
-
   async function promote(one) {
-    const name = h("input", { type: "text", autocomplete: "off", maxLength: 500 });
-    const id = h("input", { type: "text", autocomplete: "off", spellcheck: false, maxLength: 128 });
-    const person = personField("Who is it?", signal);
-    await person.load(gallery);
-    if (signal.aborted) return;
-    const group = unique("who");
-    const fresh = h("input", { type: "radio", name: group, checked: true });
-    const there = h("input", { type: "radio", name: group });
-    const fields = h("div", { class: "stack" }, field("Name", name), field("Id", id, "What other programs call them; it cannot be changed later."));
-    const swap = () => {
-      fields.hidden = !fresh.checked;
-      person.hidden = fresh.checked;
-    };
-    for (const choice of [fresh, there]) choice.addEventListener("change", swap);
-    let typed = false;
-    id.addEventListener("input", () => (typed = id.value !== ""));
-    name.addEventListener("input", () => typed || (id.value = words.idFrom(name.value)));
-    swap();
-    const choices = h("div", { class: "row" }, h("label", { class: "check" }, fresh, "A new person"), h("label", { class: "check" }, there, "Somebody in this gallery"));
-    const hint = h("p", { class: "hint" }, "The stored faces of the stranger become photos of this person. Check that it is the right one: there is no comparison.");
-    ask("Name this person", "Save", [choices, fields, person, hint], async () => {
-      const found = fresh.checked ? { id: id.value.trim(), name: name.value.trim() || null } : await person.find();
-      if (!found) return person.unfound;
-      if (!found.id) return "Enter a name or an id.";
-      if (fresh.checked && words.idRefusal(found.id)) return words.idRefusal(found.id);
-      await call("POST", `${own(one)}/promote`, { json: { subject: found.id, ...(fresh.checked && found.name && { name: found.name }) } });
+    const hint = "The stored faces of the stranger become photos of this person. Check that it is the right one: there is no comparison.";
+    await askWho(gallery, signal, hint, async (found) => {
+      await call("POST", `${own(one)}/promote`, { json: { subject: found.id, ...(found.isNew && found.name && { name: found.name }) } });
       leave(one);
       toast(`${words.called(found)} is enrolled.`);
       onNamed();

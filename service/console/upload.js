@@ -2,6 +2,18 @@
 
 import { EVENTS, Problem, key, unreachable, waylaid } from "./api.js";
 
+const TYPES = {
+  zip: "application/zip",
+  tar: "application/x-tar",
+  gz: "application/gzip",
+  tgz: "application/gzip",
+  zst: "application/zstd",
+};
+export const ARCHIVES = ".zip,.tar,.gz,.tgz,.zst";
+
+/** The media type of an archive, by the suffix of its name; undefined for other files. */
+export const archiveType = ({ name }) => TYPES[name.split(".").at(-1).toLowerCase()];
+
 /** POST `file`, and return the JSON of the answer. `onProgress(share)`: uploaded share. Throws Problem, or AbortError by
  * `signal`. */
 export function upload(path, file, { query = {}, type, headers = {}, onProgress, signal }) {

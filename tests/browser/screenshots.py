@@ -129,6 +129,13 @@ def populate(kith: Kith, folder: Path) -> None:
     kith.enroll("guests", "e-collins", folder / "collins again.jpg", allow_duplicate=True)
     kith.calibrate("guests")
     kith.wait_for(kith.enroll_archive("visitors", folder / "people.zip").id)
+    with zipfile.ZipFile(folder / "album.zip", "w") as archive:
+        for photo in ["reception.jpg", *(f"{name}{suffix}.jpg" for name in PEOPLE for suffix in ("", " again"))]:
+            archive.write(folder / photo, photo)
+    album = kith.wait_for(kith.create_album("crew", folder / "album.zip").id).id
+    groups = kith.album_groups("crew", album)
+    collins = next(group.id for group in groups if any("collins" in face.photo for face in group.faces))
+    kith.name_album_group("crew", album, collins, "collins", PEOPLE["collins"])
 
 
 # Rendering
@@ -234,6 +241,13 @@ def remembered(page: Page, folder: Path) -> None:
     expect(page.get_by_role("img", name="Stored picture")).to_be_visible()
 
 
+def grouped(page: Page, folder: Path) -> None:
+    at("/galleries/crew/albums")(page, folder)
+    page.get_by_role("link", name="Album of").click()
+    expect(page.get_by_role("heading", name="Eileen Collins")).to_be_visible()
+    expect(page.locator("img.thumb").nth(5)).to_be_visible()
+
+
 SCENES: Final[dict[str, Callable[[Page, Path], None]]] = {
     "identify": identified,
     "dark": identified,
@@ -243,6 +257,7 @@ SCENES: Final[dict[str, Callable[[Page, Path], None]]] = {
     "galleries": at("/galleries"),
     "gallery": at("/galleries/guests"),
     "person": remembered,
+    "album": grouped,
     "risk": dragged,
     "hygiene": tidied,
     "jobs": at("/jobs"),

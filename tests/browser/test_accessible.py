@@ -19,6 +19,8 @@ PLACES = {
     "gallery": "/galleries/family",
     "empty gallery": "/galleries/empty",
     "no such gallery": "/galleries/nowhere",
+    "albums": "/galleries/family/albums",
+    "no such album": f"/galleries/family/albums/{'0' * 32}",
     "risk": "/galleries/family/risk",
     "hygiene": "/galleries/family/hygiene",
     "recognizer": "/galleries/family/recognizer",

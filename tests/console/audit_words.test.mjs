@@ -30,6 +30,7 @@ test("lines are sentences", () => {
     [{ ...person, event: "verified", outcome: "same" }, "Compared a photo with person 3f2a9c01 in “staff”: the same person."],
     [{ ...person, event: "crop_read", details: { count: 2 } }, "Looked at 2 stored pictures of person 3f2a9c01 in “staff”."],
     [{ ...line, event: "crop_read", details: { count: 4, subjects: ["3f2a", "90cd"], strangers: ["1f"] } }, "Looked at 4 stored pictures of 2 people and 1 stranger in “staff”."],
+    [{ ...line, event: "crop_read", details: { count: 3, albums: ["72c0"], faces: ["9f", "a0", "b1"] } }, "Looked at 3 stored pictures of 1 album in “staff”."],
     [{ ...person, event: "templates_enrolled", details: { templates: 1 } }, "Enrolled 1 photo of person 3f2a9c01 in “staff”."],
     [{ ...line, event: "gallery_updated", details: { changed: ["retention_days"] } }, "Changed settings in “staff”: retention days."],
     [{ ...person, event: "subject_deleted", outcome: "repeated" }, "Erased person 3f2a9c01 in “staff” (repeated after a restore)."],

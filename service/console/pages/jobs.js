@@ -18,13 +18,14 @@ import {
   tell,
   toast,
 } from "../ui.js";
-import { upload } from "../upload.js";
+import { ARCHIVES, archiveType, upload } from "../upload.js";
 
 const SHOWN = 50;
 const ITEMS = 50;
 const MAX_PAGE = 1000; // limit of the service
 const KINDS = {
   enrollment: "Enrollment from an archive",
+  album: "Album of photos",
   migrate: "Migration to another recognizer",
   drop_vectors: "Deletion of old embeddings",
 };
@@ -39,6 +40,8 @@ const REASONS = {
   enrolled: "Enrolled",
   already_enrolled: "Already enrolled",
   ignored: "Other files",
+  faces_found: "With faces",
+  copy: "Copies",
   no_face: "No face",
   several_faces: "Several faces",
   image_format: "Not a photo",
@@ -49,13 +52,6 @@ const REASONS = {
 };
 /** Archives that this tab has sent, by job, for a retry without another choice of the file. */
 const SENT = new Map();
-const TYPES = {
-  zip: "application/zip",
-  tar: "application/x-tar",
-  gz: "application/gzip",
-  tgz: "application/gzip",
-  zst: "application/zstd",
-};
 
 export const title = () => "Jobs";
 
@@ -211,7 +207,7 @@ class JobCard {
   async callOff() {
     const yes = await confirmed({
       title: "Cancel this job?",
-      text: "Completed work stays. To continue, send the same archive again. It skips enrolled photos.",
+      text: this.job.kind === "album" ? "Its faces are deleted." : "Completed work stays. To continue, send the same archive again. It skips enrolled photos.",
       yes: "Cancel the job",
     });
     if (!yes) return;
@@ -281,7 +277,7 @@ async function begin(signal, look, chosen, again = null) {
   const creation = new Creation();
   const where = galleryField(known, null, { chosen });
   const sent = SENT.get(again?.id);
-  const file = h("input", { type: "file", accept: ".zip,.tar,.gz,.tgz,.zst", required: sent === undefined });
+  const file = h("input", { type: "file", accept: ARCHIVES, required: sent === undefined });
   const largest = h("input", { type: "checkbox", checked: again !== null });
   const poor = h("input", { type: "checkbox" });
   const told = h("div", { role: "status" });
@@ -293,7 +289,7 @@ async function begin(signal, look, chosen, again = null) {
     submit.disabled = true;
     bar.hidden = false;
     try {
-      const type = TYPES[archive.name.split(".").at(-1).toLowerCase()] ?? "application/octet-stream";
+      const type = archiveType(archive) ?? "application/octet-stream";
       const query = { face: largest.checked ? "largest" : "only", allow_low_quality: poor.checked };
       const onProgress = (share) => {
         bar.value = share;
