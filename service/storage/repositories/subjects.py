@@ -20,8 +20,15 @@ from service.domain.revisions import require_revision, revision_of
 from service.security.sealing import Seal
 from service.storage.audit.log import pseudonym, record
 from service.storage.db.engine import Database
-from service.storage.db.row_sealing import SubjectRecord, labels_of, open_subject, seal_subject, subject_lookup
-from service.storage.db.tables import decoys, galleries, labels, lookalikes, subjects, templates
+from service.storage.db.row_sealing import (
+    ALBUM_GROUP,
+    SubjectRecord,
+    labels_of,
+    open_subject,
+    seal_subject,
+    subject_lookup,
+)
+from service.storage.db.tables import album_groups, albums, decoys, galleries, labels, lookalikes, subjects, templates
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import append_changes
 from service.storage.repositories.erasures import Receipt
@@ -231,6 +238,7 @@ class SubjectStore:
                 append_changes(connection, gallery, [(pk, owner) for pk in moved for owner in (source.pk, target.pk)])
             _move_decoys(connection, source.pk, target.pk)
             _move_links(connection, gallery, source.pk, target.pk)
+            _rename_groups(connection, gallery, subject_id, into)
             changed = sorted(name for name, value in vars(about).items() if value != vars(before)[name])
             if changed:
                 _update(connection, gallery, target.pk, about)
@@ -324,6 +332,15 @@ def _move_decoys(connection: Connection, source_pk: int, target_pk: int) -> None
             f"into: the merged subject would have {most} decoys. Remove some: at most {MAX_DECOYS} are allowed."
         )
     connection.execute(decoys.update().where(decoys.c.subject_pk == source_pk).values(subject_pk=target_pk))
+
+
+def _rename_groups(connection: Connection, gallery: Gallery, subject_id: str, into: str) -> None:
+    """Let groups of albums that are named as one subject be named as another one."""
+    own = album_groups.c.album_pk.in_(sa.select(albums.c.pk).where(albums.c.gallery_pk == gallery.pk))
+    named = own & (album_groups.c.subject == subject_lookup(gallery.seal, subject_id))
+    sealed = gallery.seal.close_json({"subject": into, "name": None}, ALBUM_GROUP)
+    renamed = {"sealed": sealed, "subject": subject_lookup(gallery.seal, into)}
+    connection.execute(album_groups.update().where(named).values(**renamed))
 
 
 def _move_links(connection: Connection, gallery: Gallery, source_pk: int, target_pk: int) -> None:

@@ -355,7 +355,10 @@ def test_named_faces_are_exported_and_erased_with_the_subject(kith: Kith, album:
     faces = document["album_faces"]
     assert sorted(face["about"]["photo"] for face in faces) == sorted(shown(named))
     assert all(face["album"] == album and face["crop"]["image"] and len(face["embedding"]) > 100 for face in faces)
-    receipt = kith.delete_subject("g", "eileen").receipt
+    kith.put_subject("g", "collins")
+    kith.merge_subject("g", "eileen", "collins")
+    assert groups(kith, album)[named.id].subject == "collins"
+    receipt = kith.delete_subject("g", "collins").receipt
     assert receipt.removed["album_faces"] == 4
     assert named.id not in groups(kith, album) and other.id in groups(kith, album)
 
