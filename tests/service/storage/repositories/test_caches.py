@@ -400,6 +400,10 @@ def test_verifications_read_a_subject_only_after_a_write(tmp_path: Path, rng: np
         kith.enroll("g", "ada", embeddings=[ada], allow_duplicate=True)
         kith.create_gallery("elsewhere")
 
+        def faces_read() -> list[str]:
+            # A batch of audit lines, written meanwhile, has the gallery's row read again.
+            return [each for each in statements if re.search(r"\bvectors\.", each)]
+
         def similarity(probe: list[float]) -> float:
             statements.clear()
             answer = kith.verify(("g", "ada"), probe)
@@ -407,12 +411,12 @@ def test_verifications_read_a_subject_only_after_a_write(tmp_path: Path, rng: np
             return answer.similarity
 
         similarity(ada)
-        assert similarity(ada) == pytest.approx(1, abs=1e-3) and not statements
+        assert similarity(ada) == pytest.approx(1, abs=1e-3) and not faces_read()
         here = other.store.galleries.get("g")
         stored = NewTemplate(uuid.uuid4().hex, np.array(bob, np.float32), "embedding")
         other.store.templates.enroll(here, "ada", [stored], None)
-        assert similarity(bob) == pytest.approx(1, abs=1e-3) and statements
-        assert similarity(bob) == pytest.approx(1, abs=1e-3) and not statements
+        assert similarity(bob) == pytest.approx(1, abs=1e-3) and faces_read()
+        assert similarity(bob) == pytest.approx(1, abs=1e-3) and not faces_read()
         other.store.templates.delete(other.store.galleries.get("g"), "ada", stored.id)
         assert similarity(bob) < 0.9
         other.store.subjects.delete(other.store.galleries.get("g"), "ada")
