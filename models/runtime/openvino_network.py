@@ -206,6 +206,7 @@ class OpenVinoNetwork:
         self.is_static = self._fixed is not None or any(isinstance(side, int) for side in self.input_shape[2:])
         self._compiled: OrderedDict[tuple[int, ...], _Compiled] = OrderedDict()
         self._compiling = threading.Lock()
+        self._finding = threading.Lock()
 
     @property
     def providers(self) -> list[str]:
@@ -251,16 +252,24 @@ class OpenVinoNetwork:
         """Return the network for the shape, compiled if necessary."""
         if self._is_large:
             shape = (self._fixed or -1, *(side if isinstance(side, int) else -1 for side in self.input_shape[1:]))
-        with self._compiling:
-            if shape in self._compiled:
-                self._compiled.move_to_end(shape)
-                return self._compiled[shape]
+        if (found := self._find(shape)) is not None:
+            return found
+        with self._compiling:  # the model has one shape at a time; runs on other shapes go on meanwhile
+            if (found := self._find(shape)) is not None:
+                return found
             try:
                 self._model.reshape(list(shape))
                 compiled = _Compiled(_core().compile_model(self._model, "CPU", self._options))
             except Exception as error:
                 raise PackError(self.path.name, f"OpenVINO cannot run it on {shape}: {summarize(error)}") from error
-            self._compiled[shape] = compiled
-            if len(self._compiled) > MAX_COMPILED_SHAPES:
-                self._compiled.popitem(last=False)
+            with self._finding:
+                self._compiled[shape] = compiled
+                if len(self._compiled) > MAX_COMPILED_SHAPES:
+                    self._compiled.popitem(last=False)
             return compiled
+
+    def _find(self, shape: tuple[int, ...]) -> _Compiled | None:
+        with self._finding:
+            if (found := self._compiled.get(shape)) is not None:
+                self._compiled.move_to_end(shape)
+            return found

@@ -45,7 +45,12 @@ export class Pictures {
       watch.disconnect();
       const image = await load().catch((error) => error);
       if (image instanceof Error || image === null) {
-        blank.title = image?.status === 403 ? "This key cannot read pictures." : "No stored picture.";
+        blank.title =
+          image === null
+            ? "No stored picture."
+            : image.status === 403
+              ? "This key cannot read pictures."
+              : "The picture could not be loaded. Reload the page to try again.";
         return;
       }
       const url = URL.createObjectURL(image);
@@ -66,7 +71,12 @@ export class Pictures {
       this.#loads.set(name, async () => {
         if (this.#batch === batch) this.#batch = null;
         batch.loaded ??= call("POST", `${galleryPath(this.#gallery)}/crops`, { json: { crops: batch.wanted }, signal: this.#signal });
-        return opened((await batch.loaded).data[at].image);
+        try {
+          return opened((await batch.loaded).data[at].image);
+        } catch (error) {
+          batch.loaded = null; // the next picture that comes into view asks again
+          throw error;
+        }
       });
     }
     return this.#loads.get(name);

@@ -36,7 +36,8 @@ class SubjectFaces:
 
     @property
     def count(self) -> int:
-        return len(self.vectors) + (0 if self.decoys is None else len(self.decoys))
+        """Number of vectors, at least one: a subject without templates takes room, too."""
+        return max(1, len(self.vectors) + (0 if self.decoys is None else len(self.decoys)))
 
 
 @dataclass
@@ -131,7 +132,8 @@ class ReadCache:
     def add_faces(self, page: Page, subject_id: str, faces: SubjectFaces) -> None:
         """Add a subject's faces to the ``page`` that was current before they were read; make room for them."""
         with self._lock:
-            if self._pages.get(page.gallery.name) is not page or subject_id in page.faces:
+            is_current = self._pages.get(page.gallery.name) is page
+            if not is_current or subject_id in page.faces or faces.count > self._max_vectors:
                 return
             for other in list(self._pages.values()):  # the page itself is last: it was used just now
                 if self._vectors + faces.count <= self._max_vectors:

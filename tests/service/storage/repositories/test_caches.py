@@ -447,6 +447,10 @@ def test_cached_faces_are_bounded_and_of_one_version() -> None:
     kept.add_faces(pages[2], "bob", four)
     kept.add_faces(pages[2], "cy", four)
     assert [*pages[2].faces] == ["cy"]
+    kept.add_faces(pages[2], "dee", SubjectFaces(np.ones((11, DIMENSION), np.float32), np.ones(11, np.float32), None))
+    for number in range(30):
+        kept.add_faces(pages[2], f"empty{number}", SubjectFaces(np.ones((0, DIMENSION), np.float32), np.ones(0), None))
+    assert 0 < len(pages[2].faces) <= 10 and "dee" not in pages[2].faces
 
 
 def found_of(keys: Sequence[int]) -> HygieneReport:
