@@ -16,12 +16,12 @@ from typing import Any, Final
 
 import cv2
 
-from models.engines.selection import OpenedNetworks, open_networks
+from models.engines.selection import SMALL_BATCHES, OpenedNetworks, open_networks
 from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
 from models.runtime.cuda_network import CudaNetwork
 from models.runtime.network import Network
-from models.runtime.onnx_runtime import BATCH_BUCKETS, available_cores
+from models.runtime.onnx_runtime import available_cores
 from models.vision.detection import Detector
 from models.vision.liveness import LivenessClassifier
 from models.vision.recognition import Recognizer
@@ -71,8 +71,6 @@ from service.usecases.backend import Backend, Faces, Galleries, Jobs, Operations
 from service.usecases.bulk_enrollment import KIND, BulkEnrollment
 from service.usecases.migration import Migrations
 
-SMALL_BATCHES: Final = BATCH_BUCKETS[:4]
-"""Batch sizes of photos, and of crops on a CPU. Larger batches are no faster there and delay other requests."""
 BLOCKING_THREADS_PER_CORE: Final = 2
 DECODE_MEMORY_SHARE: Final = 0.25
 """Default of KITH_DECODE_MEMORY as a share of the memory limit. Networks, bodies and indexes need the rest."""
@@ -129,7 +127,7 @@ async def _open_faces(
             f"detector/{networks.pack.model_id}",
             devices,
             [detector.run for detector in detectors],
-            SMALL_BATCHES,
+            networks.detection.batch_sizes[: len(SMALL_BATCHES)],
             max(settings.queue_size, settings.max_images),
             attrgetter("planes.shape"),
             metrics,
@@ -149,7 +147,9 @@ async def _open_faces(
     if networks.pack.liveness is not None and networks.liveness is not None:
         used = networks.liveness.networks[: devices.count]
         run = [LivenessClassifier(network, networks.pack.liveness).score_each for network in used]
-        judging = Batcher("liveness", devices, run, SMALL_BATCHES, max_faces, metrics=metrics)
+        judging = Batcher(
+            "liveness", devices, run, networks.liveness.batch_sizes[: len(SMALL_BATCHES)], max_faces, metrics=metrics
+        )
         judge = LivenessJudge(networks.pack.liveness, used[0], await stack.enter_async_context(judging))
         by_batcher[judge.batcher] = judge.network
     decode_memory = settings.decode_memory or int(DECODE_MEMORY_SHARE * memory_limit_bytes())
@@ -382,7 +382,8 @@ async def _serve(
 ) -> AsyncIterator[ServedRecognizer]:
     recognizers = [Recognizer(network, pack.recognition) for network in opened.networks[: devices.count]]
     calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
-    sizes = BATCH_BUCKETS if isinstance(opened.networks[0], CudaNetwork) else SMALL_BATCHES
     run = [recognizer.embed_each for recognizer in recognizers]
-    async with Batcher(f"recognizer/{pack.model_id}", devices, run, sizes, max_waiting, metrics=metrics) as batcher:
+    async with Batcher(
+        f"recognizer/{pack.model_id}", devices, run, opened.batch_sizes, max_waiting, metrics=metrics
+    ) as batcher:
         yield ServedRecognizer(pack, opened.networks[0], recognizers[0], calibration, batcher)

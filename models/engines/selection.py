@@ -18,7 +18,7 @@ from models.runtime.cuda_network import CUDA, CudaNetwork, Device, diagnose_cuda
 from models.runtime.dynamic_shapes import agrees, make_dynamic
 from models.runtime.network import Engine, Float, Network, Precision
 from models.runtime.onnx_check import is_bundled
-from models.runtime.onnx_runtime import CPU, OnnxNetwork, available_cores, is_gpu_build
+from models.runtime.onnx_runtime import BATCH_BUCKETS, CPU, OnnxNetwork, available_cores, is_gpu_build
 from models.runtime.openvino_network import OpenVinoNetwork
 from models.vision.detection import CANVAS_BUCKETS_PX
 from models.vision.output_check import check_outputs
@@ -34,6 +34,8 @@ PHOTO_BATCH_SIZES: Final = (1, 2, 4, 8)
 GPU_CROP_BATCH_SIZES: Final = (1, 8, 32)
 GPU_CANVAS_SIDES_PX: Final = (CANVAS_BUCKETS_PX[0], CANVAS_BUCKETS_PX[-1])
 """Batch sizes and canvases on GPUs, where each shape takes seconds to open, and padding costs little."""
+SMALL_BATCHES: Final = BATCH_BUCKETS[:4]
+"""Batch sizes of photos, and of crops on a CPU. Larger batches would delay other requests."""
 MAX_SHARES: Final = 8
 """Most shares of the cores. Each has two cores or more, if there are four, for the latency of a photo alone."""
 
@@ -124,6 +126,13 @@ class OpenedNetworks:
 
     networks: Sequence[Network]
     gpu_error: str | None = None
+
+    @property
+    def batch_sizes(self) -> Sequence[int]:
+        """Sizes of batches of crops. On a CPU larger batches are no faster, and on a share of its cores none are."""
+        if isinstance(self.networks[0], CudaNetwork):
+            return BATCH_BUCKETS
+        return SMALL_BATCHES if len(self.networks) == 1 else SMALL_BATCHES[:1]
 
     @property
     def canvas_sides_px(self) -> Sequence[int]:

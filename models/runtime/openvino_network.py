@@ -20,9 +20,9 @@ from models.runtime.onnx_check import check_network
 from models.runtime.onnx_runtime import LARGE_FILE_BYTES, available_cores, has_fast_int8, run_in_pieces
 
 BATCH_SIZES: Final = (1, 4)
-"""Larger batches are no faster on a CPU, and each size needs the memory of one compiled network."""
-MAX_BATCHED_PX: Final = 256 * 256
-"""Largest input that gains from batches; larger ones use all cores alone."""
+"""Larger batches are no faster on a CPU, and on a share of it none are. Each size takes memory."""
+MAX_SMALL_PX: Final = 256 * 256
+"""Largest input that gains from batches, or from a share of the cores; larger ones use all cores alone."""
 MAX_DYNAMIC_BATCH: Final = 8
 MAX_COMPILED_SHAPES: Final = 24
 PRECISION_HINTS: Final[dict[Precision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -185,7 +185,6 @@ class OpenVinoNetwork:
         self._options = {
             "INFERENCE_PRECISION_HINT": PRECISION_HINTS[rest],
             "INFERENCE_NUM_THREADS": threads or available_cores(),
-            **({"NUM_STREAMS": self.streams} if self.streams > 1 else {"PERFORMANCE_HINT": "LATENCY"}),
         }
         check_network(path)
         try:
@@ -246,7 +245,7 @@ class OpenVinoNetwork:
             return (self._fixed,)
         if self._is_large:
             return tuple(range(1, MAX_DYNAMIC_BATCH + 1))
-        return BATCH_SIZES if shape[-2] * shape[-1] <= MAX_BATCHED_PX else BATCH_SIZES[:1]
+        return BATCH_SIZES if _is_small(shape) and self.streams == 1 else BATCH_SIZES[:1]
 
     def _compiled_for(self, shape: tuple[int, ...]) -> _Compiled:
         """Return the network for the shape, compiled if necessary."""
@@ -259,7 +258,7 @@ class OpenVinoNetwork:
                 return found
             try:
                 self._model.reshape(list(shape))
-                compiled = _Compiled(_core().compile_model(self._model, "CPU", self._options))
+                compiled = _Compiled(_core().compile_model(self._model, "CPU", self._options | self._sharing(shape)))
             except Exception as error:
                 raise PackError(self.path.name, f"OpenVINO cannot run it on {shape}: {summarize(error)}") from error
             with self._finding:
@@ -268,8 +267,18 @@ class OpenVinoNetwork:
                     self._compiled.popitem(last=False)
             return compiled
 
+    def _sharing(self, shape: tuple[int, ...]) -> dict[str, Any]:
+        """Return how runs on a shape share the cores. Large inputs have all, and the memory of one run."""
+        if self.streams > 1 and _is_small(shape):
+            return {"NUM_STREAMS": self.streams}
+        return {"PERFORMANCE_HINT": "LATENCY"}
+
     def _find(self, shape: tuple[int, ...]) -> _Compiled | None:
         with self._finding:
             if (found := self._compiled.get(shape)) is not None:
                 self._compiled.move_to_end(shape)
             return found
+
+
+def _is_small(shape: tuple[int, ...]) -> bool:
+    return shape[-2] * shape[-1] <= MAX_SMALL_PX
