@@ -71,7 +71,7 @@ class EnginePreference:
     Args:
         provider: execution provider of onnxruntime.
         threads: threads per network.
-        streams: runs of a small network at once, which share the threads; as OpenVinoNetwork.
+        streams: as of OpenVinoNetwork; onnxruntime runs each network with all threads.
     """
 
     engine: Engine | None = None
@@ -113,7 +113,7 @@ RUNTIMES: Final[Mapping[Engine, Runtime]] = {
         lambda: frozenset[Precision](("fp32", "int8")),
         onnx_runtime.fast_precisions,
         lambda path, precision, wanted, graph: OnnxNetwork(
-            path, wanted.provider or CPU, wanted.threads, precision, graph, wanted.streams
+            path, wanted.provider or CPU, wanted.threads, precision, graph
         ),
     ),
 }
@@ -181,7 +181,7 @@ def _on_shares(spec: NetworkSpec, preference: EnginePreference) -> list[CpuNetwo
     cores = preference.threads or available_cores()
     shares = min(cores, max(2, min(MAX_SHARES, cores // 2)))
     network = open_network(spec, replace(preference, streams=shares))
-    return [network] * network.streams
+    return [network] * (network.streams if isinstance(network, OpenVinoNetwork) else 1)
 
 
 def open_network(spec: NetworkSpec, preference: EnginePreference) -> CpuNetwork:

@@ -23,11 +23,6 @@ from models.runtime.onnx_check import check_network
 # ONNX Runtime 1.31 reads this at import. Without it, telemetry writes a device id and events to the home directory.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
-LARGE_FILE_BYTES: Final = 16_000_000
-"""Size of a file from which a network has all cores for one run, and OpenVINO compiles it once, with dynamic shapes.
-
-Large networks are about as fast with dynamic shapes, and one compilation per shape would take hundreds of megabytes.
-"""
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32)
 INT8_CPU_FLAGS: Final = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})
 """Flags in /proc/cpuinfo of x86 and ARM processors with fast INT8 dot products."""
@@ -144,12 +139,8 @@ class OnnxNetwork:
         provider: required execution provider; None selects CUDA if available, else the CPU.
         threads: intra-op threads; None uses all available cores.
         graph: network to run instead of the file's, made from it.
-        streams: runs at once on the CPU, each with its share of the threads. Small layers keep few threads busy: two
-            runs at once on a core each take less processor time than two in turn on both. Large networks run one by
-            one.
 
     Attributes:
-        streams: runs at once without waiting.
         is_static: the batch or the sides of the input are fixed.
 
     Raises:
@@ -166,14 +157,12 @@ class OnnxNetwork:
         threads: int | None = None,
         precision: Precision = "fp32",
         graph: bytes | None = None,
-        streams: int = 1,
     ) -> None:
         self.path = path
         self._graph = graph
         self.precision = precision
         self.reason = ""
-        self.streams = streams if path.stat().st_size < LARGE_FILE_BYTES and provider in (None, CPU) else 1
-        self._threads = max(1, (threads or available_cores()) // self.streams)
+        self._threads = threads or available_cores()
         wanted: list[str] = [provider] if provider else [p for p in PREFERRED_PROVIDERS if p in available_providers()]
         if provider and provider not in available_providers():
             raise RuntimeUnavailableError(

@@ -17,12 +17,17 @@ import numpy as np
 from models.errors import PackError, RuntimeUnavailableError, summarize
 from models.runtime.network import Engine, Float, Precision, input_type
 from models.runtime.onnx_check import check_network
-from models.runtime.onnx_runtime import LARGE_FILE_BYTES, available_cores, has_fast_int8, run_in_pieces
+from models.runtime.onnx_runtime import available_cores, has_fast_int8, run_in_pieces
 
 BATCH_SIZES: Final = (1, 4)
 """Larger batches are no faster on a CPU, and on a share of it none are. Each size takes memory."""
 MAX_SMALL_PX: Final = 256 * 256
 """Largest input that gains from batches, or from a share of the cores; larger ones use all cores alone."""
+LARGE_FILE_BYTES: Final = 16_000_000
+"""Size of a file from which a network is compiled once, with dynamic shapes, and has all cores for one run.
+
+Large networks are about as fast with dynamic shapes, and one compilation per shape would take hundreds of megabytes.
+"""
 MAX_DYNAMIC_BATCH: Final = 8
 MAX_COMPILED_SHAPES: Final = 24
 PRECISION_HINTS: Final[dict[Precision, str]] = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -153,7 +158,8 @@ class OpenVinoNetwork:
         precision: requested precision. Non-quantized layers of INT8 networks use bf16 if it is fast, else fp32.
         threads: inference threads; None uses all available cores.
         graph: network to run instead of the file's, made from it.
-        streams: as of OnnxNetwork.
+        streams: runs of small inputs at once, each with its share of the threads. Small layers keep few threads busy:
+            two runs at once on a core each take less processor time than two in turn on both.
 
     Attributes:
         streams: runs at once without waiting.

@@ -25,6 +25,7 @@ from tests.packs import BUNDLED_DIMENSION
 
 PAIRS: Final = 5
 UNPAGED: Final = {
+    "/v1/galleries/{gallery}/albums",
     "/v1/galleries/{gallery}/migrate",
     "/v1/galleries/{gallery}/risk",
     "/v1/galleries/{gallery}/subjects/{subject}/decoys",
@@ -54,6 +55,8 @@ def test_every_list_of_the_api_has_pages(tmp_path: Any) -> None:
         "templates",
         "strangers",
         "hygiene",
+        "groups",
+        "faces",
         "jobs",
         "items",
         "erasures",

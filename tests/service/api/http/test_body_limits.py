@@ -31,7 +31,8 @@ async def nothing(*_given: object) -> None: ...
 
 def test_body_limits_follow_the_route_whatever_the_names_in_the_path() -> None:
     settings = load_settings(max_archive_bytes=4_000_000, max_import_bytes=5_000_000)
-    expected = {f"POST {GALLERY}/enrollments": 4_000_000, f"POST {GALLERY}/import": 5_000_000}
+    archives = dict.fromkeys((f"POST {GALLERY}/enrollments", f"POST {GALLERY}/albums"), 4_000_000)
+    expected = archives | {f"POST {GALLERY}/import": 5_000_000}
     expected |= dict.fromkeys(PHOTOS, settings.max_request_bytes(settings.max_images))
     expected["POST /v1/verify"] = settings.max_request_bytes(2)
     gate = Gate(nothing, settings, Metrics(), (), body_kinds(ROUTES))
@@ -51,6 +52,9 @@ def test_body_limits_follow_the_route_whatever_the_names_in_the_path() -> None:
                 other=name,
                 decoy=name,
                 stranger=name,
+                album=name,
+                group=name,
+                face=name,
             )
             assert gate._body_limit(method, filled).size == expected.get(route, DEFAULT_BODY_BYTES), (method, filled)
             assert gate._body_limit("PUT", filled).size == DEFAULT_BODY_BYTES

@@ -410,13 +410,20 @@ def test_verifications_read_a_subject_only_after_a_write(tmp_path: Path, rng: np
             assert answer.similarity is not None
             return answer.similarity
 
-        similarity(ada)
-        assert similarity(ada) == pytest.approx(1, abs=1e-3) and not faces_read()
+        def settle(probe: list[float]) -> None:
+            """Repeat a verification until it reads no faces: evidence that is stored meanwhile ends a cached page."""
+            for _ in range(50):
+                assert similarity(probe) == pytest.approx(1, abs=1e-3)
+                if not faces_read():
+                    return
+            raise AssertionError("each verification reads the faces")
+
+        settle(ada)
         here = other.store.galleries.get("g")
         stored = NewTemplate(uuid.uuid4().hex, np.array(bob, np.float32), "embedding")
         other.store.templates.enroll(here, "ada", [stored], None)
         assert similarity(bob) == pytest.approx(1, abs=1e-3) and faces_read()
-        assert similarity(bob) == pytest.approx(1, abs=1e-3) and not faces_read()
+        settle(bob)
         other.store.templates.delete(other.store.galleries.get("g"), "ada", stored.id)
         assert similarity(bob) < 0.9
         other.store.subjects.delete(other.store.galleries.get("g"), "ada")
@@ -449,7 +456,9 @@ def test_cached_faces_are_bounded_and_of_one_version() -> None:
     assert [*pages[2].faces] == ["cy"]
     kept.add_faces(pages[2], "dee", SubjectFaces(np.ones((11, DIMENSION), np.float32), np.ones(11, np.float32), None))
     for number in range(30):
-        kept.add_faces(pages[2], f"empty{number}", SubjectFaces(np.ones((0, DIMENSION), np.float32), np.ones(0), None))
+        kept.add_faces(
+            pages[2], f"empty{number}", SubjectFaces(np.ones((0, DIMENSION), np.float32), np.ones(0, np.float32), None)
+        )
     assert 0 < len(pages[2].faces) <= 10 and "dee" not in pages[2].faces
 
 
