@@ -166,7 +166,7 @@ class AlbumJobs:
 
     def _discard(self, job: Job) -> None:
         self.spool.discard(job)
-        self.galleries.store.albums.delete_expired(datetime.now(UTC))  # this one, if it was not grouped
+        self.galleries.store.albums.delete_ungrouped(job.id)
 
     def _tidy(self, store: JobStore) -> None:
         self.spool.tidy(store)

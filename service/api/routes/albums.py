@@ -182,7 +182,7 @@ async def get_album_face_thumbnail(
     "/{album}/groups/{group}",
     ENROLL,
     example={"subject": "ada", "name": "Ada Lovelace"},
-    errors=(AlbumNotReadyError,),
+    errors=(AlbumNotReadyError, SubjectErasedError),
 )
 async def name_album_group(
     snapshot: GallerySnapshot, album: AlbumPath, group: GroupPath, body: AlbumNameIn, backend: BackendDep

@@ -191,13 +191,14 @@ albums = _numbered(
 )
 
 # Groups of an album, also of a single face. sealed: the id and name of the person, if known. subject: keyed hash of
-# that id.
+# that id. erased: last erasure that the request which named it knew.
 album_groups = _numbered(
     "album_groups",
     sa.Column("album_pk", sa.ForeignKey("albums.pk", ondelete="CASCADE"), nullable=False),
     sa.Column("number", sa.Integer, nullable=False),
     sa.Column("sealed", sa.LargeBinary),
     sa.Column("subject", sa.String(32)),
+    sa.Column("erased", Key, nullable=False, server_default="0"),
     sa.UniqueConstraint("album_pk", "number"),
     sa.Index("album_groups_by_subject", "subject"),
 )

@@ -32,6 +32,7 @@ from service.storage.db.audit_triggers import audit_triggers_off
 from service.storage.db.engine import Database
 from service.storage.db.tables import (
     Utc,
+    album_groups,
     answers,
     api_key_versions,
     audit,
@@ -71,6 +72,7 @@ REFERENCES: Final[dict[sa.Column[Any], sa.Table]] = {
     changes.c.template_pk: templates,
     changes.c.subject_pk: subjects,
     evidence.c.sequence: changes,
+    album_groups.c.erased: erasures,
     galleries.c.log_floor: changes,
     galleries.c.erased: erasures,
     jobs.c.erased: erasures,

@@ -100,8 +100,12 @@ def _erase(vault: Vault, connection: Connection, gallery: Gallery | None, receip
     else:
         own = (subjects.c.gallery_pk == gallery.pk) & (subjects.c.lookup == receipt.subject)
         pks = connection.execute(sa.select(subjects.c.pk).where(own)).scalars().all()
+        assert subject is not None  # noqa: S101 - receipts of subjects name them
+        # Groups of albums can be named as someone who is no subject.
+        named = erasure.delete_named_groups(connection, gallery, [subject])
         removed = erasure.delete_templates(connection, gallery, templates.c.subject_pk.in_(pks))
         removed += erasure.delete_subjects(connection, gallery, pks)
+        removed["album_faces"] += named
     counts = {what: count for what, count in sorted(removed.items()) if count}
     entry = Entry(event, (gallery.pk, gallery.name), subject, REPEATED, about | {"removed": counts})
     return bool(counts), append(vault, connection, gallery.pk, [entry])

@@ -85,7 +85,7 @@ class AlbumStore:
         """
 
         def begin(connection: Connection, job_id: str) -> None:
-            count = sa.select(sa.func.count()).select_from(albums).where(albums.c.gallery_pk == gallery.pk)
+            count = sa.select(sa.func.count()).select_from(albums).where(current_albums(gallery))
             if connection.execute(count).scalar_one() >= MAX_ALBUMS:
                 raise TooManyAlbumsError(f"gallery {gallery.name!r} has {MAX_ALBUMS} albums, the most allowed")
             row = {"id": job_id, "gallery_pk": gallery.pk, "generation": gallery.generation, "risk": risk}
@@ -225,8 +225,13 @@ class AlbumStore:
     def name(
         self, gallery: Gallery, album_id: str, number: int, subject_id: str | None, name: str | None
     ) -> AlbumGroup:
-        """Say who a group is, or that nobody knows (None). Raises as :meth:`faces`."""
+        """Say who a group is, or that nobody knows (None).
+
+        Raises SubjectErasedError: the subject was erased since ``gallery`` was read. As :meth:`faces`.
+        """
         with self._database.change(gallery) as connection:
+            if subject_id is not None:
+                erasures.refuse_erased(connection, gallery, subject_id)
             group = _read_group(connection, gallery, _read_ready(connection, gallery, album_id), number)
             _set_name(connection, gallery, group.pk, subject_id, name)
             vault = self._database.vault
@@ -243,7 +248,7 @@ class AlbumStore:
             moving = album_faces.update().where(album_faces.c.group_pk == source.pk)
             connection.execute(moving.values(group_pk=target.pk, certainty=None))
             if target.subject is None and source.subject is not None:
-                _set_name(connection, gallery, target.pk, source.subject, source.name)
+                _copy_name(connection, source.pk, target.pk)
             connection.execute(album_groups.delete().where(album_groups.c.pk == source.pk))
             about = {"album": album_id, "group": source.id, "into": target.id}
             record(self._database.vault, connection, "album_merged", gallery, **about)
@@ -351,11 +356,17 @@ class AlbumStore:
                 receipt = earlier
         return erasures.with_log_emptied(self._database, receipt)
 
+    def delete_ungrouped(self, album_id: str) -> int:
+        """Delete an album whose job ended without groups. Return whether it was one, as a number."""
+        return self._delete_due((albums.c.id == album_id) & albums.c.grouped_at.is_(None))
+
     def delete_expired(self, now: datetime) -> int:
         """Delete albums at the end of their period, and those whose job ended without groups. Return their number."""
         ended = sa.select(jobs.c.id).where(jobs.c.state.in_(FINISHED))
         useless = albums.c.grouped_at.is_(None) & albums.c.id.in_(ended)
-        due = (albums.c.expires_at < now) | useless
+        return self._delete_due((albums.c.expires_at < now) | useless)
+
+    def _delete_due(self, due: sa.ColumnElement[bool]) -> int:
         query = sa.select(albums.c.id, galleries.c.pk, galleries.c.name).join(galleries).where(due)
         with self._database.read() as connection:
             found = connection.execute(query.order_by(albums.c.pk)).all()
@@ -395,8 +406,13 @@ def _face_of(seal: Seal, row: sa.Row[Any]) -> AlbumFace:
     return AlbumFace(row.pk, row.id, FaceRecord(**seal.open_json(row.sealed, ALBUM_FACE)), row.certainty)
 
 
+def current_albums(gallery: Gallery) -> sa.ColumnElement[bool]:
+    """Choose the albums that a gallery shows. Those past their time wait for deletion."""
+    return (albums.c.gallery_pk == gallery.pk) & (albums.c.expires_at > datetime.now(UTC))
+
+
 def _albums(gallery: Gallery) -> sa.Select[Any]:
-    own = albums.c.gallery_pk == gallery.pk
+    own = current_albums(gallery)
     among = album_faces.c.album_pk.in_(sa.select(albums.c.pk).where(own))
     sizes = sa.select(album_faces.c.album_pk, album_faces.c.group_pk, sa.func.count().label("size")).where(among)
     sized = sizes.group_by(album_faces.c.album_pk, album_faces.c.group_pk).subquery()
@@ -474,11 +490,15 @@ def _with_examples(connection: Connection, gallery: Gallery, rows: Sequence[sa.R
 def _set_name(
     connection: Connection, gallery: Gallery, group_pk: int, subject_id: str | None, name: str | None
 ) -> None:
-    values: dict[str, Any] = {"sealed": None, "subject": None}
+    values: dict[str, Any] = {"sealed": None, "subject": None, "erased": gallery.erased}
     if subject_id is not None:
         person = {"subject": subject_id, "name": name}
-        values = {
-            "sealed": gallery.seal.close_json(person, ALBUM_GROUP),
-            "subject": subject_lookup(gallery.seal, subject_id),
-        }
+        values["sealed"] = gallery.seal.close_json(person, ALBUM_GROUP)
+        values["subject"] = subject_lookup(gallery.seal, subject_id)
     connection.execute(album_groups.update().where(album_groups.c.pk == group_pk).values(**values))
+
+
+def _copy_name(connection: Connection, source_pk: int, target_pk: int) -> None:
+    named = (album_groups.c.sealed, album_groups.c.subject, album_groups.c.erased)
+    row = connection.execute(sa.select(*named).where(album_groups.c.pk == source_pk)).one()
+    connection.execute(album_groups.update().where(album_groups.c.pk == target_pk).values(**row._asdict()))

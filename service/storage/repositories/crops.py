@@ -12,6 +12,7 @@ from service.domain.gallery import CropOf, Gallery
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_crop, subject_lookup
 from service.storage.db.tables import album_faces, albums, crops, stranger_templates, strangers, subjects, templates
+from service.storage.repositories.albums import current_albums
 
 
 class CropStore:
@@ -80,7 +81,7 @@ def _album_crops(
     query = (
         sa.select(albums.c.id.label("album"), album_faces.c.id, album_faces.c.crop)
         .join(albums, albums.c.pk == album_faces.c.album_pk)
-        .where(albums.c.gallery_pk == gallery.pk, album_faces.c.id.in_(faces))
+        .where(current_albums(gallery), album_faces.c.id.in_(faces))
     )
     return {(row.album, row.id): row.crop for row in connection.execute(query)}
 

@@ -155,7 +155,10 @@ def _last_known_erasure(receipt: Receipt) -> sa.Select[int]:
     match receipt.kind:
         case "subject":
             own = (subjects.c.gallery_pk == receipt.gallery_pk) & (subjects.c.lookup == receipt.subject)
-            return sa.select(subjects.c.erased).where(own)
+            named = (albums.c.gallery_pk == receipt.gallery_pk) & (album_groups.c.subject == receipt.subject)
+            groups = sa.select(album_groups.c.erased).join(albums).where(named)
+            stored = sa.union_all(sa.select(subjects.c.erased).where(own), groups).subquery()
+            return sa.select(sa.func.min(stored.c.erased))
         case "template":
             own = (templates.c.gallery_pk == receipt.gallery_pk) & (templates.c.id == receipt.template)
             return sa.select(templates.c.erased).where(own)
@@ -202,6 +205,14 @@ def erase_subject(vault: Vault, connection: Connection, gallery: Gallery, subjec
     removed = delete_templates(connection, gallery, templates.c.subject_pk == subject_pk)
     removed += delete_subjects(connection, gallery, [subject_pk])
     return record_erasure(vault, connection, gallery, removed, subject_id)
+
+
+def erase_named_groups(vault: Vault, connection: Connection, gallery: Gallery, subject_id: str) -> Receipt | None:
+    """Erase the groups of albums that are named as someone who is no subject. Return None if there are none."""
+    faces = delete_named_groups(connection, gallery, [subject_lookup(gallery.seal, subject_id)])
+    if not faces:
+        return None
+    return record_erasure(vault, connection, gallery, Counter(album_faces=faces), subject_id)
 
 
 def erase_template(
@@ -266,7 +277,7 @@ def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
         lookalikes=connection.execute(lookalikes.delete().where(linked)).rowcount,
         decoys=connection.execute(decoys.delete().where(decoys.c.subject_pk.in_(subject_pks))).rowcount,
         disagreements=_delete_disagreements(connection, gallery, frozenset(lookups)),
-        album_faces=_delete_named_groups(connection, gallery, lookups),
+        album_faces=delete_named_groups(connection, gallery, lookups),
         subjects=connection.execute(subjects.delete().where(subjects.c.pk.in_(subject_pks))).rowcount,
     )
     update_gallery(connection, gallery.pk, subject_count=galleries.c.subject_count - removed["subjects"])
@@ -294,7 +305,7 @@ def delete_strangers(connection: Connection, gallery: Gallery, chosen: sa.Column
     return removed
 
 
-def _delete_named_groups(connection: Connection, gallery: Gallery, lookups: Sequence[str]) -> int:
+def delete_named_groups(connection: Connection, gallery: Gallery, lookups: Sequence[str]) -> int:
     """Delete the groups of albums that are named as these subjects; return the number of their faces."""
     own = album_groups.c.album_pk.in_(sa.select(albums.c.pk).where(albums.c.gallery_pk == gallery.pk))
     named = own & album_groups.c.subject.in_(lookups)

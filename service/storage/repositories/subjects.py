@@ -20,6 +20,7 @@ from service.domain.revisions import require_revision, revision_of
 from service.security.sealing import Seal
 from service.storage.audit.log import pseudonym, record
 from service.storage.db.engine import Database
+from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import (
     ALBUM_GROUP,
     SubjectRecord,
@@ -176,7 +177,7 @@ class SubjectStore:
         return keys
 
     def delete(self, gallery: Gallery, subject_id: str, expected: Collection[str] | None = None) -> Receipt:
-        """Erase a subject. A repeated erasure returns the first receipt.
+        """Erase a subject, and faces in albums that are named as it. A repeated erasure returns the first receipt.
 
         Raises SubjectNotFoundError if it was never erased, or merged into another one (with that receipt), and
         PreconditionFailedError as :meth:`put`.
@@ -184,7 +185,7 @@ class SubjectStore:
         with self._database.change(gallery, erasing=True) as connection:
             subject_pk = find_subject_pk(connection, gallery, subject_id)
             if subject_pk is None:
-                receipt = _earlier_erasure(connection, gallery, subject_id)
+                receipt = _erase_unenrolled(self._database.vault, connection, gallery, subject_id, expected)
             else:
                 require_revision(expected, read_subject(connection, gallery, subject_id).revision)
                 receipt = erasures.erase_subject(self._database.vault, connection, gallery, subject_pk, subject_id)
@@ -192,13 +193,15 @@ class SubjectStore:
         return erasures.with_log_emptied(self._database, receipt)
 
     def delete_many(self, gallery: Gallery, subject_ids: Sequence[str]) -> int:
-        """Erase subjects, all or nothing, each with its receipt; return how many existed."""
+        """Erase subjects, all or nothing, each with its receipt; return how many existed or were named in an album."""
         erased = 0
         with self._database.change(gallery, erasing=True) as connection:
             for subject_id in subject_ids:
                 subject_pk = find_subject_pk(connection, gallery, subject_id)
                 if subject_pk is not None:
                     erasures.erase_subject(self._database.vault, connection, gallery, subject_pk, subject_id)
+                    erased += 1
+                elif erasures.erase_named_groups(self._database.vault, connection, gallery, subject_id) is not None:
                     erased += 1
         self._cache.evict(gallery.name)
         self._database.truncate_wal()
@@ -339,7 +342,7 @@ def _rename_groups(connection: Connection, gallery: Gallery, subject_id: str, in
     own = album_groups.c.album_pk.in_(sa.select(albums.c.pk).where(albums.c.gallery_pk == gallery.pk))
     named = own & (album_groups.c.subject == subject_lookup(gallery.seal, subject_id))
     sealed = gallery.seal.close_json({"subject": into, "name": None}, ALBUM_GROUP)
-    renamed = {"sealed": sealed, "subject": subject_lookup(gallery.seal, into)}
+    renamed = {"sealed": sealed, "subject": subject_lookup(gallery.seal, into), "erased": gallery.erased}
     connection.execute(album_groups.update().where(named).values(**renamed))
 
 
@@ -358,6 +361,17 @@ def _earlier_merge(connection: Connection, gallery: Gallery, subject_id: str, in
     if receipt is None or details is None or details["into"] != pseudonym(gallery, into):
         raise _not_found(gallery, subject_id, receipt)
     return MergeResult(read_subject(connection, gallery, into), details["templates"], receipt)
+
+
+def _erase_unenrolled(
+    vault: Vault, connection: Connection, gallery: Gallery, subject_id: str, expected: Collection[str] | None
+) -> Receipt:
+    """Erase faces of albums that are named as someone who is no subject, or return the receipt of the erasure."""
+    receipt = erasures.erase_named_groups(vault, connection, gallery, subject_id)
+    if receipt is None:
+        return _earlier_erasure(connection, gallery, subject_id)
+    require_revision(expected, None)
+    return receipt
 
 
 def _earlier_erasure(connection: Connection, gallery: Gallery, subject_id: str) -> Receipt:

@@ -28,6 +28,7 @@ from kith.wire.jobs import JobOut
 from models.vision.photo_files import list_photos
 from service.cli.tools.albums import group_album
 from service.cli.tools.demo import alter
+from service.core.errors import SubjectErasedError
 from service.domain import albums as domain
 from service.server import embedded
 from service.settings import Settings, load_settings
@@ -361,6 +362,56 @@ def test_named_faces_are_exported_and_erased_with_the_subject(kith: Kith, album:
     receipt = kith.delete_subject("g", "collins").receipt
     assert receipt.removed["album_faces"] == 4
     assert named.id not in groups(kith, album) and other.id in groups(kith, album)
+
+
+def test_faces_of_someone_who_is_not_enrolled_are_erased_by_name(kith: Kith, album: str) -> None:
+    kith.put_subject("g", "eileen")
+    first = kith.delete_subject("g", "eileen").receipt
+    named = of(kith, album, "astronaut")
+    kith.name_album_group("g", album, named.id, "eileen")
+    told = kith.verify_receipt(first.id)
+    assert (told.gone, told.enrolled_since, told.holds) == (False, True, True)
+    assert problem(kith.delete_subject, "g", "eileen", if_match='"1"') == (412, "precondition_failed")
+    assert named.id in groups(kith, album)
+    second = kith.delete_subject("g", "eileen").receipt
+    assert (second.id != first.id, second.removed) == (True, {"album_faces": 4})
+    assert named.id not in groups(kith, album) and kith.verify_receipt(second.id).gone
+    assert kith.delete_subject("g", "eileen").receipt.id == second.id
+
+
+def test_erased_people_are_not_named_by_a_request_that_began_before(kith: Kith, album: str, settings: Settings) -> None:
+    actor = of(kith, album, "actor")
+    with closing(open_database(f"sqlite:///{settings.data_dir / 'kith.db'}")) as database:
+        store = Store(database)
+        before, number = store.galleries.get("g"), int(actor.id[1:])
+        kith.put_subject("g", "tom")
+        kith.delete_subject("g", "tom")
+        with pytest.raises(SubjectErasedError):
+            store.albums.name(before, album, number, "tom", None)
+        assert store.albums.name(before, album, number, None, None).subject is None
+        assert store.albums.name(store.galleries.get("g"), album, number, "tom", None).subject == "tom"
+        first = store.albums.merge(before, album, number, 1 if number != 1 else 2)
+        assert first.subject == "tom"
+        store.subjects.delete_many(store.galleries.get("g"), ["tom", "nobody"])
+        assert first.id not in groups(kith, album)
+
+
+def test_only_a_checked_clock_deletes_albums_by_age(
+    kith: Kith, album: str, settings: Settings, photos: dict[str, bytes]
+) -> None:
+    """An album past its time is hidden, and stays until the periodic deletion, which checks the clock."""
+    face = next(iter(groups(kith, album).values())).faces[0].id
+    with closing(sqlite3.connect(settings.data_dir / "kith.db")) as database, database:
+        database.execute("UPDATE albums SET expires_at = created_at")
+    assert kith.albums("g") == []
+    assert problem(kith.album, "g", album) == (404, "album_not_found")
+    assert kith.crops("g", [{"album": album, "face": face}]) == [None]
+    made(kith, {"1.jpg": photos["2024/actor-0.jpg"]})
+    canceled = kith.create_album("g", Bytes(as_zip(many(photos, 100))))
+    kith.cancel_job(canceled.id)
+    assert kith.wait_for(canceled.id, 60).state == "canceled"
+    is_eventually(lambda: rows(settings)["albums"] == 2)
+    assert kith.delete_album("g", album).receipt.removed["albums"] == 1
 
 
 def test_a_key_of_another_gallery_or_without_the_scope_sees_no_album(kith: Kith, album: str, server: str) -> None:

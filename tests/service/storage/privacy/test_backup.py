@@ -101,6 +101,7 @@ def filled(database: Database) -> Store:
     store.albums.add(made, album, [], [NewAlbumFace(about, vectors(1)[0], Crop(b"face", ((1, 2.5),)))], 1)
     ((found,), _) = store.albums.faces_to_group(album, two)
     store.albums.set_groups(made, album, [[(found.pk, None)]], None)
+    store.albums.name(two, album.id, 1, "mona", None)
     now = sa.func.current_timestamp()
     with database.write(BackupError("")) as connection:
         template_pk = connection.execute(sa.select(sa.func.min(templates.c.pk))).scalar()
@@ -391,3 +392,18 @@ def test_a_restore_repeats_the_erasure_of_an_album(sqlite: Database, tmp_path: P
     assert store.albums.list_all(store.galleries.get("two")) == []
     verdict = ErasureStore(sqlite).verify(receipt.id)
     assert verdict.gone and verdict.receipt.kind == "album"
+
+
+def test_a_restore_repeats_the_erasure_of_someone_who_was_only_named_in_an_album(fresh: Open, tmp_path: Path) -> None:
+    database, file = fresh(), tmp_path / "backup"
+    store = filled(database)
+    back_up(database, file)
+    receipt = store.subjects.delete(store.galleries.get("two"), "mona")
+    assert (receipt.kind, receipt.removed) == ("subject", {"album_faces": 1})
+    assert ErasureStore(database).verify(receipt.id).gone
+    restore(database, file, replace=True)
+    gallery = store.galleries.get("two")
+    (album,) = store.albums.list_all(gallery)
+    assert album.face_count == 0
+    verdict = ErasureStore(database).verify(receipt.id)
+    assert verdict.gone and verdict.holds

@@ -192,7 +192,7 @@ OTHERS: Final[dict[str, set[str]]] = {
         "next_group",
         "grouped_at",
     },
-    "album_groups": {"pk", "album_pk"},
+    "album_groups": {"pk", "album_pk", "erased"},
     "album_faces": {"pk", "album_pk", "group_pk"},
     # Of people who are no subjects; with an export of their own.
     "strangers": {"pk", "id", "gallery_pk", "generation", "first_seen", "last_seen", "seen_count", "erased"},

@@ -34,6 +34,7 @@ def upgrade() -> None:
         sa.Column("number", sa.Integer, nullable=False),
         sa.Column("sealed", sa.LargeBinary),
         sa.Column("subject", sa.String(32)),
+        sa.Column("erased", KEY, nullable=False, server_default="0"),
         sa.UniqueConstraint("album_pk", "number"),
         sqlite_autoincrement=True,
     )
