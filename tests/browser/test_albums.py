@@ -6,11 +6,13 @@ import io
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
 from kith import Kith
 from service.cli.tools.demo import alter
+from service.usecases import albums as usecase
 from tests.browser.chromium import faults, overflow
 from tests.browser.conftest import Opener
 
@@ -36,7 +38,9 @@ def started(page: Page, files: list[Path]) -> None:
     dialog.get_by_role("button", name="Start").click()
 
 
-def test_photos_become_people(visit: Opener, service: str, photos: dict[str, Path], tmp_path: Path) -> None:
+def test_photos_become_people(
+    visit: Opener, service: str, photos: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = variants(photos["ada"], tmp_path, 3) + variants(photos["tom"], tmp_path, 3) + [photos["coffee"]]
     files.append(tmp_path / f"{'a long name ' * 12}.jpg")
     files[-1].write_bytes(photos["party"].read_bytes())
@@ -93,6 +97,7 @@ def test_photos_become_people(visit: Opener, service: str, photos: dict[str, Pat
         dialog.get_by_role("button", name="Save").click()
         expect(groups.get_by_role("heading").first).to_have_text("Ada Lovelace")
         assert kith.gallery("family").subject_count == 0
+        monkeypatch.setattr(usecase, "MAX_ENROLLED", 2)
         groups.get_by_role("button", name="Enroll Group 1").click()
         expect(groups.get_by_role("heading")).to_have_text(["Group 9"])
         assert kith.subject("family", "ada-lovelace").template_count == 3
@@ -115,6 +120,10 @@ def test_photos_become_people(visit: Opener, service: str, photos: dict[str, Pat
         expect(groups.get_by_text("Refused faces")).to_be_visible()
         assert faults(page) == []
         assert kith.subject("family", "ada-lovelace").template_count == 3
+        groups.get_by_role("button", name="Enroll them anyway").click()
+        page.get_by_role("dialog").get_by_role("button", name="Enroll", exact=True).click()
+        expect(groups.get_by_role("heading")).to_have_count(0)
+        assert kith.subject("family", "ada-lovelace").template_count == 6
 
         page.get_by_role("button", name="Delete the album").click()
         page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()

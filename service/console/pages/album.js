@@ -236,13 +236,19 @@ class Groups {
     this.say(`${counted(faces.length, "face")} taken out, as group ${made.id.slice(1)}.`);
   }
 
-  async enroll(card) {
+  /** Enroll all faces but those that a check refuses. `allowed`: overrides of the checks. */
+  async enroll(card, allowed = {}) {
     const { group } = card;
-    const answer = await call("POST", `${this.own(card)}/enroll`, { json: {} });
-    this.say(`${counted(answer.enrolled_count, "photo")} of ${words.called({ id: group.subject, name: group.name })} enrolled${answer.remaining_count ? `, ${whole(answer.remaining_count)} not` : ""}.`);
+    let enrolled = 0;
+    let answer;
+    do {
+      answer = await call("POST", `${this.own(card)}/enroll`, { json: allowed });
+      enrolled += answer.enrolled_count;
+    } while (answer.enrolled_count > 0 && answer.remaining_count > answer.refused.length);
+    this.say(`${counted(enrolled, "photo")} of ${words.called({ id: group.subject, name: group.name })} enrolled${answer.remaining_count ? `, ${whole(answer.remaining_count)} not` : ""}.`);
     if (answer.remaining_count === 0) return this.leave(card);
     const photos = new Map(group.faces.map((one) => [one.id, one.photo]));
-    card.refused = h(
+    card.refused = answer.refused.length > 0 && h(
       "details",
       { class: "details", open: true },
       h("summary", {}, "Refused faces"),
@@ -256,10 +262,6 @@ class Groups {
   /** Enroll faces that a check refused. */
   async anyway(card) {
     const sure = await confirmed({ title: "Enroll the refused faces?", text: "Only do this if they show this person: a photo of somebody else makes Kith confuse the two.", yes: "Enroll", danger: false });
-    if (!sure) return;
-    const json = { allow_duplicate: true, allow_inconsistent: true, allow_low_quality: true };
-    const answer = await call("POST", `${this.own(card)}/enroll`, { json });
-    this.say(`${counted(answer.enrolled_count, "photo")} enrolled.`);
-    if (answer.remaining_count === 0) this.leave(card);
+    if (sure) await this.enroll(card, { allow_duplicate: true, allow_inconsistent: true, allow_low_quality: true });
   }
 }
