@@ -205,17 +205,19 @@ album_groups = _numbered(
 
 # id, photo: keyed hashes of the photo's content, the first with the face's number. sealed: the photo's name, box,
 # quality and what else enrollment needs. certainty: null until the faces are grouped, or if a person chose the group.
+# Short columns come first: SQLite reads a row up to the last one that it needs.
 album_faces = _numbered(
     "album_faces",
     sa.Column("id", sa.String(32), nullable=False),
     sa.Column("album_pk", sa.ForeignKey("albums.pk", ondelete="CASCADE"), nullable=False),
     sa.Column("group_pk", sa.ForeignKey("album_groups.pk", ondelete="CASCADE")),
+    sa.Column("certainty", sa.Float),
     sa.Column("photo", sa.String(32), nullable=False),
     sa.Column("sealed", sa.LargeBinary, nullable=False),
     sa.Column("vector", sa.LargeBinary, nullable=False),
     sa.Column("crop", sa.LargeBinary, nullable=False),
-    sa.Column("certainty", sa.Float),
     sa.UniqueConstraint("album_pk", "id"),
+    sa.Index("album_faces_by_album", "album_pk", "group_pk"),
     sa.Index("album_faces_by_photo", "album_pk", "photo"),
     sa.Index("album_faces_by_group", "group_pk"),
 )

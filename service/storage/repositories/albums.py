@@ -66,6 +66,10 @@ ORDER: Final = (
     album_faces.c.pk,
 )
 """The most certain faces first, then those that a person put into the group."""
+SHOWN: Final = tuple(album_faces.c[name] for name in ("pk", "id", "group_pk", "certainty", "sealed"))
+"""Columns of an AlbumFace: without its vector and crop."""
+CONTENT: Final = (album_faces.c.vector, album_faces.c.crop)
+READ_AT_ONCE: Final = 500
 _CONFLICT: Final = StorageError("a constraint of the albums was violated")
 
 
@@ -123,15 +127,15 @@ class AlbumStore:
 
     def faces_to_group(self, album: Album, gallery: Gallery) -> tuple[list[AlbumFace], Float]:
         """Return all faces and their (n, d) vectors, in the order of the photos' content and of the faces in them."""
-        query = sa.select(album_faces).where(album_faces.c.album_pk == album.pk)
+        query: sa.Select[Any] = sa.select(*SHOWN, album_faces.c.vector).where(album_faces.c.album_pk == album.pk)
+        seal, faces = gallery.seal, list[AlbumFace]()
+        blocks = [np.zeros((0, gallery.dimension), np.float32)]
         with self._database.read() as connection:
-            rows = connection.execute(query).all()
-        found = [(_face_of(gallery.seal, row), row.vector) for row in rows]
-        found.sort(key=lambda one: (one[0].record.hash, one[0].record.number))
-        sealed = [vector for _, vector in found]
-        if not sealed:
-            return [], np.zeros((0, gallery.dimension), np.float32)
-        return [face for face, _ in found], gallery.seal.open_vectors(sealed, album.generation, gallery.dimension)
+            for rows in connection.execution_options(yield_per=READ_AT_ONCE).execute(query).partitions():
+                faces += [_face_of(seal, row) for row in rows]
+                blocks.append(seal.open_vectors([row.vector for row in rows], album.generation, gallery.dimension))
+        order = sorted(range(len(faces)), key=lambda row: (faces[row].record.hash, faces[row].record.number))
+        return [faces[row] for row in order], np.concatenate(blocks)[order]
 
     def set_groups(
         self, job: Job, album: Album, groups: Sequence[Sequence[tuple[int, float | None]]], threshold: float | None
@@ -169,7 +173,7 @@ class AlbumStore:
 
     def list_all(self, gallery: Gallery) -> list[Album]:
         """Return the albums of a gallery, the latest first: at most MAX_ALBUMS."""
-        query = _albums(gallery).order_by(albums.c.pk.desc())
+        query = _albums(current_albums(gallery)).order_by(albums.c.pk.desc())
         with self._database.read() as connection:
             return [_album_of(row) for row in connection.execute(query)]
 
@@ -206,14 +210,13 @@ class AlbumStore:
         start = after or 0
         with self._database.read() as connection:
             group = _read_group(connection, gallery, _read_ready(connection, gallery, album_id), number)
-            query = _members(group)
-            rows = connection.execute(query.offset(start).limit(limit)).all()
+            rows = connection.execute(_members(group, *SHOWN).offset(start).limit(limit)).all()
         return [(start + place, _face_of(gallery.seal, row)) for place, row in enumerate(rows, start=1)]
 
     def crop(self, gallery: Gallery, album_id: str, face_id: str) -> Crop:
         """Raises AlbumNotFoundError, AlbumGroupNotFoundError."""
         with self._database.read() as connection:
-            album = _read(connection, gallery, album_id)
+            album = _read_row(connection, gallery, album_id)
             own = (album_faces.c.album_pk == album.pk) & (album_faces.c.id == face_id)
             sealed = connection.execute(sa.select(album_faces.c.crop).where(own)).scalar()
         if sealed is None:
@@ -232,11 +235,12 @@ class AlbumStore:
         with self._database.change(gallery) as connection:
             if subject_id is not None:
                 erasures.refuse_erased(connection, gallery, subject_id)
-            group = _read_group(connection, gallery, _read_ready(connection, gallery, album_id), number)
+            album = _read_ready(connection, gallery, album_id)
+            group = _read_group(connection, gallery, album, number)
             _set_name(connection, gallery, group.pk, subject_id, name)
             vault = self._database.vault
             record(vault, connection, "album_named", gallery, subject_id, album=album_id, group=group.id)
-            return _read_group(connection, gallery, _read(connection, gallery, album_id), number)
+            return _read_group(connection, gallery, album, number)
 
     def merge(self, gallery: Gallery, album_id: str, number: int, into: int) -> AlbumGroup:
         """Move the faces of a group to another one, which gets its subject if it has none. Raises as :meth:`faces`."""
@@ -293,8 +297,7 @@ class AlbumStore:
             group = _read_group(connection, gallery, album, number)
             if group.subject is None:
                 raise AlbumGroupUnnamedError(f"group {group.id!r} has no subject")
-            query = _members(group).limit(limit)
-            rows = connection.execute(query).all()
+            rows = connection.execute(_members(group, *SHOWN, *CONTENT).limit(limit)).all()
         seal = gallery.seal
         vectors = seal.open_vectors([row.vector for row in rows], album.generation, gallery.dimension)
         return group, [
@@ -411,8 +414,8 @@ def current_albums(gallery: Gallery) -> sa.ColumnElement[bool]:
     return (albums.c.gallery_pk == gallery.pk) & (albums.c.expires_at > datetime.now(UTC))
 
 
-def _albums(gallery: Gallery) -> sa.Select[Any]:
-    own = current_albums(gallery)
+def _albums(own: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """Select these albums with the counts of their faces and groups."""
     among = album_faces.c.album_pk.in_(sa.select(albums.c.pk).where(own))
     sizes = sa.select(album_faces.c.album_pk, album_faces.c.group_pk, sa.func.count().label("size")).where(among)
     sized = sizes.group_by(album_faces.c.album_pk, album_faces.c.group_pk).subquery()
@@ -436,15 +439,23 @@ def _album_of(row: sa.Row[Any]) -> Album:
 
 def _read(connection: Connection, gallery: Gallery, album_id: str) -> Album:
     """Raises AlbumNotFoundError."""
-    row = connection.execute(_albums(gallery).where(albums.c.id == album_id)).first()
+    row = connection.execute(_albums(current_albums(gallery) & (albums.c.id == album_id))).first()
     if row is None:
         raise _missing(gallery, album_id)
     return _album_of(row)
 
 
-def _read_ready(connection: Connection, gallery: Gallery, album_id: str) -> Album:
-    """Raises AlbumNotFoundError, AlbumNotReadyError."""
-    album = _read(connection, gallery, album_id)
+def _read_row(connection: Connection, gallery: Gallery, album_id: str) -> sa.Row[Any]:
+    """Return the row of an album, without counts. Raises AlbumNotFoundError."""
+    row = connection.execute(sa.select(albums).where(current_albums(gallery), albums.c.id == album_id)).first()
+    if row is None:
+        raise _missing(gallery, album_id)
+    return row
+
+
+def _read_ready(connection: Connection, gallery: Gallery, album_id: str) -> sa.Row[Any]:
+    """Return the row of a grouped album. Raises AlbumNotFoundError, AlbumNotReadyError."""
+    album = _read_row(connection, gallery, album_id)
     if album.grouped_at is None:
         raise AlbumNotReadyError(f"the job of album {album_id!r} has not finished")
     return album
@@ -457,7 +468,7 @@ def _groups() -> sa.Select[Any]:
     return counted.group_by(album_groups.c.pk)
 
 
-def _read_group(connection: Connection, gallery: Gallery, album: Album, number: int) -> AlbumGroup:
+def _read_group(connection: Connection, gallery: Gallery, album: sa.Row[Any], number: int) -> AlbumGroup:
     """Raises AlbumGroupNotFoundError."""
     own = (album_groups.c.album_pk == album.pk) & (album_groups.c.number == number)
     found = _with_examples(connection, gallery, connection.execute(_groups().where(own)).all())
@@ -466,8 +477,8 @@ def _read_group(connection: Connection, gallery: Gallery, album: Album, number: 
     return found[0]
 
 
-def _members(group: AlbumGroup) -> sa.Select[Any]:
-    return sa.select(album_faces).where(album_faces.c.group_pk == group.pk).order_by(*ORDER)
+def _members(group: AlbumGroup, *columns: sa.Column[Any]) -> sa.Select[Any]:
+    return sa.select(*columns).where(album_faces.c.group_pk == group.pk).order_by(*ORDER)
 
 
 def _with_examples(connection: Connection, gallery: Gallery, rows: Sequence[sa.Row[Any]]) -> list[AlbumGroup]:
@@ -475,7 +486,7 @@ def _with_examples(connection: Connection, gallery: Gallery, rows: Sequence[sa.R
     place = sa.func.row_number().over(partition_by=album_faces.c.group_pk, order_by=ORDER)
     owned = album_faces.c.group_pk.in_([row.pk for row in rows])
     ranked = sa.select(album_faces.c.pk, place.label("place")).where(owned).subquery()
-    first = sa.select(album_faces).join(ranked, ranked.c.pk == album_faces.c.pk).where(ranked.c.place <= EXAMPLES)
+    first = sa.select(*SHOWN).join(ranked, ranked.c.pk == album_faces.c.pk).where(ranked.c.place <= EXAMPLES)
     faces: dict[int, list[AlbumFace]] = {}
     for row in connection.execute(first.order_by(ranked.c.place)):
         faces.setdefault(row.group_pk, []).append(_face_of(gallery.seal, row))

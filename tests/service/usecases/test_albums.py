@@ -19,6 +19,7 @@ from typing import Any
 import httpx2 as httpx
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
@@ -412,6 +413,28 @@ def test_only_a_checked_clock_deletes_albums_by_age(
     assert kith.wait_for(canceled.id, 60).state == "canceled"
     is_eventually(lambda: rows(settings)["albums"] == 2)
     assert kith.delete_album("g", album).receipt.removed["albums"] == 1
+
+
+def test_operations_on_groups_read_neither_other_albums_nor_vectors(
+    kith: Kith, album: str, photos: dict[str, bytes], settings: Settings
+) -> None:
+    made(kith, photos)
+    read: list[str] = []
+    with closing(open_database(f"sqlite:///{settings.data_dir / 'kith.db'}")) as database:
+        store = Store(database)
+        gallery = store.galleries.get("g")
+        sa.event.listen(database.engine, "before_cursor_execute", lambda *about: read.append(about[2]))
+        store.albums.groups(gallery, album, None, None, 100)
+        store.albums.faces(gallery, album, 1, None, 100)
+        store.albums.name(gallery, album, 1, "ada", None)
+        (moved,) = [face for _, face in store.albums.faces(gallery, album, 1, None, 1)]
+        apart = store.albums.split(gallery, album, 1, [moved.id])
+        store.albums.merge(gallery, album, apart.number, 1)
+    statements = [text for text in read if "album_faces" in text]
+    assert len(statements) > 10
+    assert not any("album_faces.vector" in text or "album_faces.crop" in text for text in statements)
+    assert not any("face_count" in text and "albums.gallery_pk" in text for text in statements), "no counts of albums"
+    assert kith.album("g", album).face_count == kith.albums("g")[0].face_count
 
 
 def test_a_key_of_another_gallery_or_without_the_scope_sees_no_album(kith: Kith, album: str, server: str) -> None:

@@ -45,13 +45,14 @@ def upgrade() -> None:
         sa.Column("id", sa.String(32), nullable=False),
         sa.Column("album_pk", KEY, sa.ForeignKey("albums.pk", ondelete="CASCADE"), nullable=False),
         sa.Column("group_pk", KEY, sa.ForeignKey("album_groups.pk", ondelete="CASCADE")),
+        sa.Column("certainty", sa.Float),
         sa.Column("photo", sa.String(32), nullable=False),
         sa.Column("sealed", sa.LargeBinary, nullable=False),
         sa.Column("vector", sa.LargeBinary, nullable=False),
         sa.Column("crop", sa.LargeBinary, nullable=False),
-        sa.Column("certainty", sa.Float),
         sa.UniqueConstraint("album_pk", "id"),
         sqlite_autoincrement=True,
     )
+    op.create_index("album_faces_by_album", "album_faces", ["album_pk", "group_pk"])
     op.create_index("album_faces_by_photo", "album_faces", ["album_pk", "photo"])
     op.create_index("album_faces_by_group", "album_faces", ["group_pk"])
