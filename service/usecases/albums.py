@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -28,7 +29,7 @@ from service.core.errors import (
     RiskUncalibratedError,
 )
 from service.domain.albums import MAX_PHOTOS, Album, AlbumFace, EnrollableFace, FaceRecord, NewAlbumFace
-from service.domain.gallery import Gallery, NewTemplate
+from service.domain.gallery import Crop, Gallery, NewTemplate
 from service.inference.archives import ArchivedFile, ArchiveLimits, iterate_members, read_contents
 from service.inference.photo_pipeline import Face, Photo
 from service.inference.recognizers import ServedRecognizer
@@ -45,6 +46,7 @@ from service.usecases.backend import Backend, Faces, Galleries, gather_or_cancel
 from service.usecases.bulk_enrollment import record_other_files, refusal, template_id
 from service.usecases.enroll import redacted_for
 from service.usecases.enrollment_checks import Overrides, check_identities, needs_identity_check, template_from_face
+from service.usecases.migration import aligned
 
 KIND: Final = "album"
 PHOTOS_AT_ONCE: Final = 16
@@ -244,50 +246,99 @@ async def enroll_group(
 ) -> EnrolledGroup:
     """Enroll the most certain faces of a named group as its subject, like photos. They leave the album.
 
-    Faces that a check of enrollment refuses stay.
+    At most MAX_ENROLLED are enrolled. Faces that a check of enrollment refuses stay, and those after them are checked.
 
     Raises:
         AlbumGroupUnnamedError, AlbumOutdatedError, AlbumGroupNotFoundError, AlbumNotFoundError, AlbumNotReadyError.
         SubjectErasedError: the subject was erased since the request began.
         LivenessUnavailableError: the gallery requires liveness, and no model is served.
     """
-    albums = backend.galleries.store.albums
+    enrolled, refused = 0, dict[str, KithError]()
     async with backend.galleries.enrolling.of(snapshot.pk):
         while True:
-            gallery = await backend.reload_gallery(snapshot)
-            backend.faces.recognizers.for_gallery(gallery)
-            group, faces = await backend.run(albums.to_enroll, gallery, album_id, number, MAX_ENROLLED)
-            assert group.subject is not None  # noqa: S101 - to_enroll returns named groups
-            admitted, refused = _admit(gallery, group.subject, faces, overrides)
-            checked = needs_identity_check(gallery, backend.galleries.risks, overrides)
-            if checked and admitted:
-                if not overrides.allow_duplicate:
-                    await backend.galleries.search.catch_up(gallery)
-                check = partial(
-                    check_identities,
-                    list(admitted.values()),
-                    gallery,
-                    group.subject,
-                    backend.galleries,
-                    overrides,
-                )
-                for face, rejection in zip(list(admitted), await backend.run(check), strict=True):
-                    if rejection is not None:
-                        refused[face] = rejection
-                        del admitted[face]
-            try:
-                store = partial(albums.enroll, gallery, album_id, group, admitted, as_read=checked)
-                remaining = await backend.run(store) if admitted else group.face_count
-            except GalleryChangedError:
-                if (deadline := deadlines.current_deadline()) is not None:
-                    deadline.check()
-                continue
-            break
-    if admitted:
-        backend.operations.metrics.count_enrollment("enrolled", len(admitted))
-        backend.galleries.risks.derive_later(await backend.reload_gallery(gallery))
-    shown = await _report(backend, gallery, caller, group.subject, refused)
-    return EnrolledGroup(group.subject, len(admitted), shown, remaining)
+            size = MAX_ENROLLED - enrolled
+            done = await _enroll_block(backend, snapshot, album_id, number, overrides, size, refused)
+            enrolled += done.enrolled
+            refused |= done.refused
+            if enrolled >= MAX_ENROLLED or done.remaining <= len(refused):
+                break
+    gallery = await backend.reload_gallery(snapshot)
+    if enrolled:
+        backend.galleries.risks.derive_later(gallery)
+    shown = await _report(backend, gallery, caller, done.subject, refused)
+    return EnrolledGroup(done.subject, enrolled, shown, done.remaining)
+
+
+async def _enroll_block(
+    backend: Backend,
+    snapshot: Gallery,
+    album_id: str,
+    number: int,
+    overrides: Overrides,
+    size: int,
+    without: Collection[str],
+) -> EnrolledGroup:
+    """Enroll those of the ``size`` most certain faces that the checks admit, ``without`` faces with these ids."""
+    albums = backend.galleries.store.albums
+    while True:
+        gallery = await backend.reload_gallery(snapshot)
+        backend.faces.recognizers.for_gallery(gallery)
+        group, faces = await backend.run(albums.to_enroll, gallery, album_id, number, size, without)
+        subject = group.subject
+        assert subject is not None  # noqa: S101 - to_enroll returns named groups
+        admitted, refused = _admit(gallery, subject, faces, overrides)
+        owners = await backend.run(albums.moved, gallery, subject, [one.id for one in admitted.values()])
+        _part_moved(admitted, refused, owners, overrides)
+        checked = needs_identity_check(gallery, backend.galleries.risks, overrides)
+        if checked and admitted:
+            if not overrides.allow_duplicate:
+                await backend.galleries.search.catch_up(gallery)
+            templates = list(admitted.values())
+            check = partial(check_identities, templates, gallery, subject, backend.galleries, overrides)
+            for face, rejection in zip(list(admitted), await backend.run(check), strict=True):
+                if rejection is not None:
+                    refused[face] = rejection
+                    del admitted[face]
+        admitted = await _with_other_vectors(backend, gallery, admitted, {one.face.id: one.crop for one in faces})
+        try:
+            store = partial(albums.enroll, gallery, album_id, group, admitted, as_read=checked)
+            remaining = await backend.run(store) if admitted else group.face_count
+        except GalleryChangedError:
+            if (deadline := deadlines.current_deadline()) is not None:
+                deadline.check()
+            continue
+        if admitted:
+            backend.operations.metrics.count_enrollment("enrolled", len(admitted))
+        return EnrolledGroup(subject, len(admitted), refused, remaining)
+
+
+def _part_moved(
+    admitted: dict[str, NewTemplate], refused: dict[str, KithError], owners: Mapping[str, str], overrides: Overrides
+) -> None:
+    """Refuse faces whose template was moved to another subject, or give them a new template if duplicates may be."""
+    for face, template in list(admitted.items()):
+        if (owner := owners.get(template.id)) is None:
+            continue
+        if overrides.allow_duplicate:
+            admitted[face] = replace(template, id=uuid.uuid4().hex)
+        else:
+            refused[face] = DuplicateSubjectError("the template of this face was moved to another one", subject=owner)
+            del admitted[face]
+
+
+async def _with_other_vectors(
+    backend: Backend, gallery: Gallery, admitted: dict[str, NewTemplate], kept: Mapping[str, Crop]
+) -> dict[str, NewTemplate]:
+    """Add vectors of the gallery's other generation, if its recognizer is served, as enrollment of photos does."""
+    other = None if gallery.other is None else backend.faces.recognizers.get(gallery.other.fingerprint)
+    if gallery.other is None or other is None or not admitted:
+        return admitted
+    cut = await backend.run(lambda: [aligned(kept[face], other) for face in admitted])
+    found = await gather_or_cancel([other.batcher.submit([face], background=True) for face in cut])
+    return {
+        face: replace(template, others={gallery.other.number: vector})
+        for (face, template), (vector,) in zip(admitted.items(), found, strict=True)
+    }
 
 
 def _admit(

@@ -5,7 +5,7 @@ Whatever is enrolled leaves the album, in the same transaction: each face is sto
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -22,6 +22,7 @@ from service.core.errors import (
     AlbumNotReadyError,
     AlbumOutdatedError,
     AlbumTooLargeError,
+    GalleryChangedError,
     InvalidRequestError,
     StorageError,
     TooManyAlbumsError,
@@ -56,7 +57,7 @@ from service.storage.repositories.job_records import ItemOutcome, Job, own_row, 
 from service.storage.repositories.jobs import FINISHED, Beginning
 from service.storage.repositories.read_cache import ReadCache
 from service.storage.repositories.subjects import name_subject, read_subject
-from service.storage.repositories.templates import add_templates, existing_ids, report_enrollment
+from service.storage.repositories.templates import add_templates, existing_ids, owners_of_others, report_enrollment
 
 FOUND: Final = "faces_found"
 NO_FACE: Final = "no_face"
@@ -284,9 +285,9 @@ class AlbumStore:
             return _read_group(connection, gallery, album, new)
 
     def to_enroll(
-        self, gallery: Gallery, album_id: str, number: int, limit: int
+        self, gallery: Gallery, album_id: str, number: int, limit: int, without: Collection[str] = ()
     ) -> tuple[AlbumGroup, Sequence[EnrollableFace]]:
-        """Return a named group and its ``limit`` most certain faces.
+        """Return a named group and its ``limit`` most certain faces, ``without`` those with these ids.
 
         Raises AlbumOutdatedError; AlbumGroupUnnamedError; as :meth:`faces`.
         """
@@ -297,7 +298,8 @@ class AlbumStore:
             group = _read_group(connection, gallery, album, number)
             if group.subject is None:
                 raise AlbumGroupUnnamedError(f"group {group.id!r} has no subject")
-            rows = connection.execute(_members(group, *SHOWN, *CONTENT).limit(limit)).all()
+            query = _members(group, *SHOWN, *CONTENT).where(album_faces.c.id.not_in(list(without)))
+            rows = connection.execute(query.limit(limit)).all()
         seal = gallery.seal
         vectors = seal.open_vectors([row.vector for row in rows], album.generation, gallery.dimension)
         return group, [
@@ -305,16 +307,22 @@ class AlbumStore:
             for row, vector in zip(rows, vectors, strict=True)
         ]
 
+    def moved(self, gallery: Gallery, subject_id: str, template_ids: Collection[str]) -> dict[str, str]:
+        """Return the subjects that templates of this subject were moved to, by template id."""
+        with self._database.read() as connection:
+            return owners_of_others(connection, gallery, subject_id, template_ids)
+
     def enroll(
         self, gallery: Gallery, album_id: str, group: AlbumGroup, admitted: Mapping[str, NewTemplate], as_read: bool
     ) -> int:
         """Store templates by id of their face, and delete these faces from the album. Return the faces that remain.
 
-        A face whose template the gallery has is only deleted. ``as_read``: as of TemplateStore.enroll.
+        A face whose template the subject has is only deleted. ``as_read``: as of TemplateStore.enroll.
 
         Raises:
             AlbumGroupNotFoundError: the group changed since it was read.
-            SubjectErasedError, GalleryChangedError, GalleryMovedError: as TemplateStore.enroll.
+            GalleryChangedError: also if another subject has one of the templates.
+            SubjectErasedError, GalleryMovedError: as TemplateStore.enroll.
         """
         assert group.subject is not None  # noqa: S101 - to_enroll returns named groups
         with self._database.change(gallery, as_read=as_read) as connection:
@@ -324,7 +332,10 @@ class AlbumStore:
             if current.subject != group.subject or present != admitted.keys():
                 raise AlbumGroupNotFoundError(f"group {group.id!r} changed during the request")
             erasures.refuse_erased(connection, gallery, group.subject)
-            known = existing_ids(connection, gallery, [template.id for template in admitted.values()])
+            ids = [template.id for template in admitted.values()]
+            if owners_of_others(connection, gallery, group.subject, ids):
+                raise GalleryChangedError(f"templates of gallery {gallery.name!r} were moved meanwhile")
+            known = existing_ids(connection, gallery, ids)
             new = {template.id: template for template in admitted.values() if template.id not in known}
             if new:
                 add_templates(connection, gallery, group.subject, list(new.values()), datetime.now(UTC))

@@ -16,7 +16,16 @@ from service.domain.gallery import Crop, Gallery, IdempotentResponse, NewTemplat
 from service.storage.audit.log import pseudonym, record
 from service.storage.db.engine import Database
 from service.storage.db.key_vault import Vault
-from service.storage.db.row_sealing import ANSWER, DIGEST, REQUEST, SubjectRecord, open_crop, open_subject, seal_crop
+from service.storage.db.row_sealing import (
+    ANSWER,
+    DIGEST,
+    REQUEST,
+    SubjectRecord,
+    open_crop,
+    open_subject,
+    seal_crop,
+    subject_lookup,
+)
 from service.storage.db.tables import crops, galleries, generations, idempotency, subjects, templates, vectors
 from service.storage.events.outbox import publish
 from service.storage.repositories import erasures
@@ -250,6 +259,14 @@ def existing_ids(connection: Connection, gallery: Gallery, ids: Collection[str])
     """Return the template ids that the gallery has."""
     query = sa.select(templates.c.id).where(templates.c.gallery_pk == gallery.pk, templates.c.id.in_(list(ids)))
     return set(connection.execute(query).scalars())
+
+
+def owners_of_others(connection: Connection, gallery: Gallery, subject_id: str, ids: Collection[str]) -> dict[str, str]:
+    """Return the ids of the subjects of those templates that belong to other subjects, by template id."""
+    query = sa.select(templates.c.id, subjects.c.sealed).join(subjects, subjects.c.pk == templates.c.subject_pk)
+    foreign = subjects.c.lookup != subject_lookup(gallery.seal, subject_id)
+    found = query.where(templates.c.gallery_pk == gallery.pk, templates.c.id.in_(list(ids)), foreign)
+    return {row.id: open_subject(gallery.seal, row.sealed).id for row in connection.execute(found)}
 
 
 def _read_with_subjects(

@@ -229,6 +229,48 @@ def test_faces_that_enrollment_refuses_stay(kith: Kith, album: str) -> None:
     assert {line.event for line in lines} == {"album_grouped", "album_named", "album_merged"}
 
 
+def test_refused_faces_do_not_stop_those_after_them(
+    kith: Kith, album: str, photos: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three refused faces lead a group, and a request takes two faces at once."""
+    tom = of(kith, album, "actor")
+    kith.name_album_group("g", album, tom.id, "tom")
+    assert kith.enroll_album_group("g", album, tom.id).enrolled_count == 4
+    other = made(kith, photos).id
+    mixed, people = of(kith, other, "actor"), of(kith, other, "astronaut")
+    kith.merge_album_group("g", other, people.id, mixed.id)
+    kith.name_album_group("g", other, mixed.id, "eileen")
+    monkeypatch.setattr(usecase, "MAX_ENROLLED", 2)
+    kith.enroll("g", "eileen", photos["2024/astronaut-0.jpg"])
+    done = kith.enroll_album_group("g", other, mixed.id)
+    assert (done.enrolled_count, done.remaining_count, len(done.refused)) == (2, 6, 4)
+    done = kith.enroll_album_group("g", other, mixed.id)
+    assert (done.enrolled_count, done.remaining_count, len(done.refused)) == (2, 4, 4)
+    done = kith.enroll_album_group("g", other, mixed.id)
+    assert (done.enrolled_count, done.remaining_count, len(done.refused)) == (0, 4, 4)
+    assert {one.problem.code for one in done.refused} <= {"duplicate_subject", "inconsistent_template"}
+
+
+def test_a_face_whose_template_was_moved_to_somebody_else_stays(
+    kith: Kith, album: str, photos: dict[str, bytes]
+) -> None:
+    tom = of(kith, album, "actor")
+    kith.name_album_group("g", album, tom.id, "tom")
+    kith.enroll_album_group("g", album, tom.id)
+    first, *_ = kith.templates("g", "tom")
+    kith.put_subject("g", "thomas")
+    kith.move_template("g", "tom", first.id, "thomas")
+    other = made(kith, photos).id
+    again = of(kith, other, "actor")
+    kith.name_album_group("g", other, again.id, "tom")
+    done = kith.enroll_album_group("g", other, again.id, allow_inconsistent=True)
+    assert [one.problem.code for one in done.refused] == ["duplicate_subject"] * done.remaining_count != []
+    assert kith.subject("g", "thomas").template_count == 1
+    done = kith.enroll_album_group("g", other, again.id, allow_duplicate=True, allow_inconsistent=True)
+    assert (done.refused, done.remaining_count) == ([], 0)
+    assert kith.subject("g", "tom").template_count == 4
+
+
 def test_mistakes_are_refused_with_what_to_do(kith: Kith, album: str, photos: dict[str, bytes]) -> None:
     one, two = list(groups(kith, album).values())[:2]
     assert problem(kith.enroll_album_group, "g", album, one.id) == (409, "album_group_unnamed")
