@@ -41,6 +41,7 @@ from service.api.http.routing import (
 )
 from service.api.routes.enrollments import ARCHIVE_BODY, queue_archive
 from service.api.routes.erasures import to_deleted_out
+from service.api.routes.jobs import to_job_out
 from service.api.routes.subjects import PICTURE, crop_response
 from service.core.errors import (
     AlbumGroupUnnamedError,
@@ -94,9 +95,11 @@ async def create_album(
     found = await backend.find_gallery(gallery)
     backend.faces.recognizers.for_gallery(found)  # these raise here rather than in the job
     calibration_for(found, backend.galleries.risks)
+    albums = backend.galleries.store.albums
+    await backend.run(albums.refuse_too_many, found, repeatable.once(to_job_out))
     options = AlbumOptions(risk, detail or backend.settings.expected_face_detail)
     expires_at = datetime.now(UTC) + timedelta(days=backend.settings.retention_albums_days)
-    begin = backend.galleries.store.albums.beginning(found, risk, expires_at)
+    begin = albums.beginning(found, risk, expires_at)
     return await queue_archive(request, backend, found, KIND, options.parameters(), repeatable, begin)
 
 

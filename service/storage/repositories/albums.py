@@ -52,6 +52,7 @@ from service.storage.db.row_sealing import (
 )
 from service.storage.db.tables import album_faces, album_groups, albums, galleries, jobs
 from service.storage.repositories import erasures
+from service.storage.repositories.answers import Once
 from service.storage.repositories.erasures import Receipt, delete_albums, record_erasure
 from service.storage.repositories.job_records import ItemOutcome, Job, own_row, record_in
 from service.storage.repositories.jobs import FINISHED, Beginning
@@ -90,14 +91,24 @@ class AlbumStore:
         """
 
         def begin(connection: Connection, job_id: str) -> None:
-            count = sa.select(sa.func.count()).select_from(albums).where(current_albums(gallery))
-            if connection.execute(count).scalar_one() >= MAX_ALBUMS:
-                raise TooManyAlbumsError(f"gallery {gallery.name!r} has {MAX_ALBUMS} albums, the most allowed")
+            # As Database.change: writers of a gallery wait for each other, so that none counts too few.
+            own = sa.select(galleries.c.pk).where(galleries.c.pk == gallery.pk)
+            connection.execute(own.with_for_update(key_share=True))
+            _refuse_too_many(connection, gallery)
             row = {"id": job_id, "gallery_pk": gallery.pk, "generation": gallery.generation, "risk": risk}
             times = {"created_at": datetime.now(UTC), "expires_at": expires_at}
             connection.execute(albums.insert().values(**row, **times))
 
         return begin
+
+    def refuse_too_many(self, gallery: Gallery, once: Once | None) -> None:
+        """Raises TooManyAlbumsError for a new album above the number allowed, before its photos are sent.
+
+        ``once``: a repeated request gets its first answer.
+        """
+        with self._database.read() as connection:
+            if once is None or not once.has_begun(self._database.vault, connection):
+                _refuse_too_many(connection, gallery)
 
     def known_photos(self, album: Album, seal: Seal, hashes: Sequence[str]) -> set[str]:
         """Return which photos, by SHA-256, have faces in the album."""
@@ -397,6 +408,12 @@ class AlbumStore:
         if deleted:
             self._database.truncate_wal()
         return deleted
+
+
+def _refuse_too_many(connection: Connection, gallery: Gallery) -> None:
+    count = sa.select(sa.func.count()).select_from(albums).where(current_albums(gallery))
+    if connection.execute(count).scalar_one() >= MAX_ALBUMS:
+        raise TooManyAlbumsError(f"gallery {gallery.name!r} has {MAX_ALBUMS} albums, the most allowed")
 
 
 def _missing(gallery: Gallery, album_id: str) -> AlbumNotFoundError:

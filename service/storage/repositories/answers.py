@@ -46,6 +46,11 @@ class Once:
     digest: str
     render: Callable[[Any], bytes]
 
+    def has_begun(self, vault: Vault, connection: Connection) -> bool:
+        """Return whether a request with this key began the creation before, whatever its content."""
+        own = answers.c.lookup == self._lookup(vault.secret(connection, SECRET))
+        return connection.execute(sa.select(answers.c.lookup).where(own)).first() is not None
+
     def begin(self, vault: Vault, connection: Connection) -> None:
         """Begin a creation. Raises AnsweredError, and IdempotencyConflictError if the key had another request."""
         secret = vault.secret(connection, SECRET)

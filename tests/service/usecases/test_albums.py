@@ -10,6 +10,7 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -29,17 +30,20 @@ from kith.wire.jobs import JobOut
 from models.vision.photo_files import list_photos
 from service.cli.tools.albums import group_album
 from service.cli.tools.demo import alter
-from service.core.errors import SubjectErasedError
+from service.core.errors import SubjectErasedError, TooManyAlbumsError
 from service.domain import albums as domain
+from service.domain.gallery import GallerySettings
 from service.server import embedded
 from service.settings import Settings, load_settings
 from service.storage.privacy.subject_access import everything_about
 from service.storage.repositories import albums as repository
+from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from service.usecases import albums as usecase
 from tests.conftest import jpeg
 from tests.databases import open_database
 from tests.faults.servers import serving
+from tests.postgres import DatabaseUrl
 
 Photo = NDArray[np.uint8]
 OPERATOR = "an operator key of sufficient length"
@@ -361,7 +365,9 @@ def test_an_album_that_is_deleted_or_canceled_while_it_is_made_leaves_nothing(
     assert rows(settings)["album_faces"] == 0
 
 
-def test_an_album_has_bounds(kith: Kith, photos: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_album_has_bounds(
+    kith: Kith, photos: dict[str, bytes], server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kith.create_gallery("g")
     for module, name in ((repository, "MAX_FACES"), (usecase, "MAX_PHOTOS")):
         with monkeypatch.context() as patched:
@@ -372,10 +378,42 @@ def test_an_album_has_bounds(kith: Kith, photos: dict[str, bytes], monkeypatch: 
         is_eventually(lambda: kith.albums("g") == [])
     monkeypatch.setattr(repository, "MAX_ALBUMS", 1)
     only = made(kith, {"1.jpg": photos["2024/actor-0.jpg"]})
-    assert problem(kith.create_album, "g", Bytes(as_zip(photos))) == (409, "too_many_albums")
     found = kith.album("g", only.id)
     assert (found.threshold, found.group_count, found.single_count) == (None, 0, 1)
+    assert problem(kith.create_album, "g", Bytes(as_zip(photos))) == (409, "too_many_albums")
+    assert problem(kith.create_album, "g", Bytes(b"no archive" * 99)) == (409, "too_many_albums"), "before the upload"
+    headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": "application/zip", "Idempotency-Key": "again"}
+    url, content = f"{server}/v1/galleries/g/albums", as_zip(photos)
+    assert httpx.post(url, headers=headers, content=content).status_code == 409
+    kith.delete_album("g", only.id)
+    first = httpx.post(url, headers=headers, content=content)
+    again = httpx.post(url, headers=headers, content=content)
+    assert (first.status_code, again.json()) == (202, first.json()) and len(kith.albums("g")) == 1
+    kith.cancel_job(first.json()["id"])
     assert domain.MAX_FACES == 10_000
+
+
+def test_requests_at_the_same_time_do_not_exceed_the_number_of_albums(
+    database_url: DatabaseUrl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository, "MAX_ALBUMS", 2)
+    together, later = threading.Barrier(8), datetime.now(UTC) + timedelta(days=7)
+    with closing(open_database(database_url())) as database:
+        store = Store(database)
+        gallery = store.galleries.create("g", "f" * 32, 4, GallerySettings())
+
+        def create(_: int) -> bool:
+            beginning = store.albums.beginning(gallery, 0.01, later)
+            together.wait()
+            try:
+                JobStore(database).create(gallery, "album", {}, beginning=beginning)
+            except TooManyAlbumsError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(create, range(8))) == 2
+        assert len(store.albums.list_all(gallery)) == 2
 
 
 def test_albums_expire(kith: Kith, album: str, settings: Settings) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from typer.testing import CliRunner
 
-from kith import Kith, KithClientError
+from kith import FileStream, Kith, KithClientError
 from kith.wire.migration import MigrationOut
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
@@ -191,6 +191,26 @@ def test_the_whole_way_there_and_back(both: Kith, people: dict[str, bytes], seco
         "migration_finished",
         "migration_started",
     ]
+
+
+def test_faces_of_an_album_get_vectors_of_both_recognizers(
+    both: Kith, people: dict[str, bytes], tmp_path: Path
+) -> None:
+    both.create_gallery("albums", risk={"fpir": 0.01})
+    archive = tmp_path / "photos.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("eileen.jpg", people["eileen"])
+    job = both.wait_for(both.create_album("albums", FileStream(archive)).id, WAIT_S)
+    (face,) = both.album_groups("albums", job.id)
+    both.migrate("albums", "projected")
+    both.name_album_group("albums", job.id, face.id, "eileen")
+    assert both.enroll_album_group("albums", job.id, face.id).enrolled_count == 1
+    told = settled(both, "albums")
+    assert told.other is not None
+    assert (told.other.embedded_count, told.other.template_count) == (1, 1)
+    both.cut_over("albums")
+    answer = both.identify("albums", people["eileen"], risk={"threshold": 0.5}).results[0]
+    assert answer.subject == "eileen" and answer.similarity is not None and answer.similarity > 0.98
 
 
 def test_without_crops_it_waits_for_sights(both: Kith, people: dict[str, bytes]) -> None:
