@@ -262,10 +262,7 @@ async def enroll_group(
             refused |= done.refused
             if enrolled >= MAX_ENROLLED or done.remaining <= len(refused):
                 break
-    gallery = await backend.reload_gallery(snapshot)
-    if enrolled:
-        backend.galleries.risks.derive_later(gallery)
-    shown = await _report(backend, gallery, caller, done.subject, refused)
+    shown = await _report(backend, snapshot, caller, done.subject, refused)
     return EnrolledGroup(done.subject, enrolled, shown, done.remaining)
 
 
@@ -309,6 +306,7 @@ async def _enroll_block(
             continue
         if admitted:
             backend.operations.metrics.count_enrollment("enrolled", len(admitted))
+            backend.galleries.risks.derive_later(await backend.reload_gallery(gallery))
         return EnrolledGroup(subject, len(admitted), refused, remaining)
 
 
