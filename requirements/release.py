@@ -47,7 +47,9 @@ def build(target: Path) -> None:
         tarball = Path(folder) / "source.tar"
         _git("archive", f"--output={tarball}", "HEAD")
         with tarfile.open(tarball) as archive:
-            archive.extractall(folder, filter="data")
+            if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on
+                archive.extraction_filter = tarfile.data_filter
+            archive.extractall(folder)  # noqa: S202 - our own files
         for project in PROJECTS:
             command = [sys.executable, "-m", "uv", "--quiet", "build", "--no-build-isolation", "--no-create-gitignore"]
             source = Path(folder) / project
