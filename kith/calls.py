@@ -174,7 +174,7 @@ class Calls:
     ) -> Call[GalleryOut]:
         """Change settings of a gallery. Omitted settings keep their value.
 
-        ``if_match``: the ``etag`` of the gallery that the change is based on. If somebody else changed the settings
+        ``if_match``: the ``etag`` of the gallery that the change is based on. If another caller changed the settings
         since, the call raises ``precondition_failed``."""
         headers = _conditions(if_match)
         return json_call(GalleryOut, "PATCH", _path(name), not headers, json=settings, headers=headers)

@@ -106,7 +106,7 @@ class Sender:
             time.sleep(self._retries.delay_s(call, self._retries.attempts if started else attempt, failure))
 
     def _follow(self, call: Call[EventOut]) -> Generator[EventOut, None, None]:
-        """Yield events without end. A broken connection is made anew, with the id of the last event.
+        """Yield events without end. A broken connection is opened again, with the id of the last event.
 
         Before the first response, errors are raised after the usual attempts; later, only those that last.
         """
@@ -209,7 +209,7 @@ class AsyncSender:
             await asyncio.sleep(self._retries.delay_s(call, self._retries.attempts if started else attempt, failure))
 
     async def _follow(self, call: Call[EventOut]) -> AsyncGenerator[EventOut, None]:
-        """Yield events without end. A broken connection is made anew, with the id of the last event.
+        """Yield events without end. A broken connection is opened again, with the id of the last event.
 
         Before the first response, errors are raised after the usual attempts; later, only those that last.
         """

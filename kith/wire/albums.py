@@ -45,7 +45,7 @@ class AlbumFaceOut(BaseModel):
     box: list[float] = Field(description="x0, y0, x1, y1 in pixels of the upright photo.")
     certainty: float | None = Field(
         description="Probability that the face and the others of its group are one person; null: it is alone, or "
-        "somebody put it there."
+        "a caller put it there."
     )
     reasons: list[str] = Field(description="Why the quality is too low for grouping; empty otherwise.")
 

@@ -50,7 +50,7 @@ class CandidateOut(BaseModel):
 
 
 class LinkedOut(BaseModel):
-    """Linked person, one of whom a face is."""
+    """Linked person: the face is one of them."""
 
     subject: str
     name: str | None = None
@@ -92,7 +92,7 @@ class IdentityOut(BaseModel):
         "same_face_twice is about.",
     )
     stranger: SightingOut | None = Field(
-        None, description="Remembered stranger whom an unknown face was taken for (docs/strangers.md)."
+        None, description="Remembered stranger that an unknown face matched (docs/strangers.md)."
     )
     error: Problem | None = None
 

@@ -41,7 +41,7 @@ class JobItemOut(BaseModel):
         description='Such as "enrolled", "already_enrolled", "ignored" (not a photo, or not in the manifest), or the '
         "code of the problem; empty after an erasure."
     )
-    subject: str | None = Field(description="Null if the item belongs to nobody, or after an erasure.")
+    subject: str | None = Field(description="Null if the item has no subject, or after an erasure.")
     problem: Problem | None
     at: Timestamp
 

@@ -1,4 +1,4 @@
-"""Strangers: unknown people whom a gallery remembers."""
+"""Strangers: unknown people that a gallery remembers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ StrangerId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
 class SightingOut(BaseModel):
-    """Stranger whom a face was taken for, this sighting included."""
+    """Stranger that a face matched, with this sighting."""
 
     id: str
     first_seen: Timestamp

@@ -52,7 +52,7 @@ def format_ratio(odds: float) -> str:
 
 
 def describe_outcome(outcome: str, who: str | None) -> str:
-    """Return the outcome in words. ``who``: the identified person, or the one whom an uncertain face resembles."""
+    """Return the outcome in words. ``who``: the identified person, or the one that an uncertain face resembles."""
     if who and outcome in ("identified", "uncertain"):
         return who if outcome == "identified" else f"perhaps {who}"
     return OUTCOME_WORDS.get(outcome, outcome.replace("_", " "))

@@ -89,7 +89,7 @@ class EnrollableFace:
 
 @dataclass(frozen=True)
 class AlbumGroup:
-    """Faces that are taken for one person. ``faces``: the first EXAMPLES. ``subject``: None if nobody named it."""
+    """Faces that are taken for one person. ``faces``: the first EXAMPLES. ``subject``: None if it has no name."""
 
     pk: int
     number: int

@@ -25,7 +25,7 @@ class Event:
     """Event of one gallery.
 
     ``data``: JSON without photos and embeddings. ``subject``: ID of the subject that ``data`` names, whose erasure also
-    deletes the event; ``stranger``: that of the stranger, likewise.
+    deletes the event; ``stranger``: that of the stranger, with the same effect.
     """
 
     type: EventType

@@ -1,4 +1,4 @@
-"""Revisions: names of stored states. A writer that names the state it has read loses nobody else's change."""
+"""Revisions: names of stored states. A writer that names the state it has read loses no other writer's change."""
 
 from __future__ import annotations
 

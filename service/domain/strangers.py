@@ -54,10 +54,10 @@ class Stranger:
 
 @dataclass(frozen=True)
 class Recalled:
-    """Whom of the remembered strangers a face is taken for.
+    """Remembered stranger that a face matches.
 
-    ``stranger_pk``: that one. ``is_new``: it resembles nobody, and founds a stranger. Neither: it is between the
-    thresholds, and founds nobody, so that one person in front of a camera does not become many. ``is_diverse``: the
+    ``stranger_pk``: that one. ``is_new``: it resembles none, and founds a stranger. Neither: it is between the
+    thresholds, and founds none, so that one person in front of a camera does not become many. ``is_diverse``: the
     stranger gets it as a further template.
     """
 

@@ -1,7 +1,7 @@
 """Event streams of one process: how many are open, and when there are new events to read.
 
-One task looks for new events for all streams. Each stream then reads its own pages, so that a slow reader delays nobody
-and fills no queue.
+One task looks for new events for all streams. Each stream then reads its own pages, so that a slow reader delays no
+other and fills no queue.
 """
 
 from __future__ import annotations

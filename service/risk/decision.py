@@ -30,7 +30,7 @@ from service.domain.outcomes import REVIEW_FACTOR, RejectionOutcome, RiskTarget
 MAX_REVIEW_RISK: Final = 0.5
 MEDIAN_FPIR: Final = 0.5
 UNLIKE_FACTOR: Final = 2.0
-"""Risk of recent probes at the usual threshold, as a multiple of the accepted risk, that callers are told of."""
+"""Risk of recent probes at the usual threshold, as a multiple of the accepted risk, in answers."""
 KNOWN_STRANGER: Final = "known_stranger"
 """Reason: the face is more similar to a decoy of the subject than to the subject."""
 SIMILARITY_STEP: Final = 0.05

@@ -165,7 +165,7 @@ def _log_odds(answer: Identification, scores: Sequence[float]) -> Sequence[float
     """Return the log odds that a face is the subject, not a stranger. Without a calibration they are 0.
 
     The prior takes every subject as equally likely, and a stranger as likely as all of them together. Without it, a
-    chance resemblance to somebody else would let a weaker face take a person over.
+    chance resemblance to another person would let a weaker face take a person over.
     """
     ratios = None if answer.model is None else answer.model.log_ratios(scores, answer.subjects)
     if ratios is None:

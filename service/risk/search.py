@@ -56,7 +56,7 @@ class Identification:
         model, subjects: the risk model and the number of subjects behind the probabilities.
         reference: runner-up that sets the shown thresholds, if it is another than that of ``decision``.
         reasons, other_face: effect of another face of the photo, and its position (:mod:`service.risk.one_face`).
-        lookalikes: linked subjects, one of whom the face is (:mod:`service.risk.lookalikes`).
+        lookalikes: linked subjects; the face is one of them (:mod:`service.risk.lookalikes`).
     """
 
     decision: Decision

@@ -1,4 +1,4 @@
-"""Online clustering of unknown faces: whom of the remembered strangers a face is taken for. Pure.
+"""Online clustering of unknown faces: which remembered stranger a face matches. Pure.
 
 A face is compared with N remembered strangers as a probe with N subjects (:mod:`service.risk.decision`): by the
 gallery's fusion rule, at its accepted risk. So a new stranger is taken for one of them at that rate, however many they

@@ -152,7 +152,7 @@ async def _decide(
 
 
 def _is_the_same(found: Identification | None, alone: Identification) -> bool:
-    """Return whether the answer about the whole photo names whom the face alone does."""
+    """Return whether the answers about the whole photo and the face alone have one outcome and one person."""
     if found is None or found.decision.outcome != alone.decision.outcome:
         return False
     best, other = found.decision.best, alone.decision.best

@@ -1,4 +1,4 @@
-"""Images that are not trained on: of people whom a run never sees, and of those whom it does."""
+"""Images that are not trained on: of held-out people, and held-out images of the trained people."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ async def _expected(
         Header(
             alias="If-Match",
             max_length=1000,
-            description="`etag` of the answer that the change is based on; 412 `precondition_failed` if somebody else "
+            description="`etag` of the answer that the change is based on; 412 `precondition_failed` if another caller "
             "changed it since. `*`: only if it exists.",
         ),
     ] = None,

@@ -34,7 +34,7 @@ TAGS: list[dict[str, Any]] = [
     {"name": "faces", "description": "Detect, embed and compare faces (1:1). Nothing is stored."},
     {"name": "galleries", "description": "Galleries: sets of people that one search covers."},
     {"name": "subjects", "description": "Enrolled people and their templates."},
-    {"name": "strangers", "description": "Unknown people whom a gallery remembers."},
+    {"name": "strangers", "description": "Unknown people that a gallery remembers."},
     {"name": "albums", "description": "Uploaded photos without names, grouped into people."},
     {"name": "risk", "description": "Thresholds of a gallery and their evidence."},
     {"name": "jobs", "description": "Work in the background: bulk enrollment, migration, imports."},

@@ -23,9 +23,8 @@ from kith.wire.albums import (
     GroupId,
     RefusedFaceOut,
 )
-from kith.wire.common import Detail, Problem
+from kith.wire.common import Problem
 from kith.wire.erasures import DeletedOut
-from kith.wire.fields import DETAIL
 from kith.wire.jobs import JobOut
 from service.api.http.once import StreamedDep
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
@@ -39,7 +38,7 @@ from service.api.http.routing import (
     GallerySnapshotRoute,
     Routes,
 )
-from service.api.routes.enrollments import ARCHIVE_BODY, queue_archive
+from service.api.routes.enrollments import ARCHIVE_BODY, DetailOption, queue_archive
 from service.api.routes.erasures import to_deleted_out
 from service.api.routes.jobs import to_job_out
 from service.api.routes.subjects import PICTURE, crop_response
@@ -86,11 +85,11 @@ async def create_album(
     backend: BackendDep,
     repeatable: StreamedDep,
     risk: AlbumRisk = 0.01,
-    detail: Annotated[Detail | None, Query(description=f"{DETAIL} Default: KITH_DETAIL, at least medium.")] = None,
+    detail: DetailOption = None,
 ) -> JobOut:
     """Start a job that groups the faces of an archive's photos into people. The album has the id of the job.
 
-    Folders and manifests of the archive mean nothing. Nobody is enrolled until a group is named and enrolled.
+    Folders and manifests in the archive are ignored. No face is enrolled before its group is named and enrolled.
     """
     found = await backend.find_gallery(gallery)
     backend.faces.recognizers.for_gallery(found)  # these raise here rather than in the job
@@ -190,7 +189,7 @@ async def get_album_face_thumbnail(
 async def name_album_group(
     snapshot: GallerySnapshot, album: AlbumPath, group: GroupPath, body: AlbumNameIn, backend: BackendDep
 ) -> AlbumGroupOut:
-    """Say who a group is. Nobody is enrolled yet."""
+    """Name the person of a group. This enrolls no face."""
     name = backend.galleries.store.albums.name
     return _group(await backend.run_on_gallery(snapshot, name, album, _number(group), body.subject, body.name))
 
@@ -245,7 +244,7 @@ async def enroll_album_group(
     """Enroll the faces of a named group as templates of its subject, which is created if missing.
 
     The checks of enrollment apply to each face. Enrolled faces leave the album, refused ones stay. A repeated request
-    enrolls what is left.
+    enrolls the rest.
     """
     done = await enroll_group(backend, snapshot, caller, album, _number(group), Overrides(**body.model_dump()))
     return AlbumEnrolledOut(

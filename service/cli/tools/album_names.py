@@ -84,7 +84,9 @@ def begin_names(output: Path) -> None:
 
 
 def read_names(output: Path) -> dict[str, str]:
-    """Return the person by id of a group or a face, from lines ``ID = PERSON``; an empty person stands for nobody.
+    """Return the person by id of a group or a face, from lines ``ID = PERSON``.
+
+    An empty person means that the face is not enrolled.
 
     Raises:
         AlbumError: the file is missing, or a line is malformed.

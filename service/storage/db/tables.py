@@ -148,7 +148,7 @@ lookalikes = _table(
     sa.Index("lookalikes_by_gallery", "gallery_pk"),
 )
 
-# Unknown people whom the gallery remembers. id: random. generation: of their vectors.
+# Unknown people that the gallery remembers. id: random. generation: of their vectors.
 strangers = _numbered(
     "strangers",
     sa.Column("id", sa.String(32), nullable=False, unique=True),

@@ -186,7 +186,7 @@ class DeliveryStore:
             connection.execute(events.delete().where(doomed))
 
     def _end_built_in(self) -> None:
-        """Delete built-in receivers that nobody claimed for ``MAX_AGE``."""
+        """Delete built-in receivers without a claim for ``MAX_AGE``."""
         with self._database.read() as connection:
             now = self._database.now(connection)
             ended = [each for each in BUILT_IN if connection.execute(_unclaimed(each, now)).first() is not None]
@@ -194,7 +194,7 @@ class DeliveryStore:
             return
         with self._database.write(_CONFLICT) as connection:
             for receiver in ended:
-                # The lease first: a claim at the same time waits for this transaction, and creates both anew.
+                # The lease first: a claim at the same time waits for this transaction, and creates both again.
                 own = leases.c.name == lease_of(receiver)
                 connection.execute(leases.delete().where(own, leases.c.until < now))
                 unclaimed = ~sa.exists().where(own)

@@ -283,7 +283,7 @@ class Retention:
             return list(connection.execute(sa.select(strangers.c.gallery_pk).distinct()).scalars())
 
     def _forget_strangers(self, gallery: Gallery, now: datetime, stopped: Callable[[], bool]) -> int:
-        """Erase strangers whom nobody has seen for the period of their gallery; all if it no longer remembers them.
+        """Erase strangers without a sighting within the period of their gallery; all if it no longer remembers them.
 
         No share of them needs a confirmation: they found themselves again.
         """

@@ -240,7 +240,7 @@ class AlbumStore:
     def name(
         self, gallery: Gallery, album_id: str, number: int, subject_id: str | None, name: str | None
     ) -> AlbumGroup:
-        """Say who a group is, or that nobody knows (None).
+        """Set the subject of a group, or remove it (None).
 
         Raises SubjectErasedError: the subject was erased since ``gallery`` was read. As :meth:`faces`.
         """

@@ -101,7 +101,7 @@ class StrangerStore:
     ) -> tuple[list[Stranger | None], bool]:
         """Return the stranger of each sighting, found or founded; None: neither. The second value: events were stored.
 
-        Nobody is founded if anything was erased since ``gallery`` was read.
+        No stranger is founded if anything was erased since ``gallery`` was read.
 
         Raises GalleryNotFoundError, GalleryMovedError, MasterKeyError, StorageError; as ``recall``.
         """

@@ -122,5 +122,5 @@ def test_photos_are_processed_during_heavy_work(
         assert kith.detect(photo).images
         assert not any(each.done() for each in asked), "photos waited for a computation"
         first, *others = (each.result() for each in asked)
-        # Each cursor is sealed anew.
+        # Each cursor has a new seal.
         assert all({**other, "next": None} == {**first, "next": None} for other in others)

@@ -131,7 +131,7 @@ def test_mistaken_twins_keep_the_risk(share: float) -> None:
 
 @pytest.fixture
 def twins(kith: Kith, gallery: str) -> dict[str, Float]:
-    """Twelve people, of whom Ada and Grace resemble each other."""
+    """Twelve people; Ada and Grace resemble each other."""
     rng = np.random.default_rng(8)
     faces = {f"s{i}": l2_normalize(rng.normal(size=BUNDLED_DIMENSION)) for i in range(10)}
     faces["ada"] = l2_normalize(rng.normal(size=BUNDLED_DIMENSION))

@@ -1,4 +1,4 @@
-"""The log of stored events: complete, in order, bounded, and kept only while somebody reads it."""
+"""The log of stored events: complete, in order, bounded, and kept only while it has readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outbox: an event is stored if and only if what it reports is, and nothing is written for nobody."""
+"""The outbox: an event is stored if and only if what it reports is, and without receivers nothing is written."""
 
 from __future__ import annotations
 

@@ -453,7 +453,7 @@ def test_over_http_and_from_the_terminal(kith: Kith, gallery: str, server: str, 
     run = CliRunner().invoke(app, ["subject", "erase", "ada", "-g", gallery, "--yes", "--json", "--url", server])
     assert run.exit_code == 0, run.output
     receipt = json.loads(run.output)
-    # Events are stored, and erased, while somebody follows them.
+    # Events are stored, and erased, while a reader follows them.
     removed = {kind: count for kind, count in receipt["removed"].items() if kind != "events"}
     assert removed == {"answers": 1, "subjects": 1, "templates": 1, "vectors": 1}
     assert [each.id for each in kith.erasures(gallery, "ada")] == [receipt["id"]]
