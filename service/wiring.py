@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import cv2
 
-from models.engines.selection import SMALL_BATCHES, OpenedNetworks, open_networks
+from models.engines.selection import PHOTO_BATCH_SIZES, OpenedNetworks, open_networks
 from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
 from models.runtime.cuda_network import CudaNetwork
@@ -127,7 +127,7 @@ async def _open_faces(
             f"detector/{networks.pack.model_id}",
             devices,
             [detector.run for detector in detectors],
-            networks.detection.batch_sizes[: len(SMALL_BATCHES)],
+            networks.detection.photo_batch_sizes,
             max(settings.queue_size, settings.max_images),
             attrgetter("planes.shape"),
             metrics,
@@ -147,9 +147,7 @@ async def _open_faces(
     if networks.pack.liveness is not None and networks.liveness is not None:
         used = networks.liveness.networks[: devices.count]
         run = [LivenessClassifier(network, networks.pack.liveness).score_each for network in used]
-        judging = Batcher(
-            "liveness", devices, run, networks.liveness.batch_sizes[: len(SMALL_BATCHES)], max_faces, metrics=metrics
-        )
+        judging = Batcher("liveness", devices, run, networks.liveness.photo_batch_sizes, max_faces, metrics=metrics)
         judge = LivenessJudge(networks.pack.liveness, used[0], await stack.enter_async_context(judging))
         by_batcher[judge.batcher] = judge.network
     decode_memory = settings.decode_memory or int(DECODE_MEMORY_SHARE * memory_limit_bytes())
@@ -160,7 +158,7 @@ async def _open_faces(
         limits=ImageLimits(settings.max_image_bytes, settings.max_image_pixels),
         max_faces=settings.max_faces,
         threads=threads,
-        budget=DecodeBudget(threads.count + SMALL_BATCHES[-1], decode_memory),  # one photo per thread, and a batch
+        budget=DecodeBudget(threads.count + PHOTO_BATCH_SIZES[-1], decode_memory),  # one photo per thread, and a batch
         judge=judge,
         metrics=metrics,
     )
@@ -384,6 +382,6 @@ async def _serve(
     calibration = None if pack.calibration is None else Calibration.from_document(pack.calibration)
     run = [recognizer.embed_each for recognizer in recognizers]
     async with Batcher(
-        f"recognizer/{pack.model_id}", devices, run, opened.batch_sizes, max_waiting, metrics=metrics
+        f"recognizer/{pack.model_id}", devices, run, opened.crop_batch_sizes, max_waiting, metrics=metrics
     ) as batcher:
         yield ServedRecognizer(pack, opened.networks[0], recognizers[0], calibration, batcher)

@@ -34,8 +34,6 @@ PHOTO_BATCH_SIZES: Final = (1, 2, 4, 8)
 GPU_CROP_BATCH_SIZES: Final = (1, 8, 32)
 GPU_CANVAS_SIDES_PX: Final = (CANVAS_BUCKETS_PX[0], CANVAS_BUCKETS_PX[-1])
 """Batch sizes and canvases on GPUs, where each shape takes seconds to open, and padding costs little."""
-SMALL_BATCHES: Final = BATCH_BUCKETS[:4]
-"""Batch sizes of photos, and of crops on a CPU. Larger batches would delay other requests."""
 MAX_SHARES: Final = 8
 """Most shares of the cores. Each has two cores or more, if there are four, for the latency of a photo alone."""
 
@@ -128,11 +126,15 @@ class OpenedNetworks:
     gpu_error: str | None = None
 
     @property
-    def batch_sizes(self) -> Sequence[int]:
-        """Sizes of batches of crops. On a CPU larger batches are no faster, and on a share of its cores none are."""
-        if isinstance(self.networks[0], CudaNetwork):
-            return BATCH_BUCKETS
-        return SMALL_BATCHES if len(self.networks) == 1 else SMALL_BATCHES[:1]
+    def photo_batch_sizes(self) -> Sequence[int]:
+        """Sizes of batches of photos: one on a share of the cores, where batches are no faster."""
+        shares = len(self.networks) > 1 and not isinstance(self.networks[0], CudaNetwork)
+        return PHOTO_BATCH_SIZES[:1] if shares else PHOTO_BATCH_SIZES
+
+    @property
+    def crop_batch_sizes(self) -> Sequence[int]:
+        """Sizes of batches of crops. Larger ones are no faster on a CPU, and delay other requests."""
+        return BATCH_BUCKETS if isinstance(self.networks[0], CudaNetwork) else self.photo_batch_sizes
 
     @property
     def canvas_sides_px(self) -> Sequence[int]:
