@@ -173,7 +173,9 @@ def test_the_tutorial_from_photos_to_a_served_pack(
     assert "</html>" in (runs / "pack.html").read_text()
     assert pack.liveness is not None
     assert "BPCER" in outputs["kith-train evaluate-liveness runs/pack"]
-    assert outputs["kith-train compare"].startswith("| loss | View 1 % | View 2 % |")
+    assert outputs["kith-train compare"].startswith(
+        "| loss | Training loss | Training accuracy % | View 1 % | View 2 % |"
+    )
     assert len((runs / "comparison" / "comparison.md").read_text().splitlines()) == 4
 
 

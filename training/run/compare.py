@@ -30,7 +30,7 @@ from training.run.train import train_recognizer
 
 COLUMNS: Mapping[str, int] = MappingProxyType(
     {
-        "Loss": 2,
+        "Training loss": 2,
         "Training accuracy %": 1,
         "View 1 %": 2,
         "View 2 %": 2,
@@ -171,7 +171,7 @@ def _last_epoch(config: RunConfig) -> dict[str, float | None]:
     last = rows[-(len(rows) // config.loop.epochs) :]
     accuracies = [float(row["accuracy"]) for row in last if row.get("accuracy")]
     return {
-        "Loss": statistics.fmean(float(row["loss"]) for row in last),
+        "Training loss": statistics.fmean(float(row["loss"]) for row in last),
         "Training accuracy %": statistics.fmean(accuracies) * 100 if accuracies else None,
     }
 

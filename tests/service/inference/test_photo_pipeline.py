@@ -325,7 +325,7 @@ def test_a_request_alone_has_room_for_all_its_faces(
     monkeypatch.setattr(wiring, "Recognizer", Held)
 
     async def main() -> None:
-        async with serving(tmp_path, monkeypatch, queue_size=1, max_images=3) as backend:
+        async with serving(tmp_path, monkeypatch, threads=1, queue_size=1, max_images=3) as backend:
             by = backend.faces.recognizers.default
             asked = [asyncio.create_task(backend.faces.photos.embed(photo, by)) for _ in range(3)]
             # The first batch may hold any number of the eighteen faces.

@@ -74,7 +74,7 @@ def test_fixed_and_adaptive_scales_are_compared_at_a_crop_size(tmp_path: Path, p
         with (output / row["loss"] / "losses.csv").open(newline="", encoding="utf-8") as stream:
             steps = list(csv.DictReader(stream))
         last = steps[len(steps) // 2 :]
-        assert float(row["Loss"]) == pytest.approx(np.mean([float(s["loss"]) for s in last]), abs=0.006)
+        assert float(row["Training loss"]) == pytest.approx(np.mean([float(s["loss"]) for s in last]), abs=0.006)
         assert float(row["Training accuracy %"]) == pytest.approx(
             100 * np.mean([float(s["accuracy"]) for s in last]), abs=0.06
         )
