@@ -5,14 +5,14 @@ import { counted, whole } from "./numbers.js";
 
 const two = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
 
-/** A probability in words: “about once in 3,300 searches”. Null if it is unknown. */
-export function chance(probability, what = "searches") {
+/** A probability in words: “about once in 3,300 searches”, a bound “less than once in 3,300 searches”. Null if unknown. */
+export function chance(probability, isBound = false, what = "searches") {
   if (probability === null || probability === undefined) return null;
   if (probability >= 0.9) return "nearly every time";
   if (probability >= 0.5) return "more often than not";
   if (probability < 1e-9) return `less than once in a billion ${what}`;
   const n = 1 / probability;
-  return `about once in ${many(n < 10 ? Math.round(n) : n)} ${what}`;
+  return `${isBound ? "less than" : "about"} once in ${many(n < 10 ? Math.round(n) : n)} ${what}`;
 }
 
 /** 3300 as “3,300”, 3300000 as “3.3 million”. Estimates have two significant digits. */
@@ -23,8 +23,9 @@ export function many(n) {
 }
 
 /** A probability in digits, for details. */
-export function exact(probability) {
+export function exact(probability, isBound = false) {
   if (probability === null || probability === undefined) return "unknown";
+  if (isBound) return `at most ${exact(probability)}`;
   if (probability >= 0.001 || probability === 0) return String(Number(probability.toPrecision(3)));
   const [digits, power] = probability.toExponential(1).split("e-");
   return `${digits} × 10⁻${[...power].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("")}`;
@@ -111,7 +112,7 @@ const isElsewhere = (reasons = []) => reasons.includes("same_person_elsewhere");
 /** Title and sentence for one of the `results` of an identification. `subjects`: number of people in the gallery, if known. */
 export function identity(result, gallery, subjects) {
   const [first, second] = result.candidates ?? [];
-  const likely = chance(result.false_alarm_probability);
+  const likely = chance(result.false_alarm_probability, result.probability_is_bound);
   const stranger = likely && `A stranger is this similar to a person in “${gallery}” ${likely}.`;
   switch (result.outcome) {
     case "identified":
@@ -173,7 +174,7 @@ export function identity(result, gallery, subjects) {
 
 /** Title and sentence for a verification. `one`, `other`: names of the two sides. */
 export function pair(answer, one = "the first photo", other = "the second") {
-  const likely = chance(answer.false_match_probability, "pairs");
+  const likely = chance(answer.false_match_probability, answer.probability_is_bound, "pairs");
   const stranger = likely && `Two different people are this similar ${likely}.`;
   switch (answer.outcome) {
     case "same":

@@ -37,10 +37,10 @@ def replace_controls(text: str) -> str:
     return CONTROL_PATTERN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def format_odds(chance: float) -> str:
-    """Format a probability: '1 in 3,000', '40 in 100', 'less than 1 in 1,000,000,000'."""
-    if chance < MIN_ODDS:
-        return f"less than 1 in {round(1 / MIN_ODDS):,}"
+def format_odds(chance: float, is_bound: bool = False) -> str:
+    """Format a probability: '1 in 3,000', '40 in 100', and a bound 'less than 1 in 200,000'."""
+    if is_bound or chance < MIN_ODDS:
+        return f"less than 1 in {_two_digits(1 / max(chance, MIN_ODDS)):,}"
     if chance > MIN_PERCENTAGE_ODDS:
         return f"{min(100, round(100 * chance))} in 100"
     return f"1 in {_two_digits(1 / chance):,}"

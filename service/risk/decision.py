@@ -268,11 +268,13 @@ def false_alarm_probabilities(
     return [fpir_from_fmr(rate, comparisons) for rate in curve.rates_at(places).tolist()]
 
 
-def shown_probability(chance: float | None, model: ImpostorRisk | None, subjects: int) -> float | None:
-    """Return a false alarm probability for a response: not smaller than the pairs behind the curve support."""
+def shown_probability(chance: float | None, model: ImpostorRisk | None, subjects: int) -> tuple[float | None, bool]:
+    """Return a false alarm probability for a response: not smaller than the pairs behind the curve support, and whether
+    it is that bound."""
     if chance is None or model is None:
-        return chance
-    return max(chance, fpir_from_fmr(min(1.0, model.min_fmr), model.comparisons_among(subjects)))
+        return chance, False
+    least = fpir_from_fmr(min(1.0, model.min_fmr), model.comparisons_among(subjects))
+    return max(chance, least), chance < least
 
 
 def refuse_presentation(

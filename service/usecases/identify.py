@@ -35,6 +35,7 @@ EVENT_FIELDS: Final = (
     "threshold",
     "review_threshold",
     "false_alarm_probability",
+    "probability_is_bound",
     "risk",
     "reasons",
 )

@@ -73,6 +73,7 @@ def decision_fields(found: Identification, named: dict[int, SubjectLabel], targe
     """Return the fields that a search adds to an ``IdentityOut``."""
     decision, best, thresholds = found.decision, found.decision.best, found.shown_thresholds
     subject = named[best.subject_pk] if decision.outcome == "identified" and best is not None else None
+    probability, is_bound = found.shown_probability(best) if best else (None, False)
     return without_none(
         outcome=decision.outcome,
         subject=subject.id if subject else None,
@@ -82,7 +83,8 @@ def decision_fields(found: Identification, named: dict[int, SubjectLabel], targe
         review_threshold=round(thresholds.review, 4),
         runner_up=_candidate_document(decision.runner_up, found, named) if decision.runner_up else None,
         margin=round(decision.margin, 4) if decision.margin is not None else None,
-        false_alarm_probability=found.shown_probability(best) if best else None,
+        false_alarm_probability=probability,
+        probability_is_bound=is_bound,
         risk=risk_document(target, thresholds),
         reasons=[*_risk_reasons(found), *found.reasons],
         other_face=found.other_face,
@@ -99,11 +101,13 @@ def _risk_reasons(found: Identification) -> list[str]:
 
 def _candidate_document(candidate: Candidate, found: Identification, named: dict[int, SubjectLabel]) -> Document:
     subject = named[candidate.subject_pk]
+    probability, is_bound = found.shown_probability(candidate)
     return without_none(
         subject=subject.id,
         name=subject.name,
         similarity=round(candidate.similarity, 4),
-        false_alarm_probability=found.shown_probability(candidate),
+        false_alarm_probability=probability,
+        probability_is_bound=is_bound,
     )
 
 

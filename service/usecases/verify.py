@@ -125,10 +125,10 @@ def compare_sides(
         similarity = thresholds.coarse(compared.similarity)
     if thresholds.out_of_reach:
         document["reasons"].append("risk_out_of_reach")
-    probability = None
+    probability, is_bound = None, False
     if similarity is not None:
         chance = false_alarm_probability(similarity, compared.model, compared.trials)
-        probability = shown_probability(chance, compared.model, compared.trials)
+        probability, is_bound = shown_probability(chance, compared.model, compared.trials)
     outcome, reasons = decide_pair(compared.similarity, thresholds, compared.decoy)
     document["reasons"] += reasons
     document |= without_none(
@@ -137,6 +137,7 @@ def compare_sides(
         threshold=round(thresholds.accept, 4),
         review_threshold=round(thresholds.review, 4),
         false_match_probability=probability,
+        probability_is_bound=is_bound,
         risk=risk_document(target, thresholds),
     )
 

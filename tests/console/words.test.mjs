@@ -35,6 +35,8 @@ test("a chance is put in words", () => {
     "less than once in a billion searches",
   ]);
   assert.equal(words.chance(undefined), null);
+  assert.equal(words.chance(1 / 490000, true), "less than once in 490,000 searches");
+  assert.equal(words.exact(2e-6, true), "at most 2.0 × 10⁻⁶");
   assert.equal(words.many(999_600), "1 million");
 });
 

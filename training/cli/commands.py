@@ -276,6 +276,7 @@ def compare(
         list[int] | None, typer.Option("--crop-px", min=32, help="Side of the crops in pixels. Repeatable.")
     ] = None,
     unaligned: Annotated[bool, typer.Option("--unaligned", help="Photos of celeba/ are not aligned crops.")] = False,
+    settings: Settings = None,
     pack: Annotated[Path, typer.Option(help="Pack whose detector aligns LFW and unaligned photos.")] = BUNDLED_PACK,
     threads: Threads = None,
 ) -> None:
@@ -285,7 +286,11 @@ def compare(
         raise ConfigError(f"unknown loss {', '.join(sorted(unknown))}. Losses: {', '.join(PUBLISHED_LOSSES)}")
     torch.set_num_threads(threads or available_cores())
     detection, crops = load_pack(pack).detection, sizes or [CROP_SIZE_PX]
-    print(compare_losses(chosen, data, output, detection, epochs, people, seeds, crops, not unaligned))
+    print(
+        compare_losses(
+            chosen, data, output, detection, epochs, people, seeds, crops, not unaligned, _settings(settings)
+        )
+    )
 
 
 @app.command()

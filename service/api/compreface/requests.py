@@ -8,7 +8,7 @@ from typing import Annotated, Final, TypeVar
 from uuid import UUID
 
 from fastapi import Depends, Path, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
 from kith.wire.fields import NORMALIZED, Embedding, SubjectId
 from kith.wire.photos import PhotoBytes
@@ -60,7 +60,14 @@ OptionsDep = Annotated[FaceOptions, Depends()]
 
 
 class SubjectBody(BaseModel):
+    """A subject's name. CompreFace also takes it as a bare JSON string, which its .NET SDK sends to rename."""
+
     subject: SubjectId
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, body: object) -> object:
+        return {"subject": body} if isinstance(body, str) else body
 
 
 class FileBody(BaseModel):

@@ -24,6 +24,7 @@ DECISION_FIELDS: Final = (
     "review_threshold",
     "false_alarm_probability",
     "false_match_probability",
+    "probability_is_bound",
     "risk",
     "reasons",
 )

@@ -226,18 +226,20 @@ def _describe_verdict(answer: VerifyOut, names: dict[str, str]) -> str:
     kinds = (("FMR", answer.risk.fmr), ("FPIR", answer.risk.fpir), ("threshold", answer.risk.threshold))
     risk = next(f"{kind} {value:g}" for kind, value in kinds if value is not None)
     chance = answer.false_match_probability
-    by_chance = "" if chance is None else f"; two people score this high in {format_odds(chance)} comparisons"
+    odds = "" if chance is None else format_odds(chance, answer.probability_is_bound)
+    by_chance = odds and f"; two people score this high in {odds} comparisons"
     return f"{outcome}: similarity {answer.similarity:.3f}, threshold {answer.threshold:.3f} at {risk}{by_chance}"
 
 
 def _decision_cells(result: IdentityOut) -> tuple[object, ...]:
     chance = result.false_alarm_probability
+    odds = None if chance is None else format_odds(chance, result.probability_is_bound)
     nearest = result.lookalikes or result.candidates[:1]
     likely = " or ".join(each.name or each.subject for each in nearest) or None
     decision = describe_outcome(result.outcome, result.name or result.subject or likely)
     if result.stranger is not None:
         decision = f"{decision} {result.stranger.id}, visit {result.stranger.seen_count}"
-    return decision, result.similarity, result.threshold, None if chance is None else format_odds(chance)
+    return decision, result.similarity, result.threshold, odds
 
 
 def _require_faces(answers: Documents) -> None:

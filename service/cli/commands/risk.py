@@ -134,8 +134,9 @@ def _print_risk(report: GalleryRiskOut) -> None:
             f"the threshold of FPIR {check.fpir:.0%}; expected {check.expected:.1f}"
         )
     if (move := report.last_move) is not None and move.after is not None:
-        before = "" if move.before is None else f"from {_format_threshold(move.before)} "
-        print_line(f"The threshold moved {before}to {_format_threshold(move.after)}. {move.reason}")
+        before, after = (None if t is None else _format_threshold(t) for t in (move.before, move.after))
+        if before != after:
+            print_line(f"The threshold moved {'' if before is None else f'from {before} '}to {after}. {move.reason}")
     for warning in report.warnings:
         print_line(f"Warning: {WARNINGS[warning].format(ratio=evidence.fmr_over_pack or 0)}")
     print_line(risk_text(report, stdout_console().width))

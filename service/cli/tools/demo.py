@@ -170,7 +170,7 @@ class _Demo:
             ("astronaut and actor", actor, "different"),
         ):
             pair = self._kith.verify(encode_jpeg(self._astronaut), other, risk={"fmr": FMR})
-            chance = pair.false_match_probability
+            chance = (pair.false_match_probability, pair.probability_is_bound)
             self._judge(title, expected, pair.outcome, pair.similarity, pair.threshold, chance)
 
     def _identify(self, astronaut: bytes, actor: bytes) -> None:
@@ -211,7 +211,7 @@ class _Demo:
 
     def _judge_identity(self, title: str, expected: str, result: IdentityOut) -> None:
         outcome = (result.name or result.subject or "") if result.outcome == "identified" else result.outcome
-        chance = result.false_alarm_probability
+        chance = (result.false_alarm_probability, result.probability_is_bound)
         self._judge(title, expected, outcome, result.similarity, result.threshold, chance)
 
     def _judge(
@@ -221,9 +221,9 @@ class _Demo:
         outcome: str,
         similarity: float | None,
         threshold: float | None,
-        chance: float | None,
+        chance: tuple[float | None, bool],
     ) -> None:
-        """Print a decision. ``chance``: probability that a stranger scores this high."""
+        """Print a decision. ``chance``: probability that a stranger scores this high, and whether it is a bound."""
         # A stranger must not be named. One in profile may fail the quality check before the search, and a lookalike may
         # be left to a person's decision.
         unnamed = ("uncertain", "rejected_quality")
@@ -232,7 +232,8 @@ class _Demo:
         scores = ""
         if similarity is not None and threshold is not None:
             relation = "reaches" if similarity >= threshold else "is below"
-            by_chance = "" if chance is None else f"; by chance: {format_odds(chance)}"
+            probability, is_bound = chance
+            by_chance = "" if probability is None else f"; by chance: {format_odds(probability, is_bound)}"
             scores = f" (similarity {similarity:.2f} {relation} {threshold:.2f}{by_chance})"
         mark = "[green]correct[/green]" if correct else "[red]WRONG[/red]"
         words = escape(describe_outcome(outcome, None))

@@ -205,7 +205,7 @@ function result(found, said) {
           ["Similarity", words.similarity(found.similarity)],
           ["Threshold", words.similarity(found.threshold)],
           ["Review threshold", words.similarity(found.review_threshold)],
-          ["False-match probability", words.exact(found.false_match_probability)],
+          ["False-match probability", words.exact(found.false_match_probability, found.probability_is_bound)],
           ["Model", found.model],
         ]),
       ),

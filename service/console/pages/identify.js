@@ -388,7 +388,7 @@ function details(result, shot) {
         ["Similarity", words.similarity(result.similarity)],
         ["Threshold", words.similarity(result.threshold)],
         ["Review threshold", words.similarity(result.review_threshold)],
-        ["False-alarm probability", words.exact(result.false_alarm_probability)],
+        ["False-alarm probability", words.exact(result.false_alarm_probability, result.probability_is_bound)],
         ["Requested risk", result.risk && Object.entries(result.risk).filter(([name]) => ["fpir", "fmr", "threshold"].includes(name)).map(([name, value]) => `${name.toUpperCase()} ${words.exact(value)}`)[0]],
         ["Evidence", result.risk && { pack: "the model’s calibration", gallery: "this gallery’s people", both: "the model’s calibration and this gallery’s people", explicit: "none (fixed threshold)" }[result.risk.source] + (result.risk.extrapolated ? ", extrapolated" : "")],
         ["Margin to the next person", result.margin !== undefined && words.similarity(result.margin)],
@@ -402,7 +402,7 @@ function details(result, shot) {
       table(
         "Nearest people",
         ["Person", "Similarity", "By chance"],
-        result.candidates.map((one) => [person(shot, one), words.similarity(one.similarity), words.chance(one.false_alarm_probability) ?? "unknown"]),
+        result.candidates.map((one) => [person(shot, one), words.similarity(one.similarity), words.chance(one.false_alarm_probability, one.probability_is_bound) ?? "unknown"]),
       ),
     facts([...words.qualities(quality).map(([name, value, fine]) => [name, fine ? value : `${value} – out of bounds`]), ["Quality score", quality.score.toFixed(2)], ["Detection score", result.face.score.toFixed(2)]]),
   );

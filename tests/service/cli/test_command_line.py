@@ -653,3 +653,4 @@ def test_odds_are_rounded_to_words() -> None:
         "1 in 31,000",
         "less than 1 in 1,000,000,000",
     ]
+    assert format_odds(2.04e-6, is_bound=True) == "less than 1 in 490,000"

@@ -16,6 +16,7 @@ from service.risk.decision import (
     decide,
     decide_pair,
     false_alarm_probability,
+    shown_probability,
     thresholds_for,
 )
 
@@ -74,6 +75,17 @@ def test_at_the_threshold_the_false_alarm_is_the_asked_risk(
     probability = false_alarm_probability(threshold, known(calibration), comparisons)
     assert probability is not None
     assert probability <= fpir * 1.0001
+
+
+def test_a_probability_below_the_evidence_is_shown_as_a_bound(calibration: Calibration) -> None:
+    model = ImpostorRisk(calibration.curve, "pack", min_fmr=1e-6)
+    likely, strong = (false_alarm_probability(score, model, 100) for score in (0.2, 0.999))
+    assert shown_probability(likely, model, 100) == (likely, False)
+    shown, is_bound = shown_probability(strong, model, 100)
+    assert is_bound
+    assert shown is not None
+    assert shown == pytest.approx(1e-4, rel=1e-3)
+    assert shown_probability(None, model, 100) == shown_probability(None, None, 100) == (None, False)
 
 
 def test_an_explicit_threshold_needs_no_calibration() -> None:

@@ -66,7 +66,8 @@ def test_a_loss_is_trained_with_several_seeds(tmp_path: Path, pack: ModelPack) -
 def test_fixed_and_adaptive_scales_are_compared_at_a_crop_size(tmp_path: Path, pack: ModelPack) -> None:
     data, output = write_data(tmp_path / "data", side=144), tmp_path / "out"
     losses = ["cosface-30", "cosface-adaptive"]
-    compare.compare(losses, data, output, pack.detection, epochs=2, people=6, sizes=[144])
+    shared = {"loop.learning_rate": "0.05"}
+    compare.compare(losses, data, output, pack.detection, epochs=2, people=6, sizes=[144], settings=shared)
     with (output / "comparison.csv").open(newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     assert [row["loss"] for row in rows] == ["cosface-30-144px", "cosface-adaptive-144px"]
@@ -79,8 +80,9 @@ def test_fixed_and_adaptive_scales_are_compared_at_a_crop_size(tmp_path: Path, p
             100 * np.mean([float(s["accuracy"]) for s in last]), abs=0.06
         )
         assert float(row["CFP-FP %"]) > 0
-    scales = [read_json(output / row["loss"] / "config.json")["head"] for row in rows]
-    assert [head["options"].get("scale") for head in scales] == [30.0, None]
+    configs = [read_json(output / row["loss"] / "config.json") for row in rows]
+    assert [config["head"]["options"].get("scale") for config in configs] == [30.0, None]
+    assert [config["loop"]["learning_rate"] for config in configs] == [0.05, 0.05]
     # Crops of 112 are another comparison, and these files are not such crops.
     with pytest.raises(ConfigError, match=r"is 144x144, not a 112x112 crop"):
         compare.compare(losses, data, output, pack.detection, epochs=2, people=6)
