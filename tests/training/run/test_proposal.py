@@ -56,15 +56,16 @@ def test_scale_follows_the_number_of_people(tmp_path: Path, people: int, images:
 
 @pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize(
-    ("images", "batch", "epochs"), [(50, 16, 40), (1000, 32, 40), (5093, 128, 40), (60_000, 128, 8)]
+    ("images", "batch", "epochs"), [(50, 16, 40), (1000, 32, 40), (5093, 64, 37), (60_000, 128, 8)]
 )
 def test_steps_are_those_of_the_proposed_batches(tmp_path: Path, images: int, batch: int, epochs: int) -> None:
     proposed = propose(DataConfig(tmp_path, None), 10, images, CPU)
     assert (values(proposed)["loop.batch_size"], values(proposed)["loop.epochs"]) == (f"{batch}", f"{epochs}")
     assert proposed.steps == round(images * 0.95 * 0.95) // batch * epochs  # without those held out
     assert proposed.seconds == pytest.approx(proposed.steps * batch / 100)
-    rate = float(values(proposed).get("loop.learning_rate", 0.1))
-    assert rate == pytest.approx(0.1 * batch / 128, rel=1e-3)
+    small = images < 20_000
+    assert (values(proposed).get("loop.optimizer") == "adamw") == small
+    assert float(values(proposed).get("loop.learning_rate", 0.1)) == pytest.approx(0.002 * batch / 64 if small else 0.1)
 
 
 @pytest.mark.usefixtures("fast")
