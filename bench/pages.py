@@ -90,7 +90,7 @@ def judge(draw: Draw, model: ImpostorRisk, fpir: float, probes: Float, owners: I
         hits = [(int(i), float(row[i])) for i in np.argsort(-row)[:NEAREST]]
         ranked = score_candidates(hits, thresholds, model, PEOPLE)
         answers.append(Identification(decide(ranked, thresholds), ranked, thresholds, model, PEOPLE, ranked=ranked))
-    counts = Counter({"strangers": KNOWN, "known": KNOWN})
+    counts = Counter({"known": KNOWN, "unknown": KNOWN})
     for when, decided in (("before", answers), ("after", one_face_per_person(answers, probes))):
         for owner, answer in zip(owners.tolist(), decided, strict=True):
             if answer.decision.outcome == "identified" and answer.decision.best is not None:
@@ -103,7 +103,7 @@ def judge(draw: Draw, model: ImpostorRisk, fpir: float, probes: Float, owners: I
 def markdown(figures: Sequence[dict[str, Any]], galleries: int) -> str:
     rows = []
     for row in figures:
-        named = [f"{row.get(f'named {when}', 0) / row['strangers']:.2%}" for when in ("before", "after")]
+        named = [f"{row.get(f'named {when}', 0) / row['unknown']:.2%}" for when in ("before", "after")]
         names = [f"{row.get(f'{kind} {when}', 0):,}" for kind in ("right", "wrong") for when in ("before", "after")]
         rows.append([row["strangers"], f"{row['asked']:.1%}", *named, f"{row['known']:,}", *names])
     return f"""# Pages of several faces
