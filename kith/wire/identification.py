@@ -47,7 +47,7 @@ class CandidateOut(BaseModel):
     name: str | None = None
     similarity: float
     false_alarm_probability: float | None = None
-    probability_is_bound: bool = False
+    probability_is_bound: bool | None = None
 
 
 class LinkedOut(BaseModel):
@@ -81,8 +81,8 @@ class IdentityOut(BaseModel):
     false_alarm_probability: float | None = Field(
         None, description="Probability that a stranger's best score in this gallery reaches this similarity."
     )
-    probability_is_bound: bool = Field(
-        False, description="The true probability is this or smaller: the evidence supports none below."
+    probability_is_bound: bool | None = Field(
+        None, description="The true probability is this or smaller: the evidence supports none below."
     )
     risk: RiskOut | None = None
     candidates: list[CandidateOut] = Field(default_factory=list)

@@ -66,8 +66,8 @@ class VerifyOut(BaseModel):
     false_match_probability: float | None = Field(
         None, description="Probability that two different people are at least this similar."
     )
-    probability_is_bound: bool = Field(
-        False, description="The true probability is this or smaller: the evidence supports none below."
+    probability_is_bound: bool | None = Field(
+        None, description="The true probability is this or smaller: the evidence supports none below."
     )
     risk: RiskOut | None = None
     reasons: list[str] = Field(default_factory=list)

@@ -37,7 +37,7 @@ def replace_controls(text: str) -> str:
     return CONTROL_PATTERN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def format_odds(chance: float, is_bound: bool = False) -> str:
+def format_odds(chance: float, is_bound: bool | None = False) -> str:
     """Format a probability: '1 in 3,000', '40 in 100', and a bound 'less than 1 in 200,000'."""
     if is_bound or chance < MIN_ODDS:
         return f"less than 1 in {_two_digits(1 / max(chance, MIN_ODDS)):,}"

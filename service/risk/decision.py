@@ -268,10 +268,14 @@ def false_alarm_probabilities(
     return [fpir_from_fmr(rate, comparisons) for rate in curve.rates_at(places).tolist()]
 
 
-def shown_probability(chance: float | None, model: ImpostorRisk | None, subjects: int) -> tuple[float | None, bool]:
+def shown_probability(
+    chance: float | None, model: ImpostorRisk | None, subjects: int
+) -> tuple[float | None, bool | None]:
     """Return a false alarm probability for a response: not smaller than the pairs behind the curve support, and whether
     it is that bound."""
-    if chance is None or model is None:
+    if chance is None:
+        return None, None
+    if model is None:
         return chance, False
     least = fpir_from_fmr(min(1.0, model.min_fmr), model.comparisons_among(subjects))
     return max(chance, least), chance < least

@@ -77,7 +77,7 @@ class Identification:
         runner_up = self.reference or self.decision.runner_up
         return self.thresholds.of_search(runner_up.similarity if self.exact and runner_up else None)
 
-    def shown_probability(self, candidate: Candidate) -> tuple[float | None, bool]:
+    def shown_probability(self, candidate: Candidate) -> tuple[float | None, bool | None]:
         """Return the false alarm probability of a candidate for the response, and whether it is a bound."""
         return shown_probability(candidate.false_alarm_probability, self.model, self.subjects)
 

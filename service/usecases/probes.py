@@ -73,7 +73,7 @@ def decision_fields(found: Identification, named: dict[int, SubjectLabel], targe
     """Return the fields that a search adds to an ``IdentityOut``."""
     decision, best, thresholds = found.decision, found.decision.best, found.shown_thresholds
     subject = named[best.subject_pk] if decision.outcome == "identified" and best is not None else None
-    probability, is_bound = found.shown_probability(best) if best else (None, False)
+    probability, is_bound = found.shown_probability(best) if best else (None, None)
     return without_none(
         outcome=decision.outcome,
         subject=subject.id if subject else None,

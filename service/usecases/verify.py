@@ -125,7 +125,7 @@ def compare_sides(
         similarity = thresholds.coarse(compared.similarity)
     if thresholds.out_of_reach:
         document["reasons"].append("risk_out_of_reach")
-    probability, is_bound = None, False
+    probability, is_bound = None, None
     if similarity is not None:
         chance = false_alarm_probability(similarity, compared.model, compared.trials)
         probability, is_bound = shown_probability(chance, compared.model, compared.trials)

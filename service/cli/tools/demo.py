@@ -221,7 +221,7 @@ class _Demo:
         outcome: str,
         similarity: float | None,
         threshold: float | None,
-        chance: tuple[float | None, bool],
+        chance: tuple[float | None, bool | None],
     ) -> None:
         """Print a decision. ``chance``: probability that a stranger scores this high, and whether it is a bound."""
         # A stranger must not be named. One in profile may fail the quality check before the search, and a lookalike may

@@ -85,7 +85,7 @@ def test_a_probability_below_the_evidence_is_shown_as_a_bound(calibration: Calib
     assert is_bound
     assert shown is not None
     assert shown == pytest.approx(1e-4, rel=1e-3)
-    assert shown_probability(None, model, 100) == shown_probability(None, None, 100) == (None, False)
+    assert shown_probability(None, model, 100) == shown_probability(None, None, 100) == (None, None)
 
 
 def test_an_explicit_threshold_needs_no_calibration() -> None:
