@@ -48,12 +48,13 @@ def test_the_fewest_layers_stay_fp32(losses: dict[str, float], limit_s: float, k
 
 @pytest.fixture
 def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speed does not count, no layer is searched for, and the bundled detector, no network for INT8, may lose much."""
+    """Speed does not count, no layer is searched for, and the bundled networks, not made for INT8, may lose much."""
     if not any("int8" in precisions for precisions in available_precisions().values()):
         pytest.skip("this processor has no fast INT8")
     monkeypatch.setattr(quantization, "MIN_SPEEDUP", 0.0)
     monkeypatch.setattr(quantization, "SEARCH_S", 0.0)
     monkeypatch.setattr(quantization, "MAX_LANDMARK_SHIFT", 0.5)
+    monkeypatch.setattr(quantization, "MIN_MEAN_COSINE", 0.95)
     monkeypatch.setattr(int8_samples, "MIN_PROBES", 2)
 
 
@@ -83,7 +84,7 @@ def test_a_pack_without_a_manifest_is_quantized_and_serves_int8(
         assert "with a measured loss of" in open_network(spec, EnginePreference()).reason
         assert 2 <= result.fp32_layers < result.layers / 2
     loss = results[1].engines[results[1].engine]
-    assert 0.99 < loss["cosine"]["mean"] < 1
+    assert 0.95 < loss["cosine"]["mean"] < 1
     assert list(loss["galleries"]) == ["fp32, probes fp32", "fp32, probes int8", "int8, probes int8"]
     assert all(found["fnir"] == 0 for found in loss["galleries"].values())  # altered copies of one photo
     reason = choose_engine(made.recognition, EnginePreference(), available_precisions()).reason
