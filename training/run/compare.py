@@ -49,7 +49,6 @@ COLUMNS: Mapping[str, int] = MappingProxyType(
 )
 """Decimals of each column: mean loss and accuracy of the last epoch's batches, accuracies, rates, and angles in degrees
 as `AngleStatistics` has them."""
-NONE: Mapping[str, str] = MappingProxyType({})
 ROW = "row.json"
 MAX_ANGLE_CROPS = 4096
 """Maximum number of training crops, from the first people (at least two), for angle statistics."""
@@ -67,16 +66,16 @@ def compare(
     seeds: int = 1,
     sizes: Sequence[int] = (CROP_SIZE_PX,),
     aligned: bool = True,
-    settings: Mapping[str, str] = NONE,
+    settings: Mapping[str, str] | None = None,
 ) -> str:
     """Train the given losses one after the other, evaluate each on LFW and CFP, and return a Markdown table.
 
     LFW, and training photos that are not ``aligned``, are aligned by this detector, to crops of each of the ``sizes``
     in pixels; CFP's crops are scaled. CFP is left out if ``data`` has none. All runs share the ``settings``, as
-    `RunConfig.overridden` takes them. With several ``seeds``, a cell is the mean
-    and standard deviation over runs that differ in the seed alone. Runs with saved results are skipped. The table in
-    ``output``, comparison.csv and comparison.md, grows loss by loss. Raises ConfigError if a folder holds a run with
-    other settings, or an aligned crop has another size.
+    `RunConfig.overridden` takes them. With several ``seeds``, a cell is the mean and standard deviation over runs that
+    differ in the seed alone. Runs with saved results are skipped. The table in ``output``, comparison.csv and
+    comparison.md, grows loss by loss. Raises ConfigError if a folder holds a run with other settings, or an aligned
+    crop has another size.
     """
     cfp = load_cfp_crops(data / "cfp", output / "cache") if (data / "cfp").is_dir() else None
     evidence = {"detector": sha256_of(detection.path), "cfp": cfp is not None}
@@ -92,7 +91,8 @@ def compare(
         name = loss if size == CROP_SIZE_PX else f"{loss}-{size}px"
         for seed in range(FIRST_SEED, FIRST_SEED + seeds):
             folder = output / (name if seed == FIRST_SEED else f"{name}-seed-{seed}")
-            config = compared(loss, data / "celeba", folder, epochs, people, seed, size, aligned).overridden(settings)
+            plain = compared(loss, data / "celeba", folder, epochs, people, seed, size, aligned)
+            config = plain.overridden(settings or {})
             found.setdefault(name, []).append(_measured(config, lfw[size], cfp, evidence, detector))
         lines = [("loss", *COLUMNS), *((name, *summarize(rows)) for name, rows in found.items())]
         with (output / "comparison.csv").open("w", newline="", encoding="utf-8") as stream:

@@ -64,7 +64,7 @@ def test_steps_are_those_of_the_proposed_batches(tmp_path: Path, images: int, ba
     assert proposed.steps == round(images * 0.95 * 0.95) // batch * epochs  # without those held out
     assert proposed.seconds == pytest.approx(proposed.steps * batch / 100)
     small = images < 20_000
-    assert (values(proposed).get("loop.optimizer") == "adamw") == small
+    assert (values(proposed).get("loop.optimizer") == "adamw") == small == ("distill.weight" in values(proposed))
     assert float(values(proposed).get("loop.learning_rate", 0.1)) == pytest.approx(0.002 * batch / 64 if small else 0.1)
 
 
