@@ -181,16 +181,18 @@ def peers(size: int) -> list[Row]:
     """Measure indexes of other libraries in a gallery that they build in minutes."""
     held, probes, _ = gallery(size)
     truth, rows = exact(probes, held, K)[0], []
-    for name, build in indexes(held, K):
-        say(f"building {name}")
+    for peer in indexes(held, K):
+        say(f"building {peer.name}")
         gc.collect()
         before, started = look_at(os.getpid()).rss_bytes, time.perf_counter()
-        search = build()
-        built, memory = time.perf_counter() - started, look_at(os.getpid()).rss_bytes - before
-        found = np.concatenate([search(probes[i : i + BATCH]) for i in range(0, len(probes), BATCH)])
-        row = {"index": name, "templates": size, "build_s": built, "memory_bytes": memory}
-        rows.append(row | speed(search, probes, 300) | recalls(found, truth))
-        del search
+        search = peer.build()
+        row = {"build_s": time.perf_counter() - started, "memory_bytes": look_at(os.getpid()).rss_bytes - before}
+        for setting, depth in peer.depths.items():
+            at_depth = partial(search, depth=depth)
+            found = np.concatenate([at_depth(probes[i : i + BATCH]) for i in range(0, len(probes), BATCH)])
+            named = {"index": f"{peer.name}, {setting}", "templates": size, **row}
+            rows.append(named | speed(at_depth, probes, 300) | recalls(found, truth))
+        del search, at_depth
     return rows
 
 

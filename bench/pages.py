@@ -1,8 +1,8 @@
 """Measure whole-photo decisions on composed pages of LFW's faces: face by face, and one face per person.
 
-A page has photos of KNOWN enrolled people and of as many strangers, or the enrolled people's nearest strangers instead
-("lookalikes"). Galleries are those of `bench.risk_trials`. FPIR is the share of strangers who are named. Prints, and
-writes bench/results/pages.md and .json.
+A page has photos of KNOWN enrolled people and of as many strangers: at random, or those most like enrolled people who
+are on the page, or who are not. Galleries are those of `bench.risk_trials`. FPIR is the share of strangers who are
+named. Prints, and writes bench/results/pages.md and .json.
 
     python -m bench.pages [--draws 8] [--cache runs/cache]
 """
@@ -32,7 +32,7 @@ PEOPLE: Final = 300
 KNOWN: Final = 4
 NEAREST: Final = 5
 STRANGER: Final = -1
-STRANGERS: Final = ("at random", "lookalikes")
+STRANGERS: Final = ("at random", "like people on the page", "like other enrolled people")
 
 
 def main() -> None:
@@ -72,11 +72,12 @@ def pages(draw: Draw, kind: str, rng: np.random.Generator) -> list[tuple[Float, 
         rows = list(chosen.values())
         taken = set(rows)
         left = [row for row in left if row not in taken]
-        if kind == "lookalikes":
-            alike = draw.snapshot.vectors[list(chosen)] @ draw.strangers.T
-            others = np.argmax(alike, axis=1)
-        else:
+        if kind == "at random":
             others = rng.choice(len(draw.strangers), KNOWN, replace=False)
+        else:
+            absent = np.setdiff1d(np.arange(PEOPLE), list(chosen))
+            alike = list(chosen) if kind == "like people on the page" else rng.choice(absent, KNOWN, replace=False)
+            others = np.argmax(draw.snapshot.vectors[alike] @ draw.strangers.T, axis=1)
         probes = np.concatenate([draw.mated[rows], draw.strangers[others]])
         found.append((probes, np.array([*chosen, *[STRANGER] * KNOWN])))
     return found
@@ -111,8 +112,9 @@ def markdown(figures: Sequence[dict[str, Any]], galleries: int) -> str:
 `python -m bench.pages`
 
 Pages of {KNOWN} enrolled people and {KNOWN} strangers, composed of LFW's faces; {galleries} galleries of {PEOPLE}
-people with one photo each, bundled pack. *alone*: face by face; *jointly*: one face per person. *lookalikes*: the
-strangers are those most like the enrolled people of the page, which the FPIR is not promised for.
+people with one photo each, bundled pack. *alone*: face by face; *jointly*: one face per person. The FPIR is promised
+for strangers at random. Those most like enrolled people are the hardest: the joint decision helps where the person they
+are like is on the page too, and cannot help elsewhere.
 
 {table("Strangers | FPIR asked | alone | jointly | Known faces | Right alone | jointly | Wrong alone | jointly", rows)}
 """
