@@ -31,9 +31,11 @@ SMALL_SET_BATCH: Final = 64
 ADAMW_RATE: Final = 0.002
 """Learning rate of AdamW for SMALL_SET_BATCH images."""
 ADAMW_DECAY: Final = 0.05
-ADAMW_REASON: Final = "with 300 people 85 % of LFW's pairs in five minutes, SGD 82 to 84 % (training/losses/README.md)"
+ADAMW_REASON: Final = "with 300 people as good as SGD on LFW, 4 points better on CFP-FF (training/losses/README.md)"
 TEACHER_WEIGHT: Final = 30.0
-TEACHER_WEIGHT_REASON: Final = "with 300 people 88 % of View 1; 84 % with a weight of 1 (training/losses/README.md)"
+TEACHER_WEIGHT_REASON: Final = (
+    "with 300 people 88 % of View 1 in 10 epochs; weight 1: 84 % in 8 (training/losses/README.md)"
+)
 MIN_BATCH: Final = 16
 BATCHES_PER_EPOCH: Final = 16
 """Small sets get smaller batches, so that an epoch has at least this many of them."""
