@@ -94,7 +94,13 @@ class Quantizer:
                 op_types_to_quantize=[*sorted(WEIGHTED_OPS), *INT8_PASSTHROUGH_OPS],
                 nodes_to_exclude=sorted(excluded),
                 calibration_cache_path=self._ranges,
-                extra_options={"CalibMovingAverage": self._is_recognizer, "CalibMovingAverageConstant": AVERAGING},
+                extra_options={
+                    "CalibMovingAverage": self._is_recognizer,
+                    "CalibMovingAverageConstant": AVERAGING,
+                    # An activation after a layer then reads exact values, and runtimes join the two: OpenVINO halves
+                    # the time of MobileFaceNet.
+                    "OpTypesToExcludeOutputQuantization": sorted(WEIGHTED_OPS),
+                },
             )
 
 

@@ -256,10 +256,18 @@ class Batcher(Generic[Item, Result]):
             self.metrics.count_refused(count)
             raise OverloadedError(f"{ahead} items are waiting, for longer than this request may", seconds)
 
-    async def submit(self, items: Sequence[Item], background: bool = False, continued: bool = False) -> list[Result]:
+    async def submit(
+        self,
+        items: Sequence[Item],
+        background: bool = False,
+        continued: bool = False,
+        since: float | None = None,
+    ) -> list[Result]:
         """Return the results of ``items``, in order. ``background`` items yield to all others, and have no deadline.
 
-        ``continued`` items are further work on a photo that was admitted: a full queue does not reject them.
+        ``continued`` items are further work on a photo that was admitted: a full queue does not reject them. ``since``
+        is the monotonic time since which their photo waits, default now: a device takes the older photo first,
+        whichever network is next.
 
         Raises:
             OverloadedError, DeadlineExceededError, ClientGoneError: As :meth:`admit`; nothing was queued. Background
@@ -278,15 +286,15 @@ class Batcher(Generic[Item, Result]):
             deadline.bind(call.future)
         self._calls.add(call)
         try:
-            self._queue(call, items, background)
+            self._queue(call, items, background, since)
             return await call.future
         finally:
             self._forget(call)
 
-    def _queue(self, call: _Call[Item, Result], items: Sequence[Item], background: bool) -> None:
+    def _queue(self, call: _Call[Item, Result], items: Sequence[Item], background: bool, since: float | None) -> None:
         now = time.monotonic()
         call.parts = [
-            QueuedItems(call, key, rows, [items[row] for row in rows], background, now, now)
+            QueuedItems(call, key, rows, [items[row] for row in rows], background, now, now if since is None else since)
             for key, rows in self._by_shape(items)
         ]
         with self._devices.changed:

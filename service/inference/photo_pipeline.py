@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -189,10 +190,11 @@ class PhotoPipeline:
         """
         if not background:
             recognizer.batcher.admit(1)
+        since = time.monotonic()
         alignments = [served.recognizer.alignment for served in (recognizer, other) if served is not None]
         photo, crops_by_alignment = await self._faces(payload, alignments, detail, largest_only, keep, background)
         with self.metrics.stage("embed"):
-            vectors = await recognizer.batcher.submit(list(crops_by_alignment[0]), background)
+            vectors = await recognizer.batcher.submit(list(crops_by_alignment[0]), background, since=since)
         other_crops = [None] * len(vectors) if other is None else crops_by_alignment[1]
         faces = [
             replace(face, vector=vector, other_crop=other_crop)

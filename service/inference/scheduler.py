@@ -1,4 +1,4 @@
-"""Scheduling of queued items: fair round robin among callers, and a background lane. Not thread-safe."""
+"""Scheduling of queued items: round robin among callers, and a background lane. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ BACKGROUND_EVERY: Final = 8
 """One batch in this many is led by background work while requests wait."""
 RECENT_BATCHES: Final = 64
 """Number of batches for which requests count as recent."""
+TURN: Final = 8
+"""Items of one turn of a caller. The faces of a small group are done at once, which lowers the latency of most requests
+at the 99th percentile (docs/decisions/0031)."""
 
 
 @dataclass(eq=False, slots=True)
 class QueuedItems(Generic[Item]):
     """Items of one caller with one batching key, and their ``rows`` in the call.
 
-    ``came`` is the arrival time. ``since`` is the time of the last service, or of arrival.
+    ``came`` is the arrival time. ``since`` is the time since which the caller waits: of its arrival here or in an
+    earlier queue, later of its last turn.
     """
 
     owner: Any
@@ -39,9 +43,9 @@ class QueuedItems(Generic[Item]):
 class FairQueue(Generic[Item]):
     """Fair queue with a foreground and a background lane, by batching key.
 
-    The callers of a lane take turns with one item each (round robin). With R callers waiting, each is served within R
-    batches, or R / batch size if all have one key. So a caller with a hundred items delays others by one item per
-    batch. The lane that does not lead fills the free places of a batch with items of the same key.
+    The callers of a lane take turns with TURN items each (round robin), over several batches if need be. So with R
+    callers waiting, each is served within R · TURN batches, and a caller with a hundred items delays others by TURN
+    items at a time. The lane that does not lead fills the free places of a batch with items of the same key.
     """
 
     def __init__(self) -> None:
@@ -145,14 +149,17 @@ class _Lane(Generic[Item]):
         size = min(size, self.waiting(key))
         if not size:
             return []
-        ring, taken = self._rings[key], []
-        for _ in range(size):
-            part = ring.popleft()
+        ring = self._rings[key]
+        taken: list[tuple[QueuedItems[Item], int]] = []
+        while len(taken) < size:
+            part = ring[0]
             taken.append((part, part.taken))
             part.taken += 1
-            part.since = now
-            if part.left:
-                ring.append(part)
+            if part.taken % TURN == 0 or not part.left:
+                part.since = now
+                ring.popleft()
+                if part.left:
+                    ring.append(part)
         self._change(key, -size)
         return taken
 

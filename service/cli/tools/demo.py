@@ -87,7 +87,8 @@ def encode_jpeg(image: Image.Image, quality: int = 92) -> bytes:
 def varied_samples() -> Iterator[NDArray[np.uint8]]:
     """Yield altered copies of the sample photos as (H, W, 3) RGB. Raises PhotosMissingError."""
     for photo in sample_photos():
-        for mirror, (turn_deg, scale), light in product((False, True), ((0, 1.0), (-8, 0.7), (8, 0.5)), (0.7, 1.2)):
+        # Light changes slowest, so that every second copy has all lights (`collect_samples`).
+        for light, mirror, (turn_deg, scale) in product((0.7, 1.2), (False, True), ((0, 1.0), (-8, 0.7), (8, 0.5))):
             content = alter(photo, mirror, turn_deg, scale, light, jpeg=80)
             yield np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
 

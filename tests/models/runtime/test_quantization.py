@@ -39,6 +39,15 @@ def test_only_sensitive_layers_stay_fp32(task: str, pack: ModelPack, tmp_path: P
     made = layers(tmp_path / "small.onnx")
     assert {name for name, small in made.items() if not small} == kept
     assert 2 <= len(kept) < len(made) / 2
+    if task == "recognition":
+        assert inputs_of_activations(tmp_path / "small.onnx") == {"Conv"}
+
+
+def inputs_of_activations(path: Path) -> set[str]:
+    """Return the operations whose outputs activations read."""
+    graph = onnx.load(str(path)).graph
+    made_by = {output: node.op_type for node in graph.node for output in node.output}
+    return {made_by[node.input[0]] for node in graph.node if node.op_type == "LeakyRelu"}
 
 
 def test_networks_of_old_opsets_and_unnamed_layers_are_quantized(tmp_path: Path, rng: np.random.Generator) -> None:

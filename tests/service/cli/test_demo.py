@@ -6,12 +6,13 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
 
 from kith import Kith
-from service.cli.tools.demo import GALLERY, PhotosMissingError, package_file, run_demo
+from service.cli.tools.demo import GALLERY, PhotosMissingError, package_file, run_demo, varied_samples
 from service.server import embedded
 from service.settings import load_settings
 
@@ -39,6 +40,13 @@ def test_a_wrong_decision_is_reported(tmp_path: Path, monkeypatch: pytest.Monkey
         assert not run_demo(kith, tmp_path, Console(file=out, width=200))
         assert kith.gallery(GALLERY).risk == {"threshold": -1.0}
     assert "WRONG" in out.getvalue()
+
+
+def test_every_second_sample_has_all_lights() -> None:
+    """Quantization takes its ranges from one half of the samples, and measures its loss on the other."""
+    means = np.array([photo.mean() for photo in varied_samples()])
+    assert abs(means[::2].mean() / means[1::2].mean() - 1) < 0.1
+    assert means.max() > 1.5 * means.min()
 
 
 def test_missing_photos_are_reported(tmp_path: Path) -> None:

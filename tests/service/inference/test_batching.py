@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from service.core.deadlines import Deadline
 from service.core.errors import ClientGoneError, DeadlineExceededError, OverloadedError
 from service.inference.batcher import FAILED_BATCHES, BatchCosts, Batcher, DevicePool
-from service.inference.scheduler import BACKGROUND_EVERY, RECENT_BATCHES, FairQueue, LanePolicy, QueuedItems
+from service.inference.scheduler import BACKGROUND_EVERY, RECENT_BATCHES, TURN, FairQueue, LanePolicy, QueuedItems
 
 BAD = 13
 SIZES = (1, 2, 4, 8)
@@ -245,10 +246,10 @@ def test_whatever_happens_every_request_ends_and_nobody_gets_another_ones_result
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.integers(0, 2)), min_size=1, max_size=12), st.integers(1, 8), st.data()
 )
-def test_of_many_that_wait_each_is_served_within_as_many_batches(
+def test_of_many_that_wait_each_is_served_within_a_turn_of_the_others(
     callers: list[tuple[int, int]], size: int, data: st.DataObject
 ) -> None:
-    """Later and larger callers do not delay earlier ones; background work leads one batch in eight."""
+    """Later and larger callers delay earlier ones by a turn at most; background work leads one batch in eight."""
     turns, lead = FairQueue[int](), LanePolicy()
     turns.add(QueuedItems("background", 0, range(10_000), range(10_000), True, 0.0, 0.0))
     coming = [
@@ -263,7 +264,7 @@ def test_of_many_that_wait_each_is_served_within_as_many_batches(
             part = coming.pop()
             part.came = part.since = clock
             here.append(part)
-            unserved[part.owner] = len(here)
+            unserved[part.owner] = TURN * len(here)
             turns.add(part)
         clock += 1
         taken = turns.take(size, clock, lead.background(turns.foreground_count > 0, turns.background_count > 0))
@@ -277,7 +278,7 @@ def test_of_many_that_wait_each_is_served_within_as_many_batches(
         here = [part for part in here if part.left]
 
 
-def test_one_of_a_hundred_faces_delays_others_by_one_item_a_batch() -> None:
+def test_one_of_a_hundred_faces_delays_others_by_a_turn() -> None:
     async def run(held: Held) -> None:
         async with busy(held, max_queue=1000) as (batcher, group):
             group.create_task(batcher.submit(list(range(100, 200))))
@@ -288,8 +289,8 @@ def test_one_of_a_hundred_faces_delays_others_by_one_item_a_batch() -> None:
 
     held = Held()
     asyncio.run(run(held))
-    assert held.batches[1] == [100, 1, 2, 3, 4, 5, 6, 7]
-    assert held.batches[2][:3] == [8, 9, 101]
+    assert held.batches[1:4] == [list(range(100, 108)), list(range(1, 9)), [9, *range(108, 115)]]
+    assert held.batches[4][:2] == [115, 116]
 
 
 def test_background_work_fills_what_requests_leave_free_and_is_not_starved() -> None:
@@ -404,9 +405,36 @@ def test_devices_work_at_once_and_networks_of_one_device_by_turns() -> None:
                 await asyncio.sleep(0)
                 assert not order  # one device, one batch
                 held.let_go()
-        assert held.batches == [[0], [1, 3], [2, 4]] and order == [1, 3, 2, 4]
+        assert held.batches == [[0], [1, 2], [3, 4]] and order == [1, 2, 3, 4]
 
     asyncio.run(run())
+
+
+def test_an_older_photo_that_comes_from_another_network_goes_first() -> None:
+    held, order = Held(), list[str]()
+
+    async def run() -> None:
+        def noting(name: str) -> Callable[[list[int]], list[int]]:
+            return lambda items: order.append(name) or double(items)  # type: ignore[func-returns-value]
+
+        with DevicePool() as devices:
+            async with (
+                Batcher("holding", devices, [held], SIZES, 100) as holding,
+                Batcher("detector", devices, [noting("detector")], SIZES, 100) as detector,
+                Batcher("recognizer", devices, [noting("recognizer")], SIZES, 100) as recognizer,
+                asyncio.TaskGroup() as group,
+            ):
+                began = time.monotonic()
+                group.create_task(holding.submit([0]))
+                await asyncio.to_thread(held.begun.acquire)
+                group.create_task(detector.submit([1]))
+                await asyncio.sleep(0)
+                group.create_task(recognizer.submit([2], since=began))
+                await asyncio.sleep(0)
+                held.let_go()
+
+    asyncio.run(run())
+    assert order == ["recognizer", "detector"]
 
 
 def test_a_network_of_one_device_runs_there_beside_another_of_all() -> None:
@@ -465,7 +493,7 @@ def test_who_would_wait_for_too_long_is_refused_at_once_and_told_how_long() -> N
 
     held = Held()
     asyncio.run(run(held))
-    assert held.batches == [[0], [1, 5, 2, 3]]
+    assert held.batches == [[0], [1, 2, 3, 5]]
 
 
 def test_what_nobody_waits_for_any_more_is_not_done() -> None:
