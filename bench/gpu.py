@@ -28,7 +28,7 @@ from bench.common import CACHE, RESULTS, ratios, say, spread, table, write
 from bench.gallery import BATCH, K, gallery, recalls, timed, times
 from bench.load import Generator, Order, look_at, multipart
 from bench.machine import about
-from bench.photos import gallery_of, groups, heavy_pack, lfw_or_exit, lfw_probes, people, read
+from bench.photos import gallery_of, groups, heavy_recognizer, lfw_or_exit, lfw_probes, people, read
 from bench.servers import GALLERY, kith_server
 from models.engines.selection import GPU_CANVAS_SIDES_PX, PHOTO_BATCH_SIZES, open_on_device
 from models.errors import RuntimeUnavailableError
@@ -193,8 +193,7 @@ def embedding(plan: Plan, folder: Path) -> Document:
     """Measure the recognizer alone, from crops in memory to vectors in memory, including copies to and from the GPU."""
     files = {"bundled": BUNDLED_PACK / "recognizer.onnx"}
     if importlib.util.find_spec("torch") is not None and not plan.rehearsal:
-        heavy = heavy_pack(BUNDLED_PACK / "detector.onnx", CACHE)
-        files["IResNet-50, random weights"] = heavy / "recognizer.onnx"
+        files["IResNet-50, random weights"] = heavy_recognizer(CACHE)
     shapes = [(size, 3, SIDE_PX, SIDE_PX) for size in plan.sizes]
     return {"networks": {name: _rates(file, shapes, plan, folder) for name, file in files.items()}}
 

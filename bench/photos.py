@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -149,9 +148,11 @@ def gallery_of(everybody: Sequence[Person], pack: ModelPack, cache: Path) -> dic
     return vectors
 
 
-def heavy_pack(detector: Path, cache: Path) -> Path:
-    """Return a directory with a copy of ``detector`` and a recognizer as heavy as those in production, for speed alone:
-    IResNet-50 with random weights. It is created once."""
+def heavy_recognizer(cache: Path) -> Path:
+    """Return a recognizer as heavy as those in production, for speed alone: IResNet-50 with random weights.
+
+    It is created once.
+    """
     recognizer = cache / "heavy" / "recognizer.onnx"
     if not recognizer.is_file():
         import torch
@@ -170,5 +171,4 @@ def heavy_pack(detector: Path, cache: Path) -> Path:
         shapes, unfinished = ({0: torch.export.Dim("batch")},), recognizer.with_suffix(".unfinished")
         torch.onnx.export(network.eval(), (torch.rand(2, 3, 112, 112),), unfinished, dynamic_shapes=shapes, **options)
         unfinished.rename(recognizer)
-    shutil.copy(detector, recognizer.with_name("detector.onnx"))
-    return recognizer.parent
+    return recognizer
