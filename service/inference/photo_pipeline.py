@@ -231,7 +231,8 @@ class PhotoPipeline:
                 self._undecoded -= not background
             with self.metrics.stage("detect"):
                 search = FaceSearch(self._detector, canvas, picture.shrunk, detail)
-                search.take(await self._detecting.submit([canvas], background))
+                # It was admitted before decoding, and counted as coming: others' tiles must not reject it now.
+                search.take(await self._detecting.submit([canvas], background, continued=True))
                 while search.unfinished:
                     views = await _until_done(in_thread(search.next_views))
                     search.take(await self._detecting.submit(views, background, continued=True))
