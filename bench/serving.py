@@ -101,20 +101,20 @@ SETS: Final = {
     "lfw": PhotoSet("LFW (250x250, one face), bundled pack", lambda _: BUNDLED_PACK, small=True),
     "groups": PhotoSet("groups (4 to 20 faces), bundled pack", lambda _: BUNDLED_PACK, groups, photo_s=0.045),
     "reference": PhotoSet(
-        "LFW, SCRFD and MobileFaceNet after `kith models quantize`",
+        "LFW, SCRFD-2.5G in KITH_REFERENCE and MobileFaceNet after `kith models quantize`",
         lambda cache: quantized(cache, outside("KITH_REFERENCE", "reference") / "recognizer.onnx"),
         clients=IN_FULL,
         photo_s=0.1,
     ),
     "six": PhotoSet(
-        "InsightFace's group photo (1280x886, six faces), SCRFD and MobileFaceNet after `kith models quantize`",
+        "six faces (InsightFace's photo of 1280x886), networks of *reference*",
         lambda cache: quantized(cache, outside("KITH_REFERENCE", "reference") / "recognizer.onnx"),
         lambda _: [package_file("insightface", "data", "images", "t1.jpg").read_bytes()],
         clients=IN_FULL,
         photo_s=0.15,
     ),
     "heavy": PhotoSet(
-        "LFW, SCRFD and IResNet-50 of random weights after `kith models quantize`",
+        "LFW, SCRFD-2.5G and IResNet-50 of random weights after `kith models quantize`",
         lambda cache: quantized(cache, heavy_recognizer(cache)),
         clients=IN_FULL,
         random=True,
@@ -131,12 +131,15 @@ def quantized(cache: Path, recognizer: Path) -> Path | None:
         return None
     pack = cache / "-".join(["quantized", *(sha256_of(source)[:8] for source in sources)])
     if not pack.is_dir():
-        pack.mkdir(parents=True)
+        unfinished = pack.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
         for source in sources:
-            shutil.copy(source, pack / source.name)
-        for result in quantize_pack(load_pack(pack), varied_samples()):
+            shutil.copy(source, unfinished / source.name)
+        for result in quantize_pack(load_pack(unfinished), varied_samples()):
             kept = "kept" if result.accepted else "not kept"
             say(f"{result.task}: INT8 at {result.speedup:.2f} times the rate, {kept}")
+        unfinished.rename(pack)
     return pack
 
 
@@ -169,6 +172,7 @@ def main() -> None:
             say(f"{photo_set.title}: skipped, because the reference models are missing (set KITH_REFERENCE)")
             continue
         stored = document["sets"].setdefault(name, {"title": photo_set.title, "clients": {}})
+        stored["title"] = photo_set.title
         photos = photo_set.photos(data)
         loaded = load_pack(pack)
         gallery = made_up(HEAVY_DIMENSION) if photo_set.random else gallery_of(people(data), loaded, options.cache)

@@ -79,8 +79,8 @@ def risk_kept(axes: Axes) -> None:
 
 
 def speed(axes: Axes) -> None:
-    """Draw photos a second as multiples of the naive server, with the range over the rounds. Shows the bundled pack,
-    which has INT8, and networks without INT8, like the packs to pull."""
+    """Draw photos a second as multiples of the naive server, with the range over the rounds. Shows the bundled pack
+    and published networks after `kith models quantize`."""
     sets = _read("serving.json")["sets"]
     rows: list[tuple[str, str, Mapping[str, float]]] = []
     for name, clients, many in (
@@ -104,8 +104,8 @@ def speed(axes: Axes) -> None:
     axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
     axes.set(
         title="Photos a second, in multiples of a minimal server's",
-        xlabel="two cores; bundled pack in INT8, MobileFaceNet in bf16\nblue: photo to decision; gray: to vector",
-        xlim=(0, 7),
+        xlabel="two cores; bundled in bf16, MobileFaceNet in INT8\nblue: photo to decision; gray: to vector",
+        xlim=(0, 8),
     )
     axes.tick_params(axis="y", length=0)
 

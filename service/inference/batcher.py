@@ -266,8 +266,8 @@ class Batcher(Generic[Item, Result]):
         """Return the results of ``items``, in order. ``background`` items yield to all others, and have no deadline.
 
         ``continued`` items are further work on a photo that was admitted: a full queue does not reject them. ``since``
-        is the monotonic time since which their photo waits, default now: a device takes the older photo first,
-        whichever network is next.
+        is the monotonic time since which their photo waits, default now: a device compares the next items of its
+        networks by it.
 
         Raises:
             OverloadedError, DeadlineExceededError, ClientGoneError: As :meth:`admit`; nothing was queued. Background

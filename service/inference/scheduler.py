@@ -22,8 +22,8 @@ at the 99th percentile (docs/decisions/0031)."""
 class QueuedItems(Generic[Item]):
     """Items of one caller with one batching key, and their ``rows`` in the call.
 
-    ``came`` is the arrival time. ``since`` is the time since which the caller waits: of its arrival here or in an
-    earlier queue, later of its last turn.
+    ``came`` is the arrival time. ``since`` is the time since which the caller waits: its arrival here or its
+    photo's admission; after a turn, the end of that turn.
     """
 
     owner: Any
@@ -119,7 +119,7 @@ class LanePolicy:
 
 
 class _Lane(Generic[Item]):
-    """Round-robin ring of callers for each key, longest waiting first."""
+    """Round-robin ring of callers for each key, in order of arrival or of their last turn."""
 
     def __init__(self) -> None:
         self._rings: dict[Hashable, deque[QueuedItems[Item]]] = {}
