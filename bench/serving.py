@@ -97,32 +97,6 @@ class PhotoSet:
     photo_s: float = 0.025
 
 
-SETS: Final = {
-    "lfw": PhotoSet("LFW (250x250, one face), bundled pack", lambda _: BUNDLED_PACK, small=True),
-    "groups": PhotoSet("groups (4 to 20 faces), bundled pack", lambda _: BUNDLED_PACK, groups, photo_s=0.045),
-    "reference": PhotoSet(
-        "LFW, SCRFD-2.5G in KITH_REFERENCE and MobileFaceNet after `kith models quantize`",
-        lambda cache: quantized(cache, outside("KITH_REFERENCE", "reference") / "recognizer.onnx"),
-        clients=IN_FULL,
-        photo_s=0.1,
-    ),
-    "six": PhotoSet(
-        "six faces (InsightFace's photo of 1280x886), networks of *reference*",
-        lambda cache: quantized(cache, outside("KITH_REFERENCE", "reference") / "recognizer.onnx"),
-        lambda _: [package_file("insightface", "data", "images", "t1.jpg").read_bytes()],
-        clients=IN_FULL,
-        photo_s=0.15,
-    ),
-    "heavy": PhotoSet(
-        "LFW, SCRFD-2.5G and IResNet-50 of random weights after `kith models quantize`",
-        lambda cache: quantized(cache, heavy_recognizer(cache)),
-        clients=IN_FULL,
-        random=True,
-        photo_s=0.15,
-    ),
-}
-
-
 def quantized(cache: Path, recognizer: Path) -> Path | None:
     """Return a pack of the reference detector and a recognizer with the INT8 files that are faster here than any other
     precision, or None without them. It is made once."""
@@ -141,6 +115,37 @@ def quantized(cache: Path, recognizer: Path) -> Path | None:
             say(f"{result.task}: INT8 at {result.speedup:.2f} times the rate, {kept}")
         unfinished.rename(pack)
     return pack
+
+
+def published(cache: Path) -> Path | None:
+    """Return the pack of the reference networks."""
+    return quantized(cache, outside("KITH_REFERENCE", "reference") / "recognizer.onnx")
+
+
+SETS: Final = {
+    "lfw": PhotoSet("LFW (250x250, one face), bundled pack", lambda _: BUNDLED_PACK, small=True),
+    "groups": PhotoSet("groups (4 to 20 faces), bundled pack", lambda _: BUNDLED_PACK, groups, photo_s=0.045),
+    "reference": PhotoSet(
+        "LFW, SCRFD-2.5G in KITH_REFERENCE and MobileFaceNet after `kith models quantize`",
+        published,
+        clients=IN_FULL,
+        photo_s=0.1,
+    ),
+    "six": PhotoSet(
+        "six faces (InsightFace's photo of 1280x886), networks of *reference*",
+        published,
+        lambda _: [package_file("insightface", "data", "images", "t1.jpg").read_bytes()],
+        clients=IN_FULL,
+        photo_s=0.15,
+    ),
+    "heavy": PhotoSet(
+        "LFW, SCRFD-2.5G and IResNet-50 of random weights after `kith models quantize`",
+        lambda cache: quantized(cache, heavy_recognizer(cache)),
+        clients=IN_FULL,
+        random=True,
+        photo_s=0.15,
+    ),
+}
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,8 @@ def risk_kept(axes: Axes) -> None:
 
 
 def speed(axes: Axes) -> None:
-    """Draw photos a second as multiples of the naive server, with the range over the rounds. Shows the bundled pack
-    and published networks after `kith models quantize`."""
+    """Draw photos a second as multiples of the naive server, with the range over the rounds. Shows the bundled
+    pack."""
     sets = _read("serving.json")["sets"]
     rows: list[tuple[str, str, Mapping[str, float]]] = []
     for name, clients, many in (
@@ -88,7 +88,6 @@ def speed(axes: Axes) -> None:
         ("lfw", "16", "LFW, 16 clients"),
         ("groups", "1", "group photos, 1 client"),
         ("groups", "16", "group photos, 16 clients"),
-        ("reference", "16", "MobileFaceNet, LFW, 16 clients"),
     ):
         ratios = sets[name]["clients"][clients]["ratios"]
         rows.append((many, OURS, ratios[f"{IDENTIFY} / {NAIVE}"]["photos_per_s"]))
@@ -104,8 +103,8 @@ def speed(axes: Axes) -> None:
     axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
     axes.set(
         title="Photos a second, in multiples of a minimal server's",
-        xlabel="two cores; bundled in bf16, MobileFaceNet in INT8\nblue: photo to decision; gray: to vector",
-        xlim=(0, 8),
+        xlabel="two cores, bundled pack in bf16\nblue: photo to decision; gray: to vector",
+        xlim=(0, 4),
     )
     axes.tick_params(axis="y", length=0)
 

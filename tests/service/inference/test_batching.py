@@ -415,7 +415,11 @@ def test_an_older_photo_that_comes_from_another_network_goes_first() -> None:
 
     async def run() -> None:
         def noting(name: str) -> Callable[[list[int]], list[int]]:
-            return lambda items: order.append(name) or double(items)  # type: ignore[func-returns-value]
+            def note(items: list[int]) -> list[int]:
+                order.append(name)
+                return double(items)
+
+            return note
 
         with DevicePool() as devices:
             async with (
