@@ -260,23 +260,21 @@ class Batcher(Generic[Item, Result]):
         self,
         items: Sequence[Item],
         background: bool = False,
-        continued: bool = False,
-        since: float | None = None,
+        admitted: float | None = None,
     ) -> list[Result]:
         """Return the results of ``items``, in order. ``background`` items yield to all others, and have no deadline.
 
-        ``continued`` items are further work on a photo that was admitted: a full queue does not reject them. ``since``
-        is the monotonic time since which their photo waits, default now: a device compares the next items of its
-        networks by it.
+        ``admitted`` is the monotonic time at which the photo of the items was admitted. A full queue does not reject
+        them, and a device that chooses between networks counts their waiting from then.
 
         Raises:
             OverloadedError, DeadlineExceededError, ClientGoneError: As :meth:`admit`; nothing was queued. Background
-                and continued items are rejected only while closing, since their producers limit themselves.
+                and admitted items are rejected only while closing, since their producers limit themselves.
             DeadlineExceededError, ClientGoneError: The request ended while items were queued; these are dropped.
         """
         if not items:
             return []
-        if not (background or continued):
+        if not (background or admitted is not None):
             self.admit(len(items))
         elif self._closing:
             raise OverloadedError("the service is closing")
@@ -286,15 +284,18 @@ class Batcher(Generic[Item, Result]):
             deadline.bind(call.future)
         self._calls.add(call)
         try:
-            self._queue(call, items, background, since)
+            self._queue(call, items, background, admitted)
             return await call.future
         finally:
             self._forget(call)
 
-    def _queue(self, call: _Call[Item, Result], items: Sequence[Item], background: bool, since: float | None) -> None:
+    def _queue(
+        self, call: _Call[Item, Result], items: Sequence[Item], background: bool, admitted: float | None
+    ) -> None:
         now = time.monotonic()
+        since = now if admitted is None else admitted
         call.parts = [
-            QueuedItems(call, key, rows, [items[row] for row in rows], background, now, now if since is None else since)
+            QueuedItems(call, key, rows, [items[row] for row in rows], background, now, since)
             for key, rows in self._by_shape(items)
         ]
         with self._devices.changed:

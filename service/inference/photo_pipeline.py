@@ -165,7 +165,7 @@ class PhotoPipeline:
 
     async def detect(self, payload: bytes, detail: Detail = "low") -> Photo:
         """Decode a photo and detect its faces. Raises ImageError."""
-        return (await self._faces(payload, [], detail))[0]
+        return (await self._faces(payload, [], time.monotonic(), detail))[0]
 
     async def embed(
         self,
@@ -190,11 +190,13 @@ class PhotoPipeline:
         """
         if not background:
             recognizer.batcher.admit(1)
-        since = time.monotonic()
+        admitted = time.monotonic()
         alignments = [served.recognizer.alignment for served in (recognizer, other) if served is not None]
-        photo, crops_by_alignment = await self._faces(payload, alignments, detail, largest_only, keep, background)
+        photo, crops_by_alignment = await self._faces(
+            payload, alignments, admitted, detail, largest_only, keep, background
+        )
         with self.metrics.stage("embed"):
-            vectors = await recognizer.batcher.submit(list(crops_by_alignment[0]), background, since=since)
+            vectors = await recognizer.batcher.submit(list(crops_by_alignment[0]), background, admitted)
         other_crops = [None] * len(vectors) if other is None else crops_by_alignment[1]
         faces = [
             replace(face, vector=vector, other_crop=other_crop)
@@ -206,6 +208,7 @@ class PhotoPipeline:
         self,
         payload: bytes,
         alignments: Sequence[Alignment],
+        admitted: float,
         detail: Detail,
         largest_only: bool = False,
         keep: KeptCrops = "none",
@@ -231,26 +234,27 @@ class PhotoPipeline:
                 self._undecoded -= not background
             with self.metrics.stage("detect"):
                 search = FaceSearch(self._detector, canvas, picture.shrunk, detail)
-                # It was admitted before decoding, and counted as coming: others' tiles must not reject it now.
-                search.take(await self._detecting.submit([canvas], background, continued=True))
+                search.take(await self._detecting.submit([canvas], background, admitted))
                 while search.unfinished:
                     views = await _until_done(in_thread(search.next_views))
-                    search.take(await self._detecting.submit(views, background, continued=True))
+                    search.take(await self._detecting.submit(views, background, admitted))
             with self.metrics.stage("align"):
                 photo, aligned, liveness_crops = await _until_done(
                     in_thread(self._align, picture, search, alignments, largest_only, keep)
                 )
             del picture, search  # before their share of the budget is returned
         self.metrics.observe_photo([face.quality.score for face in photo.faces])
-        return await self._check_liveness(photo, liveness_crops, background), aligned
+        return await self._check_liveness(photo, liveness_crops, background, admitted), aligned
 
-    async def _check_liveness(self, photo: Photo, face_crops: Sequence[Image | None], background: bool) -> Photo:
+    async def _check_liveness(
+        self, photo: Photo, face_crops: Sequence[Image | None], background: bool, admitted: float
+    ) -> Photo:
         """Return the photo with liveness judgments. A face without a crop gets a judgment without a score."""
         if self.judge is None or not photo.faces:
             return photo
         present = [crop for crop in face_crops if crop is not None]
         with self.metrics.stage("judge"):
-            scores = iter(await self.judge.batcher.submit(present, background) if present else [])
+            scores = iter(await self.judge.batcher.submit(present, background, admitted) if present else [])
         threshold = self.judge.spec.threshold
         judgments = [LivenessResult(None if crop is None else next(scores), threshold) for crop in face_crops]
         faces = [replace(face, liveness=one) for face, one in zip(photo.faces, judgments, strict=True)]

@@ -433,7 +433,7 @@ def test_an_older_photo_that_comes_from_another_network_goes_first() -> None:
                 await asyncio.to_thread(held.begun.acquire)
                 group.create_task(detector.submit([1]))
                 await asyncio.sleep(0)
-                group.create_task(recognizer.submit([2], since=began))
+                group.create_task(recognizer.submit([2], admitted=began))
                 await asyncio.sleep(0)
                 held.let_go()
 
@@ -469,8 +469,12 @@ def test_a_full_queue_refuses_at_once_and_cancelled_work_is_not_done() -> None:
             await asyncio.sleep(0)
             with pytest.raises(OverloadedError):
                 await batcher.submit([3])
+            crops_of_a_photo = group.create_task(batcher.submit([7, 8], admitted=time.monotonic()))
+            await asyncio.sleep(0)
+            assert batcher.waiting == 4
             group.create_task(batcher.submit([4], background=True))
             waiting.cancel()
+            crops_of_a_photo.cancel()
             await asyncio.sleep(0)
             assert batcher.waiting == 0
             group.create_task(batcher.submit([5, 6]))

@@ -310,10 +310,8 @@ def test_a_request_waiting_for_a_thread_is_answered_by_the_deadline(
         gate.set()
 
 
-def test_a_request_alone_has_room_for_all_its_faces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: NDArray[np.uint8]
-) -> None:
-    photo, gate = jpeg(group), threading.Event()
+def test_a_request_alone_has_room_for_all_its_faces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faces, gate = [np.zeros((112, 112, 3), np.uint8)] * 6, threading.Event()
     taken: list[int] = []
 
     class Held(Recognizer):
@@ -326,12 +324,12 @@ def test_a_request_alone_has_room_for_all_its_faces(
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch, threads=1, queue_size=1, max_images=3) as backend:
-            by = backend.faces.recognizers.default
-            asked = [asyncio.create_task(backend.faces.photos.embed(photo, by)) for _ in range(3)]
+            batcher = backend.faces.recognizers.default.batcher
+            asked = [asyncio.create_task(batcher.submit(faces)) for _ in range(3)]
             # The first batch may hold any number of the eighteen faces.
-            await until(lambda: by.batcher.waiting + sum(taken) >= 18 or any(one.done() for one in asked))
+            await until(lambda: batcher.waiting + sum(taken) >= 18 or any(one.done() for one in asked))
             gate.set()
-            assert [len(found.faces) for found in await asyncio.gather(*asked)] == [6] * 3
+            assert [len(vectors) for vectors in await asyncio.gather(*asked)] == [6] * 3
 
     try:
         asyncio.run(main())
