@@ -44,6 +44,9 @@ MAX_COMPOSED_FACTOR: Final = 2
 Photos of phones, with depth and gain maps, need little more than 1."""
 MAX_TILES: Final = 65_536
 """Limit of tiles or strips of a TIFF."""
+SHORT_BYTES: Final = 65_536
+SHORT_PIXELS: Final = 100_000
+"""Pixels, times scans, of a JPEG that is decoded in about a millisecond."""
 # Factors of memory include the decoded RGB pixels. docs/performance.md has the measured peaks.
 RGB_BYTES: Final = 3
 """Bytes per decoded pixel."""
@@ -79,13 +82,15 @@ class ImageLimits:
 class PhotoHeader:
     """Parsed header of a photo. ``height`` and ``width``: its size in pixels.
 
-    ``peak_bytes``: estimate of the memory that decoding needs at most, with the pixels that it returns.
+    ``peak_bytes``: estimate of the memory that decoding needs at most, with the pixels that it returns. ``is_short``:
+    decoding takes about a millisecond.
     """
 
     height: int
     width: int
     peak_bytes: int
     _open: Callable[[], EncodedPhoto]
+    is_short: bool = False
 
     def open(self) -> EncodedPhoto:
         """Decode the photo, unless it can be decoded at a smaller scale.
@@ -127,7 +132,12 @@ def read_header(payload: bytes, limits: ImageLimits) -> PhotoHeader:
             height, width = width, height
         again_bytes = _estimate_repeated_decode(image, payload, scans)
         photo = EncodedPhoto(height, width, payload, turns, mirrored, again_bytes)
-        return PhotoHeader(height, width, peak_bytes, lambda: photo)
+        return PhotoHeader(height, width, peak_bytes, lambda: photo, scans * pixels <= SHORT_PIXELS)
+
+
+def has_short_header(payload: bytes) -> bool:
+    """Return whether parsing the header takes a fraction of a millisecond."""
+    return len(payload) <= SHORT_BYTES and payload.startswith(START_OF_IMAGE)
 
 
 def open_photo(payload: bytes, limits: ImageLimits) -> EncodedPhoto:

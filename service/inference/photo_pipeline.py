@@ -29,7 +29,7 @@ from service.domain.gallery import Crop, Gallery
 from service.inference import crops
 from service.inference.batcher import Batcher
 from service.inference.decoding import DecodedPhoto
-from service.inference.images import ImageLimits, PhotoHeader, read_header
+from service.inference.images import ImageLimits, PhotoHeader, has_short_header, read_header
 from service.inference.recognizers import LivenessJudge, ServedRecognizer
 from service.observability.metrics import Metrics
 
@@ -215,6 +215,7 @@ class PhotoPipeline:
         background: bool = False,
     ) -> tuple[Photo, list[Image]]:
         in_thread = self._in_background_thread if background else self._threads.run
+        reading = _here if has_short_header(payload) and not background else in_thread
         patience = None if background else deadlines.current_deadline()
         if not background:
             # Reject before decoding if the network's queue cannot take the photo in time.
@@ -224,11 +225,12 @@ class PhotoPipeline:
             try:
                 if not background:
                     await place.enter_async_context(self._budget.places)
-                header = await in_thread(self._read_header, payload, patience)
+                header = await reading(self._read_header, payload, patience)
+                working = _here if header.is_short and not background else in_thread
                 further_bytes = search_bytes(self._detector, header.height, header.width, detail)
                 share = await place.enter_async_context(self._budget.share(header.peak_bytes + further_bytes))
                 with self.metrics.stage("decode"):
-                    picture, canvas = await _until_done(in_thread(self._decode, header, patience, detail))
+                    picture, canvas = await _until_done(working(self._decode, header, patience, detail))
                 share.shrink(picture.held_bytes + further_bytes)
             finally:
                 self._undecoded -= not background
@@ -240,7 +242,7 @@ class PhotoPipeline:
                     search.take(await self._detecting.submit(views, background, admitted))
             with self.metrics.stage("align"):
                 photo, aligned, liveness_crops = await _until_done(
-                    in_thread(self._align, picture, search, alignments, largest_only, keep)
+                    working(self._align, picture, search, alignments, largest_only, keep)
                 )
             del picture, search  # before their share of the budget is returned
         self.metrics.observe_photo([face.quality.score for face in photo.faces])
@@ -307,6 +309,12 @@ class PhotoPipeline:
         """Run in one of BACKGROUND_THREADS, so that requests find free threads."""
         async with self._background:
             return await self._threads.run(function, *arguments)
+
+
+async def _here(function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+    """Run short work on the event loop. Threads would wait for each other's turn to run Python for ten times as long
+    (docs/decisions/0031)."""
+    return function(*arguments)
 
 
 async def _until_done(work: Coroutine[Any, Any, Result]) -> Result:

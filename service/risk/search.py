@@ -29,8 +29,9 @@ from service.risk.decision import (
 from service.risk.gallery_risks import GalleryRisks
 from service.risk.probe_windows import ProbeWindows
 
-MAX_INLINE_PRODUCTS: Final = 500_000
-"""Multiplications up to which a search runs on the event loop: 0.1 ms, twice the round trip to an idle thread."""
+MAX_INLINE_PRODUCTS: Final = 1_000_000
+"""Multiplications up to which a search runs on the event loop: 0.15 ms. A thread takes longer to answer, 0.1 ms without
+other requests and milliseconds beside them (docs/decisions/0031)."""
 DEPTH: Final = 3
 """Least subjects found: the best, the runner-up that shows lookalikes, and one more if another face has the best."""
 MAX_INLINE_CANDIDATES: Final = 50
@@ -124,8 +125,9 @@ class GallerySearch:
         follower = await self.catch_up(gallery)
         small = len(probes) * gallery.templates * gallery.dimension <= MAX_INLINE_PRODUCTS
         few = len(probes) * min(gallery.templates, max(DEPTH, k)) <= MAX_INLINE_CANDIDATES
+        inline = small and few and among is None and self._risks.is_cached(gallery)
         with self._metrics.stage("search"):
-            if small and few and among is None and follower.is_at(gallery.version) and self._risks.is_cached(gallery):
+            if inline and follower.is_at(gallery.version):
                 found = self._identify(follower, gallery, probes, target, k, among)
             else:
                 found = await self._threads.run(self._identify, follower, gallery, probes, target, k, among)
@@ -133,7 +135,10 @@ class GallerySearch:
             panel = None if model is None or model.search is None else model.search.panel
             watched = len(probes) if watch else 0
             if panel is not None and (wanted := self.windows.wanted(gallery, current_actor().name, watched)):
-                await self._threads.run(self._watch, follower, gallery, panel, probes[:wanted])
+                if inline:
+                    self._watch(follower, gallery, panel, probes[:wanted])
+                else:
+                    await self._threads.run(self._watch, follower, gallery, panel, probes[:wanted])
             return found
 
     async def catch_up(self, gallery: Gallery) -> Follower:

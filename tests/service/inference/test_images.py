@@ -24,7 +24,7 @@ from service.core.photo_errors import (
     ImageTooLargeError,
 )
 from service.inference.decoding import FORMATS
-from service.inference.images import ImageLimits, decode, open_photo
+from service.inference.images import SHORT_BYTES, ImageLimits, decode, has_short_header, open_photo, read_header
 from tests.conftest import jpeg
 
 LIMITS = ImageLimits(max_bytes=5_000_000, max_pixels=4_000_000)
@@ -179,6 +179,20 @@ def test_a_tiff_of_many_jpegs_has_as_many_scans_as_each() -> None:
     file = encode(image, "TIFF", compression="jpeg", tiffinfo={278: 16})
     assert file.count(b"\xff\xda") > 100
     assert decode(file, LIMITS).shape == (2000, 2000, 3)
+
+
+def test_only_a_small_jpeg_of_few_scans_is_short(astronaut: NDArray[np.uint8]) -> None:
+    small = Image.fromarray(astronaut).resize((250, 250))
+
+    def is_short(image: Image.Image, kind: str = "JPEG", **options: object) -> bool:
+        payload = encode(image, kind, **options)
+        return has_short_header(payload) and read_header(payload, LIMITS).is_short
+
+    assert is_short(small)
+    assert not is_short(small, progressive=True)
+    assert not is_short(Image.fromarray(astronaut))
+    assert not is_short(small, "PNG")
+    assert not has_short_header(jpeg(small) + bytes(SHORT_BYTES))
 
 
 @pytest.mark.parametrize("orientation", [2, 4, 5, 7])

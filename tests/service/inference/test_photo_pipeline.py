@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,7 +33,8 @@ from service.core.deadlines import Deadline
 from service.core.errors import DeadlineExceededError, GalleryNotFoundError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.inference import photo_pipeline
-from service.inference.images import ImageLimits, PhotoHeader, read_header
+from service.inference.decoding import EncodedPhoto
+from service.inference.images import SHORT_BYTES, ImageLimits, PhotoHeader, read_header
 from service.inference.photo_pipeline import DecodeBudget, Face, Photo, Share
 from service.server import embedded
 from service.settings import load_settings
@@ -194,6 +196,35 @@ def test_few_photos_are_held_decoded(
         asyncio.run(main())
     finally:
         gate.set()
+
+
+def test_only_short_work_of_requests_runs_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, astronaut: NDArray[np.uint8]
+) -> None:
+    whole, short = jpeg(astronaut, 60), jpeg(np.ascontiguousarray(astronaut[::2, ::2]))
+    ran: list[bool] = []
+
+    def noting(payload: bytes, limits: ImageLimits) -> PhotoHeader:
+        ran.append(threading.current_thread() is threading.main_thread())
+        header = read_header(payload, limits)
+        return replace(header, _open=lambda: note(header))
+
+    def note(header: PhotoHeader) -> EncodedPhoto:
+        ran.append(threading.current_thread() is threading.main_thread())
+        return header.open()
+
+    monkeypatch.setattr(photo_pipeline, "read_header", noting)
+
+    async def main() -> None:
+        async with serving(tmp_path, monkeypatch) as backend:
+            photos, served = backend.faces.photos, backend.faces.recognizers.default
+            assert len((await photos.embed(short, served)).faces) == 1
+            assert len((await photos.embed(short, served, background=True)).faces) == 1
+            assert len((await photos.embed(whole, served)).faces) == 1
+
+    asyncio.run(main())
+    assert len(whole) <= SHORT_BYTES
+    assert ran == [True, True, False, False, True, False]  # of each photo, its header and its pixels
 
 
 class Counting(Detector):
