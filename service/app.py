@@ -54,6 +54,7 @@ from service.storage.repositories.answers import AnsweredError
 from service.wiring import open_backend
 
 STATEFUL: Final = (
+    identify.routes,  # first, since a request is compared with the routes one after the other
     galleries.routes,
     hygiene.routes,
     subjects.routes,
@@ -62,7 +63,6 @@ STATEFUL: Final = (
     enrollments.routes,
     albums.routes,
     erasures.routes,
-    identify.routes,
     risk.routes,
     jobs.routes,
     migrate.routes,
