@@ -236,7 +236,7 @@ def measure(running: Sequence[System], clients: int, rounds: int, seconds: float
             before = look_at(system.pid)
             tally = system.run(clients, seconds, WARM_UP_S)
             after = look_at(system.pid)
-            cells[system.name].append(cell(tally, after.cpu_s - before.cpu_s, after))
+            cells[system.name].append(cell(system.name, tally, after.cpu_s - before.cpu_s, after))
     peers = [peer for peer in (*PEERS, NAIVE_SMALL) if peer in cells]
     return {
         **about(),
@@ -256,9 +256,9 @@ def measure(running: Sequence[System], clients: int, rounds: int, seconds: float
     }
 
 
-def cell(tally: Tally, cpu_s: float, process: ProcessFigures) -> dict[str, float]:
+def cell(name: str, tally: Tally, cpu_s: float, process: ProcessFigures) -> dict[str, float]:
     if not tally.answered:
-        raise RuntimeError(f"nothing was answered: {dict(tally.statuses)}")
+        raise RuntimeError(f"{name} answered nothing: {dict(tally.statuses)}")
     return {
         **tally.figures(),
         "cpu_ms_per_photo": 1000 * cpu_s / tally.served,

@@ -34,7 +34,7 @@ def test_spread() -> None:
 
 def test_a_cell() -> None:
     tally = Tally(2.0, 30, 135, {200: [float(ms) for ms in range(1, 91)], 503: [0.1] * 10}, 0.5)
-    figures = cell(tally, 0.27, ProcessFigures(1.0, 200_000_000, 300_000_000))
+    figures = cell("Kith", tally, 0.27, ProcessFigures(1.0, 200_000_000, 300_000_000))
     assert figures["photos_per_s"] == 45
     assert figures["faces_per_s"] == 15
     assert figures["p50_ms"] == pytest.approx(45.5), "refusals are quick, and no latency of an answer"
@@ -45,8 +45,8 @@ def test_a_cell() -> None:
 
 
 def test_nothing_answered_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="503"):
-        cell(Tally(1.0, 0, 0, {503: [1.0]}), 0.1, ProcessFigures(1.0, 1, 1))
+    with pytest.raises(RuntimeError, match="Kith answered nothing"):
+        cell("Kith", Tally(1.0, 0, 0, {503: [1.0]}), 0.1, ProcessFigures(1.0, 1, 1))
 
 
 def test_systems_take_turns_and_ratios_are_of_a_round() -> None:
