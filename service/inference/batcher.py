@@ -274,7 +274,7 @@ class Batcher(Generic[Item, Result]):
         """
         if not items:
             return []
-        if not (background or admitted is not None):
+        if not background and admitted is None:
             self.admit(len(items))
         elif self._closing:
             raise OverloadedError("the service is closing")

@@ -125,9 +125,11 @@ class GallerySearch:
         follower = await self.catch_up(gallery)
         small = len(probes) * gallery.templates * gallery.dimension <= MAX_INLINE_PRODUCTS
         few = len(probes) * min(gallery.templates, max(DEPTH, k)) <= MAX_INLINE_CANDIDATES
-        inline = small and few and among is None and self._risks.is_cached(gallery)
+        # A follower in Milvus is never at the version: its searches wait for a server.
+        current = follower.is_at(gallery.version) and self._risks.is_cached(gallery)
+        inline = small and few and among is None and current
         with self._metrics.stage("search"):
-            if inline and follower.is_at(gallery.version):
+            if inline:
                 found = self._identify(follower, gallery, probes, target, k, among)
             else:
                 found = await self._threads.run(self._identify, follower, gallery, probes, target, k, among)
