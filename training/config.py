@@ -241,8 +241,8 @@ class LoopConfig(_Section):
     warmup: float = 0.05
     """Share of the run over which the rate rises."""
     margin_warmup: float = 0.0
-    """Share of the run over which the margin of a cosine head grows linearly from 0. A full margin can stall the first
-    epochs. l_softmax and a_softmax have their own annealing."""
+    """Share of the run over which the margin of a head grows linearly from 0. A full margin can stall the first
+    epochs."""
     gradient_clip: float = 5.0
     """Largest gradient norm of the backbone, and that of head and terms, each on its own; 0: no limit."""
     accumulate: int = 1

@@ -136,7 +136,6 @@ __all__ = [
     "CurricularFace",
     "ElasticFace",
     "Head",
-    "LSoftmax",
     "NormFace",
     "PartialFC",
     "SphereFace",

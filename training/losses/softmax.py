@@ -103,39 +103,23 @@ def psi(cos_B: Tensor, m: int) -> Tensor:
 class LSoftmax(Head):
     """L-softmax, ||W|| ||x|| psi(theta): W. Liu et al., "Large-margin softmax", ICML 2016, section 3.
 
-    The margin is annealed as in SphereFace's code: the target is (lambda cos(theta) + psi(theta)) / (1 + lambda) with
-    lambda = max(lambda_min, lambda_start (1 + 0.12 t)^-1) after t steps. ``lambda_start=0`` disables annealing.
+    The target is (lambda cos(theta) + psi(theta)) / (1 + lambda), as in SphereFace's code, where 1 / (1 + lambda) grows
+    linearly in steps until lambda is 5. Here it grows with the margin's share of the run (``loop.margin_warmup``).
+    ``lambda_min``: lambda at the full margin, at least 0.
     """
 
-    step: Tensor
     unit_weights = False
 
-    def __init__(
-        self,
-        embedding_dim: int,
-        num_classes: int,
-        margin: int = 4,
-        lambda_start: float = 1000.0,
-        lambda_min: float = 5.0,
-    ) -> None:
+    def __init__(self, embedding_dim: int, num_classes: int, margin: int = 4, lambda_min: float = 5.0) -> None:
         super().__init__()
         require_classes(num_classes)
         require(margin >= 1, f"the margin must be an integer of at least 1, not {margin}")
-        require(min(lambda_start, lambda_min) >= 0, "lambda_start and lambda_min must not be negative")
+        require(lambda_min >= 0, f"lambda_min must not be negative, but is {lambda_min}")
         self.weight = nn.Parameter(nn.init.kaiming_normal_(torch.empty(num_classes, embedding_dim)))
-        self.margin = margin
-        self.lambda_start, self.lambda_min = lambda_start, lambda_min
-        self.register_buffer("step", torch.tensor(0))
+        self.margin, self.lambda_min = margin, lambda_min
 
     def class_weights(self) -> Tensor | None:
         return self.weight
-
-    def log_values(self) -> dict[str, Tensor | float]:
-        return {"lambda": self.annealing_lambda}
-
-    @property
-    def annealing_lambda(self) -> float:
-        return max(min(self.lambda_min, self.lambda_start), self.lambda_start / (1 + 0.12 * int(self.step)))
 
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
         lengths_BC = x_BD.norm(dim=1)[:, None]
@@ -143,11 +127,9 @@ class LSoftmax(Head):
             lengths_BC = lengths_BC * self.weight.to(x_BD.dtype).norm(dim=1)
         cos_BC = cosine_matrix(x_BD, self.weight)
         self.accuracy = top_share(lengths_BC * cos_BC, labels_B)
-        if self.training:
-            self.step += 1
         index_B1 = labels_B[:, None]
         cos_B = cos_BC.gather(1, index_B1).squeeze(1)
-        target_B = (self.annealing_lambda * cos_B + psi(cos_B, self.margin)) / (1 + self.annealing_lambda)
+        target_B = torch.lerp(cos_B, psi(cos_B, self.margin), self.margin_share / (1 + self.lambda_min))
         return F.cross_entropy(lengths_BC * cos_BC.scatter(1, index_B1, target_B[:, None]), labels_B)
 
 

@@ -28,13 +28,13 @@ from training.losses import (
     CurricularFace,
     ElasticFace,
     Head,
-    LSoftmax,
     PartialFC,
     SphereFace,
     build_head,
     build_term,
 )
 from training.losses.margins import Beyond
+from training.losses.softmax import ASoftmax, LSoftmax
 
 CLASSES, DIM, BATCH = 7, 5, 9
 S = 8.0
@@ -94,12 +94,12 @@ HEAD_CASES: dict[str, tuple[Callable[[], Head], paper.Derivation]] = {
         partial(head, "combined", scale=S, m1=1.2, m2=0.5, m3=0.1, beyond="plain"),
         paper.cosine_head(S, paper.combined(1.2, 0.5, 0.1, "plain")),
     ),
-    "a_softmax": (partial(head, "a_softmax", lambda_start=0.0), paper.multiplicative(4, 0.0, True)),
+    "a_softmax": (partial(head, "a_softmax", lambda_min=0.0), paper.multiplicative(4, 0.0, True)),
     "a_softmax eased": (
-        partial(head, "a_softmax", margin=3, lambda_start=20.0),
-        paper.multiplicative(3, 20 / 1.12, True),
+        partial(head, "a_softmax", margin=3, lambda_min=20.0),
+        paper.multiplicative(3, 20, True),
     ),
-    "l_softmax": (partial(head, "l_softmax", lambda_start=0.0, margin=2), paper.multiplicative(2, 0.0, False)),
+    "l_softmax": (partial(head, "l_softmax", lambda_min=0.0, margin=2), paper.multiplicative(2, 0.0, False)),
     "magface": (
         partial(head, "magface", scale=S, l_a=1.0, u_a=3.0),
         paper.magface(S, 1.0, 3.0, 0.45, 0.8, 35.0),
@@ -347,11 +347,11 @@ ORACLES: dict[str, tuple[Callable[[], Head], Callable[[], Any]]] = {
         lambda: oracle.NormalizedSoftmaxLoss(CLASSES, DIM, temperature=1 / 20),
     ),
     "a_softmax": (
-        partial(head, "a_softmax", lambda_start=0.0),
+        partial(head, "a_softmax", lambda_min=0.0),
         lambda: oracle.SphereFaceLoss(CLASSES, DIM, margin=4, scale=1),
     ),
     "l_softmax": (
-        partial(head, "l_softmax", lambda_start=0.0),
+        partial(head, "l_softmax", lambda_min=0.0),
         lambda: oracle.LargeMarginSoftmaxLoss(CLASSES, DIM, margin=4, scale=1),
     ),
     "subcenter_arcface": (
@@ -563,12 +563,13 @@ def test_center_loss_moves_centers_by_its_algorithm(batch: Any) -> None:
     np.testing.assert_allclose(built.get_buffer("centers"), centers)
 
 
-def test_multiplicative_margins_are_annealed() -> None:
-    built = LSoftmax(DIM, CLASSES)
-    x, y = torch.randn(4, DIM), torch.tensor([0, 1, 2, 3])
-    built(x, y)
-    assert built.annealing_lambda == pytest.approx(1000 / 1.12)
-    built.step.fill_(100)
-    assert built.annealing_lambda == pytest.approx(1000 / (1 + 0.12 * 100))
-    built.step.fill_(3000)
-    assert built.annealing_lambda == 5.0
+@pytest.mark.parametrize("built", [LSoftmax(DIM, CLASSES), ASoftmax(DIM, CLASSES)])
+def test_the_share_of_the_margin_eases_multiplicative_margins(built: LSoftmax) -> None:
+    """A third of the margin at lambda 5 is lambda 17."""
+    x, w = np.random.default_rng(1).normal(size=(2, CLASSES, DIM))
+    y = np.arange(CLASSES)
+    built.double().weight.data = torch.from_numpy(w)
+    for share, eased in ((0.0, 1e12), (1 / 3, 17), (1.0, 5)):
+        built.margin_share = share
+        found = built(torch.from_numpy(x), torch.from_numpy(y)).item()
+        assert found == pytest.approx(paper.multiplicative(4, eased, built.unit_weights)(x, w, y), rel=1e-9)

@@ -20,8 +20,6 @@ from training.optimization.monitor import measure_embeddings
 from training.run.train import train_recognizer
 
 META = torch.device("meta")
-WAITING = frozenset({"l_softmax", "a_softmax"})
-"""Heads whose annealing reads a step counter."""
 
 
 @pytest.fixture
@@ -43,7 +41,7 @@ def test_augmentation_does_not_wait() -> None:
 
 
 @pytest.mark.usefixtures("without_autocast")
-@pytest.mark.parametrize("name", sorted(HEADS.keys() - WAITING))
+@pytest.mark.parametrize("name", sorted(HEADS))
 def test_a_head_does_not_wait(name: str) -> None:
     head = build_head(HeadConfig(name), 16, 40).to(META)
     embeddings = torch.zeros(8, 16, device=META, requires_grad=True)
