@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from typing import Any
 
 import httpx2 as httpx
 import numpy as np
@@ -13,7 +15,8 @@ import pytest
 from kith import Kith
 from models.risk.probe_shift import MIN_PROBES
 from models.runtime.network import Float
-from service.domain.gallery import Gallery, GallerySettings
+from service.domain.gallery import Gallery, GallerySettings, Keys
+from service.index.follower import MemoryFollower, SubjectsFollower, TemplatesFollower
 from service.risk.probe_windows import (
     MAX_AGE_S,
     MAX_PROBES_AT_ONCE,
@@ -122,6 +125,29 @@ def test_a_fixed_threshold_stays(key: Callable[..., Kith], rng: np.random.Genera
     camera.identify("staff", embeddings=list(dark(rng, MAX_PROBES_AT_ONCE)))
     (found,) = camera.identify("staff", embeddings=list(dark(rng, 1)), risk={"threshold": 0.7}).results
     assert (found.threshold, found.reasons) == (0.7, [])
+
+
+@pytest.mark.parametrize("may_be_behind", [False, True])
+def test_only_an_index_in_memory_is_searched_on_the_event_loop(
+    key: Callable[..., Kith], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, may_be_behind: bool
+) -> None:
+    """A follower that other nodes move, as Milvus's, waits for a server, for the panel of the recent probes too."""
+    searches: list[tuple[bool, str]] = []
+    for follower in (SubjectsFollower, TemplatesFollower):
+        search = follower.search
+
+        def recorded(
+            self: MemoryFollower, probes: Float, k: int, among: Keys | None = None, search: Any = search
+        ) -> Any:
+            searches.append((among is not None, threading.current_thread().name))
+            return search(self, probes, k, among)
+
+        monkeypatch.setattr(follower, "search", recorded)
+    if may_be_behind:
+        monkeypatch.setattr(MemoryFollower, "is_at", lambda *_: False)
+    key("identify", "vectors").identify("staff", embeddings=list(people(rng, 1)))
+    assert [of_panel for of_panel, _ in searches] == [False, True]
+    assert all(thread.startswith("blocking" if may_be_behind else "kith-server") for _, thread in searches)
 
 
 def gallery_of(pk: int) -> Gallery:
