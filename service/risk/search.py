@@ -29,13 +29,13 @@ from service.risk.decision import (
 from service.risk.gallery_risks import GalleryRisks
 from service.risk.probe_windows import ProbeWindows
 
-MAX_INLINE_PRODUCTS: Final = 1_000_000
-"""Multiplications up to which a search runs on the event loop: 0.15 ms. A thread takes longer to answer, 0.1 ms without
-other requests and milliseconds beside them (docs/decisions/0031)."""
+MAX_INLINE_FLOATS: Final = 1_000_000
+"""Numbers in a gallery's vectors up to which it is searched on the event loop: 0.15 ms a probe. A thread takes longer:
+0.1 ms without other requests, and milliseconds beside them (docs/decisions/0031)."""
 DEPTH: Final = 3
 """Least subjects found: the best, the runner-up that shows lookalikes, and one more if another face has the best."""
 MAX_INLINE_CANDIDATES: Final = 50
-"""Candidates of all probes together up to which the decisions are made on the event loop."""
+"""Candidates of all probes together up to which they are searched for on the event loop."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class GallerySearch:
             OverloadedError, StorageError, IndexUnavailableError: the gallery cannot be searched now.
         """
         follower = await self.catch_up(gallery)
-        small = len(probes) * gallery.templates * gallery.dimension <= MAX_INLINE_PRODUCTS
-        few = len(probes) * min(gallery.templates, max(DEPTH, k)) <= MAX_INLINE_CANDIDATES
+        small = gallery.templates * gallery.dimension <= MAX_INLINE_FLOATS
+        few = len(probes) * max(DEPTH, k) <= MAX_INLINE_CANDIDATES
         # A follower in Milvus is never at the version: its searches wait for a server.
         current = follower.is_at(gallery.version) and self._risks.is_cached(gallery)
         inline = small and few and among is None and current

@@ -127,9 +127,16 @@ def test_a_fixed_threshold_stays(key: Callable[..., Kith], rng: np.random.Genera
     assert (found.threshold, found.reasons) == (0.7, [])
 
 
-@pytest.mark.parametrize("may_be_behind", [False, True])
-def test_only_an_index_in_memory_is_searched_on_the_event_loop(
-    key: Callable[..., Kith], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, may_be_behind: bool
+@pytest.mark.parametrize(
+    ("count", "may_be_behind", "thread"), [(1, False, "kith-server"), (1, True, "blocking"), (20, False, "blocking")]
+)
+def test_only_a_short_search_in_memory_runs_on_the_event_loop(
+    key: Callable[..., Kith],
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    may_be_behind: bool,
+    thread: str,
 ) -> None:
     """A follower that other nodes move, as Milvus's, waits for a server, for the panel of the recent probes too."""
     searches: list[tuple[bool, str]] = []
@@ -145,9 +152,9 @@ def test_only_an_index_in_memory_is_searched_on_the_event_loop(
         monkeypatch.setattr(follower, "search", recorded)
     if may_be_behind:
         monkeypatch.setattr(MemoryFollower, "is_at", lambda *_: False)
-    key("identify", "vectors").identify("staff", embeddings=list(people(rng, 1)))
+    key("identify", "vectors").identify("staff", embeddings=list(people(rng, count)))
     assert [of_panel for of_panel, _ in searches] == [False, True]
-    assert all(thread.startswith("blocking" if may_be_behind else "kith-server") for _, thread in searches)
+    assert all(name.startswith(thread) for _, name in searches)
 
 
 def gallery_of(pk: int) -> Gallery:
