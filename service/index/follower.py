@@ -23,6 +23,7 @@ from service.core.errors import GalleryMovedError, GalleryNotFoundError, Overloa
 from service.domain.fusion import TOP_K, VECTOR_FUSIONS, VectorFusion, subject_vectors
 from service.domain.gallery import Change, Gallery, GallerySettings, Hit, Keys, LogTrimmedError, Snapshot
 from service.index.faiss_structures import lower_thread_priority, products, trainer_for
+from service.index.joint_search import JointSearch
 from service.index.protocol import IndexStats
 from service.index.segment_builder import Batch
 from service.index.segmented_index import SegmentedIndex
@@ -188,7 +189,7 @@ def _index_settings(settings: GallerySettings) -> tuple[object, ...]:
 class Follower(ABC):
     """Index of one gallery, and the turns of the requests that wait for it. Safe to share between threads.
 
-    ``loaded``: True after the first catch-up; later ones are short.
+    ``loaded``: True after the first catch-up; later ones are short. ``joint``: searches together with other requests.
     """
 
     def __init__(self, gallery: Gallery) -> None:
@@ -197,6 +198,7 @@ class Follower(ABC):
         self.loaded = False
         self.turn = asyncio.Lock()
         self.begun = self.ended = self.waiting = 0
+        self.joint = JointSearch()
 
     @abstractmethod
     def catch_up(self, version: int | None = None) -> None:

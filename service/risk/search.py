@@ -11,7 +11,7 @@ import numpy as np
 from models.risk.probe_shift import MIN_PANEL_SUBJECTS, Panel, row_levels
 from models.runtime.network import Float
 from service.core.actor import RequestThreads, current_actor
-from service.domain.gallery import Gallery, Keys
+from service.domain.gallery import Gallery, Hit, Keys
 from service.domain.outcomes import RiskTarget
 from service.index.follower import Follower, Followers
 from service.observability.metrics import Metrics
@@ -123,14 +123,20 @@ class GallerySearch:
             OverloadedError, StorageError, IndexUnavailableError: the gallery cannot be searched now.
         """
         follower = await self.catch_up(gallery)
+        depth = max(DEPTH, k)
         small = gallery.templates * gallery.dimension <= MAX_INLINE_FLOATS
-        few = len(probes) * max(DEPTH, k) <= MAX_INLINE_CANDIDATES
         # A follower in Milvus is never at the version: its searches wait for a server.
         current = follower.is_at(gallery.version) and self._risks.is_cached(gallery)
-        inline = small and few and among is None and current
+        short = current and among is None and len(probes) * depth <= MAX_INLINE_CANDIDATES
+        inline = short and small
         with self._metrics.stage("search"):
-            if inline:
-                found = self._identify(follower, gallery, probes, target, k, among)
+            if short:
+                risk = self._risks.current(gallery)
+                if inline:
+                    hits, subjects = follower.search(probes, depth)
+                else:
+                    hits, subjects = await follower.joint.run(self._threads, follower.search, probes, depth)
+                found = self._decide(gallery, risk, hits, subjects, target, k)
             else:
                 found = await self._threads.run(self._identify, follower, gallery, probes, target, k, among)
             model = found[0].model if found else None
@@ -163,8 +169,20 @@ class GallerySearch:
         k: int,
         among: Keys | None,
     ) -> list[Identification]:
-        results, subjects = follower.search(probes, max(DEPTH, k), among)
-        model, caller = self._risks.current(gallery), current_actor().name
+        hits, subjects = follower.search(probes, max(DEPTH, k), among)
+        return self._decide(gallery, self._risks.current(gallery), hits, subjects, target, k)
+
+    def _decide(
+        self,
+        gallery: Gallery,
+        model: ImpostorRisk | None,
+        hits_of: Sequence[Sequence[Hit]],
+        subjects: int,
+        target: RiskTarget,
+        k: int,
+    ) -> list[Identification]:
+        """Decide on each probe from its hits among ``subjects``."""
+        caller = current_actor().name
         if model is not None:
             model = model.for_probes(self.windows.levels(gallery, caller))
         settings = gallery.settings
@@ -172,7 +190,7 @@ class GallerySearch:
         if target == settings.risk:
             self.windows.mark(gallery, caller, thresholds.unlike_gallery)
         identifications = []
-        for hits in results:
+        for hits in hits_of:
             candidates = score_candidates(
                 [(hit.subject_pk, hit.similarity) for hit in hits], thresholds, model, subjects
             )

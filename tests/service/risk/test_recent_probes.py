@@ -25,6 +25,7 @@ from service.risk.probe_windows import (
     WINDOW_PROBES,
     ProbeWindows,
 )
+from service.risk.search import MAX_INLINE_FLOATS
 from service.security.sealing import Seal, new_key
 from service.server import embedded
 from service.settings import load_settings
@@ -128,13 +129,20 @@ def test_a_fixed_threshold_stays(key: Callable[..., Kith], rng: np.random.Genera
 
 
 @pytest.mark.parametrize(
-    ("count", "may_be_behind", "thread"), [(1, False, "kith-server"), (1, True, "blocking"), (20, False, "blocking")]
+    ("count", "floats", "may_be_behind", "thread"),
+    [
+        (1, MAX_INLINE_FLOATS, False, "kith-server"),
+        (1, MAX_INLINE_FLOATS, True, "blocking"),
+        (1, 0, False, "blocking"),
+        (20, MAX_INLINE_FLOATS, False, "blocking"),
+    ],
 )
 def test_only_a_short_search_in_memory_runs_on_the_event_loop(
     key: Callable[..., Kith],
     rng: np.random.Generator,
     monkeypatch: pytest.MonkeyPatch,
     count: int,
+    floats: int,
     may_be_behind: bool,
     thread: str,
 ) -> None:
@@ -150,6 +158,7 @@ def test_only_a_short_search_in_memory_runs_on_the_event_loop(
             return search(self, probes, k, among)
 
         monkeypatch.setattr(follower, "search", recorded)
+    monkeypatch.setattr("service.risk.search.MAX_INLINE_FLOATS", floats)
     if may_be_behind:
         monkeypatch.setattr(MemoryFollower, "is_at", lambda *_: False)
     key("identify", "vectors").identify("staff", embeddings=list(people(rng, count)))

@@ -20,7 +20,6 @@ import sqlalchemy as sa
 from kith import Kith, KithClientError
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service import wiring
 from service.core.errors import GalleryNotFoundError, StorageError
 from service.domain.findings import HygieneFinding, HygieneReport
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, StoredEvidence, SubjectLabel
@@ -28,7 +27,6 @@ from service.domain.gallery_items import GalleryItems, validate_items
 from service.domain.outcomes import RiskTarget
 from service.index.follower import Followers, in_process
 from service.risk.evidence import impostor_evidence
-from service.risk.search import GallerySearch, Identification
 from service.security.sealing import Seal, new_key
 from service.server import embedded
 from service.settings import load_settings
@@ -280,32 +278,6 @@ def test_a_subject_row_removed_by_another_program_is_reported_as_damage(
         with pytest.raises(KithClientError) as refused:
             kith.identify("g", embeddings=[vectors[0]])
         assert (refused.value.status, refused.value.code) == (500, "storage_damaged")
-
-
-def test_the_event_loop_decides_about_few_candidates_alone(
-    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[str] = []
-
-    class Watched(GallerySearch):
-        def _identify(self, *arguments: Any) -> list[Identification]:
-            threads.append(threading.current_thread().name.partition("_")[0])
-            return super()._identify(*arguments)
-
-    monkeypatch.setattr(wiring, "GallerySearch", Watched)
-    probes = [template.vector.tolist() for template in some(rng, 26, BUNDLED_DIMENSION)]
-    with embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url, Kith(url) as kith:
-        kith.create_gallery("g", risk={"threshold": 0.5})
-        for i in range(2):
-            kith.enroll("g", f"s{i}", embeddings=[probes[i]], allow_duplicate=True)
-        ran_in: list[set[str]] = []
-        for count in (25, 26):
-            threads.clear()
-            for _ in range(10):  # what is derived of the gallery meanwhile is read by the next
-                kith.identify("g", embeddings=probes[:count])
-            ran_in.append(set(threads))
-    assert ran_in[0] - {"blocking"}
-    assert ran_in[1] == {"blocking"}
 
 
 def test_a_database_that_goes_back_is_another_one(tmp_path: Path, rng: np.random.Generator) -> None:
