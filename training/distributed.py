@@ -92,22 +92,21 @@ def split_evenly(count: int, rank_index: int, world: int) -> slice:
 
 @torch.no_grad()
 def all_gather(values: Tensor) -> Tensor:
-    """Concatenate the (n_r, ...) rows of all ranks, in rank order, without gradient."""
+    """Concatenate the (n, ...) rows of all ranks, in rank order, without gradient. All ranks hold equally many."""
     if world_size() == 1:
         return values.detach()
-    counts = _gather_equal(torch.tensor([len(values)], device=values.device)).tolist()  # one transfer
-    padded = values.new_zeros(max(counts), *values.shape[1:])
-    padded[: len(values)] = values.detach()
-    gathered = _gather_equal(padded)
-    parts = gathered.view(world_size(), *padded.shape)
-    return gathered if min(counts) == max(counts) else torch.cat([p[:n] for p, n in zip(parts, counts, strict=True)])
-
-
-def _gather_equal(values: Tensor) -> Tensor:
-    """Concatenate equally many rows of all ranks, without asking for their number."""
     gathered = values.new_empty(world_size() * len(values), *values.shape[1:])
-    dist.all_gather(list(gathered.chunk(world_size())), values.detach().contiguous())
+    dist.all_gather_single(gathered, values.detach().contiguous())
     return gathered
+
+
+def all_gather_parts(part: Tensor, count: int) -> Tensor:
+    """Concatenate the parts into which `split_evenly` split ``count`` rows, without gradient."""
+    padded = part.new_zeros(-(-count // world_size()), *part.shape[1:])
+    padded[: len(part)] = part
+    parts = [split_evenly(count, each, world_size()) for each in range(world_size())]
+    gathered = all_gather(padded).view(world_size(), *padded.shape)
+    return torch.cat([rows[: part.stop - part.start] for rows, part in zip(gathered, parts, strict=True)])
 
 
 class _AllGather(torch.autograd.Function):
@@ -116,18 +115,18 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, values: Tensor, sum_grad: bool) -> Tensor:
         ctx.count, ctx.sum_grad = len(values), sum_grad  # type: ignore[attr-defined]
-        return _gather_equal(values)
+        return all_gather(values)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
         gradient, count = gradients[0], cast(int, ctx.count)  # type: ignore[attr-defined]
         if ctx.sum_grad:  # type: ignore[attr-defined]
             own = gradient.new_empty(count, *gradient.shape[1:])
-            dist.reduce_scatter(own, list(gradient.contiguous().chunk(world_size())))
+            dist.reduce_scatter_single(own, gradient.contiguous())
         else:
             own = gradient[rank() * count : (rank() + 1) * count]
-        # All ranks hold equally many rows. Gradients of replicated parameters are averaged over ranks afterwards, so
-        # the gradient of a global-batch loss is multiplied by world_size here.
+        # Gradients of replicated parameters are averaged over ranks afterwards, so the gradient of a global-batch loss
+        # is multiplied by world_size here.
         return own * world_size(), None
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ from training.optimization import loop
 from training.recipes import smoke
 from training.run.train import train_recognizer
 
-COLLECTIVES = ("all_gather", "all_reduce", "broadcast", "reduce_scatter")
+COLLECTIVES = {
+    "_allgather_base_": "all_gather_single",
+    "_reduce_scatter_base_": "reduce_scatter_single",
+    "allreduce_": "all_reduce",
+    "broadcast_": "broadcast",
+}
+"""Names in torch.distributed by those of the profiler."""
 READS = ("__bool__", "__float__", "__int__", "item", "tolist")
 
 
@@ -35,14 +42,13 @@ class Reads(TorchFunctionMode):
 
 
 def counting(step: Callable[..., Any], found: list[Counter[str]]) -> Callable[..., Any]:
-    """Return the step, which also appends its counts; collectives are named as in torch.distributed."""
+    """Return the step, which also appends its counts."""
 
     def counted(*arguments: Any) -> Any:
         with profile(activities=[ProfilerActivity.CPU]) as profiler, Reads() as reads:
             result = step(*arguments)
-        names = [e.name.removeprefix("c10d::").strip("_") for e in profiler.events() if e.name.startswith("c10d::")]
-        plain = {name.replace("_", ""): name for name in COLLECTIVES}
-        found.append(Counter(plain.get(name.replace("_", ""), name) for name in names) + Counter(reads=reads.count))
+        names = [e.name.removeprefix("c10d::") for e in profiler.events() if e.name.startswith("c10d::")]
+        found.append(Counter(COLLECTIVES.get(name, name) for name in names) + Counter(reads=reads.count))
         return result
 
     return counted
@@ -51,6 +57,7 @@ def counting(step: Callable[..., Any], found: list[Counter[str]]) -> Callable[..
 def main() -> None:
     data, output = Path(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
+    torch.compile = partial(torch.compile, backend="eager")
     step = loop.train_step
     with distributed.process_group():
         for i, settings in enumerate(sys.argv[3:]):

@@ -65,25 +65,28 @@ def one_rank(folder: Path, output: Path, settings: dict[str, str]) -> RunConfig:
 
 def test_a_step_exchanges_what_the_documents_say(tmp_path: Path) -> None:
     """The table of docs/training.md: collectives and reads of one step, by kind of head."""
-    common = {**COMMON, "loop.epochs": "1", "loop.sync_batch_norm": "false"}
+    common = {**COMMON, "loop.epochs": "2", "loop.sync_batch_norm": "false"}
     special: list[dict[str, str]] = [
         {"head.name": "cosface"},
         {"head.name": "adacos"},
         {"head.name": "cosface", "loop.class_sampling": "0.5"},
         {"head.name": "cosface", "loop.sync_batch_norm": "true"},
+        {"head.name": "cosface", "loop.accumulate": "2", "loop.compile": "true"},
     ]
     command = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "tests.training.collectives", str(write_people(tmp_path / "people")), str(tmp_path / "runs")]
     command += [json.dumps({**common, **settings}) for settings in special]
     done = subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
-    whole, adacos, partial, batch_norm = map(json.loads, done.stdout.decode().splitlines()[-4:])
+    whole, adacos, partial, batch_norm, parts = map(json.loads, done.stdout.decode().splitlines()[-5:])
     # Two reads, and an all_reduce before one of them, check loss and gradient on CPUs only.
-    assert whole == {"broadcast": 2, "all_reduce": 3, "reads": 2}
-    assert adacos == {**whole, "all_gather": 4, "reads": 4}
-    assert partial == {"broadcast": 2, "all_gather": 5, "all_reduce": 7, "reduce_scatter": 1, "reads": 4}
+    assert whole == {"all_reduce": 3, "reads": 2}
+    assert adacos == {**whole, "all_gather_single": 2}
+    assert partial == {"all_gather_single": 2, "all_reduce": 7, "reduce_scatter_single": 1, "reads": 2}
     layers = sum("running_mean" in name for name in build_backbone(TINY).state_dict())
     assert batch_norm == {**whole, "all_reduce": 3 + 4 * layers}
+    # The second part checks its loss, too. Gradients are exchanged once, also of a compiled network.
+    assert parts == {"all_reduce": 4, "reads": 3}
 
 
 def values(output: Path) -> list[tuple[float, float]]:

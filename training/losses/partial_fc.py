@@ -46,7 +46,8 @@ class PartialFC(Head):
         self._in_optimizer = head.weight
         self.optimizer_state_PD: dict[str, Tensor] = {}
         self._rows = torch.arange(0)
-        self._begun = False
+        self._labels_A: Tensor | None = None
+        """Labels of the step's global batch, once its classes are sampled."""
         self._angle = torch.tensor(0.0)
 
     @property
@@ -61,14 +62,17 @@ class PartialFC(Head):
         return self.head.log_values()
 
     def begin_step(self, labels_B: Tensor) -> None:
-        self._sample(distributed.all_gather(labels_B))
-        self._begun = True
+        self._labels_A = distributed.all_gather(labels_B)
+        self._sample(self._labels_A)
 
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
-        x_AD, all_labels_A = distributed.all_gather_sum_grad(x_BD), distributed.all_gather(labels_B)
-        if not self._begun:
-            self._sample(all_labels_A)
-        labels_A = self._columns(all_labels_A)
+        if self._labels_A is None:
+            self.begin_step(labels_B)
+        x_AD = distributed.all_gather_sum_grad(x_BD)
+        known_A = self._labels_A
+        if known_A is None or len(known_A) != len(x_AD):  # a part of an accumulated batch
+            known_A = distributed.all_gather(labels_B)
+        labels_A = self._columns(known_A)
         logits_AS = self.head.logits(x_AD, labels_A)
         self._angle = self._own_angle(x_AD, labels_A)
         self.accuracy = self.head.accuracy
@@ -109,7 +113,7 @@ class PartialFC(Head):
 
     @contextmanager
     def optimizer_step(self, optimizer: Optimizer) -> Iterator[None]:
-        self._begun = False
+        self._labels_A = None
         weight = self.head.weight
         for group in optimizer.param_groups:
             group["params"] = [weight if p is self._in_optimizer else p for p in group["params"]]
@@ -126,7 +130,7 @@ class PartialFC(Head):
 
     def full_state(self) -> dict[str, Tensor]:
         """Return the state of the full head. Collective: every rank must call it."""
-        return {**self.head.state_dict(), "weight": distributed.all_gather(self.table_PD)}
+        return {**self.head.state_dict(), "weight": distributed.all_gather_parts(self.table_PD, self.num_classes)}
 
     def load_full_state(self, state: dict[str, Tensor]) -> None:
         saved = len(state["weight"])
@@ -146,7 +150,10 @@ class PartialFC(Head):
 
     def full_optimizer_state(self) -> dict[str, Tensor]:
         """Return the optimizer's row-wise state of the full weight. Collective: every rank must call it."""
-        return {name: distributed.all_gather(state_PD) for name, state_PD in sorted(self.optimizer_state_PD.items())}
+        return {
+            name: distributed.all_gather_parts(state_PD, self.num_classes)
+            for name, state_PD in sorted(self.optimizer_state_PD.items())
+        }
 
     def load_full_optimizer_state(self, slots: dict[str, Tensor]) -> None:
         self.optimizer_state_PD = {name: value[self.part].clone().to(self.table_PD) for name, value in slots.items()}

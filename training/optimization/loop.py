@@ -70,7 +70,7 @@ def fit(
     state = TrainingState(backbone, objective, loop, device, data)
     if state.restore(path):
         log.info("resumed %s at step %d", path, state.step)
-    batches = Batches(data, config, _rank_slice(loop), device)
+    batches = Batches(data, config, _rank_slice(config), device)
     network = _prepare_network(state.backbone, loop, device)
     backbone.train()
     objective.train()
@@ -210,10 +210,15 @@ def _step_seed(seed: int, step: int) -> int:
     return int(np.random.SeedSequence((seed, step, distributed.rank() + 1)).generate_state(1)[0])
 
 
-def _rank_slice(config: LoopConfig) -> slice:
-    ranks, size = distributed.world_size(), config.batch_size
-    if size % (ranks * config.accumulate):
+def _rank_slice(config: RunConfig) -> slice:
+    """Return this rank's images of a batch. All ranks have equally many, and labels of equally many."""
+    ranks, size = distributed.world_size(), config.loop.batch_size
+    if size % (ranks * config.loop.accumulate):
         raise ConfigError(f"loop.batch_size {size} does not divide by {ranks} ranks and loop.accumulate")
+    if ranks > 1 and config.augment.morph and (config.head.name != "none" or config.terms):
+        raise ConfigError(
+            "augment.morph leaves ranks unequal numbers of labels. Use one process, or set head.name=none"
+        )
     return distributed.split_evenly(size, distributed.rank(), ranks)
 
 
@@ -225,11 +230,20 @@ def _prepare_network(backbone: nn.Module, config: LoopConfig, device: torch.devi
     if config.gradient_checkpointing:
         checkpoint_blocks(backbone)
     network = backbone
+    if distributed.world_size() > 1 and config.sync_batch_norm:
+        network = synchronize_batch_norm(network)
+    if config.compile:
+        network = torch.compile(network)  # type: ignore[assignment]
     if distributed.world_size() > 1:
-        if config.sync_batch_norm:
-            network = synchronize_batch_norm(network)
-        network = DistributedDataParallel(network, device_ids=[device] if device.type == "cuda" else None)
-    return torch.compile(network) if config.compile else network  # type: ignore[return-value]
+        # Only the first rank's running statistics are used. A graph that stays the same needs no search for gradients
+        # that are missing, but DDP supports it only without no_sync().
+        network = DistributedDataParallel(
+            network,
+            device_ids=[device] if device.type == "cuda" else None,
+            forward_sync_buffers=False,
+            static_graph=config.accumulate == 1,
+        )
+    return network
 
 
 def _diagnose(state: TrainingState, rows: NDArray[np.int64], embeddings: Tensor, parts: Mapping[str, Tensor]) -> str:
