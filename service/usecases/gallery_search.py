@@ -106,7 +106,7 @@ async def assign_faces(backend: Backend, probes: Sequence[Probe]) -> None:
     groups = _faces_together(probes)
     if len(probes) <= MAX_INLINE_FACES:
         _assign(probes, groups)
-    else:
+    elif groups:
         await backend.run(_assign, probes, groups)
 
 

@@ -66,12 +66,11 @@ class PartialFC(Head):
         self._sample(self._labels_A)
 
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
-        if self._labels_A is None:
-            self.begin_step(labels_B)
-        x_AD = distributed.all_gather_sum_grad(x_BD)
-        known_A = self._labels_A
-        if known_A is None or len(known_A) != len(x_AD):  # a part of an accumulated batch
+        x_AD, known_A = distributed.all_gather_sum_grad(x_BD), self._labels_A
+        if known_A is None or len(known_A) != len(x_AD):  # no step was begun, or this is a part of its batch
             known_A = distributed.all_gather(labels_B)
+        if self._labels_A is None:
+            self._sample(known_A)
         labels_A = self._columns(known_A)
         logits_AS = self.head.logits(x_AD, labels_A)
         self._angle = self._own_angle(x_AD, labels_A)
