@@ -104,9 +104,9 @@ def all_gather_parts(part: Tensor, count: int) -> Tensor:
     """Concatenate the parts into which `split_evenly` split ``count`` rows, without gradient."""
     padded = part.new_zeros(-(-count // world_size()), *part.shape[1:])
     padded[: len(part)] = part
-    parts = [split_evenly(count, each, world_size()) for each in range(world_size())]
+    slices = [split_evenly(count, each, world_size()) for each in range(world_size())]
     gathered = all_gather(padded).view(world_size(), *padded.shape)
-    return torch.cat([rows[: part.stop - part.start] for rows, part in zip(gathered, parts, strict=True)])
+    return torch.cat([rows[: own.stop - own.start] for rows, own in zip(gathered, slices, strict=True)])
 
 
 class _AllGather(torch.autograd.Function):

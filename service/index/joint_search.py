@@ -16,6 +16,8 @@ MAX_PROBES: Final = 64
 """Probes of one search. More gain little, and the first of them wait."""
 Found = tuple[list[list[Hit]], int]
 """The hits of each probe, and the number of subjects compared."""
+Search = Callable[[Float, int], Found]
+"""Function of (q, d) probes and the number of hits of each, which blocks."""
 
 
 class JointSearch:
@@ -28,11 +30,8 @@ class JointSearch:
         self._turn = asyncio.Lock()
         self._next: dict[int, _Together] = {}
 
-    async def run(self, threads: RequestThreads, search: Callable[[Float, int], Found], probes: Float, k: int) -> Found:
-        """Return the hits of (q, d) probes, as of now or later. Raises what the search raises.
-
-        ``search``: function of probes and ``k`` that blocks, the same for all calls.
-        """
+    async def run(self, threads: RequestThreads, search: Search, probes: Float, k: int) -> Found:
+        """Return the hits of (q, d) probes, as of now or later, by the index's ``search``. Raises what it raises."""
         together = self._next.get(k)
         if together is None or together.count + len(probes) > MAX_PROBES:
             together = self._next[k] = _Together()
@@ -42,9 +41,7 @@ class JointSearch:
         hits, subjects = await asyncio.shield(together.search)
         return hits[first : first + len(probes)], subjects
 
-    async def _run_next(
-        self, threads: RequestThreads, search: Callable[[Float, int], Found], together: _Together, k: int
-    ) -> Found:
+    async def _run_next(self, threads: RequestThreads, search: Search, together: _Together, k: int) -> Found:
         async with self._turn:
             if self._next.get(k) is together:
                 del self._next[k]
