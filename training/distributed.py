@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -33,6 +33,12 @@ def device() -> torch.device:
     )
 
 
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the CPU to a device, without waiting for the device."""
+    # From other memory than pinned, the host waits until the copy is done, and so for all work queued before it.
+    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
+
+
 @contextmanager
 def process_group() -> Iterator[None]:
     """Join the process group when started by torchrun; otherwise do nothing."""
@@ -41,7 +47,7 @@ def process_group() -> Iterator[None]:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
-    # The other ranks wait while the first rank decodes data and evaluates.
+    # The other ranks wait while the first rank decodes data.
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(hours=6))
     try:
         yield
@@ -58,12 +64,24 @@ def barrier() -> None:
         dist.barrier()
 
 
+def new_cpu_group() -> dist.ProcessGroup | None:
+    """Return a group of all ranks for exchanges of a thread, or None for one process. Collective."""
+    return dist.new_group(backend="gloo") if world_size() > 1 else None
+
+
 def broadcast_first(values: Tensor) -> Tensor:
     """Return the first rank's ``values``, of equal shape on all ranks, without gradient."""
     first = values.detach().clone()
     if world_size() > 1:
         dist.broadcast(first, 0)
     return first
+
+
+def broadcast_buffers(network: nn.Module) -> None:
+    """Set the buffers of a network, such as the statistics of batch norms, to those of the first rank."""
+    if world_size() > 1:
+        for buffer in network.buffers():
+            dist.broadcast(buffer, 0)
 
 
 def broadcast_decision(decision: bool) -> bool:
@@ -140,17 +158,32 @@ def all_gather_sum_grad(values: Tensor) -> Tensor:
     return values if world_size() == 1 else cast(Tensor, _AllGather.apply(values, True))  # type: ignore[no-untyped-call]
 
 
-def average_gradients(parameters: list[nn.Parameter]) -> None:
-    """Replace the gradients of replicated parameters by their mean over ranks."""
-    if world_size() == 1:
-        return
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if gradients:
-        flat = torch.cat([g.flatten() for g in gradients])
-        dist.all_reduce(flat)
-        flat /= world_size()
-        for gradient, part in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+class GradientMean:
+    """Mean over ranks of the gradients of replicated parameters, exchanged while the backward pass goes on.
+
+    `DistributedDataParallel` does the same for the backbone. All ranks find the gradients in the same order.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.complete = True
+        """Whether the next backward pass is the last of a step, whose gradients are exchanged."""
+        self._begun: list[tuple[dist.Work, Tensor]] = []
+        if world_size() > 1:
+            for parameter in parameters:
+                parameter.register_post_accumulate_grad_hook(self._begin)  # type: ignore[no-untyped-call]
+
+    def _begin(self, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if self.complete and gradient is not None:
+            work = dist.all_reduce(gradient, async_op=True)
+            self._begun.append((cast(dist.Work, work), gradient))
+
+    def wait(self) -> None:
+        """Finish the exchange. On a GPU, the host does not wait, but what it queues afterwards."""
+        for work, gradient in self._begun:
+            work.wait()
+            gradient /= world_size()
+        self._begun = []
 
 
 def all_reduce_sum(value: Tensor) -> Tensor:

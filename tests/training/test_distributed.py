@@ -10,16 +10,25 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.training.runs import TINY, losses, write_people
+from tests.training.optimization.test_sharded import finish, start
+from tests.training.runs import TINY, losses, tiny_run, write_people
 from training import distributed
 from training.backbones import build_backbone
 from training.config import RunConfig
+from training.data.identities import load_identities
+from training.data.split import split_identities
+from training.evaluation.embedding import load_run, shared_embedder, torch_embedder
 from training.losses import PartialFC, build_head
+from training.optimization.loop import fit
+from training.optimization.objective import build_objective
+from training.optimization.run_folder import load_checkpoint, read_run_config
 from training.recipes import smoke
+from training.run.people import HeldOut, figures_of
 from training.run.train import train_recognizer
 
 pytestmark = pytest.mark.long
@@ -87,6 +96,111 @@ def test_a_step_exchanges_what_the_documents_say(tmp_path: Path) -> None:
     assert batch_norm == {**whole, "all_reduce": 3 + 4 * layers}
     # The second part checks its loss, too. Gradients are exchanged once, also of a compiled network.
     assert parts == {"all_reduce": 4, "reads": 3}
+
+
+def test_gradients_of_the_head_are_exchanged_while_those_of_the_backbone_are_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backbone, head = torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)
+    order: list[str] = []
+
+    class Work:
+        def wait(self) -> None:
+            order.append("waited")
+
+    def all_reduce(values: torch.Tensor, async_op: bool) -> Work:
+        assert async_op
+        values *= 3  # the sum over two ranks, of which the other one found twice the gradient
+        order.append("begun" if backbone.weight.grad is None else "too late")
+        return Work()
+
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    exchange = distributed.GradientMean(head.parameters())
+    inputs = torch.randn(4, 3)
+    exchange.complete = False
+    head(backbone(inputs)).sum().backward()
+    assert order == []
+    own = [parameter.grad.clone() for parameter in head.parameters() if parameter.grad is not None]
+    backbone.zero_grad()
+    exchange.complete = True
+    head(backbone(inputs)).sum().backward()
+    assert order == ["begun", "begun"]
+    exchange.wait()
+    assert order == ["begun", "begun", "waited", "waited"]
+    for parameter, gradient in zip(head.parameters(), own, strict=True):
+        assert torch.allclose(parameter.grad, 2 * gradient * 3 / 2)  # type: ignore[arg-type]
+    order.clear()
+    exchange.wait()
+    assert order == []
+
+
+def test_ranks_validate_together(tmp_path: Path) -> None:
+    """Figures are those of the saved network in one process. The ranks' own batch statistics differ."""
+    settings = {**COMMON, "data.held_out_photos": "0.5", "loop.sync_batch_norm": "false", "loop.learning_rate": "0.05"}
+    two_ranks(write_people(tmp_path / "people"), tmp_path / "two", settings)
+    with (tmp_path / "two" / "validation.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    config = read_run_config(tmp_path / "two")
+    split = split_identities(load_identities(config.data, tmp_path / "cache"), config.data, config.loop.seed)
+    _, network = load_run(tmp_path / "two")
+    expected = figures_of(HeldOut(split).measure(torch_embedder(network), intervals=True))
+    last = {row["measure"]: float(row["value"]) for row in rows if row["step"] == rows[-1]["step"]}
+    assert last.keys() == expected.keys()
+    assert last
+    for name, rate in expected.items():
+        assert last[name] == pytest.approx(rate if isinstance(rate, float) else rate[0], abs=1e-6), name
+
+
+def test_ranks_validate_one_network(tmp_path: Path) -> None:
+    """Each rank has batch statistics of its own images; those of the first rank are validated and saved."""
+    config = tiny_run(write_people(tmp_path / "people"), tmp_path / "run", "cosface", epochs=1)
+    finish(start(2, config, _keep_validated, "spawn"))
+    first, second = (torch.load(tmp_path / "run" / f"rank-{rank}.pt", weights_only=True) for rank in range(2))
+    saved = load_checkpoint(tmp_path / "run" / "checkpoint.pt")["averaged"]
+    for name, value in saved.items():
+        assert torch.equal(first[name], value), name
+        assert torch.equal(second[name], value), name
+
+
+def _keep_validated(config: RunConfig) -> None:
+    data = load_identities(config.data, config.output.parent / f"cache-{distributed.rank()}")
+    torch.manual_seed(config.loop.seed)
+    backbone, objective = build_backbone(config.backbone), build_objective(config, data.num_classes)
+    config.output.mkdir(exist_ok=True)
+
+    def keep(network: torch.nn.Module, _ended: bool) -> dict[str, float]:
+        torch.save(network.state_dict(), config.output / f"rank-{distributed.rank()}.pt")
+        return {"accuracy": 1.0}
+
+    fit(backbone, objective, data, config, keep)
+
+
+def test_each_rank_embeds_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.eye(2))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            sizes.append(len(images))
+            return images[:, :2, 0, 0] @ self.weight
+
+    crops = np.random.default_rng(3).integers(0, 255, (7, 4, 4, 3), np.uint8)
+    whole = torch_embedder(Network())(crops)
+    for rank, share in ((0, 4), (1, 3)):
+        sizes.clear()
+        monkeypatch.setattr(distributed, "world_size", lambda: 2)
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(
+            distributed, "all_gather_parts", lambda part, count: torch.cat([part, torch.zeros(9, 2)])[:count]
+        )
+        vectors = shared_embedder(Network())(crops)
+        assert sizes == [share]
+        assert vectors.shape == whole.shape
+        assert np.array_equal(vectors[:share], whole[distributed.split_evenly(7, rank, 2)])
 
 
 def values(output: Path) -> list[tuple[float, float]]:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from models.vision.alignment import CROP_SIZE_PX, TEMPLATE_XY
 from training.config import AugmentConfig
+from training.distributed import to_device
 
 # Lengths in pixels are those of crops of 112, and scale with the crop.
 # Side in pixels to which crops are shrunk: training must cover both sharp and enlarged photos.
@@ -63,7 +64,7 @@ def augment(crops_BCHW: Tensor, u_BK: Tensor, config: AugmentConfig) -> Tensor:
     """Augment a batch: (B, 3, s, s) RGB float32 in [-1, 1] to the same; ``u_BK`` from `draw_uniforms`.
 
     The order follows the imaging process: mask, pose, light, camera, occlusion. ``u_BK`` is on the CPU, which selects
-    the images: a GPU would have to report how many it selected.
+    the images: a GPU would have to report how many it selected. The host does not wait for a GPU.
     """
     out = crops_BCHW.clone(memory_format=torch.contiguous_format)
     _apply_to_selected(out, u_BK, Draw.MASK, config.mask, _add_mask)
@@ -91,7 +92,7 @@ def morph(crops_BCHW: Tensor, u_BK: Tensor, config: AugmentConfig) -> Tensor:
     selected = (select_morphed(u_BK, config) & (neighbor_B < count)).nonzero().flatten()
     out = crops_BCHW.clone()
     if len(selected):
-        chosen, neighbors, u = (t.to(out.device) for t in (selected, neighbor_B[selected], u_BK[selected]))
+        chosen, neighbors, u = (to_device(t, out.device) for t in (selected, neighbor_B[selected], u_BK[selected]))
         shape = u[:, Draw.MORPH_FIRST : Draw.MORPH_FIRST + MORPH_GRID**2].reshape(-1, 1, MORPH_GRID, MORPH_GRID)
         field = (shape - 0.5 + (u[:, Draw.MORPH_SHARE, None, None, None] - 0.5) / 2) * MORPH_CONTRAST
         mask = torch.sigmoid(F.interpolate(field, size=crops_BCHW.shape[2:], mode="bicubic", align_corners=False))
@@ -109,8 +110,8 @@ def _apply_to_selected(
 def _change_rows(out: Tensor, u_BK: Tensor, selected_B: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> None:
     rows = selected_B.nonzero().flatten()
     if len(rows):
-        chosen = rows.to(out.device)
-        out[chosen] = change(out[chosen], u_BK[rows].to(out.device))
+        chosen = to_device(rows, out.device)
+        out[chosen] = change(out[chosen], to_device(u_BK[rows], out.device))
 
 
 def _scale_uniform(u_BK: Tensor, column: Draw, low: float, high: float) -> Tensor:
@@ -164,7 +165,7 @@ def _warp(crops: Tensor, u: Tensor, config: AugmentConfig) -> Tensor:
 
 def _change_color(out: Tensor, u_BK: Tensor, config: AugmentConfig) -> None:
     """Change saturation, contrast about mid-gray and brightness of all images, in place."""
-    u_BK = u_BK.to(out.device)
+    u_BK = to_device(u_BK, out.device)
     if config.saturation:
         color = _scale_uniform(u_BK, Draw.SATURATION, 1 - config.saturation, 1 + config.saturation)
         gray = _luma(out)

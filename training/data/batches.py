@@ -18,6 +18,7 @@ from training.config import RunConfig
 from training.data.augment import draw_uniforms
 from training.data.identities import IdentitySet, StreamedCrops, map_in_threads
 from training.data.sampling import BatchSampler
+from training.distributed import to_device
 
 MAX_BATCHES_AHEAD = 2
 
@@ -60,6 +61,7 @@ class Batches(Dataset[Batch]):
         crops = data.crops_NHWC
         streamed = isinstance(crops, StreamedCrops)
         self._resident: Tensor | None = None
+        self._copies = None if device.type == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # Copy the set to GPU memory if it needs less than half of the free memory.
         if device.type != "cpu" and not streamed and crops.nbytes < torch.cuda.mem_get_info(device)[0] / 2:
             self._resident = copy_to_device(device, crops)
@@ -113,11 +115,17 @@ class Batches(Dataset[Batch]):
         return batch.pin_memory() if self._device.type == "cuda" else batch
 
     def _move(self, batch: Batch) -> Batch:
-        if self._device.type == "cpu":
+        """Copy to a GPU on a stream of its own, while the steps before are computed."""
+        if self._copies is None:
             return batch
-        crops, labels = (tensor.to(self._device, non_blocking=True) for tensor in (batch.crops, batch.labels))
-        if self._resident is not None:
-            crops = self._resident[torch.from_numpy(batch.rows).to(self._device, non_blocking=True)]
+        with torch.cuda.stream(self._copies):
+            crops, labels = (to_device(tensor, self._device) for tensor in (batch.crops, batch.labels))
+            if self._resident is not None:
+                crops = self._resident[to_device(torch.from_numpy(batch.rows), self._device)]
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_stream(self._copies)
+        for tensor in (crops, labels):
+            tensor.record_stream(computing)  # its memory is not used again before
         return replace(batch, crops=crops, labels=labels)
 
 

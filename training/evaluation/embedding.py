@@ -65,12 +65,27 @@ def torch_embedder(network: nn.Module, normalized: bool = True) -> Callable[[Cro
     def embed(crops: Crops) -> Float:
         device = next(network.parameters()).device
         parts = [
-            network(to_tensor(crops[i : i + 128], device)).float().cpu().numpy() for i in range(0, len(crops), 128)
+            network(to_tensor(crops[i : i + 128], device)).float().cpu().numpy()
+            for i in range(0, max(1, len(crops)), 128)
         ]
         vectors = np.concatenate(parts)
         return l2_normalize(vectors) if normalized else vectors
 
     return embed
+
+
+def shared_embedder(network: nn.Module) -> Embed:
+    """Return a `torch_embedder` of which each rank embeds its share of the crops. Collective."""
+    embed = torch_embedder(network)
+
+    def share(crops: Crops) -> Float:
+        own = distributed.split_evenly(len(crops), distributed.rank(), distributed.world_size())
+        if distributed.world_size() == 1:
+            return embed(crops)
+        vectors = torch.from_numpy(embed(crops[own])).to(distributed.device())
+        return distributed.all_gather_parts(vectors, len(crops)).cpu().numpy()
+
+    return share
 
 
 def cached_embedder(embed: Embed, network: Path, cache_dir: Path) -> tuple[Embed, ArrayCache]:
@@ -114,9 +129,10 @@ def embed_batch(embed: Embed, crops: Crops, flip: bool = False) -> Float:
 
 def embed_crops(embed: Embed, crops_NHWC: NDArray[np.uint8], flip: bool = False) -> Float:
     """Embed crops in batches to (n, d) l2_normalize vectors. ``flip`` averages each with its mirror image."""
+    size = EMBED_BATCH_SIZE * distributed.world_size()  # ranks may share a batch
     vectors = [
-        embed_batch(embed, np.array(crops_NHWC[start : start + EMBED_BATCH_SIZE], order="C"), flip)
-        for start in range(0, len(crops_NHWC), EMBED_BATCH_SIZE)
+        embed_batch(embed, np.array(crops_NHWC[start : start + size], order="C"), flip)
+        for start in range(0, len(crops_NHWC), size)
     ]
     return np.concatenate(vectors).astype(np.float32)
 

@@ -102,7 +102,7 @@ class CurricularFace(ArcFace):
         self.momentum = momentum
         self.register_buffer("t", torch.tensor(0.0))
 
-    def log_values(self) -> dict[str, Tensor | float]:
+    def log_values(self) -> dict[str, Tensor]:
         return {**super().log_values(), "t": self.t}
 
     def update_statistics(self, cos_BC: Tensor, labels_B: Tensor, norms_B: Tensor) -> None:
@@ -175,7 +175,7 @@ class AdaFace(CosineHead):
         self.register_buffer("mean", torch.tensor(20.0))
         self.register_buffer("std", torch.tensor(100.0))
 
-    def log_values(self) -> dict[str, Tensor | float]:
+    def log_values(self) -> dict[str, Tensor]:
         return {**super().log_values(), "norm_mean": self.mean, "norm_std": self.std}
 
     def update_statistics(self, cos_BC: Tensor, labels_B: Tensor, norms_B: Tensor) -> None:

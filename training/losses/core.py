@@ -117,7 +117,7 @@ class Head(nn.Module, ABC):
     def load_full_state(self, state: dict[str, Tensor]) -> None:
         self.load_state_dict(state)
 
-    def log_values(self) -> dict[str, Tensor | float]:
+    def log_values(self) -> dict[str, Tensor]:
         """Return scalars to log beside the loss, such as the scale. They stay on their device."""
         return {}
 
@@ -181,7 +181,7 @@ class CosineHead(Head):
     def class_weights(self) -> Tensor | None:
         return self.weight
 
-    def log_values(self) -> dict[str, Tensor | float]:
+    def log_values(self) -> dict[str, Tensor]:
         return {"scale": self.scale}
 
     def cosines(self, embeddings_BD: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,8 @@ class PartialFC(Head):
     Args:
         head: the full head, equal on all ranks; this rank keeps its share of the classes.
         sampling: share of its classes that a rank uses in a step, in (0, 1], but at least as many as the batch has
-            images. The classes of the batch are included; torch's global generator selects the others.
+            images. The classes of the batch are included; torch's global generator selects the others. A step with
+            all classes copies none.
     """
 
     def __init__(self, head: CosineHead, sampling: float) -> None:
@@ -40,12 +42,15 @@ class PartialFC(Head):
         self.part = distributed.split_evenly(self.num_classes, distributed.rank(), ranks)
         self.table_PD: Tensor
         head.gets_global_batch = True
-        # The head's weight holds the sample of a step. The buffer and optimizer_state_PD hold all rows of this rank.
+        # The head's weight holds the sample of a step, or is the table. The table and its optimizer state hold all rows
+        # of this rank.
         self.register_buffer("table_PD", head.weight.detach()[self.part].clone(), persistent=False)
         head.weight = nn.Parameter(self.table_PD.clone())
         self._in_optimizer = head.weight
         self.optimizer_state_PD: dict[str, Tensor] = {}
         self._rows = torch.arange(0)
+        self._shared: Tensor | None = None
+        """The table, if the head's weight is the same memory."""
         self._labels_A: Tensor | None = None
         """Labels of the step's global batch, once its classes are sampled."""
         self._angle = torch.tensor(0.0)
@@ -58,7 +63,7 @@ class PartialFC(Head):
     def margin_share(self, share: float) -> None:
         self.head.margin_share = share
 
-    def log_values(self) -> dict[str, Tensor | float]:
+    def log_values(self) -> dict[str, Tensor]:
         return self.head.log_values()
 
     def begin_step(self, labels_B: Tensor) -> None:
@@ -93,12 +98,18 @@ class PartialFC(Head):
     def _sample(self, labels_A: Tensor) -> None:
         """Sample this step's classes. Their number does not depend on the labels, so that a GPU need not report it."""
         count = len(self.table_PD)
+        sampled = min(count, max(math.ceil(self.sampling * count), len(labels_A)))
+        if sampled == count:
+            if self._shared is not self.table_PD:  # at first, and after the table was loaded or moved
+                self._shared, self.head.weight = self.table_PD, nn.Parameter(self.table_PD)
+                self._rows = torch.arange(count, device=labels_A.device)
+            return
+        self._shared = None
         local_A = labels_A - self.part.start
         here_A = (local_A >= 0) & (local_A < count)
         priority = torch.rand(count + 1, device=labels_A.device)
         # The last element takes the labels of other ranks. Indices by a number would copy it to the device.
         priority.scatter_(0, torch.where(here_A, local_A, count), 2.0)
-        sampled = min(count, max(math.ceil(self.sampling * count), len(labels_A)))
         self._rows = priority[:count].topk(sampled).indices.sort().values
         # A new parameter, because autograd may still hold the last step's graph with the old shape.
         self.head.weight = nn.Parameter(self.table_PD[self._rows])
@@ -118,13 +129,18 @@ class PartialFC(Head):
             group["params"] = [weight if p is self._in_optimizer else p for p in group["params"]]
         state = optimizer.state[weight] = optimizer.state.pop(self._in_optimizer, {})
         self._in_optimizer = weight
+        if self._shared is not None:
+            state.update(self.optimizer_state_PD)
+            yield
+            self.optimizer_state_PD = {name: value for name, value in state.items() if _is_table(value, weight)}
+            return
         for name, state_PD in self.optimizer_state_PD.items():
             state[name] = state_PD[self._rows]
         yield
         # Not reached after an error: the rows keep their old values.
         self.table_PD[self._rows] = weight.data
         for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == weight.shape:
+            if _is_table(value, weight):
                 self.optimizer_state_PD.setdefault(name, torch.zeros_like(self.table_PD))[self._rows] = value
 
     def full_state(self) -> dict[str, Tensor]:
@@ -180,6 +196,11 @@ class _ShardedCrossEntropy(torch.autograd.Function):
         index_B1, target_B1 = labels_B.clamp(min=0)[:, None], (labels_B >= 0)[:, None]
         gradient_BS = probability_BS.scatter_add(1, index_B1, -target_B1.to(probability_BS.dtype))
         return gradient_BS * (gradients[0] / len(labels_B)), None
+
+
+def _is_table(value: object, weight: Tensor) -> TypeGuard[Tensor]:
+    """Return whether a value of an optimizer's state has a row per class, unlike its count of steps."""
+    return isinstance(value, Tensor) and value.shape == weight.shape
 
 
 def _reduce(values: Tensor, how: dist.ReduceOp.RedOpType) -> None:

@@ -50,12 +50,14 @@ class L2Softmax(Softmax):
     def __init__(self, embedding_dim: int, num_classes: int, alpha: float = 0.0) -> None:
         super().__init__(embedding_dim, num_classes)
         require(alpha >= 0, f"alpha must not be negative, but is {alpha}; 0 selects it automatically")
-        self.alpha = alpha or l2_softmax_alpha_bound(num_classes, 0.9)
+        self.alpha: Tensor
+        length = alpha or l2_softmax_alpha_bound(num_classes, 0.9)
+        self.register_buffer("alpha", torch.tensor(length, dtype=torch.float64), persistent=False)
 
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
         return super().loss(self.alpha * F.normalize(x_BD), labels_B)
 
-    def log_values(self) -> dict[str, Tensor | float]:
+    def log_values(self) -> dict[str, Tensor]:
         return {"scale": self.alpha}
 
 
@@ -70,7 +72,8 @@ class BatchCentroids(Head):
     def __init__(self, embedding_dim: int, num_classes: int, scale: float = 10.0) -> None:
         super().__init__()
         require(scale > 0, f"the scale s must be positive, not {scale}")
-        self.scale = scale
+        self.scale: Tensor
+        self.register_buffer("scale", torch.tensor(float(scale)), persistent=False)
 
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
         x_AD, labels_A = distributed.all_gather_own_grad(x_BD), distributed.all_gather(labels_B)
@@ -84,7 +87,7 @@ class BatchCentroids(Head):
         self.accuracy = top_share(logits_AA, first_A)
         return F.cross_entropy(logits_AA, first_A)
 
-    def log_values(self) -> dict[str, Tensor | float]:
+    def log_values(self) -> dict[str, Tensor]:
         return {"scale": self.scale}
 
 

@@ -148,18 +148,25 @@ class Triplet(BatchTerm):
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
         theta_BB = torch.arccos(cosine_matrix(x_BD, x_BD))
         same_BB = labels_B[:, None] == labels_B
-        anchors, positives = (same_BB & ~torch.eye(len(x_BD), dtype=torch.bool, device=x_BD.device)).nonzero().T
-        negative_PB = ~same_BB[anchors]
-        if not negative_PB.any():
-            return x_BD.sum() * 0.0
-        theta_ap_P1, theta_an_PB = theta_BB[anchors, positives][:, None], theta_BB[anchors]
+        negatives_B1 = (~same_BB).sum(1, keepdim=True)
+        # Negatives of each anchor by their angle, positives behind them. No indexing by masks, whose size a GPU would
+        # have to report.
+        ascending_BB = theta_BB.masked_fill(same_BB, 2 * math.pi).sort(1).values
         if self.mining == "semi_hard":
-            farther_PB = negative_PB & (theta_an_PB > theta_ap_P1)
-            nearest_P = theta_an_PB.masked_fill(~farther_PB, math.inf).argmin(1)
-            farthest_P = theta_an_PB.masked_fill(~negative_PB, -math.inf).argmax(1)
-            chosen_P1 = torch.where(farther_PB.any(1), nearest_P, farthest_P)[:, None]
-            theta_an_PB, negative_PB = theta_an_PB.gather(1, chosen_P1), negative_PB.gather(1, chosen_P1)
-        return F.relu(theta_ap_P1 + self.margin_rad - theta_an_PB)[negative_PB].mean()
+            farther_BB = torch.searchsorted(ascending_BB.detach(), theta_BB.detach(), right=True)
+            chosen_BB = torch.minimum(farther_BB, negatives_B1 - 1).clamp(min=0)
+            losses_BB = F.relu(theta_BB + self.margin_rad - ascending_BB.gather(1, chosen_BB))
+            triplets_BB = (negatives_B1 > 0).expand_as(theta_BB)
+        else:
+            # The sum over the negatives nearer than the positive and the margin.
+            limits_BB = theta_BB + self.margin_rad
+            nearer_BB = torch.searchsorted(ascending_BB.detach(), limits_BB.detach())
+            sums_BB = F.pad(ascending_BB.cumsum(1), (1, 0)).gather(1, nearer_BB)
+            losses_BB = nearer_BB * limits_BB - sums_BB
+            triplets_BB = negatives_B1.expand_as(theta_BB)
+        pairs_BB = same_BB & ~torch.eye(len(x_BD), dtype=torch.bool, device=x_BD.device)
+        total = torch.where(pairs_BB, losses_BB, 0.0).sum()
+        return total / torch.where(pairs_BB, triplets_BB, 0).sum().clamp(min=1)
 
 
 class Center(BatchTerm):
@@ -188,10 +195,9 @@ class Center(BatchTerm):
 
     @torch.no_grad()
     def _update_centers(self, x_BD: Tensor, labels_B: Tensor) -> None:
-        classes, inverse, counts = torch.unique(labels_B, return_inverse=True, return_counts=True)
-        difference_BD = self.centers[labels_B] - x_BD.to(self.centers.dtype)
-        sums = torch.zeros_like(self.centers[classes]).index_add(0, inverse, difference_BD)
-        self.centers[classes] -= self.alpha * sums / (1 + counts)[:, None]
+        counts_B = (labels_B[:, None] == labels_B).sum(1)
+        moves_BD = (x_BD.to(self.centers.dtype) - self.centers[labels_B]) / (1 + counts_B)[:, None]
+        self.centers.index_add_(0, labels_B, moves_BD, alpha=self.alpha)
 
 
 class Range(BatchTerm):
@@ -219,19 +225,34 @@ class Range(BatchTerm):
     def loss(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
         if self.normalized:
             x_BD = F.normalize(x_BD)
-        intra, means = x_BD.sum() * 0.0, []
-        for label in torch.unique(labels_B):
-            members = x_BD[labels_B == label]
-            means.append(members.mean(0))
-            squares = F.pdist(members).square()
-            if len(squares):
-                largest = squares.topk(min(self.k, len(squares))).values
-                # Two equal photos have a range of 0, whose reciprocal is infinite.
-                intra = intra + len(largest) / (1 / largest.clamp(min=1e-12)).sum()
-        if len(means) < 2:
-            return self.alpha * intra
-        nearest = F.pdist(torch.stack(means)).square().min()
-        return self.alpha * intra + self.beta * F.relu(self.margin - nearest)
+        return self.alpha * self._intra(x_BD, labels_B) + self.beta * self._inter(x_BD, labels_B)
+
+    def _intra(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
+        """Return the sum over people of the harmonic mean of their largest ranges."""
+        # Pairs in order of people, and of falling range; no loop over people, whom a GPU would have to report. A person
+        # has the number of the first sample, and pairs of two people come last.
+        count, squares_P = len(x_BD), F.pdist(x_BD).square()
+        first_P, second_P = torch.triu_indices(count, count, 1, device=x_BD.device)
+        person_B = (labels_B[:, None] == labels_B).int().argmax(1)
+        person_P = torch.where(labels_B[first_P] == labels_B[second_P], person_B[first_P], count)
+        order_P = squares_P.detach().argsort(descending=True)
+        order_P = order_P[person_P[order_P].argsort(stable=True)]
+        person_P = person_P[order_P]
+        rank_P = torch.arange(len(person_P), device=x_BD.device) - torch.searchsorted(person_P, person_P)
+        chosen_P = ((rank_P < self.k) & (person_P < count)).to(x_BD.dtype)
+        # Two equal photos have a range of 0, whose reciprocal is infinite.
+        reciprocals_P = chosen_P / squares_P[order_P].clamp(min=1e-12)
+        zeros = x_BD.new_zeros(count + 1)
+        counts, sums = (zeros.index_add(0, person_P, values_P) for values_P in (chosen_P, reciprocals_P))
+        return (counts / torch.where(counts > 0, sums, 1.0)).sum()
+
+    def _inter(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
+        """Return max(0, m - D); 0 for a single person."""
+        same_BB = labels_B[:, None] == labels_B
+        means_BD = same_BB.to(x_BD.dtype) @ x_BD / same_BB.sum(1, keepdim=True)
+        first_P, second_P = torch.triu_indices(len(x_BD), len(x_BD), 1, device=x_BD.device)
+        others_P = F.pdist(means_BD).square().masked_fill(same_BB[first_P, second_P], torch.inf)
+        return F.relu(self.margin - others_P.min()) if len(others_P) else others_P.sum()
 
 
 class Contrastive(BatchTerm):

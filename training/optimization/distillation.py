@@ -112,10 +112,12 @@ class Distillation(nn.Module):
                     return F.mse_loss(projected_BD, self.config.scale * target_BD)
 
     @torch.no_grad()
-    def measure(self, student: nn.Module, images_BCHW: Tensor) -> float:
-        """Return the loss of a network in evaluation mode on images that it was not trained on."""
-        parts = [self(student(part), part) * len(part) for part in torch.split(images_BCHW, MEASURED_BATCH)]
-        return float(torch.stack(parts).sum()) / len(images_BCHW)
+    def total(self, student: nn.Module, images_BCHW: Tensor) -> Tensor:
+        """Return the summed loss of a network in evaluation mode on images that it was not trained on."""
+        total = images_BCHW.new_zeros(())
+        for part in torch.split(images_BCHW, MEASURED_BATCH):
+            total += self(student(part), part) * len(part)
+        return total
 
     def _teacher_embeddings(self, images_BCHW: Tensor, batch: int | None) -> Tensor:
         if batch in self._cache:

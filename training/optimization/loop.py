@@ -78,7 +78,7 @@ def fit(
     silent, epoch_steps = distributed.rank() > 0, batches.steps_per_epoch
     logs = RunLog(config.output, state.step, batches.total_steps, loop.batch_size, silent, epoch_steps)
     last_saved = time.monotonic()
-    with closing(logs), stop_requests() as stop_requested:
+    with closing(state), closing(logs), stop_requests() as stop_requested:
         for batch in batches.iterate(state.step):
             monitor.add(train_step(network, state, batch, config, batches.total_steps))
             end_of_epoch = state.step % batches.steps_per_epoch == 0
@@ -97,15 +97,17 @@ def fit(
                     f"stopped at step {state.step} of {batches.total_steps}. The checkpoint is saved. Resume with: "
                     f"kith-train resume {config.output}"
                 )
-    state.save(path)
+        state.save(path)
     return Checkpoint(state.average().eval(), objective.head.eval(), state.step, state.loss, path)
 
 
 def _validate(state: TrainingState, validate: Validator | None, logs: RunLog, ended: bool) -> None:
-    """Log the figures of the first rank. Collective: all ranks stop if a figure is NaN or infinite."""
+    """Log figures, which the ranks compute together. Collective: all ranks stop if a figure is NaN or infinite."""
     figures: Mapping[str, Measured] = {}
-    if validate is not None and distributed.rank() == 0:
-        figures = validate(state.average().eval(), ended)
+    if validate is not None:
+        network = state.average().eval()
+        distributed.broadcast_buffers(network)
+        figures = validate(network, ended)
         logs.log_validation(state.step, figures)
     require_finite(figures, state.step)
 
@@ -131,16 +133,17 @@ def train_step(
     for i in range(loop.accumulate):
         part = distributed.split_evenly(len(images), i, loop.accumulate)
         inputs, labels = images[part].contiguous(memory_format=torch.channels_last), batch.labels[part]
-        synchronized = i == loop.accumulate - 1 or not isinstance(network, DistributedDataParallel)
-        with nullcontext() if synchronized else network.no_sync():  # type: ignore[operator]
-            own = None if labeled is None else labeled[part]
+        complete = i == loop.accumulate - 1
+        alone = not isinstance(network, DistributedDataParallel)
+        with nullcontext() if complete or alone else network.no_sync():  # type: ignore[operator]
+            own = None if labeled is None else distributed.to_device(labeled[part].nonzero().flatten(), device)
             with autocast:
                 embeddings = network(inputs)
             parts = state.objective(embeddings, labels, inputs, own, batch.number * loop.accumulate + i)
             loss = torch.stack(list(parts.values())).sum()
             if device.type == "cpu" and not math.isfinite(float(distributed.all_reduce_sum(loss))):
                 raise NonFiniteLossError(_diagnose(state, batch.rows[part], embeddings, parts))
-            state.backward(loss / loop.accumulate)
+            state.backward(loss / loop.accumulate, complete)
         measured = {
             "loss": loss,
             **({f"loss_{name}": value for name, value in parts.items()} if len(parts) > 1 else {}),
@@ -153,7 +156,7 @@ def train_step(
         ):
             counts.append(counted)
         for name, value in measured.items():
-            share = torch.as_tensor(value, device=device).detach() / loop.accumulate
+            share = value.detach() / loop.accumulate
             means[name] = means[name] + share if i else share
     means |= state.apply()
     known = {"learning_rate": rate} | ({"margin_share": head.margin_share} if loop.margin_warmup else {})
@@ -224,9 +227,11 @@ def _rank_slice(config: RunConfig) -> slice:
 
 def _prepare_network(backbone: nn.Module, config: LoopConfig, device: torch.device) -> nn.Module:
     """Apply checkpointing, sync batch norm, DDP and compile. State-dict keys of ``backbone`` stay the same.
-    Convolutions use TF32 and the fastest algorithm for their shape; the matrix products of heads stay exact."""
+    Convolutions use TF32 and the fastest algorithm for their shape. So do the products of heads with autocast: TF32
+    has the mantissa of fp16, so that cosines keep an error of 1e-4; bf16 has a tenth of its precision."""
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cuda.matmul.allow_tf32 = _uses_autocast(config.precision)
     if config.gradient_checkpointing:
         checkpoint_blocks(backbone)
     network = backbone

@@ -29,21 +29,22 @@ class Objective(nn.Module):
         embeddings_BD: Tensor,
         labels_B: Tensor,
         images_BCHW: Tensor,
-        labeled_B: Tensor | None = None,
+        labeled_N: Tensor | None = None,
         batch: int | None = None,
     ) -> dict[str, Tensor]:
         """Return the parts by name.
 
         Args:
-            labeled_B: mask of images with valid labels, used for head and terms; None means all.
+            labeled_N: rows of images with valid labels, used for head and terms; None means all.
             batch: number that identifies these images, for the cache of the distillation.
         """
-        labeled = slice(None) if labeled_B is None else labeled_B
-        x_BD, y_B = embeddings_BD[labeled], labels_B[labeled]
-        parts = {"head": self.head(x_BD, y_B)}
+        x_ND, y_N = embeddings_BD, labels_B
+        if labeled_N is not None:
+            x_ND, y_N = x_ND[labeled_N], y_N[labeled_N]
+        parts = {"head": self.head(x_ND, y_N)}
         weights_CD = self.head.class_weights()
         for name, term in self.terms.items():
-            parts[name] = self.term_weights[name] * term(x_BD, y_B, weights_CD)
+            parts[name] = self.term_weights[name] * term(x_ND, y_N, weights_CD)
         if self.distillation is not None:
             taught = self.distillation(embeddings_BD, images_BCHW, batch)
             parts["distillation"] = self.distillation.config.weight * taught

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import init_from_local_shards
 from torch.distributed._shard.sharded_tensor.shard import Shard
@@ -31,11 +32,14 @@ class ShardsReference(TypedDict):
     tables: list[str]
 
 
-def save_shards(folder: Path, tables_PD: Mapping[str, Tensor], part: slice, rows: int) -> None:
-    """Write this rank's rows ``part`` of (rows, d) tables. Collective."""
+def save_shards(
+    folder: Path, tables_PD: Mapping[str, Tensor], part: slice, rows: int, group: dist.ProcessGroup | None
+) -> None:
+    """Write this rank's rows ``part`` of (rows, d) tables on the CPU. Collective in ``group``, which nothing else uses
+    meanwhile. When it returns on the first rank, all ranks have written."""
     with _quiet():
-        save(_whole(tables_PD, part, rows), checkpoint_id=folder, no_dist=distributed.world_size() == 1)
-    distributed.barrier()
+        alone = distributed.world_size() == 1
+        save(_whole(tables_PD, part, rows, group), checkpoint_id=folder, process_group=group, no_dist=alone)
 
 
 def load_shards(folder: Path, tables_PD: Mapping[str, Tensor], part: slice, rows: int) -> None:
@@ -60,13 +64,18 @@ def read_class_weights(run: Path, shards: ShardsReference) -> Tensor:
     return weight
 
 
-def _whole(tables_PD: Mapping[str, Tensor], part: slice, rows: int) -> dict[str, Any]:
+def _whole(
+    tables_PD: Mapping[str, Tensor], part: slice, rows: int, group: dist.ProcessGroup | None = None
+) -> dict[str, Any]:
     """Return tables as parts of a whole: shards need not be of equal size."""
     if distributed.world_size() == 1:
         return dict(tables_PD)
     return {
         name: init_from_local_shards(
-            [Shard.from_tensor_and_offsets(table, [part.start, 0], distributed.rank())], rows, table.shape[1]
+            [Shard.from_tensor_and_offsets(table, [part.start, 0], distributed.rank())],
+            rows,
+            table.shape[1],
+            process_group=group,
         )
         for name, table in tables_PD.items()
     }

@@ -14,6 +14,7 @@ from training.config import ConfigError, LoopConfig
 from training.data.identities import IdentitySet
 from training.errors import NON_FINITE_REMEDY, NonFiniteLossError
 from training.losses import PartialFC
+from training.optimization.checkpoint_writer import CheckpointWriter, copy_to_host
 from training.optimization.objective import Objective
 from training.optimization.run_folder import check_classes, load_checkpoint, require_finite, save_atomically
 from training.optimization.sharded import SHARDS, ShardsReference, load_shards, remove_old_shards, save_shards
@@ -42,14 +43,24 @@ class TrainingState:
         self.loss = float("nan")
         self.optimizer = _optimizer([*self.backbone.parameters(), *objective.parameters()], config)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        sharded = objective.head.head.weight if isinstance(objective.head, PartialFC) else None
+        self._replicated = [p for p in objective.parameters() if p is not sharded]
+        self._exchange = distributed.GradientMean(self._replicated)
+        self._writer = CheckpointWriter()
+        self._writers = distributed.new_cpu_group() if config.sharded_checkpoint else None
 
     def begin_step(self, learning_rate: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.zero_grad(set_to_none=True)
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of ``loss``."""
+    def close(self) -> None:
+        """Wait until the last checkpoint is written. Raises what prevented it."""
+        self._writer.close()
+
+    def backward(self, loss: Tensor, complete: bool = True) -> None:
+        """Add the gradients of ``loss``. ``complete``: those of the step, which the ranks exchange."""
+        self._exchange.complete = complete
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def apply(self) -> dict[str, Tensor]:
@@ -60,12 +71,11 @@ class TrainingState:
         """
         head = self.objective.head
         sharded = [head.head.weight] if isinstance(head, PartialFC) else []
-        replicated = [p for p in self.objective.parameters() if all(p is not s for s in sharded)]
-        distributed.average_gradients(replicated)  # DistributedDataParallel averages those of the backbone
+        self._exchange.wait()
         with head.optimizer_step(self.optimizer):
             self.scaler.unscale_(self.optimizer)
-            groups = {"backbone": list(self.backbone.parameters()), "head": [*replicated, *sharded]}
-            own = {"backbone": _norm(groups["backbone"], []), "head": _norm(replicated, sharded)}
+            groups = {"backbone": list(self.backbone.parameters()), "head": [*self._replicated, *sharded]}
+            own = {"backbone": _norm(groups["backbone"], []), "head": _norm(self._replicated, sharded)}
             norms = {name: norm for name, norm in own.items() if norm is not None}
             limit = self.config.gradient_clip  # of each group: large gradients of the head do not slow the backbone
             factors = {name: (limit / norm).clamp(max=1.0) for name, norm in norms.items()} if limit else {}
@@ -101,8 +111,9 @@ class TrainingState:
         return ", ".join(broken[:5]) or "classes of another rank"
 
     def save(self, path: Path) -> None:
-        """Write atomically. Collective: every rank must call it, the first one writes, except for shards. Raises
-        NonFiniteLossError if a value is NaN or infinite on any rank; the earlier checkpoint is kept."""
+        """Copy the state, and write it atomically while training goes on. Collective: every rank must call it, and the
+        first one writes, except for shards. Raises NonFiniteLossError if a value is NaN or infinite on any rank; the
+        earlier checkpoint is kept. Raises OSError if the checkpoint before could not be written."""
         head = self.objective.head
         shards, tables, head_state = None, dict[str, Tensor](), {}
         if isinstance(head, PartialFC) and self.config.sharded_checkpoint:
@@ -124,11 +135,16 @@ class TrainingState:
             "loss": self.loss,
         }
         require_finite({**document, "shards": tables}, self.step)
-        if shards is not None and isinstance(head, PartialFC):
-            save_shards(path.parent / shards["folder"], tables, head.part, head.num_classes)
-        if distributed.rank() == 0:
-            save_atomically(path, document)
-            remove_old_shards(path.parent, shards)
+        document, tables = copy_to_host(document), copy_to_host(tables)
+
+        def write() -> None:
+            if shards is not None and isinstance(head, PartialFC):
+                save_shards(path.parent / shards["folder"], tables, head.part, head.num_classes, self._writers)
+            if distributed.rank() == 0:
+                save_atomically(path, document)
+                remove_old_shards(path.parent, shards)
+
+        self._writer.begin(write)
 
     def restore(self, path: Path) -> bool:
         """Load a checkpoint, whole or in shards of any number of ranks. Return whether there was one. Raises

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from models.vision.alignment import Alignment, realign_crops, standard_crop_px
 from models.vision.detection import Detector
+from training import distributed
 from training.config import ConfigError, DataConfig
 from training.data.identities import IdentitySet, load_identities
 from training.data.split import Split
@@ -107,8 +108,9 @@ class HeldOut:
             measured.append(MeasuredPeople(title, part, evaluate_people(vectors, part.labels, intervals)))
             if title not in self._said:
                 self._said.add(title)
-                for reason in measured[-1].result.too_small:
-                    log.info("%s: too small: %s", title, reason)
+                if distributed.rank() == 0:
+                    for reason in measured[-1].result.too_small:
+                        log.info("%s: too small: %s", title, reason)
         return measured
 
 

@@ -26,7 +26,7 @@ from training.detection.network import FaceDetector
 from training.detection.teacher import DetectorTeacher
 from training.evaluation import plots
 from training.evaluation.benchmarks import evaluate_bin
-from training.evaluation.embedding import torch_embedder
+from training.evaluation.embedding import shared_embedder, torch_embedder
 from training.liveness.data import Presentations
 from training.liveness.fit import LivenessLoopConfig, fit_liveness
 from training.optimization.logs import Measured
@@ -59,7 +59,7 @@ def train_recognizer(
     backbone = build_backbone(config.backbone, config.data.crop_px)
     objective = build_objective(config, data.num_classes)
     held_out = HeldOut(split)
-    validate = build_validator(config, objective, taught, held_out) if distributed.rank() == 0 else None
+    validate = build_validator(config, objective, taught, held_out)
     if validate is not None and observe is not None:
         validate = _observed(validate, observe)
     checkpoint = fit(backbone, objective, data, config, validate)
@@ -84,7 +84,7 @@ def build_validator(
 ) -> Validator | None:
     """Return a function that computes the ten-fold accuracy on each .bin set, by name, the figures of the people and
     photos that are held out, with intervals at the end, and the distillation loss of the crops ``taught``. Crops of
-    .bin sets are scaled to those of the run."""
+    .bin sets are scaled to those of the run. Collective: each rank embeds its share."""
     distillation = objective.distillation if len(taught) else None
     if not config.validation and distillation is None and not held_out:
         return None
@@ -93,14 +93,15 @@ def build_validator(
     sets = {name: replace(pairs, crops_NHWC=realign_crops(pairs.crops_NHWC, alignment)) for name, pairs in read.items()}
 
     def validate(network: nn.Module, ended: bool) -> dict[str, Measured]:
-        embed = torch_embedder(network)
+        embed = shared_embedder(network)
         figures: dict[str, Measured] = {
             f"{name} accuracy": evaluate_bin(embed, pairs).accuracy.mean for name, pairs in sets.items()
         }
         figures |= figures_of(held_out.measure(embed, ended))
         if distillation is not None:
-            images = to_tensor(taught, next(network.parameters()).device)
-            figures["held-out distillation loss"] = distillation.measure(network, images)
+            own = taught[distributed.split_evenly(len(taught), distributed.rank(), distributed.world_size())]
+            total = distillation.total(network, to_tensor(own, next(network.parameters()).device))
+            figures["held-out distillation loss"] = float(distributed.all_reduce_sum(total)) / len(taught)
         return figures
 
     return validate

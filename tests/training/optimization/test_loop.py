@@ -422,6 +422,27 @@ def test_sampled_classes_are_those_of_the_batch_and_some_others(folder: Path, tm
     assert 3 < int(moved.sum()) <= 50
 
 
+def test_steps_with_all_classes_copy_none(folder: Path, tmp_path: Path) -> None:
+    config = tiny_run(folder, tmp_path / "run", "cosface", class_sampling=1.0)
+    head = build_objective(config, 100).head.train()
+    assert isinstance(head, PartialFC)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+    tables: dict[str, set[int]] = {}
+    for _ in range(3):
+        optimizer.zero_grad()
+        labels = torch.tensor([3, 50, 99, 3])
+        head.begin_step(labels)
+        head(torch.randn(4, 16), labels).backward()
+        before = head.table_PD.clone()
+        with head.optimizer_step(optimizer):
+            optimizer.step()
+        assert not torch.equal(head.table_PD, before)
+        in_optimizer = optimizer.param_groups[0]["params"][0]
+        for name, table in [*head.own_tables().items(), ("weight", head.head.weight), ("weight", in_optimizer)]:
+            tables.setdefault(name, set()).add(table.data_ptr())
+    assert {name: len(places) for name, places in tables.items()} == {"weight": 1, "momentum_buffer": 1}
+
+
 def test_head_options_are_checked_before_decoding(folder: Path, tmp_path: Path) -> None:
     config = replace(tiny_run(folder, tmp_path / "run"), head=HeadConfig("cosface", {"marjin": 0.2}))
     with pytest.raises(ConfigError, match="marjin"):

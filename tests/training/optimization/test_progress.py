@@ -106,7 +106,7 @@ def test_accuracy_is_the_share_of_highest_logits_without_margin(name: str) -> No
         scores = F.normalize(embeddings) @ F.normalize(weights).T
     bias = head.get_parameter("classifier.bias") if name in ("softmax", "l2_softmax") else 0.0
     if name == "l2_softmax":
-        scores = vars(head)["alpha"] * F.normalize(embeddings) @ weights.T
+        scores = head.get_buffer("alpha") * F.normalize(embeddings) @ weights.T
     if name == "subcenter_arcface":
         scores = (F.normalize(embeddings) @ F.normalize(head.get_parameter("weight")).T).view(40, 12, -1).amax(2)
     right = float(((scores + bias).argmax(1) == labels).float().mean())
