@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+TIMEOUT: Final = timedelta(hours=6)
+"""Time for which ranks wait for each other: the first one decodes data, and disks may be slow."""
 
 
 def rank() -> int:
@@ -47,8 +50,7 @@ def process_group() -> Iterator[None]:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
-    # The other ranks wait while the first rank decodes data.
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(hours=6))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
     try:
         yield
         dist.barrier()
@@ -66,7 +68,7 @@ def barrier() -> None:
 
 def new_cpu_group() -> dist.ProcessGroup | None:
     """Return a group of all ranks for exchanges of a thread, or None for one process. Collective."""
-    return dist.new_group(backend="gloo") if world_size() > 1 else None
+    return dist.new_group(backend="gloo", timeout=TIMEOUT) if world_size() > 1 else None
 
 
 def broadcast_first(values: Tensor) -> Tensor:

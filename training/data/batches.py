@@ -125,7 +125,7 @@ class Batches(Dataset[Batch]):
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self._copies)
         for tensor in (crops, labels):
-            tensor.record_stream(computing)  # its memory is not used again before
+            tensor.record_stream(computing)  # its memory is used again only after the step
         return replace(batch, crops=crops, labels=labels)
 
 

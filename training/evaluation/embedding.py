@@ -79,9 +79,9 @@ def shared_embedder(network: nn.Module) -> Embed:
     embed = torch_embedder(network)
 
     def share(crops: Crops) -> Float:
-        own = distributed.split_evenly(len(crops), distributed.rank(), distributed.world_size())
         if distributed.world_size() == 1:
             return embed(crops)
+        own = distributed.split_evenly(len(crops), distributed.rank(), distributed.world_size())
         vectors = torch.from_numpy(embed(crops[own])).to(distributed.device())
         return distributed.all_gather_parts(vectors, len(crops)).cpu().numpy()
 

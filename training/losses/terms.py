@@ -200,6 +200,13 @@ class Center(BatchTerm):
         self.centers.index_add_(0, labels_B, moves_BD, alpha=self.alpha)
 
 
+def _squared_distances(x_BD: Tensor) -> Tensor:
+    """Return (B, B) squared distances. float64 keeps those of near rows; the gradient of torch.pdist needs B^2 d."""
+    x64_BD = x_BD.double()
+    squares_B = x64_BD.square().sum(1)
+    return (squares_B[:, None] + squares_B - 2 * x64_BD @ x64_BD.T).clamp(min=0).to(x_BD.dtype)
+
+
 class Range(BatchTerm):
     """Range loss: X. Zhang et al., "Range loss", ICCV 2017, section 3.
 
@@ -231,8 +238,9 @@ class Range(BatchTerm):
         """Return the sum over people of the harmonic mean of their largest ranges."""
         # Pairs in order of people, and of falling range; no loop over people, whom a GPU would have to report. A person
         # has the number of the first sample, and pairs of two people come last.
-        count, squares_P = len(x_BD), F.pdist(x_BD).square()
+        count = len(x_BD)
         first_P, second_P = torch.triu_indices(count, count, 1, device=x_BD.device)
+        squares_P = _squared_distances(x_BD)[first_P, second_P]
         person_B = (labels_B[:, None] == labels_B).int().argmax(1)
         person_P = torch.where(labels_B[first_P] == labels_B[second_P], person_B[first_P], count)
         order_P = squares_P.detach().argsort(descending=True)
@@ -250,9 +258,7 @@ class Range(BatchTerm):
         """Return max(0, m - D); 0 for a single person."""
         same_BB = labels_B[:, None] == labels_B
         means_BD = same_BB.to(x_BD.dtype) @ x_BD / same_BB.sum(1, keepdim=True)
-        first_P, second_P = torch.triu_indices(len(x_BD), len(x_BD), 1, device=x_BD.device)
-        others_P = F.pdist(means_BD).square().masked_fill(same_BB[first_P, second_P], torch.inf)
-        return F.relu(self.margin - others_P.min()) if len(others_P) else others_P.sum()
+        return F.relu(self.margin - _squared_distances(means_BD).masked_fill(same_BB, torch.inf).min())
 
 
 class Contrastive(BatchTerm):

@@ -6,20 +6,27 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
 class CheckpointWriter:
-    """Thread that writes one checkpoint at a time."""
+    """Thread that writes one checkpoint at a time, with ``device`` as the device of its calls."""
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
+    def __init__(self, device: torch.device) -> None:
+        def start() -> None:
+            if device.type == "cuda":  # torch uses the first GPU in a new thread, whatever the rank
+                torch.cuda.set_device(device)
+
+        self._thread = ThreadPoolExecutor(1, "checkpoint", start)
         self._last: Future[None] | None = None
 
+    def wait(self) -> BaseException | None:
+        """Wait for the last checkpoint, and return what prevented it."""
+        return None if self._last is None else self._last.exception()
+
     def begin(self, write: Callable[[], None]) -> None:
-        """Call ``write`` in the thread, after the checkpoint before. Raises what prevented that one."""
-        if self._last is not None:
-            self._last.result()
+        """Call ``write`` in the thread."""
         self._last = self._thread.submit(write)
 
     def close(self) -> None:

@@ -115,8 +115,9 @@ class Distillation(nn.Module):
     def total(self, student: nn.Module, images_BCHW: Tensor) -> Tensor:
         """Return the summed loss of a network in evaluation mode on images that it was not trained on."""
         total = images_BCHW.new_zeros(())
-        for part in torch.split(images_BCHW, MEASURED_BATCH):
-            total += self(student(part), part) * len(part)
+        if len(images_BCHW):
+            for part in torch.split(images_BCHW, MEASURED_BATCH):
+                total += self(student(part), part) * len(part)
         return total
 
     def _teacher_embeddings(self, images_BCHW: Tensor, batch: int | None) -> Tensor:

@@ -105,9 +105,7 @@ def _validate(state: TrainingState, validate: Validator | None, logs: RunLog, en
     """Log figures, which the ranks compute together. Collective: all ranks stop if a figure is NaN or infinite."""
     figures: Mapping[str, Measured] = {}
     if validate is not None:
-        network = state.average().eval()
-        distributed.broadcast_buffers(network)
-        figures = validate(network, ended)
+        figures = validate(state.average().eval(), ended)
         logs.log_validation(state.step, figures)
     require_finite(figures, state.step)
 
@@ -136,10 +134,10 @@ def train_step(
         complete = i == loop.accumulate - 1
         alone = not isinstance(network, DistributedDataParallel)
         with nullcontext() if complete or alone else network.no_sync():  # type: ignore[operator]
-            own = None if labeled is None else distributed.to_device(labeled[part].nonzero().flatten(), device)
+            chosen = None if labeled is None else distributed.to_device(labeled[part].nonzero().flatten(), device)
             with autocast:
                 embeddings = network(inputs)
-            parts = state.objective(embeddings, labels, inputs, own, batch.number * loop.accumulate + i)
+            parts = state.objective(embeddings, labels, inputs, chosen, batch.number * loop.accumulate + i)
             loss = torch.stack(list(parts.values())).sum()
             if device.type == "cpu" and not math.isfinite(float(distributed.all_reduce_sum(loss))):
                 raise NonFiniteLossError(_diagnose(state, batch.rows[part], embeddings, parts))
@@ -227,8 +225,8 @@ def _rank_slice(config: RunConfig) -> slice:
 
 def _prepare_network(backbone: nn.Module, config: LoopConfig, device: torch.device) -> nn.Module:
     """Apply checkpointing, sync batch norm, DDP and compile. State-dict keys of ``backbone`` stay the same.
-    Convolutions use TF32 and the fastest algorithm for their shape. So do the products of heads with autocast: TF32
-    has the mantissa of fp16, so that cosines keep an error of 1e-4; bf16 has a tenth of its precision."""
+    Convolutions use TF32 and the fastest algorithm for their shape. With autocast, matrix products of the losses use
+    TF32, too, which has the 10 bits of fp16; bf16 has 7."""
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
         torch.backends.cuda.matmul.allow_tf32 = _uses_autocast(config.precision)

@@ -37,9 +37,11 @@ def save_shards(
 ) -> None:
     """Write this rank's rows ``part`` of (rows, d) tables on the CPU. Collective in ``group``, which nothing else uses
     meanwhile. When it returns on the first rank, all ranks have written."""
-    with _quiet():
-        alone = distributed.world_size() == 1
-        save(_whole(tables_PD, part, rows, group), checkpoint_id=folder, process_group=group, no_dist=alone)
+    # Not by _quiet(): a thread must not replace the filters of the process.
+    for known in ("torch.distributed is disabled", "Detected an existing checkpoint"):
+        warnings.filterwarnings("ignore", known, UserWarning)
+    alone = distributed.world_size() == 1
+    save(_whole(tables_PD, part, rows, group), checkpoint_id=folder, process_group=group, no_dist=alone)
 
 
 def load_shards(folder: Path, tables_PD: Mapping[str, Tensor], part: slice, rows: int) -> None:

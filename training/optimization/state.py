@@ -46,8 +46,8 @@ class TrainingState:
         sharded = objective.head.head.weight if isinstance(objective.head, PartialFC) else None
         self._replicated = [p for p in objective.parameters() if p is not sharded]
         self._exchange = distributed.GradientMean(self._replicated)
-        self._writer = CheckpointWriter()
-        self._writers = distributed.new_cpu_group() if config.sharded_checkpoint else None
+        self._writer = CheckpointWriter(device)
+        self._shards_group = distributed.new_cpu_group() if sharded is not None else None
 
     def begin_step(self, learning_rate: float) -> None:
         for group in self.optimizer.param_groups:
@@ -100,9 +100,11 @@ class TrainingState:
         return {**named_norms, **{f"clip_{name}": factor for name, factor in factors.items()}}
 
     def average(self) -> nn.Module:
-        """Return the EMA network, up to date. Without EMA, it is copied only here."""
+        """Return the EMA network, up to date. Without EMA, it is copied only here. Collective: the statistics of batch
+        norms are those of the first rank."""
         if not self.config.ema_decay:
             update_ema(self.averaged, self.backbone, 0.0)
+        distributed.broadcast_buffers(self.averaged)
         return self.averaged
 
     def _broken_gradients(self) -> str:
@@ -113,7 +115,7 @@ class TrainingState:
     def save(self, path: Path) -> None:
         """Copy the state, and write it atomically while training goes on. Collective: every rank must call it, and the
         first one writes, except for shards. Raises NonFiniteLossError if a value is NaN or infinite on any rank; the
-        earlier checkpoint is kept. Raises OSError if the checkpoint before could not be written."""
+        earlier checkpoint is kept. Raises on all ranks what prevented the checkpoint before; this one is written."""
         head = self.objective.head
         shards, tables, head_state = None, dict[str, Tensor](), {}
         if isinstance(head, PartialFC) and self.config.sharded_checkpoint:
@@ -135,16 +137,20 @@ class TrainingState:
             "loss": self.loss,
         }
         require_finite({**document, "shards": tables}, self.step)
-        document, tables = copy_to_host(document), copy_to_host(tables)
+        failure = self._writer.wait()  # before copying: one copy at a time
+        document = copy_to_host(document) if distributed.rank() == 0 else {}
+        tables = copy_to_host(tables)
 
         def write() -> None:
             if shards is not None and isinstance(head, PartialFC):
-                save_shards(path.parent / shards["folder"], tables, head.part, head.num_classes, self._writers)
+                save_shards(path.parent / shards["folder"], tables, head.part, head.num_classes, self._shards_group)
             if distributed.rank() == 0:
                 save_atomically(path, document)
                 remove_old_shards(path.parent, shards)
 
         self._writer.begin(write)
+        if distributed.any_rank(failure is not None):
+            raise failure or OSError("another rank could not write the checkpoint before")
 
     def restore(self, path: Path) -> bool:
         """Load a checkpoint, whole or in shards of any number of ranks. Return whether there was one. Raises

@@ -63,8 +63,8 @@ def make_plan(config: RunConfig, images: int, classes: int, gpus: int, images_pe
         # Weights, gradients, momentum, the buckets of DistributedDataParallel, and the EMA network.
         "backbone": weights * (4 + bool(loop.ema_decay) + (gpus == 1) * -1),
         "activations": activation_bytes(backbone, batch // gpus, config.data.crop_px),
-        # Weights and momentum of all own classes; weights, gradients and unit vectors of those in use.
-        "classifier": own * row_bytes * 2 + used * row_bytes * 3,
+        # Weights and momentum of all own classes; gradients and unit vectors of those in use, and a copy of a sample.
+        "classifier": own * row_bytes * 2 + used * row_bytes * (2 + (used < own)),
         "logits": batch * used * FLOAT_BYTES * LOGIT_COPIES,
     }
     speed = images_per_s * gpus

@@ -26,7 +26,7 @@ from training.detection.network import FaceDetector
 from training.detection.teacher import DetectorTeacher
 from training.evaluation import plots
 from training.evaluation.benchmarks import evaluate_bin
-from training.evaluation.embedding import shared_embedder, torch_embedder
+from training.evaluation.embedding import shared_embedder
 from training.liveness.data import Presentations
 from training.liveness.fit import LivenessLoopConfig, fit_liveness
 from training.optimization.logs import Measured
@@ -63,9 +63,9 @@ def train_recognizer(
     if validate is not None and observe is not None:
         validate = _observed(validate, observe)
     checkpoint = fit(backbone, objective, data, config, validate)
+    measured = held_out.measure(shared_embedder(checkpoint.backbone), intervals=False)
     if distributed.rank() == 0:
         (config.output / "losses.png").write_bytes(plots.png(plots.loss_curves(config.output / LOSSES)))
-        measured = held_out.measure(torch_embedder(checkpoint.backbone), intervals=False)
         write_worst_pairs(config.output / WORST_PAIRS, measured)
     return checkpoint
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +71,32 @@ def test_later_steps_do_not_change_a_checkpoint(
     assert torch.equal(saved["head"]["weight"], head)
 
 
-@pytest.mark.parametrize("then", [lambda writer: writer.begin(lambda: None), CheckpointWriter.close])
-def test_a_failure_is_raised_at_the_next_checkpoint_or_the_end(then: Callable[[CheckpointWriter], None]) -> None:
-    writer = CheckpointWriter()
+def test_a_failure_is_raised_at_the_next_checkpoint_which_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_run(tmp_path, tmp_path / "run", "cosface")
+    state = TrainingState(build_backbone(TINY), build_objective(config, PEOPLE), config.loop, torch.device("cpu"))
+    state.loss = 1.0
 
+    def full(*_arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state_module, "save_atomically", full)
+        state.save(tmp_path / "checkpoint.pt")
+        assert isinstance(state._writer.wait(), OSError)
+    state.step = 5
+    with pytest.raises(OSError, match="No space"):
+        state.save(tmp_path / "checkpoint.pt")
+    state.close()
+    assert load_checkpoint(tmp_path / "checkpoint.pt")["step"] == 5
+
+
+def test_a_failure_of_the_last_checkpoint_is_raised_at_the_end() -> None:
     def full() -> None:
         raise OSError(28, "No space left on device")
 
+    writer = CheckpointWriter(torch.device("cpu"))
     writer.begin(full)
     with pytest.raises(OSError, match="No space"):
-        then(writer)
+        writer.close()

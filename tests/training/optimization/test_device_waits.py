@@ -108,7 +108,8 @@ def test_augmentation_does_not_wait() -> None:
 )
 def test_a_step_does_not_wait(tmp_path: Path, settings: dict[str, str]) -> None:
     config = tiny_run(tmp_path, tmp_path / "run").overridden(settings)
-    state = TrainingState(build_backbone(TINY), build_objective(config, 40), config.loop, META)
+    with META:
+        state = TrainingState(build_backbone(TINY), build_objective(config, 40), config.loop, META)
     labels = torch.zeros(8, dtype=torch.long, device=META)
     crops = torch.zeros(8, 112, 112, 3, dtype=torch.uint8, device=META)
     batch = Batch(0, 0, np.arange(8), crops, labels, draw_uniforms(8, 7, 0))

@@ -42,6 +42,9 @@ def test_a_plan_splits_classes_and_batch_over_gpus() -> None:
     assert one["activations"] == pytest.approx(2 * two["activations"], rel=0.01)
     # 2,059,906 classes / 8, weights and momentum, and three times the fifth in use: 512 float32 each.
     assert one["classifier"] == pytest.approx(2_059_906 / 8 * 512 * 4 * 2.6, rel=0.01)
+    # All 360,232 / 8: weights, momentum, gradients and unit vectors.
+    whole = make_plan(glint360k(Path(), Path("runs/plan")), 17_091_657, 360_232, 8, 500.0, 8000)
+    assert whole.memory_bytes["classifier"] == pytest.approx(360_232 / 8 * 512 * 4 * 4, rel=0.01)
     assert plans[8].epoch_s == pytest.approx(42_474_557 / 4000)
     assert plans[8].read_bytes_per_s == 4000 * 8000
     with pytest.raises(ConfigError, match="does not divide by 7 GPUs"):
