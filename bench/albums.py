@@ -40,7 +40,8 @@ RISKS: Final = (0.1, 0.03, 0.01, 0.003, 0.001)
 DEFAULT_RISK: Final = 0.01
 LOOKALIKE_STEP: Final = 10
 MIN_SAMPLES, MIN_SAMPLES_OF_CUT = 3, 2
-"""Of HDBSCAN, and of its tree cut at a distance: chosen from 1, 2 and 3 on the development half by BCubed F."""
+"""Neighbors of a core point, for HDBSCAN and for its tree cut at a distance: chosen from 1, 2 and 3 on the development
+half by BCubed F."""
 SEED: Final = 0
 Labels = NDArray[np.int64]
 

@@ -46,7 +46,7 @@ def draw_weights(people: int, rounds: int = ROUNDS, seed: int = 0) -> Floats:
 
 class FalseMatches:
     """Comparisons of different people that reach a threshold, among all comparisons of a set of photos: (n, d)
-    ``vectors`` of unit length, (n,) ``people`` whom they show."""
+    ``vectors`` of unit length, (n,) ``people`` in them."""
 
     def __init__(self, vectors: Float, people: NDArray[np.str_], threshold: float, rounds: int = ROUNDS) -> None:
         self.threshold, self.rounds = threshold, rounds

@@ -84,7 +84,7 @@ class Measured:
     accepted_ms: list[float] = field(default_factory=list)
     refused_ms: list[float] = field(default_factory=list)
     other: Counter[int] = field(default_factory=Counter)
-    """By status; 0: the connection was lost."""
+    """Other answers by status; 0: the connection was lost."""
 
     def document(self, seconds: float) -> dict[str, object]:
         return {

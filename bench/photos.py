@@ -34,7 +34,7 @@ JPEG_QUALITY: Final = 92
 BATCH: Final = 32
 HEAVY_DIMENSION: Final = 512
 SETTLING_BATCHES: Final = 20
-"""Of the heavy network: they set the statistics of its batch normalization."""
+"""Batches of the heavy network that set the statistics of its batch normalization."""
 
 
 def arguments() -> argparse.ArgumentParser:

@@ -35,7 +35,7 @@ RETURNING: Final = 500
 ONCE: Final = 1500
 MAX_PHOTOS: Final = 6
 QUALITY: Final = 0.5
-"""Of each template: the cached vectors have none."""
+"""Quality of each template: the cached vectors have none."""
 
 
 @dataclass
@@ -103,7 +103,7 @@ def clustered(photos: Photos, rows: Sequence[int], fpir: float) -> Stream:
             stream.ids[person].add(key)
             if found.is_new or found.is_diverse:
                 stream.known = with_template(stream.known, key, vector)
-        if number:  # the first photo of all has nobody to be taken for
+        if number:  # no one can be mistaken for another in the first photo
             (stream.first if is_first else stream.later)[result] += 1
             if is_first and number > len(rows) / 2:
                 stream.late[result] += 1

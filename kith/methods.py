@@ -67,7 +67,7 @@ def one(describe: Callable[Concatenate[Any, P], Call[Result]]) -> Method[P, Resu
 
 
 def reading(describe: Callable[Concatenate[Any, P], Call[Result]]) -> Method[P, Result, Coroutine[Any, Any, Result]]:
-    """As :func:`one`, for a description that reads files or encodes images: not in the event loop."""
+    """Like :func:`one`, for a description that reads files or encodes images: not in the event loop."""
 
     def now(client: Sender, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         return client._send(describe(client, *args, **kwargs))

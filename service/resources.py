@@ -1,4 +1,4 @@
-"""What the settings name, opened for the application and commands: database, master keys, Milvus, tracing."""
+"""Resources that the settings name, opened for the application and commands: database, master keys, Milvus, tracing."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class DataConfig(_Section):
     held_out_people: float = 0.05
     """Share of people who are not trained on. The network is measured on them after every epoch; 0: none."""
     held_out_photos: float = 0.05
-    """Share of photos of the trained people that are not trained on, and measured likewise. Two photos of a person are
+    """Share of photos of the trained people that are not trained on, but measured. Two photos of a person are
     always trained on."""
     workers: int = 0
     """Processes that decode crops while a run trains, for sets that exceed the disk as pixels. 0: all crops are decoded
@@ -261,7 +261,7 @@ class LoopConfig(_Section):
     interclass_filter: float = 0.0
     """Cosine above which another class is ignored for an image: both may be one person. 0: off."""
     sharded_checkpoint: bool = False
-    """With Partial FC: every rank writes its classes beside the checkpoint, instead of sending them to the first."""
+    """Let every rank of Partial FC write its classes beside the checkpoint, instead of sending them to the first."""
     checkpoint_seconds: float = 120.0
     seed: int = 7
 

@@ -168,7 +168,7 @@ class GradientMean:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self.complete = True
-        """Whether the next backward pass is the last of a step, whose gradients are exchanged."""
+        """True if the next backward pass is the last of a step: its gradients are exchanged."""
         self._begun: list[tuple[dist.Work, Tensor]] = []
         if world_size() > 1:
             for parameter in parameters:

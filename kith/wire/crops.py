@@ -14,8 +14,8 @@ StoredId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
 class CropIn(RequestModel):
-    """Whose crop: of a subject or a stranger, each time the best one, of one template of the subject, or of a face
-    of an album."""
+    """Owner of a crop: a subject or a stranger (their best crop), one template of the subject, or a face of an
+    album."""
 
     subject: SubjectId | None = None
     template: StoredId | None = None

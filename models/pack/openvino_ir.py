@@ -64,7 +64,7 @@ def to_onnx(xml: bytes, weights: bytes) -> onnx.ModelProto:
     The result maps ``input`` (batch, channels, height, width) float32 to ``embedding`` (batch, D), in any batch size.
 
     Raises:
-        OpenVinoFormatError: the files are damaged, or a layer is none of those that Kith converts.
+        OpenVinoFormatError: the files are damaged, or Kith does not convert a layer.
     """
     graph = _GraphBuilder(weights)
     for layer in _read_layers(xml):

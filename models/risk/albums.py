@@ -166,7 +166,7 @@ class _Merging:
         """(n,) square roots of the number of faces times the length of their sum."""
         self._members: list[list[int]] = [[row] for row in range(count)]
         self._pictures = _pictures(vectors, photos, same_picture)
-        """By group and photo: the picture, by its first row. Faces alone in their photo are left out."""
+        """Pictures by group and photo: the first row of each. Faces alone in their photo are left out."""
         self._versions = [0] * count
         self._near = _candidates(neighbors, CANDIDATE_SHARE * threshold)
         self._heap: list[tuple[float, int, int, int, int]] = []

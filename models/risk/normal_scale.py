@@ -63,7 +63,7 @@ _UPPER_Z: Final = -NORMAL.inv_cdf(UPPER_LEVEL)
 
 @dataclass(frozen=True, eq=False)
 class ScorePrior:
-    """What a pack says about the scores of its galleries: (2001,) FMR at EDGES, and the power of its scale."""
+    """Prior of a pack for the scores of its galleries: (2001,) FMR at EDGES, and the power of its scale."""
 
     rates: Floats
     power: float

@@ -40,7 +40,7 @@ class Album:
 
 @dataclass(frozen=True)
 class FaceRecord:
-    """What is sealed about a face: all that a later enrollment needs besides its vector and crop.
+    """Sealed data of a face: all that a later enrollment needs besides its vector and crop.
 
     Attributes:
         photo: name of the photo in the archive.

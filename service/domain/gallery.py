@@ -209,7 +209,7 @@ class Decoy:
 
 @dataclass(frozen=True)
 class CropOf:
-    """Whose crop: of a ``subject`` or a ``stranger`` (their best), of one ``template`` of the subject, or of a
+    """Owner of a crop: a ``subject`` or a ``stranger`` (their best crop), one ``template`` of the subject, or a
     ``face`` of an ``album``."""
 
     subject: str | None = None

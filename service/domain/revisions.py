@@ -25,5 +25,5 @@ def require_revision(expected: Collection[str] | None, revision: str | None) -> 
     """
     if expected is None or (revision is not None and (ANY in expected or revision in expected)):
         return
-    detail = "it does not exist" if revision is None else "somebody else changed it since it was read"
+    detail = "it does not exist" if revision is None else "it was changed since it was read"
     raise PreconditionFailedError(f"If-Match: {detail}")

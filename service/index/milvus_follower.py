@@ -122,7 +122,7 @@ class MilvusFollower(Follower):
 
     @property
     def _reached(self) -> _Reached:
-        """What the search of this thread began with: a concurrent catch-up must not change it."""
+        """State at the beginning of the search of this thread: a concurrent catch-up must not change it."""
         reached: _Reached = self._own_thread.reached
         return reached
 

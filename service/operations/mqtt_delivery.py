@@ -1,7 +1,7 @@
 """Delivery of events to an MQTT broker: one process at a time sends for all, in order per gallery.
 
-What is sent but not recorded when a process dies, or the broker does, is sent again with the same ID. While the broker
-is away, deliveries wait; only their age and number end them (``service.storage.events.deliveries``).
+Events that are sent but not recorded when a process or the broker ends are sent again with the same ID. While the
+broker is away, deliveries wait; only their age and number end them (``service.storage.events.deliveries``).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A search tells a person from strangers. Lookalikes are no strangers to each other: photos of the one resemble the other.
 Let g be the density of one person's similarities, and h that of a person's similarities to a lookalike: normal, with
-the means m and m', and the variance v. If the face is one of two linked people, to whom it has the similarities s1 and
-s2, the log odds of the first over the second are
+the means m and m', and the variance v. If the face is one of two linked people, and has the similarities s1 and s2 to
+them, the log odds of the first over the second are
 
     log (g(s1) h(s2)) / (h(s1) g(s2)) = (m - m') (s1 - s2) / v.
 

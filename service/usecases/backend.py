@@ -1,4 +1,4 @@
-"""What the use cases work with, in four groups that `service.wiring` builds, and how they process photos."""
+"""Dependencies of the use cases, in four groups that `service.wiring` builds, and their processing of photos."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ EVENT_FIELDS: Final = (
 
 @dataclass(frozen=True)
 class Search:
-    """What a request searches for, with the gallery's settings where the request has none.
+    """Search of a request, with the gallery's settings where the request has none.
 
     ``shadow``: recognizer that a migration tries. ``among``: ascending keys of the subjects to search; None: all.
     ``remembers``: unknown faces become strangers.

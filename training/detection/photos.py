@@ -29,7 +29,7 @@ class AnnotatedPhoto:
         image: (H, W, 3) uint8 RGB.
         boxes: (n, 4) x0, y0, x1, y1 in pixels.
         points: (n, 5, 2) landmarks in pixels, NaN where unknown.
-        doubtful: (n,) faces that a detector found, but nobody annotated or its score is low.
+        doubtful: (n,) faces that a detector found, but that are not annotated or have a low score.
     """
 
     image: NDArray[np.uint8]

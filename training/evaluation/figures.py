@@ -176,7 +176,7 @@ NAMES = (*FIGURES, RUN_FIGURE, PAIR_FIGURE)
 
 @dataclass(frozen=True)
 class Measured:
-    """What the figures of measurements need: runs (for pair-angles also packs), data, the detector of its photos."""
+    """Inputs of the figures of measurements: runs (for pair-angles also packs), data, the detector of its photos."""
 
     models: Sequence[Path] = ()
     data: Path | None = None

@@ -166,7 +166,7 @@ def export_liveness(network: nn.Module, crops_BCHW: Tensor, path: Path) -> None:
 
 @contextmanager
 def _drafts(path: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield two paths beside a file for what is not checked yet; what is left there is removed."""
+    """Yield two paths beside a file for unchecked files, which are removed unless they are moved."""
     with TemporaryDirectory(dir=path.parent) as folder:
         yield Path(folder) / "exact.onnx", Path(folder) / "stored.onnx"
 

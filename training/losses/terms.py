@@ -236,8 +236,8 @@ class Range(BatchTerm):
 
     def _intra(self, x_BD: Tensor, labels_B: Tensor) -> Tensor:
         """Return the sum over people of the harmonic mean of their largest ranges."""
-        # Pairs in order of people, and of falling range; no loop over people, whom a GPU would have to report. A person
-        # has the number of the first sample, and pairs of two people come last.
+        # Pairs in order of people, and of falling range; no loop over people, whose number a GPU would have to report.
+        # A person has the number of the first sample, and pairs of two people come last.
         count = len(x_BD)
         first_P, second_P = torch.triu_indices(count, count, 1, device=x_BD.device)
         squares_P = _squared_distances(x_BD)[first_P, second_P]

@@ -16,7 +16,7 @@ Errors = Sequence[type[e.KithError]]
 
 
 class Route(Protocol):
-    """What the errors of a route follow from. ``name``: method and path."""
+    """Properties of a route that decide its errors. ``name``: method and path."""
 
     @property
     def name(self) -> str: ...
@@ -48,7 +48,7 @@ HTTP: Final[Errors] = (
     e.TooManyConnectionsError,
     e.KithError,
 )
-"""Of every route."""
+"""Errors of every route."""
 WITH_KEY: Final[Errors] = (
     e.UnauthorizedError,
     e.ForbiddenError,
@@ -62,7 +62,7 @@ WITH_KEY: Final[Errors] = (
     e.MasterKeyError,
     e.MasterKeyUnavailableError,
 )
-"""Of every route that needs a key."""
+"""Errors of every route that needs a key."""
 IN_PATH: Final[dict[str, type[e.KithError]]] = {
     "{gallery}": e.GalleryNotFoundError,
     "{subject}": e.SubjectNotFoundError,

@@ -44,7 +44,7 @@ IF_NONE_MATCH: Final = {
     "description": "`ETag` of an earlier answer; 304 if the answer is still the same.",
 }
 BodyKind = Literal["small", "photos", "sides", "archive", "import"]
-"""What a body has, which decides its limit. ``sides``: at most two photos."""
+"""Content of a body, which decides its limit. ``sides``: at most two photos."""
 KindOf = Callable[[str, str], BodyKind]
 """Returns the kind of body of a method and a path. The gate needs it before routing."""
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -86,7 +86,7 @@ ADMIN_ALL: Final = Need("admin", all_galleries=True)
 
 @dataclass(frozen=True)
 class Description:
-    """What the decorator of a handler says about its route.
+    """Properties of a route, by the decorator of its handler.
 
     ``photos``: model of a body with photos, which the handler reads. ``example``: of the JSON body. ``errors``: those
     that only this handler raises. ``creates_subject``: a missing subject is no error.

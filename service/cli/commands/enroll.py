@@ -141,7 +141,7 @@ def _people_of_album(album: Path, report: EnrollmentReport) -> Iterator[Path]:
     try:
         people = people_of(read_groups(album) or {}, read_names(album))
         if not people:
-            raise AlbumError(f"{album / NAMES} names nobody. Write a line 'g1 = ada' for each group that you know")
+            raise AlbumError(f"{album / NAMES} has no names. Write a line 'g1 = ada' for each group that you know")
     except AlbumError as error:
         raise typer.BadParameter(f"{error}.", param_hint="SOURCE") from error
     with tempfile.TemporaryDirectory(dir=album, prefix="people-") as folder:

@@ -44,7 +44,7 @@ def read_groups(output: Path) -> dict[str, Any] | None:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, AlbumError):
             raise
-        raise AlbumError(f"{path} is damaged ({error}). Move it away; group ids then begin anew") from error
+        raise AlbumError(f"{path} is damaged ({error}). Move it away; group ids then begin at 1") from error
 
 
 @dataclass(frozen=True)

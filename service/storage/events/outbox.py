@@ -101,7 +101,7 @@ def _webhook(seal: Seal, row: sa.Row[Any]) -> Webhook | None:
 
 
 class Origin(NamedTuple):
-    """Gallery of an event, where no whole :class:`Gallery` is at hand."""
+    """Gallery of an event, where no whole :class:`Gallery` is known."""
 
     pk: int
     name: str

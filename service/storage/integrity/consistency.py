@@ -34,7 +34,7 @@ from service.storage.repositories.api_keys import altered_keys
 REPAIRED: Final = "repaired"
 """Audit event."""
 Of = TypeVar("Of", Gallery, Vault)
-"""What a check is about: a gallery, or the whole database, given by its vault."""
+"""Object of a check: a gallery, or the whole database, given by its vault."""
 
 
 @dataclass(frozen=True)

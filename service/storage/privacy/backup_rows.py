@@ -22,7 +22,7 @@ from service.domain.gallery_items import from_microseconds, to_microseconds
 from service.storage.db.tables import Utc
 
 LEVEL: Final = 1
-"""Of zstd. Higher levels take longer, and make encrypted bytes no smaller."""
+"""Level of zstd. Higher levels take longer, and make encrypted bytes no smaller."""
 BUFFER_BYTES: Final = 262_144
 
 

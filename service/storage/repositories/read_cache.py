@@ -27,7 +27,7 @@ MAX_VECTORS: Final = 20_000
 
 @dataclass(frozen=True, eq=False)
 class SubjectFaces:
-    """What a face is compared with in a verification: (n, d) unit vectors of the subject's templates, (n,) quality
+    """Data that a verification compares a face with: (n, d) unit vectors of the subject's templates, (n,) quality
     scores, NaN for bare embeddings, and the (k, d) vectors of its decoys; None without decoys."""
 
     vectors: Float
