@@ -169,7 +169,8 @@ SET_SIZES: Mapping[str, tuple[int, int]] = MappingProxyType(
 """Images and people of the sets that recipes are named after."""
 
 # Heads and terms: the papers' losses at the settings of ArcFace, section 3.2, AdaCos, and two margins at scales for
-# small sets. Weights of terms are those of the papers; range loss, whose paper gives none, compares unit vectors.
+# small sets. Weights of terms are those of the papers; range loss, whose paper gives none, compares unit vectors. The
+# margins of L- and A-softmax end as far as SphereFace's schedule is after as many images as the comparison has.
 PUBLISHED_LOSSES: Mapping[str, tuple[HeadConfig, tuple[TermConfig, ...]]] = MappingProxyType(
     {
         "softmax": (HeadConfig("softmax"), ()),
@@ -199,10 +200,10 @@ PUBLISHED_LOSSES: Mapping[str, tuple[HeadConfig, tuple[TermConfig, ...]]] = Mapp
         "normface-64-inter": (HeadConfig("normface", {"scale": 64.0}), (TermConfig("inter"),)),
         "sphereface-mhe": (HeadConfig("sphereface", {"scale": 64.0, "margin": 1.35}), (TermConfig("mhe"),)),
         "l2-softmax": (HeadConfig("l2_softmax"), ()),
-        "l-softmax": (HeadConfig("l_softmax"), ()),
-        "a-softmax": (HeadConfig("a_softmax"), ()),
+        "l-softmax": (HeadConfig("l_softmax", {"lambda_min": 77.0}), ()),
+        "a-softmax": (HeadConfig("a_softmax", {"lambda_min": 77.0}), ()),
         "center": (HeadConfig("softmax"), (TermConfig("center", 0.003),)),
-        "range": (HeadConfig("softmax"), (TermConfig("range", 1.0, {"normalized": True}),)),
+        "range": (HeadConfig("softmax"), (TermConfig("range", 0.01, {"normalized": True}),)),
         "ring": (HeadConfig("softmax"), (TermConfig("ring", 0.01),)),
         "contrastive": (HeadConfig("softmax"), (TermConfig("contrastive", 0.05),)),
         "subcenter-arcface": (HeadConfig("subcenter_arcface"), ()),
