@@ -38,7 +38,7 @@ def device() -> torch.device:
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor of the CPU to a device, without waiting for the device."""
-    # From other memory than pinned, the host waits until the copy is done, and so for all work queued before it.
+    # From pageable memory, the host would wait for the copy, and so for all work queued before it.
     return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
 
 
@@ -181,7 +181,7 @@ class GradientMean:
             self._begun.append((cast(dist.Work, work), gradient))
 
     def wait(self) -> None:
-        """Finish the exchange. On a GPU, the host does not wait, but what it queues afterwards."""
+        """Finish the exchange. On a GPU, the work queued afterwards waits for it, not the host."""
         for work, gradient in self._begun:
             work.wait()
             gradient /= world_size()

@@ -132,8 +132,8 @@ def train_step(
         part = distributed.split_evenly(len(images), i, loop.accumulate)
         inputs, labels = images[part].contiguous(memory_format=torch.channels_last), batch.labels[part]
         complete = i == loop.accumulate - 1
-        alone = not isinstance(network, DistributedDataParallel)
-        with nullcontext() if complete or alone else network.no_sync():  # type: ignore[operator]
+        several = isinstance(network, DistributedDataParallel)
+        with network.no_sync() if several and not complete else nullcontext():  # type: ignore[operator]
             chosen = None if labeled is None else distributed.to_device(labeled[part].nonzero().flatten(), device)
             with autocast:
                 embeddings = network(inputs)
