@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
+import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
 
+from dotenv.parser import parse_stream
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -22,13 +25,47 @@ from service.security.addresses import Hosts, is_loopback
 
 MIN_KEY_CHARACTERS: Final = 32
 """Minimum length of KITH_API_KEY, which makes it unguessable if it is random."""
+COMMAND_VARIABLES: Final = ("KITH_URL", "KITH_CLIENT_KEY")
+"""Variables of the command line."""
+TEST_VARIABLES: Final = (
+    "KITH_BROWSER",
+    "KITH_DATA",
+    "KITH_EXAMPLES",
+    "KITH_FAULTS",
+    "KITH_IMAGE",
+    "KITH_INSIGHTFACE_REST",
+    "KITH_REFERENCE",
+    "KITH_TEST_MILVUS",
+)
+"""Variables of tests and benchmarks, which start services."""
+DEPLOYMENT_VARIABLES: Final = (
+    "KITH_LISTEN",
+    "KITH_MINIO_PASSWORD",
+    "KITH_NODE_1",
+    "KITH_NODE_2",
+    "KITH_PATH_PREFIX",
+    "KITH_POSTGRES_PASSWORD",
+    "KITH_TLS_FILE",
+    "KITH_TLS_LISTEN",
+)
+"""Variables of the other programs in ``docker``, which may share an environment or a ``.env`` with Kith."""
+_SERVICE_LINK: Final = re.compile(
+    r"KITH_([A-Z0-9_]+_)?(SERVICE_HOST=.+|SERVICE_PORT(_[A-Z0-9_]+)?=\d+"
+    r"|PORT=(tcp|udp|sctp)://.+|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?=.+)"
+)
+"""Variables that Kubernetes adds for each Service of the namespace, if one is named kith or kith-..."""
 
 
 class Settings(BaseSettings):
     """Settings of the service. A test compares them with docs/settings.md."""
 
     model_config = SettingsConfigDict(
-        env_prefix="KITH_", env_file=".env", extra="ignore", frozen=True, hide_input_in_errors=True
+        env_prefix="KITH_",
+        env_file=".env",
+        env_file_encoding="utf-8-sig",  # with or without a byte order mark, which would hide the first variable
+        extra="ignore",
+        frozen=True,
+        hide_input_in_errors=True,
     )
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
@@ -364,6 +401,16 @@ class Settings(BaseSettings):
         """Return the maximum body size for a number of photos in base64, with room for other fields."""
         return photos * (self.max_image_bytes * 4 // 3) + 1_000_000
 
+    @field_validator("port", mode="before")
+    @classmethod
+    def _check_port(cls, value: object) -> object:
+        if "://" in str(value):
+            raise ValueError(
+                "Kubernetes set it to the address of a Service named kith: set enableServiceLinks: false in the pod's "
+                "spec, or set KITH_PORT in its container's env"
+            )
+        return value
+
     @field_validator("api_key")
     @classmethod
     def _check_key_length(cls, value: SecretStr | None) -> SecretStr | None:
@@ -447,15 +494,60 @@ def load_settings(**overrides: object) -> Settings:
     """Read the settings. ``overrides`` take precedence over the environment.
 
     Raises:
-        SettingsError: a value is invalid. The error names the variable.
+        SettingsError: a value is invalid, or nothing reads a ``KITH_`` variable. The error names the variable.
     """
+    problems = _unread_variables()
     try:
-        return Settings(**overrides)  # type: ignore[arg-type]
+        settings = Settings(**overrides)  # type: ignore[arg-type]
     except ValidationError as error:
-        problems = "; ".join(
-            f"KITH_{str(e['loc'][0]).upper()}: {_message(e['input'], e['msg'])}" for e in error.errors()
-        )
-        raise SettingsError(problems) from error
+        problems += [f"KITH_{str(e['loc'][0]).upper()}: {_message(e['input'], e['msg'])}" for e in error.errors()]
+    if problems:
+        raise SettingsError("; ".join(problems))
+    return settings
+
+
+def _unread_variables() -> list[str]:
+    """Return a sentence for each ``KITH_`` variable that nothing reads: a limit with a mistyped name would not apply.
+
+    Raises SettingsError: ``.env`` cannot be read.
+    """
+    problems = [_unknown_name(name, "") for name in _unknown(os.environ)]
+    file = Path(".env")
+    if file.is_file():
+        try:
+            with file.open(encoding="utf-8-sig") as stream:
+                lines = list(parse_stream(stream))
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f".env in {Path.cwd()} cannot be read: {error}") from error
+        problems += [
+            f"line {line.original.line} of .env has no value: write NAME=VALUE"
+            for line in lines
+            if line.value is None and re.match(r"\s*(export\s+)?kith_", line.original.string, re.IGNORECASE)
+        ]
+        named = {line.key: line.value for line in lines if line.key is not None and line.value is not None}
+        problems += [_unknown_name(name, " in .env") for name in _unknown(named)]
+    return problems
+
+
+def _unknown(variables: Mapping[str, str]) -> list[str]:
+    """Return the names that start with ``KITH_`` and are not known. Names of settings may be in lower case."""
+    settings = {f"KITH_{name.upper()}" for name in Settings.model_fields}
+    others = {*COMMAND_VARIABLES, *DEPLOYMENT_VARIABLES, *TEST_VARIABLES}
+    return [
+        name
+        for name, value in variables.items()
+        if name.upper().startswith("KITH_")
+        and name.upper() not in settings
+        and name not in others
+        and _SERVICE_LINK.fullmatch(f"{name}={value}") is None
+    ]
+
+
+def _unknown_name(name: str, place: str) -> str:
+    known = [*(field.upper() for field in Settings.model_fields), *(each[5:] for each in COMMAND_VARIABLES)]
+    near = difflib.get_close_matches(name[5:].upper(), known, n=1)
+    advice = f"did you mean KITH_{near[0]}?" if near else "remove it; docs/settings.md lists all names"
+    return f"{name}{place} is not a variable of Kith: {advice}"
 
 
 def _message(value: object, message: str) -> str:

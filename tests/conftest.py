@@ -30,7 +30,7 @@ from models.vision.detection import Detector
 from models.vision.recognition import Recognizer
 from service.cli.tools.demo import package_file
 from service.server import embedded
-from service.settings import Settings, load_settings
+from service.settings import TEST_VARIABLES, Settings, load_settings
 from tests.databases import ENVIRONMENT
 from tests.milvus_lite import MilvusLite
 from tests.postgres import DatabaseUrl, Postgres, cluster_folder
@@ -71,10 +71,9 @@ def _no_outside_settings() -> Iterator[None]:
     Servers that a test starts use the engine that opens networks five times faster: the default one compiles for
     longer than most tests run. The shared server, tests/models and tests that unset KITH_ENGINE use the default.
     """
-    own = ("KITH_BROWSER", "KITH_DATA", "KITH_IMAGE", "KITH_REFERENCE", "KITH_TEST_MILVUS")
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.startswith("KITH_") and name not in own:
+            if name.startswith("KITH_") and name not in TEST_VARIABLES:
                 patch.delenv(name)
         for name, value in (ENVIRONMENT | LOOPBACK | {"KITH_ENGINE": "onnxruntime"}).items():
             patch.setenv(name, value)

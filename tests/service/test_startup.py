@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,13 +23,14 @@ from models.runtime.network import Engine
 from models.vision.specs import NetworkSpec
 from service import wiring
 from service.app import create_app
-from service.cli.terminal import EXIT_FAILED
+from service.cli.terminal import EXIT_FAILED, EXIT_USAGE
+from service.core.errors import SettingsError
 from service.index.follower import Followers
 from service.jobs.runner import Runner
 from service.operations.transfers import Transfers
 from service.risk.gallery_risks import GalleryRisks
 from service.server import embedded
-from service.settings import load_settings
+from service.settings import COMMAND_VARIABLES, DEPLOYMENT_VARIABLES, TEST_VARIABLES, Settings, load_settings
 from service.storage.audit.writer import AuditWriter
 from service.storage.repositories.store import Store
 from tests.conftest import ROOT
@@ -151,11 +153,11 @@ def _serve(data_dir: Path) -> None:
         asyncio.run(main())
 
 
-def served(tmp_path: Path, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Run ``kith serve`` with settings that it rejects."""
+def served(tmp_path: Path, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run a command, by default ``kith serve``, with settings that it rejects."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KITH_")}
     environment = inherited | {"KITH_PORT": "0"} | settings
-    command = [sys.executable, "-m", "service.cli.main", "serve"]
+    command = [sys.executable, "-m", "service.cli.main", *(words or ["serve"])]
     return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
 
 
@@ -252,3 +254,99 @@ def test_an_unwritable_folder_is_reported_with_a_remedy(tmp_path: Path, settings
     assert "KITH_DATA_DIR" in done.stderr
     assert "Idempotency" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("KITH_MAX_IMAGE=1", "KITH_MAX_IMAGE{place} is not a variable of Kith: did you mean KITH_MAX_IMAGES?"),
+        ("kith_max_image=1", "kith_max_image{place} is not a variable of Kith: did you mean KITH_MAX_IMAGES?"),
+        ("KITH_DATABASEURL=sqlite:///x", "did you mean KITH_DATABASE_URL?"),
+        ("KITH_ULR=http://127.0.0.1:9", "did you mean KITH_URL?"),
+        ("kith_url=http://127.0.0.1:9", "kith_url{place} is not a variable of Kith: did you mean KITH_URL?"),
+        ("KITH_ZZ=1", "KITH_ZZ{place} is not a variable of Kith: remove it; docs/settings.md lists all names"),
+        ("KITH_HTTP_PORT=8000", "KITH_HTTP_PORT{place} is not a variable of Kith: did you mean KITH_PORT?"),
+        (
+            "KITH_PORT=tcp://10.0.0.1:8000",
+            "KITH_PORT: Kubernetes set it to the address of a Service named kith: set en",
+        ),
+    ],
+)
+def test_a_variable_that_nothing_reads_stops_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, said: str
+) -> None:
+    name, _, value = variable.partition("=")
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(SettingsError, match=re.escape(said.format(place=""))):
+        patch.setenv(name, value)
+        load_settings()
+    (tmp_path / ".env").write_text(f"KITH_DETAIL=medium\nexport {variable}\n", "utf-8-sig")
+    with pytest.raises(SettingsError, match=re.escape(said.format(place=" in .env"))):
+        load_settings()
+
+
+def test_commands_name_all_variables_that_nothing_reads(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("KITH_DEVISE=cpu\nOTHER=1\n")
+    for words in (["serve"], ["doctor"], ["keys", "list"], ["models", "list"]):
+        done = served(tmp_path, *words, KITH_MAX_IMAGE="1", KITH_QUEUE_SIZE="0")
+        assert done.returncode == EXIT_USAGE
+        for said in ("KITH_MAX_IMAGES?", "KITH_DEVICE?", "KITH_QUEUE_SIZE: Input should be greater"):
+            assert said in " ".join(done.stderr.split())
+        assert [path.name for path in tmp_path.iterdir()] == [".env"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("KITH_MAX_IMAGES", "line 2 of .env has no value"),
+        ("KITH_MAX_IMAGES 3", "line 2 of .env has no value"),
+        ("kith_max_images: 3", "line 2 of .env has no value"),
+        ("KITH_PROVIDER=\xe9", "cannot be read"),
+    ],
+)
+def test_a_line_of_the_settings_file_without_effect_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text(f"OTHER PROGRAM\n{line}\n", "latin-1")
+    with pytest.raises(SettingsError, match=said):
+        load_settings()
+
+
+def test_variables_of_services_and_of_other_programs_are_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    links = {
+        "KITH_SERVICE_HOST": "10.0.0.1",
+        "KITH_SERVICE_PORT": "8000",
+        "KITH_SERVICE_PORT_HTTP": "8000",
+        "KITH_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "KITH_PORT_8000_TCP_PROTO": "tcp",
+        "KITH_PORT_8000_TCP_PORT": "8000",
+        "KITH_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "KITH_POSTGRES_SERVICE_HOST": "10.0.0.2",
+        "KITH_POSTGRES_PORT": "tcp://10.0.0.2:5432",
+        "KITH_POSTGRES_PORT_5432_TCP_ADDR": "10.0.0.2",
+    }
+    others = dict.fromkeys((*COMMAND_VARIABLES, *DEPLOYMENT_VARIABLES, *TEST_VARIABLES), "x")
+    for name, value in (links | others | {"KITH_PORT": "9", "kith_max_images": "3"}).items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / ".env").write_text("\ufeffKITH_DETAIL=high\nKITH_POSTGRES_PASSWORD=x\n")
+    settings = load_settings()
+    assert (settings.port, settings.max_images, settings.detail) == (9, 3, "high")
+
+
+def test_every_variable_that_the_project_names_is_known() -> None:
+    folders = [ROOT / name for name in ("bench", "docker", "docs", "kith", "models", "service", "training", "tools")]
+    files = [ROOT / "Makefile", ROOT / "README.md", *(path for folder in folders for path in folder.rglob("*"))]
+    texts = [path.read_text(errors="replace") for path in files if path.is_file() and "__pycache__" not in path.parts]
+    texts += [
+        read
+        for path in (ROOT / "tests").rglob("*.py")
+        for read in re.findall(r'environ\.get\("KITH_\w+"', path.read_text())
+    ]
+    named = {name for text in texts for name in re.findall(r"\bKITH_[A-Z0-9_]*[A-Z0-9]\b", text)}
+    prefixes = {"KITH_MILVUS"}  # KITH_MILVUS_...
+    settings = {f"KITH_{name.upper()}" for name in Settings.model_fields}
+    assert named - prefixes == settings | {*COMMAND_VARIABLES, *DEPLOYMENT_VARIABLES, *TEST_VARIABLES}
