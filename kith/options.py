@@ -93,7 +93,8 @@ class AuditFilter(TypedDict, total=False):
 
 
 class ArchiveOptions(TypedDict, total=False):
-    """``strip`` is the number of folders above the folders of the subjects. ``detail`` as in ``enroll``."""
+    """``strip`` is the number of folders above the folders of the subjects. ``detail`` as in ``enroll``.
+    ``names`` is the encoding of names that the archive does not declare, such as gbk; default: UTF-8."""
 
     face: FaceChoice | None
     detail: Detail | None
@@ -102,6 +103,7 @@ class ArchiveOptions(TypedDict, total=False):
     allow_low_quality: bool | None
     allow_not_live: bool | None
     strip: int | None
+    names: str | None
 
 
 class KeyOptions(TypedDict, total=False):

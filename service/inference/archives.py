@@ -13,7 +13,7 @@ import json
 import os
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +27,7 @@ from service.core.gunzip import PiecesFile, gunzipped_pieces, max_unpacked_bytes
 from service.core.json_limits import JsonLimits, check_json
 from service.core.photo_errors import ImageTooLargeError
 from service.core.zstandard import unpacked_pieces
-from service.inference.zip_names import ENTRY_SIGNATURE, name_of, repair_directory
+from service.inference.archive_names import ENTRY_SIGNATURE, doubtful_name, name_of, repair_directory
 
 MANIFESTS: Final = ("manifest.csv", "manifest.ndjson")
 SIGNATURE_BYTES: Final = 512
@@ -45,6 +45,12 @@ EXTENDED_HEADERS: Final = frozenset(
 )
 ENTRY_LIMITS: Final = JsonLimits(4 * MAX_COLUMNS)
 MAX_NAME_LENGTH: Final = 512
+NAMES_REMEDY: Final = (
+    "State the encoding with names (kith enroll --names): gbk or big5 for Chinese, cp932 for Japanese, cp949 for "
+    "Korean, cp866 or cp1251 for Russian, utf_8 if the name above is right. Or pack again with a tool that writes "
+    "UTF-8, such as tar."
+)
+PACK_AGAIN: Final = "State another encoding with names, or pack again with a tool that writes UTF-8, such as tar."
 
 
 class _Read(Protocol):
@@ -70,7 +76,7 @@ class ArchiveLimits:
 
 @dataclass(frozen=True)
 class ArchivedFile:
-    """File in an archive, with a unique ``name`` and the original ``path``.
+    """File in an archive, with a unique ``name`` and the original ``path``; ``certain``: its encoding is not a guess.
 
     Call ``read``, or ``read_head`` for the first HEAD_BYTES, once and before advancing to the next file. Their
     ArchiveInvalidError or ImageTooLargeError concerns this file only.
@@ -78,6 +84,7 @@ class ArchivedFile:
 
     name: str
     path: str
+    certain: bool
     read: Callable[[], bytes]
     read_head: Callable[[], bytes]
 
@@ -113,7 +120,12 @@ def archive_kind(beginning: bytes) -> str:
 
 
 def read_contents(
-    archive: ArchiveSource, limits: ArchiveLimits, strip: int | None, check: Callable[[], None], labeled: bool = True
+    archive: ArchiveSource,
+    limits: ArchiveLimits,
+    strip: int | None,
+    check: Callable[[], None],
+    labeled: bool = True,
+    names: str | None = None,
 ) -> ArchiveContents:
     """List an archive, and assign a subject to each photo, by the manifest or else by the folder.
 
@@ -121,18 +133,22 @@ def read_contents(
         strip: Number of leading folders to ignore. None: ignore one folder that encloses all subject folders.
         check: Called for each file; may raise to stop.
         labeled: Whether folders and a manifest say who is in the photos; otherwise no photo has a subject.
+        names: Encoding of the names that do not declare one. None: UTF-8, if all of them can be.
 
     Raises:
-        ArchiveInvalidError: The archive cannot be read to its end.
+        ArchiveInvalidError: The archive cannot be read to its end, or the encoding of its people's names is unknown.
         ArchiveTooLargeError: The archive exceeds a limit.
     """
     photos: dict[str, PurePosixPath] = {}
     others: dict[str, PurePosixPath] = {}
     manifest: tuple[PurePosixPath, dict[str, str]] | None = None
     hidden = 0
-    for member in iterate_members(archive, limits):
+    uncertain: dict[str, str] = {}
+    for member in iterate_members(archive, limits, names):
         check()
         path = _safe_path(member.path)
+        if not member.certain:
+            uncertain[member.name] = member.path
         if labeled and manifest is None and path.name in MANIFESTS and len(path.parts) <= 2:
             manifest = path.parent, _read_manifest(path.name, member.read(), limits.entries)
         elif is_hidden(path):
@@ -142,7 +158,10 @@ def read_contents(
         else:
             others[member.name] = path
     if manifest is not None:
-        return _by_manifest(photos | others, *manifest, hidden)
+        contents = _by_manifest(photos | others, *manifest, hidden)
+        if contents.missing:
+            _check_names(uncertain.values())
+        return contents
     if not labeled:
         return ArchiveContents(dict.fromkeys(photos), [], dict.fromkeys(others), hidden)
     depth = _common_folders(list(photos.values())) if strip is None else strip
@@ -150,7 +169,19 @@ def read_contents(
         {name: file.parts[depth] if len(file.parts) > depth + 1 else None for name, file in files.items()}
         for files in (photos, others)
     )
+    people = (subjects[name] for name in uncertain if name in subjects)
+    if not all(person is not None and person.isascii() for person in people):
+        _check_names(uncertain.values())
     return ArchiveContents(subjects, [], ignored, hidden)
+
+
+def _check_names(uncertain: Iterable[str]) -> None:
+    """Raise ArchiveInvalidError if names of unknown encoding are not UTF-8."""
+    if (doubtful := doubtful_name(uncertain)) is not None:
+        raise ArchiveInvalidError(
+            f"the archive does not state the encoding of its names, and '{printable_path(doubtful)}' is hardly UTF-8",
+            NAMES_REMEDY,
+        )
 
 
 def _head(member: ArchivedFile) -> bytes:
@@ -161,8 +192,8 @@ def _head(member: ArchivedFile) -> bytes:
         return b""
 
 
-def iterate_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[ArchivedFile]:
-    """Yield the files of an archive in order, without folders and links.
+def iterate_members(archive: ArchiveSource, limits: ArchiveLimits, names: str | None = None) -> Iterator[ArchivedFile]:
+    """Yield the files of an archive in order, without folders and links. ``names`` as in :func:`read_contents`.
 
     Raises as :func:`read_contents`; MemoryError and OSError if this machine, and not the archive, is at fault.
     """
@@ -171,13 +202,13 @@ def iterate_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[A
             kind = archive_kind(file.read(SIGNATURE_BYTES))
             packed = file.seek(0, os.SEEK_END)
         limits = replace(limits, total_bytes=min(limits.total_bytes, max_unpacked_bytes(packed)))
-        names: dict[str, int] = {}
-        entries = _zip_members(archive, limits) if kind == "zip" else _tar_members(archive, kind, limits)
-        for found, read in entries:
+        seen: dict[str, int] = {}
+        entries = _zip_members(archive, limits, names) if kind == "zip" else _tar_members(archive, kind, limits, names)
+        for found, certain, read in entries:
             name = storable_name(found)
-            names[name] = names.get(name, 0) + 1
-            unique = name if names[name] == 1 else storable_name(f"{found}#{names[name]}")
-            yield ArchivedFile(unique, found, read, partial(read, HEAD_BYTES))
+            seen[name] = seen.get(name, 0) + 1
+            unique = name if seen[name] == 1 else storable_name(f"{found}#{seen[name]}")
+            yield ArchivedFile(unique, found, certain, read, partial(read, HEAD_BYTES))
 
 
 @contextmanager
@@ -189,6 +220,9 @@ def _translated_errors(problem: str) -> Iterator[None]:
     except Exception as error:  # readers raise unrelated exceptions on damaged files
         if (fault := _machine_fault(error)) is not None:
             raise fault from None
+        if isinstance(error, UnicodeDecodeError):
+            name = error.object.decode("ascii", "backslashreplace")
+            raise ArchiveInvalidError(f"the name '{name}' is not in {error.encoding}", PACK_AGAIN) from error
         raise ArchiveInvalidError(f"{problem}: {error}") from error
 
 
@@ -204,12 +238,13 @@ def _machine_fault(error: BaseException | None) -> Exception | None:
     return None
 
 
-def _zip_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[tuple[str, _Read]]:
+def _zip_members(archive: ArchiveSource, limits: ArchiveLimits, names: str | None) -> Iterator[tuple[str, bool, _Read]]:
     total = 0
     with (
         archive.open("rb") as file,
         zipfile.ZipFile(
-            cast(BinaryIO, _LimitedZipFile(file, max(MAX_DIRECTORY_BYTES, limits.photo_bytes), limits))
+            cast(BinaryIO, _LimitedZipFile(file, max(MAX_DIRECTORY_BYTES, limits.photo_bytes), limits)),
+            metadata_encoding=names,
         ) as opened,
     ):
         _check_entries(len(opened.infolist()), limits)
@@ -219,7 +254,7 @@ def _zip_members(archive: ArchiveSource, limits: ArchiveLimits) -> Iterator[tupl
             # _zip_entry never unpacks more than the declared size.
             total += info.file_size
             _check_total(total, limits)
-            yield name_of(info), partial(_zip_entry, opened, info, limits)
+            yield *name_of(info, names), partial(_zip_entry, opened, info, limits)
 
 
 def _zip_entry(
@@ -238,14 +273,17 @@ def _zip_entry(
     return payload
 
 
-def _tar_members(archive: ArchiveSource, kind: str, limits: ArchiveLimits) -> Iterator[tuple[str, _Read]]:
+def _tar_members(
+    archive: ArchiveSource, kind: str, limits: ArchiveLimits, names: str | None
+) -> Iterator[tuple[str, bool, _Read]]:
     with (
         archive.open("rb") as file,
         tarfile.open(
             fileobj=cast(BinaryIO, _LimitedStream(_unpacked(file, kind), limits)),
             mode="r|",
             tarinfo=_LimitedTarInfo,
-            encoding="utf-8",
+            encoding=names or "utf-8",
+            errors="surrogateescape" if names is None else "strict",
         ) as opened,
     ):
         for count, info in enumerate(opened, start=1):
@@ -253,7 +291,8 @@ def _tar_members(archive: ArchiveSource, kind: str, limits: ArchiveLimits) -> It
             opened.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every entry
             opened.pax_headers.clear()  # type: ignore[attr-defined]  # every further entry gets a copy
             if info.isreg():
-                yield info.name, partial(_tar_entry, opened, info, limits)
+                certain = names is not None or info.name.isascii() or "path" in info.pax_headers
+                yield info.name, certain, partial(_tar_entry, opened, info, limits)
 
 
 def _tar_entry(

@@ -16,6 +16,7 @@ from kith.wire.identifiers import ID_RULE, normalize_id
 from models.vision.face_search import Detail
 from service.core.errors import GalleryChangedError, GalleryMovedError, InvalidRequestError, JobCrashedError, KithError
 from service.domain.gallery import Gallery, NewTemplate
+from service.inference.archive_names import is_utf8
 from service.inference.archives import ArchiveContents, ArchivedFile, ArchiveLimits, iterate_members, read_contents
 from service.inference.photo_pipeline import Photo
 from service.jobs.runner import JobContext, JobKind, JobStoppedError, is_fault
@@ -48,11 +49,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BulkOptions(Overrides):
-    """Options of a job. ``strip``: folder levels above the people's folders; None: detect."""
+    """Options of a job. ``strip``: folders above the people's folders; None: detect. ``names``: encoding of names."""
 
     face: FaceChoice = "only"
     strip: int | None = None
     detail: Detail = "medium"
+    names: str | None = None
 
     def parameters(self) -> dict[str, Any]:
         """Return the options as job parameters."""
@@ -78,12 +80,13 @@ class BulkEnrollment:
         options = BulkOptions(**context.job.parameters)
         gallery = await context.run(self.galleries.store.galleries.get, context.job.gallery)
         archive = self.spool.archive(context.job.id, gallery.seal)
-        found = await context.run(read_contents, archive, self.limits, options.strip, context.check)
+        read = partial(read_contents, names=options.names)
+        found = await context.run(read, archive, self.limits, options.strip, context.check)
         done = await context.run(context.done)
         await context.run(record_other_files, context, found, done)
         run = _Run(self, context, options, await context.run(self.galleries.store.galleries.get, context.job.gallery))
         await run.derive_risk()  # an earlier process may have ended before it did
-        waiting = _waiting(iterate_members(archive, self.limits), found, done)
+        waiting = _waiting(iterate_members(archive, self.limits, options.names), found, done)
         try:
             await run.decide_all(waiting)
         except GalleryMovedError as error:
@@ -104,14 +107,10 @@ class _Item:
 
 _NOT_THERE: Final = InvalidRequestError("the manifest names this photo, and the archive does not contain it")
 _NO_SUBJECT: Final = InvalidRequestError("the photo has no subject: expected PERSON/PHOTO, or a manifest")
-_NAME_REMEDY: Final = (
-    "Rename the folder, name the subject in a manifest, or pack with a tool that writes UTF-8, such as tar."
+_NOT_UTF8: Final = InvalidRequestError(
+    "the folder name is not UTF-8", "Rename the folder, or state the encoding of all names with names."
 )
-_NOT_UTF8: Final = InvalidRequestError("the folder name is not UTF-8, and its encoding is unknown", _NAME_REMEDY)
-_LOST_NAME: Final = InvalidRequestError(
-    "the folder name is made of placeholders for lost characters, and may stand for several people", _NAME_REMEDY
-)
-_NO_ID: Final = InvalidRequestError(f"the folder name is not a valid subject id: it {ID_RULE}", _NAME_REMEDY)
+_NO_ID: Final = InvalidRequestError(f"the folder name is not a valid subject id: it {ID_RULE}", "Rename the folder.")
 
 
 def record_other_files(context: JobContext, found: ArchiveContents, done: DoneItems) -> None:
@@ -336,21 +335,13 @@ def _read(waiting: Iterator[_Item]) -> list[_Item]:
 def _unfit(subject: str | None) -> KithError | None:
     if subject is None:
         return _NO_SUBJECT
-    if any("\ud800" <= character <= "\udfff" for character in subject):
+    if not is_utf8(subject):
         return _NOT_UTF8
-    if "\N{REPLACEMENT CHARACTER}" in subject or _is_placeholder(subject):
-        return _LOST_NAME
     try:
         normalize_id(subject)
     except ValueError:
         return _NO_ID
     return None
-
-
-def _is_placeholder(subject: str) -> bool:
-    """Return whether a name has only '_' or '?', spaces and ASCII punctuation, as tools leave of unknown letters."""
-    marks = subject.isascii() and not any(character.isalnum() for character in subject)
-    return marks and any(character in subject for character in "_?")
 
 
 def _valid(subject: str | None) -> str | None:

@@ -7,9 +7,10 @@ import uuid
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
+from pydantic import BeforeValidator
 from starlette.requests import ClientDisconnect
 
-from kith.wire.common import Detail, FaceChoice
+from kith.wire.common import Detail, FaceChoice, NameEncoding, to_name_encoding
 from kith.wire.fields import DETAIL
 from kith.wire.jobs import JobOut
 from service.api.http.once import Repeatable, StreamedDep
@@ -39,6 +40,11 @@ StripFolders = Annotated[
 ]
 
 DetailOption = Annotated[Detail | None, Query(description=f"{DETAIL} Default: KITH_DETAIL, at least medium.")]
+NamesOption = Annotated[
+    NameEncoding | None,
+    BeforeValidator(to_name_encoding),
+    Query(description="Encoding of names that the archive does not declare, as Python names it; default: UTF-8."),
+]
 
 
 async def _options(
@@ -50,9 +56,11 @@ async def _options(
     allow_not_live: bool = False,
     strip: StripFolders = None,
     detail: DetailOption = None,
+    names: NamesOption = None,
 ) -> BulkOptions:
     chosen = detail or backend.settings.expected_face_detail
-    return BulkOptions(allow_duplicate, allow_inconsistent, allow_low_quality, allow_not_live, face, strip, chosen)
+    overrides = allow_duplicate, allow_inconsistent, allow_low_quality, allow_not_live
+    return BulkOptions(*overrides, face, strip, chosen, names)
 
 
 @routes.add(

@@ -81,6 +81,10 @@ def enroll(
     ],
     enrollment: EnrollmentOptions,
     server: ServerOptions,
+    names: Annotated[
+        str | None,
+        typer.Option(metavar="ENCODING", help="Encoding of the archive's names if it does not state one, such as gbk."),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write the result of each photo to this .csv or .ndjson file.")
     ] = None,
@@ -100,7 +104,7 @@ def enroll(
             f"{source} is a photo. Enroll one person with 'kith subject enroll ID {source} -g {gallery}'.",
             param_hint="SOURCE",
         )
-    result, options = EnrollmentReport(), enrollment.fields()
+    result, options = EnrollmentReport(), {**enrollment.fields(), "names": names}
     try:
         with ExitStack() as stack:
             if album:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import tarfile
 import time
@@ -14,10 +15,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kith import Kith
+from kith import Kith, KithClientError
 from kith.wire.jobs import JobOut
+from tests.commands import run_kith
 from tests.conftest import jpeg
-from tests.service.inference.test_zip_names import unicode_path, zip_of
+from tests.service.inference.test_archive_names import unicode_path, zip_of
 from tests.service.usecases.test_bulk_enrollment import Bytes, as_tar
 
 LATIN1 = os.fsdecode(b"Ren\xe9")
@@ -28,10 +30,12 @@ def enrolled(kith: Kith, gallery: str, payload: bytes) -> tuple[JobOut, dict[str
     return job, {item.item: item.outcome for item in kith.job_items(job.id)}
 
 
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_a_folder_of_a_tar_that_is_not_utf_8(kith: Kith, gallery: str, astronaut: NDArray[np.uint8], form: int) -> None:
+def test_a_folder_of_a_tar_that_declares_its_names_and_is_not_utf_8(
+    kith: Kith, gallery: str, astronaut: NDArray[np.uint8]
+) -> None:
+    """As kith enroll sends a local folder."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=form, encoding="utf-8", errors="surrogateescape") as archive:
+    with tarfile.open(fileobj=buffer, mode="w", encoding="utf-8", errors="surrogateescape") as archive:
         for name in (f"{LATIN1}/1.jpg", f"eileen/{LATIN1}.jpg", "eileen/1.jpg", f"{LATIN1}/notes.txt"):
             payload = jpeg(astronaut) + name.encode("utf-8", "surrogateescape")
             info = tarfile.TarInfo(name)
@@ -52,31 +56,59 @@ def test_a_folder_of_a_tar_that_is_not_utf_8(kith: Kith, gallery: str, astronaut
     assert [(subject.id, subject.template_count) for subject in kith.subjects(gallery)] == [("eileen", 2)]
 
 
-def test_names_of_a_zip(kith: Kith, gallery: str, astronaut: NDArray[np.uint8], tmp_path: Path) -> None:
-    lost, windows = b"__/1.jpg", "田中/1.jpg".encode("cp932")
+def test_names_of_a_zip(kith: Kith, gallery: str, tmp_path: Path, server: str) -> None:
+    lost, japanese = b"__/1.jpg", "表/1.jpg".encode("cp932")
     names = zip_of(
         (lost, False, unicode_path(lost, "田中/1.jpg")),
-        (b"__/2.jpg", False, b""),
-        (b"____ _-_.__/4.jpg", False, b""),
-        (b"??/3.jpg", False, b""),
-        (windows, False, b""),
-        ("José/1.jpg".encode(), False, b""),
+        ("José/1.jpg".encode(), True, b""),
+        (japanese, False, b""),
+        ("ada\\表.jpg".encode("cp932"), False, b""),
         ("Ren\ufffd/1.jpg".encode(), True, b""),
     )
     (tmp_path / "people.zip").write_bytes(names)
     job, outcomes = enrolled(kith, gallery, names)
-    assert job.state == "succeeded"
+    assert (job.state, outcomes) == ("failed", {})
+    assert job.problem is not None
+    assert job.problem.code == "archive_invalid"
+    assert "/1.jpg' is hardly UTF-8" in job.problem.detail
+    assert "cp932 for Japanese" in job.problem.remedy
     # The content is no photo: a name that is accepted is refused for that later.
-    assert outcomes == {
+    expected = {
         "田中/1.jpg": "image_format",
-        "__/2.jpg": "invalid_request",
-        "??/3.jpg": "invalid_request",
-        "____ _-_.__/4.jpg": "invalid_request",
-        windows.decode("utf-8", "backslashreplace"): "invalid_request",
         "José/1.jpg": "image_format",
+        "表/1.jpg": "image_format",
+        "ada/表.jpg": "image_format",
         "Ren\ufffd/1.jpg": "invalid_request",
     }
-    assert list(kith.subjects(gallery)) == []
+    job = kith.wait_for(kith.enroll_archive(gallery, Bytes(names), names="cp932").id, 60)
+    assert {item.item: item.outcome for item in kith.job_items(job.id)} == expected
+    environment = {"KITH_URL": server}
+    words = ("enroll", "people.zip", "-g", gallery, "--json")
+    done = run_kith(*words, cwd=tmp_path, environment=environment)
+    assert (done.returncode, "kith enroll --names" in done.stderr) == (1, True)
+    done = run_kith(*words, "--names", "Shift-JIS", cwd=tmp_path, environment=environment)
+    assert {row["photo"] for row in json.loads(done.stdout)["refused"]} == set(expected)
+    with pytest.raises(KithClientError, match="names") as raised:
+        kith.enroll_archive(gallery, Bytes(names), names="punycode")
+    assert raised.value.status == 422
+
+
+def test_a_manifest_whose_files_are_not_found_for_their_encoding(kith: Kith, gallery: str) -> None:
+    """A manifest is UTF-8, and names files as they are read."""
+    manifest = "file,subject\n石伟.jpg,eileen\n".encode()
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="gbk") as archive:
+        for name, payload in (("manifest.csv", manifest), ("石伟.jpg", b"photo")):
+            info = tarfile.TarInfo(name)
+            info.size = len(payload)
+            archive.addfile(info, io.BytesIO(payload))
+    job, _ = enrolled(kith, gallery, buffer.getvalue())
+    assert job.problem is not None
+    assert "hardly UTF-8" in job.problem.detail
+    job = kith.wait_for(kith.enroll_archive(gallery, Bytes(buffer.getvalue()), names="gbk").id, 60)
+    assert {item.item: (item.outcome, item.subject) for item in kith.job_items(job.id)} == {
+        "石伟.jpg": ("image_format", "eileen")
+    }
 
 
 def test_other_files_are_named_and_photos_are_known_by_content(

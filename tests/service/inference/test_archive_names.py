@@ -1,0 +1,211 @@
+"""Names in archives mean what their writers wrote, or the archive is refused with an option that reads them."""
+
+from __future__ import annotations
+
+import io
+import struct
+import tarfile
+import unicodedata
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from kith.wire.identifiers import normalize_id
+from service.core.errors import ArchiveInvalidError
+from service.inference.archive_names import name_of
+from service.inference.archives import ArchiveLimits, iterate_members, read_contents
+
+LIMITS = ArchiveLimits(1000, 100_000, 1_000_000)
+JOSE = "José".encode()
+UTF8_FLAG = 0x800
+
+
+def zip_of(*entries: tuple[bytes, bool, bytes]) -> bytes:
+    """Return a zip of files, each with the bytes of its name, the flag for UTF-8, and an extra field."""
+    buffer = io.BytesIO()
+    stand_ins = {f"{number:x}".rjust(len(name), "~"): (name, flag) for number, (name, flag, _) in enumerate(entries)}
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for stand_in, (_, _, extra) in zip(stand_ins, entries, strict=True):
+            info = zipfile.ZipInfo(stand_in)
+            info.extra = extra
+            archive.writestr(info, b"photo")
+    payload = bytearray(buffer.getvalue())
+    for stand_in, (name, flag) in stand_ins.items():
+        for signature, name_at, flags_at in ((b"PK\3\4", 30, 6), (b"PK\1\2", 46, 8)):
+            at = payload.index(signature)
+            while not payload.startswith(stand_in.encode(), at + name_at):
+                at = payload.index(signature, at + 1)
+            payload[at + name_at : at + name_at + len(name)] = name
+            payload[at + flags_at : at + flags_at + 2] = struct.pack("<H", UTF8_FLAG if flag else 0)
+    return bytes(payload)
+
+
+def unicode_path(stored: bytes, name: str) -> bytes:
+    content = struct.pack("<BL", 1, zlib.crc32(stored)) + name.encode()
+    return struct.pack("<HH", 0x7075, len(content)) + content
+
+
+def names(tmp_path: Path, payload: bytes) -> list[str]:
+    path = tmp_path / "people.zip"
+    path.write_bytes(payload)
+    return [member.path for member in iterate_members(path, LIMITS)]
+
+
+def test_a_name_in_utf_8_needs_no_flag(tmp_path: Path) -> None:
+    payload = zip_of((JOSE + b"/1.jpg", False, b""), (JOSE + b"/2.jpg", True, b""), (b"ada/1.jpg", False, b""))
+    assert names(tmp_path, payload) == ["José/1.jpg", "José/2.jpg", "ada/1.jpg"]
+    assert {member.read() for member in iterate_members(tmp_path / "people.zip", LIMITS)} == {b"photo"}
+
+
+def test_the_unicode_extra_field_has_the_name_of_a_lossy_entry(tmp_path: Path) -> None:
+    timestamp = struct.pack("<HHBL", 0x5455, 5, 1, 0)
+    first, second, third = b"__/1.jpg", b"__/2.jpg", b"__/3.jpg"
+    payload = zip_of(
+        (first, False, timestamp + unicode_path(first, "田中/1.jpg")),
+        (second, False, unicode_path(second, "佐藤/2.jpg") + timestamp),
+        (third, False, unicode_path(b"earlier/3.jpg", "旧/3.jpg")),  # of a name that was changed since
+    )
+    assert names(tmp_path, payload) == ["田中/1.jpg", "佐藤/2.jpg", "__/3.jpg"]
+
+
+PEOPLE = {
+    "gbk": ["石伟", "王伟", "王雪", "表中"],
+    "cp932": ["田中", "表示", "ソニア", "能登"],
+    "cp949": ["김민준", "채철"],
+    "big5": ["許功蓋", "王"],
+    "cp866": ["Анна", "Яна"],
+    "cp1251": ["Анна", "Ёлкин"],
+    "cp437": ["José"],
+    "cp1252": ["José", "Zoë"],
+}
+"""Some have a backslash as the second byte of a character."""
+
+
+def subjects(path: Path, encoding: str | None = None) -> set[str | None]:
+    return set(read_contents(path, LIMITS, None, lambda: None, names=encoding).subjects.values())
+
+
+@pytest.mark.parametrize("encoding", PEOPLE)
+def test_names_in_another_encoding_are_refused_and_readable_with_the_option(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "people.zip"
+    path.write_bytes(
+        zip_of(
+            (b"ada/1.jpg", True, b""), *((f"{name}/1.jpg".encode(encoding), False, b"") for name in PEOPLE[encoding])
+        )
+    )
+    with pytest.raises(ArchiveInvalidError, match="does not state the encoding") as raised:
+        subjects(path)
+    assert encoding in raised.value.remedy or encoding in ("cp437", "cp1252")
+    assert subjects(path, encoding) == {"ada", *PEOPLE[encoding]}
+    assert {member.read() for member in iterate_members(path, LIMITS, encoding)} == {b"photo"}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name"),
+    [
+        ("gbk", "石伟"),
+        ("gbk", "毛"),
+        ("gbk", "魏伟"),
+        ("gbk", "谭伟"),
+        ("gbk", "史伟"),
+        ("gbk", "卢"),
+        ("gbk", "路伟"),
+        ("gbk", "谢英"),
+        ("gbk", "钱强"),
+        ("cp949", "채철"),
+        ("cp866", "яна"),
+    ],
+)
+def test_names_that_are_utf_8_by_chance_are_not_taken_for_it(tmp_path: Path, encoding: str, name: str) -> None:
+    stored = f"{name}/1.jpg".encode(encoding)
+    stored.decode()
+    for path, payload in (
+        (tmp_path / "people.zip", zip_of((stored, False, b""), (b"ada/1.jpg", False, b""))),
+        (tmp_path / "people.tar", gnu_tar_of(stored)),
+    ):
+        path.write_bytes(payload)
+        with pytest.raises(ArchiveInvalidError, match="hardly UTF-8"):
+            subjects(path)
+        assert name in subjects(path, encoding)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_names_in_utf_8_without_a_flag(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
+    """Archives of macOS."""
+    people = {
+        *("José", "Zoë Ñandú", "Łukasz Żak", "Nguyễn Đỗ", "Αλέξης", "Анна Ivanova", "Ян", "דן", "محمد", "田中 Renée"),
+        *("김민준", "ソニア・表", "หญิง", "नेहा", "Gal·la", "\u02bbIolani", "\u0414\u02bcЯк", "Ada 👩\u200d🔬"),
+    }
+    path = tmp_path / "people.zip"
+    path.write_bytes(zip_of(*((unicodedata.normalize(form, f"{name}/1.jpg").encode(), False, b"") for name in people)))
+    assert subjects(path) == people
+
+
+def test_names_of_windows_without_a_flag_are_in_its_code_page(tmp_path: Path) -> None:
+    """Even if they read well as UTF-8."""
+    payload = bytearray(zip_of(("小肖谢/1.jpg".encode("gbk"), False, b"")))
+    payload[payload.index(b"PK\1\2") + 5] = 0  # the system of the writer
+    path = tmp_path / "people.zip"
+    path.write_bytes(payload)
+    with pytest.raises(ArchiveInvalidError, match="does not state the encoding"):
+        subjects(path)
+    assert subjects(path, "gbk") == {"小肖谢"}
+
+
+def test_names_of_files_need_no_encoding_if_no_person_depends_on_it(tmp_path: Path) -> None:
+    path = tmp_path / "people.zip"
+    path.write_bytes(zip_of(("ada/表.jpg".encode("cp932"), False, b"")))
+    found = read_contents(path, LIMITS, None, lambda: None)
+    assert (set(found.subjects.values()), found.hidden) == ({"ada"}, 0)
+    assert all(name.encode() for name in found.subjects)  # can be stored
+
+
+def test_names_that_are_not_in_the_stated_encoding(tmp_path: Path) -> None:
+    for path, payload in (
+        (tmp_path / "flagged.zip", zip_of(("김민준/1.jpg".encode("cp949"), True, b""))),
+        (tmp_path / "people.zip", zip_of(("김민준/1.jpg".encode("cp949"), False, b""))),
+        (tmp_path / "people.tar", gnu_tar_of("김민준/1.jpg".encode("cp949"))),
+    ):
+        path.write_bytes(payload)
+        with pytest.raises(ArchiveInvalidError, match="is not in utf"):
+            subjects(path, "utf_8")
+
+
+def gnu_tar_of(name: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="latin-1") as archive:
+        archive.addfile(tarfile.TarInfo(name.decode("latin-1")), io.BytesIO())
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "extra", [b"\x75\x70", b"\x75\x70\xff\0" + bytes(2), struct.pack("<HH", 0x7075, 3) + b"\1\0\0"]
+)
+def test_a_damaged_extra_field_is_no_name(extra: bytes) -> None:
+    info = zipfile.ZipInfo("ada/1.jpg")
+    info.extra = extra
+    assert name_of(info, None) == ("ada/1.jpg", True)
+
+
+@pytest.mark.parametrize("extra", [b"\x99\x99\x32\x00ab", b"\x01\x00\xff\xff", b"\x75\x70\xff\x00ab"])
+def test_an_extra_field_that_does_not_add_up_harms_no_entry(tmp_path: Path, extra: bytes) -> None:
+    """zipfile rejects the whole archive."""
+    payload = zip_of((b"ada/1.jpg", True, extra), (b"bob/1.jpg", True, b""), (b"eve/1.jpg", True, extra))
+    assert names(tmp_path, payload) == ["ada/1.jpg", "bob/1.jpg", "eve/1.jpg"]
+    assert {member.read() for member in iterate_members(tmp_path / "people.zip", LIMITS)} == {b"photo"}
+
+
+def test_backslashes_separate_folders_in_zips_only(tmp_path: Path) -> None:
+    """In a tar they belong to the name, which is no id. Two people would get one otherwise."""
+    assert names(tmp_path, zip_of((b"ada\\2019\\1.jpg", False, b""))) == ["ada/2019/1.jpg"]
+    with tarfile.open(tmp_path / "people.tar", "w") as archive:
+        for name in ("Smith\\John/1.jpg", "Smith\\Jane/1.jpg"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    found = read_contents(tmp_path / "people.tar", LIMITS, None, lambda: None)
+    assert set(found.subjects.values()) == {"Smith\\John", "Smith\\Jane"}
+    for subject in found.subjects.values():
+        with pytest.raises(ValueError, match="without '/'"):
+            normalize_id(subject or "")
