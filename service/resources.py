@@ -7,12 +7,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from service.core.errors import StorageError
 from service.security.key_command import KeyCommand
 from service.security.master_keys import GivenKeys, KeyFile, MasterKeys, Source
 from service.security.sealing import new_key
 from service.settings import Settings
 from service.storage.db.engine import Database, open_database
-from service.storage.db.file_system import check_file_system
+from service.storage.db.file_system import OPEN_REMEDY, check_file_system, check_writable
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.shared_indexes import SharedIndexes
 
@@ -39,12 +40,14 @@ def keep_nothing(settings: Settings, folder: Path) -> Settings:
 
 
 def check_database(settings: Settings) -> None:
-    """Check that the database can be opened or created. Creates nothing, as a later step of the start may fail.
+    """Check that the database can be opened or created, and uploads be stored. Creates nothing, as a later step of the
+    start may fail.
 
     Raises MasterKeyError, StorageError, SettingsError.
     """
     if settings.stateless:
         return
+    check_writable(_existing(settings.data_dir / "spool"))
     if _is_missing(settings):
         _check_creation(settings)
     else:
@@ -64,9 +67,15 @@ def _check_creation(settings: Settings) -> None:
         wrapper = keys.first()
         wrapper.unwrap(wrapper.wrap(new_key(), "check"), "check")
     assert settings.database_file is not None  # noqa: S101 - _is_missing was true
-    folder = settings.database_file.absolute().parent
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    check_file_system(existing)
+    check_file_system(_existing(settings.database_file.parent))
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists. Raises StorageError: it is a file."""
+    found = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not found.is_dir():
+        raise StorageError(f"{found} is not a folder", OPEN_REMEDY)
+    return found
 
 
 def has_keys(settings: Settings) -> bool:

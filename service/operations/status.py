@@ -99,7 +99,7 @@ def readiness(
         if not devices.alive:
             raise KithError("a device thread ended with an error (see the log); restart the service")
 
-    checks: dict[str, Callable[[], None]] = {"devices": alive, "database": store.galleries.ping}
+    checks: dict[str, Callable[[], None]] = {"devices": alive, "database": store.database.check_writable}
     if gpus is not None or (shortfalls and not allow_cpu):  # else no GPU is in use, whose state could be reported
         checks = {"gpu": gpu, **checks}
     if milvus is not None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import httpx2 as httpx
 import pytest
+import sqlalchemy as sa
 from onnx import TensorProto
 
 from models.engines.selection import EnginePreference, OpenedNetworks, open_networks
@@ -24,7 +28,7 @@ from models.vision.specs import NetworkSpec
 from service import wiring
 from service.app import create_app
 from service.cli.terminal import EXIT_FAILED, EXIT_USAGE
-from service.core.errors import SettingsError
+from service.core.errors import SettingsError, StorageError
 from service.index.follower import Followers
 from service.jobs.runner import Runner
 from service.operations.transfers import Transfers
@@ -32,9 +36,13 @@ from service.risk.gallery_risks import GalleryRisks
 from service.server import embedded
 from service.settings import COMMAND_VARIABLES, DEPLOYMENT_VARIABLES, TEST_VARIABLES, Settings, load_settings
 from service.storage.audit.writer import AuditWriter
+from service.storage.db import engine
+from service.storage.db.file_system import ACCOUNT_REMEDY, OWNER_REMEDY
 from service.storage.repositories.store import Store
 from tests.conftest import ROOT
+from tests.databases import TEXT, engine_of, open_database
 from tests.networks import color_network, scrfd_network
+from tests.postgres import Postgres
 
 RARELY_USED = ("alembic", "kith.client", "matplotlib", "onnx", "plotext", "pyarrow", "scipy.optimize", "torch")
 """Large packages and modules that few servers need."""
@@ -157,7 +165,7 @@ def served(tmp_path: Path, *words: str, **settings: str) -> subprocess.Completed
     """Run a command, by default ``kith serve``, with settings that it rejects."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KITH_")}
     environment = inherited | {"KITH_PORT": "0"} | settings
-    command = [sys.executable, "-m", "service.cli.main", *(words or ["serve"])]
+    command = [*restricted(), sys.executable, "-m", "service.cli.main", *(words or ["serve"])]
     return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
 
 
@@ -241,6 +249,130 @@ def test_an_embedded_service_raises_the_error_of_its_start(tmp_path: Path) -> No
         embedded(load_settings(pack=pack, data_dir=tmp_path / "data")),
     ):
         pass
+
+
+def restricted() -> list[str]:
+    """Return the start of a command to which file permissions apply, also for root."""
+    return ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+
+
+def take_away(path: Path, mode: int) -> None:
+    """Give a file to another user. Without root, forbid the owner to write it instead."""
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+    path.chmod(mode if os.geteuid() == 0 else mode & 0o444)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        *itertools.product(
+            ("data/kith.db", "data/kith.db-wal", "data/kith.db-shm", "data", "data/spool"), (0o644, 0o600)
+        ),
+        ("key", 0o600),
+    ],
+)
+def test_a_start_without_the_right_to_write_is_refused(tmp_path: Path, name: str, mode: int) -> None:
+    folder, path = tmp_path / "data", tmp_path / name
+    open_database(f"sqlite:///{folder / 'kith.db'}").close()
+    if name == "data/spool":
+        path.mkdir()
+    elif not path.exists():
+        path.write_text(f"{TEXT}\n" if name == "key" else "")
+    take_away(path, mode | 0o111 if path.is_dir() else mode)
+    key = {"KITH_MASTER_KEY_FILE": str(path)} if name == "key" else {"KITH_MASTER_KEY": TEXT}
+    try:
+        done = served(tmp_path, KITH_DATA_DIR=str(folder), **key)
+    finally:
+        path.chmod(0o755)
+    assert done.returncode == EXIT_FAILED
+    assert str(path) in done.stderr
+    assert "KITH_DATA_DIR and KITH_DATABASE_URL to the user that runs Kith (chown)" in done.stderr or name == "key"
+    assert "Traceback" not in done.stderr
+
+
+def test_a_database_that_only_sqlite_finds_read_only_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite begins a writing transaction on such a file without an error."""
+    url = f"sqlite:///{tmp_path / 'kith.db'}"
+    open_database(url).close()
+    monkeypatch.setattr(engine, "check_database_file", lambda _: None)
+    connect = sqlite3.connect
+
+    def connect_read_only(path: str, **options: Any) -> sqlite3.Connection:
+        opened: sqlite3.Connection = connect(f"file:{path}?mode=ro", uri=True, **options)
+        return opened
+
+    monkeypatch.setattr(sqlite3, "connect", connect_read_only)
+    monkeypatch.setattr(sqlite3.dbapi2, "connect", connect_read_only)
+    with pytest.raises(StorageError, match="attempt to write a readonly database") as raised:
+        open_database(url)
+    assert raised.value.remedy == OWNER_REMEDY
+
+
+def test_a_server_whose_database_file_becomes_read_only_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = os.access
+    refused = set[str]()
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) not in refused and access(path, mode))
+    with embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url:
+        assert httpx.get(f"{url}/readyz").status_code == 200
+        refused.add(str(tmp_path / "kith.db"))
+        answer = httpx.get(f"{url}/readyz")
+        assert (answer.status_code, answer.json()["code"]) == (503, "storage_unavailable")
+        assert "kith.db" in answer.json()["detail"]
+        assert "chown" in answer.json()["remedy"]
+        refused.clear()
+        (tmp_path / "kith.db").rename(tmp_path / "moved.db")
+        assert "the database is gone" in httpx.get(f"{url}/readyz").json()["detail"]
+        (tmp_path / "moved.db").rename(tmp_path / "kith.db")
+        assert httpx.get(f"{url}/readyz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("rights", "said"),
+    [
+        ("SELECT", "lacks INSERT on"),
+        ("SELECT, INSERT, DELETE", "lacks UPDATE on"),
+        ("SELECT, INSERT, UPDATE, DELETE", "lacks USAGE on the sequence of"),
+    ],
+)
+def test_a_postgresql_account_without_rights_is_refused(postgres: Postgres, rights: str, said: str) -> None:
+    name = f"kith_{uuid.uuid4().hex}"
+    owner = postgres.create(name)
+    open_database(owner).close()
+    account = owner.replace("kith@", f"{name}@")
+    plain = engine_of(owner)
+    try:
+        with plain.begin() as connection:
+            connection.execute(sa.text(f"CREATE ROLE {name} LOGIN"))
+            connection.execute(sa.text(f"GRANT {rights} ON ALL TABLES IN SCHEMA public TO {name}"))
+        with pytest.raises(StorageError, match="permission denied" if "DELETE" not in rights else said) as raised:
+            open_database(account)
+        assert raised.value.remedy == ACCOUNT_REMEDY
+        with plain.begin() as connection:
+            connection.execute(sa.text(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}"))
+            connection.execute(sa.text(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {name}"))
+            connection.execute(sa.text(f"REVOKE UPDATE, DELETE, TRUNCATE ON audit FROM {name}"))
+        database = open_database(account)
+        database.check_writable()
+        with plain.begin() as connection:
+            connection.execute(sa.text(f"ALTER ROLE {name} SET default_transaction_read_only TO on"))
+        database.engine.dispose()
+        with pytest.raises(StorageError, match="standby"):
+            database.check_writable()
+        database.close()
+        with pytest.raises(StorageError, match="read-only transaction") as raised:
+            open_database(account)
+        assert raised.value.remedy == ACCOUNT_REMEDY
+    finally:
+        with plain.begin() as connection:
+            connection.execute(sa.text(f"DROP OWNED BY {name}"))
+            connection.execute(sa.text(f"DROP ROLE {name}"))
+        plain.dispose()
+        postgres.drop(name)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -35,9 +35,17 @@ from service.core.errors import (
 from service.domain.gallery import Gallery
 from service.security.master_keys import MasterKeys
 from service.security.sealing import SealBrokenError
-from service.storage.db.file_system import LOCAL_DISK_REMEDY, OPEN_REMEDY, DiskReserve, check_file_system
+from service.storage.db.file_system import (
+    ACCOUNT_REMEDY,
+    LOCAL_DISK_REMEDY,
+    OPEN_REMEDY,
+    OWNER_REMEDY,
+    DiskReserve,
+    check_database_file,
+    check_file_system,
+)
 from service.storage.db.key_vault import SECRETS, Vault
-from service.storage.db.tables import galleries, last_change
+from service.storage.db.tables import audit, galleries, last_change, metadata
 
 BUSY_TIMEOUT_MS: Final = 10_000
 PAGE_BYTES: Final = 16_384
@@ -69,6 +77,8 @@ POSTGRESQL_ERRORS: Final[dict[str, type[StorageError]]] = {
     "XX001": StorageDamagedError,  # data_corrupted
     "XX002": StorageDamagedError,  # index_corrupted
 }
+READ_ONLY_STATES: Final = ("25006", "42501")
+"""PostgreSQL's read_only_sql_transaction and insufficient_privilege."""
 LOCKING_ERRORS: Final = frozenset({15, 2058, 2314, 3594, 3850, 4618, 5130, 5386})
 """SQLITE_PROTOCOL, and SQLITE_IOERR of UNLOCK, RDLOCK, CHECKRESERVEDLOCK, LOCK, SHMOPEN, SHMLOCK and SHMMAP."""
 OPEN_BUSY_REMEDY: Final = "Another process writes to the database. Wait until it ends, then start again."
@@ -96,15 +106,21 @@ def open_database(url: str, master: MasterKeys) -> Database:
 
 def _migrated_engine(url: str, vault: Vault) -> Engine:
     try:
-        engine = _engine(sa.make_url(url))
-        if engine.dialect.name == "sqlite":
-            check_file_system(Path(engine.url.database or "").absolute().parent)
-        with engine.execution_options(write=True).begin() as connection:
-            if engine.dialect.name == "postgresql":
-                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
-            if not _is_migrated(connection):
-                _migrate(connection, vault)
-        return engine
+        with ExitStack() as opened:
+            engine = _engine(sa.make_url(url))
+            opened.callback(engine.dispose)
+            if engine.dialect.name == "sqlite":
+                file = Path(engine.url.database or "").absolute()
+                check_file_system(file.parent)
+                check_database_file(file)
+            with engine.execution_options(write=True).begin() as connection:
+                if engine.dialect.name == "postgresql":
+                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+                if not _is_migrated(connection):
+                    _migrate(connection, vault)
+                _check_rights(connection)
+            opened.pop_all()
+            return engine
     except ModuleNotFoundError as error:
         raise StorageError("PostgreSQL needs a driver: pip install 'kith-face[postgres]'") from error
     except SQLAlchemyError as error:
@@ -142,6 +158,30 @@ def _migrate(connection: Connection, vault: Vault) -> None:
         raise StorageError(f"the database cannot be opened: {error}", OPEN_REMEDY) from error
 
 
+def _check_rights(connection: Connection) -> None:
+    """Check that the account may write: BEGIN succeeds without. Raises StorageError, SQLAlchemyError.
+
+    An account that may not change or delete lines of the audit is enough (docs/audit.md).
+    """
+    connection.execute(sa.delete(galleries).where(sa.false()))  # also refused by a standby, and by a read-only file
+    if connection.dialect.name == "sqlite":
+        return
+    rights = {
+        f"{right} on {table.name}": sa.func.has_table_privilege(table.name, right)
+        for table in metadata.sorted_tables
+        for right in (("SELECT", "INSERT") if table is audit else ("SELECT", "INSERT", "UPDATE", "DELETE"))
+    }
+    for table in metadata.sorted_tables:
+        if (column := table.autoincrement_column) is not None:
+            sequence = sa.func.pg_get_serial_sequence(table.name, column.name)
+            rights[f"USAGE on the sequence of {table.name}"] = sa.func.has_sequence_privilege(sequence, "USAGE")
+    held = connection.execute(sa.select(*rights.values())).one()
+    missing = [right for right, allowed in zip(rights, held, strict=True) if allowed is False]
+    if missing:
+        listed = f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+        raise StorageError(f"the account in KITH_DATABASE_URL lacks {listed}", ACCOUNT_REMEDY)
+
+
 def storage_error(context: str, error: SQLAlchemyError) -> StorageError:
     """Translate a database error into a storage error by its code."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
@@ -149,8 +189,11 @@ def storage_error(context: str, error: SQLAlchemyError) -> StorageError:
     if code in LOCKING_ERRORS:
         problem = f"{context}, because the file system does not lock or share files: {cause}"
         return StorageError(problem, LOCAL_DISK_REMEDY)
+    state = getattr(cause, "sqlstate", None) or ""
+    if code & 0xFF == sqlite3.SQLITE_READONLY or state in READ_ONLY_STATES:
+        return StorageError(f"{context}: {cause}", ACCOUNT_REMEDY if state else OWNER_REMEDY)
     kind = SQLITE_ERRORS.get(code) or SQLITE_ERRORS.get(code & 0xFF)
-    kind = kind or POSTGRESQL_ERRORS.get(getattr(cause, "sqlstate", None) or "") or StorageError
+    kind = kind or POSTGRESQL_ERRORS.get(state) or StorageError
     return kind(f"{context}: {cause}")
 
 
@@ -258,6 +301,18 @@ class Database:
             return datetime.now(UTC)
         clock: datetime = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
         return clock.astimezone(UTC)
+
+    def check_writable(self) -> None:
+        """Check that the database responds, and takes writes from this process. Raises StorageError."""
+        with self.read() as connection:
+            connection.execute(sa.select(galleries.c.pk).limit(1)).all()
+            if self.file is not None:
+                try:
+                    check_database_file(self.file)
+                except OSError as error:
+                    raise StorageError(f"the database is gone: {error}", OPEN_REMEDY) from error
+            elif connection.execute(sa.select(sa.func.current_setting("transaction_read_only"))).scalar_one() == "on":
+                raise StorageError("the PostgreSQL server is a standby, or its default is read-only", ACCOUNT_REMEDY)
 
     def unwrap_secrets(self) -> None:
         """Unwrap the service's secrets outside of any transaction, because the key service may take seconds.

@@ -6,7 +6,9 @@ import errno
 import fcntl
 import mmap
 import os
+import pwd
 import shutil
+import stat
 import tempfile
 import threading
 from contextlib import suppress
@@ -17,6 +19,14 @@ from service.core.errors import StorageError, StorageFullError
 
 OPEN_REMEDY: Final = (
     "Check KITH_DATA_DIR or KITH_DATABASE_URL: the folder must be writable, or the PostgreSQL server reachable."
+)
+OWNER_REMEDY: Final = (
+    "Give the folders and files of KITH_DATA_DIR and KITH_DATABASE_URL to the user that runs Kith (chown), run "
+    "commands as that user, and mount nothing of them read-only."
+)
+ACCOUNT_REMEDY: Final = (
+    "KITH_DATABASE_URL must name the primary server, and an account with SELECT, INSERT, UPDATE and DELETE on all "
+    "tables and USAGE on all sequences (GRANT); for the first start and for upgrades, the owner of the tables."
 )
 LOCAL_DISK_REMEDY: Final = (
     "Put the database on a local disk (KITH_DATA_DIR, KITH_DATABASE_URL), or use PostgreSQL: network file systems such "
@@ -55,6 +65,42 @@ def check_file_system(folder: Path) -> None:
         except OSError as error:
             problem = f"the file system of {folder} does not {need}: {error.strerror}"
             raise StorageError(problem, LOCAL_DISK_REMEDY) from error
+
+
+def check_writable(path: Path) -> None:
+    """Check that this process may read and write an existing file or folder.
+
+    It is not opened: closing a database file would drop the locks of SQLite's connections in this process.
+
+    Raises:
+        StorageError: it may not. The error names the owner.
+        OSError: it is missing.
+    """
+    status = path.stat()
+    if not os.access(path, os.R_OK | os.W_OK | (os.X_OK if stat.S_ISDIR(status.st_mode) else 0)):
+        raise StorageError(
+            f"user {_user(os.geteuid())} may not write {path}, which belongs to {_user(status.st_uid)}, mode "
+            f"{stat.S_IMODE(status.st_mode):o}",
+            OWNER_REMEDY,
+        )
+
+
+def check_database_file(path: Path) -> None:
+    """Check that an SQLite database can be written. SQLite opens what it cannot write for reading.
+
+    Raises StorageError, and OSError if it is missing.
+    """
+    check_writable(path)
+    for suffix in ("wal", "shm"):
+        with suppress(FileNotFoundError):  # SQLite deletes them with its last connection
+            check_writable(path.with_name(f"{path.name}-{suffix}"))
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 class DiskReserve:

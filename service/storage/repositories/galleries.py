@@ -40,11 +40,6 @@ class GalleryStore:
         self._database = database
         self._cache = cache
 
-    def ping(self) -> None:
-        """Check that the database responds. Raises StorageError."""
-        with self._database.read() as connection:
-            connection.execute(sa.select(galleries.c.pk).limit(1)).all()
-
     def sizes(self, limit: int) -> GalleryCounts:
         """Return the total sizes, and the sizes of the ``limit`` oldest galleries. Reads every gallery's row."""
         counts = galleries.c.name, galleries.c.subject_count, galleries.c.template_count
