@@ -37,7 +37,11 @@ def serve(
     server.serve(settings)
 
 
-def demo(output: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("demo-output")) -> None:
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for the photos and the annotated group photo.")] = Path(
+        "demo-output"
+    ),
+) -> None:
     """Enroll, verify and identify real photos on a temporary server, and explain each step.
 
     Exit status 1 if a decision is wrong."""

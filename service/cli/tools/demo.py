@@ -1,15 +1,19 @@
 """Demo: enroll people on a real server, identify them in altered and group photos, and reject strangers.
 
-The photos come from Python packages (scikit-image's astronaut and InsightFace's samples), because Kith ships none.
+The photos come from Python packages (scikit-image's astronaut and InsightFace's samples), because Kith ships none. The
+demo leaves them in its folder for the commands that it prints and for docs/tutorial.md.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import io
+import shlex
+import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from shutil import which
 from typing import Final
 
 import numpy as np
@@ -28,20 +32,20 @@ from service.core.text import describe_outcome, format_odds
 GALLERY: Final = "demo"
 FPIR: Final = 0.001
 FMR: Final = 0.001
-MIN_TOLERANCE_PX: Final = 5.0
 MAX_TEXT_COLUMNS: Final = 100
+NAMES: Final = {"eileen": "Eileen Collins", "tom": "Tom Hanks", "robin": "Robin", "sam": "Sam"}
+FRIEND_BOXES_PX: Final = {"robin": (15, 210, 225, 450), "sam": (225, 90, 420, 330)}
+"""Left, top, right and bottom of two people in the group photo."""
+GROUP_SIZE: Final = 6
 GROUP_SCALE: Final = 0.8
 """Size of the group photo in which people are identified, relative to the one they are enrolled from."""
+VISITOR, PARTY = Path("visitor.jpg"), Path("party.jpg")
 NEXT_STEPS: Final = """
-[bold]Use your own photos[/bold], in folders named after people (ada/1.jpg, grace/1.jpg):
-   kith enroll people/ --gallery family
-   kith identify party.jpg --gallery family --draw who.jpg
-   kith gallery risk family         threshold for each risk
-   kith serve                       the same in a browser and over HTTP, on http://127.0.0.1:8000
-More: kith --help, README.md, docs/cli.md"""
-
-BoxPx = list[float]
-"""x0, y0, x1, y1."""
+[bold]Do the same[/bold] with these photos, or with your own, in a folder per person:
+   {kith} enroll {folder}/people --gallery family --largest-face
+   {kith} identify {folder}/party.jpg --gallery family --draw {folder}/who.png
+   {kith} serve  # then open http://127.0.0.1:8000/console
+More: docs/tutorial.md, {kith} --help"""
 
 
 class PhotosMissingError(SettingsError):
@@ -93,39 +97,54 @@ def varied_samples() -> Iterator[NDArray[np.uint8]]:
             yield np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
 
 
+def write_photos(folder: Path) -> None:
+    """Write a photo of each of four people, one of a visitor (Eileen, altered), and one of a party.
+
+    The party shows Robin, Sam and four strangers. Raises PhotosMissingError.
+    """
+    astronaut, actor, group = sample_photos()
+    people = {"eileen": astronaut, "tom": actor, **{name: group.crop(box) for name, box in FRIEND_BOXES_PX.items()}}
+    photos = {_portrait(name): encode_jpeg(photo) for name, photo in people.items()}
+    photos[VISITOR] = alter(astronaut, mirror=True, turn_deg=6, scale=0.7, light=0.75, jpeg=60)
+    photos[PARTY] = alter(group, mirror=False, turn_deg=0, scale=GROUP_SCALE, light=0.85, jpeg=70)
+    for path, content in photos.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+
+
 def run_demo(kith: Kith, output: Path, console: Console) -> bool:
-    """Run the demo, write ``decisions.png`` to the folder ``output``, and return whether every decision is correct."""
-    return _Demo(kith, console).run(output)
+    """Run the demo, and return whether every decision is correct.
+
+    Writes the photos and ``decisions.png``, an annotated photo, to the folder ``output``. Raises PhotosMissingError.
+    """
+    write_photos(output)
+    return _Demo(kith, output, console).run()
 
 
 class _Demo:
     """Steps of the demo. Each step explains itself and judges its decisions."""
 
-    def __init__(self, kith: Kith, console: Console) -> None:
-        self._kith, self._console = kith, console
-        self._astronaut, self._actor, self._group = sample_photos()
-        self._names = {"collins": "Eileen Collins", "hanks": "Tom Hanks"}
-        self._friends: dict[str, BoxPx] = {}
-        self._faces_in_group = 0
+    def __init__(self, kith: Kith, folder: Path, console: Console) -> None:
+        self._kith, self._folder, self._console = kith, folder, console
         self._correct: list[bool] = []
         self._steps = 0
 
-    def run(self, output: Path) -> bool:
+    def run(self) -> bool:
         self._create_gallery()
         self._enroll()
-        astronaut = alter(self._astronaut, mirror=True, turn_deg=6, scale=0.7, light=0.75, jpeg=60)
-        actor = alter(self._actor, mirror=False, turn_deg=-9, scale=0.9, light=1.2, jpeg=50)
-        self._verify(astronaut, actor)
-        self._identify(astronaut, actor)
-        output.mkdir(parents=True, exist_ok=True)
-        picture = output / "decisions.png"
-        self._identify_group(picture)
+        actor = alter(sample_photos()[1], mirror=False, turn_deg=-9, scale=0.9, light=1.2, jpeg=50)
+        self._verify(actor)
+        self._identify(actor)
+        picture = self._folder / "decisions.png"
+        self._identify_party(picture)
         correct = all(self._correct)
         verdict = (
             f"All {len(self._correct)} decisions are correct" if correct else "[red]Not every decision is correct[/red]"
         )
-        self._console.print(f"\n{verdict}. Annotated group photo: [bold]{picture}[/bold]")
-        self._console.print(NEXT_STEPS, highlight=False)
+        self._console.print(f"\n{verdict}. Annotated group photo: [bold]{escape(str(picture))}[/bold]", soft_wrap=True)
+        words = {"kith": _program(), "folder": shlex.quote(str(self._folder))}
+        steps = NEXT_STEPS.format_map({name: escape(word) for name, word in words.items()})
+        self._console.print(steps, highlight=False, soft_wrap=True)
         return correct
 
     def _create_gallery(self) -> None:
@@ -144,66 +163,53 @@ class _Demo:
         )
 
     def _enroll(self) -> None:
-        (image,) = self._kith.detect(encode_jpeg(self._group)).images
-        boxes = sorted((face.box for face in image.faces), key=lambda box: box[0])
-        self._faces_in_group = len(boxes)
-        photos = {"collins": self._astronaut, "hanks": self._actor}
-        for number, box in enumerate((boxes[0], boxes[3]), start=1):
-            subject = f"friend-{number}"
-            self._names[subject], self._friends[subject] = f"Friend {number}", box
-            photos[subject] = self._group.crop(_with_margin(box, self._group))
-        for subject, photo in photos.items():
-            self._kith.put_subject(GALLERY, subject, name=self._names[subject])
-            self._kith.enroll(GALLERY, subject, encode_jpeg(photo), face="largest")
+        for subject, name in NAMES.items():
+            self._kith.put_subject(GALLERY, subject, name=name)
+            self._kith.enroll(GALLERY, subject, self._folder / _portrait(subject), face="largest")
         self._explain(
-            f"Enroll {len(self._names)} people",
-            f"{', '.join(self._names.values())}: one photo each. Kith stores the numbers encrypted, and no photo.",
+            f"Enroll {len(NAMES)} people",
+            f"{', '.join(NAMES.values())}: one photo each. Kith stores the numbers encrypted, and no photo.",
         )
 
-    def _verify(self, astronaut: bytes, actor: bytes) -> None:
+    def _verify(self, actor: bytes) -> None:
         self._explain(
             "Verify: do two photos show the same person?",
             "Compare the astronaut's photo with an altered copy: mirrored, rotated, smaller and darker. Then compare "
             "it with the actor's photo.",
         )
         for title, other, expected in (
-            ("astronaut, mirrored, rotated, darker", astronaut, "same"),
+            ("astronaut, mirrored, rotated, darker", self._folder / VISITOR, "same"),
             ("astronaut and actor", actor, "different"),
         ):
-            pair = self._kith.verify(encode_jpeg(self._astronaut), other, risk={"fmr": FMR})
+            pair = self._kith.verify(self._folder / _portrait("eileen"), other, risk={"fmr": FMR})
             chance = (pair.false_match_probability, pair.probability_is_bound)
             self._judge(title, expected, pair.outcome, pair.similarity, pair.threshold, chance)
 
-    def _identify(self, astronaut: bytes, actor: bytes) -> None:
+    def _identify(self, actor: bytes) -> None:
         self._explain("Identify: who is this?", "Search the gallery for the people in altered photos.")
         for title, probe, subject in (
-            ("astronaut, mirrored, rotated, darker", astronaut, "collins"),
-            ("actor, rotated, brighter, recompressed", actor, "hanks"),
+            ("astronaut, mirrored, rotated, darker", self._folder / VISITOR, "eileen"),
+            ("actor, rotated, brighter, recompressed", actor, "tom"),
         ):
             (result,) = self._kith.identify(GALLERY, probe, faces="largest").results
-            self._judge_identity(title, self._names[subject], result)
+            self._judge_identity(title, NAMES[subject], result)
 
-    def _identify_group(self, picture: Path) -> None:
+    def _identify_party(self, picture: Path) -> None:
         self._explain(
             "Identify people in a group with strangers",
-            f"{len(self._friends)} of the {self._faces_in_group} people are enrolled. The others must not be named; "
-            "one who resembles a friend is uncertain, and left to a person.",
+            f"{len(FRIEND_BOXES_PX)} of the {GROUP_SIZE} people are enrolled. The others must not be named; one who "
+            "resembles an enrolled person may be uncertain, and left to a person.",
         )
-        photo = alter(self._group, mirror=False, turn_deg=0, scale=GROUP_SCALE, light=0.85, jpeg=70)
-        results = self._kith.identify(GALLERY, photo).results
-        draw_decisions(photo, results, picture)
-        friends = []
-        for number, result in enumerate(sorted(results, key=lambda r: r.face.box[0] if r.face else 0.0), start=1):
-            near = (s for s, box in self._friends.items() if result.face and _is_near(result.face.box, box))
-            friend = next(near, None)
-            expected = "unknown" if friend is None else self._names[friend]
-            friends += [] if friend is None else [friend]
+        photo = self._folder / PARTY
+        results = sorted(self._kith.identify(GALLERY, photo).results, key=lambda r: r.face.box[0] if r.face else 0.0)
+        draw_decisions(photo.read_bytes(), results, picture)
+        friends = [_friend(result) for result in results]
+        for number, (friend, result) in enumerate(zip(friends, results, strict=True), start=1):
+            expected = "unknown" if friend is None else NAMES[friend]
             self._judge_identity(f"group photo, face {number} from the left", expected, result)
-        if len(results) != self._faces_in_group or len(friends) != len(self._friends):
+        if len(results) != GROUP_SIZE or not FRIEND_BOXES_PX.keys() <= set(friends):
             self._correct.append(False)
-            self._console.print(
-                f"[red]Found {len(results)} of {self._faces_in_group} faces in the smaller group photo[/red]"
-            )
+            self._console.print(f"[red]Found {len(results)} of {GROUP_SIZE} faces in the smaller group photo[/red]")
 
     def _explain(self, title: str, text: str) -> None:
         self._steps += 1
@@ -241,15 +247,25 @@ class _Demo:
         self._console.print(f"   {mark}  {escape(title)}: [bold]{words}[/bold]{scores}")
 
 
-def _with_margin(box: BoxPx, image: Image.Image) -> tuple[int, int, int, int]:
-    x0, y0, x1, y1 = box
-    dx, dy = 0.5 * (x1 - x0), 0.4 * (y1 - y0)
-    low = (max(0, round(x0 - dx)), max(0, round(y0 - dy)))
-    return *low, min(image.width, round(x1 + dx)), min(image.height, round(y1 + dy))
+def _portrait(subject: str) -> Path:
+    return Path("people", subject, "1.jpg")
 
 
-def _is_near(box: BoxPx, enrolled: BoxPx) -> bool:
-    """Tell whether the centers of a box and an enrolled one agree within half the box's width, at GROUP_SCALE."""
-    center = [(box[i] + box[i + 2]) / 2 for i in (0, 1)]
-    other = [(enrolled[i] + enrolled[i + 2]) / 2 * GROUP_SCALE for i in (0, 1)]
-    return max(abs(a - b) for a, b in zip(center, other, strict=True)) < max(MIN_TOLERANCE_PX, (box[2] - box[0]) / 2)
+def _friend(result: IdentityOut) -> str | None:
+    """Return the enrolled person at this place of the party."""
+    if result.face is None:
+        return None
+    x0, y0, x1, y1 = (side / GROUP_SCALE for side in result.face.box)
+    x, y = (x0 + x1) / 2, (y0 + y1) / 2
+    near = (
+        name for name, (left, top, right, bottom) in FRIEND_BOXES_PX.items() if left < x < right and top < y < bottom
+    )
+    return next(near, None)
+
+
+def _program() -> str:
+    """Return the word that runs this program from the user's shell, where its folder may not be in PATH."""
+    started, found = Path(sys.argv[0]), which("kith")
+    if started.stem != "kith" or (found is not None and started.exists() and started.samefile(found)):
+        return "kith"
+    return shlex.quote(sys.argv[0])
