@@ -30,10 +30,15 @@ CHECKED_FPIR: Final = 0.1
 
 
 def target_threshold(
-    fpir: float, subjects: int, curve: FmrCurve, evidence: ImpostorEvidence | None, calibration: Calibration | None
+    fpir: float,
+    subjects: int,
+    model: ImpostorRisk,
+    curve: FmrCurve,
+    evidence: ImpostorEvidence | None,
+    calibration: Calibration | None,
 ) -> ThresholdOut:
     """Return the threshold for an FPIR in a gallery of ``subjects``, and the FNIR there, rounded to 4 decimals."""
-    found = curve.threshold_at_fmr(fmr_for_fpir(fpir, subjects))
+    found = curve.threshold_at_fmr(fmr_for_fpir(fpir, model.comparisons_among(subjects)))
     misses = promised_misses(evidence, calibration, found.score)
     fnir, fnir_low, fnir_high = (None,) * 3 if misses is None else (round(v, 4) for v in vars(misses).values())
     return ThresholdOut(
@@ -120,6 +125,7 @@ def warnings(risk: GalleryRisk | None, probes: Thresholds | None) -> list[RiskWa
 def target_thresholds(
     targets: Sequence[float],
     subjects: int,
+    model: ImpostorRisk,
     curve: FmrCurve,
     evidence: ImpostorEvidence | None,
     calibration: Calibration | None,
@@ -128,8 +134,8 @@ def target_thresholds(
     return [
         TargetOut(
             fpir=fpir,
-            today=target_threshold(fpir, subjects, curve, evidence, calibration),
-            grown=target_threshold(fpir, GROWTH_FACTOR * subjects, curve, evidence, calibration),
+            today=target_threshold(fpir, subjects, model, curve, evidence, calibration),
+            grown=target_threshold(fpir, GROWTH_FACTOR * subjects, model, curve, evidence, calibration),
         )
         for fpir in targets
     ]

@@ -73,7 +73,7 @@ def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> Gal
             up_to_date=stored is not None and not risks.is_stale(gallery, stored),
         ),
         targets=risk_report.target_thresholds(
-            targets, model.comparisons_among(subjects), curve, risk.evidence if risk else None, calibration
+            targets, subjects, model, curve, risk.evidence if risk else None, calibration
         ),
         curve=risk_report.fpir_curve(model.comparisons_among(subjects), curve),
         check=risk_report.check_maxima(risk.evidence, curve) if risk else None,
