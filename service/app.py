@@ -20,7 +20,7 @@ from service.api.http.deadlines import Deadlines
 from service.api.http.gate import Gate, RefusalPacing
 from service.api.http.once import replay
 from service.api.http.openapi import TAGS, install_openapi
-from service.api.http.problems import install_error_handlers
+from service.api.http.problems import ROUTING_CODES, install_error_handlers
 from service.api.http.routing import body_kinds, descriptions, keyless_paths
 from service.api.routes import (
     albums,
@@ -88,7 +88,7 @@ EXPOSED_HEADERS: Final = (
 
 def create_app(settings: Settings) -> FastAPI:
     """Build the application. Networks and database are opened once, when it starts."""
-    metrics = Metrics((error.code for error in all_errors()), get_args(VerifyOutcome))
+    metrics = Metrics([*(error.code for error in all_errors()), *ROUTING_CODES], get_args(VerifyOutcome))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

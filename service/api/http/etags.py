@@ -52,7 +52,7 @@ def is_fresh(request: Request, etag: str) -> bool:
 def without_fresh_body(request: Request, response: Response) -> Response:
     """Return 304 in place of a response that the client has."""
     etag = response.headers.get("etag")
-    if request.method not in ("GET", "HEAD") or response.status_code != 200 or etag is None:
+    if request.method != "GET" or response.status_code != 200 or etag is None:
         return response
     response.headers.setdefault("cache-control", "private, no-cache")
     if not is_fresh(request, etag):

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.http.auth import Authenticator, rate_limit_headers
 from service.api.http.bodies import VERIFY_SIDES
 from service.api.http.content_encoding import ARCHIVE_CODINGS, IMPORT_CODINGS, content_coding
-from service.api.http.problems import problem_response
+from service.api.http.problems import PROBLEM_CODE, cut_response, problem_response, unexpected_problem
 from service.api.http.routing import BodyKind, KindOf
 from service.core.actor import Actor, acting_as
 from service.core.errors import (
@@ -95,6 +95,8 @@ class _Exchange:
     span: RequestSpan | None
     start_s: float = field(default_factory=time.perf_counter)
     status: int = 500
+    began: bool = False
+    """True once the response's head was sent."""
     counted_bytes: int = 0
     """Bytes of the body that count towards the total of all requests."""
 
@@ -152,14 +154,16 @@ class Gate:
         request_id = request.state.request_id = _client_request_id(scope) or uuid.uuid4().hex
         exchange = _Exchange(request_id, span)
         limit = self._body_limit(scope["method"], scope["path"])
-        # HEAD is routed as GET; the HTTP server drops the body.
-        is_head = request.state.is_head = scope["method"] == "HEAD"
+        # HEAD is routed as GET where that only reads a file or the health; the HTTP server drops the body. Other
+        # handlers of GET read whole galleries and write audit lines: there HEAD has no route (405).
+        request.state.has_head = self._is_keyless(scope["path"])
+        is_head = request.state.has_head and scope["method"] == "HEAD"
         routed = {**scope, "method": "GET"} if is_head else scope
         added_headers = [(b"x-request-id", request_id.encode())]
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                exchange.status = message["status"]
+                exchange.status, exchange.began = message["status"], True
                 message["headers"] = [*message["headers"], *added_headers]
             await send(message)
 
@@ -172,6 +176,11 @@ class Gate:
             else:
                 with acting_as(Actor(caller.name, request_id, None if span is None else span.trace_id)):
                     await self._app(routed, self._limited(receive, limit, exchange), send_with_headers)
+        except Exception as error:  # of a handler, or of this class
+            if exchange.began:
+                cut_response(request, error)  # the server closes the connection of a response that does not end
+            else:
+                await unexpected_problem(request, error)(scope, receive, send_with_headers)
         finally:
             self._held_bytes -= exchange.counted_bytes
             self._metrics.in_progress -= 1
@@ -203,12 +212,12 @@ class Gate:
         self._metrics.observe_request(method, route, status, elapsed_s)
         error: KithError | None = scope["state"].get("error")
         caller: Caller = scope["state"].get("caller", ANONYMOUS)
-        code = None if error is None else error.code
-        if error is not None:
-            self._metrics.count_problem(error.code)
-            # A hidden gallery is audited whether or not it exists, so that the audit does not reveal it either.
-            if error.hides_existence or isinstance(error, AUDITED_REFUSALS):
-                scope["app"].state.backend.operations.audit.record_refusal(caller.name, error.code)
+        code: str | None = scope["state"].get(PROBLEM_CODE)
+        if code is not None:
+            self._metrics.count_problem(code)
+        # A hidden gallery is audited whether or not it exists, so that the audit does not reveal it either.
+        if error is not None and (error.hides_existence or isinstance(error, AUDITED_REFUSALS)):
+            scope["app"].state.backend.operations.audit.record_refusal(caller.name, error.code)
         if span is not None:
             span.answered(f"{method} {route}", route, status, code, exchange.request_id)
         elapsed_ms = elapsed_s * 1000
@@ -224,6 +233,9 @@ class Gate:
         }
         words = (exchange.request_id, method, route, status, elapsed_ms)
         log.info("%s %s %s %d %.1f ms", *words, extra={"fields": fields})
+
+    def _is_keyless(self, path: str) -> bool:
+        return path in self._public_paths or path.startswith(f"{CONSOLE}/")
 
     def _body_limit(self, method: str, path: str) -> _BodyLimit:
         return self._limits[self._kind_of(method, path)]
@@ -241,7 +253,7 @@ class Gate:
         """
         headers, caller = Headers(scope=scope), ANONYMOUS
         _check_url(scope.get("raw_path") or scope["path"].encode(), scope["query_string"])
-        if scope["path"] not in self._public_paths and not scope["path"].startswith(f"{CONSOLE}/"):
+        if not self._is_keyless(scope["path"]):
             caller, rate = await self._authenticator.authenticate(scope, headers, scope["app"].state.backend)
             scope["state"]["caller"] = caller
             if rate is not None:

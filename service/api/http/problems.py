@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 
 from kith.wire.albums import GROUP_ID
 from kith.wire.common import Problem
@@ -35,6 +36,10 @@ ProblemFormat = Callable[[Problem], tuple[int, Mapping[str, Any]]]
 """Converts a problem to the status and body of another API."""
 MIN_RETRY_AFTER_S: Final = 1
 MEDIA_TYPE: Final = "application/problem+json"
+ROUTING_CODES: Final = ("not_found", "method_not_allowed")
+"""Codes of paths without a route, and of methods that the path's routes do not have."""
+PROBLEM_CODE: Final = "problem_code"
+"""Name in the state of a request of the code of its problem, of which the gate keeps count."""
 PATTERN_MESSAGES: Final = {
     "^[0-9a-f]{12}$": "must be 12 lowercase hexadecimal digits",
     "^[0-9a-f]{32}$": "must be 32 lowercase hexadecimal digits",
@@ -56,7 +61,7 @@ def to_problem(error: KithError, request_id: str | None = None) -> Problem:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Translate every error that leaves a route.
+    """Translate the known errors that leave a route; the gate catches all others.
 
     ``app.state.problem_formats`` has the formats of other APIs, by the prefix of their paths.
     """
@@ -94,15 +99,37 @@ def install_error_handlers(app: FastAPI) -> None:
             request_id=_request_id(request),
         )
         headers = dict(error.headers or {})
-        if headers.get("Allow") == "GET":
-            headers["Allow"] = "GET, HEAD"
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = ", ".join(_allowed_methods(request))
         return _encode(request, document, headers)
 
     @app.exception_handler(ModelError)
-    @app.exception_handler(Exception)
-    async def handle_unexpected(request: Request, error: Exception) -> JSONResponse:
-        log.error("request %s failed", _request_id(request), exc_info=error)
-        return problem_response(request, KithError("an unexpected error; the log has the details under the request id"))
+    async def handle_model_error(request: Request, error: ModelError) -> JSONResponse:
+        return unexpected_problem(request, error)
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Return the methods of all routes of a path. Starlette names those of the first one only."""
+    routes = [each for each in request.app.routes if isinstance(each, Route)]
+    methods = {
+        method for each in routes if each.matches(request.scope)[0] is not Match.NONE for method in each.methods or ()
+    }
+    return sorted(methods | ({"HEAD"} if "GET" in methods and request.state.has_head else set()))
+
+
+def unexpected_problem(request: Request, error: Exception) -> JSONResponse:
+    """Log an error that no handler expects, and return its answer."""
+    log.error("request %s failed", _request_id(request), exc_info=error)
+    return problem_response(request, KithError("an unexpected error; the log has the details under the request id"))
+
+
+def cut_response(request: Request, error: Exception) -> None:
+    """Log an error that ends a response after its head was sent, and note it for the metrics."""
+    cause = error.__cause__  # Starlette raises a RuntimeError from an error that it cannot answer any more
+    known = cause if isinstance(cause, KithError) else KithError("an unexpected error")
+    log.error("request %s failed: its response is incomplete", _request_id(request), exc_info=error)
+    request.state.error = known
+    setattr(request.state, PROBLEM_CODE, known.code)
 
 
 def problem_response(request: Request, error: KithError) -> JSONResponse:
@@ -121,6 +148,7 @@ def problem_response(request: Request, error: KithError) -> JSONResponse:
 
 
 def _encode(request: Request, document: Problem, headers: dict[str, str]) -> JSONResponse:
+    setattr(request.state, PROBLEM_CODE, document.code)
     formats: Mapping[str, ProblemFormat] = request.app.state.problem_formats
     for prefix, to_format in formats.items():
         if request.url.path.startswith(prefix):

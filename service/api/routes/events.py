@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Final
 
-from fastapi import Header, Query, Request
+from fastapi import Header, Query
 from fastapi.responses import StreamingResponse
 from fastapi.sse import format_sse_event
 from starlette.types import Receive, Scope, Send
@@ -50,7 +50,6 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     errors=(GalleryNotFoundError, TooManyStreamsError, EventsExpiredError),
 )
 async def follow_events(
-    request: Request,
     backend: BackendDep,
     caller: CallerDep,
     type: Annotated[  # noqa: A002 - name of the query parameter
@@ -82,8 +81,6 @@ async def follow_events(
     chosen = EventFilter(frozenset(type) or None, galleries, frozenset(outcome) or None, min_risk)
     seal = (await backend.run(backend.operations.keys.ring)).seal
     resumed = _open_position(seal, last_event_id)
-    if request.state.is_head:
-        return StreamingResponse(iter(()), media_type=MEDIA_TYPE, headers=HEADERS)
     streams = backend.operations.webhooks.streams
     leave = streams.admit(caller.name)
     try:

@@ -135,7 +135,6 @@ def test_an_answer_that_the_client_has_is_not_sent_again(kith: Kith, gallery: st
             for known in (etag, f'"other", W/{etag}', "*"):
                 again = http.get(path, headers={"If-None-Match": known})
                 assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
-            assert http.head(path, headers={"If-None-Match": etag}).status_code == 304
             assert http.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
             kith.update_subject(gallery, "ada", name="Eve")
             kith.update_gallery(gallery, recall=0.9)

@@ -189,10 +189,6 @@ def test_heartbeats_move_the_position(place: str, client: Kith, monkeypatch: pyt
     assert later[-1].id == event.id
 
 
-def test_head_requests_end_at_once(place: str) -> None:
-    assert httpx.head(f"{place}/v1/events").status_code == 200
-
-
 def test_streams_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_usecase, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(event_streams, "MAX_STREAMS_PER_KEY", 1)

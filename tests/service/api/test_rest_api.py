@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+import logging
+import re
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Unpack
@@ -12,15 +14,21 @@ from typing import Any, Unpack
 import httpx2 as httpx
 import numpy as np
 import pytest
+import sqlalchemy.exc
 from numpy.typing import NDArray
 
 from kith import Kith, KithClientError, Risk
 from kith.wire.common import Fusion
+from models.errors import ModelError
 from models.vision.recognition import l2_normalize
+from service.api.http import gate
 from service.api.http.routing import needs_of
+from service.api.routes import transfer
 from service.app import ROUTES
+from service.core.errors import StorageFullError
 from service.server import embedded
 from service.settings import Settings, load_settings
+from service.storage.repositories.galleries import GalleryStore
 from tests.conftest import jpeg
 
 Photo = NDArray[np.uint8]
@@ -335,21 +343,43 @@ def test_json_and_multipart_are_the_same_request(server: str, kith: Kith, galler
     assert by_json == by_form
 
 
-def test_head_is_answered_wherever_get_is(server: str) -> None:
-    """HEAD returns the headers of GET without a body (RFC 9110, 9.3.2)."""
-    routes = needs_of(ROUTES)
-    paths = [route.removeprefix("GET ") for route in routes if route.startswith("GET ") and "{" not in route]
-    assert {"/healthz", "/readyz", "/console", "/v1/galleries"} <= {*paths}
+def test_head_runs_no_handler_that_reads_data(kith: Kith, server: str) -> None:
+    """HEAD returns the headers of GET without a body (RFC 9110, 9.3.2) where no key is needed, and 405 elsewhere."""
+    needs = {route.removeprefix("GET "): need for route, need in needs_of(ROUTES).items() if route.startswith("GET ")}
+    keyless = {path for path, need in needs.items() if need.keyless or need.keyless_on_loopback}
+    assert {"/healthz", "/readyz", "/console", "/docs"} <= keyless
+    assert not any(path.startswith("/v1") for path in keyless)
+    kith.create_gallery("untouched")
+    before = [line.event for line in kith.audit()]
     with httpx.Client(base_url=server) as client:
-        for path in [*paths, "/console/main.js", "/v1/galleries/nowhere", "/nowhere"]:
-            head = client.head(path)
-            with client.stream("GET", path) as get:
-                pass  # not read: the body of an event stream has no end
+        for path in [*(path for path in keyless if "{" not in path), "/console/main.js", "/console/absent", "/nowhere"]:
+            head, get = client.head(path), client.get(path)
             assert (head.status_code, head.content) == (get.status_code, b""), path
             assert head.headers.get("content-type") == get.headers.get("content-type"), path
         assert client.head("/healthz").headers["content-length"] == client.get("/healthz").headers["content-length"]
-        assert client.head("/v1/detect").status_code == 405
-        assert client.post("/healthz").headers["allow"] == "GET, HEAD"
+        for path in needs.keys() - keyless:
+            refused = client.head(re.sub("{[a-z]+}", "untouched", path))
+            assert (refused.status_code, refused.content) == (405, b""), path
+            assert "GET" in refused.headers["allow"].split(", ")
+            assert "HEAD" not in refused.headers["allow"].split(", ")
+        assert client.head("/v1/detect").headers["allow"] == "POST"
+    assert [line.event for line in kith.audit()] == before
+    kith.delete_gallery("untouched")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/healthz", "GET, HEAD"),
+        ("POST", "/console/main.js", "GET, HEAD"),
+        ("PUT", "/v1/galleries/g", "DELETE, GET, PATCH"),
+        ("OPTIONS", "/v1/galleries", "GET, POST"),
+        ("GET", "/v1/galleries/g/identify", "POST"),
+    ],
+)
+def test_a_405_names_all_methods_of_the_path(server: str, method: str, path: str, allowed: str) -> None:
+    answer = httpx.request(method, f"{server}{path}")
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
 def test_an_api_key_is_required(tmp_path: Path) -> None:
@@ -444,3 +474,87 @@ def test_an_unsupported_condition_is_rejected(server: str, gallery: str) -> None
     path = f"{server}/v1/galleries/{gallery}/subjects/ada"
     answer = httpx.put(path, json={}, headers={"If-None-Match": '"an-etag"'})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+
+
+def problem_counts(url: str, key: str = "") -> dict[str, float]:
+    text = httpx.get(f"{url}/metrics", headers={"X-API-Key": key} if key else {}).text
+    lines = re.findall(r'kith_problems_total{code="(\w+)"} (.+)', text)
+    return {code: float(count) for code, count in lines if float(count)}
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("handler", RuntimeError("unforeseen")),
+        ("handler", sqlalchemy.exc.InvalidRequestError("unforeseen")),
+        ("gate", RuntimeError("unforeseen")),
+        ("handler", ModelError("unforeseen")),
+    ],
+)
+def test_an_unexpected_error_is_answered_counted_and_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str, error: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    origin, key = "https://desk.example.org", "k" * 32
+    settings = load_settings(data_dir=tmp_path, log_level="INFO", cors_origins=origin, api_key=key)
+    with embedded(settings) as url, caplog.at_level(logging.INFO):
+        with monkeypatch.context() as patch:
+            if place == "gate":
+                patch.setattr(gate, "_check_url", fail)
+            else:
+                patch.setattr(GalleryStore, "list_page", fail)
+            answer = httpx.get(f"{url}/v1/galleries", headers={"Origin": origin, "X-API-Key": key})
+        assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.headers["x-request-id"] == answer.json()["request_id"]
+        assert answer.headers["access-control-allow-origin"] == origin
+        assert "unforeseen" not in answer.text
+        assert problem_counts(url, key) == {"internal": 1}
+    traced = [record for record in caplog.records if record.exc_info is not None]
+    assert [record.getMessage() for record in traced] == [f"request {answer.headers['x-request-id']} failed"]
+    assert not [record for record in caplog.records if "ASGI" in record.getMessage()]
+    logged = [record for record in caplog.records if record.name == "service.access" and "fields" in vars(record)]
+    assert [vars(each)["fields"]["code"] for each in logged if each.args[3] == 500] == ["internal"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(RuntimeError("unforeseen"), "internal"), (StorageFullError("full"), "storage_full")]
+)
+def test_an_error_in_a_stream_cuts_it_and_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, code: str
+) -> None:
+    def pieces(*_: object) -> Iterator[bytes]:
+        yield b"{}\n" * 100
+        raise error
+
+    monkeypatch.setattr(transfer, "export", pieces)
+    with embedded(load_settings(data_dir=tmp_path, log_level="INFO")) as url, Kith(url) as kith:
+        kith.create_gallery("g")
+        with caplog.at_level(logging.INFO), pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+            httpx.get(f"{url}/v1/galleries/g/export")
+        assert problem_counts(url) == {code: 1}
+    traced = [record for record in caplog.records if record.exc_info is not None]
+    assert len(traced) == 1
+    assert "its response is incomplete" in traced[0].getMessage()
+
+
+def test_unknown_paths_and_methods_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with embedded(load_settings(data_dir=tmp_path, log_level="INFO")) as url, caplog.at_level(logging.INFO):
+        for method, path in (
+            ("GET", "/nowhere"),
+            ("GET", "/console/absent"),
+            ("PUT", "/v1/galleries"),
+            ("GET", "/a%2Fb"),
+        ):
+            assert "x-request-id" in httpx.request(method, f"{url}{path}").headers
+        httpx.post(f"{url}/v1/galleries", content=b"x" * 2_000_000)
+        assert problem_counts(url) == {
+            "not_found": 2,
+            "method_not_allowed": 1,
+            "ambiguous_path": 1,
+            "request_too_large": 1,
+        }
+    codes = [vars(record)["fields"]["code"] for record in caplog.records if record.name == "service.access"]
+    assert codes[:5] == ["not_found", "not_found", "method_not_allowed", "ambiguous_path", "request_too_large"]

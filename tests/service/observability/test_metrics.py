@@ -20,6 +20,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from kith import Kith, KithClientError
+from service.api.http.problems import ROUTING_CODES
 from service.core.actor import Actor, acting_as
 from service.core.error_catalog import all_errors
 from service.core.errors import OverloadedError, ReadinessUnknownError, StorageError
@@ -126,7 +127,12 @@ def test_outcomes_refusals_and_scores(families: dict[str, Metric]) -> None:
     assert value(families, "kith_problems_total", code="no_face") == 1
     assert value(families, "kith_problems_total", code="rate_limited") == 0
     assert value(families, "kith_problems_total", code="head_too_large") == 1, "before it is a request"
-    assert {each.labels["code"] for each in families["kith_problems"].samples} == {e.code for e in all_errors()}
+    assert {each.labels["code"] for each in families["kith_problems"].samples} == {
+        *(e.code for e in all_errors()),
+        *ROUTING_CODES,
+    }
+    assert value(families, "kith_problems_total", code="not_found") == 1, "a path without a route"
+    assert value(families, "kith_problems_total", code="method_not_allowed") == 1
     assert value(families, "kith_similarity_count", outcome="identified") == 1
     assert value(families, "kith_similarity_sum", outcome="identified") > 0.9
     assert value(families, "kith_face_quality_count", lane="requests") >= 7
