@@ -42,6 +42,9 @@ class JobItemOut(BaseModel):
         "code of the problem; empty after an erasure."
     )
     subject: str | None = Field(description="Null if the item has no subject, or after an erasure.")
+    face_count: int | None = Field(
+        None, description="Faces in an enrolled photo. Of several, the one that is clearly the largest is enrolled."
+    )
     problem: Problem | None
     at: Timestamp
 

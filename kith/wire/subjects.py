@@ -104,6 +104,9 @@ class EnrolledOut(BaseModel):
     embedding: int | None = None
     template: str | None = None
     face: FaceOut | None = None
+    face_count: int | None = Field(
+        None, description="Faces in the photo. Of several, face is the one that is clearly the largest."
+    )
     error: Problem | None = None
 
 

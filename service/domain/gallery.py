@@ -229,7 +229,10 @@ class Crop:
 
 @dataclass(frozen=True)
 class NewTemplate:
-    """Template to enroll: a (d,) unit ``vector``, and ``others``, the vectors of further generations by number."""
+    """Template to enroll: a (d,) unit ``vector``, and ``others``, the vectors of further generations by number.
+
+    ``face_count``: faces of its photo. It is recorded with the item of a job, not with the template.
+    """
 
     id: str
     vector: Float
@@ -238,6 +241,7 @@ class NewTemplate:
     detection_score: float | None = None
     others: Mapping[int, Float] = field(default_factory=dict)
     crop: Crop | None = None
+    face_count: int | None = None
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from models.runtime.network import Float
 from models.vision import quality
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align
-from models.vision.detection import Detections, Detector, PreparedPhoto, RawOutputs, largest_box
+from models.vision.detection import Detections, Detector, PreparedPhoto, RawOutputs
 from models.vision.face_search import Detail, FaceSearch, finest_scale, search_bytes
 from models.vision.liveness import LivenessResult, cut_crops, largest_scale
+from models.vision.main_face import find_main_face
 from models.vision.quality import Quality
-from models.vision.quality_gate import LivenessVerdict
+from models.vision.quality_gate import LivenessVerdict, QualityGate
 from models.vision.specs import BoxCrops, LivenessSpec
 from service.core import deadlines
 from service.core.actor import RequestThreads
@@ -34,8 +35,8 @@ from service.inference.recognizers import LivenessJudge, ServedRecognizer
 from service.observability.metrics import Metrics
 
 BACKGROUND_THREADS: Final = 2
-KeptCrops = Literal["none", "largest", "all"]
-"""Faces of a photo whose crops are cut as templates store them."""
+KeptCrops = Literal["none", "largest", "all"] | QualityGate
+"""Faces of a photo whose crops are cut as templates store them. A quality gate: the main face by it."""
 DECODE_SCALE: Final = 1.5
 """A photo is decoded at this multiple of its detector canvas scale, at most at full size. Crops of larger faces then
 need no second decoding (docs/decisions/0033)."""
@@ -72,20 +73,21 @@ class Photo:
     """Size of an upright photo in pixels, and its faces by descending detection score.
 
     ``min_face_px``: width of the smallest face that the detection usually finds at the requested detail.
+    ``confident_score``: score of an upright face.
     """
 
     width: int
     height: int
     faces: list[Face]
     min_face_px: float
+    confident_score: float
 
-    def largest_row(self) -> int:
-        """Return the index of the face with the largest box. The photo must have a face."""
-        return largest_box(np.stack([face.box_xyxy for face in self.faces]))
+    def main_face(self, gate: QualityGate) -> tuple[int, bool]:
+        """Return the index of the main face, and whether another face rivals it; see `find_main_face`.
 
-    def largest(self) -> Face:
-        """Return the face with the largest box. The photo must have a face."""
-        return self.faces[self.largest_row()]
+        The photo must have a face.
+        """
+        return _main_face(self.faces, gate, self.confident_score)
 
 
 class Share:
@@ -291,19 +293,24 @@ class PhotoPipeline:
         if largest_only and len(detected):
             row = detected.largest()
             detected = detected[row : row + 1]
-        kept = [detected.largest()] if keep == "largest" and len(detected) else []
+        # The main face is the largest one in nearly all photos, and is known once the quality is measured.
+        kept = [] if keep in ("none", "all") or not len(detected) else [detected.largest()]
         kept = list(range(len(detected))) if keep == "all" else kept
         if picture.reduction < 1.0:
             judged = [] if self.judge is None else [self.judge.spec.crop]
             picture = picture.at_least(_required_scale(detected, [*alignments, *judged], kept))
         aligned, qualities = _align_crops(picture, detected, alignments)
         faces = _as_list(detected, qualities)
+        if isinstance(keep, QualityGate) and faces:
+            kept = [_main_face(faces, keep, self._detector.confident_score)[0]]
+            picture = picture.at_least(crops.min_decode_scale(faces[kept[0]].box_xyxy))
         for row in kept:
             faces[row] = replace(faces[row], kept=_crop_to_keep(picture, faces[row]))
         face_crops: list[Image | None] = []
         if self.judge is not None:
             face_crops = _cut_for_liveness(picture, detected, self.judge.spec)
-        return Photo(picture.photo.width, picture.photo.height, faces, search.min_face_px), aligned, face_crops
+        size, confident = (picture.photo.width, picture.photo.height), self._detector.confident_score
+        return Photo(*size, faces, search.min_face_px, confident), aligned, face_crops
 
     async def _in_background_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run in one of BACKGROUND_THREADS, so that requests find free threads."""
@@ -369,6 +376,11 @@ def _as_list(faces: Detections, qualities: Sequence[Quality]) -> list[Face]:
             faces.boxes_xyxy, faces.landmarks_xy, faces.scores, qualities, strict=True
         )
     ]
+
+
+def _main_face(faces: Sequence[Face], gate: QualityGate, confident_score: float) -> tuple[int, bool]:
+    boxes, scores = np.stack([face.box_xyxy for face in faces]), np.array([face.score for face in faces], np.float32)
+    return find_main_face(boxes, scores, [face.quality for face in faces], gate, confident_score)
 
 
 def verdict_of(gallery: Gallery, face: Face | None) -> LivenessVerdict | None:

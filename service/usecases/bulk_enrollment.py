@@ -241,7 +241,9 @@ class _Run:
 
     def _admit(self, item: _Item, photo: Photo) -> NewTemplate:
         """Return the template of a photo, whose identity is not checked yet."""
-        return template_from_face(choose_face(photo, self._options.face), self.gallery, self._options, item.template_id)
+        face = choose_face(photo, self._options.face, self.gallery.settings.quality_gate)
+        template = template_from_face(face, self.gallery, self._options, item.template_id)
+        return replace(template, face_count=len(photo.faces))
 
     async def _store(self) -> None:
         """Check the identity of the admitted templates, store those that pass, and record all outcomes.

@@ -55,4 +55,6 @@ async def _embed(backend: Backend, gallery: Gallery, body: DecoyIn) -> tuple[Flo
     assert isinstance(photo, Photo)  # noqa: S101 - the error of a single photo is raised
     # A decoy lets no face in, so it may be a picture of a picture.
     checks = Overrides(allow_low_quality=body.allow_low_quality, allow_not_live=True)
-    return template_from_face(choose_face(photo, body.face), gallery, checks).vector, "photo"
+    return template_from_face(
+        choose_face(photo, body.face, gallery.settings.quality_gate), gallery, checks
+    ).vector, "photo"

@@ -216,7 +216,9 @@ class _Enrollment:
             raise item
         if not isinstance(item, Photo):
             return new_template(item, gallery, self._overrides)
-        face, settings = choose_face(item, self.body.face), gallery.settings
+        settings = gallery.settings
+        result["face_count"] = len(item.faces)
+        face = choose_face(item, self.body.face, settings.quality_gate)
         result["face"] = face_document(face, settings.quality_gate, settings.liveness_threshold)
         return template_from_face(face, gallery, self._overrides)
 

@@ -13,6 +13,7 @@ from kith.wire.common import FaceChoice
 from models.risk.calibration import Calibration
 from models.runtime.network import Float
 from models.vision.face_search import Detail
+from models.vision.quality_gate import QualityGate
 from service.core.errors import DuplicateSubjectError, InconsistentTemplateError, KithError, SubjectNotFoundError
 from service.core.photo_errors import LowQualityError, NoFaceError, NotLiveError, SeveralFacesError
 from service.domain.fusion import fuse_similarities
@@ -50,7 +51,7 @@ async def embed_for(
 ) -> Photo:
     """Embed the faces of a photo for enrollment.
 
-    The largest face also gets a vector of the gallery's other generation, if its recognizer is served, and the crop to
+    The main face also gets a vector of the gallery's other generation, if its recognizer is served, and the crop to
     store. ``background``: yield to requests.
 
     Raises:
@@ -58,25 +59,28 @@ async def embed_for(
         RecogniserMismatchError: the gallery's recognizer is not served.
     """
     other = None if gallery.other is None else faces.recognizers.get(gallery.other.fingerprint)
-    keep: KeptCrops = "largest" if gallery.settings.keep_crops else "none"
+    gate = gallery.settings.quality_gate
+    keep: KeptCrops = gate if gallery.settings.keep_crops else "none"
     photo = await faces.photos.embed(
         payload, faces.recognizers.for_gallery(gallery), other, detail, keep=keep, background=background
     )
     if gallery.other is not None and other is not None and photo.faces:
-        row, largest = photo.largest_row(), photo.largest()
-        assert largest.other_crop is not None  # noqa: S101 - embed was called with `other`
-        (vector,) = await other.batcher.submit([largest.other_crop], background)
-        photo.faces[row] = replace(largest, others={gallery.other.number: vector})
+        row, _ = photo.main_face(gate)
+        main = photo.faces[row]
+        assert main.other_crop is not None  # noqa: S101 - embed was called with `other`
+        (vector,) = await other.batcher.submit([main.other_crop], background)
+        photo.faces[row] = replace(main, others={gallery.other.number: vector})
     return photo
 
 
-def choose_face(photo: Photo, choice: FaceChoice) -> Face:
-    """Return the face to enroll. Raises NoFaceError, SeveralFacesError."""
+def choose_face(photo: Photo, choice: FaceChoice, gate: QualityGate) -> Face:
+    """Return the face to enroll: the main face. Raises NoFaceError, and SeveralFacesError if another one rivals it."""
     if not photo.faces:
         raise NoFaceError("no face was found in the photo")
-    if choice == "only" and len(photo.faces) > 1:
-        raise SeveralFacesError(f"the photo shows {len(photo.faces)} faces")
-    return photo.largest()
+    row, rivaled = photo.main_face(gate)
+    if choice == "only" and rivaled:
+        raise SeveralFacesError(f"the photo shows {len(photo.faces)} faces, and none is clearly the largest")
+    return photo.faces[row]
 
 
 def template_from_face(

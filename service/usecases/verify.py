@@ -210,9 +210,9 @@ async def _process_side(backend: Backend, side: SideIn, verification: Verificati
     photo = await backend.faces.photos.embed(payload, verification.served, detail=detail)
     if not photo.faces:
         return _SideResult(None, {"face_count": 0}, ["no_face"])
-    face = photo.largest()
-    assert face.vector is not None  # noqa: S101 - embed sets the vector of every face
     quality_gate = verification.quality_gate
+    face = photo.faces[photo.main_face(quality_gate)[0]]
+    assert face.vector is not None  # noqa: S101 - embed sets the vector of every face
     document = {"face": face_document(face, quality_gate, threshold), "face_count": len(photo.faces)}
     liveness: LivenessVerdict | None = None
     if threshold is not None:

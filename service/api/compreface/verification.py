@@ -75,12 +75,15 @@ class _Comparer:
 
 @routes.add("POST", f"{PREFIX}/verification/verify", IDENTIFY, body="photos")
 async def verify_photos(ask: AskDep, options: OptionsDep) -> Response:
-    """Compare the only face of ``source_image`` with each face of ``target_image``."""
+    """Compare the only face of ``source_image``, or the clearly largest one, with each face of ``target_image``."""
     source, target = [await _embed(ask, options, payload) for payload in await read_files(ask, PairBody)]
     min_score = ask.backend.settings.detection_score
     sources, targets = (options.choose(photo.faces, min_score) for photo in (source, target))
     if len(sources) > 1:
-        raise SeveralFacesError(f"source_image shows {len(sources)} faces")
+        row, rivaled = source.main_face(ask.gallery.settings.quality_gate)
+        if rivaled:
+            raise SeveralFacesError(f"source_image shows {len(sources)} faces, and none is clearly the largest")
+        sources = [source.faces[row]]
     assert sources[0].vector is not None  # noqa: S101 - embed sets the vector of every face
     comparer = _Comparer(ask, sources[0].vector)
     matches = [face_fields(face, options, min_score) | await comparer.of_face(face) for face in targets]

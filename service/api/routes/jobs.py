@@ -112,4 +112,11 @@ def to_job_out(job: Job) -> JobOut:
 
 def _item(item: JobItem) -> JobItemOut:
     problem = None if item.problem is None else Problem(**item.problem)
-    return JobItemOut(item=item.item, outcome=item.outcome, subject=item.subject, problem=problem, at=item.at)
+    return JobItemOut(
+        item=item.item,
+        outcome=item.outcome,
+        subject=item.subject,
+        face_count=item.face_count,
+        problem=problem,
+        at=item.at,
+    )

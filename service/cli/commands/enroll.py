@@ -258,7 +258,8 @@ class _BulkEnrollment:
             elif item.outcome == IGNORED:
                 report.add(name, "ignored", "not a photo, or not in the manifest")
             else:
-                report.add(name, "done")
+                several = item.face_count is not None and item.face_count > 1
+                report.add(name, "done", f"the largest of {item.face_count} faces" if several else "")
 
 
 class _ProgressStream:
@@ -340,6 +341,8 @@ def print_report(report: EnrollmentReport, created: str = "") -> None:
     already = f", {report.already_enrolled} already enrolled" if report.already_enrolled else ""
     ignored = f"; {count_of(report.ignored, 'file')} ignored (hidden, or not a photo)" if report.ignored else ""
     print_line(f"{count_of(report.enrolled, 'photo')} enrolled{already}, {len(refused)} refused{ignored}")
+    if several := sum(bool(row["detail"]) for row in report.rows("done")):
+        print_line(f"{count_of(several, 'photo')} with several faces: the clearly largest face is enrolled")
     if report.interrupted:
         print_line("Canceled. Enrolled photos stay enrolled. Run the command again to resume.")
     if created:

@@ -170,6 +170,9 @@ def _print_result(result: _EnrollmentResult) -> None:
     if 0 < len(result.enrolled) < result.requested:
         for photo in result.enrolled:
             print_line(f"  {photo}: enrolled")
+    for photo, answer in result.enrolled.items():
+        if (count := answer.results[0].face_count or 1) > 1:
+            print_line(f"  {photo}: the largest of {count} faces")
     for problem in result.refused:
         print_line(f"  {problem['photo']}: {problem['code']}: {problem['detail'].rstrip('.')}. {problem['remedy']}")
     if result.unknown is not None:

@@ -69,12 +69,13 @@ class Job:
 
 @dataclass(frozen=True)
 class ItemOutcome:
-    """Outcome of an item, its problem if it failed, and the id of its subject."""
+    """Outcome of an item, its problem if it failed, the id of its subject, and the number of faces of a photo."""
 
     item: str
     outcome: str
     problem: dict[str, Any] | None = None
     subject: str | None = None
+    face_count: int | None = None
 
 
 def create_in(

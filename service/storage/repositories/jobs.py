@@ -62,6 +62,7 @@ class JobItem:
     subject: str | None
     problem: dict[str, Any] | None
     at: datetime
+    face_count: int | None
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class JobStore:
         with self._database.read() as connection:
             opened = ((row, job.seal.open_json(row.sealed, ITEM)) for row in connection.execute(query))
             return [
-                JobItem(row.pk, item["item"], item.get("outcome", ""), item.get("subject"), item["problem"], row.at)
+                JobItem(row.pk, **{"outcome": "", "subject": None, "face_count": None} | item, at=row.at)
                 for row, item in opened
             ]
 
@@ -263,7 +264,8 @@ class JobStore:
             outcomes = []
             for item, template in admitted:
                 stored = template.id in new and first[template.id] == item
-                outcomes.append(ItemOutcome(item, ENROLLED if stored else ALREADY_ENROLLED, subject=subject_id))
+                outcome = ENROLLED if stored else ALREADY_ENROLLED
+                outcomes.append(ItemOutcome(item, outcome, subject=subject_id, face_count=template.face_count))
             canceled = record_in(connection, job, [*outcomes, *refused], seconds)
             if new:
                 report_enrollment(self._database.vault, connection, gallery, subject_id, len(new), job=job.id)

@@ -51,7 +51,10 @@ def test_small_faces_are_found_at_high(kith: Kith, gallery: str, hall: bytes) ->
     assert (outcomes[0], outcomes[1] != "no_face") == ("no_face", True)
     with pytest.raises(KithClientError) as refused:
         kith.enroll(gallery, "all", hall, detail="high")
-    assert (refused.value.code, refused.value.problem["detail"]) == ("several_faces", "the photo shows 6 faces")
+    assert (refused.value.code, refused.value.problem["detail"]) == (
+        "several_faces",
+        "the photo shows 6 faces, and none is clearly the largest",
+    )
 
 
 def test_a_sideways_photo_is_looked_at_again_on_request(kith: Kith, gallery: str, sideways: bytes) -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Unpack
 
+import cv2
 import httpx2 as httpx
 import numpy as np
 import pytest
@@ -220,6 +221,50 @@ def test_enrollment_rejects_unsuitable_photos(
     kith.enroll(gallery, "eileen", jpeg(actor), allow_inconsistent=True)
     kith.enroll(gallery, "y", jpeg(group), face="largest")
     assert kith.gallery(gallery).template_count == 4
+
+
+def beside(photo: Photo, other: Photo, share: float, blur: float = 0.0) -> bytes:
+    """Both photos of people with faces of equal size, the other one at a share of its size, and blurred."""
+    one, two = photo[:300, 90:360], cv2.resize(other, None, fx=share, fy=share, interpolation=cv2.INTER_AREA)
+    canvas = np.full((max(300, two.shape[0]), 270 + two.shape[1], 3), 120, np.uint8)
+    canvas[:300, :270] = one
+    canvas[: two.shape[0], 270:] = cv2.GaussianBlur(two, (0, 0), blur) if blur else two
+    return jpeg(canvas)
+
+
+def test_a_bystander_does_not_cost_a_person_the_photo(kith: Kith, astronaut: Photo, actor: Photo) -> None:
+    """The larger and sharper face is enrolled, whoever it is and where it is; of two alike, none."""
+    (a,), (b,) = (kith.detect(jpeg(photo)).images[0].faces for photo in (astronaut, actor))
+    equal = (a.box[2] - a.box[0]) / (b.box[2] - b.box[0])
+    kith.create_gallery("bystanders", keep_crops=True)
+    kith.create_gallery("known")
+    kith.enroll("known", "eileen", jpeg(astronaut))
+    kith.enroll("known", "tom", jpeg(actor))
+    for number, (share, blur, owner) in enumerate(
+        [
+            (0.5, 0, "eileen"),
+            (0.3, 0, "eileen"),
+            (2, 0, "tom"),
+            (1, 12, "eileen"),
+            (1.2, 12, "eileen"),
+            (0.6, 2, "eileen"),
+        ]
+    ):
+        photo = beside(astronaut, actor, share * equal, blur)
+        enrolled = kith.enroll("bystanders", f"{owner}{number}", photo, allow_duplicate=True)
+        (result,) = enrolled.results
+        assert result.face is not None and result.template is not None
+        assert result.face_count == len(kith.detect(photo, detail="medium").images[0].faces)
+        crop = kith.crop("bystanders", f"{owner}{number}", result.template)
+        assert kith.identify("known", crop, faces="largest").results[0].subject == owner
+        kept = kith.verify(photo, ("known", owner))
+        assert (kept.outcome, kept.a.face_count) == ("same", result.face_count)
+    for share in (0.85, 1.0, 1.15):
+        photo = beside(astronaut, astronaut[:300, 360:90:-1], share)
+        with pytest.raises(KithClientError) as refused:
+            kith.enroll("bystanders", "nobody", photo, allow_duplicate=True)
+        assert refused.value.code == "several_faces"
+        assert kith.enroll("bystanders", "anyone", photo, face="largest", allow_duplicate=True).enrolled_count == 1
 
 
 def test_each_of_several_photos_is_enrolled_or_rejected_separately(

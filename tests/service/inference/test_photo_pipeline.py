@@ -26,6 +26,7 @@ from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align, rotate
 from models.vision.detection import Detections, Detector, PreparedPhoto, RawOutputs
 from models.vision.face_search import search_bytes
 from models.vision.quality import Quality
+from models.vision.quality_gate import QualityGate
 from models.vision.recognition import Recognizer
 from service import wiring
 from service.app import create_app
@@ -57,8 +58,42 @@ def test_the_face_of_a_template_is_the_one_whose_crop_is_kept() -> None:
     """Only the chosen face must be valid: this network swapped the sides of another box."""
     boxes, points = np.array([[90, 90, 0, 0], [10, 10, 30, 30]], np.float32), np.zeros((2, 5, 2), np.float32)
     measured = Quality(60.0, 15.0, 125.0, 55.0, 0.0, 0.0, 0.0)
-    photo = Photo(100, 100, [Face(box, xy, 0.9, measured) for box, xy in zip(boxes, points, strict=True)], 16.0)
-    assert photo.largest_row() == Detections(boxes, points, np.array([0.9, 0.9], np.float32)).largest() == 1
+    photo = Photo(100, 100, [Face(box, xy, 0.9, measured) for box, xy in zip(boxes, points, strict=True)], 16.0, 0.7)
+    largest = Detections(boxes, points, np.array([0.9, 0.9], np.float32)).largest()
+    assert photo.main_face(QualityGate()) == (largest, False) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("others", "main", "rivaled"),
+    [
+        ([{}], 0, True),
+        ([{"side": 74}], 0, False),
+        ([{"side": 76}], 0, True),
+        ([{"side": 76, "sharpness": 7}], 0, False),
+        ([{"side": 30, "sharpness": 60}], 0, False),
+        ([{"eyes": 11}], 0, False),
+        ([{"score": 0.69}], 0, False),  # weaker than confident: such as a blurred background
+        ([{"side": 110, "score": 0.55}], 0, True),  # or a person: in doubt, nobody is enrolled
+        ([{"side": 200, "score": 0.55, "sharpness": 3}], 0, False),
+        ([{"side": 110, "yaw": 0.9}], 1, False),  # a profile beside a bystander is not enrolled as the bystander
+        ([{"side": 110, "sharpness": 1.9}], 0, False),
+        ([{"side": 200}, {"side": 140}], 1, False),
+        ([{"side": 200}, {"side": 160}], 1, True),
+    ],
+)
+def test_the_main_face_is_rivaled_only_by_faces_as_large_and_as_sharp(
+    others: list[dict[str, float]], main: int, rivaled: bool
+) -> None:
+    faces = []
+    for one in ({}, *others):
+        measured = Quality(
+            one.get("eyes", 40.0), one.get("sharpness", 15.0), 125.0, 55.0, one.get("yaw", 0.0), 0.0, 0.0
+        )
+        box = np.array([0, 0, one.get("side", 100.0), one.get("side", 100.0)], np.float32)
+        faces.append(Face(box, np.zeros((5, 2), np.float32), one.get("score", 0.75), measured))
+    assert Photo(999, 999, faces, 16.0, 0.7).main_face(QualityGate()) == (main, rivaled)
+    weak = [replace(face, score=face.score - 0.3) for face in faces]  # of weak faces alone, all count
+    assert Photo(999, 999, weak[:1], 16.0, 0.7).main_face(QualityGate()) == (0, False)
 
 
 def test_a_recognizer_is_given_crops_by_its_own_alignment(

@@ -456,6 +456,7 @@ def test_each_photo_of_an_archive_is_decided_on_alone(
         "enrolled",
         "no_face",
     )
+    assert {item.face_count for item in kith.job_items(job.id) if item.outcome == "enrolled"} == {1}
     (twin,) = [item for item in kith.job_items(job.id) if item.item == "twin/1.jpg"]
     assert "eileen" not in str(twin.problem)  # an erasure of eileen would not find her name there
     assert (job.counts["enrolled"], job.counts["already_enrolled"], job.details) == (3, 1, {"ignored": 1})
