@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias, Unpack
 from pydantic import TypeAdapter
 
 from kith.event_streams import LAST_EVENT_ID
-from kith.methods import chunks, each, following, one, reading
+from kith.methods import chunks, each, following, one
 from kith.options import (
     ArchiveOptions,
     AuditFilter,
@@ -96,7 +96,7 @@ class Calls:
 
     # Faces
 
-    @reading
+    @one
     def detect(self, *photos: Photo, urls: Sequence[str] = (), detail: Detail | None = None) -> Call[FacesOut]:
         """Detect faces: boxes, landmarks and quality. The server fetches the photos at ``urls``, numbered last.
 
@@ -104,7 +104,7 @@ class Calls:
         also small faces in large photos (docs/detection.md); default: the server's."""
         return json_call(FacesOut, "POST", "/v1/detect", **photo_arguments(photos, urls, drop_none(detail=detail)))
 
-    @reading
+    @one
     def embed(
         self, *photos: Photo, urls: Sequence[str] = (), model: str | None = None, detail: Detail | None = None
     ) -> Call[FacesOut]:
@@ -115,7 +115,7 @@ class Calls:
         options = drop_none(model=model, detail=detail)
         return json_call(FacesOut, "POST", "/v1/embed", **photo_arguments(photos, urls, options))
 
-    @reading
+    @one
     def verify(
         self,
         a: Side,
@@ -275,7 +275,7 @@ class Calls:
     ) -> Call[ImportOut]:
         """Import a file (.ndjson, .ndjson.gz). Existing templates are skipped, so an import can be repeated.
 
-        ``progress`` is called with the number of bytes of each sent chunk."""
+        ``progress`` is called with the number of bytes of each sent chunk; a retry counts none twice."""
         path = Path(file)
         headers = {"Content-Type": "application/x-ndjson"} | (
             {"Content-Encoding": "gzip"} if path.suffix == ".gz" else {}
@@ -435,7 +435,7 @@ class Calls:
         """Verify a receipt against the audit log and the stored data."""
         return json_call(VerdictOut, "GET", f"/v1/erasures/{path_segment(receipt)}")
 
-    @reading
+    @one
     def enroll(
         self,
         gallery: str,
@@ -544,7 +544,7 @@ class Calls:
         """Erase a template. Return the receipt."""
         return json_call(DeletedOut, "DELETE", _template(gallery, subject, template))
 
-    @reading
+    @one
     def identify(
         self,
         gallery: str,

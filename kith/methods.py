@@ -55,19 +55,9 @@ class Method(Generic[P, Now, Later]):
 
 
 def one(describe: Callable[Concatenate[Any, P], Call[Result]]) -> Method[P, Result, Coroutine[Any, Any, Result]]:
-    """Send the call and return its parsed response."""
+    """Send the call and return its parsed response.
 
-    def now(client: Sender, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        return client._send(describe(client, *args, **kwargs))
-
-    async def later(client: AsyncSender, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        return await client._send(describe(client, *args, **kwargs))
-
-    return Method(describe, now, later)
-
-
-def reading(describe: Callable[Concatenate[Any, P], Call[Result]]) -> Method[P, Result, Coroutine[Any, Any, Result]]:
-    """Like :func:`one`, for a description that reads files or encodes images: not in the event loop."""
+    An AsyncSender describes every call in a thread: reading a file or encoding an image would stop the event loop."""
 
     def now(client: Sender, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         return client._send(describe(client, *args, **kwargs))

@@ -48,18 +48,25 @@ class Archive(Protocol):
 
 
 class FileStream:
-    """Content of a file in chunks. ``progress`` is called with the number of bytes of each sent chunk."""
+    """Content of a file in chunks, for one upload with its retries.
+
+    ``progress`` is called with the number of bytes of each sent chunk, once: a retry counts only what is new."""
 
     def __init__(self, path: Path, progress: Callable[[int], object] = lambda _: None) -> None:
         self._path = path
         self._progress = progress
+        self._counted = 0
         self.size = path.stat().st_size
 
     def __iter__(self) -> Iterator[bytes]:
+        sent = 0
         with self._path.open("rb") as file:
             while block := file.read(CHUNK_BYTES):
                 yield block
-                self._progress(len(block))
+                sent += len(block)
+                if sent > self._counted:
+                    new, self._counted = sent - self._counted, sent
+                    self._progress(new)
 
 
 @dataclass(frozen=True)

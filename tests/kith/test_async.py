@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import threading
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kith import AsyncKith, KithClientError, KithUnreachableError, Photo
+from kith import AsyncKith, Kith, KithClientError, KithUnreachableError, Photo
+from kith.calls import Calls
+from kith.methods import Method
+from kith.requests import FileStream
 from tests.conftest import jpeg
 from tests.kith.responses import BROKEN, BUSY, ENROLLED, LIMITED, OK, run
 from tests.scripted import Answer, answering
@@ -94,3 +100,69 @@ def test_the_retry_policy_is_the_same() -> None:
 
         run(work())
     assert len(script.asked) == 5
+
+
+def test_no_call_reads_a_photo_or_a_file_in_the_event_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every call is tried, so that a new one that takes a photo cannot be forgotten."""
+    threads: list[int] = []
+
+    class Opened:
+        def read(self) -> bytes:
+            threads.append(threading.get_ident())
+            return b"photo"
+
+    class Stream(FileStream):
+        def __init__(self, *arguments: Any) -> None:
+            threads.append(threading.get_ident())
+            super().__init__(*arguments)
+
+    monkeypatch.setattr("kith.calls.FileStream", Stream)
+    (tmp_path / "file").write_bytes(b"content")
+    samples = {"archive": tmp_path / "file", "file": tmp_path / "file", "scopes": ["read"]}
+
+    def arguments(describe: Any) -> tuple[list[Any], bool]:
+        """Return sample arguments, and whether one is a photo or a file."""
+        values, reads = [], False
+        for each in list(inspect.signature(describe).parameters.values())[1:]:
+            photo = any(kind in str(each.annotation) for kind in ("Photo", "Side"))
+            needed = each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+            if photo or needed:
+                values.append(Opened() if photo else samples.get(each.name, "x"))
+                reads = reads or photo or each.name in ("archive", "file")
+        return values, reads
+
+    async def work(url: str) -> set[str]:
+        reading = set()
+        async with AsyncKith(url, attempts=1) as kith:
+            for name, method in vars(Calls).items():
+                if not isinstance(method, Method) or not (given := arguments(method.describe))[1]:
+                    continue
+                threads.clear()
+                with pytest.raises(KithClientError):
+                    await getattr(kith, name)(*given[0])
+                assert threads and threading.get_ident() not in threads, name
+                reading.add(name)
+        return reading
+
+    with answering(Answer(400, b'{"code": "invalid_request"}')) as script:
+        reading = run(work(script.url))
+    assert reading >= {"detect", "embed", "verify", "enroll", "identify", "add_decoy", "import_gallery", "create_album"}
+
+
+def test_progress_counts_a_retried_upload_once(tmp_path: Path) -> None:
+    file = tmp_path / "people.zip"
+    file.write_bytes(b"x" * 3_000_000)
+    sent: list[int] = []
+
+    async def work(url: str) -> None:
+        async with AsyncKith(url, attempts=3) as kith:
+            await kith.enroll_archive("g", FileStream(file, sent.append))
+
+    with answering(BUSY) as script, Kith(script.url, attempts=3) as kith:
+        with pytest.raises(KithClientError, match="overloaded"):
+            kith.enroll_archive("g", FileStream(file, sent.append))
+        assert sent == [1_000_000] * 3
+        sent.clear()
+        with pytest.raises(KithClientError, match="overloaded"):
+            run(work(script.url))
+    assert (sent, len(script.asked)) == ([1_000_000] * 3, 6)
