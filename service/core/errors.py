@@ -59,7 +59,10 @@ class UrlEncodingError(KithError):
 
 class UnsupportedMediaTypeError(KithError):
     status, code, title = 415, "unsupported_media_type", "The content type is not supported"
-    remedy = "Send application/json, multipart/form-data with photos as files, or one photo with an image/* type."
+    remedy = (
+        "Set the header Content-Type to application/json (curl: -H 'Content-Type: application/json'). Routes that take "
+        "photos also take multipart/form-data with photos as files, and one photo with an image/* type."
+    )
 
 
 class UnsupportedEncodingError(KithError):

@@ -147,7 +147,19 @@ def media_type(request: Request) -> str:
 
 
 def unsupported(kind: str, remedy: str = "") -> UnsupportedMediaTypeError:
-    return UnsupportedMediaTypeError(f"content type {kind or 'none'!r}{remedy}")
+    found = f"the header Content-Type is {kind!r}" if kind else "the header Content-Type is missing"
+    return UnsupportedMediaTypeError(f"{found}{remedy}")
+
+
+def require_json(request: Request) -> None:
+    """Check the content type of a body, if there is one, that FastAPI parses: it takes others for text.
+
+    Raises UnsupportedMediaTypeError.
+    """
+    has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+    kind = media_type(request)
+    if has_body and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise unsupported(kind, "; send application/json")
 
 
 async def _read_photo(request: Request, max_bytes: int) -> bytes:

@@ -14,7 +14,7 @@ from service.api.http.problems import MEDIA_TYPE
 from service.api.http.routing import Description
 
 REFERENCE: Final = "#/components/schemas/{model}"
-PATH_EXAMPLES = {
+PATH_EXAMPLES: Final = {  # an optional help for readers; generators make values from the pattern
     "gallery": "staff",
     "subject": "ada",
     "other": "grace",
@@ -106,8 +106,8 @@ def _complete(document: dict[str, Any], routes: Sequence[Description]) -> None:
     for operations in document["paths"].values():
         for operation in operations.values():
             for parameter in operation.get("parameters", ()):
-                if parameter["in"] == "path":
-                    parameter["example"] = PATH_EXAMPLES[parameter["name"]]
+                if parameter["in"] == "path" and (example := PATH_EXAMPLES.get(parameter["name"])) is not None:
+                    parameter["example"] = example
             for response in operation["responses"].values():
                 if "x-codes" in response:
                     response["content"] = {MEDIA_TYPE: {"schema": schema}}

@@ -28,6 +28,9 @@ class Route(Protocol):
     def takes_photos(self) -> bool: ...
 
     @property
+    def takes_json(self) -> bool: ...
+
+    @property
     def writes(self) -> bool: ...
 
     @property
@@ -100,6 +103,8 @@ def own_errors(route: Route) -> list[type[e.KithError]]:
         found.discard(e.SubjectNotFoundError)
     if route.takes_photos:
         found |= {*PHOTOS}
+    if route.takes_json:
+        found.add(e.UnsupportedMediaTypeError)
     if route.writes:
         found |= {*WRITE}
     return _sorted(found)

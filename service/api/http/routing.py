@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeVar, cast
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args, get_type_hints
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.dependencies.models import Dependant
@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from kith.wire.common import Scope
 from kith.wire.fields import ETAG, GALLERY_NAME
-from service.api.http.bodies import OPTIONS_FIELD, JsonRequest, form_options, plain_options
+from service.api.http.bodies import OPTIONS_FIELD, JsonRequest, form_options, plain_options, require_json
 from service.api.http.etags import without_fresh_body
 from service.api.http.parameters import GalleryPath
 from service.api.http.route_errors import Errors, problem_responses
@@ -89,7 +89,8 @@ class Description:
     """Properties of a route, by the decorator of its handler.
 
     ``photos``: model of a body with photos, which the handler reads. ``example``: of the JSON body. ``errors``: those
-    that only this handler raises. ``creates_subject``: a missing subject is no error.
+    that only this handler raises. ``creates_subject``: a missing subject is no error. ``takes_json``: FastAPI parses
+    the body.
     """
 
     method: str
@@ -100,6 +101,7 @@ class Description:
     example: Any
     errors: Errors = ()
     creates_subject: bool = False
+    takes_json: bool = False
 
     @property
     def name(self) -> str:
@@ -158,9 +160,10 @@ class Routes:
             _describe_etag(method, options)
 
         def register(handler: Handler) -> Handler:
-            handler.__dict__[DESCRIPTION] = described
-            self.described.append(described)
-            self._added.append((described, handler, options))
+            complete = replace(described, takes_json=_has_body_parameter(handler))
+            handler.__dict__[DESCRIPTION] = complete
+            self.described.append(complete)
+            self._added.append((complete, handler, options))
             return handler
 
         return register
@@ -176,6 +179,13 @@ class Routes:
             app.router.add_api_route(
                 described.path, handler, methods=[described.method], route_class_override=self._class, **options
             )
+
+
+def _has_body_parameter(handler: Callable[..., Any]) -> bool:
+    hints = get_type_hints(handler)
+    hints.pop("return", None)
+    kinds = [kind for hint in hints.values() for kind in (hint, *get_args(hint))]
+    return any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds)
 
 
 def _photo_body(model: type[BaseModel], sides: bool) -> dict[str, Any]:
@@ -265,6 +275,8 @@ class PermittedRoute(APIRoute):
                 caller.check_gallery(gallery)
             if not self.allows_unknown_parameters:
                 _refuse_unknown(request, known)
+            if route.takes_json:
+                require_json(request)
             await self.before_body(request)
             return without_fresh_body(request, await handle(JsonRequest(request.scope, request.receive)))
 

@@ -12,6 +12,7 @@ import jsonschema_rs
 import pytest
 import requests
 import schemathesis
+from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
@@ -23,7 +24,9 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from kith.wire.fields import TIMESTAMP
+from service.api.http.openapi import install_openapi
 from service.api.http.problems import MEDIA_TYPE, PATTERN_MESSAGES
+from service.api.http.routing import PUBLIC, Routes
 from service.app import create_app
 from service.core.error_catalog import all_errors
 from service.server import embedded
@@ -142,6 +145,20 @@ def test_every_response_is_as_documented(
             ask()
         except Unsatisfiable:
             assert mode is GenerationMode.NEGATIVE, operation.label  # every value is valid
+
+
+def test_a_path_parameter_needs_no_example() -> None:
+    app = FastAPI()
+    routes = Routes(tag="system")
+
+    @routes.add("GET", "/v1/novelties/{novelty}", PUBLIC)
+    async def get_novelty(novelty: str) -> dict[str, str]:
+        return {"novelty": novelty}
+
+    routes.mount(app)
+    install_openapi(app, routes.described)
+    (parameter,) = app.openapi()["paths"]["/v1/novelties/{novelty}"]["get"]["parameters"]
+    assert (parameter["name"], "example" in parameter) == ("novelty", False)
 
 
 def test_every_pattern_has_a_message(document: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from kith.wire.common import Fusion
 from models.errors import ModelError
 from models.vision.recognition import l2_normalize
 from service.api.http import gate
-from service.api.http.routing import needs_of
+from service.api.http.routing import descriptions, needs_of
 from service.api.routes import transfer
 from service.app import ROUTES
 from service.core.errors import StorageFullError
@@ -603,3 +603,33 @@ def test_unknown_paths_and_methods_are_counted(tmp_path: Path, caplog: pytest.Lo
         }
     codes = [vars(record)["fields"]["code"] for record in caplog.records if record.name == "service.access"]
     assert codes[:5] == ["not_found", "not_found", "method_not_allowed", "ambiguous_path", "request_too_large"]
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", None, "text/plain", "text/json", "json", "*/*"])
+def test_json_without_its_content_type_is_refused_with_the_header_to_send(
+    server: str, kith: Kith, gallery: str, kind: str | None
+) -> None:
+    """curl -d sends the first."""
+    kith.put_subject(gallery, "0f3b2a9c41de")
+    routes = [each for each in descriptions(ROUTES) if each.takes_json or each.takes_photos]
+    assert len(routes) > 20
+    for route in routes:
+        path = re.sub("{[a-z]+}", "0f3b2a9c41de", route.path.replace("{gallery}", gallery))
+        headers = {} if kind is None else {"Content-Type": kind}
+        answer = httpx.request(route.method, f"{server}{path}", content=b'{"name": "g"}', headers=headers)
+        problem = answer.json()
+        assert (answer.status_code, problem["code"]) == (415, "unsupported_media_type"), route.name
+        assert (repr(kind) if kind else "Content-Type is missing") in problem["detail"]
+        assert "Content-Type to application/json (curl: -H 'Content-Type: application/json')" in problem["remedy"]
+
+
+def test_content_types_of_json_are_accepted(server: str, kith: Kith) -> None:
+    for number, kind in enumerate(
+        ("application/json", "Application/JSON; charset=utf-8", "application/merge-patch+json")
+    ):
+        body = json.dumps({"name": f"typed{number}"}).encode()
+        answer = httpx.post(f"{server}/v1/galleries", content=body, headers={"Content-Type": kind})
+        assert answer.status_code == 201, kind
+        kith.delete_gallery(f"typed{number}")
+    without_body = httpx.post(f"{server}/v1/galleries")
+    assert (without_body.status_code, without_body.json()["detail"]) == (422, "body: Field required")
