@@ -224,7 +224,7 @@ class Settings(BaseSettings):
         description="Prefix of Home Assistant's discovery topics, usually homeassistant.",
     )
     max_faces: int = Field(
-        100, ge=1, le=10_000, description="Maximum number of faces reported per photo, highest score first."
+        100, ge=1, le=10_000, description="Maximum number of faces reported per photo, the largest ones."
     )
     max_embeddings: int = Field(16, ge=1, le=100_000, description="Maximum number of embeddings per request.")
     max_archive_bytes: int = Field(20_000_000_000, ge=1000, description="Maximum archive size in bytes.")

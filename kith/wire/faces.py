@@ -50,7 +50,16 @@ class FaceOut(BaseModel):
     embedding: list[float] | None = Field(None, description="Vector of unit length; only from /v1/embed.")
 
 
-class PhotoOut(BaseModel):
+class FaceCountOut(BaseModel):
+    """Number of faces in a photo."""
+
+    face_count: int | None = Field(None, description="Faces found in the photo; missing if the photo is rejected.")
+    truncated: bool = Field(
+        False, description="Faces are left out: only the largest ones, KITH_MAX_FACES, are in the answer."
+    )
+
+
+class PhotoOut(FaceCountOut):
     width: int | None = None
     height: int | None = None
     min_face_px: float | None = Field(

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from kith.wire.common import FacesChoice, IdentifyOutcome, Problem, Source
-from kith.wire.faces import FaceOut
+from kith.wire.faces import FaceCountOut, FaceOut
 from kith.wire.fields import MAX_FILTER_TAGS, Metadata, RequestModel, Tag
 from kith.wire.photos import Probes
 from kith.wire.risk import RiskIn
@@ -105,4 +105,5 @@ class IdentifyOut(BaseModel):
     gallery: str
     model: str
     recognizer: str
+    images: list[FaceCountOut] = Field(default_factory=list, description="One item per photo, in request order.")
     results: list[IdentityOut]

@@ -43,7 +43,9 @@ class JobItemOut(BaseModel):
     )
     subject: str | None = Field(description="Null if the item has no subject, or after an erasure.")
     face_count: int | None = Field(
-        None, description="Faces in an enrolled photo. Of several, the one that is clearly the largest is enrolled."
+        None,
+        description="Faces found in a photo. Of several, the one that is clearly the largest is enrolled; an album has "
+        "the largest ones, KITH_MAX_FACES.",
     )
     problem: Problem | None
     at: Timestamp

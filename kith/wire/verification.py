@@ -52,7 +52,7 @@ class VerifyIn(RequestModel):
 
 class SideOut(BaseModel):
     face: FaceOut | None = None
-    face_count: int | None = None
+    face_count: int | None = Field(None, description="Faces found in the photo.")
 
 
 class VerifyOut(BaseModel):

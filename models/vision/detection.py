@@ -56,6 +56,10 @@ class Detections:
         """Return the row of the face with the largest box. Raises ValueError if there is no face."""
         return largest_box(self.boxes_xyxy)
 
+    def largest_of(self, count: int) -> Detections:
+        """Return the ``count`` faces with the largest boxes, best score first."""
+        return self[np.sort(np.argsort(-box_areas(self.boxes_xyxy), kind="stable")[:count])]
+
     def nearest(self, x: float, y: float) -> int:
         """Return the row of the face whose box center is nearest to a point."""
         centers = (self.boxes_xyxy[:, :2] + self.boxes_xyxy[:, 2:]) / 2

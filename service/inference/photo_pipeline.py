@@ -73,7 +73,8 @@ class Photo:
     """Size of an upright photo in pixels, and its faces by descending detection score.
 
     ``min_face_px``: width of the smallest face that the detection usually finds at the requested detail.
-    ``confident_score``: score of an upright face.
+    ``confident_score``: score of an upright face. ``face_count``: faces found. ``truncated``: ``faces`` are only the
+    largest of those wanted, KITH_MAX_FACES.
     """
 
     width: int
@@ -81,6 +82,8 @@ class Photo:
     faces: list[Face]
     min_face_px: float
     confident_score: float
+    face_count: int
+    truncated: bool = False
 
     def main_face(self, gate: QualityGate) -> tuple[int, bool]:
         """Return the index of the main face, and whether another face rivals it; see `find_main_face`.
@@ -289,7 +292,8 @@ class PhotoPipeline:
         keep: KeptCrops,
     ) -> tuple[Photo, list[Image], list[Image | None]]:
         """Return the photo's faces, the crops by each alignment, and the crops for liveness."""
-        detected = search.faces()[: self._max_faces]
+        found = search.faces()
+        detected = found.largest_of(self._max_faces)
         if largest_only and len(detected):
             row = detected.largest()
             detected = detected[row : row + 1]
@@ -310,7 +314,9 @@ class PhotoPipeline:
         if self.judge is not None:
             face_crops = _cut_for_liveness(picture, detected, self.judge.spec)
         size, confident = (picture.photo.width, picture.photo.height), self._detector.confident_score
-        return Photo(*size, faces, search.min_face_px, confident), aligned, face_crops
+        truncated = len(found) > self._max_faces and not largest_only
+        photo = Photo(*size, faces, search.min_face_px, confident, len(found), truncated)
+        return photo, aligned, face_crops
 
     async def _in_background_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run in one of BACKGROUND_THREADS, so that requests find free threads."""

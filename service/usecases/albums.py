@@ -161,7 +161,7 @@ class AlbumJobs:
                 outcomes.append(refusal(item.name, photo))
             else:
                 seen = COPY if photo is None else FOUND if photo.faces else NO_FACE
-                outcomes.append(ItemOutcome(item.name, seen))
+                outcomes.append(ItemOutcome(item.name, seen, face_count=None if photo is None else photo.face_count))
                 faces += [] if photo is None else _new_faces(item, photo, gallery)
         canceled = await context.run(albums.add, context.job, album, outcomes, faces, context.seconds)
         context.note_cancellation(canceled)

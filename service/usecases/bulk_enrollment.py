@@ -243,7 +243,7 @@ class _Run:
         """Return the template of a photo, whose identity is not checked yet."""
         face = choose_face(photo, self._options.face, self.gallery.settings.quality_gate)
         template = template_from_face(face, self.gallery, self._options, item.template_id)
-        return replace(template, face_count=len(photo.faces))
+        return replace(template, face_count=photo.face_count)
 
     async def _store(self) -> None:
         """Check the identity of the admitted templates, store those that pass, and record all outcomes.

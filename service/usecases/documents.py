@@ -42,7 +42,12 @@ def photo_document(result: Photo | KithError) -> Document:
         if face.vector is not None:
             document["embedding"] = face.vector
     size = {"width": result.width, "height": result.height, "min_face_px": round(result.min_face_px, 1)}
-    return {**size, "faces": faces}
+    return {**size, **count_document(result), "faces": faces}
+
+
+def count_document(photo: Photo) -> Document:
+    """Return how many faces were found in a photo, and whether the answer leaves some out."""
+    return {"face_count": photo.face_count, "truncated": photo.truncated}
 
 
 def face_document(face: Face, gate: QualityGate = DEFAULT_GATE, liveness_threshold: float | None = None) -> Document:

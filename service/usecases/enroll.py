@@ -217,7 +217,7 @@ class _Enrollment:
         if not isinstance(item, Photo):
             return new_template(item, gallery, self._overrides)
         settings = gallery.settings
-        result["face_count"] = len(item.faces)
+        result["face_count"] = item.face_count
         face = choose_face(item, self.body.face, settings.quality_gate)
         result["face"] = face_document(face, settings.quality_gate, settings.liveness_threshold)
         return template_from_face(face, gallery, self._overrides)

@@ -79,7 +79,7 @@ def choose_face(photo: Photo, choice: FaceChoice, gate: QualityGate) -> Face:
         raise NoFaceError("no face was found in the photo")
     row, rivaled = photo.main_face(gate)
     if choice == "only" and rivaled:
-        raise SeveralFacesError(f"the photo shows {len(photo.faces)} faces, and none is clearly the largest")
+        raise SeveralFacesError(f"the photo shows {photo.face_count} faces, and none is clearly the largest")
     return photo.faces[row]
 
 

@@ -22,7 +22,7 @@ from service.risk.drift import Decided
 from service.risk.search import Identification
 from service.security.callers import Caller
 from service.usecases.backend import Backend, process_photos
-from service.usecases.documents import Document
+from service.usecases.documents import Document, count_document
 from service.usecases.gallery_search import assign_faces, at_current_version, search_gallery, tell_lookalikes_apart
 from service.usecases.probes import Probe, decision_fields, embedding_probes, photo_probes
 from service.usecases.strangers import remember_strangers
@@ -60,8 +60,8 @@ class Search:
 
 async def identify(
     backend: Backend, gallery: Gallery, body: IdentifyIn, caller: Caller
-) -> tuple[ServedRecognizer, list[Probe]]:
-    """Identify the photos and embeddings of ``body``, and record the decisions.
+) -> tuple[ServedRecognizer, list[Document], list[Probe]]:
+    """Identify the photos and embeddings of ``body``, and record the decisions. Return a ``FaceCountOut`` per photo.
 
     Raises:
         ForbiddenError: embeddings or a chosen risk, and the caller lacks the scope vectors.
@@ -85,7 +85,8 @@ async def identify(
         if search.remembers:
             await remember_strangers(backend, gallery, _unknown_faces(probes), search.one_face_per_person)
     await _record(backend, gallery, search.served, probes)
-    return search.served, probes
+    counts = [{} if isinstance(photo, ImageError) else count_document(photo) for photo in photos]
+    return search.served, counts, probes
 
 
 async def _search_for(backend: Backend, gallery: Gallery, body: IdentifyIn, caller: Caller) -> Search:

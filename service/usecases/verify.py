@@ -213,7 +213,7 @@ async def _process_side(backend: Backend, side: SideIn, verification: Verificati
     quality_gate = verification.quality_gate
     face = photo.faces[photo.main_face(quality_gate)[0]]
     assert face.vector is not None  # noqa: S101 - embed sets the vector of every face
-    document = {"face": face_document(face, quality_gate, threshold), "face_count": len(photo.faces)}
+    document = {"face": face_document(face, quality_gate, threshold), "face_count": photo.face_count}
     liveness: LivenessVerdict | None = None
     if threshold is not None:
         liveness = "not_judged" if face.liveness is None else face.liveness.verdict(threshold)

@@ -48,7 +48,7 @@ async def recognize(ask: AskDep, options: OptionsDep, prediction_count: Predicti
     count = max_predictions(prediction_count)
     body = IdentifyIn(faces=largest, top_k=count, detail=options.detail).model_copy(update={"images": [photo]})
     current = await backend.reload_gallery(ask.gallery)
-    _, items = await identify(backend, current, body, ask.caller)
+    _, _, items = await identify(backend, current, body, ask.caller)
     min_score = backend.settings.detection_score
     documents = {id(item.face): item.document for item in items}
     results = [
@@ -67,7 +67,7 @@ async def recognize_embeddings(ask: AskDep, prediction_count: PredictionCount = 
     embeddings = (await read_embeddings(ask, EmbeddingsBody)).embeddings
     body = IdentifyIn(top_k=count).model_copy(update={"embeddings": embeddings})
     current = await ask.backend.reload_gallery(ask.gallery)
-    _, items = await identify(ask.backend, current, body, ask.caller)
+    _, _, items = await identify(ask.backend, current, body, ask.caller)
     results = [
         {"embedding": embedding, "similarities": similar_subjects(item.document, current, count, ask.cutoffs)}
         | decision_fields(item.document)

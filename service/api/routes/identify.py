@@ -33,12 +33,13 @@ async def identify(gallery: GalleryPath, request: Request, backend: BackendDep, 
     with backend.operations.metrics.stage("read"):
         body = await read_photos(request, IdentifyIn, backend.settings, backend.faces.recognizers.largest_dimension)
     found = await backend.find_gallery(gallery)
-    served, items = await usecase.identify(backend, found, body, caller)
+    served, counts, items = await usecase.identify(backend, found, body, caller)
     return json_response(
         {
             "gallery": found.name,
             "model": served.pack.model_id,
             "recognizer": served.fingerprint,
+            "images": counts,
             "results": [item.document for item in items],
         }
     )

@@ -21,6 +21,7 @@ from service.cli.terminal import EXIT_NO, make_table, print_json, print_note, pr
 from service.core.text import describe_outcome, describe_reasons, format_odds
 
 if TYPE_CHECKING:
+    from kith.wire.faces import FaceCountOut
     from kith.wire.identification import IdentityOut
     from kith.wire.verification import VerifyOut
 
@@ -50,6 +51,7 @@ def detect(photos: Photos, server: ServerOptions, draw: Draw = None, detail: Det
     with _print_on_exit(answers, DETECTIONS, rows, server), connect(server, "temporary") as kith:
         for photo, answer in _answers(photos, answers, lambda photo: kith.detect(photo, detail=detail), refuse):
             (image,) = answer.images
+            _note_truncation(photo, image)
             answers[str(photo)] = image.model_dump(mode="json", exclude_none=True)
             for number, face in enumerate(image.faces, start=1):
                 box = ", ".join(f"{value:.0f}" for value in face.box)
@@ -91,6 +93,7 @@ def embed(
             send = partial(kith.embed, model=model, detail=detail)
             for photo, answer in _answers(photos, answers, send, refuse):
                 source = {"model": answer.model, "recognizer": answer.recognizer}
+                _note_truncation(photo, answer.images[0])
                 answers[str(photo)] = answer.images[0].model_dump(mode="json", exclude_none=True)
     finally:
         if answers and output is None:
@@ -141,6 +144,8 @@ def identify(
     with _print_on_exit(answers, headers, rows, server), connect(server) as kith:
         for photo, answer in _answers(photos, answers, lambda photo: kith.identify(gallery, photo, **options), refuse):
             answers[str(photo)] = answer.model_dump(mode="json", exclude_none=True)
+            for image in answer.images:
+                _note_truncation(photo, image)
             identified = identified or any(result.outcome == "identified" for result in answer.results)
             for number, result in enumerate(answer.results, start=1):
                 rows.append((photo, number if result.face else None, *_decision_cells(result)))
@@ -289,6 +294,11 @@ def _answers(
                 answers[str(photo)] = {"error": error.problem}
                 refuse(photo, error.problem)
             progress.advance(task)
+
+
+def _note_truncation(photo: Path, image: FaceCountOut) -> None:
+    if image.truncated:
+        print_note(f"{photo} shows {image.face_count:,} faces: only the largest are listed (KITH_MAX_FACES)")
 
 
 def _drawing_targets(photos: list[Path], draw: Path | None) -> dict[Path, Path]:

@@ -2,6 +2,7 @@ import { call, decoysPath, galleryPath, patiently } from "../api.js";
 import { galleries, galleryField, ownRisk, riskField } from "../choices.js";
 import { fill, h, icon, svg } from "../dom.js";
 import { readingOrder } from "../layout.js";
+import { whole } from "../numbers.js";
 import { DESK, bodyOf, clearDesk, cropped, measure, open, picker, smaller, stage, thumbnail } from "../photo.js";
 import { read, write } from "../store.js";
 import { Pictures, keepHint, sides } from "../stored.js";
@@ -96,6 +97,7 @@ function desk(known, params, signal) {
         },
       );
       shot.results = readingOrder(answer.results);
+      shot.found = answer.images?.[0];
       const faces = shot.results.filter((one) => one.face);
       for (const one of faces) one.other = faces.indexOf(answer.results[one.other_face]) + 1; // 0: no other face
       shot.gallery = asked.gallery;
@@ -218,6 +220,7 @@ function answered(shot, gallery, again) {
     "div",
     { class: "stack" },
     h("h2", {}, words.summary(results)),
+    shot.found?.truncated && h("p", { class: "hint" }, `The photo shows ${whole(shot.found.face_count)} faces. Only the largest are searched for.`),
     h(
       "div",
       { class: "columns" },

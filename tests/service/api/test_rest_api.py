@@ -79,6 +79,29 @@ def test_detect_reports_upright_pixels(kith: Kith, group: Photo) -> None:
         assert 0 < face.quality.score <= 1
 
 
+def test_of_too_many_faces_the_largest_are_kept_and_the_answers_say_so(
+    kith: Kith, tmp_path: Path, group: Photo
+) -> None:
+    everyone = kith.detect(jpeg(group)).images[0]
+    assert (everyone.face_count, everyone.truncated) == (6, False)
+    by_size = sorted(everyone.faces, key=lambda face: (face.box[2] - face.box[0]) * (face.box[3] - face.box[1]))
+    largest = [pytest.approx(face.box, abs=2) for face in sorted(by_size[-2:], key=lambda face: face.box[0])]
+    with embedded(load_settings(data_dir=tmp_path, log_level="WARNING", max_faces=2)) as url, Kith(url) as few:
+        few.create_gallery("g")
+        for answer in (few.detect(jpeg(group)).images, few.embed(jpeg(group)).images):
+            assert [(photo.face_count, photo.truncated) for photo in answer] == [(6, True)]
+            assert sorted(face.box for face in answer[0].faces) == largest
+        found = few.identify("g", jpeg(group), b"no photo", check_quality=False)
+        assert [(photo.face_count, photo.truncated) for photo in found.images] == [(6, True), (None, False)]
+        assert sorted(result.face.box for result in found.results if result.face) == largest
+        alone = few.identify("g", jpeg(group), faces="largest", check_quality=False)
+        assert [(photo.face_count, photo.truncated) for photo in alone.images] == [(6, False)]
+        assert alone.results[0].face is not None
+        assert alone.results[0].face.box == pytest.approx(by_size[-1].box, abs=2)
+        assert few.verify(jpeg(group), jpeg(group)).a.face_count == 6
+        assert few.enroll("g", "someone", jpeg(group), face="largest").results[0].face_count == 6
+
+
 def test_a_degraded_photo_has_a_lower_quality_score(kith: Kith, astronaut: Photo) -> None:
     (sound,), (dark,) = (kith.detect(jpeg(photo)).images for photo in (astronaut, (astronaut * 0.25).astype(np.uint8)))
     assert sound.faces[0].quality.score > 0.9

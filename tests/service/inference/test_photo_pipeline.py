@@ -58,7 +58,7 @@ def test_the_face_of_a_template_is_the_one_whose_crop_is_kept() -> None:
     """Only the chosen face must be valid: this network swapped the sides of another box."""
     boxes, points = np.array([[90, 90, 0, 0], [10, 10, 30, 30]], np.float32), np.zeros((2, 5, 2), np.float32)
     measured = Quality(60.0, 15.0, 125.0, 55.0, 0.0, 0.0, 0.0)
-    photo = Photo(100, 100, [Face(box, xy, 0.9, measured) for box, xy in zip(boxes, points, strict=True)], 16.0, 0.7)
+    photo = Photo(100, 100, [Face(box, xy, 0.9, measured) for box, xy in zip(boxes, points, strict=True)], 16.0, 0.7, 2)
     largest = Detections(boxes, points, np.array([0.9, 0.9], np.float32)).largest()
     assert photo.main_face(QualityGate()) == (largest, False) == (1, False)
 
@@ -91,9 +91,9 @@ def test_the_main_face_is_rivaled_only_by_faces_as_large_and_as_sharp(
         )
         box = np.array([0, 0, one.get("side", 100.0), one.get("side", 100.0)], np.float32)
         faces.append(Face(box, np.zeros((5, 2), np.float32), one.get("score", 0.75), measured))
-    assert Photo(999, 999, faces, 16.0, 0.7).main_face(QualityGate()) == (main, rivaled)
+    assert Photo(999, 999, faces, 16.0, 0.7, 2).main_face(QualityGate()) == (main, rivaled)
     weak = [replace(face, score=face.score - 0.3) for face in faces]  # of weak faces alone, all count
-    assert Photo(999, 999, weak[:1], 16.0, 0.7).main_face(QualityGate()) == (0, False)
+    assert Photo(999, 999, weak[:1], 16.0, 0.7, 1).main_face(QualityGate()) == (0, False)
 
 
 def test_a_recognizer_is_given_crops_by_its_own_alignment(
