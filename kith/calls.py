@@ -6,6 +6,7 @@ import json
 import uuid
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias, Unpack
 
@@ -36,6 +37,7 @@ from kith.requests import (
     list_call,
     path_segment,
     photo_arguments,
+    texts,
 )
 from kith.wire.albums import (
     AlbumEnrolledOut,
@@ -150,13 +152,22 @@ class Calls:
 
     @one
     def create_gallery(
-        self, name: str, *, idempotency_key: str | None = None, **settings: Unpack[GalleryOptions]
+        self,
+        name: str,
+        *,
+        exist_ok: bool = False,
+        idempotency_key: str | None = None,
+        **settings: Unpack[GalleryOptions],
     ) -> Call[GalleryOut]:
         """Create a gallery. :class:`kith.options.GalleryOptions` lists the settings.
 
-        ``idempotency_key`` makes a repeated request create once; default: a random one."""
+        With ``exist_ok``, return an existing gallery as it is. ``idempotency_key`` makes a repeated request create
+        once; default: a random one."""
         body = {"name": name, **settings}
-        return json_call(GalleryOut, "POST", "/v1/galleries", json=body, headers=_once(idempotency_key))
+        call = json_call(GalleryOut, "POST", "/v1/galleries", json=body, headers=_once(idempotency_key))
+        if not exist_ok:
+            return call
+        return replace(call, instead={"gallery_exists": json_call(GalleryOut, "GET", _path(name))})
 
     @one
     def gallery(self, name: str) -> Call[GalleryOut]:
@@ -314,7 +325,7 @@ class Calls:
         """Create or replace a subject. With ``only_new``, refuse to replace one (``subject_exists``).
 
         With ``if_match``, an ``etag``, refuse to replace a changed one (``precondition_failed``)."""
-        body = {"name": name, "metadata": dict(metadata or {}), "tags": list(tags)}
+        body = {"name": name, "metadata": dict(metadata or {}), "tags": texts("tags", tags)}
         # With a condition, a retry would be refused because of what the first attempt wrote.
         headers = _conditions(if_match, only_new)
         return json_call(SubjectOut, "PUT", _path(gallery, subject), not headers, json=body, headers=headers)
@@ -345,7 +356,9 @@ class Calls:
         """List the subjects that have all tags and all metadata entries, oldest first.
 
         ``q`` has words, or parts of words, that must all be in the id or name, whatever the case and accents."""
-        chosen = {"tag": list(tags)} | drop_none(metadata=json.dumps(dict(metadata)) if metadata else None, q=q)
+        chosen = {"tag": texts("tags", tags)} | drop_none(
+            metadata=json.dumps(dict(metadata)) if metadata else None, q=q
+        )
         return list_call(SubjectsOut, f"{_path(gallery)}/subjects", chosen)
 
     @one
@@ -602,7 +615,7 @@ class Calls:
     @each
     def jobs(self, gallery: str | None = None, states: Iterable[JobState] = ()) -> Pages[JobOut]:
         """List jobs, latest first, optionally of one gallery and in some states."""
-        return list_call(JobsOut, "/v1/jobs", {"state": list(states)} | drop_none(gallery=gallery))
+        return list_call(JobsOut, "/v1/jobs", {"state": texts("states", states)} | drop_none(gallery=gallery))
 
     @each
     def job_items(self, job: str, failed: bool = False) -> Pages[JobItemOut]:
@@ -681,7 +694,7 @@ class Calls:
     def split_album_group(self, gallery: str, album: str, group: str, faces: Sequence[str]) -> Call[AlbumGroupOut]:
         """Move faces that are another person to a new group. Return it."""
         path = f"{_album(gallery, album, group)}/split"
-        return json_call(AlbumGroupOut, "POST", path, repeatable=False, json={"faces": list(faces)})
+        return json_call(AlbumGroupOut, "POST", path, repeatable=False, json={"faces": texts("faces", faces)})
 
     @one
     def enroll_album_group(
@@ -714,7 +727,9 @@ class Calls:
         """Create an API key. Only this response contains its ``token``.
 
         ``idempotency_key`` makes a repeated request create once; default: a random one."""
-        body = TypeAdapter(dict[str, Any]).dump_python({"name": name, "scopes": list(scopes), **options}, mode="json")
+        body = TypeAdapter(dict[str, Any]).dump_python(
+            {"name": name, "scopes": texts("scopes", scopes), **options}, mode="json"
+        )
         return json_call(CreatedKeyOut, "POST", "/v1/keys", json=body, headers=_once(idempotency_key))
 
     @one
@@ -784,7 +799,7 @@ class Calls:
     def deliveries(self, webhook: str, states: Iterable[DeliveryState] = ()) -> Pages[DeliveryOut]:
         """List the deliveries to a webhook, latest first, optionally only in some states."""
         path = f"/v1/webhooks/{path_segment(webhook)}/deliveries"
-        return list_call(DeliveriesOut, path, {"state": list(states)})
+        return list_call(DeliveriesOut, path, {"state": texts("states", states)})
 
     @following
     def events(self, after: str | None = None, **options: Unpack[EventOptions]) -> Call[EventOut]:

@@ -18,8 +18,8 @@ class Kith(Calls, Sender):
     Safe calls are retried with backoff if the server is busy (429, 503) or the connection is lost (docs/client.md).
 
     Args:
-        url: address of the server, such as http://127.0.0.1:8000.
-        api_key: API key, if the server requires one.
+        url: address of the server, such as http://127.0.0.1:8000; default: KITH_URL.
+        api_key: API key, if the server requires one; default: KITH_CLIENT_KEY, or else KITH_API_KEY; "" for none.
         timeout_s: maximum wait for data per attempt, in seconds.
         attempts: maximum number of attempts per call.
         connections: maximum number of connections; further calls wait.

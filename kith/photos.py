@@ -127,7 +127,10 @@ def to_floats(vector: Vector) -> list[float]:
     Raises:
         ValueError: the embedding is not one-dimensional, or has a value that is not finite.
     """
-    values = [float(value) for value in (vector.tolist() if is_array(vector) else vector)]  # type: ignore[union-attr]
+    numbers: Any = vector.tolist() if is_array(vector) else vector  # type: ignore[union-attr]
+    if isinstance(numbers, int | float):
+        raise ValueError("an embedding is a list of numbers, not a number: pass several as embeddings=[vector, ...]")
+    values = [float(value) for value in numbers]
     if not all(map(math.isfinite, values)):
         raise ValueError("the embedding has a value that is NaN or infinite")
     return values

@@ -79,6 +79,7 @@ class Call(Generic[Result]):
         stream: request body, read while it is sent.
         repeatable: a repetition changes nothing and returns the same response.
         long_running: the response may take longer than the read timeout.
+        instead: call whose result counts if the server refuses this one, by the code of the refusal.
     """
 
     method: str
@@ -88,6 +89,7 @@ class Call(Generic[Result]):
     stream: Iterable[bytes] | None = None
     repeatable: bool = True
     long_running: bool = False
+    instead: Mapping[str, Call[Result]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,17 @@ def path_segment(text: str) -> str:
     return quote(text, safe="")
 
 
+def texts(argument: str, values: Iterable[str]) -> list[str]:
+    """Return texts as a list. One text would be sent as its letters, so it is refused.
+
+    Raises:
+        KithClientError: ``invalid_request``, before anything is sent.
+    """
+    if isinstance(values, str):
+        raise local_error("invalid_request", f"{argument} is one text", f"Pass a list: {argument}=[{values!r}].")
+    return list(values)
+
+
 def photo_arguments(
     photos: Sequence[Photo],
     urls: Sequence[str],
@@ -122,7 +135,7 @@ def photo_arguments(
     headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Build the httpx arguments for photos and options: one photo as a raw body, several as a multipart form."""
-    options = {**options, **({"urls": list(urls)} if urls else {})}
+    options = {**options, **({"urls": texts("urls", urls)} if urls else {})}
     if not photos:
         return {"json": options, "headers": headers}
     if len(photos) == 1 and QUERY_OPTIONS.issuperset(options):  # a raw body costs the server least

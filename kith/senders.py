@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Sequence
 from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx2 as httpx
 
-from kith.errors import unknown_response_error
+from kith.errors import KithClientError, unknown_response_error
 from kith.event_streams import LAST_EVENT_ID, EventParser, parse_event, resumed
 from kith.requests import Call, Pages
 from kith.retries import RetryPolicy
@@ -21,6 +21,7 @@ from kith.transport import (
     DEFAULT_TIMEOUT_S,
     build_arguments,
     build_headers,
+    find_url,
     open_http,
     parse_response,
     parse_url,
@@ -35,15 +36,16 @@ class Sender:
 
     def __init__(
         self,
-        url: str,
+        url: str | None = None,
         api_key: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         attempts: int = DEFAULT_ATTEMPTS,
         connections: int = DEFAULT_CONNECTIONS,
     ) -> None:
-        self._retries = RetryPolicy(url, attempts)
+        address = find_url(url)
+        self._retries = RetryPolicy(address, attempts)
         self._timeout_s = timeout_s
-        self._http = open_http(httpx.Client, parse_url(url), build_headers(api_key), timeout_s, connections)
+        self._http = open_http(httpx.Client, parse_url(address), build_headers(api_key), timeout_s, connections)
 
     def __enter__(self) -> Self:
         return self
@@ -58,6 +60,14 @@ class Sender:
         self._http.close()
 
     def _send(self, call: Call[Result]) -> Result:
+        try:
+            return self._attempt(call)
+        except KithClientError as error:
+            if (instead := call.instead.get(error.code)) is None:
+                raise
+        return self._attempt(instead)
+
+    def _attempt(self, call: Call[Result]) -> Result:
         for attempt in count():
             try:
                 with self._http.stream(**self._arguments(call)) as response:
@@ -79,14 +89,20 @@ class Sender:
         return arguments if call.stream is None else arguments | {"content": call.stream}
 
     def _list(self, pages: Pages[Result]) -> Iterator[Result]:
-        cursor: str | None = None
-        while True:
+        """Ask for the first page at once, so that errors are raised where the list is asked for."""
+        return self._items(pages, *self._send(pages.page(None)))
+
+    def _items(self, pages: Pages[Result], items: Sequence[Result], cursor: str | None) -> Iterator[Result]:
+        yield from items
+        while cursor is not None:
             items, cursor = self._send(pages.page(cursor))
             yield from items
-            if cursor is None:
-                return
 
     def _stream(self, call: Call[bytes]) -> Generator[bytes, None, None]:
+        self._arguments(call)  # refuse what cannot be sent where the stream is asked for, not at its first chunk
+        return self._chunks(call)
+
+    def _chunks(self, call: Call[bytes]) -> Generator[bytes, None, None]:
         """Stream a response. After the first chunk there is no retry: the caller would get those bytes twice."""
         for attempt in count():
             started = False
@@ -106,6 +122,10 @@ class Sender:
             time.sleep(self._retries.delay_s(call, self._retries.attempts if started else attempt, failure))
 
     def _follow(self, call: Call[EventOut]) -> Generator[EventOut, None, None]:
+        self._arguments(call)  # as in _stream
+        return self._events(call)
+
+    def _events(self, call: Call[EventOut]) -> Generator[EventOut, None, None]:
         """Yield events without end. A broken connection is opened again, with the id of the last event.
 
         Before the first response, errors are raised after the usual attempts; later, only those that last.
@@ -137,15 +157,16 @@ class AsyncSender:
 
     def __init__(
         self,
-        url: str,
+        url: str | None = None,
         api_key: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         attempts: int = DEFAULT_ATTEMPTS,
         connections: int = DEFAULT_CONNECTIONS,
     ) -> None:
-        self._retries = RetryPolicy(url, attempts)
+        address = find_url(url)
+        self._retries = RetryPolicy(address, attempts)
         self._timeout_s = timeout_s
-        self._http = open_http(httpx.AsyncClient, parse_url(url), build_headers(api_key), timeout_s, connections)
+        self._http = open_http(httpx.AsyncClient, parse_url(address), build_headers(api_key), timeout_s, connections)
 
     async def __aenter__(self) -> Self:
         return self
@@ -160,6 +181,14 @@ class AsyncSender:
         await self._http.aclose()
 
     async def _send(self, call: Call[Result]) -> Result:
+        try:
+            return await self._attempt(call)
+        except KithClientError as error:
+            if (instead := call.instead.get(error.code)) is None:
+                raise
+        return await self._attempt(instead)
+
+    async def _attempt(self, call: Call[Result]) -> Result:
         for attempt in count():
             try:
                 async with self._http.stream(**self._arguments(call)) as response:
@@ -180,7 +209,11 @@ class AsyncSender:
         arguments = build_arguments(call, self._timeout_s)
         return arguments if call.stream is None else arguments | {"content": _read(call.stream)}
 
-    async def _list(self, pages: Pages[Result]) -> AsyncIterator[Result]:
+    def _list(self, pages: Pages[Result]) -> AsyncIterator[Result]:
+        self._arguments(pages.page(None))  # refuse what cannot be sent where the list is asked for
+        return self._items(pages)
+
+    async def _items(self, pages: Pages[Result]) -> AsyncIterator[Result]:
         cursor: str | None = None
         while True:
             items, cursor = await self._send(pages.page(cursor))
@@ -189,7 +222,11 @@ class AsyncSender:
             if cursor is None:
                 return
 
-    async def _stream(self, call: Call[bytes]) -> AsyncGenerator[bytes, None]:
+    def _stream(self, call: Call[bytes]) -> AsyncGenerator[bytes, None]:
+        self._arguments(call)  # refuse what cannot be sent where the stream is asked for, not at its first chunk
+        return self._chunks(call)
+
+    async def _chunks(self, call: Call[bytes]) -> AsyncGenerator[bytes, None]:
         """Stream a response. After the first chunk there is no retry: the caller would get those bytes twice."""
         for attempt in count():
             started = False
@@ -208,7 +245,11 @@ class AsyncSender:
                 failure = error
             await asyncio.sleep(self._retries.delay_s(call, self._retries.attempts if started else attempt, failure))
 
-    async def _follow(self, call: Call[EventOut]) -> AsyncGenerator[EventOut, None]:
+    def _follow(self, call: Call[EventOut]) -> AsyncGenerator[EventOut, None]:
+        self._arguments(call)  # as in _stream
+        return self._events(call)
+
+    async def _events(self, call: Call[EventOut]) -> AsyncGenerator[EventOut, None]:
         """Yield events without end. A broken connection is opened again, with the id of the last event.
 
         Before the first response, errors are raised after the usual attempts; later, only those that last.

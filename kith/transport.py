@@ -18,15 +18,30 @@ DEFAULT_TIMEOUT_S: Final = 60.0
 DEFAULT_ATTEMPTS: Final = 4
 DEFAULT_CONNECTIONS: Final = 32
 ACTIVE_STATES: Final = ("queued", "running")
+KEY_VARIABLES: Final = ("KITH_CLIENT_KEY", "KITH_API_KEY")
+"""Environment variables of the API key, the first that is set. The second is the server's own key."""
 HTTP_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """Environment variables that httpx reads; proxy variables also in lower case."""
 Result = TypeVar("Result")
 Http = TypeVar("Http")
 
 
+def find_url(url: str | None) -> str:
+    """Return the server's URL, by default that of KITH_URL. Raise KithClientError if there is none."""
+    if found := os.environ.get("KITH_URL") if url is None else url:
+        return found
+    raise local_error(
+        "invalid_address", "the client has no address of a server", "Pass the server's address, or set KITH_URL."
+    )
+
+
 def build_headers(api_key: str | None) -> dict[str, str]:
-    """Return the authorization header. Raise KithClientError, without the key, if a header cannot carry it."""
-    key = (api_key or "").rstrip("\r\n")  # a key read from a file may end with a line break
+    """Return the authorization header. None: the key of KITH_CLIENT_KEY, or else of KITH_API_KEY; "": no key.
+
+    Raise KithClientError, without the key, if a header cannot carry it."""
+    if api_key is None:
+        api_key = next(filter(None, map(os.environ.get, KEY_VARIABLES)), "")
+    key = api_key.rstrip("\r\n")  # a key read from a file may end with a line break
     if not (key.isascii() and key.isprintable()):
         raise local_error(
             "invalid_key", "the API key has invalid characters", "Copy the key again, without spaces or line breaks."

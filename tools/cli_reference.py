@@ -96,8 +96,8 @@ def _row(param: Any) -> str:
     notes = []
     if not param.required and param.default not in (None, False, True, (), []):
         notes.append(f"default `{param.default}`")
-    if getattr(param, "envvar", None):
-        notes.append(f"`{param.envvar}`")
+    if variables := getattr(param, "envvar", None):
+        notes.append(" or ".join(f"`{name}`" for name in ([variables] if isinstance(variables, str) else variables)))
     suffix = f" ({', '.join(notes)})" if notes else ""
     return f"- `{_label(param)}`: {param.help}{suffix}"
 

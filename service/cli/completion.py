@@ -39,7 +39,7 @@ def _complete(
         url = ctx.params.get("url") or os.environ.get("KITH_URL")
         if not url:
             return []
-        key = ctx.params.get("api_key") or os.environ.get("KITH_CLIENT_KEY")
+        key = ctx.params.get("api_key") or os.environ.get("KITH_CLIENT_KEY") or os.environ.get("KITH_API_KEY")
         with contextlib.suppress(Exception):
             import json
             from http.client import HTTPConnection, HTTPSConnection

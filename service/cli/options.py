@@ -125,7 +125,9 @@ class ServerOptions(OutputOptions):
     url: Annotated[str | None, typer.Option(envvar="KITH_URL", help="Server address. Default: the local database.")] = (
         None
     )
-    api_key: Annotated[str | None, typer.Option(envvar="KITH_CLIENT_KEY", help="API key for --url.")] = None
+    api_key: Annotated[
+        str | None, typer.Option(envvar=["KITH_CLIENT_KEY", "KITH_API_KEY"], help="API key for --url.")
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ REMEDIES: Final = {
     "template_not_found": "List templates: `kith template list {subject}`, with the option --gallery.",
     "job_not_found": "List jobs with 'kith jobs list'. Finished jobs are deleted after two weeks.",
     "model_not_served": "List packs with 'kith models list'. Set KITH_EXTRA_PACKS on the server to serve several.",
-    "unauthorized": "Set --api-key or KITH_CLIENT_KEY. 'kith keys create' on the server's machine creates a key.",
+    "unauthorized": "Set --api-key, KITH_CLIENT_KEY or KITH_API_KEY. 'kith keys create' on the server's "
+    "machine creates a key.",
     "risk_uncalibrated": "Use a similarity, such as --threshold 0.4; or calibrate the pack with kith-train calibrate; "
     "or enroll at least 50 people.",
     "several_faces": "Crop the photo to one person, or use --largest-face.",

@@ -35,14 +35,21 @@ from kith.wire.subjects import EnrollIn, SubjectPatch
 from kith.wire.verification import VerifyIn
 from models.vision.quality_gate import QualityGate
 from tests.kith.responses import OK, run
-from tests.scripted import answering
+from tests.scripted import Answer, answering
 
 CALLS: Any = SimpleNamespace(
     **{name: partial(method.describe, None) for name, method in vars(Calls).items() if isinstance(method, Method)}
 )
 """Descriptions of the calls, by the names of the methods."""
 DESCRIBED: dict[str, Callable[..., Any]] = vars(CALLS)
-SAMPLES: dict[str, Any] = {"a": [0.5], "b": [0.5], "archive": __file__, "file": __file__, "scopes": ["read"]}
+SAMPLES: dict[str, Any] = {
+    "a": [0.5],
+    "b": [0.5],
+    "archive": __file__,
+    "file": __file__,
+    "scopes": ["read"],
+    "faces": ["x"],
+}
 PATH_PARAMETERS = (
     "gallery",
     "subject",
@@ -196,3 +203,58 @@ def test_unusual_ids_are_one_path_segment(kith: Kith, gallery: str, subject: str
     assert kith.put_subject(gallery, subject).id == subject
     assert kith.delete_subject(gallery, subject).subject_count == 1
     assert [left.id for left in kith.subjects(gallery)] == ["other"]
+
+
+def test_one_text_is_not_sent_as_its_letters() -> None:
+    with Kith("http://127.0.0.1:9") as kith:
+        wrong: list[tuple[str, Callable[[], object]]] = [
+            ("tags", lambda: kith.put_subject("g", "ada", tags="engine")),
+            ("tags", lambda: kith.subjects("g", tags="engine")),
+            ("scopes", lambda: kith.create_key("door", "read")),  # type: ignore[arg-type]
+            ("states", lambda: kith.jobs(states="queued")),  # type: ignore[arg-type]
+            ("urls", lambda: kith.detect(urls="https://example.org/ada.jpg")),
+        ]
+        for argument, call in wrong:
+            with pytest.raises(KithClientError, match=rf"{argument} is one text.*{argument}=\["):
+                call()
+        with pytest.raises(ValueError, match="embeddings="):
+            kith.identify("g", embeddings=[0.5, 0.5])  # type: ignore[list-item]
+
+
+def test_a_list_or_stream_fails_where_it_is_asked_for() -> None:
+    asks: list[Callable[[Any], object]] = [
+        lambda kith: kith.subjects("..", q="a"),
+        lambda kith: kith.subjects("g", q="\ud800"),
+        lambda kith: kith.export_gallery(".."),
+        lambda kith: kith.events(galleries=["\ud800"]),
+    ]
+
+    async def awaited(ask: Callable[[Any], object]) -> None:
+        async with AsyncKith("http://127.0.0.1:9", attempts=1) as kith:
+            ask(kith)
+
+    for ask in asks:
+        with Kith("http://127.0.0.1:9", attempts=1) as kith, pytest.raises(KithClientError, match="invalid_request"):
+            ask(kith)
+        with pytest.raises(KithClientError, match="invalid_request"):
+            run(awaited(ask))
+    with Kith("http://127.0.0.1:9", attempts=1) as kith, pytest.raises(KithClientError, match="unreachable"):
+        kith.galleries()
+    refusal = Answer(401, b'{"code": "unauthorized"}')
+    with answering(refusal) as script, Kith(script.url) as kith, pytest.raises(KithClientError, match="unauthorized"):
+        kith.subjects("g")
+
+
+def test_an_existing_gallery_is_returned_on_request(server: str, kith: Kith, gallery: str) -> None:
+    there = kith.create_gallery(gallery, exist_ok=True, risk={"fpir": 0.5})
+    assert (there.name, there.etag) == (gallery, kith.gallery(gallery).etag)
+    with pytest.raises(KithClientError, match="gallery_exists"):
+        kith.create_gallery(gallery)
+
+    async def awaited() -> str:
+        async with AsyncKith(server) as client:
+            return (await client.create_gallery(gallery, exist_ok=True)).name
+
+    assert run(awaited()) == gallery
+    assert kith.create_gallery(f"{gallery}-new", exist_ok=True).name == f"{gallery}-new"
+    kith.delete_gallery(f"{gallery}-new")

@@ -147,3 +147,53 @@ def test_an_error_does_not_show_the_password_of_the_address() -> None:
         kith.health()
     assert "http://127.0.0.1:9" in str(raised.value)
     assert "hunter2" not in str(raised.value) + str(raised.value.problem)
+
+
+@pytest.mark.parametrize(
+    ("variables", "key", "sent"),
+    [
+        ({"KITH_API_KEY": "operator"}, None, "Bearer operator"),
+        ({"KITH_API_KEY": "operator", "KITH_CLIENT_KEY": "client"}, None, "Bearer client"),
+        ({"KITH_API_KEY": "operator", "KITH_CLIENT_KEY": ""}, None, "Bearer operator"),
+        ({"KITH_API_KEY": "operator"}, "given", "Bearer given"),
+        ({"KITH_API_KEY": "operator"}, "", None),
+    ],
+)
+def test_address_and_key_are_read_from_the_environment(
+    variables: dict[str, str], key: str | None, sent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def asked() -> None:
+        async with AsyncKith(api_key=key) as kith:
+            await kith.health()
+
+    with answering(OK) as script:
+        for name, value in {"KITH_URL": script.url, **variables}.items():
+            monkeypatch.setenv(name, value)
+        with Kith(api_key=key) as kith:
+            kith.health()
+        run(asked())
+    assert [headers.get("Authorization") for _, _, headers, _ in script.asked] == [sent, sent]
+
+
+@pytest.mark.parametrize("kind", [Kith, AsyncKith])
+def test_a_client_without_an_address_names_the_variable(
+    kind: type[Kith | AsyncKith], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KITH_URL", raising=False)
+    with pytest.raises(KithClientError, match="KITH_URL"):
+        kind()
+
+
+@pytest.mark.parametrize(
+    ("code", "detail", "said"),
+    [
+        ("unauthorized", "no key", "Pass api_key, or set KITH_CLIENT_KEY"),
+        ("several_faces", "2 faces", 'face="largest"'),
+        ("invalid_request", "body.top_k: too small; query.tag.0: too long", "top_k: too small; tags.0: too long"),
+        ("invalid_request", "body.images: List should have", "photos: List should have"),
+    ],
+)
+def test_a_refusal_speaks_of_the_arguments_of_the_client(code: str, detail: str, said: str) -> None:
+    error = KithClientError(422, {"code": code, "detail": detail, "remedy": "Send the field."})
+    assert said in str(error)
+    assert error.problem["detail"] == detail
