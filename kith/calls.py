@@ -129,7 +129,7 @@ class Calls:
         require_liveness: bool | None = None,
         detail: Detail | None = None,
     ) -> Call[VerifyOut]:
-        """Compare two sides: are they the same person?
+        """Compare two sides: are they the same person? One may be a subject: a tuple of gallery and id.
 
         ``recognizer`` is the fingerprint of the recognizer that made the embeddings, as :func:`embed` returns it.
         ``detail`` is the effort of face detection, as in :func:`detect`; default: the server's, at least "medium"."""

@@ -28,13 +28,14 @@ class SideIn(RequestModel):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> SideIn:
-        if len(self.model_fields_set - {"recognizer"}) != 1:
+        given = self.model_fields_set - {"recognizer"}
+        if len(given) != 1 or getattr(self, *given) is None:
             raise ValueError("give exactly one of image, url, embedding, subject")
         return self
 
 
 class VerifyIn(RequestModel):
-    """In multipart requests the photos are file parts named ``a`` and ``b``."""
+    """At most one side is a subject. In multipart requests the photos are file parts named ``a`` and ``b``."""
 
     a: SideIn
     b: SideIn
@@ -48,6 +49,12 @@ class VerifyIn(RequestModel):
     require_liveness: bool = Field(
         False, description="Require live persons in photos. A subject's gallery may require it as well."
     )
+
+    @model_validator(mode="after")
+    def _not_two_subjects(self) -> VerifyIn:
+        if self.a.subject is not None and self.b.subject is not None:
+            raise ValueError("one side may be a subject; GET /v1/galleries/{gallery}/hygiene compares subjects")
+        return self
 
 
 class SideOut(BaseModel):

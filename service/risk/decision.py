@@ -334,35 +334,24 @@ class EnrolledSubject:
 
 @dataclass(frozen=True)
 class PairSimilarity:
-    """Similarity of two sides, in [-1, 1], and the number of ``trials`` of ``model`` behind it.
+    """Similarity of two sides, in [-1, 1], and the ``model`` of the risk.
 
     ``decoy``: the highest similarity of a face to a decoy of the subject; -1 without decoys.
     """
 
     similarity: float
     model: ImpostorRisk | None
-    trials: int
     review_factor: float = REVIEW_FACTOR
     decoy: float = -1.0
 
 
-def compare(a: Float | EnrolledSubject, b: Float | EnrolledSubject, pack_risk: ImpostorRisk | None) -> PairSimilarity:
-    """Compare two sides, each a subject or the (d,) vector of a face.
-
-    A face and a subject are compared with the gallery's fusion rule and calibration, as in a search of one subject. Two
-    faces use the pack's calibration. Two subjects use it too: the score is the highest of all template pairs.
-    """
-    if isinstance(a, EnrolledSubject):
-        if not isinstance(b, EnrolledSubject):
-            return _with_subject(b, a)
-        pairs = a.vectors @ b.vectors.T
-        return PairSimilarity(_cosine(pairs.max()), pack_risk, pairs.size, min(a.review_factor, b.review_factor))
-    if isinstance(b, EnrolledSubject):
-        return _with_subject(a, b)
-    return PairSimilarity(_cosine(np.dot(a, b)), pack_risk, 1)
+def compare_faces(a: Float, b: Float, pack_risk: ImpostorRisk | None) -> PairSimilarity:
+    """Compare the (d,) vectors of two faces, with the pack's calibration."""
+    return PairSimilarity(_cosine(np.dot(a, b)), pack_risk)
 
 
-def _with_subject(probe: Float, subject: EnrolledSubject) -> PairSimilarity:
+def compare_with_subject(probe: Float, subject: EnrolledSubject) -> PairSimilarity:
+    """Compare the (d,) vector of a face with a subject, as a search of one subject does."""
     count = len(subject.vectors)
     (fused,) = fuse_similarities(
         probe[None], subject.vectors, np.zeros(count, np.int64), subject.qualities, subject.fusion
@@ -373,7 +362,7 @@ def _with_subject(probe: Float, subject: EnrolledSubject) -> PairSimilarity:
         # average out; against a single subject its own count matters.
         model = replace(model, comparisons_per_subject=max(1.0, count / model.mean_templates))
     decoy = -1.0 if subject.decoys is None else _cosine((subject.decoys @ probe).max())
-    return PairSimilarity(_cosine(fused), model, 1, subject.review_factor, decoy)
+    return PairSimilarity(_cosine(fused), model, subject.review_factor, decoy)
 
 
 def _cosine(similarity: float) -> float:

@@ -1,4 +1,4 @@
-"""Verification (1:1) of two sides: photos, embeddings or enrolled subjects."""
+"""Verification (1:1) of two sides: photos or embeddings, one of them perhaps an enrolled subject."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from service.domain.outcomes import RejectionOutcome, RiskTarget, to_risk_target
 from service.inference.recognizers import ServedRecognizer, check_recognizer, check_vectors
 from service.risk.decision import (
     EnrolledSubject,
-    compare,
+    compare_faces,
+    compare_with_subject,
     decide_pair,
     false_alarm_probability,
     refuse_presentation,
@@ -33,27 +34,25 @@ from service.usecases.documents import DEFAULT_GATE, Document, face_document, ri
 class Verification:
     """Request with what its two sides share.
 
-    ``galleries``: by name, those of enrolled subjects. ``liveness_threshold``: None if liveness is not required.
+    ``gallery``: that of the enrolled subject, None if no side is one. ``liveness_threshold``: None if liveness is not
+    required.
     """
 
     body: VerifyIn
-    galleries: dict[str, Gallery]
+    gallery: Gallery | None
     served: ServedRecognizer
     liveness_threshold: float | None
 
     @property
     def quality_gate(self) -> QualityGate:
-        return next((gallery.settings.quality_gate for gallery in self.galleries.values()), DEFAULT_GATE)
+        return DEFAULT_GATE if self.gallery is None else self.gallery.settings.quality_gate
 
     def target(self, risk: RiskIn | None) -> RiskTarget:
-        """Return the requested risk, or the gallery's if one side is a subject. An FPIR applies to searches only."""
+        """Return the requested risk, or the gallery's if a side is a subject. An FPIR applies to searches only."""
         if risk is not None:
             return to_risk_target(risk, "fmr")
-        subjects = [side.subject for side in (self.body.a, self.body.b) if side.subject]
-        if len(subjects) == 1:
-            own = self.galleries[subjects[0].gallery].settings.risk
-            if own.kind != "fpir":
-                return own
+        if self.gallery is not None and self.gallery.settings.risk.kind != "fpir":
+            return self.gallery.settings.risk
         return RiskTarget("fmr", PRESETS["standard"])
 
 
@@ -81,15 +80,16 @@ async def verify(backend: Backend, body: VerifyIn, caller: Caller) -> Document:
         ImageError, RecognizerMismatchError, ModelNotServedError, LivenessUnavailableError: a side cannot be compared.
     """
     sides = (body.a, body.b)
-    names = [side.subject.gallery for side in sides if side.subject]
-    for name in names:
-        caller.check_gallery(name)
-    galleries = {name: await backend.find_gallery(name) for name in names}
-    if names and any(side.embedding is not None for side in sides):
-        caller.check_vectors("embeddings")
-    served = _choose_recognizer(backend, body, list(galleries.values()))
-    verification = Verification(body, galleries, served, _liveness_threshold(backend, body, list(galleries.values())))
-    if names and verification.target(body.risk) != verification.target(None):
+    subject = next((side.subject for side in sides if side.subject), None)
+    gallery = None
+    if subject is not None:
+        caller.check_gallery(subject.gallery)
+        gallery = await backend.find_gallery(subject.gallery)
+        if any(side.embedding is not None for side in sides):
+            caller.check_vectors("embeddings")
+    served = _choose_recognizer(backend, body, gallery)
+    verification = Verification(body, gallery, served, _liveness_threshold(backend, body, gallery))
+    if gallery is not None and verification.target(body.risk) != verification.target(None):
         caller.check_vectors("risks other than the gallery's")
     a, b = await gather_or_cancel([_process_side(backend, side, verification) for side in sides])
     refusals = {
@@ -103,32 +103,40 @@ async def verify(backend: Backend, body: VerifyIn, caller: Caller) -> Document:
     else:
         refused = {refusal for refusal, _ in refusals.values()}
         refusal = next((each for each in get_args(RejectionOutcome) if each in refused), None)
-        compare_sides(backend, verification, caller, (a.person, b.person), document)
+        await compare_sides(backend, verification, caller, (a.person, b.person), document)
         document["outcome"] = refusal or document["outcome"]
-    await _record(backend, body, galleries, document["outcome"])
+    backend.operations.metrics.count_verification(document["outcome"])
+    if gallery is not None and subject is not None:
+        await backend.operations.audit.verified(gallery, subject.subject, document["outcome"])
     return document
 
 
-def compare_sides(
+async def compare_sides(
     backend: Backend,
     verification: Verification,
     caller: Caller,
     persons: tuple[Float | EnrolledSubject, Float | EnrolledSubject],
     document: Document,
 ) -> None:
-    """Add the comparison to ``document``."""
-    compared = compare(*persons, backend.galleries.risks.of_pack(verification.served.fingerprint))
+    """Add the comparison to ``document``. One of ``persons`` may be a subject."""
+    face, other = persons[::-1] if isinstance(persons[0], EnrolledSubject) else persons
+    assert not isinstance(face, EnrolledSubject)  # noqa: S101 - VerifyIn refuses two subjects
+    pack_risk = backend.galleries.risks.of_pack(verification.served.fingerprint)
+    if isinstance(other, EnrolledSubject):
+        compared = await backend.run(compare_with_subject, face, other)  # it may have thousands of templates
+    else:
+        compared = compare_faces(face, other, pack_risk)
     target = verification.target(verification.body.risk)
-    thresholds = thresholds_for(_joint(target), compared.model, compared.trials, compared.review_factor)
+    thresholds = thresholds_for(_joint(target), compared.model, 1, compared.review_factor)
     similarity: float | None = compared.similarity
-    if verification.galleries and not caller.sees_vectors:
+    if verification.gallery is not None and not caller.sees_vectors:
         similarity = thresholds.coarse(compared.similarity)
     if thresholds.out_of_reach:
         document["reasons"].append("risk_out_of_reach")
     probability, is_bound = None, None
     if similarity is not None:
-        chance = false_alarm_probability(similarity, compared.model, compared.trials)
-        probability, is_bound = shown_probability(chance, compared.model, compared.trials)
+        chance = false_alarm_probability(similarity, compared.model, 1)
+        probability, is_bound = shown_probability(chance, compared.model, 1)
     outcome, reasons = decide_pair(compared.similarity, thresholds, compared.decoy)
     document["reasons"] += reasons
     document |= without_none(
@@ -142,20 +150,12 @@ def compare_sides(
     )
 
 
-async def _record(backend: Backend, body: VerifyIn, galleries: dict[str, Gallery], outcome: str) -> None:
-    """Write the metric, and an audit entry for each enrolled subject."""
-    backend.operations.metrics.count_verification(outcome)
-    for side in (body.a, body.b):
-        if side.subject:
-            await backend.operations.audit.verified(galleries[side.subject.gallery], side.subject.subject, outcome)
-
-
 def _joint(target: RiskTarget) -> RiskTarget:
     """Return a target for all comparisons of a pair together: a subject has several templates."""
     return RiskTarget("fpir", target.value) if target.kind == "fmr" else target
 
 
-def _choose_recognizer(backend: Backend, body: VerifyIn, galleries: list[Gallery]) -> ServedRecognizer:
+def _choose_recognizer(backend: Backend, body: VerifyIn, gallery: Gallery | None) -> ServedRecognizer:
     """Return the requested recognizer, else that of the subjects' gallery, else the default.
 
     Raises:
@@ -163,11 +163,11 @@ def _choose_recognizer(backend: Backend, body: VerifyIn, galleries: list[Gallery
         RecognizerMismatchError: a subject or embedding is of another recognizer, or an embedding names none and the
             gallery has, or had, vectors of two.
     """
-    if body.model is not None or not galleries:
+    if body.model is not None or gallery is None:
         served = backend.faces.recognizers.by_name(body.model)
     else:
-        served = backend.faces.recognizers.for_gallery(galleries[0])
-    for gallery in galleries:
+        served = backend.faces.recognizers.for_gallery(gallery)
+    if gallery is not None:
         check_recognizer(gallery, served.fingerprint)
         for side in (body.a, body.b):
             if side.embedding is not None and body.model is None:
@@ -180,21 +180,20 @@ def _choose_recognizer(backend: Backend, body: VerifyIn, galleries: list[Gallery
     return served
 
 
-def _liveness_threshold(backend: Backend, body: VerifyIn, galleries: list[Gallery]) -> float | None:
+def _liveness_threshold(backend: Backend, body: VerifyIn, gallery: Gallery | None) -> float | None:
     """Return the minimum score of a live face, None if liveness is not required.
 
-    A request may require liveness where the galleries do not. It cannot lower their threshold.
+    A request may require liveness where the gallery does not. It cannot lower the gallery's threshold.
 
     Raises LivenessUnavailableError: liveness is required and the served pack has no liveness model.
     """
-    required = [gallery.settings for gallery in galleries if gallery.settings.liveness == "required"]
+    required = gallery is not None and gallery.settings.liveness == "required"
     if not required and not body.require_liveness:
         return None
     if backend.faces.photos.judge is None:
         raise LivenessUnavailableError("liveness is required, and the served model pack has no liveness model")
-    default = backend.faces.photos.judge.spec.threshold
-    thresholds = [default if each.liveness_threshold is None else each.liveness_threshold for each in required]
-    return max(thresholds, default=default)
+    own = gallery.settings.liveness_threshold if gallery is not None and required else None
+    return backend.faces.photos.judge.spec.threshold if own is None else own
 
 
 async def _process_side(backend: Backend, side: SideIn, verification: Verification) -> _SideResult:
@@ -203,8 +202,8 @@ async def _process_side(backend: Backend, side: SideIn, verification: Verificati
         (vector,) = check_vectors([side.embedding], verification.served.dimension)
         return _SideResult(vector, liveness=None if threshold is None else "not_judged")
     if side.subject is not None:
-        gallery = verification.galleries[side.subject.gallery]
-        return _SideResult(await backend.run(_read_subject, backend, gallery, side.subject.subject))
+        assert verification.gallery is not None  # noqa: S101 - that of the subject
+        return _SideResult(await backend.run(_read_subject, backend, verification.gallery, side.subject.subject))
     payload = side.image or b"" if side.url is None else await fetch_photo(backend, side.url)
     detail = verification.body.detail or backend.settings.expected_face_detail
     photo = await backend.faces.photos.embed(payload, verification.served, detail=detail)

@@ -62,10 +62,10 @@ class _Comparer:
             side = SideIn.model_construct({"subject"}, subject=subject)
         body = VerifyIn.model_construct(a=side, b=photo)
         served = backend.faces.recognizers.for_gallery(gallery)
-        verification = Verification(body, {} if template is None else {gallery.name: gallery}, served, None)
+        verification = Verification(body, None if template is None else gallery, served, None)
         refusal, reasons = refuse_presentation(quality, None if live else "not_live")
         document: Document = {"reasons": reasons}
-        compare_sides(backend, verification, self.ask.caller, (self.reference, vector), document)
+        await compare_sides(backend, verification, self.ask.caller, (self.reference, vector), document)
         document["outcome"] = refusal or document["outcome"]
         backend.operations.metrics.count_verification(document["outcome"])
         if template is not None:

@@ -131,14 +131,14 @@ async def read_verify(request: Request, settings: Settings, dimension: int = 0) 
     sides = dict(files)
     if len(sides) != len(files) or not sides.keys() <= {"a", "b"}:
         raise InvalidRequestError("name the files of a verification 'a' and 'b', and send each once")
-    # The empty image passes validation and is replaced by the file.
-    placeholders: dict[str, Any] = {name: {"image": ""} for name in sides}
-    body = await _parse_in_thread_if_large(
-        len(options),
-        lambda: _validate(
-            VerifyIn, placeholders | _add_plain(form_options(VerifyIn), VerifyIn, plain, _parse_object(options))
-        ),
-    )
+
+    def parse() -> VerifyIn:
+        document = _add_plain(form_options(VerifyIn), VerifyIn, plain, _parse_object(options))
+        for name in sides:
+            _set(document, name, {"image": ""})  # passes validation, and is replaced by the file
+        return _validate(VerifyIn, document)
+
+    body = await _parse_in_thread_if_large(len(options), parse)
     return body.model_copy(update={name: SideIn.model_construct({"image"}, image=sides[name]) for name in sides})
 
 

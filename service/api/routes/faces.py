@@ -1,4 +1,4 @@
-"""Faces: detection, embedding, and verification (1:1) of two photos, embeddings or subjects."""
+"""Faces: detection, embedding, and verification (1:1) of two photos, embeddings or one subject."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def embed(request: Request, backend: BackendDep) -> Response:
     ),
 )
 async def verify(request: Request, backend: BackendDep, caller: CallerDep) -> Response:
-    """Decide if two sides are the same person. Each is a photo (its largest face), an embedding, or a subject.
+    """Decide if two sides are the same person: photos (their largest face), embeddings, or one of them and a subject.
 
     If a side is a subject, an embedding and a chosen risk need the scope vectors. Without it, the similarity is coarse,
     and left out below the review threshold.

@@ -27,7 +27,12 @@ function desk(known, params, signal) {
   const answer = h("div", { class: "answer" });
   const live = h("p", { class: "unseen", role: "status" });
   const risks = h("div", {});
-  const sides = [side("First", known, signal, compare), side("Second", known, signal, compare)];
+  const sides = ["First", "Second"].map((name, i) =>
+    side(name, known, signal, () => {
+      if (sides[i].gallery() !== null) sides[1 - i].choosePhoto(); // one side may be a person: hygiene compares people
+      compare();
+    }),
+  );
   let strictness;
   let chosen; // the user's choice of strictness, kept for other sides
   let own;
@@ -36,8 +41,8 @@ function desk(known, params, signal) {
 
   /** Offer the risk of the gallery for comparisons with one enrolled person, if it is a risk per comparison. */
   function strict() {
-    const galleries = sides.map((one) => one.gallery()).filter((one) => one !== null);
-    const now = galleries.length === 1 ? riskOf(known, galleries[0]) : null;
+    const gallery = sides.map((one) => one.gallery()).find((one) => one !== null);
+    const now = gallery === undefined ? null : riskOf(known, gallery);
     if (strictness && now === own) return;
     own = now;
     fill(risks, (strictness = riskField(choose, { own, chosen, pairs: PAIRS, hint: "Wrong matches per pair of different people." })));
@@ -165,6 +170,7 @@ function side(name, known, signal, onChange) {
   return {
     take,
     element,
+    choosePhoto: () => asPhoto.checked || ((asPhoto.checked = true), show()),
     /** The gallery of the person on this side; null for a photo. */
     gallery: () => (asPerson.checked ? gallery.value : null),
     given: () => (asPerson.checked ? person !== null : photo !== null),

@@ -58,7 +58,6 @@ def call_every_route(kith: Kith, astronaut: NDArray[np.uint8], actor: NDArray[np
     assert kith.identify(GALLERY, photo).results[0].subject == IDS[0]
     kith.identify(GALLERY, photo, other)
     kith.verify((GALLERY, IDS[0]), photo)
-    kith.verify((GALLERY, IDS[0]), (GALLERY, IDS[1]))
     (template,) = kith.templates(GALLERY, IDS[1])
     kith.move_template(GALLERY, IDS[1], template.id, IDS[0])
     kith.delete_template(GALLERY, IDS[0], template.id)
@@ -88,8 +87,6 @@ def test_every_action_is_audited_without_personal_data(
         "searched",
         "searched",
         "verified",
-        "verified",
-        "verified",
         "template_moved",
         "template_deleted",
         "gallery_exported",
@@ -101,7 +98,7 @@ def test_every_action_is_audited_without_personal_data(
     assert (
         entries[7].details["outcomes"] == {"identified": 2} and entries[7].details["subjects"][0] == entries[4].subject
     )
-    assert [line.outcome for line in entries if line.event == "verified"] == ["same", "different", "different"]
+    assert [line.outcome for line in entries if line.event == "verified"] == ["same"]
 
     # Entries of one subject, and filters.
     ada = [line.event for line in kith.audit(GALLERY, subject=IDS[0])][::-1]
@@ -110,7 +107,6 @@ def test_every_action_is_audited_without_personal_data(
         "templates_enrolled",
         "searched",
         "searched",
-        "verified",
         "verified",
         "template_moved",  # to this subject
         "template_deleted",

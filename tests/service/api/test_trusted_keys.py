@@ -129,12 +129,6 @@ def test_a_stranger_reveals_no_number(house: House, astronaut: NDArray[np.uint8]
     assert (verified.similarity, verified.false_match_probability) == (None, None)
 
 
-def test_two_subjects_reveal_no_number(house: House) -> None:
-    """A caller may have enrolled one subject as a probe."""
-    with house.key("identify", "enroll") as key:
-        assert key.verify((STAFF, "actor"), (STAFF, "ada")).similarity is None
-
-
 @pytest.mark.parametrize("scopes", [("enroll",), ("enroll", "read"), ("enroll", "vectors")])
 def test_a_rejected_photo_reveals_a_similarity_to_trusted_keys(
     house: House, scopes: tuple[Scope, ...], astronaut: NDArray[np.uint8]

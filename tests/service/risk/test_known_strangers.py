@@ -18,7 +18,15 @@ from kith import AsyncKith, Kith, KithClientError
 from kith.options import Risk
 from models.risk.calibration import Calibration
 from models.vision.recognition import l2_normalize
-from service.risk.decision import KNOWN_STRANGER, Candidate, EnrolledSubject, Thresholds, compare, decide, decide_pair
+from service.risk.decision import (
+    KNOWN_STRANGER,
+    Candidate,
+    EnrolledSubject,
+    Thresholds,
+    compare_with_subject,
+    decide,
+    decide_pair,
+)
 from service.risk.known_strangers import RANKS, without_known_stranger
 from service.risk.one_face import one_face_per_person
 from service.risk.search import Identification
@@ -152,14 +160,14 @@ def test_a_comparison_with_the_subject_knows_the_stranger_too() -> None:
     vectors = l2_normalize(np.array([[1.0, 0.2, 0.0]])).astype(np.float32)
     stranger = l2_normalize(np.array([[0.9, 0.0, 0.5]])).astype(np.float32)
     subject = EnrolledSubject(vectors, np.ones(1, np.float32), "max", None, decoys=stranger)
-    pair = compare(stranger[0], subject, None)
+    pair = compare_with_subject(stranger[0], subject)
     assert pair.decoy == pytest.approx(1, abs=1e-6)
     assert decide_pair(pair.similarity, AT, pair.decoy) == ("different", [KNOWN_STRANGER])
-    itself = compare(vectors[0], subject, None)
+    itself = compare_with_subject(vectors[0], subject)
     assert decide_pair(itself.similarity, AT, itself.decoy) == ("same", [])
     assert decide_pair(0.3, AT, 0.9) == ("different", [])
     alone = EnrolledSubject(vectors, np.ones(1, np.float32), "max", None)
-    assert decide_pair(compare(stranger[0], alone, None).similarity, AT) == ("same", [])
+    assert decide_pair(compare_with_subject(stranger[0], alone).similarity, AT) == ("same", [])
 
 
 def flipped(image: NDArray[np.uint8]) -> bytes:

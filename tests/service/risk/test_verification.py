@@ -1,4 +1,4 @@
-"""A face beside a subject: the same similarity, and the same judge, as in a search; two subjects, and two faces."""
+"""A face beside a subject: the same similarity, and the same judge, as in a search; and two faces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from models.runtime.network import Float
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Snapshot
 from service.domain.outcomes import RiskTarget
-from service.risk.decision import EnrolledSubject, ImpostorRisk, compare, false_alarm_probability, thresholds_for
+from service.risk.decision import EnrolledSubject, ImpostorRisk, compare_faces, compare_with_subject, thresholds_for
 from service.risk.evidence import impostor_evidence
 
 RULES: Final = get_args(Fusion)
@@ -54,14 +54,11 @@ def by_hand(probe: Float, subject: EnrolledSubject) -> float:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_face_meets_a_subject_by_the_gallerys_rule(
-    rule: Fusion, rng: np.random.Generator, subject: EnrolledSubject, of_pack: ImpostorRisk
+    rule: Fusion, rng: np.random.Generator, subject: EnrolledSubject
 ) -> None:
     subject = replace(subject, fusion=rule)
     for probe in units(rng, 20):
-        found = compare(probe, subject, of_pack)
-        assert found.similarity == pytest.approx(by_hand(probe, subject), abs=1e-6)
-        assert found == compare(subject, probe, of_pack)
-        assert found.trials == 1
+        assert compare_with_subject(probe, subject).similarity == pytest.approx(by_hand(probe, subject), abs=1e-6)
 
 
 def test_each_template_is_a_chance_where_only_photos_were_compared(
@@ -71,8 +68,8 @@ def test_each_template_is_a_chance_where_only_photos_were_compared(
     target = RiskTarget("fpir", 0.001)
 
     def threshold(enrolled: EnrolledSubject) -> float:
-        found = compare(probe, enrolled, of_pack)
-        return thresholds_for(target, found.model, found.trials).accept
+        found = compare_with_subject(probe, enrolled)
+        return thresholds_for(target, found.model, 1).accept
 
     of_five = threshold(replace(subject, model=of_pack))
     assert of_five == pytest.approx(thresholds_for(target, of_pack, 5).accept)
@@ -87,7 +84,7 @@ def test_who_has_more_templates_than_the_galleries_strangers_met_is_judged_by_mo
 ) -> None:
     (probe,) = units(rng, 1)
     known = replace(of_pack, source="both", mean_templates=usual)
-    found = compare(probe, replace(subject, fusion=rule, model=known), of_pack)
+    found = compare_with_subject(probe, replace(subject, fusion=rule, model=known))
     assert found.model is not None
     assert found.model.source == "both"
     assert found.model.comparisons_per_subject == max(1, 5 / usual)
@@ -110,29 +107,16 @@ def test_strangers_of_a_person_of_many_templates_are_within_the_rate(rng: np.ran
         for person in range(300, 330):
             own = pks == person
             enrolled = EnrolledSubject(vectors[own], qualities[own], rule, known)
-            found = compare(strangers[0], enrolled, None)
-            accept = thresholds_for(RiskTarget("fpir", 0.01), found.model, found.trials).accept
+            found = compare_with_subject(strangers[0], enrolled)
+            accept = thresholds_for(RiskTarget("fpir", 0.01), found.model, 1).accept
             fused = fuse_similarities(strangers, vectors[own], np.zeros(20, np.int64), qualities[own], rule)
             alarms.append((fused >= accept).mean())
         assert np.mean(alarms) <= 0.0125
 
 
-def test_two_subjects_by_all_pairs_of_their_templates(
-    rng: np.random.Generator, subject: EnrolledSubject, of_pack: ImpostorRisk
-) -> None:
-    other = replace(subject, vectors=units(rng, 3), qualities=np.full(3, np.nan, np.float32), review_factor=2.0)
-    found = compare(subject, other, of_pack)
-    assert found.similarity == pytest.approx(max(float(a @ b) for a in subject.vectors for b in other.vectors))
-    assert (found.model, found.trials, found.review_factor) == (of_pack, 15, 2.0)
-    alike, in_one = (false_alarm_probability(found.similarity, of_pack, chances) for chances in (15, 1))
-    assert alike is not None
-    assert in_one is not None
-    assert alike > in_one
-
-
 def test_two_faces_by_the_pack(rng: np.random.Generator, of_pack: ImpostorRisk) -> None:
     (face,) = units(rng, 1)
-    found = compare(face, face * 1.000001, of_pack)
+    found = compare_faces(face, face * 1.000001, of_pack)
     assert found.similarity == pytest.approx(1)
     assert found.similarity <= 1
-    assert (found.model, found.trials) == (of_pack, 1)
+    assert found.model == of_pack

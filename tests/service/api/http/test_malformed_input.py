@@ -173,6 +173,31 @@ def test_forms(server: str, astronaut: NDArray[np.uint8]) -> None:
     )
 
 
+def test_a_verification_with_more_than_two_sides_or_two_subjects(
+    server: str, kith: Kith, gallery: str, astronaut: NDArray[np.uint8]
+) -> None:
+    kith.put_subject(gallery, "ada")
+    photo, person = jpeg(astronaut), {"subject": {"gallery": gallery, "subject": "ada"}}
+    url, files = f"{server}/v1/verify", [("a", photo), ("b", photo)]
+    for letter in "ab":
+        for side in (person, {"embedding": [1.0]}, None):
+            form = {"request": json.dumps({letter: side})}
+            problem = check(httpx.post(url, files=files, data=form), 422, "invalid_request")
+            assert problem["detail"] == f"{letter}: may be sent once"
+    image = {"image": base64.b64encode(photo).decode()}
+    unclear: tuple[dict[str, Any], ...] = (
+        {**image, **person},
+        {**image, "url": None},
+        {"image": None},
+        {"embedding": None},
+    )
+    for refused in unclear:
+        problem = check(httpx.post(url, json={"a": image, "b": refused}), 422, "invalid_request")
+        assert "exactly one of image, url, embedding, subject" in problem["detail"]
+    problem = check(httpx.post(url, json={"a": person, "b": person}), 422, "invalid_request")
+    assert "one side may be a subject" in problem["detail"]
+
+
 def test_too_many_photos(server: str) -> None:
     check(httpx.post(f"{server}/v1/detect", json={"images": ["AAAA"] * 17}), 422, "invalid_request")
     check(httpx.post(f"{server}/v1/detect", files=[("images", b"x")] * 18), 422, "invalid_request")
