@@ -13,7 +13,7 @@ from service.security.master_keys import GivenKeys, KeyFile, MasterKeys, Source
 from service.security.sealing import new_key
 from service.settings import Settings
 from service.storage.db.engine import Database, open_database
-from service.storage.db.file_system import OPEN_REMEDY, check_file_system, check_writable
+from service.storage.db.file_system import OPEN_REMEDY, check_database_file, check_file_system, check_writable
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.shared_indexes import SharedIndexes
 
@@ -47,11 +47,23 @@ def check_database(settings: Settings) -> None:
     """
     if settings.stateless:
         return
-    check_writable(_existing(settings.data_dir / "spool"))
+    check_rights(settings)
     if _is_missing(settings):
         _check_creation(settings)
     else:
         open_own_database(settings).close()
+
+
+def check_rights(settings: Settings) -> None:
+    """Check that this process may write the data directory and an SQLite database, without opening it.
+
+    Raises StorageError.
+    """
+    check_writable(_existing(settings.data_dir / "spool"))
+    if (file := settings.database_file) is not None:
+        check_writable(_existing(file.parent))
+        if file.exists():
+            check_database_file(file)
 
 
 def _is_missing(settings: Settings) -> bool:

@@ -283,10 +283,12 @@ def test_a_start_without_the_right_to_write_is_refused(tmp_path: Path, name: str
     key = {"KITH_MASTER_KEY_FILE": str(path)} if name == "key" else {"KITH_MASTER_KEY": TEXT}
     try:
         done = served(tmp_path, KITH_DATA_DIR=str(folder), **key)
+        examined = served(tmp_path, "doctor", KITH_DATA_DIR=str(folder), COLUMNS="400", **key)
     finally:
         path.chmod(0o755)
     assert done.returncode == EXIT_FAILED
     assert str(path) in done.stderr
+    assert (examined.returncode, str(path) in examined.stdout) == (1, True)
     assert "KITH_DATA_DIR and KITH_DATABASE_URL to the user that runs Kith (chown)" in done.stderr or name == "key"
     assert "Traceback" not in done.stderr
 

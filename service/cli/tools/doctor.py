@@ -20,9 +20,10 @@ from models.runtime.openvino_network import fast_precisions, openvino_version
 from models.runtime.openvino_network import is_installed as openvino_is_installed
 from models.vision.specs import NetworkSpec
 from service.core.errors import KithError
-from service.resources import master_keys
+from service.resources import check_rights, master_keys
 from service.security.master_keys import KeyFile
 from service.settings import Settings
+from service.storage.db.file_system import OWNER_REMEDY
 
 Verdict = Literal["ok", "warning", "error"]
 # Distributions that install the same import package, so that the later one overwrites files of the earlier one.
@@ -51,6 +52,7 @@ def diagnose(settings: Settings) -> list[InstallationCheck]:
         InstallationCheck("cores", "ok", f"{available_cores()} usable"),
         *check_conflicts(installed),
         check_master_key(settings),
+        check_data(settings),
     ]
     try:
         providers = available_providers()
@@ -103,6 +105,17 @@ def check_master_key(settings: Settings) -> InstallationCheck:
         advice = "it is stored with the data that it protects. Set KITH_MASTER_KEY_FILE to another place"
         return InstallationCheck("master key", "warning", f"{found}; {advice} (docs/privacy.md)")
     return InstallationCheck("master key", "ok", found)
+
+
+def check_data(settings: Settings) -> InstallationCheck:
+    """Check the rights to the data directory and the database file. Neither is created, opened or migrated."""
+    try:
+        check_rights(settings)
+    except KithError as error:
+        return InstallationCheck("data", "error", f"{error}. {error.remedy}")
+    except OSError as error:
+        return InstallationCheck("data", "error", f"{error}. {OWNER_REMEDY}")
+    return InstallationCheck("data", "ok", f"{settings.data_dir.absolute()} can be written")
 
 
 def check_conflicts(installed: dict[str, str]) -> list[InstallationCheck]:
