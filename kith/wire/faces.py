@@ -51,11 +51,11 @@ class FaceOut(BaseModel):
 
 
 class FaceCountOut(BaseModel):
-    """Number of faces in a photo."""
+    """Number of faces in a photo; missing if the photo is rejected."""
 
-    face_count: int | None = Field(None, description="Faces found in the photo; missing if the photo is rejected.")
-    truncated: bool = Field(
-        False, description="Faces are left out: only the largest ones, KITH_MAX_FACES, are in the answer."
+    face_count: int | None = Field(None, description="Faces found in the photo.")
+    truncated: bool | None = Field(
+        None, description="Faces are left out: only the largest ones, KITH_MAX_FACES, are in the answer."
     )
 
 

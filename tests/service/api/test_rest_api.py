@@ -92,7 +92,7 @@ def test_of_too_many_faces_the_largest_are_kept_and_the_answers_say_so(
             assert [(photo.face_count, photo.truncated) for photo in answer] == [(6, True)]
             assert sorted(face.box for face in answer[0].faces) == largest
         found = few.identify("g", jpeg(group), b"no photo", check_quality=False)
-        assert [(photo.face_count, photo.truncated) for photo in found.images] == [(6, True), (None, False)]
+        assert [(photo.face_count, photo.truncated) for photo in found.images] == [(6, True), (None, None)]
         assert sorted(result.face.box for result in found.results if result.face) == largest
         alone = few.identify("g", jpeg(group), faces="largest", check_quality=False)
         assert [(photo.face_count, photo.truncated) for photo in alone.images] == [(6, False)]
