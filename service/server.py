@@ -43,10 +43,10 @@ def serve(settings: Settings) -> None:
     return_large_buffers()
     settings.check_exposure(partial(has_keys, settings))
     settings.check_extras()
-    listener = bind(settings.host, settings.port)
+    listeners = bind_all(settings.host, settings.port)
     check_database(settings)
-    log.info("listening on http://%s:%d, reference at /docs", settings.host, listener.getsockname()[1])
-    _server(settings, kind=_Server).run(sockets=[listener])
+    log.info("listening on http://%s:%d, reference at /docs", settings.host, listeners[0].getsockname()[1])
+    _server(settings, kind=_Server).run(sockets=listeners)
 
 
 @contextmanager
@@ -95,6 +95,15 @@ def _wait_for_start(server: uvicorn.Server, thread: threading.Thread, failure: S
         time.sleep(0.02)
 
 
+def bind_all(host: str, port: int) -> list[socket.socket]:
+    """Return the listeners of an address: ``::`` is every address of IPv4, too.
+
+    IPv4 has a listener of its own, so that clients and proxies have their usual addresses. Raises as :func:`bind`.
+    """
+    first = bind(host, port)
+    return [first, bind("0.0.0.0", first.getsockname()[1])] if host == "::" else [first]  # noqa: S104 - as asked for
+
+
 def bind(host: str, port: int) -> socket.socket:
     """Return a listener whose connections send without delay.
 
@@ -104,7 +113,8 @@ def bind(host: str, port: int) -> socket.socket:
     Raises SettingsError: the address is in use or not available.
     """
     try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
     except OSError as error:
         raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted connections inherit it

@@ -68,7 +68,7 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
+    host: str = Field("127.0.0.1", description="Address to listen on; `::`: all, of IPv4 too.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on.")
     api_key: SecretStr | None = Field(
         None,

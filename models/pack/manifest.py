@@ -121,7 +121,7 @@ class ModelPack:
             raise PackError(
                 "calibration",
                 f"it was measured with another recognizer ({str(measured)[:12]}..., not {own[:12]}...): measure "
-                "it again with `kith-train calibrate`, or remove it",
+                "it again with `kith models calibrate PACK --photos FOLDER`, or remove it",
             )
 
 

@@ -65,12 +65,26 @@ def pull(
         _assemble(entry, work, fresh, files)
         _write_record(entry, fresh, files, accepted)
         (run_liveness if entry.kind == "liveness" else run_networks)(fresh)
-        # A process that serves the replaced pack keeps its open files.
-        shutil.rmtree(directory, ignore_errors=True)
         directory.parent.mkdir(exist_ok=True)
-        fresh.rename(directory)
-        shutil.rmtree(work)
+        _replace(directory, fresh, work / "replaced")
+        shutil.rmtree(work, ignore_errors=True)
     return directory
+
+
+def _replace(directory: Path, fresh: Path, replaced: Path) -> None:
+    """Put ``fresh`` in the place of ``directory``, which stays if that fails. All are on one file system.
+
+    A process that serves the replaced pack keeps its open files.
+    """
+    shutil.rmtree(replaced, ignore_errors=True)
+    if directory.exists():
+        directory.rename(replaced)
+    try:
+        fresh.rename(directory)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(directory)
+        raise
 
 
 @contextmanager

@@ -19,7 +19,8 @@ REMEDIES: Final = {
     "model_not_served": "List packs with 'kith models list'. Set KITH_EXTRA_PACKS on the server to serve several.",
     "unauthorized": "Set --api-key, KITH_CLIENT_KEY or KITH_API_KEY. 'kith keys create' on the server's "
     "machine creates a key.",
-    "risk_uncalibrated": "Use a similarity, such as --threshold 0.4; or calibrate the pack with kith-train calibrate; "
+    "risk_uncalibrated": "Use a similarity, such as --threshold 0.4; or calibrate the pack: "
+    "'kith models calibrate PACK --photos FOLDER'; "
     "or enroll at least 50 people.",
     "several_faces": "Crop the photo to one person, or use --largest-face.",
     "duplicate_subject": "Enroll the photo as that subject, or use --allow-duplicate.",

@@ -338,8 +338,8 @@ class TemplateConflictError(KithError):
 class RiskUncalibratedError(KithError):
     status, code, title = 409, "risk_uncalibrated", "The risk cannot be converted to a threshold"
     remedy = (
-        'Send an explicit threshold, such as {"threshold": 0.4}, calibrate the pack with kith-train calibrate, or '
-        "enroll at least 50 people."
+        'Send an explicit threshold, such as {"threshold": 0.4}, calibrate the pack with '
+        "'kith models calibrate PACK --photos FOLDER', or enroll at least 50 people."
     )
 
 

@@ -48,7 +48,7 @@ function models(served) {
             h(
               "p",
               { class: "hint" },
-              "This model has no calibration, so you can choose similarities but no risks. Run “kith-train calibrate”.",
+              "This model has no calibration, so you can choose similarities but no risks. Run “kith models calibrate PACK --photos FOLDER”.",
             ),
           network("Detection", model.detection),
           network("Recognition", model.recognition),

@@ -199,8 +199,10 @@ def _vector(given: Any, dimension: int) -> bytes | None:
             raise EmbeddingError("embedding: must be base64 or a list of numbers")
     except (ValueError, TypeError, OverflowError) as error:
         raise EmbeddingError(f"embedding: {error}") from error
+    if len(raw) % 4:
+        raise EmbeddingError(f"embedding: {len(raw)} bytes are not float32 numbers of 4 bytes")
     if len(raw) != 4 * dimension:
-        raise EmbeddingError(f"embedding has {len(raw) / 4:g} numbers, this recognizer's have {dimension}")
+        raise EmbeddingError(f"embedding has {len(raw) // 4} numbers, this recognizer's have {dimension}")
     return raw
 
 

@@ -156,6 +156,28 @@ def test_damage_is_reported_and_repaired_by_a_pull(damage: str, server: Server, 
     assert all(result.ok for result in check_pack(entry, models_dir))
 
 
+def test_the_previous_pack_stays_if_the_new_one_cannot_take_its_place(
+    server: Server, models_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = files_pack(server)
+    directory = fetch(entry, models_dir)
+    (directory / PULL_RECORD).write_text("{")
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name == "pack":
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="No space left"):
+        fetch(entry, models_dir)
+    assert (directory / "recognizer.onnx").read_bytes() == RECOGNIZER
+    monkeypatch.undo()
+    fetch(entry, models_dir)
+    assert all(result.ok for result in check_pack(entry, models_dir))
+
+
 def test_a_missing_pack_is_reported(server: Server, models_dir: Path) -> None:
     results = check_pack(files_pack(server), models_dir)
     assert [result.ok for result in results] == [False, False]

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from service.core.errors import SettingsError
-from service.server import bind, embedded
+from service.server import bind, bind_all, embedded
 from service.settings import load_settings
 
 ANSWERS = 40
@@ -50,6 +50,19 @@ def test_accepted_connections_send_without_delay(host: str) -> None:
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_all_addresses_include_those_of_ipv4() -> None:
+    try:
+        listeners = bind_all("::", 0)
+    except SettingsError:
+        pytest.skip("this machine has no IPv6")
+    port = listeners[0].getsockname()[1]
+    for listener, host in zip(listeners, ("::1", "127.0.0.1"), strict=True):
+        with listener, socket.create_connection((host, port)):
+            accepted, client = listener.accept()
+            accepted.close()
+            assert client[0] == host
 
 
 @pytest.fixture(scope="module")

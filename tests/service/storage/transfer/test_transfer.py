@@ -40,7 +40,7 @@ from models.vision.recognition import l2_normalize
 from service.api.routes import transfer
 from service.api.routes.transfer import _Intake
 from service.cli.main import app
-from service.core.errors import ImportFileError, ItemError, RecognizerMismatchError, StorageError
+from service.core.errors import EmbeddingError, ImportFileError, ItemError, RecognizerMismatchError, StorageError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.domain.gallery_items import GalleryFileHeader, GalleryItems, validate_items
 from service.index.follower import Followers, in_process
@@ -741,6 +741,15 @@ def test_imports_delay_no_other_requests(
             thread.join()
     assert [answer.status_code for answer in answers] == [200] * 16
     assert kith.gallery(gallery).template_count == 10
+
+
+@pytest.mark.parametrize(
+    ("embedding", "detail"),
+    [("AAAA", "embedding: 3 bytes are not float32 numbers of 4 bytes"), ([0.5, 0.5], "embedding has 2 numbers")],
+)
+def test_an_embedding_of_another_length_is_named_in_whole_numbers(embedding: Any, detail: str) -> None:
+    with pytest.raises(EmbeddingError, match=detail):
+        ndjson._vector(embedding, 128)
 
 
 def test_an_export_may_omit_embeddings(kith: Kith, gallery: str) -> None:
