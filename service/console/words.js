@@ -223,6 +223,10 @@ export function reason(name, face, gate, other) {
       return "No similarity is enough for this risk. Choose a less strict setting.";
     case "probes_unlike_gallery":
       return "Recent photos are unlike the enrolled ones, so more similarity is needed. Enroll photos from this camera.";
+    case "weak_detection":
+      return "The face was found only just: perhaps the photo is not upright. It sends no event, and nobody is remembered.";
+    case "try_detail_medium":
+      return "Search with a detail of medium: it also looks at the turned photo.";
     case "known_stranger":
       return "The face is more similar to a corrected mistake than to that person.";
     case "same_person_elsewhere":

@@ -24,6 +24,8 @@ REASON_WORDS: Final = {
     "yaw": "turned away",
     "not_judged": "too little space around it",
     "risk_out_of_reach": "no similarity meets the risk",
+    "weak_detection": "perhaps not upright",
+    "try_detail_medium": "detail medium turns the photo",
     "known_stranger": "a known stranger, not this person",
     "same_person_elsewhere": "another face of the photo is this person",
     "lookalikes": "one of linked lookalikes",

@@ -74,7 +74,8 @@ class Photo:
 
     ``min_face_px``: width of the smallest face that the detection usually finds at the requested detail.
     ``confident_score``: score of an upright face. ``face_count``: faces found. ``truncated``: ``faces`` are only the
-    largest of those wanted, KITH_MAX_FACES.
+    largest of those wanted, KITH_MAX_FACES. ``is_confident``: a face has the ``confident_score``: the
+    photo is upright.
     """
 
     width: int
@@ -84,6 +85,7 @@ class Photo:
     confident_score: float
     face_count: int
     truncated: bool = False
+    is_confident: bool = True
 
     def main_face(self, gate: QualityGate) -> tuple[int, bool]:
         """Return the index of the main face, and whether another face rivals it; see `find_main_face`.
@@ -315,7 +317,8 @@ class PhotoPipeline:
             face_crops = _cut_for_liveness(picture, detected, self.judge.spec)
         size, confident = (picture.photo.width, picture.photo.height), self._detector.confident_score
         truncated = len(found) > self._max_faces and not largest_only
-        photo = Photo(*size, faces, search.min_face_px, confident, len(found), truncated)
+        upright = bool((found.scores >= confident).any())
+        photo = Photo(*size, faces, search.min_face_px, confident, len(found), truncated, upright)
         return photo, aligned, face_crops
 
     async def _in_background_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from kith.wire.identification import IdentifyIn
+from models.vision.face_search import Detail
 from service.core.photo_errors import ImageError
 from service.domain.events import Event
 from service.domain.gallery import Gallery, Keys, SubjectFilter, SubjectLabel
@@ -82,6 +83,7 @@ async def identify(
             if probe.found is not None:
                 shown = probe.found if caller.sees_vectors else probe.found.coarse()
                 probe.document |= decision_fields(shown, names, search.target)
+        _add_weakness(probes, body.detail or backend.settings.detail)
         if search.remembers:
             await remember_strangers(backend, gallery, _unknown_faces(probes), search.one_face_per_person)
     await _record(backend, gallery, search.served, probes)
@@ -161,12 +163,23 @@ def _is_the_same(found: Identification | None, alone: Identification) -> bool:
     return (best and best.subject_pk) == (other and other.subject_pk)
 
 
+def _add_weakness(probes: Iterable[Probe], detail: Detail) -> None:
+    reasons = ["weak_detection", *(["try_detail_medium"] if detail == "low" else [])]
+    for probe in probes:
+        if probe.is_weak and probe.found is not None:
+            probe.document["reasons"] = [*probe.document["reasons"], *reasons]
+
+
 def _unknown_faces(probes: Iterable[Probe]) -> list[tuple[Document, Face, Identification]]:
-    """Return the faces that the gallery does not know, without further faces of a person in the photo."""
+    """Return the faces that the gallery does not know, without weak ones and further faces of a person in the photo."""
     return [
         (probe.document, probe.face, probe.found)
         for probe in probes
-        if probe.face and probe.found and probe.found.decision.outcome == "unknown" and probe.found.other_face is None
+        if not probe.is_weak
+        and probe.face
+        and probe.found
+        and probe.found.decision.outcome == "unknown"
+        and probe.found.other_face is None
     ]
 
 
@@ -200,7 +213,7 @@ def _events(gallery: Gallery, probes: Iterable[Probe]) -> list[Event]:
             probe.document.get("subject"),
         )
         for probe in probes
-        if probe.document["outcome"] != "error"
+        if probe.document["outcome"] != "error" and not probe.is_weak
     ]
     return [event for event in events if any(chosen.wants(gallery.name, event) for chosen in gallery.listeners)]
 

@@ -31,13 +31,15 @@ class Probe:
     """One result of the response.
 
     ``document``: ``IdentityOut``. ``vector``: the (d,) probe, None if nothing is searched. ``face``: None for an
-    embedding. ``found``: result of the search.
+    embedding. ``found``: result of the search. ``is_weak``: no face of its photo is confident. Such a photo is often
+    not upright, and its faces are then useless.
     """
 
     document: Document
     vector: Float | None = None
     face: Face | None = None
     found: Identification | None = None
+    is_weak: bool = False
 
 
 def photo_probes(
@@ -55,7 +57,7 @@ def photo_probes(
             document = face_document(face, quality_gate or DEFAULT_GATE, gallery.settings.liveness_threshold)
             refusal, reasons = refuse_presentation(quality, verdict_of(gallery, face))
             result = _result(image=i, face=document, outcome=refusal or "unknown", reasons=reasons)
-            yield Probe(result, None if refusal else face.vector, face)
+            yield Probe(result, None if refusal else face.vector, face, is_weak=not photo.is_confident)
 
 
 def embedding_probes(gallery: Gallery, embeddings: list[Any], served: ServedRecognizer) -> Iterator[Probe]:

@@ -131,6 +131,28 @@ def test_a_blurred_face_founds_nobody(kith: Kith, door: str, astronaut: Photo) -
     assert list(kith.strangers(door)) == []
 
 
+def test_a_photo_that_is_not_upright_founds_nobody(kith: Kith, door: str, place: Place, astronaut: Photo) -> None:
+    receiver = place[1]
+    receiver.messages.clear()
+    kith.create_webhook(f"{receiver.origin}/all")
+    head = astronaut[:300, 90:360]
+    turned = [np.ascontiguousarray(np.rot90(head, turns)) for turns in (1, 2, 3)]
+    seen = [kith.identify(door, jpeg(photo), check_quality=False).results for photo in turned]
+    weak = [result for results in seen for result in results if result.face is not None]
+    assert weak
+    for result in weak:
+        assert (result.outcome, result.stranger) == ("unknown", None)
+        assert result.reasons == ["weak_detection", "try_detail_medium"]
+    assert list(kith.strangers(door)) == []
+    first, second = (kith.identify(door, jpeg(photo), detail="medium").results[0] for photo in (head, turned[1]))
+    assert first.stranger is not None and second.stranger is not None
+    assert first.stranger.id == second.stranger.id
+    assert first.reasons == second.reasons == []
+    events = [each.document for each in receiver.wait_for(3 + sum(not results[0].face for results in seen))]
+    assert all("weak_detection" not in event["data"].get("reasons", []) for event in events)
+    assert sum(event["type"] == "stranger_first_seen" for event in events) == 1
+
+
 def test_pictures_only_if_the_gallery_keeps_crops(kith: Kith, door: str, astronaut: Photo) -> None:
     plain = largest(kith, astronaut).stranger
     assert plain is not None
