@@ -17,10 +17,20 @@ def matches(words: tuple[str, ...], subject_id: str, name: str | None) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Return ``text`` without case and accents: "José", "JOSE" and "jose" are equal.
+    """Return ``text`` without case, accents and joiners: "José", "JOSE" and "jose" are equal.
 
     Compatibility characters are replaced too, such as full-width letters."""
     if text.isascii():
         return text.casefold()
     folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
-    return "".join(character for character in folded if not unicodedata.combining(character))
+    return "".join(character for character in folded if not _is_folded(character))
+
+
+def _is_folded(character: str) -> bool:
+    """Return whether a character is an accent, or invisible: a joiner, variation selector or tag."""
+    return (
+        unicodedata.combining(character) != 0
+        or unicodedata.category(character) == "Cf"
+        or "\ufe00" <= character <= "\ufe0f"
+        or "\U000e0100" <= character <= "\U000e01ef"
+    )

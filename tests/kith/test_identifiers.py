@@ -8,8 +8,9 @@ import unicodedata
 import pytest
 
 from kith.wire import identifiers
-from kith.wire.identifiers import normalize_id, normalize_metadata, normalize_text
+from kith.wire.identifiers import normalize_id, normalize_metadata, normalize_text, remove_strays
 from service.core import text as printed
+from service.domain.person_search import matches, words_of
 
 NFC, NFD = "Jos\xe9", "Jose\u0301"
 ALLOWED_IN_IDS = [
@@ -49,6 +50,33 @@ FORBIDDEN = [
     "a\u2069",
     "a" + "\u0301" * 31,
 ]
+STRAYS = [
+    *("ada\u200d", "a\u200cda", "a\u200dda", "ada\ufe0f", "ada\ufe0e", "ada\U000e0061", "ada\U000e0100", "\u200dada"),
+    *(
+        "ad\u200d\ufe0fa",
+        "❤\ufe0e",
+        "❤\ufe0f\ufe0f",
+        "👩\ufe0f",
+        "👩\u200d",
+        "👩\u200dada",
+        "ada\u200d👩",
+        "1\ufe0f",
+        "👩\U000e0067\U000e007f",
+    ),
+    *("🏴\U000e0067", "山\U000e0100", "\u0631\u0636\u0627\u200c\u0632", "\u0645\u200d", "କ୍\u200d\u200dଷ"),
+]
+ALLOWED_SEQUENCES = [
+    *(
+        "🕵\ufe0f\u200d♀\ufe0f",
+        "👨🏽\u200d🚀",
+        "1\ufe0f\u20e3",
+        "©\ufe0f",
+        "㊗\ufe0f",
+        "🏳\ufe0f\u200d🌈",
+        "👨\u200d👩\u200d👧",
+    ),
+    *("\u0639\u0644\u06cc\u200c\u0631\u0636\u0627", "क्\u200dष", "क्\u200cष"),
+]
 FORBIDDEN_IN_IDS = [
     "",
     " ",
@@ -87,6 +115,25 @@ FORBIDDEN_IN_IDS = [
 @pytest.mark.parametrize("text", ALLOWED_IN_IDS)
 def test_letters_joiners_and_emoji_are_allowed(text: str) -> None:
     assert normalize_id(text) == normalize_text(text) == text
+
+
+@pytest.mark.parametrize("text", ALLOWED_SEQUENCES)
+def test_sequences_of_scripts_and_emoji_are_allowed(text: str) -> None:
+    assert normalize_id(text) == text
+
+
+@pytest.mark.parametrize("text", STRAYS)
+def test_an_id_has_no_characters_that_change_nothing_that_a_reader_sees(text: str) -> None:
+    with pytest.raises(ValueError, match="joiners, variation selectors or tags"):
+        normalize_id(text)
+    assert normalize_text(text) == text
+    assert normalize_id(remove_strays(text)) == remove_strays(text)
+
+
+def test_a_search_of_people_folds_joiners() -> None:
+    for typed in ("ada", "a\u200dda", "ada\ufe0f", "ada\U000e0061", "a\u200cd\U000e0100a"):
+        assert matches(words_of(typed), "Ada Lovelace", None)
+        assert matches(words_of("ada"), "x", typed)
 
 
 @pytest.mark.parametrize("text", ALSO_ALLOWED_IN_NAMES)

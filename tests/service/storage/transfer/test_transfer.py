@@ -34,7 +34,7 @@ from kith import Kith, KithClientError
 from kith.options import GalleryOptions, QualityGateOptions
 from kith.wire.common import Fusion
 from kith.wire.galleries import GallerySettingsIn
-from kith.wire.identifiers import FORBIDDEN_IN_IDS_PATTERN, FORBIDDEN_PATTERN, JOINERS, to_nfc
+from kith.wire.identifiers import FORBIDDEN_IN_IDS_PATTERN, FORBIDDEN_PATTERN, JOINERS, remove_strays, to_nfc
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.api.routes import transfer
@@ -115,6 +115,7 @@ IDS = (
     st.text(st.characters(exclude_categories=["Cc", "Cs", "Z"]), min_size=1, max_size=40)
     .map(to_nfc)
     .filter(lambda text: text.strip(JOINERS) not in ("", ".", "..") and not FORBIDDEN_IN_IDS_PATTERN.search(text))
+    .filter(lambda text: remove_strays(text) == text)
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
