@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import binascii
 import codecs
+import json
 import re
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
 CHUNK_BYTES: Final = 1 << 20
 """Base64 characters per call, a multiple of 4: decoding holds the GIL, and other threads wait."""
+LINES_BYTES: Final = 1 << 17
+"""Characters of a text with line breaks per call, which is slower."""
 FROM_URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
 LINE_SPACES: Final = b"\t\n\v\f\r"
 INDENTED_LINE: Final = re.compile(rb" *[\r\n]+ *")
@@ -61,7 +64,7 @@ def _plain(text: bytes | bytearray) -> bytes | bytearray:
         text = _content_of_data_url(text)
     text = text.strip()
     if any(space in text for space in LINE_SPACES):
-        text = INDENTED_LINE.sub(b"", text).translate(None, LINE_SPACES)
+        text = _without_lines(text)
     if b" " in text:
         raise ValueError(f"{NOT_BASE64}: it has spaces. Encode it again, or escape '+' as %2B where it passes a form")
     if b"-" in text or b"_" in text:
@@ -69,6 +72,31 @@ def _plain(text: bytes | bytearray) -> bytes | bytearray:
             raise ValueError(f"{NOT_BASE64}: it mixes the standard and the URL-safe alphabet. Use one of them")
         return text.translate(FROM_URL_SAFE)
     return text
+
+
+def _without_lines(text: bytes | bytearray) -> bytearray:
+    """Return the text without line breaks and indentation, a piece at a time: a replacement holds the GIL."""
+    plain, at = bytearray(), 0
+    while at < len(text):
+        end = text.find(b"\n", at + LINES_BYTES) + 1 or len(text)
+        piece = bytes(text[at:end])
+        if b" " in piece:
+            piece = INDENTED_LINE.sub(b"", piece).lstrip(b" ") if at else INDENTED_LINE.sub(b"", piece)
+        plain += piece.translate(None, LINE_SPACES)
+        at = end
+    return plain
+
+
+def unescape(text: bytes | bytearray) -> bytes:
+    """Return a JSON string without its escapes, a piece at a time. Raises ValueError."""
+    plain, at = bytearray(), 0
+    while at < len(text):
+        end = min(at + CHUNK_BYTES, len(text))
+        if end < len(text) and (escape := text.rfind(b"\\", end - 5, end)) > at:
+            end = escape
+        plain += json.loads(b'"' + text[at:end] + b'"').encode("utf-8", "replace")
+        at = end
+    return bytes(plain)
 
 
 def _content_of_data_url(text: bytes | bytearray) -> bytes | bytearray:

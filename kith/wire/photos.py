@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Final, cast
 
 from pydantic import (
@@ -15,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from kith.wire.base64_text import decode_base64
+from kith.wire.base64_text import decode_base64, unescape
 from kith.wire.common import Detail
 from kith.wire.fields import DETAIL, MAX_URL_LENGTH, Embedding, Fingerprint, RequestModel
 
@@ -36,7 +35,7 @@ def _decode_photo(value: Any, decode: ValidatorFunctionWrapHandler, info: Valida
     text: bytes | bytearray | None = info.context.pop(value, None) if isinstance(info.context, LongStrings) else None
     try:
         if text is not None and b"\\" in text:  # some JSON encoders write / as \/, and line breaks are \n
-            value, text = json.loads(b'"' + text + b'"'), None
+            text = unescape(text)
         return decode_base64(value.encode("utf-8", "replace") if text is None else text)
     except ValueError as error:
         raise PydanticCustomError("photo_base64", "{reason}", {"reason": str(error)}) from error
