@@ -56,13 +56,13 @@ def test_rarely_used_packages_are_not_imported_at_start() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_only_a_start_that_migrates_imports_the_migrations(tmp_path: Path) -> None:
+def test_a_start_without_an_upgrade_does_not_import_alembic(tmp_path: Path) -> None:
     program = (
         "import sys; from tests.databases import open_database; "
         f"open_database('sqlite:///{tmp_path / 'kith.db'}').close(); print('alembic' in sys.modules)"
     )
     run = partial(subprocess.run, [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert [run().stdout.strip() for _ in range(2)] == ["True", "False"]
+    assert [run().stdout.strip() for _ in range(2)] == ["False", "False"]
 
 
 class FailedError(Exception):

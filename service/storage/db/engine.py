@@ -35,6 +35,7 @@ from service.core.errors import (
 from service.domain.gallery import Gallery
 from service.security.master_keys import MasterKeys
 from service.security.sealing import SealBrokenError
+from service.storage.db.audit_triggers import create_audit_triggers
 from service.storage.db.file_system import (
     ACCOUNT_REMEDY,
     LOCAL_DISK_REMEDY,
@@ -44,8 +45,8 @@ from service.storage.db.file_system import (
     check_database_file,
     check_file_system,
 )
-from service.storage.db.key_vault import SECRETS, Vault
-from service.storage.db.tables import audit, galleries, last_change, metadata
+from service.storage.db.key_vault import SECRETS, SERVICE_SECRETS, Vault
+from service.storage.db.tables import api_key_versions, audit, galleries, last_change, metadata
 
 BUSY_TIMEOUT_MS: Final = 10_000
 PAGE_BYTES: Final = 16_384
@@ -86,16 +87,21 @@ MIGRATIONS: Final = Path(__file__).parent / "migrations"
 DATABASE_FAILURES: Final = (DBAPIError, PendingRollbackError, sa.exc.TimeoutError)
 """Rejected statement, broken connection or exhausted connection pool."""
 MIGRATION_LOCK: Final = 0x4B697468
-"""PostgreSQL advisory lock that a starting process holds while it migrates the tables."""
+"""PostgreSQL advisory lock that a starting process holds while it prepares the tables."""
+VERSION_TABLE: Final = "alembic_version"
+"""Table in which Alembic keeps the revision of the tables."""
+OTHER_VERSION_REMEDY: Final = (
+    "Use the version of Kith that made the database, or an empty KITH_DATA_DIR or KITH_DATABASE_URL (docs/upgrades.md)."
+)
 
 
 def open_database(url: str, master: MasterKeys) -> Database:
-    """Open the database and migrate its tables. One of several processes that start together migrates.
+    """Open the database and create or upgrade its tables. Of several processes that start together, one does so.
 
     Raises StorageError, and MasterKeyError if the database belongs to another master key.
     """
     vault = Vault(master)
-    database = Database(_migrated_engine(url, vault), vault)
+    database = Database(_prepared_engine(url, vault), vault)
     try:
         database.unwrap_secrets()
     except BaseException:
@@ -104,7 +110,7 @@ def open_database(url: str, master: MasterKeys) -> Database:
     return database
 
 
-def _migrated_engine(url: str, vault: Vault) -> Engine:
+def _prepared_engine(url: str, vault: Vault) -> Engine:
     try:
         with ExitStack() as opened:
             engine = _engine(sa.make_url(url))
@@ -116,8 +122,7 @@ def _migrated_engine(url: str, vault: Vault) -> Engine:
             with engine.execution_options(write=True).begin() as connection:
                 if engine.dialect.name == "postgresql":
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
-                if not _is_migrated(connection):
-                    _migrate(connection, vault)
+                _prepare_tables(connection, vault)
                 _check_rights(connection)
             opened.pop_all()
             return engine
@@ -134,17 +139,40 @@ def _migrated_engine(url: str, vault: Vault) -> Engine:
         raise StorageError(f"the database cannot be opened: {error}", OPEN_REMEDY) from error
 
 
-def _is_migrated(connection: Connection) -> bool:
-    """Tell whether the tables are those of the newest migration."""
-    newest = max(path.name for path in (MIGRATIONS / "versions").glob("[0-9]*.py"))
-    if not sa.inspect(connection).has_table("alembic_version"):
-        return False
-    found = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalars().all()
-    return found == [newest.partition("_")[0]]
+def _prepare_tables(connection: Connection, vault: Vault) -> None:
+    """Create the tables of a new database, or upgrade those of an earlier release.
+
+    Raises:
+        StorageError: the tables are those of an unreleased or a later version.
+    """
+    newest = max(path.name for path in (MIGRATIONS / "versions").glob("[0-9]*.py")).partition("_")[0]
+    present = set(sa.inspect(connection).get_table_names())
+    if not present & {VERSION_TABLE, *metadata.tables}:
+        _create_tables(connection, vault, newest)
+        return
+    query = sa.text(f"SELECT version_num FROM {VERSION_TABLE}")  # noqa: S608 - a constant
+    found = connection.execute(query).scalars().all() if VERSION_TABLE in present else []
+    if found == [newest]:
+        return
+    if not found:
+        raise StorageError("the database has tables, but not those of a release of Kith", OTHER_VERSION_REMEDY)
+    _upgrade(connection, vault)
 
 
-def _migrate(connection: Connection, vault: Vault) -> None:
-    # Imported on demand: a start without migrations saves 12 MB and a tenth of a second.
+def _create_tables(connection: Connection, vault: Vault, revision: str) -> None:
+    metadata.create_all(connection)
+    create_audit_triggers(connection)
+    connection.execute(api_key_versions.insert().values(pk=1, version=new_version()))
+    for name in SERVICE_SECRETS:
+        vault.create_secret(connection, name)
+    connection.exec_driver_sql(
+        f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) CONSTRAINT alembic_version_pkc PRIMARY KEY)"
+    )
+    connection.exec_driver_sql(f"INSERT INTO {VERSION_TABLE} VALUES ('{revision}')")  # noqa: S608 - constants
+
+
+def _upgrade(connection: Connection, vault: Vault) -> None:
+    # Imported on demand: a start without an upgrade saves 12 MB and a tenth of a second.
     import alembic.command
     import alembic.config
     from alembic.util import CommandError
@@ -155,7 +183,7 @@ def _migrate(connection: Connection, vault: Vault) -> None:
     try:
         alembic.command.upgrade(config, "head")
     except CommandError as error:
-        raise StorageError(f"the database cannot be opened: {error}", OPEN_REMEDY) from error
+        raise StorageError(f"the database cannot be upgraded: {error}", OTHER_VERSION_REMEDY) from error
 
 
 def _check_rights(connection: Connection) -> None:

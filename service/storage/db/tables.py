@@ -1,4 +1,4 @@
-"""Tables of the gallery database, equal to what the Alembic migrations create (a test compares them)."""
+"""Tables of the gallery database. From release 0.2.0 on, each change of them has an Alembic revision for upgrades."""
 
 from __future__ import annotations
 

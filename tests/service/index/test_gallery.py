@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import stat
 import tempfile
 import timeit
@@ -35,10 +36,11 @@ from service.core.errors import (
 )
 from service.domain.gallery import Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
 from service.index.follower import Followers, in_process
+from service.storage.db import engine
 from service.storage.db.row_sealing import labels_of
 from service.storage.db.tables import labels, metadata, subjects
 from service.storage.repositories.store import Store
-from tests.databases import open_database
+from tests.databases import engine_of, open_database
 from tests.service.domain.test_fusion import RULES, fused_similarity
 
 DIMENSION = 8
@@ -73,11 +75,57 @@ def test_nobody_else_may_read_the_files_of_a_database(tmp_path: Path) -> None:
     assert modes == {"data": 0o700, "kith.db": 0o600, "kith.db-wal": 0o600, "kith.db-shm": 0o600}
 
 
-def test_migrations_make_the_tables(url: str) -> None:
-    database = open_database(url)
-    with database.engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-    database.close()
+def run(url: str, statement: str) -> list[str]:
+    """Run a statement without Kith. Return the first column of its rows, if it is a query."""
+    plain = engine_of(url)
+    with plain.begin() as connection:
+        result = connection.exec_driver_sql(statement)
+        found = list(result.scalars()) if result.returns_rows else []
+    plain.dispose()
+    return found
+
+
+def test_a_new_database_has_the_tables_and_the_newest_revision(url: str) -> None:
+    for _ in range(2):
+        with closing(open_database(url)) as database, database.engine.connect() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        assert run(url, "SELECT version_num FROM alembic_version") == ["0200"]
+
+
+def test_the_database_of_an_earlier_release_is_upgraded(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test adds a later revision. A new database starts with it; an existing one runs it, with its contents."""
+    with closing(open_database(url)) as database:
+        Store(database).galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
+    shutil.copytree(engine.MIGRATIONS, tmp_path / "migrations")
+    (tmp_path / "migrations" / "versions" / "0201_add_a_note.py").write_text(
+        "import sqlalchemy as sa\nfrom alembic import op\nrevision = '0201'\ndown_revision = '0200'\n"
+        "def upgrade() -> None:\n    op.add_column('leases', sa.Column('note', sa.String(8)))\n"
+    )
+    monkeypatch.setattr(engine, "MIGRATIONS", tmp_path / "migrations")
+    for _ in range(2):
+        with closing(open_database(url)) as database:
+            assert Store(database).galleries.get("g").name == "g"
+            assert "note" in [column["name"] for column in sa.inspect(database.engine).get_columns("leases")]
+        assert run(url, "SELECT version_num FROM alembic_version") == ["0201"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE alembic_version SET version_num = '0006'",
+        "UPDATE alembic_version SET version_num = '0300'",
+        "DELETE FROM alembic_version",
+        "DROP TABLE alembic_version",
+    ],
+)
+def test_the_tables_of_another_version_are_refused(url: str, change: str) -> None:
+    open_database(url).close()
+    run(url, change)
+    with pytest.raises(StorageError, match=r"the database (cannot be upgraded|has tables)") as refused:
+        open_database(url)
+    assert refused.value.remedy == engine.OTHER_VERSION_REMEDY
 
 
 def test_a_commit_is_flushed_before_it_is_acknowledged(tmp_path: Path) -> None:

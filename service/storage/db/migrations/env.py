@@ -1,4 +1,4 @@
-"""Alembic entry point: migrates the connection that service.storage.db.engine.open_database passes."""
+"""Alembic entry point: upgrades the connection that service.storage.db.engine.open_database passes."""
 
 from alembic import context
 
