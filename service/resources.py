@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from service.core.errors import StorageError
-from service.security.key_command import KeyCommand
 from service.security.master_keys import GivenKeys, KeyFile, MasterKeys, Source
 from service.security.sealing import new_key
 from service.settings import Settings
@@ -35,7 +34,7 @@ def keep_nothing(settings: Settings, folder: Path) -> Settings:
 
     The folder gets no photos, embeddings or names, since the routes that store any are missing.
     """
-    master = {"master_key": None, "master_key_file": None, "master_key_command": None}
+    master = {"master_key": None, "master_key_file": None}
     return settings.model_copy(update={"data_dir": folder, "models_dir": settings.models_path, **master})
 
 
@@ -104,8 +103,6 @@ def master_keys(settings: Settings) -> MasterKeys:
     A new database creates a missing key file there. Raises MasterKeyError.
     """
     sources: list[Source] = []
-    if settings.master_key_command is not None:
-        sources.append(KeyCommand(settings.master_key_command_line))
     if settings.master_key is not None:
         sources.append(GivenKeys(settings.master_key.get_secret_value(), "KITH_MASTER_KEY"))
     if settings.master_key_file is not None:
@@ -115,7 +112,7 @@ def master_keys(settings: Settings) -> MasterKeys:
 
 def existing_master_keys(settings: Settings) -> MasterKeys | None:
     """Return the master keys without creating any; None if there are none yet. Raises MasterKeyError."""
-    configured = (settings.master_key, settings.master_key_file, settings.master_key_command) != (None, None, None)
+    configured = (settings.master_key, settings.master_key_file) != (None, None)
     return master_keys(settings) if configured or settings.default_key_path.exists() else None
 
 

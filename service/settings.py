@@ -6,7 +6,6 @@ import difflib
 import ipaddress
 import os
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -116,12 +115,6 @@ class Settings(BaseSettings):
     )
     master_key: SecretStr | None = Field(
         None, min_length=1, description="The master key itself, or several, instead of a file."
-    )
-    master_key_command: str | None = Field(
-        None,
-        min_length=1,
-        description="Command, run without a shell, that wraps and unwraps keys with a master key that it does not "
-        "reveal (docs/decisions/0036).",
     )
     milvus_uri: str | None = Field(
         None, description="Milvus server for the indexes, as http://HOST:19530; default: FAISS in this process."
@@ -328,17 +321,6 @@ class Settings(BaseSettings):
     def default_key_path(self) -> Path:
         """Master key file if no other is configured."""
         return self.data_dir / "master.key"
-
-    @property
-    def master_key_command_line(self) -> list[str]:
-        """Raises SettingsError."""
-        try:
-            words = shlex.split(self.master_key_command or "")
-        except ValueError as error:
-            raise SettingsError(f"KITH_MASTER_KEY_COMMAND: {error}") from error
-        if not words:
-            raise SettingsError("KITH_MASTER_KEY_COMMAND is empty: give a command, or leave the variable out")
-        return words
 
     @property
     def wish(self) -> EnginePreference:

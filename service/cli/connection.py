@@ -112,7 +112,6 @@ def temporary_settings(folder: Path, api_key: str | None) -> Settings:
         milvus_uri=None,
         master_key=token_hex(32),
         master_key_file=None,
-        master_key_command=None,
     )
 
 

@@ -531,14 +531,6 @@ class MasterKeyError(KithError):
     )
 
 
-class MasterKeyUnavailableError(MasterKeyError):
-    status, code, title = 503, "master_key_unavailable", "The master key service is unavailable"
-    remedy = (
-        "Try again. Galleries in the cache remain searchable. Check the program of KITH_MASTER_KEY_COMMAND; its output "
-        "is in the log."
-    )
-
-
 class ExtraMissingError(KithError):
     """Optional package that an operation needs."""
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.core.errors import MasterKeyError, MasterKeyUnavailableError, StorageDamagedError
+from service.core.errors import MasterKeyError, StorageDamagedError
 from service.domain.fusion import VECTOR_FUSIONS, fuse_similarities
 from service.domain.gallery import Gallery, Hit, Keys, Snapshot
 from service.index.follower import Follower, Followers, in_process
@@ -96,7 +96,6 @@ class GalleryCheck:
             GalleryNotFoundError: the gallery does not exist.
             StorageError: the database cannot be read or repaired.
             IndexUnavailableError: Milvus does not answer.
-            MasterKeyAwayError: the key service does not answer.
         """
         if damaged := self._damaged_pages():
             yield Finding(PAGES.kind, None, damaged, PAGES.what, PAGES.action, False, False)
@@ -110,8 +109,6 @@ class GalleryCheck:
         for gallery in self._galleries(name):
             try:
                 gallery.seal.unlock()
-            except MasterKeyUnavailableError:
-                raise
             except MasterKeyError as error:
                 what = f"its data key is missing or cannot be unwrapped, so its data cannot be read: {error.detail}"
                 yield Finding("data_key", gallery.name, 1, what, DATA_KEY_ACTION, False, False)

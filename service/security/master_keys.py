@@ -1,8 +1,7 @@
 """Master keys, which wrap the data keys of the galleries.
 
-Keys come from the environment, from a file, or stay in an external program (service.security.key_command). The first
-key encrypts new data. The database alone records which key it uses (service.storage.db.key_vault), so a new key can be
-distributed to all servers before the first one uses it.
+Keys come from the environment or from a file. The first key encrypts new data. The database alone records which key it
+uses (service.storage.db.key_vault), so a new key can be distributed to all servers before the first one uses it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from service.core.atomic_files import atomic_write
 from service.core.errors import MasterKeyError
-from service.security.key_command import CommandKey, KeyCommand
 from service.security.sealing import KEY_BYTES, NONCE_BYTES, derived, new_key
 
 ID_DIGITS: Final = 16
@@ -211,29 +209,23 @@ class KeyFile:
             raise MasterKeyError(f"the master key cannot be written to {path}: {error}") from error
 
 
-Wrapper = LocalKey | CommandKey
-"""Key that wraps and unwraps data keys. ``id``: its public name, at most 64 characters."""
-Source = GivenKeys | KeyFile | KeyCommand
+Source = GivenKeys | KeyFile
 """Place that master keys come from. ``place``: its description."""
 
 
 class MasterKeys:
-    """All configured sources.
-
-    The first source supplies the key for new data. Lookups start at the last source, because the first may be an
-    external program that claims every id.
-    """
+    """All configured sources. The first one supplies the key for new data."""
 
     def __init__(self, *sources: Source) -> None:
         self.sources = sources
 
-    def first(self) -> Wrapper:
+    def first(self) -> LocalKey:
         """Return the key for new data. Raises MasterKeyError."""
         return self.sources[0].first()
 
-    def of(self, key_id: str) -> Wrapper:
+    def of(self, key_id: str) -> LocalKey:
         """Raises MasterKeyError."""
-        for source in reversed(self.sources):
+        for source in self.sources:
             if (found := source.find(key_id)) is not None:
                 return found
         here = " and ".join(f"{', '.join(source.ids()) or 'none'} ({source.place})" for source in self.sources)

@@ -63,7 +63,6 @@ WITH_KEY: Final[Errors] = (
     e.StorageBusyError,
     e.StorageDamagedError,
     e.MasterKeyError,
-    e.MasterKeyUnavailableError,
 )
 """Errors of every route that needs a key."""
 IN_PATH: Final[dict[str, type[e.KithError]]] = {

@@ -13,7 +13,7 @@ from service.cli.terminal import require_confirmation
 from service.core.errors import MasterKeyError, SettingsError
 
 if TYPE_CHECKING:
-    from service.security.master_keys import KeyFile, MasterKeys, Wrapper
+    from service.security.master_keys import KeyFile, LocalKey, MasterKeys
 
 app = CommandGroup(help="Manage the master key, which encrypts the database.", no_args_is_help=True)
 KeyId = Annotated[str, typer.Argument(help="Master key id, from 'kith master show'.")]
@@ -35,7 +35,7 @@ def show(output: OutputOptions) -> None:
     output.answer_list(
         rows,
         ("Key", "Source", "In use", "Galleries"),
-        lambda row: (row["id"], row["place"] or "missing, or fetched by its id", row["in_use"], row["galleries"]),
+        lambda row: (row["id"], row["place"] or "missing", row["in_use"], row["galleries"]),
     )
 
 
@@ -79,7 +79,7 @@ def rotate(
     with local_database() as database:
         master = database.vault.master
         if make:
-            wrapper: Wrapper = _key_file(master).add()
+            wrapper: LocalKey = _key_file(master).add()
         else:
             wrapper = master.first() if to is None else master.of(to)
         rewrapped = rewrap(database, wrapper)

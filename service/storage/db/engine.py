@@ -343,7 +343,7 @@ class Database:
                 raise StorageError("the PostgreSQL server is a standby, or its default is read-only", ACCOUNT_REMEDY)
 
     def unwrap_secrets(self) -> None:
-        """Unwrap the service's secrets outside of any transaction, because the key service may take seconds.
+        """Unwrap the service's secrets outside of any transaction.
 
         Raises StorageError, MasterKeyError.
         """

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.core.errors import MasterKeyError
-from service.security.master_keys import MasterKeys, Wrapper
+from service.security.master_keys import LocalKey, MasterKeys
 from service.security.sealing import Seal, new_key
 from service.storage.db.tables import data_keys, secrets
 
@@ -60,7 +60,7 @@ class Vault:
         connection.execute(data_keys.insert().values(gallery_pk=gallery_pk, **_columns(key)))
         return Seal(key.key)
 
-    def active_wrapper(self, connection: Connection, lock: bool = True) -> Wrapper:
+    def active_wrapper(self, connection: Connection, lock: bool = True) -> LocalKey:
         """Return the master key that wraps new keys; the first configured one for a database without keys.
 
         ``lock`` delays a key rotation until the writing transaction ends. Raises MasterKeyError.
@@ -137,11 +137,8 @@ def _raise_missing(gallery_pk: int) -> bytes:
     raise MasterKeyError(f"the data key of gallery {gallery_pk} is missing")
 
 
-def generate_key(wrapper: Wrapper, purpose: str = GALLERY) -> WrappedKey:
-    """Generate and wrap a key. Raises MasterKeyError.
-
-    Call it before a transaction begins: a key service may take seconds, and writers wait for each other.
-    """
+def generate_key(wrapper: LocalKey, purpose: str = GALLERY) -> WrappedKey:
+    """Generate and wrap a key. Raises MasterKeyError."""
     key = new_key()
     return WrappedKey(key, wrapper.wrap(key, purpose), wrapper.id)
 

@@ -51,7 +51,7 @@ class EventLog:
         """Return wanted events with keys above ``after`` and up to ``last``, in order.
 
         Second result: the event up to which the log was read, if more may follow. An event that cannot be decrypted is
-        left out. Raises StorageError, MasterKeyUnavailableError.
+        left out. Raises StorageError.
         """
         query = PAGES.where(events.c.pk > after, events.c.pk <= last)
         if chosen.galleries is not None:

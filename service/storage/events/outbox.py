@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.core.errors import MasterKeyError, MasterKeyUnavailableError
+from service.core.errors import MasterKeyError
 from service.domain.events import Event, EventFilter
 from service.domain.gallery import Gallery
 from service.security.sealing import Seal, SealBrokenError
@@ -109,15 +109,10 @@ class Origin(NamedTuple):
 
 
 def open_event(vault: Vault, row: sa.Row[*tuple[Any, ...]]) -> dict[str, Any] | None:
-    """Return the document of an event's row with its gallery's key; None if it cannot be decrypted.
-
-    Raises MasterKeyUnavailableError.
-    """
+    """Return the document of an event's row with its gallery's key; None if it cannot be decrypted."""
     seal = vault.seal(row.gallery_pk, row.wrapped, row.master_key)
     try:
         document: dict[str, Any] = seal.open_json(row.sealed, EVENT)
-    except MasterKeyUnavailableError:
-        raise
     except (MasterKeyError, SealBrokenError):
         return None
     return document
@@ -128,7 +123,7 @@ def publish(vault: Vault, connection: Connection, gallery: Gallery | Origin, new
 
     Left out are events of a deleted gallery, or one whose key is lost, and events about an erased subject.
 
-    Raises MasterKeyError: the webhooks cannot be opened, or the key service does not respond.
+    Raises MasterKeyError: the webhooks cannot be opened.
     """
     if not new:
         return
@@ -139,8 +134,6 @@ def publish(vault: Vault, connection: Connection, gallery: Gallery | Origin, new
         return
     try:
         gallery.seal.unlock()
-    except MasterKeyUnavailableError:
-        raise
     except MasterKeyError as error:
         log.warning("events of gallery %d are not reported: %s", gallery.pk, error.detail)
         return

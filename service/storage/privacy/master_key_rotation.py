@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.core.errors import MasterKeyError, MasterKeyUnavailableError, StorageError
-from service.security.master_keys import MasterKeys, Wrapper
+from service.core.errors import MasterKeyError, StorageError
+from service.security.master_keys import LocalKey, MasterKeys
 from service.storage.audit.log import record
 from service.storage.db.engine import Database
 from service.storage.db.key_vault import GALLERY
@@ -42,7 +42,7 @@ def uses(connection: Connection) -> dict[str, Use]:
     return found
 
 
-def rewrap(database: Database, to: Wrapper) -> Rewrapped:
+def rewrap(database: Database, to: LocalKey) -> Rewrapped:
     """Rewrap every key under ``to``. Running servers continue if they have that key, or find it in their key file.
 
     Raises:
@@ -52,7 +52,7 @@ def rewrap(database: Database, to: Wrapper) -> Rewrapped:
     master = database.vault.master
     with database.read() as connection:
         found = _others(connection, to)
-    # Outside the transaction: an external key service may be slow, and writers must not wait for it.
+    # Outside the transaction: writers must not wait for it.
     wrapped = {row.wrapped: _rewrapped(master, row, to) for row in found}
     with database.write(StorageError("the keys changed during the rotation; retry")) as connection:
         # Lock: a gallery created from here on waits, then reads which master key to use.
@@ -86,7 +86,7 @@ class _Row:
     master_key: str
 
 
-def _others(connection: Connection, to: Wrapper) -> list[_Row]:
+def _others(connection: Connection, to: LocalKey) -> list[_Row]:
     """Return all keys that another master key wraps."""
     found = []
     for table, key in ((secrets, secrets.c.name), (data_keys, data_keys.c.gallery_pk)):
@@ -97,12 +97,10 @@ def _others(connection: Connection, to: Wrapper) -> list[_Row]:
     return found
 
 
-def _rewrapped(master: MasterKeys, row: _Row, to: Wrapper) -> bytes | None:
+def _rewrapped(master: MasterKeys, row: _Row, to: LocalKey) -> bytes | None:
     """Return None for a gallery's key that cannot be unwrapped. Raises MasterKeyError."""
     try:
         key = master.unwrap(row.wrapped, row.purpose, row.master_key)
-    except MasterKeyUnavailableError:
-        raise
     except MasterKeyError:
         if row.table is secrets:
             raise

@@ -42,9 +42,6 @@ def repeat(vault: Vault, connection: Connection, before: Sequence[Known]) -> lis
 
     All receipts are stored, each with a new audit line, because the restored audit lacks the original lines. Lines of
     galleries outside the backup go to the service's chain. Galleries whose key is lost are skipped.
-
-    Raises:
-      MasterKeyUnavailableError: the external key service is unavailable.
     """
     here = set(connection.execute(sa.select(erasures.c.id)).scalars())
     missing = [(receipt, key) for receipt, key in before if receipt.id not in here]

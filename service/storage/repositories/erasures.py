@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection
 
 from kith.wire.common import ErasedKind
 from kith.wire.fields import rfc3339
-from service.core.errors import MasterKeyError, MasterKeyUnavailableError, ReceiptNotFoundError, SubjectErasedError
+from service.core.errors import MasterKeyError, ReceiptNotFoundError, SubjectErasedError
 from service.domain.gallery import Gallery
 from service.security.sealing import Seal
 from service.storage.audit.log import record
@@ -177,11 +177,9 @@ def _last_known_erasure(receipt: Receipt) -> sa.Select[int]:
 
 
 def key_name(seal: Seal) -> str:
-    """Return a name of a gallery's data key, the same after a restore; "" for a lost key. Raises MasterKeyAwayError."""
+    """Return a name of a gallery's data key, the same after a restore; "" for a lost key."""
     try:
         return seal.pseudonym("gallery", "")
-    except MasterKeyUnavailableError:
-        raise
     except MasterKeyError:
         return ""
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from service.core.errors import GalleryExistsError, GalleryNotFoundError, MasterKeyError, MasterKeyUnavailableError
+from service.core.errors import GalleryExistsError, GalleryNotFoundError, MasterKeyError
 from service.domain.gallery import Gallery, GalleryCounts, GallerySettings
 from service.domain.revisions import require_revision
 from service.storage.audit.log import record
@@ -82,7 +82,7 @@ class GalleryStore:
     def get(self, name: str) -> Gallery:
         """Return the gallery in its latest version, with its key unwrapped. A lost key is reported at first use.
 
-        Raises GalleryNotFoundError, and MasterKeyAwayError if the key service does not respond.
+        Raises GalleryNotFoundError.
         """
         if (cached := self.get_cached(name)) is not None:
             return cached
@@ -104,8 +104,6 @@ class GalleryStore:
         gallery = gallery_of(row, self._database.vault)
         try:
             gallery.seal.unlock()
-        except MasterKeyUnavailableError:
-            raise
         except MasterKeyError as error:
             log.warning("gallery %s: %s. Run 'kith gallery check'.", gallery.pk, error.detail)
         if gallery.webhooks:

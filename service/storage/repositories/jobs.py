@@ -21,7 +21,6 @@ from service.core.errors import (
     JobNotFoundError,
     JobUnrunnableError,
     MasterKeyError,
-    MasterKeyUnavailableError,
     StorageError,
 )
 from service.domain.events import Event
@@ -386,11 +385,9 @@ def _problem(seal: Seal, sealed: bytes) -> dict[str, Any]:
 
 
 def _sealed_problem(job: Job, problem: dict[str, Any]) -> bytes | None:
-    """Seal a job's problem; None if the gallery's key is lost. Raises MasterKeyAwayError."""
+    """Seal a job's problem; None if the gallery's key is lost."""
     try:
         return job.seal.close_json(problem, PROBLEM)
-    except MasterKeyUnavailableError:
-        raise
     except MasterKeyError:
         return None
 
