@@ -131,21 +131,6 @@ class KeyFile:
             self._write(self.path, [added, *lines])
         return LocalKey.of_text(added)
 
-    def forget(self, key_id: str) -> None:
-        """Remove a key. Raises MasterKeyError if it is missing or the only one."""
-        with _folder_lock(self.path):
-            left = [line for line in self._lines() if LocalKey.of_text(line).id != key_id]
-            if len(left) == len(self._lines()):
-                raise MasterKeyError(
-                    f"{self.path} does not hold master key {key_id}", "'kith master show' lists its keys."
-                )
-            if not left:
-                raise MasterKeyError(
-                    f"master key {key_id} is the only one in {self.path}",
-                    "Replace it first with 'kith master rotate --new'.",
-                )
-            self._write(self.path, left)
-
     def back_up(self, copy: Path) -> list[str]:
         """Copy all keys to a new file that only its owner may read, and return their ids.
 

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli.connection import local_database, local_settings
-from service.cli.options import CommandGroup, OutputOptions, Yes
-from service.cli.terminal import require_confirmation
-from service.core.errors import MasterKeyError, SettingsError
+from service.cli.options import CommandGroup, OutputOptions
+from service.core.errors import SettingsError
 
 if TYPE_CHECKING:
     from service.security.master_keys import KeyFile, LocalKey, MasterKeys
 
 app = CommandGroup(help="Manage the master key, which encrypts the database.", no_args_is_help=True)
-KeyId = Annotated[str, typer.Argument(help="Master key id, from 'kith master show'.")]
 
 
 @app.command()
@@ -53,17 +51,6 @@ def backup(
 
 
 @app.command()
-def new(output: OutputOptions) -> None:
-    """Add a master key to the key file. 'kith master rotate' starts to use it.
-
-    Copy it to servers with their own key files before you rotate."""
-    from service.resources import master_keys
-
-    key = _key_file(master_keys(local_settings(must_exist=False))).add()
-    output.answer({"id": key.id}, f"Added master key {key.id}")
-
-
-@app.command()
 def rotate(
     output: OutputOptions,
     make: Annotated[bool, typer.Option("--new", help="Add a new key to the key file first.")] = False,
@@ -93,26 +80,6 @@ def rotate(
         lines.append(f"Master key {wrapper.id} now wraps the keys of {rewrapped.done.galleries} more galleries")
     document = {"id": wrapper.id, "gallery_count": rewrapped.done.galleries, "broken": list(rewrapped.broken)}
     output.answer(document, "\n".join(lines))
-
-
-@app.command()
-def forget(key: KeyId, output: OutputOptions, yes: Yes = False) -> None:
-    """Delete an unused master key from the key file.
-
-    Backups made with it cannot be restored without it. Keep a copy as long as you keep those."""
-    require_confirmation(f"Delete master key {key}? Backups made with it cannot be restored without it.", yes)
-    from service.storage.privacy.master_key_rotation import uses
-
-    with local_database() as database:
-        with database.read() as connection:
-            used = uses(connection)
-        if key in used:
-            raise MasterKeyError(
-                f"master key {key} still wraps {used[key].galleries} galleries' keys: run 'kith master rotate' first, "
-                "and delete galleries whose keys cannot be opened"
-            )
-        _key_file(database.vault.master).forget(key)
-    output.answer({"id": key}, f"Deleted master key {key}")
 
 
 def _key_file(master: MasterKeys) -> KeyFile:
