@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Final, Self
+from typing import Final
 
 from service.core.clock import Clock
 from service.core.errors import ClockSteppedError, KithError, MasterKeyError
@@ -60,10 +60,6 @@ class Housekeeping(PeriodicTask):
         self._took_turn = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="housekeeping")
 
-    async def __aenter__(self) -> Self:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._database.create_reserve)
-        return await super().__aenter__()
-
     async def _close(self) -> None:
         if self._took_turn:
             with suppress(KithError):  # otherwise the turn expires
@@ -88,7 +84,6 @@ class Housekeeping(PeriodicTask):
             log.warning("retention failed: %s", error.detail)
         except Exception:
             log.exception("retention failed")
-        self._database.create_reserve()
         self._database.truncate_wal_if_written()  # other processes may have deleted data too
 
     def _checked_now(self) -> datetime | None:

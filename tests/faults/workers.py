@@ -43,9 +43,7 @@ class Unlocked(Database):
     """Writers without the gallery lock, to prove that the tests detect its absence."""
 
     @contextmanager
-    def change(
-        self, gallery: Gallery, sealed: bool = True, erasing: bool = False, as_read: bool = False
-    ) -> Iterator[sa.Connection]:
+    def change(self, gallery: Gallery, sealed: bool = True, as_read: bool = False) -> Iterator[sa.Connection]:
         with self.write(StorageError("refused")) as connection:
             yield connection
 

@@ -41,7 +41,6 @@ from service.storage.db.file_system import (
     LOCAL_DISK_REMEDY,
     OPEN_REMEDY,
     OWNER_REMEDY,
-    DiskReserve,
     check_database_file,
     check_file_system,
 )
@@ -312,7 +311,6 @@ class Database:
         self.file = Path(engine.url.database or "") if engine.dialect.name == "sqlite" else None
         """SQLite database file; None for PostgreSQL."""
         self._single = engine if self.file is not None else engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._reserve = None if self.file is None else DiskReserve(self.file.with_name(f"{self.file.name}-reserve"))
         self._watching = threading.Lock()
         self._watch: sqlite3.Connection | None = None
 
@@ -395,14 +393,7 @@ class Database:
                 ((busy, *_),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.Error:
             return False
-        if self._reserve is not None and self._reserve.released:
-            self._reserve.create()
         return not busy
-
-    def create_reserve(self) -> None:
-        """Reserve disk space for erasures (SQLite only)."""
-        if self._reserve is not None:
-            self._reserve.create()
 
     def truncate_wal_if_written(self) -> None:
         """Truncate SQLite's write-ahead log if any process wrote to it. Otherwise only the file's size is read."""
@@ -424,27 +415,20 @@ class Database:
             return connection.execute(query, values).first()
 
     @contextmanager
-    def write(self, conflict: KithError, erasing: bool = False) -> Iterator[Connection]:
+    def write(self, conflict: KithError) -> Iterator[Connection]:
         """Open a writing transaction, which is on disk when the block ends. Raises StorageError.
 
-        ``conflict`` is raised when a constraint rejects a change. ``erasing`` allows the use of the disk reserve.
+        ``conflict`` is raised when a constraint rejects a change.
         """
-        reserve = self._reserve
-        if reserve is not None and reserve.released and not erasing and not reserve.create():
-            raise StorageFullError("the remaining disk space is reserved for erasures")
         with _translated("writing failed"):
             try:
                 with self._writer.begin() as connection:
-                    if reserve is not None and erasing:
-                        reserve.release()  # this transaction holds the write lock: no other writer can take the space
                     yield connection
             except IntegrityError as error:
                 raise conflict from error
 
     @contextmanager
-    def change(
-        self, gallery: Gallery, sealed: bool = True, erasing: bool = False, as_read: bool = False
-    ) -> Iterator[Connection]:
+    def change(self, gallery: Gallery, sealed: bool = True, as_read: bool = False) -> Iterator[Connection]:
         """Open a writing transaction on a gallery.
 
         The transaction first gives the gallery's row a new version, which invalidates caches and locks the row. Writers
@@ -453,7 +437,6 @@ class Database:
 
         Args:
             sealed: unlock the gallery's key before the transaction begins; False if the key may be lost.
-            erasing: allow the transaction to use the disk reserve.
             as_read: require that no process enrolled or removed a template since ``gallery`` was read.
 
         Raises:
@@ -464,7 +447,7 @@ class Database:
         deleted = deleted_meanwhile(gallery)
         if sealed:
             gallery.seal.unlock()
-        with self.write(deleted, erasing) as connection:
+        with self.write(deleted) as connection:
             own = galleries.c.pk == gallery.pk
             changing = galleries.update().where(own).values(version=new_version())
             generation = connection.execute(changing.returning(galleries.c.current_generation)).scalar_one_or_none()

@@ -1,4 +1,4 @@
-"""Disk of an SQLite database: checks of its file system, and space that is reserved for erasures."""
+"""Disk of an SQLite database: checks of its file system."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import fcntl
 import mmap
 import os
 import pwd
-import shutil
 import stat
 import tempfile
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -34,8 +32,6 @@ LOCAL_DISK_REMEDY: Final = (
 )
 SQLITE_LOCK_BYTE: Final = 0x40000000
 """First byte that SQLite locks (sqlite.org/fileformat.html#the_lock_byte_page)."""
-RESERVE_BYTES: Final = 16 * 1024 * 1024
-"""An erasure writes each overwritten page to the WAL: 1 MB for a subject with 20 photos and their crops."""
 
 
 def check_file_system(folder: Path) -> None:
@@ -101,34 +97,3 @@ def _user(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-class DiskReserve:
-    """File of RESERVE_BYTES that an erasure deletes on a full disk, so that it succeeds. Thread-safe."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        self.released = False
-        """True while the file is deleted by this process."""
-
-    def create(self) -> bool:
-        """Create the file if it is missing; return whether it exists."""
-        with self._lock:
-            try:
-                if not self._path.exists() or self._path.stat().st_size != RESERVE_BYTES:
-                    with os.fdopen(os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600), "wb") as file:
-                        file.write(bytes(RESERVE_BYTES))
-            except OSError:
-                with suppress(OSError):
-                    self._path.unlink(missing_ok=True)
-                return False
-            self.released = False
-            return True
-
-    def release(self) -> None:
-        """Delete the file if less than its size is free on the disk."""
-        with suppress(OSError):
-            if shutil.disk_usage(self._path.parent).free < RESERVE_BYTES and self._path.exists():
-                self._path.unlink()
-                self.released = True

@@ -15,12 +15,11 @@ _CONFLICT: Final = StorageError("a constraint of the leases was violated")
 
 
 class Lease:
-    """Lease of a task. ``erasing``: it frees disk space, so its lease may use the disk reserve. All methods block."""
+    """Lease of a task. All methods block."""
 
-    def __init__(self, database: Database, name: str, erasing: bool = False) -> None:
+    def __init__(self, database: Database, name: str) -> None:
         self._database = database
         self._name = name
-        self._erasing = erasing
 
     def acquire(self, owner: str, now: datetime, lasting: timedelta) -> bool:
         """Acquire or renew the lease for ``lasting``; return whether ``owner`` holds it.
@@ -36,7 +35,7 @@ class Lease:
         if row is not None and row.owner != owner and now <= row.until <= furthest:
             return False
         try:
-            with self._database.write(_CONFLICT, self._erasing) as connection:
+            with self._database.write(_CONFLICT) as connection:
                 if row is None:
                     connection.execute(leases.insert().values(name=self._name, **taken))
                     return True
@@ -48,5 +47,5 @@ class Lease:
 
     def release(self, owner: str) -> None:
         """Release the lease. Raises StorageError."""
-        with self._database.write(_CONFLICT, self._erasing) as connection:
+        with self._database.write(_CONFLICT) as connection:
             connection.execute(leases.delete().where(leases.c.name == self._name, leases.c.owner == owner))

@@ -128,7 +128,7 @@ def repeat_saved(database: Database, documents: Sequence[dict[str, Any]]) -> lis
             before.append((Receipt(**values), key))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidRequestError("the file holds no valid receipts; write them with 'kith erasures save'") from error
-    with database.write(StorageError("the erasures violate a database constraint"), erasing=True) as connection:
+    with database.write(StorageError("the erasures violate a database constraint")) as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(sa.text("LOCK TABLE galleries IN EXCLUSIVE MODE"))
         repeated = repeat(database.vault, connection, before)

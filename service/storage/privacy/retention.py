@@ -83,7 +83,7 @@ class Retention:
     def __init__(self, database: Database, max_share: float = DEFAULT_MAX_SHARE) -> None:
         self._database = database
         self._max_share = max_share
-        self.lease = Lease(database, LEASE, erasing=True)
+        self.lease = Lease(database, LEASE)
         """Lease of the process that sweeps."""
 
     def sweep(self, now: datetime, answers_days: float, stopped: Callable[[], bool] = lambda: False) -> SweepResult:
@@ -171,7 +171,7 @@ class Retention:
                 f"{due.templates} templates and {due.subjects} subjects of gallery {gallery.name!r} "
                 "are past their retention period"
             )
-        with self._database.change(gallery, erasing=True) as connection:
+        with self._database.change(gallery) as connection:
             connection.execute(retention_holds.delete().where(retention_holds.c.gallery_pk == gallery.pk))
             if due.templates or due.subjects:
                 record(self._database.vault, connection, "retention_confirmed", gallery, **due.counts)
@@ -185,7 +185,7 @@ class Retention:
             row = connection.execute(sa.select(retention_holds).where(own)).first()
         if row is not None and (row.templates, row.subjects) == (due.templates, due.subjects):
             return
-        with self._database.change(gallery, erasing=True) as connection:
+        with self._database.change(gallery) as connection:
             if connection.execute(retention_holds.update().where(own).values(**due.counts)).rowcount:
                 return
             connection.execute(retention_holds.insert().values(gallery_pk=gallery.pk, at=now, **due.counts))
@@ -196,7 +196,7 @@ class Retention:
         with self._database.read() as connection:
             if connection.execute(sa.select(retention_holds.c.at).where(own)).first() is None:
                 return
-        with self._database.write(_CONFLICT, erasing=True) as connection:
+        with self._database.write(_CONFLICT) as connection:
             connection.execute(retention_holds.delete().where(own))
 
     def _limited(self) -> list[int]:
@@ -242,7 +242,7 @@ class Retention:
 
     def _sweep_some(self, gallery: Gallery, before: datetime, empty: Sequence[int] = ()) -> Counter[str]:
         """Return the numbers of erased rows by kind. ``empty``: subjects recently seen without templates."""
-        with self._database.change(gallery, erasing=True) as connection:
+        with self._database.change(gallery) as connection:
             row = connection.execute(sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)).scalar_one()
             if row.get("retention_days") != gallery.settings.retention_days:
                 return Counter()  # changed in the meantime; left to the next sweep
@@ -268,7 +268,7 @@ class Retention:
         with self._database.read() as connection:
             if connection.execute(some.limit(1)).first() is None:
                 return Counter()
-        with self._database.change(gallery, erasing=True) as connection:
+        with self._database.change(gallery) as connection:
             now = connection.execute(sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)).scalar_one()
             if now.get("retention_days") != gallery.settings.retention_days:
                 return Counter()
@@ -294,7 +294,7 @@ class Retention:
             with self._database.read() as connection:
                 if connection.execute(old.limit(1)).first() is None:
                     break
-            with self._database.change(gallery, erasing=True) as connection:
+            with self._database.change(gallery) as connection:
                 row = connection.execute(sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk))
                 if row.scalar_one().get("remember_strangers_days") != days:
                     break  # changed in the meantime; left to the next sweep
@@ -312,7 +312,7 @@ class Retention:
             with self._database.read() as connection:
                 if connection.execute(old.limit(1)).first() is None:
                     break
-            with self._database.write(_CONFLICT, erasing=True) as connection:
+            with self._database.write(_CONFLICT) as connection:
                 forgotten += connection.execute(table.delete().where(key.in_(old))).rowcount
         return forgotten
 

@@ -369,7 +369,7 @@ class AlbumStore:
 
         Raises AlbumNotFoundError.
         """
-        with self._database.change(gallery, erasing=True) as connection:
+        with self._database.change(gallery) as connection:
             removed = delete_albums(connection, (albums.c.gallery_pk == gallery.pk) & (albums.c.id == album_id))
             if removed["albums"]:
                 receipt = record_erasure(self._database.vault, connection, gallery, removed, album_id=album_id)
@@ -397,7 +397,7 @@ class AlbumStore:
             found = connection.execute(query.order_by(albums.c.pk)).all()
         deleted = 0
         for row in found:
-            with self._database.write(_CONFLICT, erasing=True) as connection:
+            with self._database.write(_CONFLICT) as connection:
                 removed = delete_albums(connection, (albums.c.id == row.id) & due, with_jobs=False)
                 if not removed["albums"]:
                     continue

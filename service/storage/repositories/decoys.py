@@ -86,7 +86,7 @@ class DecoyStore:
 
         Raises SubjectNotFoundError, DecoyNotFoundError.
         """
-        with self._database.change(gallery, erasing=True) as connection:
+        with self._database.change(gallery) as connection:
             subject_pk = find_subject_pk(connection, gallery, subject_id)
             own = (decoys.c.subject_pk == subject_pk) & (decoys.c.id == decoy_id)
             if connection.execute(sa.select(decoys.c.pk).where(own)).first() is not None:

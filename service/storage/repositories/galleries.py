@@ -169,7 +169,7 @@ class GalleryStore:
         """Delete a gallery with all its subjects; return it with the receipt. Raises as :meth:`update`."""
         gallery = self.get(name)
         key = erasures.key_name(gallery.seal)
-        with self._database.change(gallery, sealed=False, erasing=True) as connection:
+        with self._database.change(gallery, sealed=False) as connection:
             if expected is not None:
                 row = connection.execute(gallery_rows().where(galleries.c.pk == gallery.pk)).one()
                 require_revision(expected, gallery_of(row, self._database.vault).revision)

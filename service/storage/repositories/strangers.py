@@ -236,7 +236,7 @@ class StrangerStore:
 
     def forget(self, gallery: Gallery, stranger_id: str) -> Receipt:
         """Erase a stranger. A repeated erasure returns the first receipt. Raises as :meth:`promote`."""
-        with self._database.change(gallery, erasing=True) as connection:
+        with self._database.change(gallery) as connection:
             removed = delete_strangers(connection, gallery, strangers.c.id == stranger_id)
             if removed["strangers"]:
                 receipt = record_erasure(self._database.vault, connection, gallery, removed, stranger_id=stranger_id)
@@ -250,7 +250,7 @@ class StrangerStore:
 
     def forget_all(self, gallery: Gallery) -> Receipt:
         """Erase all strangers of a gallery, of any recognizer."""
-        with self._database.change(gallery, erasing=True) as connection:
+        with self._database.change(gallery) as connection:
             removed = delete_strangers(connection, gallery, sa.true())
             receipt = record_erasure(self._database.vault, connection, gallery, removed, kind="strangers")
         self._evict(gallery)

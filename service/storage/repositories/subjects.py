@@ -182,7 +182,7 @@ class SubjectStore:
         Raises SubjectNotFoundError if it was never erased, or merged into another one (with that receipt), and
         PreconditionFailedError as :meth:`put`.
         """
-        with self._database.change(gallery, erasing=True) as connection:
+        with self._database.change(gallery) as connection:
             subject_pk = find_subject_pk(connection, gallery, subject_id)
             if subject_pk is None:
                 receipt = _erase_unenrolled(self._database.vault, connection, gallery, subject_id, expected)
@@ -195,7 +195,7 @@ class SubjectStore:
     def delete_many(self, gallery: Gallery, subject_ids: Sequence[str]) -> int:
         """Erase subjects, all or nothing, each with its receipt; return how many existed or were named in an album."""
         erased = 0
-        with self._database.change(gallery, erasing=True) as connection:
+        with self._database.change(gallery) as connection:
             for subject_id in subject_ids:
                 subject_pk = find_subject_pk(connection, gallery, subject_id)
                 if subject_pk is not None:

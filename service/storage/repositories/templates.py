@@ -175,7 +175,7 @@ class TemplateStore:
 
         Raises SubjectNotFoundError, TemplateNotFoundError.
         """
-        with self._database.change(gallery, erasing=True) as connection:
+        with self._database.change(gallery) as connection:
             present = existing_ids(connection, gallery, [template_id])
             earlier = None if present else erasures.template_receipt(connection, gallery, subject_id, template_id)
             if earlier is None:
@@ -188,7 +188,7 @@ class TemplateStore:
 
     def delete_many(self, gallery: Gallery, template_ids: Sequence[str]) -> list[Template]:
         """Erase templates of any subjects, all or nothing, each with its receipt; return those that existed."""
-        with self._database.change(gallery, erasing=True) as connection:
+        with self._database.change(gallery) as connection:
             found = _read_with_subjects(connection, gallery, templates.c.id.in_(template_ids))
             for template in found:
                 erasures.erase_template(self._database.vault, connection, gallery, template.subject, template.id)
