@@ -112,7 +112,7 @@ def test_what_compose_starts_is_closed(name: str) -> None:
 @pytest.mark.parametrize("name", COMPOSE)
 def test_what_compose_sets_exists(name: str) -> None:
     document = compose(name)
-    nodes = [each for each in document["services"].values() if "KITH_API_KEY" in each.get("environment", {})]
+    nodes = [each for each in document["services"].values() if "KITH_MASTER_KEY_FILE" in each.get("environment", {})]
     assert nodes
     for node in nodes:
         accepted(node["environment"])
@@ -120,8 +120,34 @@ def test_what_compose_sets_exists(name: str) -> None:
     for proxy in proxies:
         known = set(re.findall(r"\bKITH_\w+", (DOCKER / "haproxy.cfg").read_text()))
         assert set(proxy["environment"]) <= known
-    asked = re.findall(r"\$\{(\w+)(:\?[^}]*)?\}", (DOCKER / name).read_text())
-    assert {name for name, _ in asked} == {name for name, otherwise in asked if otherwise}, "asked for, once"
+
+
+@pytest.mark.parametrize("name", COMPOSE)
+def test_compose_needs_the_secrets_to_start_and_for_no_other_command(name: str, tmp_path: Path) -> None:
+    """A variable that Compose requires is required by down and logs, too. The first container requires it instead."""
+    asked = re.findall(r"(?<!\$)\$\{(\w+)([^}]*)\}", (DOCKER / name).read_text())
+    assert {otherwise for _, otherwise in asked} == {":-"}
+    services = compose(name)["services"]
+    secrets = {secret for secret, _ in asked}
+    assert services["key"]["environment"] == {secret: f"${{{secret}:-}}" for secret in secrets}
+    for service, is_set in services.items():
+        if service != "key" and secrets & set(re.findall(r"\$\{(\w+)", str(is_set.get("environment")))):
+            waits_for = set(is_set["depends_on"])
+            waits_for |= {first for each in waits_for for first in services[each].get("depends_on", ())}
+            assert "key" in waits_for, service
+    shell, option, script = services["key"]["command"]
+    script = script.replace("$$", "$").replace("/keys/", f"{tmp_path}/")
+    given = dict.fromkeys(secrets, GIVEN)
+    for secret in secrets:
+        done = run(shell, option, script, **{**given, secret: ""})
+        assert done.returncode != 0
+        assert f"{secret}: is not set: see docs/deployment.md" in done.stderr
+        assert not (tmp_path / "master.key").exists()
+    keys = set()
+    for _ in range(2):
+        assert run(shell, option, script, **given).returncode == 0
+        keys.add((tmp_path / "master.key").read_bytes())
+    assert len(keys) == 1
 
 
 @pytest.mark.parametrize("name", COMPOSE)
@@ -141,16 +167,42 @@ def test_the_proxy_stays_below_what_a_node_takes() -> None:
     assert int(most) < Settings.model_fields["max_connections"].default
 
 
-def test_git_does_not_see_files_of_keys() -> None:
+PROGRAMS = """
+docker() { if [[ " $* " == *" sh -c "* ]]; then sh -c "${@: -1}"; fi; }
+install() { mkdir -p "${@: -1}"; }
+kubectl() { :; }
+python3() { :; }
+/opt/kith/bin/pip() { :; }
+systemctl() { :; }
+"""
+
+
+def test_commands_with_keys_keep_them_from_git_from_others_and_when_repeated(tmp_path: Path) -> None:
     ignored = (ROOT / ".gitignore").read_text().split()
     assert {".env", "master.key"} <= set(ignored)
-    told = (ROOT / "docs" / "deployment.md").read_text()
+    told = "".join((ROOT / name).read_text() for name in ("README.md", "docs/deployment.md"))
     blocks = [
         each for each in re.findall(r"```sh\n(.*?)```", told, re.DOTALL) if re.search(r">\S*(\.env|\.key)\b", each)
     ]
-    assert len(blocks) == 4
-    for each in blocks:
-        assert "umask 077" in each
+    assert len(blocks) >= 4
+    for number, block in enumerate(blocks):
+        here = tmp_path / str(number)
+        for folder in ("docker", "keys"):
+            (here / folder).mkdir(parents=True)
+        block = re.sub(r"(?<=[\s>])/(etc|keys)/", rf"{here}/\1/", block)
+        kept = []
+        for _ in range(2):
+            done = subprocess.run(
+                ["bash", "-euc", PROGRAMS + block], cwd=here, capture_output=True, text=True, timeout=60
+            )
+            assert done.returncode == 0, block + done.stderr
+            files = [path for path in here.rglob("*") if path.is_file()]
+            assert files
+            assert {path.stat().st_mode & 0o777 for path in files} == {0o600}, block
+            assert all(path.suffix == ".key" or path.name.endswith(".env") for path in files)
+            kept.append({path: path.read_bytes() for path in files})
+        assert kept[0] == kept[1], block
+        assert all(kept[0].values())
 
 
 def accepted(environment: dict[str, Any]) -> None:
