@@ -66,6 +66,36 @@ def test_an_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert "train first" in " ".join(done.stderr.split())
 
 
+@pytest.mark.parametrize(
+    ("size_kb", "file"),
+    [(1000, "crops-"), (1776, "error: No"), (4000, "checkpoint.pt")],
+    ids=["cache", "logs", "checkpoint"],
+)
+def test_a_full_disk_is_one_line(tmp_path: Path, size_kb: int, file: str) -> None:
+    """On a file system of its own, the cache of 1,768 kB, then the logs, then the checkpoint of 18 MB fails."""
+    disk, people = tmp_path / "disk", write_people(tmp_path / "people", images=8)
+    disk.mkdir()
+    program = Path(sys.executable).parent / "kith-train"
+    run = f"{program} run smoke --data {people} --folder --output {disk}/run --epochs 1"
+    script = f"mount -t tmpfs -o size={size_kb}k tmpfs {disk} || exit 77; {run}; code=$?; find {disk}; exit $code"
+    try:
+        done = subprocess.run(
+            ["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=300, check=False
+        )
+    except FileNotFoundError:
+        pytest.skip("unshare is not installed")
+    if done.returncode == 77 or "unshare failed" in done.stderr:
+        pytest.skip("mounting a file system is not permitted")
+    message = done.stderr[done.stderr.find("error:") :].strip()
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert file in message.partition(" space left on device")[0]
+    assert message.endswith(
+        "Free space on the disk, then run the command again; a run resumes from its last checkpoint"
+    )
+    assert ".partial" not in done.stdout
+
+
 def test_int8_needs_a_benchmark(tmp_path: Path, pack: ModelPack) -> None:
     train_recognizer(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", epochs=1))
     with pytest.raises(ConfigError, match="--data"):

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
+import threading
+from typing import Final, NoReturn
 
 from rich.console import Console
+from rich.markup import escape
 
 from models.errors import ModelError
 from training.cli import light
 from training.config import ConfigError
 from training.errors import RunError
 
+FULL_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def main() -> None:
     logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
     for exporter in ("onnx_ir", "onnxscript"):  # they log every optimization pass
         logging.getLogger(exporter).setLevel("WARNING")
+    threading.excepthook = _report_thread
     try:
         if set(sys.argv[1:2]) & {command.name for command in light.app.registered_commands}:
             light.app()
@@ -25,5 +32,20 @@ def main() -> None:
 
             app()
     except (ConfigError, ModelError, RunError) as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False)
-        raise SystemExit(error.exit_code if isinstance(error, RunError) else 2) from error
+        _fail(str(error), error.exit_code if isinstance(error, RunError) else 2)
+    except OSError as error:  # of the machine: a full disk, a folder without permission
+        file = f"{error.filename}: " if error.filename else ""
+        space = "Free space on the disk, then run the command again; a run resumes from its last checkpoint"
+        remedy = space if error.errno in FULL_DISK else "Correct it, then run the command again"
+        _fail(f"{file}{error.strerror or error}. {remedy}", 2)
+
+
+def _report_thread(error: threading.ExceptHookArgs) -> None:
+    """Print the error of a thread, except for a full disk: TensorBoard's thread raises it in the main thread, too."""
+    if not (isinstance(error.exc_value, OSError) and error.exc_value.errno in FULL_DISK):
+        threading.__excepthook__(error)
+
+
+def _fail(message: str, exit_code: int) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(message)}", highlight=False)
+    raise SystemExit(exit_code)

@@ -18,13 +18,14 @@ def create_crop_cache(
     """Yield a (count, size_px, size_px, 3) array to fill, and a function that saves the ``companion`` array.
 
     Both files appear under their names only after the block ends without error. Processes may build the same cache
-    concurrently: each writes its own files, and the last one wins.
+    concurrently: each writes its own files, and the last one wins. Raises OSError: the disk has no space for it.
     """
     cache.parent.mkdir(parents=True, exist_ok=True)
     partial, partial_companion = (path.with_name(f"{path.name}.{os.getpid()}.partial") for path in (cache, companion))
     shape = (count, size_px, size_px, 3)
     try:
         crops_NHWC = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
+        _allocate(partial)
 
         def save_companion(values: NDArray[np.generic]) -> None:
             with partial_companion.open("wb") as stream:
@@ -37,3 +38,15 @@ def create_crop_cache(
     finally:
         partial.unlink(missing_ok=True)
         partial_companion.unlink(missing_ok=True)
+
+
+def _allocate(file: Path) -> None:
+    """Reserve the disk space of a sparse file: a full disk would end a process that writes to its map by SIGBUS."""
+    size = file.stat().st_size
+    try:
+        with file.open("r+b") as stream:
+            os.posix_fallocate(stream.fileno(), 0, size)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"{os.strerror(error.errno or 0)} for {size / 1e6:,.0f} MB of crops", str(file)
+        ) from error

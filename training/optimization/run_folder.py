@@ -132,13 +132,21 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def save_atomically(path: Path, state: dict[str, Any]) -> None:
-    """Save so that readers see the old or the new file, even after a power failure."""
+    """Save so that readers see the old or the new file, even after a power failure. Raises OSError, such as of a full
+    disk."""
     partial = path.with_suffix(".partial")
-    with partial.open("wb") as stream:
-        torch.save(state, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.rename(path)
+    try:
+        with partial.open("wb") as stream:
+            torch.save(state, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.rename(path)
+    except (OSError, RuntimeError) as error:
+        partial.unlink(missing_ok=True)
+        cause = error if isinstance(error, OSError) else error.__context__  # torch hides the error of its stream
+        if isinstance(cause, OSError) and cause.errno is not None:
+            raise OSError(cause.errno, os.strerror(cause.errno), str(path)) from error
+        raise
 
 
 def read_json(path: Path) -> dict[str, Any]:

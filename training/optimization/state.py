@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from training import distributed
 from training.config import ConfigError, LoopConfig
 from training.data.identities import IdentitySet
-from training.errors import NON_FINITE_REMEDY, NonFiniteLossError
+from training.errors import NON_FINITE_REMEDY, NonFiniteLossError, RunError
 from training.losses import PartialFC
 from training.optimization.checkpoint_writer import CheckpointWriter, copy_to_host
 from training.optimization.objective import Objective
@@ -150,7 +150,7 @@ class TrainingState:
 
         self._writer.begin(write)
         if distributed.any_rank(failure is not None):
-            raise failure or OSError("another rank could not write the checkpoint before")
+            raise failure or RunError("another rank could not write the checkpoint before. Its error says why")
 
     def restore(self, path: Path) -> bool:
         """Load a checkpoint, whole or in shards of any number of ranks. Return whether there was one. Raises
