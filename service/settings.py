@@ -208,7 +208,7 @@ class Settings(BaseSettings):
         None,
         pattern=r"^mqtts?://([^/?#@:]+@)?([a-zA-Z0-9.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?(/[A-Za-z0-9_-]+)*$",
         description="MQTT broker that gets all events, as mqtts://USER@HOST:8883/PREFIX of topics (default: kith); "
-        "mqtt is unencrypted; needs kith-face[mqtt].",
+        "mqtt is unencrypted; needs the extra mqtt.",
     )
     mqtt_password_file: Path | None = Field(None, description="File of the password for KITH_MQTT_URL.")
     mqtt_discovery: str | None = Field(
@@ -302,7 +302,7 @@ class Settings(BaseSettings):
         # No credentials: errors are logged with the address.
         pattern="^https?://[^/?#@][^?#@]*$",
         description="OTLP endpoint over HTTP for traces, as http://localhost:4318/v1/traces, without query or "
-        "password; needs kith-face[tracing].",
+        "password; needs the extra tracing.",
     )
     log_format: Literal["text", "json"] = Field("text", description="Log format: text, or one JSON document per line.")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Log level.")
@@ -448,11 +448,11 @@ class Settings(BaseSettings):
             if self.stateless and getattr(self, name) is not None:
                 raise SettingsError(f"KITH_STATELESS keeps nothing: unset KITH_{name.upper()}, or KITH_STATELESS")
         if self.milvus_uri is not None and find_spec("pymilvus") is None:
-            raise SettingsError("KITH_MILVUS_URI needs pymilvus: pip install 'kith-face[milvus]'")
+            raise SettingsError("KITH_MILVUS_URI needs pymilvus: pip install '.[milvus]' in a clone of Kith")
         if self.traces_url is not None and not _is_installed("opentelemetry.exporter.otlp.proto.http"):
-            raise SettingsError("KITH_TRACES_URL needs OpenTelemetry: pip install 'kith-face[tracing]'")
+            raise SettingsError("KITH_TRACES_URL needs OpenTelemetry: pip install '.[tracing]' in a clone of Kith")
         if self.mqtt_url is not None and find_spec("aiomqtt") is None:
-            raise SettingsError("KITH_MQTT_URL needs aiomqtt: pip install 'kith-face[mqtt]'")
+            raise SettingsError("KITH_MQTT_URL needs aiomqtt: pip install '.[mqtt]' in a clone of Kith")
         if self.milvus_uri is not None and not self.milvus_plaintext:
             raise SettingsError(
                 "Milvus (KITH_MILVUS_URI) stores vectors in plaintext: encrypt its volumes (and those of its "

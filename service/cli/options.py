@@ -61,6 +61,7 @@ DetailOption = Annotated[
         "photos). Default: the server's.",
     ),
 ]
+PhotosOrFolders = Annotated[list[Path], typer.Argument(help="Photos, or folders of photos at any depth.", exists=True)]
 Photos = Annotated[list[Path], typer.Argument(help="One or more photos.", exists=True, dir_okay=False)]
 
 

@@ -14,4 +14,4 @@ def require_package(package: str, extra: str, purpose: str) -> None:
         ExtraMissingError: it is not. The error names the extra to install.
     """
     if find_spec(package) is None:
-        raise ExtraMissingError(f"{purpose} needs {package}: pip install 'kith-face[{extra}]'")
+        raise ExtraMissingError(f"{purpose} needs {package}: pip install '.[{extra}]' in a clone of Kith")

@@ -110,7 +110,7 @@ def trainer_for(device: str) -> Callable[[Kind, Float], Builder]:
 def check_gpu() -> None:
     """Check that FAISS finds a GPU. Raises SettingsError."""
     if not hasattr(faiss, "StandardGpuResources"):
-        raise SettingsError("KITH_INDEX_DEVICE is gpu, but the faiss installed is for CPUs: install kith-face[gpu]")
+        raise SettingsError("KITH_INDEX_DEVICE is gpu, but the faiss installed is for CPUs: see docs/gpu.md")
     if api.get_num_gpus() < 1:
         raise SettingsError("KITH_INDEX_DEVICE is gpu, but FAISS finds no GPU: see `kith doctor`")
 

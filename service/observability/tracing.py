@@ -1,6 +1,6 @@
 """OpenTelemetry adapter: spans of requests, stages and network batches, exported by OTLP over HTTP.
 
-The only module that imports OpenTelemetry, which is an extra (kith-face[tracing]). Attributes never contain personal
+The only module that imports OpenTelemetry, which is the extra tracing. Attributes never contain personal
 data: the route's template instead of the path, the error code instead of its text. OTEL_TRACES_SAMPLER and
 OTEL_TRACES_SAMPLER_ARG select the sampled requests.
 """

@@ -209,7 +209,7 @@ def search(
     except ModuleNotFoundError as error:
         if error.name != "optuna":
             raise
-        raise ConfigError("search needs optuna: pip install 'kith-face[training]'") from error
+        raise ConfigError("search needs optuna: pip install '.[training]' in a clone of Kith") from error
     torch.set_num_threads(threads or available_cores())
     config = _configured(recipe, data, output, teacher, folder, align_with).overridden(_settings(settings))
     plan = searching.SearchPlan(cast(searching.Sampling, sampler), trials, minutes, seed)

@@ -13,11 +13,12 @@ import typer
 from rich.progress import MofNCompleteColumn
 from rich.table import Column
 
+from models.vision.photo_files import PhotoFolder, list_photos, printable_path
 from service.cli.completion import complete_galleries, complete_served, complete_subjects
 from service.cli.connection import connect
-from service.cli.options import DetailOption, GalleryOption, Photos, RiskOptions, ServerOptions, check_file
+from service.cli.options import DetailOption, GalleryOption, PhotosOrFolders, RiskOptions, ServerOptions, check_file
 from service.cli.remedies import remedy_lines
-from service.cli.terminal import EXIT_NO, make_table, print_json, print_note, print_table, progress_bar
+from service.cli.terminal import EXIT_NO, count_of, make_table, print_json, print_note, print_table, progress_bar
 from service.core.text import describe_outcome, describe_reasons, format_odds
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ IMAGE_SUFFIXES: Final = (".jpg", ".jpeg", ".png")
 DETECTIONS: Final = ("Photo", "Face", "Box (x0, y0, x1, y1)", "Score", "Quality", "Usable")
 Answer = TypeVar("Answer")
 Documents = dict[str, dict[str, Any]]
-"""JSON of the answer to each photo, or ``{"error": problem}`` if one of several photos cannot be read."""
+"""JSON of the answer to each photo. ``error``: problem of one of several photos that cannot be read, else None."""
 
 Draw = Annotated[
     Path | None,
@@ -37,22 +38,26 @@ Draw = Annotated[
 ]
 
 
-def detect(photos: Photos, server: ServerOptions, draw: Draw = None, detail: DetailOption = None) -> None:
+def detect(photos: PhotosOrFolders, server: ServerOptions, draw: Draw = None, detail: DetailOption = None) -> None:
     """Detect faces and measure their quality.
 
     Exit status 1 if a photo shows no face."""
-    targets = _drawing_targets(photos, draw)
+    found = _photos_in(photos)
+    targets = _drawing_targets(found.photos, draw)
     rows: list[Sequence[object]] = []
     answers: Documents = {}
 
     def refuse(photo: Path, problem: dict[str, Any]) -> None:
         rows.append((photo, None, None, None, None, problem["code"]))
 
+    from kith.wire.faces import PhotoOut
+
+    empty = PhotoOut().model_dump(mode="json")
     with _print_on_exit(answers, DETECTIONS, rows, server), connect(server, "temporary") as kith:
-        for photo, answer in _answers(photos, answers, lambda photo: kith.detect(photo, detail=detail), refuse):
+        for photo, answer in _answers(found, answers, lambda photo: kith.detect(photo, detail=detail), refuse, empty):
             (image,) = answer.images
             _note_truncation(photo, image)
-            answers[str(photo)] = image.model_dump(mode="json", exclude_none=True)
+            answers[printable_path(photo)] = image.model_dump(mode="json")
             for number, face in enumerate(image.faces, start=1):
                 box = ", ".join(f"{value:.0f}" for value in face.box)
                 usable = "yes" if face.quality.usable else describe_reasons(face.quality.reasons)
@@ -67,7 +72,7 @@ def detect(photos: Photos, server: ServerOptions, draw: Draw = None, detail: Det
 
 
 def embed(
-    photos: Photos,
+    photos: PhotosOrFolders,
     server: ServerOptions,
     output: Annotated[
         Path | None,
@@ -82,19 +87,23 @@ def embed(
 
     Exit status 1 if a photo shows no face."""
     check_file(output, "--output", ".npy")
+    found = _photos_in(photos)
     source: dict[str, str | None] = {"model": None, "recognizer": None}
     answers: Documents = {}
 
     def refuse(photo: Path, problem: dict[str, Any]) -> None:
         print_note(f"{photo}: {problem['code']}: {problem['detail']}")
 
+    from kith.wire.faces import PhotoOut
+
+    empty = PhotoOut().model_dump(mode="json")
     try:
         with connect(server, "temporary") as kith:
             send = partial(kith.embed, model=model, detail=detail)
-            for photo, answer in _answers(photos, answers, send, refuse):
+            for photo, answer in _answers(found, answers, send, refuse, empty):
                 source = {"model": answer.model, "recognizer": answer.recognizer}
                 _note_truncation(photo, answer.images[0])
-                answers[str(photo)] = answer.images[0].model_dump(mode="json", exclude_none=True)
+                answers[printable_path(photo)] = answer.images[0].model_dump(mode="json")
     finally:
         if answers and output is None:
             print_json({**source, "photos": answers})
@@ -104,7 +113,7 @@ def embed(
 
 
 def identify(
-    photos: Photos,
+    photos: PhotosOrFolders,
     gallery: GalleryOption,
     risk: RiskOptions,
     server: ServerOptions,
@@ -118,10 +127,11 @@ def identify(
         typer.Option(help="Identify a person in at most one face of a photo; default: the gallery's setting."),
     ] = None,
 ) -> None:
-    """Search a gallery for the faces in photos.
+    """Search a gallery for the faces in photos, or in the photos of folders.
 
     Exit status 1 if no face is identified, or a photo cannot be read."""
-    targets = _drawing_targets(photos, draw)
+    found = _photos_in(photos)
+    targets = _drawing_targets(found.photos, draw)
     options: dict[str, Any] = {
         "faces": faces,
         "top_k": top,
@@ -141,9 +151,12 @@ def identify(
 
     photo_column, decision_column = (Column(header, no_wrap=True) for header in ("Photo", "Decision"))
     headers = (photo_column, "Face", decision_column, "Similarity", "Threshold", "By chance")
+    empty: dict[str, Any] = {"gallery": gallery, "model": None, "recognizer": None, "results": [], "images": []}
     with _print_on_exit(answers, headers, rows, server), connect(server) as kith:
-        for photo, answer in _answers(photos, answers, lambda photo: kith.identify(gallery, photo, **options), refuse):
-            answers[str(photo)] = answer.model_dump(mode="json", exclude_none=True)
+        for photo, answer in _answers(
+            found, answers, lambda photo: kith.identify(gallery, photo, **options), refuse, empty
+        ):
+            answers[printable_path(photo)] = {**answer.model_dump(mode="json"), "error": None}
             for image in answer.images:
                 _note_truncation(photo, image)
             identified = identified or any(result.outcome == "identified" for result in answer.results)
@@ -153,7 +166,7 @@ def identify(
                 from service.cli.tools.drawing import draw_decisions
 
                 draw_decisions(photo.read_bytes(), answer.results, targets[photo])
-    if not identified or any("error" in answer for answer in answers.values()):
+    if not identified or any(answer["error"] for answer in answers.values()):
         raise typer.Exit(EXIT_NO)
 
 
@@ -188,7 +201,7 @@ def verify(
     with connect(server, "temporary" if subject is None else "refuse") as kith:
         answer = kith.verify(a, other, risk=accepted, detail=detail)
     text = _describe_verdict(answer, {"a": str(a), "b": str(b or subject)})
-    server.answer(answer.model_dump(mode="json", exclude_none=True), text, ok=answer.outcome == "same")
+    server.answer(answer.model_dump(mode="json"), text, ok=answer.outcome == "same")
 
 
 def _write_vectors(output: Path, answers: Documents, source: dict[str, str | None], server: ServerOptions) -> None:
@@ -261,7 +274,7 @@ def _print_on_exit(
 
     def print_text() -> None:
         print_table(make_table(*headers, rows=rows))
-        for line in remedy_lines(answer["error"] for answer in answers.values() if "error" in answer):
+        for line in remedy_lines(answer["error"] for answer in answers.values() if answer["error"]):
             print_note(line)
 
     try:
@@ -271,34 +284,74 @@ def _print_on_exit(
             server.answer(answers, print_text)
 
 
+def _photos_in(paths: list[Path]) -> PhotoFolder:
+    """Return the photos among the paths, and those of folders, read as 'kith enroll' reads them.
+
+    Raises:
+        typer.BadParameter: there is none.
+    """
+    found = PhotoFolder()
+    for path in paths:
+        listed = list_photos(path) if path.is_dir() else PhotoFolder([path])
+        found.photos += listed.photos
+        found.ignored |= listed.ignored
+        found.unreadable |= listed.unreadable
+        found.hidden += listed.hidden
+    if not found.photos and not found.unreadable:
+        raise typer.BadParameter(f"{', '.join(map(str, paths))}: no photos.", param_hint="PHOTOS")
+    if ignored := len(found.ignored) + found.hidden:
+        print_note(f"{count_of(ignored, 'file')} ignored (hidden, or not a photo)")
+    return found
+
+
 def _answers(
-    photos: list[Path],
+    found: PhotoFolder,
     answers: Documents,
     send: Callable[[Path], Answer],
     refuse: Callable[[Path, dict[str, Any]], None],
+    empty: dict[str, Any],
 ) -> Iterator[tuple[Path, Answer]]:
-    """Yield each photo's answer. If one of several photos cannot be read, add its problem to ``answers``."""
+    """Yield each photo's answer. If one of several photos cannot be read, add its problem to ``answers``.
+
+    ``empty``: the keys of an answer, for a photo that has none."""
     from kith import KithClientError
 
+    several = len(found.photos) + len(found.unreadable) > 1
+
+    def add(photo: Path, problem: dict[str, Any]) -> None:
+        answers[printable_path(photo)] = {**empty, "error": problem}
+        refuse(photo, problem)
+
+    for path, reason in found.unreadable.items():
+        add(path, _unreadable(reason))
     with progress_bar(MofNCompleteColumn(), transient=True) as progress:
-        task = progress.add_task("photos", total=len(photos), visible=len(photos) > 1)
-        for photo in photos:
+        task = progress.add_task("photos", total=len(found.photos), visible=len(found.photos) > 1)
+        for photo in found.photos:
             try:
                 yield photo, send(photo)
+            except OSError as error:
+                if not several:
+                    raise
+                add(photo, _unreadable(error.strerror or str(error)))
             except KithClientError as error:
                 if not error.code.startswith("image_"):
                     raise
-                if len(photos) == 1:
+                if not several:
                     error.problem["detail"] = f"{photo}: {error.problem['detail']}"
                     raise
-                answers[str(photo)] = {"error": error.problem}
-                refuse(photo, error.problem)
+                add(photo, error.problem)
             progress.advance(task)
+    if refused := sum(1 for answer in answers.values() if answer["error"]):
+        print_note(f"{count_of(refused, 'photo')} of {len(found.photos) + len(found.unreadable)} cannot be read")
 
 
 def _note_truncation(photo: Path, image: FaceCountOut) -> None:
     if image.truncated:
         print_note(f"{photo} shows {image.face_count:,} faces: only the largest are listed (KITH_MAX_FACES)")
+
+
+def _unreadable(reason: str) -> dict[str, Any]:
+    return {"code": "unreadable", "detail": reason, "remedy": ""}
 
 
 def _drawing_targets(photos: list[Path], draw: Path | None) -> dict[Path, Path]:

@@ -126,7 +126,7 @@ def _prepared_engine(url: str, vault: Vault) -> Engine:
             opened.pop_all()
             return engine
     except ModuleNotFoundError as error:
-        raise StorageError("PostgreSQL needs a driver: pip install 'kith-face[postgres]'") from error
+        raise StorageError("PostgreSQL needs a driver: pip install '.[postgres]' in a clone of Kith") from error
     except SQLAlchemyError as error:
         failure = storage_error("the database cannot be opened", error)
         if type(failure) is StorageBusyError:

@@ -125,6 +125,44 @@ def test_commands_choose_the_detail(
     assert kith_command("verify", str(photo), str(photo), *at, "--detail", "low", cwd=tmp_path).returncode == 1
 
 
+def test_a_folder_of_photos_is_searched_at_any_depth(
+    server: str, kith: Kith, gallery: str, tmp_path: Path, astronaut: NDArray[Any], nobody: NDArray[Any]
+) -> None:
+    kith.enroll(gallery, "eileen", jpeg(astronaut))
+    album = tmp_path / "album"
+    (album / "2026" / "may").mkdir(parents=True)
+    good, broken, empty = album / "2026" / "may" / "1.jpg", album / "2026" / "2.jpg", album / "3.jpg"
+    gone = album / "gone.jpg"
+    good.write_bytes(jpeg(astronaut))
+    broken.write_bytes(b"no photo")
+    empty.write_bytes(jpeg(nobody))
+    (album / "notes.txt").write_text("text")
+    gone.symlink_to(album / "missing.jpg")
+    at, of = ("--url", server), ("-g", gallery)
+    done = kith_command("identify", str(album), *of, *at, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr  # two photos cannot be read
+    assert all(str(path) in done.stdout for path in (good, broken, empty, gone)), done.stdout
+    assert "2 photos of 4 cannot be read" in done.stderr
+    assert "1 file ignored" in done.stderr
+    answers = json.loads(kith_command("identify", str(album), *of, *at, "--json", cwd=tmp_path).stdout)
+    assert len(answers) == 4
+    assert len({frozenset(answer) for answer in answers.values()}) == 1
+    assert len({frozenset(result) for answer in answers.values() for result in answer["results"]}) == 1
+    assert answers[str(good)]["results"][0]["subject"] == "eileen"
+    assert (answers[str(gone)]["error"]["code"], answers[str(good)]["error"]) == ("unreadable", None)
+    for command in ("detect", "embed"):
+        done = kith_command(command, str(album), *at, "--json", cwd=tmp_path)
+        document = json.loads(done.stdout)
+        photos = document.get("photos", document)
+        assert (done.returncode, len(photos)) == (1, 4)
+        assert len({frozenset(photo) for photo in photos.values()}) == 1
+    broken.unlink()
+    gone.unlink()
+    assert kith_command("identify", str(album), *of, *at, cwd=tmp_path).returncode == 0
+    (tmp_path / "nothing").mkdir()
+    assert "no photos" in kith_command("identify", str(tmp_path / "nothing"), *of, *at, cwd=tmp_path).stderr
+
+
 def test_gallery_update_changes_only_the_given_settings(server: str, kith: Kith, gallery: str, tmp_path: Path) -> None:
     def update(*options: str) -> subprocess.CompletedProcess[str]:
         return kith_command("gallery", "update", gallery, *options, "--url", server, cwd=tmp_path)

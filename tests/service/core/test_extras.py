@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+
 import pytest
 
 from service.core import extras
 from service.core.errors import ExtraMissingError
+from tests.conftest import ROOT
 
 
 def test_a_missing_package_is_named_with_its_extra() -> None:
-    with pytest.raises(ExtraMissingError, match=r"A backup needs absent_package: pip install 'kith-face\[arrow\]'"):
+    with pytest.raises(ExtraMissingError, match=r"A backup needs absent_package: pip install '\.\[arrow\]' in a clone"):
         extras.require_package("absent_package", "arrow", "A backup")
     extras.require_package("numpy", "arrow", "Nothing")
+
+
+def test_every_hint_names_an_extra_that_a_clone_can_install() -> None:
+    extras_of_the_distribution = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    files = [file for folder in ("service", "training", "models", "docs") for file in (ROOT / folder).rglob("*.*")]
+    texts = [file.read_text() for file in files if file.suffix in (".py", ".md")]
+    named = {extra for text in texts for extra in re.findall(r"pip install '\.\[(\w+)\]'", text)}
+    assert {"milvus", "tracing", "mqtt", "postgres", "training"} <= named <= extras_of_the_distribution.keys()
+    assert not [text for text in texts if "pip install 'kith-face" in text]

@@ -178,7 +178,7 @@ def test_without_its_package_the_settings_are_refused(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", without], env={**os.environ, **environment}, cwd=ROOT, capture_output=True, text=True
     )
-    assert "pip install 'kith-face[tracing]'" in done.stdout, done.stderr
+    assert "pip install '.[tracing]'" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("url", ["http://c:4318/v1/traces?key=s", "http://u:p@c/v1/traces", "http://c/#s", "ftp://c"])

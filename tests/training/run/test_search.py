@@ -252,5 +252,5 @@ def test_a_missing_optuna_is_named_with_its_extra(config: RunConfig, monkeypatch
     monkeypatch.delitem(sys.modules, "training.run.search")
     monkeypatch.delattr("training.run.search")
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ConfigError, match=r"pip install 'kith-face\[training\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[training\]' in a clone"):
         app(["search", str(config.data.root), "--output", str(config.output)], standalone_mode=False)
