@@ -151,6 +151,25 @@ def learn(kith: Kith, command: str, said: str, known: dict[str, str]) -> None:
         known["4f0c..."] = re.findall(r'"id":"(\w+)"', said)[0]
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_readmes_container_names_a_face(tmp_path: Path) -> None:
+    """Start it twice: the key stays. The service runs here instead of in a container."""
+    starting, asking = (text for _, text in blocks("README.md", "sh") if "docker/.env" in text)
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    asked = [run(["bash", "-euc"], tmp_path, f"docker() {{ echo $*; }}\n{starting}") for _ in range(2)]
+    assert "run --detach --init --name kith " in asked[0]
+    file = (tmp_path / "docker" / ".env").read_text()
+    (key,) = re.findall(r"KITH_API_KEY=([0-9a-f]{64})\n", file)
+    settings = load_settings(data_dir=tmp_path / "data", api_key=key, log_level="WARNING")
+    with embedded(settings) as url:
+        said = run(["bash", "-euc"], tmp_path, SERVER.sub(url, asking))
+        with Kith(url, key) as kith:
+            assert kith.gallery("crew").subject_count == 1
+    assert said.count('"outcome":') == said.count('"outcome":"identified","subject":"eileen"') == 1
+    assert (tmp_path / "docker" / ".env").read_text() == file
+
+
 def test_the_readmes(photos: Path, server: str) -> None:
     with httpx.Client(base_url=server) as client:
         for _, text in blocks("README.md", "python"):
