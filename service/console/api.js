@@ -1,7 +1,7 @@
 // Requests to the service; errors are Problems. The key lasts as long as the tab, unless the user stores it on this
 // computer.
 
-import { SERVICE, read, write } from "./store.js";
+import { address, read, write } from "./store.js";
 
 export const KEY = "kith-key";
 export const EVENTS = new EventTarget();
@@ -70,11 +70,11 @@ async function contents(response, parse = JSON.parse) {
 }
 
 /** Whether the service answers without a key. */
-export const isOpen = () => fetch(new URL("./v1/galleries?limit=1", SERVICE)).then(({ ok }) => ok, () => false);
+export const isOpen = () => fetch(address("/v1/galleries?limit=1")).then(({ ok }) => ok, () => false);
 
 /** Like `call`, but return the Response, for files. */
 export async function send(method, path, { query = {}, json, body, type, headers = {}, signal } = {}) {
-  const url = new URL(`.${path}`, SERVICE);
+  const url = address(path);
   for (const [name, value] of Object.entries(query))
     for (const one of [value].flat()) if (one !== null && one !== undefined) url.searchParams.append(name, one);
   const fields = new Headers(headers);

@@ -1,8 +1,12 @@
 // Storage of the console in the browser. If storage is forbidden or full, values last as long as the page.
 
 /** URL of the service: the folder above the console's files, because a proxy may serve Kith below a path prefix. */
-export const SERVICE = new URL("..", import.meta.url);
+const SERVICE = new URL("..", import.meta.url);
 const held = new Map();
+
+/** The URL of a path such as "/v1/jobs". Everything that is sent to the service goes to such a URL: another program may answer
+ * above its prefix. */
+export const address = (path) => new URL(`.${path}`, SERVICE);
 
 /** Return the name in the browser's storage. Two services on one host share that storage, and each has its own API key. */
 export const storageName = (name) => (SERVICE.pathname === "/" ? name : name + SERVICE.pathname);

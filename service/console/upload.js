@@ -1,6 +1,7 @@
 // Upload of a large file with progress, which `fetch` does not report.
 
 import { EVENTS, Problem, key, unreachable, waylaid } from "./api.js";
+import { address } from "./store.js";
 
 const TYPES = {
   zip: "application/zip",
@@ -17,7 +18,7 @@ export const archiveType = ({ name }) => TYPES[name.split(".").at(-1).toLowerCas
 /** POST `file`, and return the JSON of the answer. `onProgress(share)`: uploaded share. Throws Problem, or AbortError by
  * `signal`. */
 export function upload(path, file, { query = {}, type, headers = {}, onProgress, signal }) {
-  const url = new URL(path, location.origin);
+  const url = address(path);
   for (const [name, value] of Object.entries(query)) url.searchParams.set(name, value);
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from kith import Kith
 from service.server import embedded
@@ -35,14 +37,10 @@ def prefixed(direct: str, tmp_path_factory: pytest.TempPathFactory, request: pyt
 
 def test_the_console_works_below_a_prefix(visit: Opener, prefixed: str, photos: dict[str, Path]) -> None:
     page = visit(prefixed)
-    outside: list[str] = []
-    page.on("request", lambda request: outside.append(request.url) if f"{PREFIX}/" not in request.url else None)
+    outside = leaving(page, prefixed)
     page.goto(f"{prefixed}/")
     expect(page).to_have_url(f"{prefixed}/console")
-    dialog = page.get_by_role("dialog", name="Your key")
-    dialog.get_by_label("Key", exact=True).fill(KEY)
-    dialog.get_by_role("button", name="Use this key").click()
-    expect(dialog).to_have_count(0)
+    enter_key(page)
     for place in ("Enroll", "Compare", "Galleries", "Jobs", "Health"):
         page.get_by_role("link", name=place, exact=True).click()
         expect(page.get_by_role("heading", level=1)).to_be_visible()
@@ -52,7 +50,63 @@ def test_the_console_works_below_a_prefix(visit: Opener, prefixed: str, photos: 
     page.goto(f"{prefixed}/console#/identify?gallery=family")
     choose(page, photos["tom"])
     expect(page.get_by_text("Known", exact=True)).to_be_visible()
-    assert [url for url in outside if not url.startswith("blob:")] == []
+    assert outside == []
+
+
+def test_files_are_sent_and_fetched_below_a_prefix(
+    visit: Opener, prefixed: str, direct: str, photos: dict[str, Path], tmp_path: Path
+) -> None:
+    """Archives, albums and imports carry the key and photos: none of them may go to the root of the host."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.write(photos["ada"], "ada/1.jpg")
+    archived = tmp_path / "people.zip"
+    archived.write_bytes(content.getvalue())
+    gallery = tmp_path.name.replace("_", "-")
+    page = visit(prefixed)
+    outside = leaving(page, prefixed)
+    enter_key(page)
+    with Kith(direct, KEY) as kith:
+        kith.create_gallery(gallery)
+        page.goto(f"{prefixed}/console#/jobs?gallery={gallery}")
+        page.get_by_role("button", name="Enroll many people").first.click()
+        page.get_by_label("Gallery").last.select_option(gallery)
+        page.get_by_label("Archive").set_input_files(archived)
+        page.get_by_role("button", name="Start").click()
+        expect(page.get_by_text("Enrolled: 1")).to_be_visible()
+
+        page.goto(f"{prefixed}/console#/galleries/{gallery}/albums")
+        page.get_by_role("button", name="New album").first.click()
+        page.get_by_label("Photos").set_input_files([photos["ada"], photos["tom"]])
+        page.get_by_role("button", name="Start").click()
+        expect(page.get_by_text("2 photos, 2 faces.")).to_be_visible()
+
+        page.goto(f"{prefixed}/console#/galleries/{gallery}/settings")
+        with page.expect_download() as exported:
+            page.get_by_role("button", name="Export").click()
+        kith.delete_subject(gallery, "ada")
+        exported.value.save_as(tmp_path / "people.ndjson")
+        with page.expect_file_chooser() as chooser:
+            page.get_by_role("button", name="Import").click()
+        chooser.value.set_files(tmp_path / "people.ndjson")
+        expect(page.get_by_text("Imported: 1 person, 1 photo.")).to_be_visible()
+        assert [one.id for one in kith.subjects(gallery)] == ["ada"]
+    assert outside == []
+
+
+def leaving(page: Page, prefixed: str) -> list[str]:
+    """Return a list that gets the address of each request outside of the prefix."""
+    outside: list[str] = []
+    inside = (f"{prefixed}/", "blob:")
+    page.on("request", lambda request: None if request.url.startswith(inside) else outside.append(request.url))
+    return outside
+
+
+def enter_key(page: Page) -> None:
+    dialog = page.get_by_role("dialog", name="Your key")
+    dialog.get_by_label("Key", exact=True).fill(KEY)
+    dialog.get_by_role("button", name="Use this key").click()
+    expect(dialog).to_have_count(0)
 
 
 def test_the_reference_sends_requests_below_the_prefix(visit: Opener, prefixed: str) -> None:

@@ -55,6 +55,18 @@ def test_no_file_uses_external_addresses_or_evaluates_strings(file: str) -> None
     )
 
 
+def test_one_function_makes_the_addresses_of_the_service() -> None:
+    """Another program may answer above the path prefix: an address that ignores it sends the key and photos there."""
+    texts = {file: (FOLDER / file).read_text(encoding="utf-8") for file in FILES if file.endswith(".js")}
+    for file, text in texts.items():
+        sent = re.findall(r"\bfetch\(([^)]*\)?)", text) + re.findall(r"\.open\(\"[A-Z]+\", (\w+)", text)
+        assert all(one.startswith(("address(", "url")) for one in sent), (file, sent)
+        assert "url" not in {one[:3] for one in sent} or "const url = address(path);" in text, file
+        assert not re.search(r"location\.(origin|href|host)|new (EventSource|WebSocket)|sendBeacon", text), file
+        assert file == "store.js" or "import.meta" not in text, file
+        assert not re.search(r"\b(href|src|action): [\"`]/", text), file
+
+
 @pytest.mark.parametrize(
     "path", ["nothing.js", "../settings.py", "%2e%2e/settings.py", "pages", "pages/", "/etc/passwd"]
 )
