@@ -7,8 +7,8 @@ import hashlib
 import logging
 import math
 import unicodedata
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,6 +75,7 @@ class IdentityList:
         dropped: number of people with fewer than ``min_images``.
         repeats: (n,) times that an epoch shows each image.
         files: the files of a folder, with those that are not used; None for another source.
+        clashes: names with different bytes that show one name, escaped to ASCII, in groups; see `list_identities`.
     """
 
     source: ImageSource
@@ -84,6 +85,7 @@ class IdentityList:
     dropped: int
     repeats: NDArray[np.int64]
     files: FolderPhotos | None = None
+    clashes: tuple[tuple[str, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -200,12 +202,17 @@ class IdentitySet:
         return replace(self, labels=labels.astype(np.int64), names=names, class_ids=self.class_ids[kept])
 
 
-def list_identities(config: DataConfig) -> IdentityList:
-    """List the images of a manifest, folder, record file or shards, without people who have too few images. Raises
-    ConfigError on no usable images, a missing manifest column, or a damaged file."""
+def list_identities(config: DataConfig, keep_clashes: bool = False) -> IdentityList:
+    """List the images of a manifest, folder, record file or shards, without people who have too few images.
+
+    A name may be in any Unicode form, but not in two: those may be one person or two. With ``keep_clashes`` they are
+    listed as two, with escaped names. Raises ConfigError on such names, no usable images, a missing manifest column,
+    or a damaged file.
+    """
     source: ImageSource
     people: NDArray[np.str_] | NDArray[np.int64]
     files: FolderPhotos | None = None
+    clashes: tuple[tuple[str, ...], ...] = ()
     records = config.root.suffix == ".rec"
     if records or find_shards(config.root):
         source = FaceRecords(config.root) if records else TarShards(config.root)
@@ -221,11 +228,14 @@ def list_identities(config: DataConfig) -> IdentityList:
         if config.exclude is not None and len(pairs) == len(found):
             log.warning("%s names no photo of %s: nothing is left out", config.exclude, config.root)
         source = PhotoFiles(tuple(file for file, _, _ in pairs))
-        people = np.array([name for _, name, _ in pairs], np.str_)
+        shown, clashes = _show_names(name for _, name, _ in pairs)
+        people = np.array([shown[name] for _, name, _ in pairs], np.str_)
         repeats = np.array([times for _, _, times in pairs], np.int64)
     names, owners, counts = np.unique(people, return_inverse=True, return_counts=True)
     enough = np.flatnonzero(counts >= config.min_images)
     chosen = enough[: config.max_identities]
+    if clashes and (len(chosen) < 2 or not keep_clashes):
+        raise ConfigError(f"{config.root}: {describe_clashes(clashes)}")
     if len(chosen) < 2:
         images = "an image" if config.min_images == 1 else f"{config.min_images} images or more"
         raise ConfigError(f"{config.root}: fewer than two people have {images}")
@@ -240,7 +250,30 @@ def list_identities(config: DataConfig) -> IdentityList:
         len(names) - len(enough),
         repeats[rows],
         files,
+        clashes,
     )
+
+
+def describe_clashes(clashes: Sequence[Sequence[str]]) -> str:
+    """Return a sentence with a remedy that names the first of some names written in several ways."""
+    return (
+        f"{len(clashes)} names of people are written in several ways that look the same, first "
+        f"{' = '.join(clashes[0])} (escaped): rename one if they are two people, or give both one spelling if they "
+        "are one"
+    )
+
+
+def _show_names(names: Iterable[str]) -> tuple[dict[str, str], tuple[tuple[str, ...], ...]]:
+    """Return each name in printable NFC, and the groups of names that would become equal, which are escaped."""
+    written: dict[str, list[str]] = defaultdict(list)
+    for name in dict.fromkeys(names):
+        written[unicodedata.normalize("NFC", printable_path(name))].append(name)  # macOS writes decomposed names
+    shown = {name: one if len(group) == 1 else _escape(name) for one, group in written.items() for name in group}
+    return shown, tuple(tuple(map(_escape, sorted(group))) for group in written.values() if len(group) > 1)
+
+
+def _escape(name: str) -> str:
+    return name.encode("unicode_escape").decode("ascii")
 
 
 def read_excluded(root: Path, listing: Path | None) -> frozenset[Path | str]:
@@ -278,8 +311,7 @@ def _read_manifest(config: DataConfig) -> Iterator[tuple[Path, str, int]]:
                     place = f"manifest {manifest}, line {reader.line_num}"
                     raise ConfigError(f"{place} has too few columns. Complete or remove it")
                 sharp = config.sharp_repeats > 1 and float(row["eye_distance_px"]) >= config.sharp_eyes_px
-                person, repeats = unicodedata.normalize("NFC", row["identity"]), config.sharp_repeats if sharp else 1
-                yield manifest.parent / row["file"], person, repeats
+                yield manifest.parent / row["file"], row["identity"], config.sharp_repeats if sharp else 1
     except ConfigError:
         raise
     except (ValueError, csv.Error) as error:
@@ -289,8 +321,7 @@ def _read_manifest(config: DataConfig) -> Iterator[tuple[Path, str, int]]:
 def _name_people(root: Path, files: FolderPhotos, folders: int) -> Iterator[tuple[Path, str, int]]:
     """Yield file, person and repeats of each photo. The first ``folders`` below ``root`` name the person."""
     for file in files.photos:
-        name = printable_path("/".join(file.relative_to(root).parts[:-1][:folders]))
-        yield file, unicodedata.normalize("NFC", name), 1  # macOS writes decomposed names
+        yield file, "/".join(file.relative_to(root).parts[:-1][:folders]), 1
 
 
 def read_rgb(file: Path) -> NDArray[np.uint8]:

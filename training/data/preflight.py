@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from models.vision.alignment import CROP_SIZE_PX
 from training.config import ConfigError, DataConfig
-from training.data.identities import IdentityList, decode_rgb, list_identities, map_in_threads
+from training.data.identities import IdentityList, decode_rgb, describe_clashes, list_identities, map_in_threads
 from training.data.recordio import FaceRecords
 from training.data.subsampling import evenly_spaced_rows
 
@@ -56,6 +56,8 @@ class Preflight:
     crop_px: int = CROP_SIZE_PX
     hidden: int = 0
     """Hidden files and folders, and those that operating systems create."""
+    clashes: tuple[tuple[str, ...], ...] = ()
+    """Groups of names that look the same, escaped; training refuses them. Each counts as a person here."""
 
     @property
     def rows(self) -> list[tuple[str, str]]:
@@ -72,6 +74,7 @@ class Preflight:
             ("Groups of equal images, one person", f"{len(self.duplicates_within):,}"),
             ("Groups of equal images, several people", f"{len(self.duplicates_across):,}"),
             ("Color order", self.color),
+            ("Names written in several ways", f"{len(self.clashes):,}"),
             ("Files that are not used", f"{len(self.ignored):,}"),
             ("Hidden files and folders", f"{self.hidden:,}"),
         ]
@@ -82,6 +85,8 @@ class Preflight:
         return tuple(self._warnings())
 
     def _warnings(self) -> Iterator[str]:
+        if self.clashes:
+            yield f"training refuses the set: {describe_clashes(self.clashes)}"
         if self.unreadable:
             yield (
                 f"{len(self.unreadable)} images cannot be read, first {self.unreadable[0]}: restore them or "
@@ -136,7 +141,7 @@ class _ImageCheck:
 def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
     """Read every image of a set, or ``sample`` evenly spaced ones, and report all problems. Raises ConfigError if the
     set cannot be listed (see `list_identities`)."""
-    listed = list_identities(config)
+    listed = list_identities(config, keep_clashes=True)
     rows = evenly_spaced_rows(len(listed), len(listed) if sample is None else sample)
     checks = list(
         tqdm(map_in_threads(lambda i: _check_image(listed, i), rows), total=len(rows), desc="preflight", unit="img")
@@ -162,6 +167,7 @@ def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
         ignored=() if listed.files is None else listed.files.ignored,
         crop_px=config.crop_px,
         hidden=0 if listed.files is None else listed.files.hidden,
+        clashes=listed.clashes,
     )
 
 
@@ -204,7 +210,7 @@ def _color(checks: list[_ImageCheck]) -> Color:
 def contact_sheet(config: DataConfig, path: Path, people: int = 8, images: int = 6) -> None:
     """Write a PNG with a row of images for each of some evenly spaced people. Raises ConfigError if the set cannot be
     listed, or the file cannot be written."""
-    listed = list_identities(config)
+    listed = list_identities(config, keep_clashes=True)
     rows = []
     for person in evenly_spaced_rows(len(listed.names), people):
         own = np.flatnonzero(listed.labels == person)

@@ -82,14 +82,42 @@ def test_nested_photos_are_of_the_first_folders_person(folder: Path) -> None:
     assert counts == {f"p{person}": IMAGES for person in range(PEOPLE)}
 
 
-def test_a_decomposed_name_is_the_same_person(tmp_path: Path) -> None:
-    """macOS decomposes names, other systems do not."""
-    for number, name in enumerate(("Jos\xe9", "Jose\u0301", "Ada", "Ada")):
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        Image.new("RGB", (112, 112), (number, 0, 0)).save(folder / f"{number}.png")
-    people = list_identities(DataConfig(tmp_path, manifest=None, aligned=True))
-    assert (people.names, sorted(people.labels.tolist())) == (("Ada", "Jos\xe9"), [0, 0, 1, 1])
+@pytest.mark.parametrize("in_manifest", [False, True])
+def test_a_name_in_two_unicode_forms_is_refused(tmp_path: Path, in_manifest: bool) -> None:
+    """macOS decomposes names, other systems do not: one form is read as any other, two may be one person or two."""
+    composed, decomposed = "Jos\xe9", "Jose\u0301"
+
+    def listing(*people: str) -> DataConfig:
+        root = tmp_path / str(len(people))
+        for number, name in enumerate(people):
+            (root / name).mkdir(exist_ok=True, parents=True)
+            Image.new("RGB", (112, 112), (number, 0, 0)).save(root / name / f"{number}.png")
+        rows = [f"{name}/{number}.png,{name}" for number, name in enumerate(people)]
+        (root / "manifest.csv").write_text("\n".join(["file,identity", *rows]), "utf-8")
+        return DataConfig(root, "manifest.csv" if in_manifest else None, aligned=True)
+
+    alone = list_identities(replace(listing(decomposed, "Ada", "Ada"), min_images=1))
+    assert (alone.names, sorted(alone.labels.tolist()), alone.clashes) == (("Ada", composed), [0, 0, 1], ())
+    with pytest.raises(ConfigError, match=r"1 names of people .* first Jose\\u0301 = Jos\\xe9 \(escaped\): rename one"):
+        list_identities(listing(composed, decomposed))  # and no other person
+    with pytest.raises(ConfigError, match="1 names of people"):
+        preflight(listing(composed, decomposed))
+    two = listing(composed, decomposed, composed, decomposed)
+    found = preflight(two)
+    assert (found.people, found.clashes) == (2, (("Jose\\u0301", "Jos\\xe9"),))
+    assert ("Names written in several ways", "1") in found.rows
+    assert "training refuses the set: 1 names of people" in found.warnings[0]
+    contact_sheet(two, tmp_path / "sheet.png")
+
+
+def test_a_byte_and_its_escape_are_two_names(folder: Path) -> None:
+    (folder / "p3").rename(folder / LATIN1)
+    (folder / "p4").rename(folder / "Ren\\xe9")
+    with pytest.raises(ConfigError, match=r"first Ren\\\\xe9 = Ren\\udce9 \(escaped\)"):
+        list_identities(by_folder(folder))
+    found = preflight(by_folder(folder))
+    assert (found.people, found.clashes) == (PEOPLE, (("Ren\\\\xe9", "Ren\\udce9"),))
+    assert str(found.warnings).encode()  # can be printed
 
 
 def test_a_folder_name_that_is_not_utf_8(folder: Path, tmp_path: Path) -> None:
