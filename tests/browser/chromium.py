@@ -21,6 +21,8 @@ MISSING: Final = (
 PATIENCE_MS: Final = 20_000
 AXE: Final = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
 
+ANSWERS: Final = Path(__file__).with_name("answers.js").read_text(encoding="utf-8")
+
 
 def executable() -> str | None:
     named = os.environ.get("KITH_BROWSER")
@@ -53,11 +55,13 @@ def main() -> None:
 
 
 class Watched:
-    """Browser context that collects errors of all its pages."""
+    """Browser context that collects errors of all its pages, and the fields that answers lack."""
 
     def __init__(self, context: BrowserContext) -> None:
         self.context = context
         self.wrong: list[str] = []
+        self.missing: list[str] = []
+        context.add_init_script(ANSWERS)
         context.on("page", self._listen)
         context.set_default_timeout(PATIENCE_MS)
         expect.set_options(timeout=PATIENCE_MS)
@@ -67,6 +71,8 @@ class Watched:
         page.on("console", lambda message: self._heard(page, message.type, message.text))
 
     def _heard(self, page: Page, kind: str, text: str) -> None:
+        if text.startswith("no field "):
+            self.missing.append(text.removeprefix("no field "))
         # Chromium also logs each refused request, which the page reports itself.
         if kind in ("error", "warning") and not text.startswith("Failed to load resource:"):
             self.wrong.append(f"{page.url}: {kind}: {text}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from PIL import Image
 from playwright.sync_api import Browser, JSHandle, Page
 
 from kith import Kith
+from service.app import create_app
 from service.server import embedded
 from service.settings import load_settings
+from tests.browser.answers import documented
 from tests.browser.chromium import MISSING, Watched, chromium, executable
 from tests.conftest import jpeg
 
@@ -41,6 +44,12 @@ def photos(
 
 
 @pytest.fixture(scope="session")
+def document() -> dict[str, Any]:
+    """The OpenAPI document."""
+    return create_app(load_settings(log_level="ERROR")).openapi()
+
+
+@pytest.fixture(scope="session")
 def webcam(tmp_path_factory: pytest.TempPathFactory, astronaut: Pixels) -> Path:
     """Motion JPEG for the browser's camera: the astronaut, 640x480."""
     picture = Image.new("RGB", (640, 480), (120, 120, 120))
@@ -63,10 +72,11 @@ Opener = Callable[..., Page]
 
 
 @pytest.fixture
-def visit(browser: Browser) -> Iterator[Opener]:
+def visit(browser: Browser, document: dict[str, Any]) -> Iterator[Opener]:
     """``visit(url, **options of Browser.new_context)``: open a page with a fresh profile.
 
-    The test fails at its end if a page raised an exception, logged an error or violated the security policy.
+    The test fails at its end if a page raised an exception, logged an error, violated the security policy, or read a
+    field of an answer that the OpenAPI document lacks.
     """
     opened: list[Watched] = []
 
@@ -81,6 +91,8 @@ def visit(browser: Browser) -> Iterator[Opener]:
     for watched in opened:
         watched.context.close()
     assert [line for watched in opened for line in watched.wrong] == []
+    read = {line for watched in opened for line in watched.missing}
+    assert sorted(line for line in read if not documented(document, *line.split(" "))) == []
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from kith import Kith
 from service.server import embedded
@@ -96,6 +96,27 @@ def test_a_threshold_below_the_curve_is_not_told_as_the_curve_s_end(
     page.get_by_role("button", name="Use this risk").click()
     expect(page.get_by_role("button", name="Undo")).to_be_focused()
     expect(page.get_by_text("than the curve shows")).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    ("observed", "said"),
+    [(95, "far more: there may be duplicates or relatives."), (40, "That agrees."), (0, "far fewer: the real risk")],
+)
+def test_the_check_of_the_risk_is_judged_by_its_figures(
+    visit: Opener, populated: str, observed: int, said: str
+) -> None:
+    page = visit(populated)
+
+    def checked(route: Route) -> None:
+        report = route.fetch().json()
+        report["check"] = {"fpir": 0.1, "probe_count": 400, "expected": 40.0, "observed_count": observed}
+        route.fulfill(json=report)
+
+    page.route("**/family/risk?*", checked)
+    page.goto(f"{populated}/console#/galleries/family/risk")
+    check = page.get_by_text("Check: Kith searched for each of 400 people")
+    expect(check).to_contain_text(f"about 40 get a wrong name; {observed} did.")
+    expect(check).to_contain_text(said)
 
 
 def test_a_finger_drags_the_target_on_a_phone(visit: Opener, populated: str) -> None:

@@ -415,7 +415,7 @@ function checked(check) {
 }
 
 /** Compare with wide limits: comparisons within a gallery are not independent, so counts vary more than Poisson counts. */
-function agreement({ observed, expected }) {
+function agreement({ observed_count: observed, expected }) {
   if (observed > 1.5 * expected + 3) return "That is far more: there may be duplicates or relatives.";
   if (observed < expected / 1.5 - 3) return "That is far fewer: the real risk is smaller.";
   return "That agrees.";
