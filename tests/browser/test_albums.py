@@ -18,6 +18,16 @@ from tests.browser.conftest import Opener
 
 DESK, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 
+SLOW_DELETE = """() => {
+  const ask = fetch;
+  globalThis.fetch = async (url, options) => {
+    const answer = await ask(url, options);
+    if (options.method === "DELETE") await new Promise((done) => setTimeout(done, 1500));
+    return answer;
+  };
+}"""
+"""The answer to a deletion arrives after the page has looked again."""
+
 
 def variants(photo: Path, folder: Path, count: int) -> list[Path]:
     """Write photos of the same face: turned, mirrored, darker."""
@@ -149,6 +159,7 @@ def test_progress_is_shown_and_a_deleted_album_stops(
         expect(page.get_by_role("heading", name="Looking for faces")).to_be_visible()
         expect(page.get_by_text("of 60 photos")).to_be_visible(timeout=30_000)
         assert faults(page) == []
+        page.evaluate(SLOW_DELETE)
         page.get_by_role("button", name="Delete the album").click()
         page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
         expect(page.get_by_role("heading", name="The album is deleted.")).to_be_visible()

@@ -22,10 +22,14 @@ export function render({ gallery, album: id }, signal) {
   const erase = button("Delete the album", async () => {
     const sure = await confirmed({ title: "Delete this album?", text: "Its faces are deleted. Enrolled people stay.", yes: "Delete" });
     if (!sure) return;
-    const gone = await call("DELETE", path);
+    done = true; // the page does not look at it meanwhile
+    const gone = await call("DELETE", path).catch((error) => {
+      done = false;
+      look();
+      throw error;
+    });
     erase.remove();
     fill(facts);
-    done = true;
     fill(body, receipt(gone.receipt, "The album is deleted."));
   }, { kind: "danger", icon: "trash" });
   let done = false;
@@ -43,6 +47,7 @@ export function render({ gallery, album: id }, signal) {
       fill(body, new Groups(gallery, path, album, job, signal).element);
     } catch (error) {
       if (error.name === "AbortError") throw error;
+      if (done) return false;
       done = error.status === 404;
       fill(body, error.status === 404 ? gone(gallery) : problemBox(error, () => look()));
       if (!done) throw error;
