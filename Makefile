@@ -8,8 +8,7 @@ SERVING := $(VENV)/.serving
 INSTALLED := $(VENV)/.installed
 
 .PHONY: setup demo run test test-all test-browser screenshots supply release lock test-faults container-check fuzz soak \
-        bench-memory bench-batching bench-serving bench-accuracy bench-open-set bench-overload bench-start \
-        bench-hygiene bench-albums bench-strangers bench-gallery bench-training bench-gpu clean
+        bench-memory bench-serving bench-accuracy bench-open-set bench-overload bench-gallery bench-gpu clean
 
 # Dependencies of the server, and the packages with the demo's photos. Those come without dependencies, because the demo
 # does not import them (docs/decisions/0002, 0042). Bytecode is compiled at the first import, which saves 70 MB.
@@ -89,9 +88,6 @@ soak: setup
 bench-memory: setup
 	$(BIN)/python -m bench.memory
 
-bench-batching: setup
-	$(BIN)/python -m bench.batching
-
 # Two-minute version: ARGUMENTS=--quick
 bench-serving: setup
 	$(BIN)/python -m bench.serving $(ARGUMENTS)
@@ -103,26 +99,11 @@ bench-accuracy: setup
 bench-open-set: setup
 	$(BIN)/python -m bench.open_set
 
-bench-start: setup
-	$(BIN)/python -m bench.start
-
 bench-overload: setup
 	$(BIN)/python -m bench.overload
 
-bench-hygiene: setup
-	$(BIN)/python -m bench.hygiene
-
-bench-albums: setup
-	$(BIN)/python -m bench.albums
-
-bench-strangers: setup
-	$(BIN)/python -m bench.strangers
-
 bench-gallery: setup
 	$(BIN)/python -m bench.gallery
-
-bench-training: setup
-	$(BIN)/python -m bench.training_speed
 
 # Uses the current environment, not .venv: docs/gpu.md.
 bench-gpu:

@@ -77,8 +77,8 @@ By fold: {folds}.
 """
 GROUPS = """## Who is missed, who is confused
 
-At one threshold, the cosine of an FMR of 0.1 % on LFW View 1 ({threshold:.3f}), measured by `python -m bench.groups` on
-aligned crops. Intervals are 95 %, over people.
+At one threshold, the cosine of an FMR of 0.1 % on LFW View 1 ({threshold:.3f}), measured by
+`bench.groups` of commit f97300ab on aligned crops. Intervals are 95 %, over people.
 
 {named}
 - Misses (FNMR, FNIR) by age, gender, race or skin tone are unknown: FairFace and All-Age-Faces have one photo of each
@@ -252,7 +252,7 @@ def _splits(metrics: Mapping[str, Any]) -> str:
 
 
 def _groups(metrics: Mapping[str, Any]) -> str:
-    """Return the section of the figures that `python -m bench.groups --card` stored, or an empty text."""
+    """Return the section of the figures that `store_group_figures` stored, or an empty text."""
     if "groups" not in metrics:
         return ""
     found = metrics["groups"]
