@@ -22,8 +22,6 @@ from training.config import (
     TermConfig,
 )
 
-IMITATED = "imitated"
-"""Name of the runs of `kith-train imitate`."""
 Recipe = Callable[[Path, Path, Path | None], RunConfig]
 """Function of the data path, the output path and an optional teacher (pack, network or run)."""
 
@@ -47,24 +45,6 @@ def taught(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
         augment=AugmentConfig(rotation_deg=6.0, saturation=0.3, mask=0.05, morph=0.4),
         distill=DistillConfig(teacher, held_out=1000),
         loop=LoopConfig(epochs=4, batch_size=64, optimizer="adamw", learning_rate=1e-3, weight_decay=0.05),
-    )
-
-
-def imitated(photos: Path, output: Path, teacher: Path, exclude: Path | None = None) -> RunConfig:
-    """Return the recipe of the bundled recognizer, which `training.imitation.run.imitate` runs: block by block, then as
-    a whole, it learns what the recognizer of a pack computes.
-
-    ``photos`` is a folder of portraits without names, and ``exclude`` a list of those that are left out.
-    """
-    return RunConfig(
-        name=IMITATED,
-        output=output,
-        data=DataConfig(
-            photos, None, aligned=False, min_images=1, exclude=exclude, held_out_people=0, held_out_photos=0
-        ),
-        backbone=BackboneConfig("bottleneck_net", embedding_dim=256),
-        head=HeadConfig("none"),
-        distill=DistillConfig(teacher, mirror=True, held_out=1000),
     )
 
 

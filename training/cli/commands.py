@@ -47,13 +47,12 @@ from training.export.packing import (
     refresh_pack,
     write_variants,
 )
-from training.imitation.run import imitate as imitate_recognizer
 from training.liveness.data import load_presentations, select_development
 from training.liveness.fit import TRAINED_ALIGNMENT, LivenessLoopConfig
 from training.losses import HEADS, TERMS, list_options
 from training.optimization.loop import Checkpoint
 from training.optimization.run_folder import CONFIG, read_run_config, read_settings
-from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES, SET_SIZES, imitated
+from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES, SET_SIZES
 from training.run.compare import compare as compare_losses
 from training.run.html_report import report_run, write_pack_report, write_report
 from training.run.people import MeasuredPeople, measure_folder, own_photos, people_figures, write_worst_pairs
@@ -310,23 +309,6 @@ def plot(
     measured = figures.Measured(runs or (), data, detection)
     for path in figures.draw(figure, output, classes, measured):
         print(path)
-
-
-@app.command()
-def imitate(
-    photos: Annotated[Path, typer.Argument(help="Folder of portraits without names.", exists=True, file_okay=False)],
-    teacher: Annotated[Path, typer.Option(help="Pack whose recognizer is imitated: open-model-zoo.", exists=True)],
-    output: Output,
-    exclude: Annotated[
-        Path | None,
-        typer.Option(help="File with the names of photos to leave out, relative to PHOTOS.", exists=True),
-    ] = None,
-    pack: Annotated[Path, typer.Option(help="Pack whose detector the student is served with.")] = BUNDLED_PACK,
-    threads: Threads = None,
-) -> None:
-    """Train the bundled recognizer's network to compute what a pack's recognizer does; run again to resume."""
-    torch.set_num_threads(threads or available_cores())
-    imitate_recognizer(imitated(photos, output, teacher, exclude), load_pack(pack).detection)
 
 
 @app.command()

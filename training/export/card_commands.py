@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from models.pack.manifest import ModelPack
-from training.recipes import IMITATED, RECIPES, recipe_overrides
+from training.recipes import RECIPES, recipe_overrides
+
+IMITATED: Final = "imitated"
+"""Name of the runs of `kith-train imitate`, which trained the bundled recognizer."""
+LAST_IMITATION: Final = "c4e6a43a61cd5fdd9885f43bc4580ca32e74e005"
+"""Last commit with that command."""
 
 
 def commands(pack: ModelPack) -> list[str]:
@@ -45,7 +50,8 @@ def _recognizer(provenance: Mapping[str, Any]) -> tuple[list[str], str]:
         excluded = f" --exclude {run['data']['exclude']}" if run["data"]["exclude"] else ""
         teacher = run["distill"]["teacher"]
         command = f"kith-train imitate DATA/{run['data']['root']} --teacher {teacher}{excluded} --output {output}"
-        return [command], f"--recognizer {output}"
+        checkout = f"git checkout {LAST_IMITATION} # the last commit with kith-train imitate"
+        return [checkout, command], f"--recognizer {output}"
     if run["name"] not in RECIPES:
         return [f"# {output} is no recipe: manifest.json has its settings"], f"--recognizer {output}"
     teacher = f" --teacher {run['distill']['teacher']}" if run["distill"]["teacher"] else ""

@@ -45,7 +45,7 @@ MAX_EPOCHS: Final = 40
 FEW_PEOPLE: Final = 100
 TEACHER_REASON: Final = (
     "few photos of few people: labels of 42,000 crops alone gave 86 % on LFW, a network's embeddings of a million "
-    "images 97 % (training/imitation/README.md). Learn from both"
+    "images 97 %. Learn from both"
 )
 CPU_BATCH: Final = 8
 """Images per measured step: a loaded machine takes a second for each."""

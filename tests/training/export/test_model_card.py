@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -242,6 +243,8 @@ def test_the_card_of_the_bundled_pack_is_the_one_that_is_generated(tmp_path: Pat
     card = (BUNDLED_PACK / "MODEL_CARD.md").read_text()
     assert card_of(load_pack(tmp_path / BUNDLED_PACK.name)) == card
     assert "610 people with one photo each, 4,397 mated" in " ".join(card.split())
+    # Its trainer is no longer here.
+    assert re.search(r"^git checkout [0-9a-f]{40} # .*\nkith-train imitate .+\nkith-train pack .+", card, re.MULTILINE)
 
 
 def test_a_pack_describes_the_photos_of_its_training(tmp_path: Path) -> None:

@@ -1,1 +1,0 @@
-"""Imitation of a published network, block by block."""
