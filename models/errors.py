@@ -20,6 +20,10 @@ class PackError(ModelError):
         self.problem = problem
 
 
+class PhotoError(ModelError):
+    """Photo that cannot be read or decoded. The text is the reason, without the photo's name."""
+
+
 class RuntimeUnavailableError(ModelError):
     """Inference runtime, execution provider or device that is missing or cannot start."""
 

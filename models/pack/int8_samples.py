@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.errors import PackError
-from models.pack.unlabeled_photos import MIN_FACE_PX, read_photo
+from models.pack.unlabeled_photos import MIN_FACE_PX
 from models.vision.alignment import Alignment, align
 from models.vision.detection import Detector, downscale
-from models.vision.photo_files import list_photos, visible_subfolders
+from models.vision.photo_files import visible_subfolders
+from models.vision.photo_reading import PhotoReader
 
 MAX_PHOTOS: Final = 300
 MAX_CROPS: Final = 1024
@@ -47,11 +48,11 @@ class People:
     strangers: Crops
 
 
-def spread(folder: Path) -> Iterator[NDArray[np.uint8]]:
+def spread(folder: Path, reader: PhotoReader) -> Iterator[NDArray[np.uint8]]:
     """Yield at most MAX_PHOTOS readable photos below a folder, evenly spaced by name."""
-    files = list_photos(folder).photos
+    files = reader.find(folder)
     for row in np.unique(np.linspace(0, len(files) - 1, min(len(files), MAX_PHOTOS)).astype(int)):
-        if (photo := read_photo(files[row])) is not None:
+        if (photo := reader.read(files[row])) is not None:
             yield photo
 
 
@@ -81,7 +82,7 @@ def collect_samples(
     return QuantizationSamples(halves[0], ranges, halves[1], measured)
 
 
-def read_people(folder: Path, detector: Detector, alignment: Alignment) -> People:
+def read_people(folder: Path, detector: Detector, alignment: Alignment, reader: PhotoReader) -> People:
     """Read a folder with a folder of photos per person, at most PHOTOS_PER_PERSON of each.
 
     Two of three people with several photos form the gallery with their first photo; the others are strangers.
@@ -96,8 +97,8 @@ def read_people(folder: Path, detector: Detector, alignment: Alignment) -> Peopl
     people = visible_subfolders(folder)
     enrolled = 0
     for row in np.unique(np.linspace(0, len(people) - 1, min(len(people), MAX_PEOPLE)).astype(int)) if people else ():
-        files = list_photos(people[row]).photos[:PHOTOS_PER_PERSON]
-        crops = [crop for file in files if (crop := _largest(file, detector, alignment)) is not None]
+        files = reader.find(people[row])[:PHOTOS_PER_PERSON]
+        crops = [crop for file in files if (crop := _largest(reader.read(file), detector, alignment)) is not None]
         enrolled += len(crops) > 1
         if len(crops) < 2 or enrolled % 3 == 0:
             strangers += crops
@@ -114,9 +115,8 @@ def read_people(folder: Path, detector: Detector, alignment: Alignment) -> Peopl
     return People(np.stack(gallery), np.stack(mated), np.array(mates), np.stack(strangers))
 
 
-def _largest(file: Path, detector: Detector, alignment: Alignment) -> Crops | None:
-    """Return the crop of the largest face of a photo; None if it has none."""
-    photo = read_photo(file)
+def _largest(photo: NDArray[np.uint8] | None, detector: Detector, alignment: Alignment) -> Crops | None:
+    """Return the crop of the largest face of a photo; None if it has none, or there is no photo."""
     if photo is None:
         return None
     (faces,) = detector.detect([photo])

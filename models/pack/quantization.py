@@ -45,6 +45,7 @@ from models.runtime.network import Engine, Float, Network
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.runtime.quantization import Quantizer
 from models.vision.detection import Detector
+from models.vision.photo_reading import PhotoReader
 from models.vision.pixels import to_planes
 from models.vision.precision_loss import cosine_loss, detection_shift
 from models.vision.recognition import Recognizer
@@ -101,6 +102,7 @@ def quantize_pack(
     people: Path | None = None,
     preference: EnginePreference | None = None,
     note: str = "",
+    reader: PhotoReader | None = None,
 ) -> list[Int8Result]:
     """Write INT8 variants of a pack's networks into it, and measure their loss on every engine.
 
@@ -111,6 +113,7 @@ def quantize_pack(
         people: folder with a folder of photos per person, to measure FNIR too.
         preference: pinned settings of the service.
         note: description of the photos, for the record.
+        reader: reader of ``people``, which keeps the photos that cannot be read.
 
     Raises:
         PackError: the photos have too few faces, or the pack cannot be quantized or written.
@@ -126,7 +129,9 @@ def quantize_pack(
     detector = Detector(network, pack.detection)
     was_opened = network.input_shape != OnnxNetwork(pack.detection.path).input_shape
     samples = collect_samples(photos, detector, pack.recognition.alignment)
-    crops = None if people is None else read_people(people, detector, pack.recognition.alignment)
+    crops = (
+        None if people is None else read_people(people, detector, pack.recognition.alignment, reader or PhotoReader())
+    )
     judges: dict[str, Judge] = {
         "detection": DetectorJudge(pack.detection, detector, samples),
         "recognition": RecognizerJudge(pack.recognition, samples, crops),

@@ -19,7 +19,7 @@ from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import align
 from models.vision.detection import Detector
 from models.vision.face_search import find_faces
-from models.vision.photo_files import list_photos
+from models.vision.photo_reading import PhotoReader
 from models.vision.recognition import Recognizer
 
 MIN_FACES: Final = 300
@@ -33,13 +33,13 @@ MAX_PHOTO_FMR: Final = 1e-4
 BLOCK_ROWS: Final = 256
 
 
-def calibrate_without_names(pack: ModelPack, folder: Path) -> dict[str, Any]:
-    """Return a calibration of a pack for the photos below ``folder``.
+def calibrate_without_names(pack: ModelPack, folder: Path, reader: PhotoReader) -> dict[str, Any]:
+    """Return a calibration of a pack for the photos below ``folder`` that ``reader`` can read.
 
     Raises:
         PackError: there are fewer than MIN_FACES faces.
     """
-    vectors, photos, skipped = _embed_folder(pack, folder)
+    vectors, photos, skipped = _embed_folder(pack, folder, reader)
     if len(vectors) < MIN_FACES:
         raise PackError(
             "photos",
@@ -72,7 +72,7 @@ def calibrate_faces(vectors: Float, photos: NDArray[np.int64]) -> dict[str, Any]
     return calibration_document(scores, len(vectors))
 
 
-def _embed_folder(pack: ModelPack, folder: Path) -> tuple[Float, NDArray[np.int64], int]:
+def _embed_folder(pack: ModelPack, folder: Path, reader: PhotoReader) -> tuple[Float, NDArray[np.int64], int]:
     """Return vectors and photo numbers of at most MAX_FACES faces, and the number of skipped copies."""
     detector = Detector(OnnxNetwork(pack.detection.path), pack.detection)
     recognizer = Recognizer(OnnxNetwork(pack.recognition.path), pack.recognition)
@@ -80,7 +80,7 @@ def _embed_folder(pack: ModelPack, folder: Path) -> tuple[Float, NDArray[np.int6
     numbers: list[int] = []
     thumbnails = np.zeros((0, THUMBNAIL_PX**2), np.float32)
     skipped = 0
-    photos = (photo for path in list_photos(folder).photos if (photo := read_photo(path)) is not None)
+    photos = (photo for path in reader.find(folder) if (photo := reader.read(path)) is not None)
     for number, photo in enumerate(photos):
         pair = _thumbnails(photo)
         if len(thumbnails) and (thumbnails @ pair.T).max() > MIN_COPY_CORRELATION:
@@ -97,16 +97,6 @@ def _embed_folder(pack: ModelPack, folder: Path) -> tuple[Float, NDArray[np.int6
             break
     found = np.concatenate(vectors) if vectors else np.zeros((0, recognizer.dimension), np.float32)
     return found[:MAX_FACES], np.array(numbers[:MAX_FACES], np.int64), skipped
-
-
-def read_photo(path: Path) -> NDArray[np.uint8] | None:
-    """Return a photo as (H, W, 3) RGB, turned upright by its EXIF data; None if it cannot be read."""
-    try:
-        encoded = path.read_bytes()
-        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR) if encoded else None
-    except (OSError, cv2.error):
-        return None
-    return None if image is None else np.ascontiguousarray(image[:, :, ::-1], np.uint8)
 
 
 def _thumbnails(photo: NDArray[np.uint8]) -> Float:

@@ -1,4 +1,4 @@
-"""Decoding of photos to RGB pixels, upright on request. The only module that uses simplejpeg and libheif.
+"""Decoding of photos to RGB pixels, upright on request. Only this module of the service uses simplejpeg and libheif.
 
 A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size at a much lower cost. EXIF rotations are applied lazily, to the
 downscaled image or to coordinates, instead of to the full photo. service.inference.images checks the limits before.

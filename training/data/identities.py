@@ -19,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from models.errors import PhotoError
 from models.vision.alignment import align, standard_alignment
 from models.vision.detection import Detector
-from models.vision.photo_files import HEAD_BYTES, photo_format, printable_path
+from models.vision.photo_files import printable_path
+from models.vision.photo_reading import decode_photo
 from training.config import ConfigError, DataConfig
 from training.data.cache import create_crop_cache
 from training.data.class_ids import identify_classes
@@ -352,17 +354,12 @@ def _read_error(file: Path, error: OSError) -> ConfigError:
 
 
 def decode_rgb(encoded: bytes, name: str, mode: int = cv2.IMREAD_COLOR) -> NDArray[np.uint8]:
-    """Decode a photo of any format but HEIC to (H, W, 3) uint8 RGB; ``mode`` is one of OpenCV's color modes. Raises
-    ConfigError if decoding failed; the message contains ``name``."""
+    """Decode a photo to (H, W, 3) uint8 RGB; ``mode`` is one of OpenCV's color modes. Raises ConfigError if decoding
+    failed; the message contains ``name``."""
     try:
-        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), mode)
-    except cv2.error:  # empty input, or more pixels than OpenCV allows
-        image = None
-    if image is None:
-        if photo_format(encoded[:HEAD_BYTES]) == "HEIC":
-            raise ConfigError(f"{name} is HEIC, which training does not read. Convert it to JPEG or PNG")
-        raise ConfigError(f"{name} cannot be decoded as an image. Remove or repair it")
-    return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
+        return decode_photo(encoded, mode)
+    except PhotoError as error:
+        raise ConfigError(f"{name} cannot be decoded ({error}). Remove or repair it") from error
 
 
 def load_identities(

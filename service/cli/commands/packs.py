@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from models.pack.catalog import CatalogEntry
     from models.pack.download import Progress
     from models.pack.quantization import Int8Result
+    from models.vision.photo_reading import PhotoReader
     from service.settings import Settings
 
 COMMERCIAL_LABELS: Final = {True: "yes", False: "no", None: "unknown"}
@@ -206,7 +207,8 @@ def calibrate(
         raise PackError("calibration", "bundled packs keep their calibration. Copy the pack to calibrate it")
     if pack.calibration is not None and not replace:
         raise PackError("calibration", f"{name} has one. Replace it with --replace")
-    document = calibrate_without_names(pack, photos)
+    with _noting_unreadable() as reader:
+        document = calibrate_without_names(pack, photos, reader)
     replace_calibration(pack, document)
 
     def print_text() -> None:
@@ -215,7 +217,8 @@ def calibrate(
         rows = ((f"{rate:.1%}", calibration.threshold_at_fmr(rate).score) for rate in CALIBRATED_RATES)
         print_table(make_table("FMR", "Threshold", rows=rows))
 
-    output.answer({key: document[key] for key in ("faces", "photos", "copies", "repeated_share")}, print_text)
+    figures = {key: document[key] for key in ("faces", "photos", "copies", "repeated_share")}
+    output.answer(figures | {"unreadable_count": len(reader.unreadable)}, print_text)
 
 
 @app.command()
@@ -247,14 +250,28 @@ def quantize(
         raise PackError("variants", "bundled packs come with the INT8 files that lose little")
     if pack.has_int8 and not replace:
         raise PackError("variants", f"{name} has INT8 files. Replace them with --replace")
-    sample = varied_samples() if photos is None else spread(photos)
     note = "the demo's photos" if photos is None else photos.resolve().name
-    results = quantize_pack(pack, sample, people, settings.wish, note)
+    with _noting_unreadable() as reader:
+        sample = varied_samples() if photos is None else spread(photos, reader)
+        results = quantize_pack(pack, sample, people, settings.wish, note, reader)
     output.answer(
         [asdict(result) | {"accepted": result.accepted} for result in results],
         lambda: _print_quantization(results),
         ok=all(result.accepted for result in results),
     )
+
+
+@contextmanager
+def _noting_unreadable() -> Iterator[PhotoReader]:
+    """Print a note on photos that cannot be read, also if the command fails: they may be why."""
+    from models.vision.photo_reading import PhotoReader
+
+    reader = PhotoReader()
+    try:
+        yield reader
+    finally:
+        if reader.unreadable:
+            print_note(f"{reader.describe()}.")
 
 
 def _print_quantization(results: Sequence[Int8Result]) -> None:

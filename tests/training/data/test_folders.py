@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
-from models.pack.unlabeled_photos import read_photo
 from models.vision.photo_files import list_photos, visible_subfolders
+from models.vision.photo_reading import PhotoReader
 from service.inference.decoding import FORMATS
-from tests.service.inference.image_files import SMALL, encode, heic
+from service.inference.images import ImageLimits, decode
+from tests.service.inference.image_files import HEIC, SMALL, encode, heic
 from tests.training.runs import IMAGES, PEOPLE, losses, tiny_run, write_people
 from training.config import ConfigError, DataConfig
 from training.data.folders import photos_below
@@ -144,11 +145,28 @@ def test_a_photo_that_cannot_be_read_stops_the_run(folder: Path) -> None:
         photos_below(folder / "missing")
 
 
-def test_the_formats_of_the_service_are_decoded_or_refused_by_name() -> None:
+def test_the_formats_of_the_service_are_decoded() -> None:
     for kind in FORMATS:
         assert decode_rgb(encode(SMALL, kind), f"1.{kind}").shape == (64, 48, 3)
-    with pytest.raises(ConfigError, match=r"1\.heic is HEIC, which training does not read\. Convert it"):
-        decode_rgb(heic(SMALL), "1.heic")
+    for mode in ("RGB", "RGBA", "L", "I;16"):
+        decoded = decode_rgb(heic(SMALL.convert("L").convert(mode) if mode != "I;16" else deep_gray()), "1.heic")
+        assert np.abs(decoded.astype(int) - np.asarray(SMALL)).max() <= 3, mode
+    for damaged in (HEIC[:200], HEIC[: len(HEIC) // 2], HEIC[:-40]):
+        with pytest.raises(ConfigError, match=r"1\.heic cannot be decoded \(damaged or unsupported HEIC: .+\)"):
+            decode_rgb(damaged, "1.heic")
+
+
+def deep_gray() -> Image.Image:
+    return Image.fromarray(np.asarray(SMALL.convert("L")).astype(np.uint16) << 8)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_heic_is_upright_as_in_the_service(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    payload = heic(SMALL, exif=exif.tobytes())
+
+    np.testing.assert_array_equal(decode_rgb(payload, "1.heic"), decode(payload, ImageLimits(1_000_000, 1_000_000)))
 
 
 def test_hidden_folders_are_no_instruments(tmp_path: Path) -> None:
@@ -161,9 +179,20 @@ def test_photos_without_names_follow_the_same_rule(folder: Path) -> None:
     """Calibration and INT8 use every photo that is not hidden, and skip damaged ones."""
     photos = list_photos(folder).photos
     assert len(photos) == PEOPLE * IMAGES + 1
-    assert all(read_photo(path) is not None for path in photos)
-    assert read_photo(folder / "missing.png") is None
+    reader = PhotoReader()
+    assert all(reader.read(path) is not None for path in reader.find(folder))
+    assert reader.describe() == ""
+    (folder / "p0" / "9.jpg").write_bytes(HEIC)  # known by its content
+    assert reader.read(folder / "p0" / "9.jpg") is not None
     (folder / "empty.png").write_bytes(b"")
-    assert read_photo(folder / "empty.png") is None
+    (folder / "gone.png").symlink_to("nowhere")
+    (folder / "no.heic").write_bytes(b"text")
+    (folder / LATIN1).with_suffix(".jpg").write_bytes(b"text")
+    for path in (folder / "missing.png", *reader.find(folder)):
+        reader.read(path)
+    assert reader.describe() == (
+        f"5 photos cannot be read and are left out: {folder}/Ren\\xe9.jpg (damaged, or not a photo), "
+        f"{folder}/empty.png (the file is empty), {folder}/gone.png (not a file, or a link to a missing file), ..."
+    )
     Image.open(photos[0]).save(folder / "p0" / "9.jpe", "JPEG")
-    assert read_photo(folder / "p0" / "9.jpe") is not None
+    assert reader.read(folder / "p0" / "9.jpe") is not None
