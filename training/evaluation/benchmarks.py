@@ -260,7 +260,11 @@ def _search_ijb(meta: Path, ids: Ints, templates: Floats) -> TemplateSearch | No
     for path in galleries:
         gallery = _read_subjects(path, ids)
         found.append(search_templates(templates[gallery[0]], gallery[1], templates[probes[0]], probes[1]))
-    means = {fpir: float(np.mean([each.tpir[fpir] for each in found])) for fpir in found[0].tpir}
+    means = {
+        fpir: float(np.mean([each.tpir[fpir] for each in found]))
+        for fpir in found[0].tpir
+        if all(each.tpir for each in found)
+    }
     ranks = [float(np.mean([getattr(each, name) for each in found])) for name in ("rank1", "rank5")]
     return TemplateSearch(ranks[0], ranks[1], means)
 

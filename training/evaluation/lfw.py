@@ -51,30 +51,53 @@ Interval = tuple[float, float]
 Part = Literal["view1", "view2", "open_set"]
 PARTS: Final[tuple[Part, ...]] = ("view1", "view2", "open_set")
 VIEW1: Final[tuple[Part, ...]] = ("view1",)
+OPEN_SET_KEYS: Final = ("gallery", "mated_probes", "nonmated_probes")
 
 
 def read_pairs(path: Path) -> Pairs:
-    """Read pairs.txt (header: folds, pairs per kind) or a View 1 list (header: pairs per kind; one fold). Raises
-    ConfigError if the file is missing or a line is malformed."""
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist")
-    header, *lines = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines() if line]
-    fold_count = int(header[0]) if len(header) == 2 else 1
-    per_fold = 2 * int(header[-1])
+    """Read pairs.txt (header: folds, pairs per kind) or a View 1 list (header: pairs per kind; one fold). Fields are
+    separated by tabs; names may contain spaces. Raises ConfigError if the file is missing, a line is malformed, or
+    lines are missing."""
+    numbered = [(i, line.split("\t")) for i, line in enumerate(_read_list(path).split("\n"), 1) if line.strip()]
+    (at, header), lines = numbered[0] if numbered else (1, []), numbered[1:]
+    counts = [int(field) for field in header if field.strip().isdecimal()]
+    if len(counts) != len(header) or len(header) not in (1, 2) or 0 in counts:
+        raise ConfigError(
+            f"{path}, line {at}: the header is not the number of folds and of pairs per kind. Write both, with a tab "
+            "between them, or the number of pairs alone for one fold"
+        )
+    fold_count, per_fold = counts[0] if len(counts) == 2 else 1, 2 * counts[-1]
+    if len(lines) < fold_count * per_fold:
+        raise ConfigError(
+            f"{path} has {len(lines)} pairs, and its header says {fold_count * per_fold}. Fetch the list again, or "
+            "correct its header"
+        )
     first, second, same = [], [], []
-    for fields in lines[: fold_count * per_fold]:
-        match fields:
-            case [person, a, b]:
+    for at, fields in lines[: fold_count * per_fold]:
+        match [field.strip() for field in fields]:
+            case [person, a, b] if a.isdecimal() and b.isdecimal():
                 pair = (person, a, person, b)
-            case [one, a, other, b]:
+            case [one, a, other, b] if a.isdecimal() and b.isdecimal():
                 pair = (one, a, other, b)
             case _:
-                raise ConfigError(f"{path}: malformed line {fields}")
+                raise ConfigError(
+                    f"{path}, line {at}: not a pair. Write a person and two numbers, or a person, a number, another "
+                    "person and a number, separated by tabs, not by spaces"
+                )
         first.append(_lfw_file(pair[0], int(pair[1])))
         second.append(_lfw_file(pair[2], int(pair[3])))
         same.append(len(fields) == 3)
     folds = np.repeat(np.arange(fold_count), per_fold)
     return Pairs(tuple(first), tuple(second), np.array(same), folds)
+
+
+def _read_list(path: Path) -> str:
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}. Convert it to UTF-8") from error
 
 
 def _lfw_file(person: str, number: int) -> str:
@@ -90,17 +113,30 @@ class OpenSetProtocol:
     strangers: tuple[str, ...]
 
     def mates(self) -> Ints:
-        """Return (m,) the gallery row of each mated probe."""
+        """Return (m,) the gallery row of each mated probe. Raises ConfigError if a person has no gallery photo."""
         row = {person: i for i, person in enumerate(people_of(self.gallery))}
+        if lost := [file for file in self.mated if file.split("/")[0] not in row]:
+            raise ConfigError(
+                f"{len(lost)} mated probes of the open-set protocol have no photo of their person in its gallery, "
+                f"first {lost[0]}. Add one to gallery, or move the probes to nonmated_probes"
+            )
         return np.array([row[person] for person in people_of(self.mated)], np.int64)
 
 
 def read_open_set(path: Path) -> OpenSetProtocol:
-    """Read openset_protocol.json. Raises ConfigError if the file is missing."""
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist")
-    document = json.loads(path.read_text(encoding="utf-8"))
-    return OpenSetProtocol(*(tuple(document[k]) for k in ("gallery", "mated_probes", "nonmated_probes")))
+    """Read openset_protocol.json. Raises ConfigError if the file is missing, is malformed, or has a mated probe
+    without a gallery photo."""
+    try:
+        document = json.loads(_read_list(path))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is not JSON: {error}. Fetch the protocol again") from error
+    lists = [document.get(key) if isinstance(document, dict) else None for key in OPEN_SET_KEYS]
+    for key, files in zip(OPEN_SET_KEYS, lists, strict=True):
+        if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
+            raise ConfigError(f"{path}: {key} is not a list of photos. Write it as a list of person/photo.jpg")
+    protocol = OpenSetProtocol(*(tuple(files or ()) for files in lists))
+    protocol.mates()
+    return protocol
 
 
 def people_of(files: Sequence[str]) -> NDArray[np.str_]:

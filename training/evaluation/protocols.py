@@ -88,9 +88,17 @@ def search_templates(
     Args:
         gallery, probes: (G, d) and (P, d) unit vectors.
         gallery_people, probe_people: (G,) and (P,) subjects; probes of others than the gallery's are non-mated.
+
+    Raises:
+        ConfigError: no probe shows a person of the gallery.
     """
     row_of = {int(person): row for row, person in enumerate(gallery_people)}
     inside = np.isin(probe_people, gallery_people)
+    if not inside.any():
+        raise ConfigError(
+            f"none of the {len(inside)} probes of the 1:N search shows a person of the gallery. Check that the lists "
+            "of the gallery and of the probes belong to one set, with the same SUBJECT_ID"
+        )
     mates = np.array([row_of[int(person)] for person in probe_people[inside]], np.int64)
     ranks = cmc(probes[inside] @ gallery.T, mates, (1, 5))
     tpir = {}

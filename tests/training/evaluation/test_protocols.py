@@ -14,12 +14,58 @@ from models.vision.detection import Detector
 from training.config import ConfigError, DataConfig
 from training.data.identities import list_identities
 from training.evaluation.benchmarks import evaluate_ijb
+from training.evaluation.lfw import read_open_set, read_pairs
 from training.evaluation.protocols import (
     mean_average_precision,
     read_video_pairs,
     search_templates,
     trillion_pairs,
 )
+
+
+def test_a_search_without_mates_is_an_error(rng: np.random.Generator) -> None:
+    gallery, probes = unit(rng.normal(size=(3, 8))), unit(rng.normal(size=(4, 8)))
+    with pytest.raises(ConfigError, match="none of the 4 probes"):
+        search_templates(gallery, np.arange(3), probes, np.arange(10, 14))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1: the header"),
+        ("ten\t1\nA\t1\t2\nA\t1\tB\t1\n", "line 1: the header"),
+        ("1 1\nA\t1\t2\nA\t1\tB\t1\n", "line 1: the header"),
+        ("1\nA 1 2\nA 1 B 1\n", "line 2: not a pair.*separated by tabs"),
+        ("1\nA\t1\t2\nA\tone\tB\t1\n", "line 3: not a pair"),
+        ("2\nA\t1\t2\nA\t1\tB\t1\n", "has 2 pairs, and its header says 4"),
+    ],
+)
+def test_a_malformed_list_of_pairs_is_an_error(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "pairs.txt").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_pairs(tmp_path / "pairs.txt")
+
+
+def test_names_of_pairs_may_have_spaces(tmp_path: Path) -> None:
+    (tmp_path / "pairs.txt").write_text("1\r\nAda L\t1\t2\r\nAda L\t1\tBo\t1\r\n", newline="")
+    pairs = read_pairs(tmp_path / "pairs.txt")
+    assert pairs.second == ("Ada L/Ada L_0002.jpg", "Bo/Bo_0001.jpg")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "gallery is not a list"),
+        ('{"gallery": ["A/1.jpg"], "mated_probes": ["A/2.jpg"]}', "nonmated_probes is not a list"),
+        ('{"gallery": ["A/1.jpg"], "mated_probes": [2], "nonmated_probes": []}', "mated_probes is not a list"),
+        ('{"gallery": ["A/1.jpg"], "mated_probes": ["B/2.jpg"], "nonmated_probes": []}', "first B/2.jpg"),
+    ],
+)
+def test_a_malformed_open_set_protocol_is_an_error(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "openset_protocol.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_open_set(tmp_path / "openset_protocol.json")
 
 
 def unit(values: NDArray[np.float64]) -> NDArray[np.float64]:
