@@ -294,6 +294,7 @@ def compare(
 
 @app.command()
 def plot(
+    context: typer.Context,
     figure: Annotated[str, typer.Argument(help=f"One of: {', '.join(figures.NAMES)}, all.")],
     output: Annotated[Path, typer.Option(help="Folder for PNG files.")],
     classes: Annotated[int, typer.Option(min=50, help="Number of classes C of the probability curves.")] = 10_575,
@@ -305,6 +306,15 @@ def plot(
     pack: Annotated[Path, typer.Option(help="For pair-angles: pack whose detector aligns LFW.")] = BUNDLED_PACK,
 ) -> None:
     """Plot the papers' figures: margins, boundaries, bounds, toys of two dimensions, angles of runs and pairs."""
+    if figure in (*figures.NAMES, "all"):
+        of_pairs = figure in (figures.PAIR_FIGURE, "all")
+        _refuse_without_effect(
+            context,
+            classes=(figure in ("scales", "margins", "bounds", "all"), "the figure scales, margins, bounds or all"),
+            runs=(of_pairs or figure == figures.RUN_FIGURE, "the figure run-angles, pair-angles or all"),
+            data=(of_pairs and runs, "the figure pair-angles or all, and --run"),
+            pack=(of_pairs and runs and data, "the figure pair-angles or all, --run and --data"),
+        )
     detection = None if data is None else load_pack(pack).detection
     measured = figures.Measured(runs or (), data, detection)
     for path in figures.draw(figure, output, classes, measured):
@@ -372,6 +382,7 @@ def evaluate_liveness(
 
 @app.command()
 def export(
+    context: typer.Context,
     run: Annotated[Path, typer.Argument(help="Finished run.", exists=True, file_okay=False)],
     output: Annotated[Path, typer.Option(help="ONNX file to write.")],
     precision: Annotated[str, typer.Option(help="fp32, fp16 (weights only) or int8 (QDQ).")] = "fp16",
@@ -379,6 +390,9 @@ def export(
     pack: Annotated[Path, typer.Option(help="For int8: pack whose detector aligns LFW.")] = BUNDLED_PACK,
 ) -> None:
     """Export a run as ONNX, checked against torch on the run's own crops."""
+    _refuse_without_effect(
+        context, data=(precision == "int8", "--precision int8"), pack=(precision == "int8", "--precision int8")
+    )
     lfw = None if data is None else data / "lfw"
     worst = export_run(run, output, _precision(precision), lfw, load_pack(pack).detection)
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB, worst cosine to torch {worst:.6f}")
@@ -463,6 +477,7 @@ def quantize(
 
 @app.command()
 def calibrate(
+    context: typer.Context,
     pack: Annotated[Path, typer.Argument(help="Pack, or unversioned directory of ONNX files.")],
     data: Annotated[Path, typer.Option(help=IDENTITIES, exists=True)],
     folder: Folder = False,
@@ -474,6 +489,11 @@ def calibrate(
 ) -> None:
     """Calibrate a pack on photos of your own people."""
     records = data.suffix == ".rec"
+    _refuse_without_effect(
+        context,
+        folder=(not records, "a folder; a .rec file has its own list of people"),
+        aligned=(not records, "a folder; photos of a .rec file are always aligned crops"),
+    )
     config = DataConfig(data, None if folder or records else "manifest.csv", aligned=aligned or records, min_images=1)
     done = calibrate_pack(pack, config, max_photos_per_person, note)
     print_figures(describe_calibration(done.calibration or {}))
@@ -481,6 +501,7 @@ def calibrate(
 
 @app.command()
 def evaluate(
+    context: typer.Context,
     model: Annotated[Path, typer.Argument(help="Run, pack, directory of ONNX files, or exported recognizer.onnx.")],
     data: Annotated[Path | None, typer.Option(help="Folder with lfw and wider.", exists=True, file_okay=False)] = None,
     people: Annotated[
@@ -534,24 +555,35 @@ def evaluate(
             "Name a benchmark: --people, --data, --bin, --ijb, --probes and --distractors, --ytf, --iqiyi or "
             "--trillion-pairs"
         )
-    if features is not None and trillion is None:
-        raise ConfigError("--features needs --trillion-pairs")
-    if people is None and (aligned or pairs is not None):
-        raise ConfigError("--aligned and --worst-pairs need --people")
     if (probes is None) != (distractors is None):
         raise ConfigError("--probes and --distractors need each other")
     torch.set_num_threads(available_cores())
     alone = is_run or model.suffix == ".onnx"
-    if (norms and not is_run) or (not alone and (flip or pack != BUNDLED_PACK)):
-        raise ConfigError("--flip, --norms and --pack are for runs. A pack is measured as served")
     if data is not None and model.suffix == ".onnx":
         raise ConfigError("--data needs a run or a pack. Measure a network alone on --people")
-    if norms and ijb is None:
-        raise ConfigError("--norms needs --ijb")
     if refresh and (is_run or data is None or view1):
         raise ConfigError("--refresh needs a pack and --data, without --view1")
-    if not refresh and (note is not None or log is not None):
-        raise ConfigError("--note and --log need --refresh")
+    found_by_detector = any((data, people and not aligned, ijb, probes, ytf, iqiyi, trillion))
+    _refuse_without_effect(
+        context,
+        aligned=(people, "--people"),
+        pairs=(people, "--people"),
+        view1=(data, "--data"),
+        report=(is_run or people or data, "a run, --people or --data; other benchmarks are only printed"),
+        pack=(
+            alone and found_by_detector,
+            "a run or an .onnx file, and photos whose faces are to be found, such as --data or unaligned --people",
+        ),
+        flip=(alone, "a run or an .onnx file; a pack is measured as served"),
+        norms=(is_run and ijb, "a run and --ijb"),
+        refined=(probes, "--probes and --distractors"),
+        frames=(ytf or iqiyi, "--ytf or --iqiyi"),
+        features=(trillion, "--trillion-pairs"),
+        note=(refresh, "--refresh"),
+        log=(refresh, "--refresh"),
+    )
+    if report is not None and view1 and not is_run:
+        raise ConfigError("the report of a pack shows LFW View 2. Leave out --view1, or --report")
     cache = (model.parent if is_run else Path("runs")) / "cache"
     figures: list[tuple[str, str]] = []
     aligner, own = pack if alone else model, list[MeasuredPeople]()
@@ -582,6 +614,17 @@ def evaluate(
             load_embedder(model, normalized=False)[0] if norms else None,
         )
     print_figures(figures)
+
+
+def _refuse_without_effect(context: typer.Context, **needs: tuple[object, str]) -> None:
+    """Raise ConfigError for an option that was given and has no effect. ``needs``: by parameter, whether what it needs
+    is given, and what that is."""
+    for parameter in context.command.params:
+        met, needed = needs.get(parameter.name or "", (True, ""))
+        source = context.get_parameter_source(parameter.name or "")
+        if not met and source is not None and source.name != "DEFAULT":
+            option = parameter.opts[0]
+            raise ConfigError(f"{option} would need {needed}, and has no effect here. Add it, or leave {option} out")
 
 
 def _detector_of(pack: Path) -> Detector:
