@@ -1,11 +1,11 @@
-"""Draw the figures of README.md from bench/results and models/evidence, after a new measurement: ``python -m
-tools.figures``. This module measures nothing."""
+"""Draw the figures of README.md from bench/results, after a new measurement: ``python -m tools.figures``. This module
+measures nothing."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 from bench.common import RESULTS, ROOT
 from bench.serving import EMBED_PINNED, IDENTIFY, NAIVE, NAIVE_SMALL
-from models.pack.evidence import read_evidence
 
 FOLDER: Final = ROOT / "docs" / "images"
 INK, PAPER, GRID = "#1f2933", "#ffffff", "#d9dee3"
@@ -109,56 +108,9 @@ def speed(axes: Axes) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def accuracy(axes: Axes) -> None:
-    """Draw the accuracy of three recognizers, with intervals."""
-    measured = _read("accuracy.json")
-    packs = (
-        ("bundled, kith-compact", measured["kith-compact"], THIRD),
-        ("pulled, open-model-zoo", read_evidence("open-model-zoo")["metrics"], OURS),
-        ("reference: SCRFD-500M, MobileFaceNet", measured["reference"], OTHERS),
-    )
-    measures: tuple[tuple[str, Callable[[Any], tuple[float, Sequence[float]]]], ...] = (
-        ("Two photos: right\n(View 2 accuracy)", _verification),
-        ("Known people named,\nFPIR 10 %", lambda figures: _named(figures, "0.1")),
-        ("Known people named,\nFPIR 1 %", lambda figures: _named(figures, "0.01")),
-    )
-    width = 0.26
-    for number, (label, figures, color) in enumerate(packs):
-        for place, (_, of) in enumerate(measures):
-            value, (low, high) = of(figures)
-            x = place + (number - 1) * width
-            reach = [[100 * (value - low)], [100 * (high - value)]]
-            axes.bar(
-                x,
-                100 * value,
-                width * 0.9,
-                color=color,
-                yerr=reach,
-                error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2},
-                label=label if place == 0 else None,
-            )
-            axes.annotate(f"{100 * value:.1f}", (x, 2), ha="center", color=PAPER, fontsize=9)
-    axes.set_xticks(range(len(measures)), [words for words, _ in measures])
-    axes.set(title="How often it is right, on LFW", ylabel="%", ylim=(0, 105))
-    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.14), ncols=3, fontsize=9.5, columnspacing=1.2)
-    axes.tick_params(axis="x", length=0)
-
-
-def _verification(figures: Mapping[str, Any]) -> tuple[float, Sequence[float]]:
-    view = figures["lfw_view2"]
-    return view["accuracy"]["mean"], view["intervals"]["accuracy"]
-
-
-def _named(figures: Mapping[str, Any], fpir: str) -> tuple[float, Sequence[float]]:
-    """Return 1 - FNIR and its interval."""
-    low, high = figures["lfw_open_set"]["fnir_intervals"][fpir]
-    return 1 - figures["lfw_open_set"]["fnir"][fpir], (1 - high, 1 - low)
-
-
 FIGURES: Final[Mapping[str, tuple[Callable[[Axes], None], tuple[float, float]]]] = {
     "risk-kept.svg": (risk_kept, (8.2, 3.6)),
     "speed.svg": (speed, (7.6, 4.1)),
-    "accuracy.svg": (accuracy, (7.6, 3.6)),
 }
 
 
