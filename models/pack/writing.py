@@ -130,19 +130,6 @@ def update_variants(directory: Path, variants: Mapping[str, Any]) -> ModelPack:
     return _write_verified(directory / MANIFEST_FILE, {**_read_manifest(directory), "variants": variants})
 
 
-def update_liveness(directory: Path, task: Mapping[str, Any], provenance: Mapping[str, Any]) -> ModelPack:
-    """Replace the manifest's liveness task, whose file must already exist, and its provenance, and load the pack.
-
-    Raises:
-        PackError: the pack has no manifest of version 2, or the task does not match the file; the manifest is
-            unchanged.
-    """
-    document = _read_manifest(directory)
-    tasks, known = document["tasks"], document.get("provenance", {})
-    changes = {"tasks": {**tasks, "liveness": task}, "provenance": {**known, "liveness": provenance}}
-    return _write_verified(directory / MANIFEST_FILE, {**document, **changes})
-
-
 def _write_verified(file: Path, document: Mapping[str, Any]) -> ModelPack:
     """Replace a file of a pack and load the pack. Raises PackError if it does not load; the file is unchanged."""
     before = file.read_text(encoding="utf-8") if file.is_file() else None

@@ -22,10 +22,8 @@ import torch
 from models.pack.loading import BUNDLED_PACK, load_pack
 from tests.conftest import ROOT
 from tests.faults.servers import serving
-from tests.training.liveness.simulated_attacks import write_simulation
 from training.cli.commands import app
 from training.config import ConfigError
-from training.data.identities import read_rgb
 from training.export.packing import make_pack
 
 pytestmark = pytest.mark.long
@@ -38,7 +36,6 @@ SMALLER = {
     "kith-train run": SMALL_RUN,
     "torchrun": SMALL_RUN,
     "kith-train resume": "--threads 1 --set loop.epochs=2",
-    "kith-train liveness": "--steps 2 --threads 1",
     "kith-train compare": "softmax triplet --epochs 1 --people 40 --threads 1",
 }
 """Arguments added to commands to make them fast."""
@@ -55,9 +52,6 @@ def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     _small_lfw(data / "lfw", root / "DATA" / "lfw")
     _small_annotated(data / "wider", root / "DATA" / "wider", {"train": 6, "val": 4})
     _small_annotated(data / "scenes", root / "DATA" / "scenes", {None: 6})
-    photos = [(file.stem, read_rgb(file)) for file in sorted((data / "scenes" / "images").iterdir())[:6]]
-    for folder in ("FACES", "OTHERS"):
-        write_simulation(photos, root / folder)
     return root
 
 
@@ -171,8 +165,6 @@ def test_the_tutorial_from_photos_to_a_served_pack(
     assert "terms of the training photos are unknown" in card
     assert "CelebA's terms" not in card
     assert "</html>" in (runs / "pack.html").read_text()
-    assert pack.liveness is not None
-    assert "BPCER" in outputs["kith-train evaluate-liveness runs/pack"]
     assert outputs["kith-train compare"].startswith(
         "| loss | Training loss | Training accuracy % | View 1 % | View 2 % |"
     )

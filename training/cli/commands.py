@@ -33,9 +33,7 @@ from training.evaluation.benchmarks import Benchmarks, evaluate_other_benchmarks
 from training.evaluation.embedding import load_embedder
 from training.evaluation.liveness import evaluate_liveness as measure_liveness
 from training.evaluation.pack_evaluation import evaluate_pack
-from training.evaluation.presentation_attacks import presentation_rows
 from training.export.calibrate import describe_calibration
-from training.export.liveness import MAX_OUTSIDE, add_liveness, check_writable
 from training.export.model_card import pack_rows, variant_rows
 from training.export.onnx_export import ExportPrecision
 from training.export.packing import (
@@ -47,8 +45,6 @@ from training.export.packing import (
     refresh_pack,
     write_variants,
 )
-from training.liveness.data import load_presentations, select_development
-from training.liveness.fit import TRAINED_ALIGNMENT, LivenessLoopConfig
 from training.losses import HEADS, TERMS, list_options
 from training.optimization.loop import Checkpoint
 from training.optimization.run_folder import CONFIG, read_run_config, read_settings
@@ -58,7 +54,7 @@ from training.run.html_report import report_run, write_pack_report, write_report
 from training.run.people import MeasuredPeople, measure_folder, own_photos, people_figures, write_worst_pairs
 from training.run.plan import make_plan, measure_speed
 from training.run.proposal import Proposal, propose
-from training.run.train import train_detector, train_liveness, train_recognizer
+from training.run.train import train_detector, train_recognizer
 
 app = typer.Typer(help="Train face networks and export them as model packs.", no_args_is_help=True)
 app.registered_commands += light.registered_commands
@@ -344,30 +340,6 @@ Live = Annotated[Path, typer.Option(help="Folder of photos of live people.", exi
 Attack = Annotated[
     Path, typer.Option(help="Folder of attacks, a sub-folder per instrument.", exists=True, file_okay=False)
 ]
-
-
-@app.command()
-def liveness(
-    pack: Annotated[Path, typer.Argument(help="Pack to update. Its detector finds the faces.", exists=True)],
-    live: Live,
-    attack: Attack,
-    output: Output,
-    steps: Annotated[int | None, typer.Option(min=1, help="Number of steps instead of the default.")] = None,
-    apcer: Annotated[
-        float, typer.Option(min=0, max=0.5, help="Largest APCER of an instrument on the development people.")
-    ] = 0.05,
-    threads: Threads = None,
-) -> None:
-    """Train a liveness network on your photos, and add it to a pack; run again to resume."""
-    torch.set_num_threads(threads or available_cores())
-    target, loop = load_pack(pack), LivenessLoopConfig()
-    check_writable(target)
-    detector = Detector(OnnxNetwork(target.detection.path), target.detection)
-    photos = load_presentations(live, attack, detector, TRAINED_ALIGNMENT, MAX_OUTSIDE)
-    development = select_development(photos)
-    network = train_liveness(photos.select(~development), output, replace(loop, steps=steps or loop.steps))
-    figures = add_liveness(target, network, photos.select(development), apcer, output)
-    print_figures(presentation_rows(figures, photos.not_judged))
 
 
 @app.command()

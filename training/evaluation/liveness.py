@@ -37,7 +37,7 @@ def evaluate_liveness(pack: ModelPack, live: Path, attack: Path) -> tuple[dict[s
         ConfigError: the photos cannot be used.
     """
     if pack.liveness is None:
-        raise PackError("tasks.liveness", f"is missing in {pack.directory}: add a network with `kith-train liveness`")
+        raise PackError("tasks.liveness", f"is missing in {pack.directory}: name one in its manifest")
     spec, detector = pack.liveness, Detector(OnnxNetwork(pack.detection.path), pack.detection)
     photos = load_presentations(live, attack, detector, spec.crop, spec.max_outside)
     figures = measure_presentations(

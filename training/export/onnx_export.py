@@ -147,23 +147,6 @@ def export_detector(model: FaceDetector, photos_BCHW: Tensor, path: Path, metada
         return shift
 
 
-def export_liveness(network: nn.Module, crops_BCHW: Tensor, path: Path) -> None:
-    """Write a liveness network from (B, 3, s, s) crops in [-1, 1] to (B, 1) logits as ONNX with scores in [0, 1].
-
-    Raises:
-        ParityError: a score of the crops moves by more than 0.001.
-    """
-    model = nn.Sequential(network, nn.Sigmoid()).eval()
-    with _drafts(path) as (exact, _):
-        _export(model, crops_BCHW[:2], exact, ["live"], ({0: Dim("batch", min=1, max=4096)},))
-        finalize_onnx(exact, exact, {"kith.input": "RGB, (x - 127.5) / 127.5"}, fp16_weights=False)
-        with torch.no_grad():
-            moved = float(np.abs(OnnxNetwork(exact).run(crops_BCHW.numpy())[0] - model(crops_BCHW).numpy()).max())
-        if not moved <= MAX_SCORE_SHIFT:
-            raise ParityError(f"a liveness score moves by {moved:.4f}; the limit is {MAX_SCORE_SHIFT}")
-        exact.replace(path)
-
-
 @contextmanager
 def _drafts(path: Path) -> Iterator[tuple[Path, Path]]:
     """Yield two paths beside a file for unchecked files, which are removed unless they are moved."""

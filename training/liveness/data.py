@@ -28,8 +28,6 @@ from training.data.identities import decode_rgb, read_bytes
 
 LIVE: Final = "live"
 """Name of live presentations among instruments."""
-DEVELOPMENT_EVERY: Final = 5
-"""One person in this many is for development: choosing the threshold, not for training."""
 SERVED_SCALE: Final = 1.5
 """Minimum scale at which the service decodes a JPEG file, as a multiple of the detector canvas's."""
 REDUCED: Final[Mapping[float, int]] = MappingProxyType(
@@ -57,12 +55,6 @@ class Presentations:
 
     def __len__(self) -> int:
         return len(self.people)
-
-    def select(self, chosen: NDArray[np.bool_]) -> Presentations:
-        """Return the presentations with a True in ``chosen`` (n,)."""
-        return Presentations(
-            self.crops_NHWC[chosen], self.instruments[chosen], self.people[chosen], dict.fromkeys(self.not_judged, 0)
-        )
 
     def counts(self) -> dict[str, int]:
         """Return the number of crops by instrument."""
@@ -104,8 +96,7 @@ def load_presentations(
 
 
 def _list_photos(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield person and path of each photo. Without a folder, a person is named after the file. So live photos and
-    attacks made from them have equal names, and remain on one side of a split."""
+    """Yield person and path of each photo. Without a folder, a person is named after the file."""
     files = photos_below(root)
     if files.warning is not None:
         log.warning(files.warning)
@@ -135,16 +126,3 @@ def _cut_largest(
         image = decode_rgb(encoded, printable_path(file), REDUCED[reduction])
         box, points = ((xy + np.float32(0.5)) * np.float32(reduction) - np.float32(0.5) for xy in (box, points))
     return cut_crops(image, box, points, crop, max_outside)[0]
-
-
-def select_development(photos: Presentations) -> NDArray[np.bool_]:
-    """Return (n,) whether each presentation is for development: those of every fifth person. Raises ConfigError: either
-    side lacks live photos or an instrument."""
-    chosen = np.isin(photos.people, np.unique(photos.people)[DEVELOPMENT_EVERY - 1 :: DEVELOPMENT_EVERY])
-    for side in (chosen, ~chosen):
-        if missing := photos.counts().keys() - photos.select(side).counts().keys():
-            raise ConfigError(
-                f"too few people for {', '.join(sorted(missing))}: every fifth person is for development. "
-                "Add photos of other people"
-            )
-    return chosen

@@ -1,4 +1,4 @@
-"""Training runs from top to bottom: recognizer, detector, liveness."""
+"""Training runs from top to bottom: recognizer, detector."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from training.detection.teacher import DetectorTeacher
 from training.evaluation import plots
 from training.evaluation.benchmarks import evaluate_bin
 from training.evaluation.embedding import shared_embedder
-from training.liveness.data import Presentations
-from training.liveness.fit import LivenessLoopConfig, fit_liveness
 from training.optimization.logs import Measured
 from training.optimization.loop import Checkpoint, Validator, fit, to_tensor
 from training.optimization.objective import Objective, build_losses, build_objective
@@ -114,10 +112,3 @@ def train_detector(photos: Photos, teacher: ModelPack, output: Path, fit: Detect
     write_run_config(output, settings, output / BLOCKS, mutable=())
     crops = draw_crops(photos, SCALE_CROPS, fit.seed, 2)
     return fit_detector(photos, DetectorTeacher(teacher.detection, crops), fit, output)
-
-
-def train_liveness(photos: Presentations, output: Path, loop: LivenessLoopConfig) -> nn.Module:
-    """Train or resume a liveness network. Raises ConfigError if the run was started with other photos or settings."""
-    settings = {**asdict(loop), "photos": photos.counts()}
-    write_run_config(output, settings, output / CHECKPOINT, mutable=("steps",))
-    return fit_liveness(photos, loop, output)
