@@ -51,7 +51,7 @@ class KithClientError(Exception):
         self.maybe_done = maybe_done
         self.code = str(problem.get("code", UNKNOWN_CODE))
         self.problem = dict(problem)
-        texts = (_detail_for(self.code, problem), REMEDIES.get(self.code) or problem.get("remedy"))
+        texts = (_detail_for(self.code, problem), _remedy_for(self.code, problem))
         sentences = [str(text).rstrip(".") + "." for text in texts if text]
         super().__init__(f"{self.code}: {' '.join(sentences)}")
 
@@ -71,6 +71,12 @@ def _detail_for(code: str, problem: Mapping[str, Any]) -> object:
         return problem.get("detail")
     detail = FIELD_PREFIX.sub(r"\1", str(problem["detail"]))
     return FIELD.sub(lambda found: found[1] + ARGUMENTS[found[2]], detail)
+
+
+def _remedy_for(code: str, problem: Mapping[str, Any]) -> object:
+    """Return the client's remedy, else the server's. Only the operator can replace a revoked or expired key."""
+    remedy = problem.get("remedy")
+    return remedy if str(remedy).startswith("Ask ") else REMEDIES.get(code) or remedy
 
 
 def local_error(code: str, detail: str, remedy: str) -> KithClientError:

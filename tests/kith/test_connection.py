@@ -197,3 +197,10 @@ def test_a_refusal_speaks_of_the_arguments_of_the_client(code: str, detail: str,
     error = KithClientError(422, {"code": code, "detail": detail, "remedy": "Send the field."})
     assert said in str(error)
     assert error.problem["detail"] == detail
+
+
+def test_a_revoked_key_names_the_operator() -> None:
+    problem = {"code": "unauthorized", "detail": "the API key was revoked", "remedy": "Ask the operator for a new key."}
+    assert (
+        str(KithClientError(401, problem)) == "unauthorized: the API key was revoked. Ask the operator for a new key."
+    )
