@@ -17,6 +17,7 @@ from service.api.compreface.access import Ask
 from service.api.compreface.similarity import to_probability
 from service.api.http.bodies import media_type, read_json, read_parts, unsupported
 from service.core.errors import InvalidRequestError
+from service.core.json_limits import DEFAULT_LIMITS, JsonLimits
 from service.core.photo_errors import ImageTooLargeError, NoFaceError
 from service.inference.photo_pipeline import Face
 
@@ -107,7 +108,7 @@ async def read_files(ask: Ask, model: type[BaseModel]) -> list[bytes]:
     with ask.backend.operations.metrics.stage("read"):
         kind = media_type(ask.request)
         if kind == "application/json":
-            body = await read_json(ask.request, model, len(names), max_bytes, 0)
+            body = await read_json(ask.request, model, len(names), max_bytes, DEFAULT_LIMITS)
             photos = [getattr(body, name) for name in names]
         elif kind == "multipart/form-data":
             parts = {part.name: part.payload for part in await read_parts(ask.request, len(names), max_bytes)}
@@ -124,7 +125,9 @@ async def read_files(ask: Ask, model: type[BaseModel]) -> list[bytes]:
 async def read_embeddings(ask: Ask, model: type[Body]) -> Body:
     """Read JSON with embeddings, as many as a request may have. Raises InvalidRequestError."""
     count = ask.backend.settings.max_embeddings
-    body = await read_json(ask.request, model, 0, 0, (count + 1) * ask.gallery.dimension)
+    body = await read_json(
+        ask.request, model, 0, 0, JsonLimits(numbers=(count + 1) * ask.gallery.dimension, lists=count + 1)
+    )
     embeddings = body.embeddings if isinstance(body, EmbeddingsBody) else getattr(body, "targets", [])
     if not 0 < len(embeddings) <= count:
         raise InvalidRequestError(f"send 1 to {count} embeddings")

@@ -24,7 +24,7 @@ from kith.wire.risk import RiskIn
 from kith.wire.verification import SideIn, VerifyIn
 from service.api.http.problems import validation_error
 from service.core.errors import InvalidRequestError, RequestTooLargeError, UnsupportedMediaTypeError
-from service.core.json_limits import JsonLimits, JsonScanner, check_json
+from service.core.json_limits import DEFAULT_LIMITS, JsonLimits, JsonScanner, check_json
 from service.core.photo_errors import ImageTooLargeError
 from service.settings import Settings
 
@@ -87,9 +87,9 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
     """
     kind = media_type(request)
     bare = kind.startswith("image/") or kind == "application/octet-stream"
+    limits = JsonLimits(numbers=settings.max_embeddings * dimension, lists=settings.max_embeddings)
     if kind == "application/json":
-        numbers = settings.max_embeddings * dimension
-        body = await read_json(request, model, settings.max_images, settings.max_image_bytes, numbers)
+        body = await read_json(request, model, settings.max_images, settings.max_image_bytes, limits)
     elif kind == "multipart/form-data":
         options, plain, files = await _read_form(request, settings)
         unknown = {name for name, _ in files} - {"images", "image"}
@@ -97,7 +97,9 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
             raise InvalidRequestError(f"unknown file field {sorted(unknown)[0]!r}: name the photos 'images'")
         body = await _parse_in_thread_if_large(
             len(options),
-            lambda: _validate_options(model, _add_plain(form_options(model), model, plain, _parse_object(options))),
+            lambda: _validate_options(
+                model, _add_plain(form_options(model), model, plain, _parse_object(options, limits=limits))
+            ),
         )
         body = body.model_copy(update={"images": [payload for _, payload in files]})
     elif bare:
@@ -123,8 +125,9 @@ async def read_verify(request: Request, settings: Settings, dimension: int = 0) 
     ``dimension``: length of each embedding that the body may contain. Raises as :func:`read_photos`.
     """
     kind = media_type(request)
+    limits = JsonLimits(numbers=VERIFY_SIDES * dimension)
     if kind == "application/json":
-        return await read_json(request, VerifyIn, VERIFY_SIDES, settings.max_image_bytes, VERIFY_SIDES * dimension)
+        return await read_json(request, VerifyIn, VERIFY_SIDES, settings.max_image_bytes, limits)
     if kind != "multipart/form-data":
         raise unsupported(kind)
     options, plain, files = await _read_form(request, settings)
@@ -133,7 +136,7 @@ async def read_verify(request: Request, settings: Settings, dimension: int = 0) 
         raise InvalidRequestError("name the files of a verification 'a' and 'b', and send each once")
 
     def parse() -> VerifyIn:
-        document = _add_plain(form_options(VerifyIn), VerifyIn, plain, _parse_object(options))
+        document = _add_plain(form_options(VerifyIn), VerifyIn, plain, _parse_object(options, limits=limits))
         for name in sides:
             _set(document, name, {"image": ""})  # passes validation, and is replaced by the file
         return _validate(VerifyIn, document)
@@ -262,9 +265,9 @@ def _decode(field: FormPart) -> str:
         raise InvalidRequestError(f"{field.name}: is not UTF-8") from error
 
 
-def _parse_object(text: str, name: str = OPTIONS_FIELD) -> dict[str, Any]:
+def _parse_object(text: str, name: str = OPTIONS_FIELD, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, Any]:
     try:
-        check_json(text.encode())
+        check_json(text.encode(), limits)
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{name}: is not JSON ({error})") from error
@@ -349,16 +352,16 @@ class JsonRequest(Request):
         return await _parse_in_thread_if_large(len(body), lambda: _parse_json(body))
 
 
-async def read_json(request: Request, model: type[Body], photos: int, photo_bytes: int, numbers: int) -> Body:
-    """Read a JSON body with at most ``photos`` photos and ``numbers`` numbers in embeddings.
+async def read_json(request: Request, model: type[Body], photos: int, photo_bytes: int, limits: JsonLimits) -> Body:
+    """Read a JSON body with at most ``photos`` photos and the values that ``limits`` allows.
 
     Raises:
         InvalidRequestError: the body is not JSON of the model, or has too many values.
         ImageTooLargeError: a string is longer than the base64 of the largest photo.
         RequestTooLargeError: the document without its photos is too large.
     """
-    max_document_bytes = MAX_DOCUMENT_BYTES + photos * MAX_SHORT_STRING_BYTES + numbers * MAX_NUMBER_BYTES
-    reader = _JsonReader(JsonLimits(numbers=numbers), max_document_bytes, 2 * photo_bytes)
+    max_document_bytes = MAX_DOCUMENT_BYTES + photos * MAX_SHORT_STRING_BYTES + limits.numbers * MAX_NUMBER_BYTES
+    reader = _JsonReader(limits, max_document_bytes, 2 * photo_bytes)
     async for chunk in request.stream():
         reader.feed(chunk)
     return await _parse_in_thread_if_large(reader.size, lambda: reader.parse(model))

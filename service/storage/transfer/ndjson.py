@@ -15,7 +15,7 @@ import orjson
 
 from kith.wire.fields import rfc3339
 from service.core.errors import EmbeddingError, ImportFileError, ItemError, KithError
-from service.core.json_limits import JsonLimits, check_json
+from service.core.json_limits import MAX_VALUES, JsonLimits, check_json
 from service.domain.gallery_items import (
     MAX_VECTOR_DIMENSION,
     GalleryFileHeader,
@@ -31,7 +31,7 @@ MAX_BLOCK_BYTES: Final = 64_000_000
 """Bytes of the lines in one block."""
 MAX_BLOCK_VALUES: Final = 1_000_000
 """JSON values per block besides embeddings. An empty list takes 2 bytes in the file and 56 in memory."""
-UNCHECKED_BYTES: Final = 20_000
+UNCHECKED_BYTES: Final = MAX_VALUES
 """A shorter line cannot exceed the limit of values per document."""
 COLUMNS: Final = {
     "subject": "subjects",

@@ -34,7 +34,7 @@ from service.settings import Settings
 from tests.service.api.http.test_malformed_input import ENROLL, IDENTIFY, check
 
 JSON = {"Content-Type": "application/json"}
-MANY = MAX_VALUES + 10
+MANY = 3 * MAX_VALUES  # more than the embeddings of a request add
 DENSE = {
     "strings": b'{"images": [' + b'"",' * MANY + b'""]}',
     "arrays": b'{"x": [' + b"[]," * MANY + b"[]]}",
@@ -54,7 +54,7 @@ def read(body: bytes, model: type[BaseModel] = EmbedIn, piece: int = 65_536, num
         return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
     request = Request({"type": "http", "method": "POST", "headers": []}, receive)
-    return asyncio.run(read_json(request, model, 2, 1_000_000, numbers))
+    return asyncio.run(read_json(request, model, 2, 1_000_000, JsonLimits(numbers=numbers)))
 
 
 @pytest.mark.parametrize("case", DENSE)
@@ -89,6 +89,24 @@ def test_every_route_with_photos_is_bounded(server: str, gallery: str, path: str
 def test_every_route_with_a_model_is_bounded(server: str, gallery: str, method: str, path: str, case: str) -> None:
     response = httpx.request(method, server + path.format(gallery=gallery), content=DENSE[case], headers=JSON)
     assert "more than" in check(response, 422, "invalid_request")["detail"]
+
+
+@pytest.mark.parametrize("value", ["1", '"é"', "[]", '{"a": 1}'])
+def test_metadata_of_2500_values_are_refused_before_they_are_validated(server: str, gallery: str, value: str) -> None:
+    metadata = f'{{"metadata": {{"k": [{", ".join([value] * 2500)}]}}}}'
+    subject = f"{server}/v1/galleries/{gallery}/subjects/dense"
+    for response in (
+        httpx.put(subject, content=metadata, headers=JSON),
+        httpx.patch(subject, content=metadata, headers=JSON),
+    ):
+        assert "more than 2000 values" in check(response, 422, "invalid_request")["detail"]
+
+
+def test_lists_of_embeddings_do_not_count_as_values() -> None:
+    document = json.dumps({"embeddings": [[0, 0]] * 5000}).encode()
+    check_json(document, JsonLimits(numbers=10_000, lists=5000))
+    with pytest.raises(ValueError, match="more than 2000 values"):
+        check_json(document, JsonLimits(numbers=10_000))
 
 
 def test_options_in_a_form_are_bounded(server: str) -> None:
