@@ -22,11 +22,12 @@ SLOW_DELETE = """() => {
   const ask = fetch;
   globalThis.fetch = async (url, options) => {
     const answer = await ask(url, options);
-    if (options.method === "DELETE") await new Promise((done) => setTimeout(done, 1500));
+    const ms = options.method === "DELETE" ? 1500 : answer.ok ? 0 : 2000;
+    await new Promise((done) => setTimeout(done, ms));
     return answer;
   };
 }"""
-"""The answer to a deletion arrives after the page has looked again."""
+"""The page looks again while a deletion is answered, and learns afterwards that there is nothing."""
 
 
 def variants(photo: Path, folder: Path, count: int) -> list[Path]:
@@ -162,5 +163,7 @@ def test_progress_is_shown_and_a_deleted_album_stops(
         page.evaluate(SLOW_DELETE)
         page.get_by_role("button", name="Delete the album").click()
         page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
+        expect(page.get_by_role("heading", name="The album is deleted.")).to_be_visible()
+        page.wait_for_timeout(2000)
         expect(page.get_by_role("heading", name="The album is deleted.")).to_be_visible()
         assert kith.albums("party") == [] and list(kith.jobs("party")) == []
