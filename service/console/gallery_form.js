@@ -2,7 +2,7 @@
 
 import { call } from "./api.js";
 import { h } from "./dom.js";
-import { field } from "./ui.js";
+import { field, unique } from "./ui.js";
 import { misses, PRESETS, riskBriefly } from "./words.js";
 
 const DEFAULT = {
@@ -50,7 +50,7 @@ export function galleryForm(from = DEFAULT) {
   const number = (value, props) => h("input", { type: "number", value: value ?? "", step: "any", ...props });
   const checked = (on) => h("input", { type: "checkbox", checked: on });
 
-  const preset = PRESETS.find(([, , , rate]) => rate === from.risk.fpir)?.[0];
+  const preset = from === DEFAULT ? "standard" : PRESETS.find(([, , , rate]) => rate === from.risk.fpir)?.[0];
   const risk = options(
     [...PRESETS.map(([value, name, words]) => [value, `${name}: ${words}`]), ...(preset ? [] : [["as-it-is", `Current: ${riskBriefly(from.risk)}`]]), ["own", "Another number…"]],
     preset ?? "as-it-is",
@@ -63,7 +63,9 @@ export function galleryForm(from = DEFAULT) {
   };
   risk.addEventListener("change", showOwn);
   showOwn();
-  const crops = checked(from.keep_crops);
+  const group = unique("crops");
+  const choice = (kept) => h("input", { type: "radio", name: group, checked: from.keep_crops === kept });
+  const [crops, none] = [choice(true), choice(false)];
   const days = number(from.retention_days, { min: 1, max: 36_500, step: 1, placeholder: "never" });
   const remember = number(from.remember_strangers_days, { min: 1, max: 3650, step: 1, placeholder: "never" });
   const live = checked(from.liveness === "required");
@@ -122,7 +124,13 @@ export function galleryForm(from = DEFAULT) {
       field("How strict", risk, "The number of strangers per wrong match. Stricter settings miss enrolled people more often."),
       own,
       cost,
-      tick(crops, "Keep a small picture of each enrolled face", "Allows a later migration to a better model without new photos. Pictures are stored encrypted. People enrolled before have none: enroll a photo of each of them again to add one."),
+      h(
+        "fieldset",
+        { class: "stack tight" },
+        h("legend", {}, "Pictures of the faces"),
+        tick(crops, "Keep a small picture of each enrolled face", `Stored encrypted.${from === DEFAULT ? "" : " People enrolled before have none: enroll a photo of each of them again to add one."}`),
+        tick(none, "Keep no pictures", "You then see no faces beside names, cannot compare them to tell duplicates and wrong names, and need everybody’s photos again to move to a better recognizer."),
+      ),
       field("Delete photos after days", days, "People without photos are deleted too. Empty: never."),
       field("Remember strangers for days", remember, "Gives unknown people a lasting id, until so many days after they were last seen. Their faces are stored without their consent: get legal advice first. Empty: never."),
       advanced,

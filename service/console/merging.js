@@ -57,7 +57,7 @@ const described = ({ name, metadata, tags }) => ({ name, metadata, tags });
 
 /**
  * The changes that remove from `now` what `kept` got from `gone` in the merge
- * (service/storage/repositories/subject_merging.py). Missing fields stay. All three come from `parsed`.
+ * (service/storage/repositories/subjects.py). Missing fields stay. All three come from `parsed`.
  */
 export function apart(now, kept, gone) {
   const got = ([entry, value]) =>

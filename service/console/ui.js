@@ -86,14 +86,15 @@ export function problemBox(problem, retry) {
   );
 }
 
-/** A short message in the corner, announced by screen readers. */
+/** A short message beside the page, where it covers no button, announced by screen readers. */
 export function toast(text, kind = "ok") {
   const place = toasts();
   const line = h("div", { class: `toast ${kind}` }, icon(kind === "ok" ? "check" : "warning"), h("span", {}, text));
   const dismiss = h("button", { type: "button", class: "button quiet small", "aria-label": "Dismiss", onClick: () => line.remove() }, icon("close"));
   line.append(dismiss);
   place.append(line);
-  while (place.children.length > 3) place.firstChild.remove();
+  while (place.children.length > 2) place.firstChild.remove();
+  document.activeElement?.scrollIntoView({ block: "nearest" }); // a narrow window loses some of its height
   leaves(line, kind === "ok" ? 6000 : 20_000);
 }
 
@@ -112,7 +113,7 @@ function leaves(line, ms) {
 /** The container of toasts: inside an open dialog, because everything outside it is inert. */
 function toasts() {
   const dialog = [...document.querySelectorAll("dialog[open]")].at(-1);
-  if (!dialog) return document.querySelector("body > .toasts");
+  if (!dialog) return document.querySelector(".rail .toasts");
   const place = dialog.querySelector(".toasts") ?? h("div", { class: "toasts", role: "status", "aria-live": "polite" });
   dialog.append(place);
   return place;

@@ -358,7 +358,7 @@ export function idFrom(name) {
     .replace(/^(.{64}).*$/su, "$1");
 }
 
-// As in service/core/identifiers.py. The browser's own classes of characters depend on its version.
+// As in kith/wire/identifiers.py. The browser's own classes of characters depend on its version.
 const INVISIBLE =
   /[\0-\x1f\x7f-\xa0\xad\u061c\u115f\u1160\u1680\u2000-\u200b\u200e\u200f\u2028-\u202f\u205f-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff9-\ufffb\ufffd]/u;
 

@@ -67,6 +67,7 @@ def test_photos_become_people(
         groups = page.get_by_role("list", name="Groups")
         expect(groups.get_by_role("heading")).to_have_text(["Group 1", "Group 2"])
         expect(groups.locator("img.thumb").first).to_be_visible()
+        expect(groups.get_by_text("%")).to_have_count(0)
         (line,) = kith.audit("family", event="crop_read")
         assert (line.details["count"], len(line.details["faces"])) == (6, 6), "one request for all"
         found = []

@@ -87,6 +87,9 @@ def test_the_first_day(visit: Opener, service: str, photos: Photos) -> None:
     page.get_by_role("link", name="Create a gallery").click()
     dialog = page.get_by_role("dialog", name="New gallery")
     dialog.get_by_label("Name", exact=True).fill("family")
+    expect(dialog.get_by_label("How strict").locator("option:checked")).to_have_text("Standard: one stranger in 1,000")
+    expect(dialog.get_by_role("radio", name="Keep no pictures")).to_be_checked()
+    expect(dialog.get_by_text("cannot compare them to tell duplicates and wrong names")).to_be_visible()
     dialog.get_by_label("How strict").select_option(label="Strict: one stranger in 10,000")
     assert faults(page) == []
     page.keyboard.press("Enter")
@@ -166,7 +169,9 @@ def test_a_wrong_name_is_corrected_and_the_correction_undone(visit: Opener, serv
     choose(page, photos["tom"])
     expect(first_face(page).get_by_role("link", name="Ada Lovelace")).to_be_visible()
     first_face(page).get_by_role("button", name="Not Ada Lovelace").click()
-    expect(first_face(page).get_by_role("heading", name="A known stranger")).to_be_visible()
+    expect(first_face(page).get_by_role("heading", name="Who is it?")).to_be_visible()
+    expect(first_face(page)).to_be_focused()
+    expect(first_face(page).get_by_role("link", name="A new person")).to_be_visible()
     expect(first_face(page).get_by_text("Noted: this is not Ada Lovelace.")).to_be_visible()
     assert faults(page) == []
     first_face(page).get_by_role("button", name="Undo").click()
@@ -178,6 +183,9 @@ def test_a_wrong_name_is_corrected_and_the_correction_undone(visit: Opener, serv
     third = page.get_by_role("article", name="Face 3")
     third.get_by_role("button", name="Not Ada Lovelace").click()
     expect(third.get_by_text("Noted: this is not Ada Lovelace.")).to_be_visible()
+    expect(third.get_by_role("heading", name="Who is it?")).to_be_visible()
+    third.get_by_role("link", name="Somebody enrolled").click()
+    expect(page.get_by_label("Enrolled person")).to_be_checked()
     go(page, "/galleries/family/subjects/ada")
     expect(page.get_by_role("heading", name=re.compile("corrected mistake"))).to_be_visible()
     assert faults(page) == []

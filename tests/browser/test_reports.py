@@ -17,6 +17,15 @@ from tests.browser.chromium import faults
 from tests.browser.conftest import Opener, populate
 from tests.packs import PROJECTED, projected_pack
 
+COVERED = """() => {
+  const box = (element) => element.getBoundingClientRect();
+  const over = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+  const toasts = [...document.querySelectorAll(".toast")].map(box);
+  return [...document.querySelectorAll("button, a, input, select, summary")]
+    .filter((one) => !one.closest(".toast") && one.checkVisibility() && toasts.some((toast) => over(box(one), toast)))
+    .map((one) => one.textContent.trim());
+}"""
+"""The texts of buttons and fields below a message."""
 SEARCHES = re.compile(r"In 1 of ([\d,]+) searches")
 
 
@@ -142,6 +151,11 @@ def test_someone_enrolled_twice_is_made_one_and_taken_apart_again(
     finding = page.get_by_role("article").filter(has_text="Ada Lovelace and The countess")
     expect(finding.get_by_role("img")).to_have_count(2)
     expect(finding.get_by_text("Odds that both are one person")).to_contain_text("to 1")
+    improbable = page.get_by_role("region", name="Nearest pairs").get_by_role("article").first
+    expect(improbable.get_by_text("Odds that both are one person")).to_contain_text("1 to ")
+    expect(improbable.get_by_role("button", name="Keep")).to_have_count(0)
+    improbable.get_by_text("They are one person", exact=True).click()
+    expect(improbable.get_by_role("button", name="Keep")).to_have_count(2)
     finding.get_by_role("button", name="Keep Ada Lovelace").click()
     expect(page.get_by_role("dialog")).to_contain_text("with a new creation time")
     expect(page.get_by_role("dialog").get_by_role("img")).to_have_count(2)
@@ -177,7 +191,7 @@ def test_many_are_enrolled_from_an_archive_and_what_was_refused_is_told(
     page.get_by_label("Archive").set_input_files(archive)
     page.get_by_role("button", name="Start").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
-    expect(page.get_by_text("done", exact=True)).to_be_visible()
+    expect(page.get_by_text("done, 2 refused")).to_have_class("outcome uncertain")
     expect(page.get_by_text("Enrolled: 2 · No face: 1 · Several faces: 1")).to_be_visible()
     page.get_by_text("Refused items (2)").click()
     expect(page.get_by_text("coffee/1.jpg")).to_be_visible()
@@ -245,6 +259,8 @@ def test_counts_follow_the_galleries(visit: Opener, service: str, kith: Kith, ph
     expect(page.get_by_text("0 people, 0 photos")).to_be_visible()
     populate(kith, "family", photos)
     expect(page.get_by_text("3 people, 3 photos")).to_be_visible()
+    for name in ("Ada Lovelace", "The countess", "Tom"):
+        expect(page.get_by_role("listitem").get_by_text(name, exact=True)).to_be_visible()
     page.goto(f"{service}/console#/enroll?gallery=family")
     page.locator("input[type=file]").set_input_files(photos["ada"])
     kith.delete_subject("family", "ada")
@@ -303,7 +319,52 @@ def test_the_first_key_closes_the_service_and_the_tab_that_made_it_goes_on(visit
     page.get_by_role("dialog").get_by_role("button", name="Revoke", exact=True).click()
     expect(page.get_by_role("heading", name="door 3")).to_have_count(0)
     page.goto(f"{service}/console#/settings/audit")
-    expect(page.get_by_role("row").filter(has_text="Key revoked")).to_be_visible()
+    revoked = page.get_by_role("row").filter(has_text="Key revoked")
+    expect(revoked.get_by_role("cell").nth(2)).to_have_text("operator")
+
+
+def test_the_audit_folds_the_thresholds_of_a_gallery(visit: Opener, populated: str) -> None:
+    page = visit(populated)
+
+    def line(sequence: int, gallery: str, event: str, actor: str) -> dict[str, object]:
+        details = {"before": {"threshold": sequence / 10}, "after": {"threshold": 0.5}, "reason": "enrollment"}
+        about = {"outcome": "done", "subject": None, "details": details if event == "threshold_moved" else {}}
+        return {"at": f"2026-11-01T10:0{sequence}:00Z", "event": event, "gallery": gallery, "actor": actor, **about}
+
+    moved = "threshold_moved"
+    lines = [
+        line(4, "family", moved, "service"),
+        line(3, "family", "templates_enrolled", "operator"),
+        line(2, "empty", moved, "service"),
+        line(1, "family", moved, "service"),
+    ]
+    page.route("**/v1/audit?*", lambda route: route.fulfill(json={"data": lines, "next": None}))
+    page.goto(f"{populated}/console#/settings/audit")
+    rows = page.get_by_role("table").get_by_role("row")
+    expect(rows).to_have_count(1 + 3)
+    folded = rows.filter(has_text="Threshold of “family” changed 2 times.")
+    expect(folded.get_by_role("cell").nth(2)).to_have_text("Kith itself")
+    expect(rows.nth(2).get_by_role("cell").nth(2)).to_have_text("Operator")
+    folded.get_by_text("since").click()
+    expect(folded.get_by_text("0.1 → 0.5 (enrollment)")).to_be_visible()
+    page.get_by_label("What").select_option(moved)
+    expect(rows).to_have_count(1 + 4)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_message_covers_no_button_that_one_needs(visit: Opener, service: str, kith: Kith, width: int) -> None:
+    kith.create_gallery("family")
+    page = visit(service, viewport={"width": width, "height": 800})
+    page.goto(f"{service}/console#/galleries/family/settings")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator(".toast")).to_be_visible()
+    covered = page.evaluate(COVERED)
+    assert width == 390 or covered == []
+    assert "Save" not in covered
+    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    assert "Delete the gallery" not in page.evaluate(COVERED)
+    page.get_by_role("button", name="Delete the gallery").click()
+    assert "Cancel" not in page.evaluate(COVERED)
 
 
 def test_the_reference_is_shown_without_a_way_to_the_internet(visit: Opener, populated: str) -> None:

@@ -12,6 +12,7 @@ import * as words from "../words.js";
 
 const PAGE = 50;
 const MAX_SPLIT = 1000; // limit of the service
+const DOUBTFUL = 0.9; // certainty below which a face deserves a look
 
 export const title = ({ gallery }) => `Album · ${gallery}`;
 
@@ -156,7 +157,7 @@ class Groups {
     const face = (one, number) => {
       const box = h("input", { type: "checkbox", checked: card.chosen.has(one.id), "aria-label": `Face ${number + 1} of ${about}, in ${one.photo}` });
       box.addEventListener("change", () => ((box.checked ? card.chosen.add(one.id) : card.chosen.delete(one.id)), count()));
-      const sure = one.reasons.length ? "low quality" : one.certainty === null ? "" : words.percent(one.certainty);
+      const sure = one.reasons.length ? "low quality" : one.certainty !== null && one.certainty < DOUBTFUL ? "not sure" : "";
       return h("li", {}, h("label", { class: "album-face", title: one.photo }, this.pictures.albumFace(this.album, one.id, ""), group.face_count > 1 && h("span", { class: "pick" }, box, sure), group.face_count === 1 && h("span", { class: "hint" }, sure)));
     };
     count();

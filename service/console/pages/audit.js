@@ -1,9 +1,9 @@
 // The latest lines of the audit log, with filters.
 
-import { call, galleryPath } from "../api.js";
+import { all, call, galleryPath } from "../api.js";
 import { EVENTS, sentence } from "../audit_words.js";
 import { fill, h } from "../dom.js";
-import { toTheSecond } from "../numbers.js";
+import { toTheSecond, whole } from "../numbers.js";
 import { settingsHeading } from "../reports.js";
 import { button, empty, field, loading, table } from "../ui.js";
 
@@ -81,16 +81,19 @@ async function lines({ event, gallery, subject, actor, since, until }, signal) {
   const about = gallery ? { subject: subject || null } : {};
   const query = { ...about, event: event || null, actor: actor || null, since: midnight(since), until: midnight(until, 1), limit: PAGE };
   const place = h("div", { class: "stack audit" });
+  const names = new Map(); // of keys, by their ids
   const more = async (cursor) => {
     const page = await call("GET", path, { query: { ...query, cursor }, signal });
     if (page.data.length === 0 && !cursor)
       return empty("docs", "No matching lines", "Change the filters.");
+    if (!gallery && names.size === 0 && page.data.some((line) => line.actor.startsWith("key:")))
+      for (const key of await all("/v1/keys", { query: { ended: true }, signal })) names.set(key.id, key.name);
     place.querySelector(":scope > .actions")?.remove();
     place.append(
       table(
         "Audit lines, newest first",
         ["When", "What", "By", "Details"],
-        page.data.map(row),
+        runs(page.data, event).map((lines) => row(lines, names)),
       ),
     );
     if (page.next)
@@ -106,12 +109,31 @@ async function lines({ event, gallery, subject, actor, since, until }, signal) {
   return await more(null);
 }
 
-const row = (line) => [
+/** The lines in lists of one, but the moved thresholds of a gallery in one list: an enrollment moves them again and again. */
+function runs(lines, event) {
+  const found = [];
+  for (const line of lines) {
+    const folds = !event && line.event === "threshold_moved";
+    const run = folds && found.find(([first]) => first.event === line.event && first.gallery === line.gallery);
+    if (run) run.push(line);
+    else found.push([line]);
+  }
+  return found;
+}
+
+const row = ([line, ...more], names) => [
   toTheSecond(line.at),
-  h("span", { title: `${line.event}: ${line.outcome}` }, sentence(line)),
-  h("code", {}, line.actor),
-  particulars({ ...(line.subject && { subject: line.subject }), ...line.details }),
+  h("span", { title: `${line.event}: ${line.outcome}` }, more.length > 0 ? `Threshold of “${line.gallery}” changed ${whole(1 + more.length)} times.` : sentence(line)),
+  h("span", { title: line.actor }, actor(line.actor, names)),
+  more.length > 0
+    ? h("details", {}, h("summary", {}, `since ${toTheSecond(more.at(-1).at)}`), h("pre", {}, [line, ...more].map(moved).join("\n")))
+    : particulars({ ...(line.subject && { subject: line.subject }), ...line.details }),
 ];
+
+const moved = ({ at, details: { before, after, reason } }) => `${toTheSecond(at)}: ${before?.threshold ?? "none"} → ${after?.threshold ?? "none"}${reason ? ` (${reason})` : ""}`;
+
+const ACTORS = { operator: "Operator", anonymous: "Without a key", service: "Kith itself" };
+const actor = (name, names) => ACTORS[name] ?? names.get(name.replace("key:", "")) ?? name.replace("key:", "Key ");
 
 /** Details in one line if they fit, otherwise folded. */
 function particulars(details) {

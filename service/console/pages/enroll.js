@@ -317,8 +317,8 @@ function whoForm(known, params, signal) {
   const person = personField("Whose photos are these?", signal);
   const gallery = galleryField(known, (name) => person.load(name).catch(tell), { chosen: params.gallery });
   const group = unique("who");
-  const fresh = h("input", { type: "radio", name: group, checked: !params.subject });
-  const there = h("input", { type: "radio", name: group, checked: Boolean(params.subject) });
+  const fresh = h("input", { type: "radio", name: group, checked: params.subject === undefined });
+  const there = h("input", { type: "radio", name: group, checked: params.subject !== undefined });
   const problem = h("p", { class: "refused", role: "alert" });
   const newFields = h("div", { class: "stack" }, about.elements[0], field("Id", id, "What other programs call them; it cannot be changed later."), about.elements.slice(1));
   const swap = () => {

@@ -1,11 +1,14 @@
-import { Creation, all } from "../api.js";
+import { Creation, all, call, galleryPath } from "../api.js";
 import { rememberGallery } from "../choices.js";
 import { fill, h } from "../dom.js";
 import { galleryForm } from "../gallery_form.js";
 import { counted } from "../numbers.js";
 import { watch } from "../reports.js";
+import { Pictures } from "../stored.js";
 import { button, dialog, empty, field, heading, linkButton, problemBox, toast, waiting } from "../ui.js";
-import { risk } from "../words.js";
+import { called, risk } from "../words.js";
+
+const NAMED = 3; // people on a card
 
 export const title = () => "Galleries";
 
@@ -17,7 +20,11 @@ export function render(params, signal) {
   const show = (found) => {
     for (const one of found) {
       if (!cards.has(one.name)) cards.set(one.name, card(one));
-      fill(cards.get(one.name).querySelector(".figures"), counts(one));
+      const shown = cards.get(one.name);
+      fill(shown.querySelector(".figures"), counts(one));
+      if (shown.dataset.people === String(one.subject_count)) continue;
+      shown.dataset.people = one.subject_count;
+      shown.querySelector(".named").replaceWith(named(one, signal));
     }
     const now = JSON.stringify(found.map((one) => one.name));
     if (now === names) return; // unchanged elements keep the focus
@@ -58,6 +65,23 @@ const nothing = (make) =>
 /** The number of people and photos, which the page renews. */
 const counts = ({ subject_count: subjects, template_count: templates }) => [h("strong", {}, counted(subjects, "person", "people")), `, ${counted(templates, "photo")}`];
 
+/** The first people by name, with their pictures if the gallery keeps them, when the card comes into view. */
+function named({ name: gallery, subject_count: subjects, keep_crops: keeps }, signal) {
+  const place = h("ul", { class: "stack tight named" });
+  const look = new IntersectionObserver(async (entries) => {
+    if (!entries.some((entry) => entry.isIntersecting)) return;
+    look.disconnect();
+    const page = await call("GET", `${galleryPath(gallery)}/subjects`, { query: { limit: NAMED }, signal }).catch(() => null); // the key may not read them
+    const pictures = new Pictures(gallery, signal);
+    const line = (one) => h("li", { class: "person-cell" }, keeps && pictures.person(one.id, ""), h("span", {}, called(one)));
+    const more = subjects - (page?.data.length ?? subjects);
+    fill(place, page?.data.map(line), more > 0 && h("li", { class: "hint" }, `and ${counted(more, "other")}`));
+  });
+  if (subjects > 0) look.observe(place);
+  signal.addEventListener("abort", () => look.disconnect(), { once: true });
+  return place;
+}
+
 function card(gallery) {
   const at = `#/galleries/${encodeURIComponent(gallery.name)}`;
   const small = (element) => (element.classList.add("small"), element);
@@ -66,6 +90,7 @@ function card(gallery) {
     { class: "card gallery-card" },
     h("h2", { class: "name" }, h("a", { href: at }, gallery.name)),
     h("p", { class: "figures" }, counts(gallery)),
+    h("ul", { class: "named" }),
     h("p", { class: "hint" }, `It ${risk(gallery.risk)}.`),
     h("div", { class: "actions" }, small(linkButton("Enroll", `#/enroll?gallery=${encodeURIComponent(gallery.name)}`, { icon: "enroll" })), small(linkButton("Settings", `${at}/settings`, { kind: "quiet", icon: "edit" }))),
   );

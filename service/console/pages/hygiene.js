@@ -277,7 +277,9 @@ function actions(gallery, finding, pictures, shown, run) {
             `${called(from)} was merged into ${called(to)}. Undo creates ${called(from)} again, with a new creation time.`,
           );
       });
-    return [h("span", {}, "One person:"), into(first, second), into(second, first)];
+    const merges = [into(first, second), into(second, first)];
+    if (finding.odds >= 1) return [h("span", {}, "One person:"), merges];
+    return h("details", { class: "details" }, h("summary", {}, "They are one person"), h("div", { class: "actions" }, merges));
   }
   const remove = ({ template, subject }, label, alt) =>
     button(

@@ -67,7 +67,7 @@ function desk(known, params, signal) {
   }
 
   async function take(files) {
-    for (const file of files) shots.push({ photo: await open(file, signal), state: "waiting", results: [], corrected: [], problem: null, stop: null });
+    for (const file of files) shots.push({ photo: await open(file, signal), state: "waiting", results: [], corrected: [], asks: null, problem: null, stop: null });
     pick.classList.add("compact");
     if (shots.length === files.length && matchMedia("(width < 52rem)").matches) options.open = false; // room for the answer on the first screen
     show(shots[shots.length - files.length]);
@@ -123,7 +123,10 @@ function desk(known, params, signal) {
     strip.children[at]?.focus(); // the new element of the same photo
     if (shot !== shown) return;
     fill(place, view(shot));
-    if (shot.state === "done") live.textContent = told(shot);
+    if (shot.state !== "done") return;
+    live.textContent = told(shot);
+    if (shot.asks !== null) place.querySelector(`[aria-label="Face ${shot.asks + 1}"]`)?.focus(); // its button was replaced
+    shot.asks = null;
   }
 
   function view(shot) {
@@ -189,8 +192,8 @@ function answered(shot, gallery, again) {
     return h("div", { class: "columns" }, bare(photo), h("div", { class: "card" }, badge(results[0].outcome), h("h2", {}, said.title), h("p", {}, said.text)));
   }
   const pictures = new Pictures(shot.gallery);
-  const cards = seen.map((result, i) => (seen.length > 1 && !KNOWN.includes(result.outcome) ? row : card)(result, i, shot, gallery, again, pictures));
-  const ranked = (outcomes) => cards.filter((_, i) => outcomes.includes(seen[i].outcome));
+  const cards = seen.map((result, i) => (seen.length > 1 && !KNOWN.includes(result.outcome) && corrections(shot, i).length === 0 ? row : card)(result, i, shot, gallery, again, pictures));
+  const ranked = (outcome) => cards.filter((_, i) => corrections(shot, i).length === 0 && seen[i].outcome === outcome);
   const others = cards.filter((one) => one.classList.contains("face-row"));
   const dots = h("input", { type: "checkbox", checked: read("localStorage", LANDMARKS) === "on" });
   const marks = seen.map((result, i) => ({
@@ -228,9 +231,10 @@ function answered(shot, gallery, again) {
       h(
         "div",
         { class: "stack" },
-        ranked(["identified"]),
-        ranked(["uncertain"]),
-        others.length > 0 ? h("section", { class: "card face-rows", "aria-label": "Other faces" }, others) : cards.filter((_, i) => !KNOWN.includes(seen[i].outcome)),
+        cards.filter((_, i) => corrections(shot, i).length > 0),
+        ranked("identified"),
+        ranked("uncertain"),
+        others.length > 0 ? h("section", { class: "card face-rows", "aria-label": "Other faces" }, others) : seen.length === 1 && ranked(seen[0].outcome).filter(() => !KNOWN.includes(seen[0].outcome)),
       ),
     ),
   );
@@ -246,44 +250,47 @@ export function badge(outcome) {
 const called = (shot, result, gallery) => words.identity(result, shot.gallery, gallery?.subject_count);
 const person = (shot, one) => h("a", { href: `#/galleries/${encodeURIComponent(shot.gallery)}/subjects/${encodeURIComponent(one.subject)}` }, words.called(one));
 
-/** A link to the enrollment of a face, as a new person or as `subject`. */
+/** A link to the enrollment of a face, as a new person or as `subject`, "" for one to be chosen. */
 function enrollLink(shot, result, label, kind, subject) {
-  const link = linkButton(label, `#/enroll?gallery=${encodeURIComponent(shot.gallery)}${subject ? `&subject=${encodeURIComponent(subject)}` : ""}`, { kind, icon: "enroll" });
+  const link = linkButton(label, `#/enroll?gallery=${encodeURIComponent(shot.gallery)}${subject === undefined ? "" : `&subject=${encodeURIComponent(subject)}`}`, { kind, icon: "enroll" });
   link.classList.add("small");
   link.addEventListener("click", () => Object.assign(DESK, { photo: shot.photo, box: result.face.box }));
   return link;
 }
 
-/** “Not Ada”: note that the face is another person, and search again. The correction can be undone. */
+/** The corrections of a face in the gallery that was searched. */
+const corrections = (shot, i) => shot.corrected.filter((one) => one.face === i && one.gallery === shot.gallery);
+
+/** “Not Ada”: note that the face is another person, and search again. Each correction can be undone. */
 function correction(result, i, shot, again) {
   const faces = shot.results.filter((one) => one.face);
-  const done = shot.corrected.find((one) => one.face === i && one.gallery === shot.gallery);
-  if (done) {
+  const turn = () => ((shot.asks = i), again());
+  const small = (element) => (element.classList.add("small"), element);
+  const noted = corrections(shot, i).map((done) => {
     const undo = button("Undo", async () => {
       await call("DELETE", `${decoysPath(done.gallery, done.subject)}/${done.decoy}`);
       shot.corrected.splice(shot.corrected.indexOf(done), 1);
-      again();
+      turn();
     });
-    undo.classList.add("small");
-    return h("p", { class: "row" }, `Noted: this is not ${done.name}.`, undo);
-  }
-  if (result.outcome !== "identified" || (faces.length > 1 && !shot.photo.drawable)) return null; // it cannot be cropped
+    return h("p", { class: "row" }, `Noted: this is not ${done.name}.`, small(undo));
+  });
+  if (result.outcome !== "identified" || (faces.length > 1 && !shot.photo.drawable)) return noted; // it cannot be cropped
   const note = button(`Not ${words.called(result)}`, async () => {
     const others = faces.filter((one) => one !== result).map((one) => one.face);
     const file = others.length ? await cropped(shot.photo, result.face, others) : shot.photo.file;
     const request = bodyOf(file, { face: "largest", allow_low_quality: true }); // it was good enough to be answered
     const made = await call("POST", decoysPath(shot.gallery, result.subject), request);
     shot.corrected.push({ face: i, gallery: shot.gallery, subject: result.subject, name: words.called(result), decoy: made.id });
-    again();
+    turn();
   }, { kind: "quiet", icon: "close" });
-  note.classList.add("small");
-  return h("div", { class: "actions" }, note);
+  return [noted, h("div", { class: "actions" }, small(note))];
 }
 
 /** A person, or somebody who may be one. */
 function card(result, i, shot, gallery, again, pictures) {
   const people = words.peopleToCompare(result);
   const enroll = (...wanted) => enrollLink(shot, result, ...wanted);
+  const asks = result.outcome !== "identified" && corrections(shot, i).length > 0;
   return h(
     "article",
     { class: `card face-card ${result.outcome}`, tabindex: "-1", "aria-label": `Face ${i + 1}` },
@@ -291,7 +298,7 @@ function card(result, i, shot, gallery, again, pictures) {
       "div",
       { class: "face-head" },
       h("span", { class: "face-number" }, String(i + 1)),
-      h("h3", { class: "name" }, result.outcome === "identified" ? person(shot, result) : called(shot, result, gallery).title),
+      h("h3", { class: "name" }, asks ? "Who is it?" : result.outcome === "identified" ? person(shot, result) : called(shot, result, gallery).title),
       badge(result.outcome),
     ),
     sides([
@@ -302,19 +309,20 @@ function card(result, i, shot, gallery, again, pictures) {
     h(
       "div",
       { class: "actions" },
-      result.outcome === "unknown" && enroll("Enroll this face", "primary"),
+      asks && [enroll("A new person", "primary"), enroll("Somebody enrolled", "plain", "")],
+      !asks && result.outcome === "unknown" && enroll("Enroll this face", "primary"),
       result.outcome === "identified" && enroll("Add this photo", "plain", result.subject),
       result.outcome === "uncertain" && people.map((one) => enroll(`It is ${words.called(one)}: add this photo`, "plain", one.subject)),
-      KNOWN.includes(result.outcome) && enroll("Another person", "quiet"),
+      !asks && KNOWN.includes(result.outcome) && enroll("Another person", "quiet"),
     ),
     correction(result, i, shot, again),
     result.outcome === "uncertain" && gallery && !gallery.keep_crops && keepHint(shot.gallery),
-    details(result, shot),
+    details(result, shot, gallery, pictures),
   );
 }
 
 /** A stranger, or a face that was not searched for, among others: one line, which opens. */
-function row(result, i, shot, gallery, again) {
+function row(result, i, shot, gallery, again, pictures) {
   return h(
     "article",
     { class: `face-row ${result.outcome}`, tabindex: "-1", "aria-label": `Face ${i + 1}` },
@@ -329,9 +337,8 @@ function row(result, i, shot, gallery, again) {
         h("h3", {}, result.outcome === "unknown" ? "A stranger" : called(shot, result, gallery).title),
       ),
       evidence(result, shot, gallery),
-      details(result, shot),
+      details(result, shot, gallery, pictures),
     ),
-    correction(result, i, shot, again),
     result.outcome === "unknown" && Object.assign(enrollLink(shot, result, "Enroll", "quiet"), { ariaLabel: "Enroll this face" }),
   );
 }
@@ -383,7 +390,7 @@ export function meter({ similarity, threshold, review_threshold: review }) {
 /** Where the scale begins: what matters lies about the threshold, and that is near 1 for some recognizers. */
 const meterStart = (similarity, review) => Math.max(-1, Math.min(2.5 * review - 1.5, similarity - 0.05));
 
-function details(result, shot) {
+function details(result, shot, gallery, pictures) {
   const { quality } = result.face;
   const pairs = result.outcome.startsWith("rejected")
     ? []
@@ -405,7 +412,7 @@ function details(result, shot) {
       table(
         "Nearest people",
         ["Person", "Similarity", "By chance"],
-        result.candidates.map((one) => [person(shot, one), words.similarity(one.similarity), words.chance(one.false_alarm_probability, one.probability_is_bound) ?? "unknown"]),
+        result.candidates.map((one) => [h("span", { class: "person-cell" }, gallery?.keep_crops && pictures.person(one.subject, ""), person(shot, one)), words.similarity(one.similarity), words.chance(one.false_alarm_probability, one.probability_is_bound) ?? "unknown"]),
       ),
     facts([...words.qualities(quality).map(([name, value, fine]) => [name, fine ? value : `${value} – out of bounds`]), ["Quality score", quality.score.toFixed(2)], ["Detection score", result.face.score.toFixed(2)]]),
   );

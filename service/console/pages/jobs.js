@@ -172,7 +172,7 @@ class JobCard {
     if (text === this.text) return;
     this.text = text;
     this.job = job;
-    const [said, tone, picture] = STATES[job.state];
+    const [said, tone, picture] = job.state === "succeeded" && job.failed_count > 0 ? [`done, ${whole(job.failed_count)} refused`, "uncertain", "warning"] : STATES[job.state];
     const part = job.total_count ? job.done_count / job.total_count : 0;
     fill(
       this.name,

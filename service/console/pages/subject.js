@@ -43,7 +43,7 @@ function view({ gallery, person, templates, decoys, lookalikes, keeps }, page, s
       "div",
       { class: "columns" },
       h("div", { class: "stack" }, photos({ gallery, person, templates, keeps }, add, signal), mistakes(gallery, person, decoys)),
-      h("div", { class: "stack" }, edit(gallery, person, signal), alike(gallery, person, lookalikes, signal), rights(gallery, person, templates, page, signal)),
+      h("div", { class: "stack" }, edit(gallery, person, signal), alike(gallery, person, lookalikes, keeps, signal), rights(gallery, person, templates, page, signal)),
     ),
   );
 }
@@ -203,13 +203,14 @@ function edit(gallery, person, signal) {
 }
 
 /** People who look like the person, such as a twin: searches name one only if it clearly leads. */
-function alike(gallery, person, lookalikes, signal) {
+function alike(gallery, person, lookalikes, keeps, signal) {
+  const pictures = new Pictures(gallery, signal);
   const list = h("div", {});
   const line = (one) =>
     h(
       "li",
       { class: "row between" },
-      h("a", { href: `#/galleries/${encodeURIComponent(gallery)}/subjects/${encodeURIComponent(one.id)}` }, words.called(one)),
+      h("span", { class: "person-cell" }, keeps && pictures.person(one.id, ""), h("a", { href: `#/galleries/${encodeURIComponent(gallery)}/subjects/${encodeURIComponent(one.id)}` }, words.called(one))),
       button("Unlink", async () => {
         show((await call("DELETE", lookalikesPath(gallery, person.id, one.id))).data);
         section.focus(); // the focused button was removed
