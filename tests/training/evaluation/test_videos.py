@@ -303,5 +303,5 @@ def test_malformed_lists_of_trillion_pairs_are_named(tmp_path: Path, evaluate: E
     path.write_text(f"a.jpg 1 {points}\n")
     with pytest.raises(ConfigError, match=r"1 photos of .* are missing, first .*a\.jpg"):
         evaluate("--trillion-pairs", tmp_path)
-    with pytest.raises(ConfigError, match="--features needs --trillion-pairs"):
+    with pytest.raises(ConfigError, match="--features would need --trillion-pairs"):
         evaluate("--people", tmp_path, "--features", "x.bin")
