@@ -86,11 +86,6 @@ class Settings(BaseSettings):
         None,
         description="Further API under /api/v1: compreface (docs/compat.md).",
     )
-    compat_cutoffs: str = Field(
-        "sdk",
-        description="Cut-offs of clients of KITH_COMPAT (docs/compat.md): sdk, double-take, or known,maybe,unknown "
-        "such as 0.8,0.8,0.5.",
-    )
     rate_limit: float | None = Field(
         None,
         ge=1e-6,

@@ -103,7 +103,7 @@ async def verify(backend: Backend, body: VerifyIn, caller: Caller) -> Document:
     else:
         refused = {refusal for refusal, _ in refusals.values()}
         refusal = next((each for each in get_args(RejectionOutcome) if each in refused), None)
-        await compare_sides(backend, verification, caller, (a.person, b.person), document)
+        await _compare_sides(backend, verification, caller, (a.person, b.person), document)
         document["outcome"] = refusal or document["outcome"]
     backend.operations.metrics.count_verification(document["outcome"])
     if gallery is not None and subject is not None:
@@ -111,7 +111,7 @@ async def verify(backend: Backend, body: VerifyIn, caller: Caller) -> Document:
     return document
 
 
-async def compare_sides(
+async def _compare_sides(
     backend: Backend,
     verification: Verification,
     caller: Caller,

@@ -7,7 +7,6 @@ from typing import Annotated, Final
 
 from fastapi import Depends, Request
 
-from service.api.compreface.similarity import Cutoffs
 from service.api.http.routing import PermittedRoute, backend_of, caller_of
 from service.core.errors import ForbiddenError
 from service.domain.gallery import Gallery
@@ -54,18 +53,16 @@ BoundGallery = Annotated[Gallery, Depends(_bound_gallery)]
 
 @dataclass(frozen=True)
 class Ask:
-    """Request with photos or embeddings. ``gallery``: as :data:`BoundGallery`."""
+    """Request with a photo. ``gallery``: as :data:`BoundGallery`."""
 
     request: Request
     backend: Backend
     caller: Caller
     gallery: Gallery
-    cutoffs: Cutoffs
 
 
 async def _ask(request: Request) -> Ask:
-    state = request.state
-    return Ask(request, backend_of(request), state.caller, state.gallery_snapshot, request.app.state.compreface_cutoffs)
+    return Ask(request, backend_of(request), request.state.caller, request.state.gallery_snapshot)
 
 
 AskDep = Annotated[Ask, Depends(_ask)]

@@ -1,4 +1,4 @@
-"""Templates of the key's gallery, which CompreFace calls faces or examples: list, add, delete, picture, verify."""
+"""Templates of the key's gallery, which CompreFace calls faces or examples: list, add, delete, picture."""
 
 from __future__ import annotations
 

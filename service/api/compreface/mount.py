@@ -8,11 +8,9 @@ from typing import Any, Final
 from fastapi import FastAPI
 
 from kith.wire.common import Problem
-from service.api.compreface import faces, recognition, subjects, verification
+from service.api.compreface import faces, recognition, subjects
 from service.api.compreface.access import PREFIX
-from service.api.compreface.similarity import parse_cutoffs
 from service.api.http.routing import Routes
-from service.core.errors import SettingsError
 from service.settings import Settings
 
 # Codes of com.exadel.frs.commonservice.handler.CommonExceptionCode.
@@ -36,14 +34,10 @@ CODES: Final[Mapping[str, tuple[int, int]]] = {
 
 
 def mount_compreface(app: FastAPI, settings: Settings) -> list[Routes]:
-    """Add the routes if KITH_COMPAT is compreface, and return them. Raises SettingsError: the cut-offs are invalid."""
+    """Add the routes if KITH_COMPAT is compreface, and return them."""
     if settings.compat != "compreface":
         return []
-    try:
-        app.state.compreface_cutoffs = parse_cutoffs(settings.compat_cutoffs)
-    except ValueError as error:
-        raise SettingsError(f"KITH_COMPAT_CUTOFFS: {error}") from error
-    mounted = [module.routes for module in (subjects, faces, recognition, verification)]
+    mounted = [module.routes for module in (subjects, faces, recognition)]
     for routes in mounted:
         routes.mount(app)
     app.state.problem_formats[f"{PREFIX}/"] = _to_compreface

@@ -1,30 +1,29 @@
-"""Query options and bodies that several routes share: photos in forms or base64, and embeddings."""
+"""Query options and bodies that several routes share: photos in forms or base64."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 from uuid import UUID
 
 from fastapi import Depends, Path, Query
 from pydantic import BaseModel, model_validator
 
-from kith.wire.fields import NORMALIZED, Embedding, SubjectId
+from kith.wire.fields import NORMALIZED, SubjectId
 from kith.wire.photos import PhotoBytes
 from models.vision.face_search import Detail
 from service.api.compreface.access import Ask
 from service.api.compreface.similarity import to_probability
 from service.api.http.bodies import media_type, read_json, read_parts, unsupported
 from service.core.errors import InvalidRequestError
-from service.core.json_limits import DEFAULT_LIMITS, JsonLimits
+from service.core.json_limits import DEFAULT_LIMITS
 from service.core.photo_errors import ImageTooLargeError, NoFaceError
 from service.inference.photo_pipeline import Face
 
 MAX_PREDICTIONS: Final = 100
 MAX_ERASED: Final = 200
 """Maximum number of subjects or templates to erase in one transaction, which holds the gallery's lock for a second."""
-Body = TypeVar("Body", bound=BaseModel)
 ImageId = Annotated[UUID, Path(description="Id of a template.")]
 SubjectPath = Annotated[SubjectId, Path()]
 SubjectQuery = Annotated[str, NORMALIZED, Query(description="Id of a subject; empty: all subjects.")]
@@ -75,60 +74,27 @@ class FileBody(BaseModel):
     file: PhotoBytes
 
 
-class PairBody(BaseModel):
-    source_image: PhotoBytes
-    target_image: PhotoBytes
-
-
-class EmbeddingsBody(BaseModel):
-    embeddings: list[Embedding]
-
-
-class EmbeddingPairBody(BaseModel):
-    source: Embedding
-    targets: list[Embedding]
-
-
 def max_predictions(count: int) -> int:
     return min(count, MAX_PREDICTIONS) if count > 0 else MAX_PREDICTIONS
 
 
 async def read_file(ask: Ask) -> bytes:
-    """Return the photo ``file`` of a form or of JSON. Raises as :func:`read_files`."""
-    (photo,) = await read_files(ask, FileBody)
-    return photo
-
-
-async def read_files(ask: Ask, model: type[BaseModel]) -> list[bytes]:
-    """Return the photos that are the fields of ``model``, from form parts or base64 strings of JSON.
+    """Return the photo ``file``, from a form part or a base64 string of JSON.
 
     Raises InvalidRequestError, ImageTooLargeError, UnsupportedMediaTypeError.
     """
-    names, max_bytes = list(model.model_fields), ask.backend.settings.max_image_bytes
+    max_bytes = ask.backend.settings.max_image_bytes
     with ask.backend.operations.metrics.stage("read"):
         kind = media_type(ask.request)
         if kind == "application/json":
-            body = await read_json(ask.request, model, len(names), max_bytes, DEFAULT_LIMITS)
-            photos = [getattr(body, name) for name in names]
+            photo = (await read_json(ask.request, FileBody, 1, max_bytes, DEFAULT_LIMITS)).file
         elif kind == "multipart/form-data":
-            parts = {part.name: part.payload for part in await read_parts(ask.request, len(names), max_bytes)}
-            if missing := [name for name in names if name not in parts]:
-                raise InvalidRequestError(f"the form has no file {missing[0]!r}")
-            photos = [parts[name] for name in names]
+            parts = {part.name: part.payload for part in await read_parts(ask.request, 1, max_bytes)}
+            if "file" not in parts:
+                raise InvalidRequestError("the form has no file 'file'")
+            photo = parts["file"]
         else:
             raise unsupported(kind)
-    if max(len(photo) for photo in photos) > max_bytes:
+    if len(photo) > max_bytes:
         raise ImageTooLargeError(f"the photo has more than {max_bytes} bytes, the limit")
-    return photos
-
-
-async def read_embeddings(ask: Ask, model: type[Body]) -> Body:
-    """Read JSON with embeddings, as many as a request may have. Raises InvalidRequestError."""
-    count = ask.backend.settings.max_embeddings
-    body = await read_json(
-        ask.request, model, 0, 0, JsonLimits(numbers=(count + 1) * ask.gallery.dimension, lists=count + 1)
-    )
-    embeddings = body.embeddings if isinstance(body, EmbeddingsBody) else getattr(body, "targets", [])
-    if not 0 < len(embeddings) <= count:
-        raise InvalidRequestError(f"send 1 to {count} embeddings")
-    return body
+    return photo

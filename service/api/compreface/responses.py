@@ -9,7 +9,7 @@ import numpy as np
 
 from service.api.compreface.access import Ask
 from service.api.compreface.requests import FaceOptions
-from service.api.compreface.similarity import Cutoffs, level_of, level_of_candidate, to_client, to_probability
+from service.api.compreface.similarity import level_of, level_of_candidate, to_client, to_probability
 from service.domain.gallery import Gallery, Template
 from service.inference.photo_pipeline import Face
 from service.usecases.documents import Document
@@ -23,7 +23,6 @@ DECISION_FIELDS: Final = (
     "threshold",
     "review_threshold",
     "false_alarm_probability",
-    "false_match_probability",
     "probability_is_bound",
     "risk",
     "reasons",
@@ -63,11 +62,11 @@ def with_versions(document: Document, options: FaceOptions, ask: Ask) -> Documen
 
 
 def decision_fields(document: Document) -> Document:
-    """Return the field ``kith``: the decision in an ``IdentityOut`` or ``VerifyOut`` document."""
+    """Return the field ``kith``: the decision in an ``IdentityOut`` document."""
     return {"kith": {name: document[name] for name in DECISION_FIELDS if name in document}}
 
 
-def similar_subjects(document: Document, gallery: Gallery, count: int, cutoffs: Cutoffs) -> list[Document]:
+def similar_subjects(document: Document, gallery: Gallery, count: int) -> list[Document]:
     """Return up to ``count`` candidates of an ``IdentityOut`` document, most similar first.
 
     The list is empty only if the gallery is: a face without a candidate gets UNKNOWN_SUBJECT.
@@ -76,17 +75,9 @@ def similar_subjects(document: Document, gallery: Gallery, count: int, cutoffs: 
     for rank, candidate in enumerate(document["candidates"][:count]):
         accept, review, similarity = document["threshold"], document["review_threshold"], candidate["similarity"]
         level = best if rank == 0 else level_of_candidate(similarity, review, best)
-        mapped = to_client(similarity, accept, review, level, cutoffs)
+        mapped = to_client(similarity, accept, review, level)
         found.append({"subject": candidate["subject"], "similarity": mapped})
     return found or [dict(UNKNOWN_SUBJECT)] * bool(gallery.templates)
-
-
-def pair_similarity(document: Document, cutoffs: Cutoffs) -> float:
-    """Return the similarity of a ``VerifyOut`` document, 0 if it is withheld or the photo was refused."""
-    level = level_of(document["outcome"])
-    if "similarity" not in document or (level == "unknown" and document["outcome"] != "different"):
-        return 0.0
-    return to_client(document["similarity"], document["threshold"], document["review_threshold"], level, cutoffs)
 
 
 def example(template: Template) -> Document:

@@ -154,12 +154,6 @@ class TemplateStore:
             sealed = connection.execute(sa.select(crops.c.sealed).where(crops.c.template_pk == best.pk)).scalar_one()
         return best.id, open_crop(gallery.seal, sealed)
 
-    def vector(self, gallery: Gallery, template: Template) -> tuple[Float, Float]:
-        """Return the (1, d) vector and (1,) quality of a template, (0, d) and (0,) if the recognizer has none of it."""
-        with self._database.read() as connection:
-            stored = read_snapshot(connection, gallery, 0, templates.c.pk == template.pk)
-        return stored.vectors, stored.qualities
-
     def vectors(self, gallery: Gallery, subject_id: str) -> tuple[Float, Float]:
         """Return (n, d) vectors and (n,) quality scores, NaN for bare embeddings; n may be 0.
 

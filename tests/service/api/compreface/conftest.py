@@ -66,8 +66,6 @@ def compat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompatServer]:
         api_key=OPERATOR,
         log_level="WARNING",
         compat="compreface",
-        compat_cutoffs="double-take",
-        max_embeddings=16,
     )
     with embedded(settings) as url:
         yield CompatServer(url, settings)

@@ -51,11 +51,8 @@ def test_every_function(installed: Path, compat: CompatServer, photos: Path) -> 
     assert known["subjects"][0]["subject"] == "Ada"
     assert known["subjects"][0]["similarity"] >= KNOWN
     assert stranger["subjects"][0]["similarity"] < UNKNOWN
-    assert answers["verified"]["result"][0]["similarity"] >= KNOWN
     assert answers["renamed"] == {"updated": True}
     assert answers["subjects"] == {"subjects": ["Ada", "Cy"]}
-    assert len(answers["detected"]["result"]) > 0
-    assert answers["compared"]["result"][0]["face_matches"][0]["similarity"] >= KNOWN
     assert answers["noFace"]["code"] == 28
     assert answers["several"] == [enrolled]
     assert answers["emptied"] == {"deleted": 0}

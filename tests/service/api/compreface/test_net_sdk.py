@@ -87,8 +87,8 @@ def test_subjects_and_their_photos(sdk: NetSdk, photos: Path) -> None:
     assert sdk.send("DELETE", "recognition/subjects") == {"deleted": 0}
 
 
-def test_photos_are_recognized_and_verified(sdk: NetSdk, photos: Path) -> None:
-    added = sdk.files("recognition/faces?subject=Ada", file=photos / "astronaut.jpg")
+def test_photos_are_recognized(sdk: NetSdk, photos: Path) -> None:
+    sdk.files("recognition/faces?subject=Ada", file=photos / "astronaut.jpg")
     same = photos / "astronaut2.jpg"
     options = "limit=1&prediction_count=1&det_prob_threshold=0.8&face_plugins=landmarks,calculator&status=True"
     by_path = sdk.files(f"recognition/recognize?{options}", file=same)
@@ -103,15 +103,3 @@ def test_photos_are_recognized_and_verified(sdk: NetSdk, photos: Path) -> None:
         (best,) = answer["result"][0]["subjects"]
         assert best["subject"] == "Ada"
         assert best["similarity"] > 0.6
-
-    verified = sdk.files(f"recognition/faces/{added['image_id']}/verify?{UNSET}", file=same)
-    assert verified["result"][0]["similarity"] > 0.6
-    pair = {"source_image": in_base64(photos / "astronaut.jpg"), "target_image": in_base64(same)}
-    (compared,) = sdk.json("POST", f"verification/verify?{UNSET}", pair)["result"]
-    assert compared["face_matches"][0]["similarity"] > 0.6
-    (compared,) = sdk.files(
-        f"verification/verify?limit=0&{UNSET}", source_image=photos / "astronaut.jpg", target_image=photos / "actor.jpg"
-    )["result"]
-    assert compared["face_matches"][0]["similarity"] < 0.4
-    found = sdk.files(f"detection/detect?{UNSET}", file=photos / "group.jpg")
-    assert len(found["result"]) > 1

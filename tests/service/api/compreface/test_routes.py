@@ -17,12 +17,9 @@ import sqlalchemy as sa
 from PIL import Image
 
 from kith import Kith
-from service.api.compreface import faces, recognition, subjects, verification
+from service.api.compreface import faces, recognition, subjects
 from service.api.http.routing import needs_of
-from service.app import create_app
-from service.core.errors import SettingsError
 from service.security.api_keys import SCOPES
-from service.settings import load_settings
 from tests.packs import BUNDLED_DIMENSION
 from tests.service.api.compreface.conftest import OPERATOR, CompatServer
 
@@ -186,30 +183,15 @@ def _area(box: dict[str, float]) -> float:
     return (box["x_max"] - box["x_min"]) * (box["y_max"] - box["y_min"])
 
 
-def test_detect(http: httpx.Client, photos: Path) -> None:
-    document = _post(http, "/detection/detect", photos / "group.jpg", face_plugins="calculator").json()
-    assert len(document["result"]) == 6
-    assert {len(face["embedding"]) for face in document["result"]} == {BUNDLED_DIMENSION}
-    plain = _post(http, "/detection/detect", photos / "group.jpg", limit=1).json()
-    assert plain["result"] == [{"box": document["result"][0]["box"]}]
-
-
 def test_base64(http: httpx.Client, photos: Path) -> None:
     photo = b64encode((photos / "astronaut.jpg").read_bytes()).decode()
     forms = ("data:image/jpeg;base64," + photo, photo.rstrip("="), photo.replace("+", "-").replace("/", "_"))
     for form in forms:
-        assert len(http.post("/detection/detect", json={"file": form}).json()["result"]) == 1
+        assert len(http.post("/recognition/recognize", json={"file": form}).json()["result"]) == 1
     added = http.post("/recognition/faces", params={"subject": "Ada"}, json={"file": photo})
     assert added.status_code == 201
     (face,) = http.post("/recognition/recognize", json={"file": photo}).json()["result"]
     assert face["subjects"][0]["subject"] == "Ada"
-    assert len(http.post("/detection/detect", json={"file": photo}).json()["result"]) == 1
-    pair = http.post("/verification/verify", json={"source_image": photo, "target_image": photo}).json()
-    assert pair["result"][0]["face_matches"][0]["similarity"] > KNOWN
-    image_id = added.json()["image_id"]
-    (verified,) = http.post(f"/recognition/faces/{image_id}/verify", json={"file": photo}).json()["result"]
-    assert verified["subject"] == "Ada"
-    assert verified["similarity"] > KNOWN
 
 
 def test_a_compressed_body_is_refused_as_such(http: httpx.Client) -> None:
@@ -217,59 +199,6 @@ def test_a_compressed_body_is_refused_as_such(http: httpx.Client) -> None:
     refused = http.post("/recognition/recognize", content=gzip.compress(b'{"file": ""}'), headers=headers)
     assert (refused.status_code, refused.headers["Accept-Encoding"]) == (415, "identity")
     assert refused.json()["kith"]["code"] == "unsupported_encoding"
-
-
-def test_verify_photos(http: httpx.Client, photos: Path) -> None:
-    def files(source: str, target: str) -> dict[str, Any]:
-        return {
-            "source_image": (f"{source}.jpg", (photos / f"{source}.jpg").read_bytes()),
-            "target_image": (f"{target}.jpg", (photos / f"{target}.jpg").read_bytes()),
-        }
-
-    (same,) = http.post("/verification/verify", files=files("astronaut", "astronaut2")).json()["result"]
-    assert set(same["source_image_face"]) == {"box"}
-    assert same["face_matches"][0]["similarity"] >= KNOWN
-    assert same["face_matches"][0]["kith"]["outcome"] == "same"
-    (others,) = http.post("/verification/verify", files=files("astronaut", "group")).json()["result"]
-    similarities = [match["similarity"] for match in others["face_matches"]]
-    assert similarities == sorted(similarities, reverse=True)
-    assert max(similarities) < UNKNOWN
-    several = http.post("/verification/verify", files=files("group", "astronaut"))
-    assert (several.status_code, several.json()["code"]) == (400, 31)
-
-
-def test_verify_with_a_stored_photo(compat: CompatServer, collection: str, http: httpx.Client, photos: Path) -> None:
-    image_id = _add(http, "Ada", photos / "astronaut.jpg")
-    (same,) = _post(http, f"/recognition/faces/{image_id}/verify", photos / "astronaut2.jpg").json()["result"]
-    assert (same["subject"], same["kith"]["outcome"]) == ("Ada", "same")
-    assert same["similarity"] >= KNOWN
-    with compat.client(compat.create_key(collection, scopes=["identify"])) as camera:
-        (other,) = _post(camera, f"/recognition/faces/{image_id}/verify", photos / "actor.jpg").json()["result"]
-    assert (other["similarity"], other["kith"]["outcome"]) == (0.0, "different"), "withheld from this key"
-    missing = _post(http, f"/recognition/faces/{uuid.uuid4()}/verify", photos / "actor.jpg")
-    assert (missing.status_code, missing.json()["code"]) == (404, 44)
-
-
-def test_embeddings(http: httpx.Client, photos: Path) -> None:
-    image_id = _add(http, "Ada", photos / "astronaut.jpg")
-    ada, tom = (
-        _post(http, "/detection/detect", photos / f"{name}.jpg", face_plugins="calculator").json()["result"][0][
-            "embedding"
-        ]
-        for name in ("astronaut2", "actor")
-    )
-    body = {"embeddings": [ada, tom]}
-    known, stranger = http.post("/recognition/embeddings/recognize", json=body).json()["result"]
-    assert known["similarities"][0]["subject"] == "Ada"
-    assert known["similarities"][0]["similarity"] >= KNOWN
-    assert known["embedding"] == ada
-    assert stranger["similarities"][0]["similarity"] < UNKNOWN
-    same, other = http.post(f"/recognition/embeddings/faces/{image_id}/verify", json=body).json()["result"]
-    assert same["similarity"] >= KNOWN > UNKNOWN > other["similarity"]
-    pair = http.post("/verification/embeddings/verify", json={"source": ada, "targets": [tom, ada]}).json()["result"]
-    assert [result["embedding"] == ada for result in pair] == [True, False], "most similar first"
-    too_many = http.post("/recognition/embeddings/recognize", json={"embeddings": [ada] * 17})
-    assert (too_many.status_code, too_many.json()["code"]) == (400, 26)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +239,7 @@ def test_keys(compat: CompatServer, collection: str, photos: Path) -> None:
     assert httpx.get(f"{compat.url}/api/v1/recognition/subjects", timeout=60).json()["code"] == 10
 
 
-NEEDS = needs_of((faces.routes, recognition.routes, subjects.routes, verification.routes))
+NEEDS = needs_of((faces.routes, recognition.routes, subjects.routes))
 
 
 @pytest.mark.parametrize("route", NEEDS)
@@ -335,23 +264,16 @@ def test_admin_keys_see_the_exact_order_of_strangers(compat: CompatServer, colle
 def test_requests_are_audited(compat: CompatServer, collection: str, http: httpx.Client, photos: Path) -> None:
     image_id = _add(http, "Ada", photos / "astronaut.jpg")
     _post(http, "/recognition/recognize", photos / "astronaut2.jpg")
-    _post(http, f"/recognition/faces/{image_id}/verify", photos / "astronaut2.jpg")
     http.get(f"/recognition/faces/{image_id}/img")
     http.delete("/recognition/subjects/Ada")
     with Kith(compat.url, OPERATOR) as kith:
         events = {entry.event for entry in kith.audit(collection)}
-    assert {"templates_enrolled", "searched", "verified", "crop_read", "subject_deleted"} <= events
+    assert {"templates_enrolled", "searched", "crop_read", "subject_deleted"} <= events
 
 
 def test_the_compatible_api_is_off_by_default(server: str) -> None:
     response = httpx.get(f"{server}/api/v1/recognition/subjects", timeout=60)
     assert (response.status_code, response.json()["code"]) == (404, "not_found")
-
-
-def test_invalid_cutoffs_prevent_the_start(tmp_path: Path) -> None:
-    settings = load_settings(data_dir=tmp_path, compat="compreface", compat_cutoffs="0.4,0.6,0.5")
-    with pytest.raises(SettingsError, match="KITH_COMPAT_CUTOFFS"):
-        create_app(settings)
 
 
 def test_names_in_any_unicode_form_are_one_subject(compat: CompatServer) -> None:
@@ -377,17 +299,12 @@ def test_the_faces_of_a_subject_are_found_in_any_unicode_form(compat: CompatServ
 
 
 def test_photos_may_be_rotated_on_request(http: httpx.Client, photos: Path, tmp_path: Path) -> None:
-    """Adding and verifying look again by default."""
+    """Adding looks again by default."""
     rotated = tmp_path / "rotated.jpg"
     with Image.open(photos / "astronaut.jpg") as image:
         image.resize((179, 179)).rotate(270, expand=True).save(rotated, quality=95)  # a large sideways face is found
-    image_id = _add(http, "Ada", rotated)
-    for path in ("/detection/detect", "/recognition/recognize"):
-        assert _post(http, path, rotated).json()["code"] == 28
-        assert len(_post(http, path, rotated, detail="medium").json()["result"]) == 1
-        assert _post(http, path, rotated, detail="much").status_code == 400
-    assert len(_post(http, f"/recognition/faces/{image_id}/verify", rotated).json()["result"]) == 1
-    assert _post(http, f"/recognition/faces/{image_id}/verify", rotated, detail="low").json()["code"] == 28
-    files = {name: (name, rotated.read_bytes(), "image/jpeg") for name in ("source_image", "target_image")}
-    assert http.post("/verification/verify", files=files).status_code == 200
-    assert http.post("/verification/verify", params={"detail": "low"}, files=files).json()["code"] == 28
+    _add(http, "Ada", rotated)
+    path = "/recognition/recognize"
+    assert _post(http, path, rotated).json()["code"] == 28
+    assert len(_post(http, path, rotated, detail="medium").json()["result"]) == 1
+    assert _post(http, path, rotated, detail="much").status_code == 400

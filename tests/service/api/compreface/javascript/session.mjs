@@ -1,4 +1,4 @@
-// Calls each function of CompreFace's JavaScript SDK that takes a file, and prints the answers as JSON.
+// Calls the recognition functions of CompreFace's JavaScript SDK, and prints the answers as JSON.
 // Arguments: server, port, API key, folder with photos.
 import { CompreFace } from '@exadel/compreface-js-sdk';
 import { readFileSync } from 'fs';
@@ -20,11 +20,8 @@ answers.enrolled = await new CompreFace(server, Number(port), {})
 answers.known = await recognition.recognize('./astronaut2.jpg', { limit: 1 });
 answers.stranger = await recognition.recognize(base64('actor.jpg'), {});
 answers.listed = await faces().list();
-answers.verified = await faces().verify('./astronaut2.jpg', answers.enrolled.image_id, {});
 answers.renamed = await subjects().rename('Bo', 'Cy');
 answers.subjects = await subjects().list();
-answers.detected = await compreFace.initFaceDetectionService(key).detect('./group.jpg', {});
-answers.compared = await compreFace.initFaceVerificationService(key).verify('./astronaut.jpg', './astronaut2.jpg', {});
 answers.noFace = await recognition.recognize('./nobody.jpg', {}).catch((error) => error.response.data);
 answers.several = await faces().delete_multiple_images([answers.enrolled.image_id]);
 answers.emptied = await faces().delete_all_subject('Ada');
