@@ -143,10 +143,6 @@ def _large_scale(
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {recipe.__name__: recipe for recipe in (taught, compact, smoke, medium, papers, ms1mv3, glint360k, webface42m)}
 )
-SET_SIZES: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {"ms1mv3": (5_179_510, 93_431), "glint360k": (17_091_657, 360_232), "webface42m": (42_474_557, 2_059_906)}
-)
-"""Images and people of the sets that recipes are named after."""
 
 # Heads and terms: the papers' losses at the settings of ArcFace, section 3.2, AdaCos, and two margins at scales for
 # small sets. Weights of terms are those of the papers; range loss, whose paper gives none, compares unit vectors. The

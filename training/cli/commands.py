@@ -48,11 +48,10 @@ from training.export.packing import (
 from training.losses import HEADS, TERMS, list_options
 from training.optimization.loop import Checkpoint
 from training.optimization.run_folder import CONFIG, read_run_config, read_settings
-from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES, SET_SIZES
+from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES
 from training.run.compare import compare as compare_losses
 from training.run.html_report import report_run, write_pack_report, write_report
 from training.run.people import MeasuredPeople, measure_folder, own_photos, people_figures, write_worst_pairs
-from training.run.plan import make_plan, measure_speed
 from training.run.proposal import Proposal, propose
 from training.run.train import train_detector, train_recognizer
 
@@ -219,32 +218,6 @@ def search(
     if (output / searching.BEST).is_file():
         words = ["kith-train", "run", str(output / searching.BEST), "--data", str(data), "--output", f"{output}-best"]
         print(shlex.join(words + (["--align-with", str(align_with)] if align_with else [])))
-
-
-@app.command()
-def plan(
-    recipe: Annotated[str, typer.Argument(help=RECIPE)],
-    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs.")] = 8,
-    images: Annotated[int | None, typer.Option(min=1, help="Images of the set; default: those of its name.")] = None,
-    classes: Annotated[int | None, typer.Option(min=2, help="People of the set.")] = None,
-    images_per_second: Annotated[
-        float | None, typer.Option(min=0.1, help="Speed of one GPU; default: measured on this machine.")
-    ] = None,
-    image_kb: Annotated[float, typer.Option(min=0.1, help="Mean size of an encoded image in kB.")] = 8.0,
-    settings: Settings = None,
-) -> None:
-    """Compute memory per GPU, reading rate and duration of a recipe, without its data."""
-    known = SET_SIZES.get(recipe, (None, None))
-    images, classes = images or known[0], classes or known[1]
-    if recipe not in RECIPES or images is None or classes is None:
-        raise ConfigError(f"plan needs one of {', '.join(SET_SIZES)}, or another recipe with --images and --classes")
-    config = RECIPES[recipe](Path(), Path("runs/plan"), None).overridden(_settings(settings))
-    speed, device = images_per_second, distributed.device()
-    if speed is None:
-        batch = config.loop.batch_size // gpus // config.loop.accumulate if device.type == "cuda" else 4
-        speed = measure_speed(config.backbone, batch, device, config.data.crop_px)
-    made = make_plan(config, images, classes, gpus, speed, image_kb * 1000)
-    print_figures([(f"Images per second, one {device.type}", f"{speed:,.1f}"), *made.rows()])
 
 
 @app.command()

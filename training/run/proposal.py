@@ -12,11 +12,12 @@ import torch
 
 from models.pack.loading import BUNDLED_PACK
 from models.vision.alignment import CROP_SIZE_PX
+from training import distributed
+from training.backbones import build_backbone
 from training.bounds import cosface_margin_bound, cosface_scale_bound, fixed_scale
-from training.config import ConfigError, DataConfig, RunConfig
+from training.config import BackboneConfig, ConfigError, DataConfig, RunConfig
 from training.optimization.distillation import load_teacher
 from training.recipes import RECIPES
-from training.run.plan import measure_speed
 
 LARGE_SET_IMAGES: Final = 500_000
 """Images from which labels suffice, and at which the papers' s = 64 converged (training/losses/README.md)."""
@@ -47,6 +48,7 @@ TEACHER_REASON: Final = (
     "few photos of few people: labels of 42,000 crops alone gave 86 % on LFW, a network's embeddings of a million "
     "images 97 %. Learn from both"
 )
+MEASURED_STEPS: Final = 3
 CPU_BATCH: Final = 8
 """Images per measured step: a loaded machine takes a second for each."""
 
@@ -221,6 +223,32 @@ def _images_per_second(config: RunConfig, device: torch.device) -> float:
         teach(images)
         seconds += (time.perf_counter() - started) / batch
     return 1 / seconds
+
+
+def measure_speed(config: BackboneConfig, batch: int, device: torch.device, crop_px: int = CROP_SIZE_PX) -> float:
+    """Return the images per second of forward and backward passes of one device, in the precision that a run uses by
+    default: bf16 where the hardware multiplies it."""
+    network = build_backbone(config, crop_px).train()
+    network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
+    images = torch.randn(batch, 3, crop_px, crop_px, device=device)
+    started = 0.0
+    for step in range(MEASURED_STEPS + 1):
+        if step == 1:  # the first step warms up
+            _wait(device)
+            started = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16, enabled=distributed.has_native_bf16()):
+            out = network(images.contiguous(memory_format=torch.channels_last))
+        optimizer.zero_grad(set_to_none=True)
+        out.float().square().mean().backward()
+        optimizer.step()
+    _wait(device)
+    return batch * MEASURED_STEPS / (time.perf_counter() - started)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _command(
