@@ -50,9 +50,9 @@ from training.optimization.loop import Checkpoint
 from training.optimization.run_folder import CONFIG, read_run_config, read_settings
 from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES
 from training.run.compare import compare as compare_losses
-from training.run.html_report import report_run, write_pack_report, write_report
 from training.run.people import MeasuredPeople, measure_folder, own_photos, people_figures, write_worst_pairs
 from training.run.proposal import Proposal, propose
+from training.run.report import report_run, write_pack_report, write_report
 from training.run.train import train_detector, train_recognizer
 
 app = typer.Typer(help="Train face networks and export them as model packs.", no_args_is_help=True)
@@ -460,7 +460,7 @@ def evaluate(
         Path | None, typer.Option("--worst-pairs", help="Picture (PNG) of the worst pairs of --people to write.")
     ] = None,
     view1: Annotated[bool, typer.Option(help="LFW View 1 only, for selecting settings.")] = False,
-    report: Annotated[Path | None, typer.Option(help="HTML report to write.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Report to write: NAME.json, with a picture NAME.png.")] = None,
     pack: Annotated[
         Path, typer.Option(help="For a run or exported recognizer: pack whose detector aligns photos.")
     ] = BUNDLED_PACK,
@@ -527,6 +527,8 @@ def evaluate(
         note=(refresh, "--refresh"),
         log=(refresh, "--refresh"),
     )
+    if report is not None and report.suffix != ".json":
+        raise ConfigError(f"--report must end with .json, not {report.name!r}")
     if report is not None and view1 and not is_run:
         raise ConfigError("the report of a pack shows LFW View 2. Leave out --view1, or --report")
     cache = (model.parent if is_run else Path("runs")) / "cache"

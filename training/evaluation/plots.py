@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from training.config import ConfigError
-from training.evaluation.metrics import Bools, Floats, Roc
+from training.evaluation.metrics import Bools, Floats, Roc, fnir_curve, roc
 
 BLUE: Final = "#0072B2"
 VERMILION: Final = "#D55E00"
 GREEN: Final = "#009E73"
 GRAY: Final = "#666666"
 DET_TICKS: Final = (0.0001, 0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
-CMC_TICKS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 FIRST_PANELS: Final[tuple[str, ...]] = (
     "loss",
     "margin_share",
@@ -79,24 +78,36 @@ def loss_curves(csv_path: Path) -> Figure:
     return figure
 
 
-def roc_curve(curve: Roc) -> Figure:
+def curves(similarities: Floats, same: Bools, threshold: float, chosen_on: str, hits: Floats, alarms: Floats) -> Figure:
+    """Draw pairs as histograms, ROC and DET, and the open set as FNIR against FPIR. ``hits`` and ``alarms`` as
+    `fnir_curve` takes them."""
+    figure = Figure(figsize=(11.2, 8.4), layout="constrained")
+    histograms, roc_axes, det_axes, open_set = figure.subplots(2, 2).ravel()
+    draw_histograms(histograms, similarities, same, threshold, chosen_on)
+    curve = roc(similarities, same)
+    draw_roc(roc_axes, curve)
+    draw_det(det_axes, curve)
+    draw_fnir(open_set, fnir_curve(hits, alarms))
+    return figure
+
+
+def draw_roc(axes: Axes, curve: Roc) -> None:
     """Plot TAR against FAR on a logarithmic axis."""
-    figure, axes = single("ROC", "false acceptances (FAR)", "true acceptances (TAR)")
+    style_axes(axes, "ROC", "false acceptances (FAR)", "true acceptances (TAR)")
     shown = curve.fmr > 0
     axes.step(curve.fmr[shown], curve.tar[shown], where="post", color=BLUE)
     _log_percent(axes)
     axes.set_ylim(min(0.9, float(curve.tar[shown][0]) - 0.05), 1.005)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.annotate(f"area {curve.auc:.4f}", (0.97, 0.05), xycoords="axes fraction", ha="right")
-    return figure
 
 
-def det_curve(curve: Roc) -> Figure:
+def draw_det(axes: Axes, curve: Roc) -> None:
     """Plot FNMR against FMR on normal-deviate axes (A. Martin et al., "The DET curve", Eurospeech 1997).
 
     Normally distributed similarities give a straight line.
     """
-    figure, axes = single("DET", "false match rate (FMR)", "false non-match rate (FNMR)")
+    style_axes(axes, "DET", "false match rate (FMR)", "false non-match rate (FNMR)")
     # A rate of 0 or 1 lies at infinity.
     shown = (curve.fmr > 0) & (curve.fmr < 1) & (curve.fnmr > 0) & (curve.fnmr < 1)
     axes.plot(norm.ppf(curve.fmr[shown]), norm.ppf(curve.fnmr[shown]), color=BLUE)
@@ -110,12 +121,11 @@ def det_curve(curve: Roc) -> Figure:
         )
     axes.set_xlim(*ends)
     axes.set_ylim(*ends)
-    return figure
 
 
-def similarity_histograms(similarities: Floats, same: Bools, threshold: float, chosen_on: str) -> Figure:
+def draw_histograms(axes: Axes, similarities: Floats, same: Bools, threshold: float, chosen_on: str) -> None:
     """Plot densities of mated and non-mated similarities, and the threshold with its origin ``chosen_on``."""
-    figure, axes = single("Similarities of pairs", "cosine similarity", "density")
+    style_axes(axes, "Similarities of pairs", "cosine similarity", "density")
     edges = np.linspace(min(-0.2, float(similarities.min())), 1, 71)
     for kind, color, hatch, name in ((~same, VERMILION, "", "non-mated"), (same, BLUE, "///", "mated")):
         axes.hist(
@@ -131,12 +141,12 @@ def similarity_histograms(similarities: Floats, same: Bools, threshold: float, c
     axes.axvline(threshold, color="black", linestyle="--", label=f"threshold {threshold:.3f}, {chosen_on}")
     axes.set_ylim(0, axes.get_ylim()[1] * 1.3)  # room for the legend
     axes.legend(loc="upper right", framealpha=1, edgecolor="white")
-    return figure
 
 
-def fnir_against_fpir(curve: Roc) -> Figure:
+def draw_fnir(axes: Axes, curve: Roc) -> None:
     """Plot the open-set trade-off at rank 1, from `fnir_curve`, FPIR on a logarithmic axis."""
-    figure, axes = single(
+    style_axes(
+        axes,
         "Open-set identification",
         "false positive identification rate (FPIR)",
         "false negative identification rate (FNIR)",
@@ -146,19 +156,6 @@ def fnir_against_fpir(curve: Roc) -> Figure:
     _log_percent(axes)
     axes.set_ylim(0, max(0.01, min(1.0, 1.1 * float(curve.fnmr[shown].max()))))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    return figure
-
-
-def cmc_curve(shares: Floats) -> Figure:
-    """Plot the (K,) share of probes with their mate among the first 1, 2, ... K candidates."""
-    figure, axes = single("Cumulative match characteristic", "rank", "mates found up to this rank")
-    axes.plot(np.arange(1, len(shares) + 1), shares, color=GREEN, marker="o", markersize=3)
-    axes.set_xscale("log")
-    ticks = [tick for tick in CMC_TICKS if tick <= len(shares)]
-    axes.xaxis.set_ticks(ticks, [str(tick) for tick in ticks])
-    axes.xaxis.set_ticks([], minor=True)
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
-    return figure
 
 
 def pair_sheet(lines: Mapping[str, Sequence[tuple[NDArray[np.uint8], str]]]) -> Figure:
@@ -207,13 +204,6 @@ def objective_by_setting(
         points = axes.scatter(settings[x_name], settings[y_name], c=objective, cmap="viridis", s=60)
         figure.colorbar(points, ax=axes, label="objective")
     return figure
-
-
-def single(title: str, x: str, y: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
-    axes = figure.subplots()
-    style_axes(axes, title, x, y)
-    return figure, axes
 
 
 def style_axes(axes: Axes, title: str, x: str, y: str) -> None:

@@ -36,19 +36,19 @@ class MeasuredPeople:
     data: IdentitySet
     result: PeopleResult
 
-    def rows(self) -> list[tuple[str, str, str]]:
-        """Return measure, value and 95 % interval, or an empty text, of each figure."""
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the name and the value, with its 95 % interval, of each figure."""
         counts = f"{self.result.people:,} people, {self.result.photos:,} photos"
-        rows = [(self.title, counts, "")]
-        rows += [(f"{self.title}: {name}", *_format_rate(rate)) for name, rate in self.result.rates.items()]
-        return [*rows, *((f"{self.title}: too small", reason, "") for reason in self.result.too_small)]
+        rows = [(self.title, counts)]
+        rows += [(f"{self.title}: {name}", _format_rate(rate)) for name, rate in self.result.rates.items()]
+        return [*rows, *((f"{self.title}: too small", reason) for reason in self.result.too_small)]
 
 
-def _format_rate(rate: Rate) -> tuple[str, str]:
+def _format_rate(rate: Rate) -> str:
     if isinstance(rate, float):
-        return f"{rate:.2%}", ""
+        return f"{rate:.2%}"
     value, low, high = rate
-    return f"{value:.2%}", f"{low:.2%} to {high:.2%}"
+    return f"{value:.2%} ({low:.2%} to {high:.2%})"
 
 
 def own_photos(root: Path, aligned: bool) -> DataConfig:
@@ -116,11 +116,7 @@ class HeldOut:
 
 def people_figures(measured: Sequence[MeasuredPeople]) -> list[tuple[str, str]]:
     """Return names and values, with their intervals, for a table."""
-    return [
-        (name, f"{value} ({interval})" if interval else value)
-        for one in measured
-        for name, value, interval in one.rows()
-    ]
+    return [row for one in measured for row in one.rows()]
 
 
 def figures_of(measured: Sequence[MeasuredPeople]) -> dict[str, Rate]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from models.pack.loading import BUNDLED_PACK
 from models.vision.detection import Detector
 from models.vision.recognition import Recognizer
 from tests.conftest import photo_array
-from tests.training.run.test_html_report import Page
 from tests.training.runs import tiny_run, write_people
 from training.cli.commands import app
 from training.config import ConfigError
@@ -53,17 +53,18 @@ def test_a_pack_is_measured_on_photos(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    picture, report = tmp_path / "new" / "worst.png", tmp_path / "report.html"
+    picture, report = tmp_path / "new" / "worst.png", tmp_path / "report.json"
     words = ("--people", photos, "--worst-pairs", picture, "--report", report)
     printed = call(capsys, "evaluate", BUNDLED_PACK, *words)
     assert "2 people, 6 photos" in printed  # none without a face
     assert "rank-1" in printed
     image = cv2.imread(str(picture))
     assert image is not None
-    page = Page(report.read_text())
-    assert "staff: rank-1" in page.text
-    assert "TAR at FAR 0.01 needs 100 pairs of different people, not 9" in page.text
-    assert [alt for alt, _ in page.images] == ["Worst pairs of each set"]
+    (found,) = json.loads(report.read_text())["people"]
+    assert (found["title"], found["people"], found["photos"]) == ("staff", 2, 6)
+    assert "rank-1" in found["rates"]
+    assert "TAR at FAR 0.01 needs 100 pairs of different people, not 9" in found["too_small"][0]
+    assert report.with_suffix(".png").read_bytes() == picture.read_bytes()
 
 
 def test_crops_of_a_manifest_give_the_figures_of_the_network(

@@ -1,0 +1,176 @@
+"""Reports hold the measured figures, and pictures show them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from tests.training.evaluation.test_benchmarks import mean_colors, write_lists
+from training.config import ConfigError
+from training.evaluation import plots
+from training.evaluation.embedding import Embeddings
+from training.evaluation.lfw import evaluate_lfw_embeddings
+from training.evaluation.metrics import fnir_curve, roc
+from training.run.report import LfwResults, lfw_figures, write_report
+
+
+@pytest.fixture
+def lfw(tmp_path: Path, rng: np.random.Generator) -> LfwResults:
+    """Noise in a color of each person's own, judged by its color; no face was found in the fifth photo."""
+    files = write_lists(tmp_path / "lfw", rng)
+    people = [file.split("/")[0] for file in files]
+    colors = {person: rng.integers(0, 200, 3) for person in people}
+    crops = np.stack([colors[p] + rng.integers(0, 56, (112, 112, 3)) + rng.integers(-60, 60, 3) for p in people])
+    crops = np.clip(crops, 0, 255).astype(np.uint8)
+    found = np.arange(len(files)) != 4
+    crops[4] = 0
+    vectors = mean_colors(crops) * found[:, None]
+    embeddings = Embeddings(files, vectors.astype(np.float32), found)
+    return LfwResults(tmp_path / "lfw", embeddings, evaluate_lfw_embeddings(embeddings, tmp_path / "lfw"))
+
+
+@pytest.fixture
+def losses(tmp_path: Path) -> Path:
+    path = tmp_path / "losses.csv"
+    lines = [f"{step},{10 / step},{0.1 - step / 1000},{64.0}" for step in range(1, 101)]
+    path.write_text("\n".join(["step,loss,learning_rate,scale", *lines]) + "\n")
+    return path
+
+
+def test_a_report_has_every_figure_and_one_picture(lfw: LfwResults, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "report.json"
+    write_report(path, "A <run>", {"Head": "arcface"}, lfw)
+    assert {p.name for p in path.parent.iterdir()} == {"report.json", "report.png"}
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    document = json.loads(path.read_text())
+    assert (document["title"], document["about"], document["people"]) == ("A <run>", {"Head": "arcface"}, [])
+    assert document["lfw"] == json.loads(json.dumps(lfw.judgment.as_dict()))
+    view2 = lfw.judgment.view2
+    assert view2 is not None
+    low, high = view2.intervals["eer"]
+    printed = dict(lfw_figures(lfw.judgment))
+    assert printed["LFW View 2 EER"] == f"{view2.eer:.2%} ({low:.2%} to {high:.2%})"
+    assert len([name for name in printed if "FNIR at FPIR" in name]) == 4
+
+
+def test_a_failed_report_keeps_the_old_file(lfw: LfwResults, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write_report(path, "old")
+    (lfw.root / "pairs.txt").unlink()
+    with pytest.raises(ConfigError, match=r"pairs\.txt"):
+        write_report(path, "new", lfw=lfw)
+    assert json.loads(path.read_text())["title"] == "old"
+    assert [p.name for p in tmp_path.glob("report*")] == ["report.json"]
+
+
+def test_skipped_parts_are_omitted(lfw: LfwResults, tmp_path: Path) -> None:
+    only_view1 = evaluate_lfw_embeddings(lfw.embeddings, lfw.root, ["view1"])
+    write_report(tmp_path / "r.json", "r", lfw=replace(lfw, judgment=only_view1))
+    found = json.loads((tmp_path / "r.json").read_text())["lfw"]
+    assert found["view1"]["accuracy"] > 0
+    assert (found["view2"], found["open_set"]) == (None, None)
+    assert not (tmp_path / "r.png").exists()
+    assert not any("View 2" in name or "open set" in name for name, _ in lfw_figures(only_view1))
+
+
+def line(axes: Axes, row: int = 0) -> NDArray[np.float64]:
+    """(k, 2) points of a drawn line."""
+    drawn = axes.lines[row]
+    assert isinstance(drawn, Line2D)
+    return np.asarray(drawn.get_xydata(), np.float64)
+
+
+@pytest.fixture
+def pairs(rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    same = rng.random(300) < 0.4
+    return rng.normal(np.where(same, 0.4, 0.1), 0.15), same
+
+
+def test_curves_are_drawn_through_the_rates(pairs: tuple[NDArray[np.float64], NDArray[np.bool_]]) -> None:
+    curve = roc(*pairs)
+    hits, alarms = np.where(np.arange(300) % 3 == 0, -np.inf, pairs[0]), pairs[0][~pairs[1]]
+    figure = plots.curves(*pairs, 0.25, "chosen by hand", hits, alarms)
+    _, roc_axes, det_axes, open_set = figure.axes
+    points = {(f, t) for f, t in zip(curve.fmr, curve.tar, strict=True) if f > 0}
+    assert {(x, y) for x, y in line(roc_axes)} == points
+    inside = [(f, n) for f, n in zip(curve.fmr, curve.fnmr, strict=True) if 0 < f < 1 and 0 < n < 1]
+    assert norm.cdf(line(det_axes)) == pytest.approx(np.array(inside))
+    wide = fnir_curve(hits, alarms)
+    drawn = {(x, y) for x, y in line(open_set)}
+    assert drawn == {(f, n) for f, n in zip(wide.fmr, wide.fnmr, strict=True) if f > 0}
+
+
+def test_histograms_are_densities_of_both_kinds(pairs: tuple[NDArray[np.float64], NDArray[np.bool_]]) -> None:
+    axes = Figure().subplots()
+    plots.draw_histograms(axes, *pairs, 0.25, "chosen by hand")
+    patches = axes.patches
+    assert len(patches) == 2
+    for patch in patches:
+        xy = patch.get_path().vertices
+        x, y = np.asarray(xy).T
+        area = abs(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1))) / 2
+        assert area == pytest.approx(1)
+    assert line(axes)[:, 0].tolist() == [0.25, 0.25]
+    legend = axes.get_legend()
+    assert legend is not None
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels == [
+        f"non-mated ({(~pairs[1]).sum()})",
+        f"mated ({pairs[1].sum()})",
+        "threshold 0.250, chosen by hand",
+    ]
+
+
+@pytest.mark.parametrize("perfect", [True, False])
+def test_extreme_networks_can_be_drawn(perfect: bool) -> None:
+    same = np.arange(40) < 20
+    similarities = np.where(same == perfect, 0.9, 0.1)
+    figure = plots.curves(similarities, same, 0.5, "chosen by hand", similarities[same], similarities[~same])
+    assert plots.png(figure, dpi=40).startswith(b"\x89PNG")
+
+
+def test_loss_curves_have_one_panel_per_column(losses: Path) -> None:
+    figure = plots.loss_curves(losses)
+    assert [axes.get_ylabel() for axes in figure.axes if axes.get_visible()] == ["loss", "scale", "learning rate"]
+    assert line(figure.axes[0])[:, 1] == pytest.approx([10 / step for step in range(1, 101)])
+    mean = line(figure.axes[0], row=1)
+    assert len(mean) == 99
+    assert mean[0] == pytest.approx([1.5, 7.5])
+    assert line(figure.axes[2])[-1].tolist() == [100, 0.0]
+    assert not figure.axes[0].patches  # no margin grows
+
+
+def test_the_margin_is_beside_the_loss_that_it_raises(tmp_path: Path) -> None:
+    path = tmp_path / "losses.csv"
+    lines = [f"{step},{10 + min(step, 20)},64.0,{min(1.0, step / 20)}" for step in range(1, 101)]
+    path.write_text("\n".join(["step,loss,scale,margin_share", *lines]) + "\n")
+    figure = plots.loss_curves(path)
+    loss, margin = figure.axes[:2]
+    assert [loss.get_ylabel(), margin.get_ylabel()] == ["loss", "margin share"]
+    assert loss.get_position().y0 == pytest.approx(margin.get_position().y0)
+    assert line(figure.axes[1])[[0, -1]].tolist() == [[1, 0.05], [100, 1.0]]
+    (shaded,) = loss.patches
+    covered = np.asarray(shaded.get_path().vertices)  # of a unit square
+    ends = shaded.get_patch_transform().transform(covered)[:, 0]
+    assert (ends.min(), ends.max()) == (1, 19)
+    legend = loss.get_legend()
+    assert legend is not None
+    assert "raises the loss" in legend.get_texts()[0].get_text()
+    assert not margin.patches
+
+
+@pytest.mark.parametrize("text", ["", "step,loss\n", "loss\n1\n", "step\n1\n", "step,loss\n1,much\n", "step,loss\n1\n"])
+def test_a_malformed_csv_is_rejected(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "losses.csv"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"losses\.csv"):
+        plots.loss_curves(path)

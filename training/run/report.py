@@ -1,0 +1,217 @@
+"""Reports of a run or a pack: every figure as JSON, and the curves or the worst pairs in one picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.pack.manifest import ModelPack
+from models.risk.search_rates import search_gallery
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.alignment import standard_alignment
+from models.vision.detection import DEFAULT_MIN_SCORE
+from models.vision.recognition import Recognizer
+from models.vision.specs import DetectionSpec
+from training.config import ConfigError, RunConfig
+from training.data.identities import load_identities
+from training.data.split import split_identities
+from training.evaluation import plots
+from training.evaluation.embedding import Embed, Embeddings, cached_embedder, load_run, torch_embedder
+from training.evaluation.lfw import (
+    PARTS,
+    VIEW1,
+    Interval,
+    LfwCrops,
+    LfwResult,
+    embed_lfw,
+    evaluate_lfw_embeddings,
+    load_lfw_crops,
+    read_open_set,
+    read_pairs,
+)
+from training.evaluation.metrics import best_threshold
+from training.losses import build_head
+from training.optimization.run_folder import CHECKPOINT, check_classes, load_checkpoint
+from training.optimization.sharded import read_class_weights
+from training.run.compare import training_angle_rows, training_angles
+from training.run.people import HeldOut, MeasuredPeople, people_figures, worst_pairs
+
+
+@dataclass(frozen=True, eq=False)
+class LfwResults:
+    """Folder of LFW's lists, embeddings of its photos, and the results."""
+
+    root: Path
+    embeddings: Embeddings
+    judgment: LfwResult
+
+
+def collect_lfw_results(embed: Embed, crops: LfwCrops, flip: bool = False) -> LfwResults:
+    """Embed and evaluate the crops for all parts in ``crops``."""
+    embeddings = embed_lfw(embed, crops, flip)
+    return LfwResults(crops.root, embeddings, evaluate_lfw_embeddings(embeddings, crops.root, crops.parts))
+
+
+def write_pack_report(
+    path: Path, pack: ModelPack, lfw: Path, cache_dir: Path, people: Sequence[MeasuredPeople] = ()
+) -> None:
+    """Measure a pack on LFW through its own detector and write the report. ``lfw``: folder with images/ and the lists.
+    ``people``: further results.
+    Raises ConfigError: LFW is incomplete. PackError: the pack cannot be loaded."""
+    crops = load_lfw_crops(
+        lfw, pack.detection, cache_dir, min_score=DEFAULT_MIN_SCORE, alignment=pack.recognition.alignment
+    )
+    recognizer = Recognizer(OnnxNetwork(pack.recognition.path), pack.recognition)
+    evidence = collect_lfw_results(recognizer.embed, crops)
+    write_report(path, f"{pack.display_name} ({pack.model_id})", lfw=evidence, people=people)
+
+
+def report_run(
+    run: Path,
+    data: Path | None,
+    detection: DetectionSpec,
+    report: Path | None,
+    flip: bool = False,
+    view1: bool = False,
+    people: Sequence[MeasuredPeople] = (),
+) -> list[tuple[str, str]]:
+    """Evaluate a run on the people and photos that it was not trained on, and on LFW (``data``/lfw, aligned by this
+    detector); return the figures. With ``report``, also write them, with those of further ``people``, as `write_report`
+    does."""
+    config, backbone = load_run(run)
+    embed, vectors = cached_embedder(torch_embedder(backbone), run / CHECKPOINT, run.parent / "cache")
+    evidence = None
+    if data is not None:
+        crops = load_lfw_crops(
+            data / "lfw",
+            detection,
+            run.parent / "cache",
+            VIEW1 if view1 else PARTS,
+            alignment=standard_alignment(config.data.crop_px),
+        )
+        evidence = collect_lfw_results(embed, crops, flip)
+    split = split_identities(
+        load_identities(config.data, config.output.parent / "cache"), config.data, config.loop.seed
+    )
+    trained_on, held_out = split.train, HeldOut(split).measure(embed, intervals=True, flip=flip)
+    head = build_head(config.head, config.backbone.embedding_dim, trained_on.num_classes)
+    state = load_checkpoint(run / CHECKPOINT)
+    check_classes(state, trained_on, run / CHECKPOINT)
+    shards = state.get("shards")
+    head.load_full_state({**state["head"], **({"weight": read_class_weights(run, shards)} if shards else {})})
+    if data is None and not held_out and not people:
+        raise ConfigError(f"{run} holds out nothing. Name a benchmark, such as --people or --data")
+    own = training_angles(embed, trained_on, head.class_weights())
+    vectors.save()
+    about = [("Head", _describe_head(config)), *training_angle_rows(own)]
+    if report is not None:
+        write_report(report, f"Run {config.name}", dict(about), evidence, [*held_out, *people])
+    return [*about, *people_figures(held_out), *(lfw_figures(evidence.judgment) if evidence else ())]
+
+
+def _describe_head(config: RunConfig) -> str:
+    options = ", ".join(f"{k}={v}" for k, v in config.head.options.items())
+    terms = "".join(f" + {t.weight:g} {t.name}" for t in config.terms)
+    return f"{config.head.name}{f' ({options})' if options else ''}{terms}"
+
+
+def write_report(
+    path: Path,
+    title: str,
+    about: Mapping[str, str] | None = None,
+    lfw: LfwResults | None = None,
+    people: Sequence[MeasuredPeople] = (),
+) -> None:
+    """Write every figure to ``path``, which ends with .json, and beside it one picture with the suffix .png: the curves
+    on LFW, or without these the worst pairs of ``people``, if there are any. Both are written atomically.
+
+    Args:
+        about: further values by name.
+        lfw: result of `collect_lfw_results`.
+        people: results on sets of people.
+    """
+    document = {
+        "title": title,
+        "about": dict(about or {}),
+        "people": [_people_document(one) for one in people],
+        "lfw": None if lfw is None else lfw.judgment.as_dict(),
+    }
+    files = {path: json.dumps(document, indent=2).encode()}
+    picture = None if lfw is None else _curves(lfw)
+    if (drawn := picture or worst_pairs(people)) is not None:
+        files[path.with_suffix(".png")] = plots.png(drawn)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for file, content in files.items():
+        partial = file.with_name(f"{file.name}.partial")
+        partial.write_bytes(content)
+        partial.replace(file)
+
+
+def _people_document(measured: MeasuredPeople) -> dict[str, Any]:
+    """Return counts and rates; those with an interval as value, low and high."""
+    found = measured.result
+    return {
+        "title": measured.title,
+        "people": found.people,
+        "photos": found.photos,
+        "rates": found.rates,
+        "too_small": found.too_small,
+    }
+
+
+def _curves(lfw: LfwResults) -> plots.Figure | None:
+    """Draw the curves of View 2 and of the open set, if both were measured."""
+    if lfw.judgment.view2 is None or lfw.judgment.open_set is None:
+        return None
+    pairs = read_pairs(lfw.root / "pairs.txt")
+    similarities = lfw.embeddings.similarities(pairs)
+    view1 = lfw.judgment.view1
+    threshold = view1.threshold if view1 else best_threshold(similarities, pairs.same)
+    origin = "chosen on View 1" if view1 else "best on the same pairs"
+    protocol = read_open_set(lfw.root / "openset_protocol.json")
+    gallery, mated, strangers = (
+        lfw.embeddings.vectors[lfw.embeddings.rows(files)].astype(np.float64)
+        for files in (protocol.gallery, protocol.mated, protocol.strangers)
+    )
+    hits, alarms = search_gallery(gallery, mated, protocol.mates(), strangers)
+    return plots.curves(similarities, pairs.same, threshold, origin, hits, alarms)
+
+
+def lfw_figures(judgment: LfwResult) -> list[tuple[str, str]]:
+    """Return names and values of all results, with their 95 % intervals over people, for a table."""
+    rows = []
+    if view1 := judgment.view1:
+        rows.append(("LFW View 1 accuracy, threshold of its training pairs", f"{view1.accuracy:.2%}"))
+    if view2 := judgment.view2:
+        intervals = {name: _interval(interval) for name, interval in view2.intervals.items()}
+        mean = f"{view2.accuracy.mean:.2%} ± {view2.accuracy.std:.2%}"
+        rows += [
+            ("LFW View 2 accuracy", f"{mean}{intervals['accuracy']}"),
+            ("LFW View 2 TAR at FAR 0.1 %", f"{view2.tar_at_far_1e3:.2%}{intervals['tar_at_far_1e3']}"),
+            ("LFW View 2 TAR at FAR 1 %", f"{view2.tar_at_far_1e2:.2%}"),
+            ("LFW View 2 EER", f"{view2.eer:.2%}{intervals['eer']}"),
+            ("LFW View 2 area under the ROC", f"{view2.auc:.4f}"),
+            ("LFW View 2 photos without a face", f"{view2.photos_without_face}"),
+        ]
+    if open_set := judgment.open_set:
+        rows.append(("LFW open set rank-1", f"{open_set.rank1:.2%}{_interval(open_set.rank1_interval)}"))
+        for rate, fnir in open_set.fnir.items():
+            value = f"{fnir:.2%}{_interval(open_set.fnir_intervals[rate])}, threshold {open_set.thresholds[rate]:.3f}"
+            rows.append((f"LFW open set FNIR at FPIR {rate:.1%}", value))
+        rate, fnir = min(open_set.fnir_without_doubtful.items())
+        rows.append((f"LFW open set FNIR at FPIR {rate:.1%}, without five doubtful strangers", f"{fnir:.2%}"))
+    angles = judgment.angles
+    return [
+        *rows,
+        ("LFW Intra: mean angle to the class center", f"{angles.intra:.2f}°"),
+        ("LFW Inter: mean angle to the nearest other center", f"{angles.inter:.2f}°"),
+    ]
+
+
+def _interval(bounds: Interval) -> str:
+    return f" ({bounds[0]:.2%} to {bounds[1]:.2%})"
