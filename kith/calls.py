@@ -67,8 +67,6 @@ from kith.wire.subjects import (
     DecoyOut,
     DecoysOut,
     EnrollOut,
-    LookalikeOut,
-    LookalikesOut,
     MergedOut,
     SubjectOut,
     SubjectsOut,
@@ -536,23 +534,6 @@ class Calls:
         return json_call(DeletedOut, "DELETE", f"{_path(gallery, subject)}/decoys/{path_segment(decoy)}")
 
     @one
-    def lookalikes(self, gallery: str, subject: str) -> Call[list[LookalikeOut]]:
-        """Return the subjects that are linked with a subject as lookalikes."""
-        return Call("GET", f"{_path(gallery, subject)}/lookalikes", _linked)
-
-    @one
-    def link_lookalikes(self, gallery: str, subject: str, other: str) -> Call[list[LookalikeOut]]:
-        """Link two subjects, such as twins: searches name one of them only if it clearly leads.
-
-        Return the lookalikes of the first."""
-        return Call("PUT", f"{_path(gallery, subject)}/lookalikes/{path_segment(other)}", _linked)
-
-    @one
-    def unlink_lookalikes(self, gallery: str, subject: str, other: str) -> Call[list[LookalikeOut]]:
-        """Remove the link of two lookalikes. Return the lookalikes that the first still has."""
-        return Call("DELETE", f"{_path(gallery, subject)}/lookalikes/{path_segment(other)}", _linked)
-
-    @one
     def delete_template(self, gallery: str, subject: str, template: str) -> Call[DeletedOut]:
         """Erase a template. Return the receipt."""
         return json_call(DeletedOut, "DELETE", _template(gallery, subject, template))
@@ -848,10 +829,6 @@ def _once(idempotency_key: str | None) -> dict[str, str]:
 
 def _conditions(if_match: str | None, only_new: bool = False) -> dict[str, str]:
     return ({} if if_match is None else {"If-Match": if_match}) | ({"If-None-Match": "*"} if only_new else {})
-
-
-def _linked(body: bytes) -> list[LookalikeOut]:
-    return LookalikesOut.model_validate_json(body).data
 
 
 def _embeddings(vectors: Sequence[Vector]) -> dict[str, Any]:

@@ -134,8 +134,6 @@ def prepare(kith: Kith, command: str, known: dict[str, str]) -> None:
     if "5f0c" in command:
         kith.put_subject("staff", "countess")
         known["5f0c..."] = next(kith.templates("staff", "ada")).id
-    if "/lookalikes/grace" in command:
-        kith.put_subject("staff", "grace")
     if "/migrate" in command:  # enrollment ends before the migration starts, and embedding ends before the next command
         for job in kith.jobs("staff"):
             kith.wait_for(job.id, 60)

@@ -32,8 +32,6 @@ MAX_LABELS: Final = 100
 MAX_FILTER_TAGS: Final = 32
 MAX_DECOYS: Final = 50
 """Maximum number of decoys of a subject, by one recognizer."""
-MAX_LOOKALIKES: Final = 10
-"""Maximum number of lookalikes of a subject."""
 MAX_DIMENSION: Final = 65_536
 DETAIL: Final = (
     "Effort of face detection (docs/detection.md). low: one look; medium: if no face is confident, also the photo "

@@ -50,16 +50,6 @@ class CandidateOut(BaseModel):
     probability_is_bound: bool | None = None
 
 
-class LinkedOut(BaseModel):
-    """Linked person: the face is one of them."""
-
-    subject: str
-    name: str | None = None
-    probability: float | None = Field(
-        None, description="Probability that the face is this person, if it is one of them. Missing without calibration."
-    )
-
-
 class IdentityOut(BaseModel):
     """Result for one face, one embedding, or one photo without a usable face."""
 
@@ -86,9 +76,6 @@ class IdentityOut(BaseModel):
     )
     risk: RiskOut | None = None
     candidates: list[CandidateOut] = Field(default_factory=list)
-    lookalikes: list[LinkedOut] = Field(
-        default_factory=list, description="With the reason lookalikes: the face is one of these linked people."
-    )
     reasons: list[str] = Field(default_factory=list)
     other_face: int | None = Field(
         None,

@@ -61,17 +61,6 @@ class DecoysOut(BaseModel):
     data: list[DecoyOut]
 
 
-class LookalikeOut(BaseModel):
-    """A subject that resembles another one."""
-
-    id: str
-    name: str | None
-
-
-class LookalikesOut(BaseModel):
-    data: list[LookalikeOut]
-
-
 class SubjectOut(BaseModel):
     id: str
     name: str | None

@@ -194,5 +194,4 @@ export function part(id) {
 export const galleryPath = (gallery) => `/v1/galleries/${part(gallery)}`;
 export const subjectPath = (gallery, subject) => `${galleryPath(gallery)}/subjects/${part(subject)}`;
 export const decoysPath = (gallery, subject) => `${subjectPath(gallery, subject)}/decoys`;
-export const lookalikesPath = (gallery, subject, other) => `${subjectPath(gallery, subject)}/lookalikes${other ? `/${part(other)}` : ""}`;
 export const templatePath = (gallery, subject, template) => `${subjectPath(gallery, subject)}/templates/${part(template)}`;

@@ -11,7 +11,6 @@ const KINDS = {
   crops: ["stored picture"],
   vectors: ["embedding"],
   decoys: ["corrected mistake"],
-  lookalikes: ["link to a lookalike", "links to lookalikes"],
   strangers: ["stranger"],
   stranger_templates: ["photo of a stranger", "photos of strangers"],
   albums: ["album"],

@@ -92,14 +92,12 @@ export const visits = ({ seen_count: visits }) => (visits === 1 ? "seen once" : 
 /** The text on the box of a face: the name, a question for uncertain faces, otherwise nothing. */
 export function boxLabel({ outcome, candidates, ...result }) {
   if (outcome === "identified") return called(result);
-  if (result.lookalikes?.length) return `${result.lookalikes.map(called).join(" or ")}?`;
   return outcome === "uncertain" && candidates?.length ? `${called(candidates[0])}?` : null;
 }
 
 /** The enrolled people that a user compares with a face: the identified one, or those that an uncertain result names. */
-export function peopleToCompare({ outcome, subject, candidates = [], lookalikes = [], similarity, threshold, reasons }) {
+export function peopleToCompare({ outcome, subject, candidates = [], similarity, threshold, reasons }) {
   if (outcome === "identified") return candidates.filter((one) => one.subject === subject);
-  if (lookalikes.length) return lookalikes;
   return outcome === "uncertain" ? candidates.slice(0, similarity >= threshold && !isElsewhere(reasons) ? 2 : 1) : [];
 }
 
@@ -118,11 +116,6 @@ export function identity(result, gallery, subjects) {
     case "identified":
       return { title: called(result), text: join(stranger ?? `The similarity is high enough for ${called(result)}.`) };
     case "uncertain":
-      if (result.lookalikes?.length)
-        return {
-          title: `${result.lookalikes.map(called).join(" or ")} (linked as lookalikes)`,
-          text: join(...result.lookalikes.map((one) => one.probability !== undefined && `${called(one)}: ${Math.round(100 * one.probability)} in 100.`), "A person who knows them should check."),
-        };
       if (first && result.similarity >= result.threshold && isElsewhere(result.reasons))
         return {
           title: `Perhaps ${called(first)}`,
@@ -231,8 +224,6 @@ export function reason(name, face, gate, other) {
       return "The face is more similar to a corrected mistake than to that person.";
     case "same_person_elsewhere":
       return `${other ? `Face ${other}` : "Another face"} of this photo is more likely the nearest person.`;
-    case "lookalikes":
-      return "These people are linked as lookalikes, and neither leads enough at this risk.";
     case "same_face_twice":
       return `${other ? `Face ${other}` : "Another face"} of this photo is the same picture.`;
     case "no_face":

@@ -105,8 +105,6 @@ class Gallery:
     """True if the gallery has, or had, vectors of a second recognizer."""
     has_decoys: bool = False
     """True if a subject has a decoy of the current generation."""
-    has_lookalikes: bool = False
-    """True if two subjects are linked as lookalikes."""
     version: int = 0
     """Version tag that changes with every change of the gallery or its content. Versions have no order."""
     erased: int = 0

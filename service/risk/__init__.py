@@ -10,8 +10,8 @@
    (`models.risk.probe_shift`).
 5. `service.risk.decision`: thresholds for the accepted risk, and the outcome of a search or a pair.
 
-6. `service.risk.known_strangers`, `service.risk.one_face`, `service.risk.lookalikes`: decisions of a search that a
-   correction, another face of the photo or a linked lookalike changes. They only demote.
+6. `service.risk.known_strangers`, `service.risk.one_face`: decisions of a search that a correction or another face of
+   the photo changes. They only demote.
 
 Reports: `service.risk.risk_report`, `service.risk.drift` and `service.risk.hygiene`.
 """

@@ -39,14 +39,6 @@ MAX_INLINE_CANDIDATES: Final = 50
 
 
 @dataclass(frozen=True)
-class Lookalike:
-    """Linked subject, and the probability that the face is this one, if it is one of them; None: uncalibrated."""
-
-    subject_pk: int
-    probability: float | None
-
-
-@dataclass(frozen=True)
 class Identification:
     """Answer to one probe. Candidates carry the primary keys of subjects.
 
@@ -57,7 +49,6 @@ class Identification:
         model, subjects: the risk model and the number of subjects behind the probabilities.
         reference: runner-up that sets the shown thresholds, if it is another than that of ``decision``.
         reasons, other_face: effect of another face of the photo, and its position (:mod:`service.risk.one_face`).
-        lookalikes: linked subjects; the face is one of them (:mod:`service.risk.lookalikes`).
     """
 
     decision: Decision
@@ -70,7 +61,6 @@ class Identification:
     reference: Candidate | None = None
     reasons: tuple[str, ...] = ()
     other_face: int | None = None
-    lookalikes: Sequence[Lookalike] = ()
 
     @property
     def shown_thresholds(self) -> Thresholds:

@@ -1,7 +1,7 @@
 """Search of a gallery for the probes of a request, and all that may change the answer to one afterwards.
 
-Decoys of the subject found, other faces of the photo, and lookalikes only make an answer more careful: a face that is
-not identified by itself never becomes identified (docs/decisions/0057, 0059).
+Decoys of the subject found and other faces of the photo only make an answer more careful: a face that is not
+identified by itself never becomes identified (docs/decisions/0057, 0059).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from service.core.errors import GalleryNotFoundError, StorageDamagedError
 from service.domain.gallery import Gallery, Keys, SubjectLabel
 from service.domain.outcomes import RiskTarget
 from service.risk.known_strangers import without_known_stranger
-from service.risk.lookalikes import linked_with, tell_apart
 from service.risk.one_face import one_face_per_person
 from service.risk.search import Identification
 from service.usecases.backend import Backend
@@ -78,7 +77,6 @@ def at_current_version(gallery: Gallery, current: Gallery) -> Gallery:
         subjects=current.subjects,
         templates=current.templates,
         has_decoys=current.has_decoys,
-        has_lookalikes=current.has_lookalikes,
     )
 
 
@@ -126,29 +124,3 @@ def _assign(probes: Sequence[Probe], groups: Sequence[Sequence[int]]) -> None:
         for row, result in zip(rows, one_face_per_person(found, vectors), strict=True):
             other = None if result.other_face is None else rows[result.other_face]
             probes[row].found = replace(result, other_face=other)
-
-
-def tell_lookalikes_apart(
-    backend: Backend, gallery: Gallery, searched: Sequence[Probe], target: RiskTarget, among: Keys | None
-) -> dict[int, SubjectLabel]:
-    """Make faces uncertain whose best subject does not lead its lookalikes; return the lookalikes' names. Blocks."""
-    by_best: dict[int, list[Probe]] = defaultdict(list)
-    for probe in searched:
-        best = None if probe.found is None else probe.found.decision.best
-        if probe.found is not None and best is not None and probe.found.decision.outcome != "unknown":
-            by_best[best.subject_pk].append(probe)
-    store, keys = backend.galleries.store, set[int]()
-    for subject_pk in store.lookalikes.linked_among(gallery, sorted(by_best)):
-        stored = store.lookalikes.templates(gallery, subject_pk)
-        for probe in by_best[subject_pk]:
-            if probe.found is not None and probe.vector is not None:
-                linked = linked_with(probe.found, probe.vector, stored, gallery.settings.fusion, among)
-                probe.found = tell_apart(probe.found, linked, target)
-                keys |= {one.subject_pk for one in probe.found.lookalikes}
-    names = store.subjects.names(gallery, keys) if keys else {}
-    for probe in searched:  # without those erased meanwhile
-        if probe.found is not None and probe.found.lookalikes:
-            probe.found = replace(
-                probe.found, lookalikes=[one for one in probe.found.lookalikes if one.subject_pk in names]
-            )
-    return names

@@ -24,7 +24,7 @@ from service.risk.search import Identification
 from service.security.callers import Caller
 from service.usecases.backend import Backend, process_photos
 from service.usecases.documents import Document, count_document
-from service.usecases.gallery_search import assign_faces, at_current_version, search_gallery, tell_lookalikes_apart
+from service.usecases.gallery_search import assign_faces, at_current_version, search_gallery
 from service.usecases.probes import Probe, decision_fields, embedding_probes, photo_probes
 from service.usecases.strangers import remember_strangers
 
@@ -142,8 +142,6 @@ async def _decide(
         probe.found = found
     if search.one_face_per_person:
         await assign_faces(backend, probes)
-    if gallery.has_lookalikes:
-        names |= await backend.run(tell_lookalikes_apart, backend, gallery, searched, search.target, search.among)
     if search.shadow is not None:
         # The other recognizer decides on each face by itself, too. Only what the answer says is stored.
         answered = [

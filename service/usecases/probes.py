@@ -15,7 +15,7 @@ from service.domain.outcomes import RiskTarget
 from service.inference.photo_pipeline import Face, Photo, verdict_of
 from service.inference.recognizers import ServedRecognizer, check_vectors
 from service.risk.decision import Candidate, refuse_presentation
-from service.risk.search import Identification, Lookalike
+from service.risk.search import Identification
 from service.usecases.documents import (
     DEFAULT_GATE,
     Document,
@@ -68,7 +68,7 @@ def embedding_probes(gallery: Gallery, embeddings: list[Any], served: ServedReco
 
 
 def _result(**fields: Any) -> Document:
-    return {"candidates": [], "reasons": [], "lookalikes": [], **fields}
+    return {"candidates": [], "reasons": [], **fields}
 
 
 def decision_fields(found: Identification, named: dict[int, SubjectLabel], target: RiskTarget) -> Document:
@@ -91,7 +91,6 @@ def decision_fields(found: Identification, named: dict[int, SubjectLabel], targe
         reasons=[*_risk_reasons(found), *found.reasons],
         other_face=found.other_face,
         candidates=[_candidate_document(candidate, found, named) for candidate in found.candidates],
-        lookalikes=[_lookalike_document(one, found, named) for one in found.lookalikes],
     )
 
 
@@ -111,10 +110,3 @@ def _candidate_document(candidate: Candidate, found: Identification, named: dict
         false_alarm_probability=probability,
         probability_is_bound=is_bound,
     )
-
-
-def _lookalike_document(lookalike: Lookalike, found: Identification, named: dict[int, SubjectLabel]) -> Document:
-    """Return a ``LinkedOut``. Without the scope vectors the probability is coarse: it follows from similarities."""
-    subject, chance = named[lookalike.subject_pk], lookalike.probability
-    rounded = None if chance is None else round(chance, 4 if found.exact else 1)
-    return without_none(subject=subject.id, name=subject.name, probability=rounded)

@@ -196,31 +196,6 @@ def test_a_wrong_name_is_corrected_and_the_correction_undone(visit: Opener, serv
         assert kith.decoys("family", "ada") == []
 
 
-def test_lookalikes_are_linked_and_both_are_named(visit: Opener, service: str, photos: Photos) -> None:
-    with Kith(service) as kith:
-        kith.create_gallery("family", risk={"threshold": 0.1})
-        kith.enroll("family", "ada", photos["ada"])
-        kith.enroll("family", "twin", photos["ada again"], allow_duplicate=True, allow_inconsistent=True)
-        for subject, name in (("ada", "Ada Lovelace"), ("twin", "Anne Lovelace")):
-            kith.update_subject("family", subject, name=name)
-    page = visit(service)
-    go(page, "/galleries/family/subjects/ada")
-    section = page.get_by_role("form", name="Lookalikes")
-    section.get_by_text("Link a person").click()
-    section.get_by_label("Looks like").fill("Anne Lovelace")
-    section.get_by_role("button", name="Link", exact=True).click()
-    expect(section.get_by_role("link", name="Anne Lovelace")).to_be_visible()
-    assert faults(page) == []
-    go(page, "/identify?gallery=family")
-    choose(page, photos["ada"])
-    expect(first_face(page).get_by_role("heading", name="linked as lookalikes")).to_be_visible()
-    go(page, "/galleries/family/subjects/twin")
-    section.get_by_role("button", name="Unlink Ada Lovelace").click()
-    expect(section.get_by_role("link", name="Ada Lovelace")).to_have_count(0)
-    with Kith(service) as kith:
-        assert kith.lookalikes("family", "ada") == []
-
-
 def test_a_stranger_is_told_and_enrolled_from_the_crowd(visit: Opener, service: str, photos: Photos) -> None:
     with Kith(service) as kith:
         kith.create_gallery("family")

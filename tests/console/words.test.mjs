@@ -75,19 +75,6 @@ test("uncertain means low similarity or two similar people", () => {
   assert.equal(two.title, "Ada Lovelace or grace");
 });
 
-test("linked lookalikes are both named, with their probabilities", () => {
-  const people = [
-    { subject: "ada", name: "Ada Lovelace", probability: 0.9 },
-    { subject: "grace", probability: 0.1 },
-  ];
-  const twins = found({ outcome: "uncertain", subject: undefined, reasons: ["lookalikes"], lookalikes: people });
-  const said = words.identity(twins, "staff");
-  assert.equal(said.title, "Ada Lovelace or grace (linked as lookalikes)");
-  assert.equal(said.text, "Ada Lovelace: 90 in 100. grace: 10 in 100. A person who knows them should check.");
-  assert.equal(words.boxLabel(twins), "Ada Lovelace or grace?");
-  assert.deepEqual(words.peopleToCompare(twins), people);
-});
-
 test("a person in another face of the photo is no second name", () => {
   const elsewhere = found({ outcome: "uncertain", similarity: 0.9, subject: undefined, reasons: ["same_person_elsewhere"] });
   assert.equal(words.identity(elsewhere, "staff").title, "Perhaps Ada Lovelace");

@@ -10,15 +10,13 @@ from fastapi import Header, Path, Query, Request, Response
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from kith.wire.erasures import DeletedOut
-from kith.wire.fields import MAX_FILTER_TAGS, NORMALIZED, SINGLE_LINE, Metadata, SubjectId, Tag
+from kith.wire.fields import MAX_FILTER_TAGS, NORMALIZED, SINGLE_LINE, Metadata, Tag
 from kith.wire.subjects import (
     DecoyIn,
     DecoyOut,
     DecoysOut,
     EnrollIn,
     EnrollOut,
-    LookalikeOut,
-    LookalikesOut,
     MergedOut,
     MergeIn,
     SubjectIn,
@@ -82,7 +80,6 @@ from service.usecases.decoys import add_decoy as store_decoy
 
 routes = Routes("/v1/galleries/{gallery}/subjects", "subjects", route_class=GallerySnapshotRoute)
 TemplatePath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
-OtherPath = Annotated[SubjectId, Path()]
 DecoyPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 METADATA_ADAPTER: Final[TypeAdapter[dict[str, Any]]] = TypeAdapter(Metadata)
 METADATA_HELP: Final = "Only subjects with all of these metadata: a JSON object, compared as in a search filter."
@@ -219,32 +216,6 @@ async def merge_subject(
     return MergedOut(
         subject=to_subject_out(done.into), template_count=done.templates, receipt=to_receipt_out(done.receipt)
     )
-
-
-@routes.add("GET", "/{subject}/lookalikes", READ)
-async def list_lookalikes(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> LookalikesOut:
-    """List the subjects that are linked with a subject as lookalikes, such as its twin."""
-    found = await backend.find_gallery(gallery)
-    return _lookalikes(await backend.run(backend.galleries.store.lookalikes.list_all, found, subject))
-
-
-@routes.add("PUT", "/{subject}/lookalikes/{other}", ENROLL, errors=(SubjectErasedError,))
-async def link_lookalikes(
-    snapshot: GallerySnapshot, subject: SubjectPath, other: OtherPath, backend: BackendDep
-) -> LookalikesOut:
-    """Link two subjects as lookalikes: searches name one of them only if it clearly leads.
-
-    The response lists the lookalikes of the first.
-    """
-    return _lookalikes(await backend.run_on_gallery(snapshot, backend.galleries.store.lookalikes.link, subject, other))
-
-
-@routes.add("DELETE", "/{subject}/lookalikes/{other}", ENROLL)
-async def unlink_lookalikes(
-    gallery: GalleryPath, subject: SubjectPath, other: OtherPath, backend: BackendDep
-) -> LookalikesOut:
-    """Remove the link of two lookalikes. The response lists the lookalikes that the first still has."""
-    return _lookalikes(await backend.run_on_gallery(gallery, backend.galleries.store.lookalikes.unlink, subject, other))
 
 
 @routes.add("GET", "/{subject}/templates", READ)
@@ -467,10 +438,6 @@ def to_subject_out(subject: Subject) -> SubjectOut:
 def _tagged(response: Response, subject: Subject) -> SubjectOut:
     response.headers["ETag"] = subject.etag
     return to_subject_out(subject)
-
-
-def _lookalikes(linked: list[Subject]) -> LookalikesOut:
-    return LookalikesOut(data=[LookalikeOut(id=one.id, name=one.name) for one in linked])
 
 
 def _decoy(decoy: Decoy) -> DecoyOut:

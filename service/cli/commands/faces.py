@@ -252,8 +252,7 @@ def _describe_verdict(answer: VerifyOut, names: dict[str, str]) -> str:
 def _decision_cells(result: IdentityOut) -> tuple[object, ...]:
     chance = result.false_alarm_probability
     odds = None if chance is None else format_odds(chance, result.probability_is_bound)
-    nearest = result.lookalikes or result.candidates[:1]
-    likely = " or ".join(each.name or each.subject for each in nearest) or None
+    likely = next((each.name or each.subject for each in result.candidates), None)
     decision = describe_outcome(result.outcome, result.name or result.subject or likely)
     if result.stranger is not None:
         decision = f"{decision} {result.stranger.id}, visit {result.stranger.seen_count}"

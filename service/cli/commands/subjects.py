@@ -32,7 +32,7 @@ from service.cli.terminal import EXIT_NO, make_table, print_line, print_table, r
 
 if TYPE_CHECKING:
     from kith import Kith
-    from kith.wire.subjects import EnrollOut, LookalikeOut, SubjectOut, TemplateOut
+    from kith.wire.subjects import EnrollOut, SubjectOut, TemplateOut
 
 app = CommandGroup(help="Manage subjects: enroll, rename, tag, export, erase.", no_args_is_help=True)
 template_app = CommandGroup(help="Manage a subject's templates: list, move, delete.", no_args_is_help=True)
@@ -42,7 +42,6 @@ Template = Annotated[
     str, typer.Argument(help="Template id, from 'kith template list'.", autocompletion=complete_templates)
 ]
 
-Other = Annotated[str, typer.Argument(help="The other subject.", autocompletion=complete_subjects)]
 Decoy = Annotated[str, typer.Argument(help="Decoy id, from 'kith decoy list'.", autocompletion=complete_decoys)]
 
 
@@ -80,19 +79,16 @@ def list_subjects(
 
 @app.command()
 def show(subject: Subject, gallery: GalleryOption, server: ServerOptions) -> None:
-    """Show a subject's name, tags, metadata, templates and lookalikes."""
+    """Show a subject's name, tags, metadata and templates."""
     with connect(server) as kith:
         found = kith.subject(gallery, subject)
         templates = list(kith.templates(gallery, subject))
-        lookalikes = kith.lookalikes(gallery, subject)
 
     def print_text() -> None:
         print_table(_subject_table(found))
         print_table(_template_table(templates))
-        if lookalikes:
-            print_line(f"Lookalikes: {', '.join(one.id for one in lookalikes)}")
 
-    document = found.model_dump(mode="json") | {"templates": templates, "lookalikes": lookalikes}
+    document = found.model_dump(mode="json") | {"templates": templates}
     server.answer(document, print_text)
 
 
@@ -221,25 +217,6 @@ def export_subject(
     with connect(server) as kith:
         document = kith.export_subject(gallery, subject)
     server.write(document, file)
-
-
-@app.command()
-def link(subject: Subject, other: Other, gallery: GalleryOption, server: ServerOptions) -> None:
-    """Link two subjects as lookalikes, such as twins: searches name one only if it clearly leads."""
-    with connect(server) as kith:
-        _print_lookalikes(subject, kith.link_lookalikes(gallery, subject, other), server)
-
-
-@app.command()
-def unlink(subject: Subject, other: Other, gallery: GalleryOption, server: ServerOptions) -> None:
-    """Remove the link of two lookalikes."""
-    with connect(server) as kith:
-        _print_lookalikes(subject, kith.unlink_lookalikes(gallery, subject, other), server)
-
-
-def _print_lookalikes(subject: str, linked: list[LookalikeOut], server: ServerOptions) -> None:
-    listed = ", ".join(one.id for one in linked) or "none"
-    server.answer({"subject": subject, "lookalikes": linked}, f"Lookalikes of {subject}: {listed}")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-import { all, call, decoysPath, galleryPath, lookalikesPath, subjectPath, templatePath } from "../api.js";
+import { all, call, decoysPath, galleryPath, subjectPath, templatePath } from "../api.js";
 import { Aside } from "../aside.js";
 import { personField } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
@@ -17,14 +17,13 @@ export function render({ gallery, subject }, signal) {
   const at = `#/galleries/${encodeURIComponent(gallery)}`;
   const content = loading(async () => {
     try {
-      const [person, templates, { data: decoys }, { data: lookalikes }, { keep_crops: keeps }] = await Promise.all([
+      const [person, templates, { data: decoys }, { keep_crops: keeps }] = await Promise.all([
         call("GET", subjectPath(gallery, subject), { parse: words.parsed, signal }),
         all(`${subjectPath(gallery, subject)}/templates`, { query: { limit: 1000 }, signal }),
         call("GET", decoysPath(gallery, subject), { signal }),
-        call("GET", lookalikesPath(gallery, subject), { signal }),
         call("GET", galleryPath(gallery), { signal }),
       ]);
-      return view({ gallery, person, templates, decoys, lookalikes, keeps }, page, signal);
+      return view({ gallery, person, templates, decoys, keeps }, page, signal);
     } catch (error) {
       if (error.name === "AbortError" || words.mayPass(error)) throw error;
       return [heading(subject), problemBox(error)];
@@ -33,7 +32,7 @@ export function render({ gallery, subject }, signal) {
   return fill(page, h("nav", { "aria-label": "Breadcrumb" }, h("a", { class: "back", href: at }, icon("back"), gallery)), content);
 }
 
-function view({ gallery, person, templates, decoys, lookalikes, keeps }, page, signal) {
+function view({ gallery, person, templates, decoys, keeps }, page, signal) {
   const add = `#/enroll?gallery=${encodeURIComponent(gallery)}&subject=${encodeURIComponent(person.id)}`;
   return h(
     "div",
@@ -43,7 +42,7 @@ function view({ gallery, person, templates, decoys, lookalikes, keeps }, page, s
       "div",
       { class: "columns" },
       h("div", { class: "stack" }, photos({ gallery, person, templates, keeps }, add, signal), mistakes(gallery, person, decoys)),
-      h("div", { class: "stack" }, edit(gallery, person, signal), alike(gallery, person, lookalikes, keeps, signal), rights(gallery, person, templates, page, signal)),
+      h("div", { class: "stack" }, edit(gallery, person, signal), rights(gallery, person, templates, page, signal)),
     ),
   );
 }
@@ -200,47 +199,6 @@ function edit(gallery, person, signal) {
     h("p", { class: "hint" }, "Id: ", h("code", {}, person.id)),
     h("div", { class: "actions" }, go),
   );
-}
-
-/** People who look like the person, such as a twin: searches name one only if it clearly leads. */
-function alike(gallery, person, lookalikes, keeps, signal) {
-  const pictures = new Pictures(gallery, signal);
-  const list = h("div", {});
-  const line = (one) =>
-    h(
-      "li",
-      { class: "row between" },
-      h("span", { class: "person-cell" }, keeps && pictures.person(one.id, ""), h("a", { href: `#/galleries/${encodeURIComponent(gallery)}/subjects/${encodeURIComponent(one.id)}` }, words.called(one))),
-      button("Unlink", async () => {
-        show((await call("DELETE", lookalikesPath(gallery, person.id, one.id))).data);
-        section.focus(); // the focused button was removed
-      }, { kind: "quiet", ariaLabel: `Unlink ${words.called(one)}` }),
-    );
-  const show = (linked) => fill(list, linked.length > 0 && h("ul", { class: "stack tight" }, linked.map(line)));
-  const to = personField("Looks like", signal);
-  const wrong = h("p", { class: "refused", role: "alert" });
-  const link = async (event) => {
-    event.preventDefault();
-    try {
-      const found = await to.find();
-      if (!found || found.id === person.id) return fill(wrong, icon("warning"), found ? "Choose another person." : to.unfound);
-      show((await call("PUT", lookalikesPath(gallery, person.id, found.id))).data);
-      fill(wrong);
-      toast(`Linked with ${words.called(found)}.`);
-    } catch (error) {
-      fill(wrong, icon("warning"), error.message);
-    }
-  };
-  const section = h(
-    "form",
-    { class: "card stack", "aria-label": "Lookalikes", tabindex: "-1", onSubmit: link },
-    h("h2", {}, "Lookalikes"),
-    h("p", { class: "hint" }, "Link a twin or another relative: the answer is then both names, unless one clearly leads."),
-    list,
-    h("details", { class: "details", onToggle: (event) => event.target.open && to.load(gallery).catch(tell) }, h("summary", {}, "Link a person"), h("div", { class: "stack" }, to, wrong, h("div", { class: "actions" }, h("button", { type: "submit", class: "button plain" }, "Link")))),
-  );
-  show(lookalikes);
-  return section;
 }
 
 function rights(gallery, person, templates, page, signal) {

@@ -137,17 +137,6 @@ decoys = _numbered(
     sa.Index("decoys_by_subject", "subject_pk"),
 )
 
-# Pairs of subjects that resemble each other, one_pk < other_pk.
-lookalikes = _table(
-    "lookalikes",
-    sa.Column("one_pk", sa.ForeignKey("subjects.pk", ondelete="CASCADE"), primary_key=True),
-    sa.Column("other_pk", sa.ForeignKey("subjects.pk", ondelete="CASCADE"), primary_key=True),
-    sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
-    sa.Column("created_at", Utc, nullable=False),
-    sa.Index("lookalikes_by_other", "other_pk"),
-    sa.Index("lookalikes_by_gallery", "gallery_pk"),
-)
-
 # Unknown people that the gallery remembers. id: random. generation: of their vectors.
 strangers = _numbered(
     "strangers",

@@ -39,7 +39,6 @@ from service.storage.db.tables import (
     job_items,
     jobs,
     labels,
-    lookalikes,
     subjects,
     templates,
     vectors,
@@ -99,7 +98,6 @@ class _Search:
             "subject": None if row is None else self._subject(row),
             "templates": [] if row is None else self._templates(row.pk),
             "decoys": [] if row is None else self._decoys(row.pk),
-            "lookalikes": [] if row is None else self._lookalikes(row.pk),
             "answers": [] if row is None else self._answers(row.pk),
             "disagreements": [] if row is None else self._disagreements(),
             "changes": [] if row is None else self._changes(row.pk),
@@ -161,14 +159,6 @@ class _Search:
             made = {"generation": row.generation, "recognizer": row.fingerprint, "model": row.model}
             found.setdefault(row.template_pk, []).append({**made, "embedding": vector.tolist()})
         return found
-
-    def _lookalikes(self, subject_pk: int) -> list[dict[str, Any]]:
-        """Return the keyed hashes of the subjects that it is linked with: their ids are not this person's data."""
-        linked = lookalikes.c.one_pk == subject_pk, lookalikes.c.other_pk == subject_pk
-        other = sa.case((linked[0], lookalikes.c.other_pk), else_=lookalikes.c.one_pk)
-        query = sa.select(subjects.c.lookup, lookalikes.c.created_at).join(subjects, subjects.c.pk == other)
-        rows = self._connection.execute(query.where(linked[0] | linked[1]).order_by(other))
-        return [{"pseudonym": row.lookup, "created_at": rfc3339(row.created_at)} for row in rows]
 
     def _decoys(self, subject_pk: int) -> list[dict[str, Any]]:
         """Return the strangers who were mistaken for the subject, without their vectors: those are of other people."""

@@ -46,7 +46,6 @@ from service.storage.db.tables import (
     job_items,
     jobs,
     labels,
-    lookalikes,
     stranger_templates,
     strangers,
     subjects,
@@ -266,13 +265,11 @@ def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
     items_of_gallery = job_items.c.job_pk.in_(sa.select(jobs.c.pk).where(jobs.c.gallery_pk == gallery.pk))
     named = job_items.update().where(job_items.c.subject.in_(lookups), items_of_gallery)
     reported = events.delete().where(events.c.gallery_pk == gallery.pk, events.c.subject.in_(lookups))
-    linked = lookalikes.c.one_pk.in_(subject_pks) | lookalikes.c.other_pk.in_(subject_pks)
     removed = Counter(
         job_items=connection.execute(named.values(sealed=blank_item(gallery.seal), subject=None)).rowcount,
         labels=connection.execute(labels.delete().where(labels.c.subject_pk.in_(subject_pks))).rowcount,
         answers=connection.execute(idempotency.delete().where(idempotency.c.subject_pk.in_(subject_pks))).rowcount,
         events=connection.execute(reported).rowcount,
-        lookalikes=connection.execute(lookalikes.delete().where(linked)).rowcount,
         decoys=connection.execute(decoys.delete().where(decoys.c.subject_pk.in_(subject_pks))).rowcount,
         disagreements=_delete_disagreements(connection, gallery, frozenset(lookups)),
         album_faces=delete_named_groups(connection, gallery, lookups),
@@ -349,7 +346,6 @@ def delete_gallery(connection: Connection, gallery: Gallery) -> None:
         events,
         templates,
         decoys,
-        lookalikes,
         subjects,
         strangers,
         albums,

@@ -19,7 +19,6 @@ from service.storage.db.tables import (
     galleries,
     generations,
     last_change,
-    lookalikes,
     webhooks,
 )
 
@@ -28,7 +27,6 @@ PLAIN_COLUMNS: Final = frozenset(part.name for part in fields(Gallery)) - {
     "settings",
     "moved",
     "has_decoys",
-    "has_lookalikes",
 }
 """Columns that are attributes of :class:`Gallery`, among other names."""
 GENERATION_COLUMNS: Final = ("fingerprint", "dimension", "model", "state", "details")
@@ -45,7 +43,6 @@ def gallery_rows() -> sa.Select[Any]:
         _evidence_sequence(generations.c.generation).label("other_evidence_sequence"),
         _moved().label("moved"),
         _has_decoys().label("has_decoys"),
-        sa.exists().where(lookalikes.c.gallery_pk == galleries.c.pk).correlate(galleries).label("has_lookalikes"),
         last_change().label("last_change"),
         webhooks_state().label("webhooks"),
         data_keys.c.wrapped,
@@ -70,7 +67,6 @@ def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
         other=None if row.other_number is None else Generation(**other),
         moved=bool(row.moved),
         has_decoys=bool(row.has_decoys),
-        has_lookalikes=bool(row.has_lookalikes),
     )
 
 

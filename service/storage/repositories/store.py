@@ -9,7 +9,6 @@ from service.storage.repositories.crops import CropStore
 from service.storage.repositories.decoys import DecoyStore
 from service.storage.repositories.evidence import EvidenceStore
 from service.storage.repositories.galleries import GalleryStore
-from service.storage.repositories.lookalikes import LookalikeStore
 from service.storage.repositories.read_cache import ReadCache
 from service.storage.repositories.strangers import StrangerStore
 from service.storage.repositories.subjects import SubjectStore
@@ -30,7 +29,6 @@ class Store:
         self.templates = TemplateStore(database, self.cache)
         self.crops = CropStore(database)
         self.decoys = DecoyStore(database)
-        self.lookalikes = LookalikeStore(database)
         self.albums = AlbumStore(database, self.cache)
         self.strangers = StrangerStore(database, self.cache)
         self.changes = ChangeLog(database)

@@ -29,7 +29,7 @@ from service.storage.db.row_sealing import (
     seal_subject,
     subject_lookup,
 )
-from service.storage.db.tables import album_groups, albums, decoys, galleries, labels, lookalikes, subjects, templates
+from service.storage.db.tables import album_groups, albums, decoys, galleries, labels, subjects, templates
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import append_changes
 from service.storage.repositories.erasures import Receipt
@@ -240,7 +240,6 @@ class SubjectStore:
                 # Reindex both subjects.
                 append_changes(connection, gallery, [(pk, owner) for pk in moved for owner in (source.pk, target.pk)])
             _move_decoys(connection, source.pk, target.pk)
-            _move_links(connection, gallery, source.pk, target.pk)
             _rename_groups(connection, gallery, subject_id, into)
             changed = sorted(name for name, value in vars(about).items() if value != vars(before)[name])
             if changed:
@@ -278,13 +277,6 @@ def read_subjects(connection: Connection, gallery: Gallery, pks: Sequence[int]) 
     """Return existing subjects, oldest first."""
     query = _subject_rows(gallery).where(subjects.c.pk.in_(list(pks))).order_by(subjects.c.pk)
     return [_subject_of(gallery.seal, row) for row in connection.execute(query)]
-
-
-def linked_keys(connection: Connection, subject_pk: int) -> list[int]:
-    """Return the ascending keys of a subject's lookalikes."""
-    pairs = ((lookalikes.c.one_pk, lookalikes.c.other_pk), (lookalikes.c.other_pk, lookalikes.c.one_pk))
-    found = sa.union_all(*(sa.select(there).where(here == subject_pk) for here, there in pairs))
-    return sorted(connection.execute(found).scalars())
 
 
 def name_subject(connection: Connection, gallery: Gallery, subject: Subject, name: str) -> None:
@@ -344,15 +336,6 @@ def _rename_groups(connection: Connection, gallery: Gallery, subject_id: str, in
     sealed = gallery.seal.close_json({"subject": into, "name": None}, ALBUM_GROUP)
     renamed = {"sealed": sealed, "subject": subject_lookup(gallery.seal, into), "erased": gallery.erased}
     connection.execute(album_groups.update().where(named).values(**renamed))
-
-
-def _move_links(connection: Connection, gallery: Gallery, source_pk: int, target_pk: int) -> None:
-    """Link the target with the source's lookalikes. The source's own links go with it."""
-    new = {*linked_keys(connection, source_pk)} - {*linked_keys(connection, target_pk), target_pk}
-    for pk in sorted(new):
-        first, second = sorted((pk, target_pk))
-        row = {"one_pk": first, "other_pk": second, "gallery_pk": gallery.pk, "created_at": datetime.now(UTC)}
-        connection.execute(lookalikes.insert().values(row))
 
 
 def _earlier_merge(connection: Connection, gallery: Gallery, subject_id: str, into: str) -> MergeResult:

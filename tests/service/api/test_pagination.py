@@ -29,7 +29,6 @@ UNPAGED: Final = {
     "/v1/galleries/{gallery}/migrate",
     "/v1/galleries/{gallery}/risk",
     "/v1/galleries/{gallery}/subjects/{subject}/decoys",
-    "/v1/galleries/{gallery}/subjects/{subject}/lookalikes",
     "/v1/models",
     "/v1/status",
     "/v1/webhooks",

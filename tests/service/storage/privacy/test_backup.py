@@ -88,7 +88,6 @@ def filled(database: Database) -> Store:
     enroll(store, two, "last", *vectors(2, 1))
     last = store.templates.list_page(two, "last")[-1]
     store.templates.delete(two, "last", last.id)
-    store.lookalikes.link(store.galleries.get("one"), "s4", "s2")
     store.decoys.add(store.galleries.get("two"), "last", vectors(1, 2)[0], "photo")
     face = Sighting(vectors(1)[0], {"score": 0.5}, 0.9)
     store.strangers.remember(one, [face], lambda vector, known: Recalled(is_new=True), datetime.now(UTC))

@@ -65,11 +65,6 @@ PLACES: Final[dict[str, dict[str, str]]] = {
         "kind": "decoys.kind",
         "created_at": "decoys.created_at",
     },
-    "lookalikes": {
-        "one_pk": "subject.key",
-        "other_pk": "lookalikes.pseudonym",
-        "created_at": "lookalikes.created_at",
-    },
     "changes": {"sequence": "changes.number", "template_pk": "changes.template", "subject_pk": "subject.key"},
     "idempotency": {
         "lookup": "answers.request",
@@ -130,7 +125,6 @@ OTHERS: Final[dict[str, set[str]]] = {
     "labels": {"gallery_pk"},
     "templates": {"gallery_pk", "erased", "moved"},
     "decoys": {"pk", "gallery_pk", "sealed"},  # vectors of other people
-    "lookalikes": {"gallery_pk"},
     "changes": {"gallery_pk"},
     "idempotency": {"gallery_pk"},
     "answers": {"lookup", "gallery_pk", "digest", "sealed", "created_at"},  # of creations that name no subject
@@ -258,7 +252,6 @@ def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[
         )
         enrolled[name] += more
     name_faces(store, jobs, ["ada", "bob"], rng)
-    store.lookalikes.link(store.galleries.get("g"), "ada", "bob")
     return store.galleries.get("g"), enrolled["ada"]
 
 
@@ -327,7 +320,7 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
     gallery, ada = filled(database, rng)
     store = Store(database)
     own = {store.subjects.get(gallery, "ada").pk}
-    keys = {"subject_pk": own, "one_pk": own, "other_pk": own, "template_pk": template_keys(database, ada)}
+    keys = {"subject_pk": own, "template_pk": template_keys(database, ada)}
     words = [subject_lookup(gallery.seal, "ada"), *(t.id for t in ada)]
     assert set(concerning(database, gallery, keys, words)) == set(PLACES) - {"jobs", "albums", "album_faces"}
     bobs = everything_about(database, gallery, "bob")
@@ -339,7 +332,6 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
         "vectors": 6,
         "crops": 4,
         "decoys": 1,
-        "lookalikes": 1,
         "labels": 2,
         "answers": 1,
         "job_items": 2,
@@ -359,8 +351,7 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
     assert [each["kind"] for each in left["receipts"]] == ["subject", "template"]
     assert "subject_deleted" in [line["event"] for line in left["audit"]]
     after = everything_about(database, gallery, "bob")
-    assert after["lookalikes"] == []
-    assert {**after, "at": 0, "audit": 0} == {**bobs, "at": 0, "audit": 0, "lookalikes": []}
+    assert {**after, "at": 0, "audit": 0} == {**bobs, "at": 0, "audit": 0}
     with pytest.raises(SubjectNotFoundError):
         everything_about(database, gallery, "nobody")
     database.close()
