@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from service.core.errors import StorageError
 from service.security.master_keys import GivenKeys, KeyFile, MasterKeys, Source
@@ -17,7 +17,6 @@ from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.shared_indexes import SharedIndexes
 
 if TYPE_CHECKING:
-    from service.index.milvus import IndexKind
     from service.index.milvus_follower import MilvusEngine
     from service.observability.tracing import Tracing
 
@@ -125,10 +124,7 @@ def open_milvus(settings: Settings, database: Database) -> MilvusEngine | None:
     from service.index.milvus_follower import MilvusEngine
 
     token = settings.milvus_token.get_secret_value() if settings.milvus_token else ""
-    kind = cast("IndexKind", settings.milvus_index)
-    return MilvusEngine(
-        MilvusOptions(settings.milvus_uri, token, kind, settings.milvus_prefix), SharedIndexes(database)
-    )
+    return MilvusEngine(MilvusOptions(settings.milvus_uri, token), SharedIndexes(database))
 
 
 def open_tracing(settings: Settings) -> Tracing | None:

@@ -112,23 +112,15 @@ class Settings(BaseSettings):
         None, min_length=1, description="The master key itself, or several, instead of a file."
     )
     milvus_uri: str | None = Field(
-        None, description="Milvus server for the indexes, as http://HOST:19530; default: FAISS in this process."
+        None,
+        description="Milvus server for the indexes, as http://HOST:19530, or http://HOST:19530/DATABASE if it has "
+        "others' too; default: FAISS in this process.",
     )
     milvus_plaintext: bool = Field(
         False,
         description="Confirm that Milvus, which stores vectors in plaintext, has encrypted volumes.",
     )
     milvus_token: SecretStr | None = Field(None, min_length=1, description="Token of Milvus, or USER:PASSWORD.")
-    milvus_index: str = Field(
-        "FLAT",
-        pattern="^(FLAT|HNSW|IVF_FLAT|IVF_SQ8|DISKANN|AUTOINDEX)$",
-        description="Index type in Milvus (docs/scale.md).",
-    )
-    milvus_prefix: str = Field(
-        "kith",
-        pattern="^[a-z][a-z0-9]{0,31}$",
-        description="Prefix of collection names; each database needs its own.",
-    )
     pack: Path = Field(
         BUNDLED_PACK, description="Directory of the model pack, or name of a downloaded or bundled pack."
     )

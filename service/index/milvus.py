@@ -22,12 +22,10 @@ from pymilvus import DataType, MilvusClient, MilvusException
 
 from models.runtime.network import Float
 from service.core.errors import IndexUnavailableError
-from service.index.faiss_structures import products
 
 # Errors are raised and logged once by the caller; the library would also print a traceback for each.
 logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
 
-IndexKind = Literal["FLAT", "HNSW", "IVF_FLAT", "IVF_SQ8", "DISKANN", "AUTOINDEX"]
 RowKind = Literal["templates", "centroid", "quality_weighted"]
 
 MAX_RESULTS: Final = 16_384
@@ -40,35 +38,16 @@ RETRY_S: Final = 1.0
 PARTITIONS: Final = 64
 NOT_FOUND: Final = 100
 NOT_LOADED: Final = 101
-LISTS: Final = 1024
-OVERSAMPLING: Final = 4
-
-
-class _Kind(NamedTuple):
-    """Build and search parameters of an index; ``rough``: its similarities are those of compressed vectors."""
-
-    build: dict[str, int]
-    search: Callable[[int], dict[str, int]]
-    rough: bool = False
-
-
-KINDS: Final[dict[IndexKind, _Kind]] = {
-    "FLAT": _Kind({}, lambda depth: {}),
-    "HNSW": _Kind({"M": 32, "efConstruction": 256}, lambda depth: {"ef": max(256, 2 * depth)}),
-    "IVF_FLAT": _Kind({"nlist": LISTS}, lambda depth: {"nprobe": LISTS // 8}),
-    "IVF_SQ8": _Kind({"nlist": LISTS}, lambda depth: {"nprobe": LISTS // 8}, rough=True),
-    "DISKANN": _Kind({}, lambda depth: {"search_list": max(100, 2 * depth)}),
-    "AUTOINDEX": _Kind({}, lambda depth: {}, rough=True),
-}
+INDEX: Final = "FLAT"
+"""Index type of Milvus. It compares every vector of a gallery, so that answers are those of the index in process."""
 
 
 @dataclass(frozen=True)
 class MilvusOptions:
-    """Address of Milvus, index kind, and prefix of collection names. ``timeout_s``: limit of one call."""
+    """Address of Milvus, and prefix of collection names. ``timeout_s``: limit of one call."""
 
     uri: str
     token: str = ""
-    index: IndexKind = "FLAT"
     prefix: str = "kith"
     timeout_s: float = 10.0
 
@@ -135,7 +114,7 @@ class Milvus:
         """
         alias = (
             f"{self.options.prefix}_{place.rows}_{place.fingerprint[:16]}_{place.dimension}_g{place.generation}"
-            f"_{self.options.index.lower()}"
+            f"_{INDEX.lower()}"
         )
         found = self._behind(alias)
         if found is None:
@@ -148,7 +127,7 @@ class Milvus:
                 self.call(lambda client: client.drop_collection(made, timeout=self.timeout_s))
                 if found is None:
                     raise
-        return Collection(self, found or made, KINDS[self.options.index])
+        return Collection(self, found or made)
 
     def _behind(self, alias: str) -> str | None:
         def ask(client: MilvusClient) -> str | None:
@@ -168,7 +147,7 @@ class Milvus:
         for name in self.call(lambda client: client.list_collections(timeout=self.timeout_s)):
             if (parts := named.fullmatch(name)) and parts[1] in ("templates", "centroid", "quality_weighted"):
                 place = Place(parts[1], parts[2], int(parts[3]), int(parts[4]))  # type: ignore[arg-type]
-                yield place, Collection(self, name, KINDS["FLAT"])
+                yield place, Collection(self, name)
 
 
 def _create(client: MilvusClient, name: str, dimension: int, options: MilvusOptions) -> None:
@@ -179,7 +158,7 @@ def _create(client: MilvusClient, name: str, dimension: int, options: MilvusOpti
     schema.add_field("first", DataType.BOOL)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
     index = client.prepare_index_params()
-    index.add_index("vector", index_type=options.index, metric_type="IP", params=KINDS[options.index].build)
+    index.add_index("vector", index_type=INDEX, metric_type="IP")
     client.create_collection(
         name,
         schema=schema,
@@ -201,10 +180,9 @@ class RowMatches(NamedTuple):
 class Collection:
     """Rows in Milvus: (key, gallery, subject, first, vector), ``first`` in one row of each subject."""
 
-    def __init__(self, milvus: Milvus, name: str, kind: _Kind) -> None:
+    def __init__(self, milvus: Milvus, name: str) -> None:
         self._milvus = milvus
         self._name = name
-        self._kind = kind
         self._timeout_s = milvus.timeout_s
 
     @property
@@ -266,24 +244,20 @@ class Collection:
 
         ``settled``: all changes that must be visible are older than the bounded staleness.
         """
-        rough = self._kind.rough
-        depth = min(MAX_RESULTS, limit * (OVERSAMPLING if rough else 1))
+        depth = min(MAX_RESULTS, limit)
         answers = self._call(
             lambda client: client.search(
                 self._name,
                 data=list(np.ascontiguousarray(probes, np.float32)),
                 filter=where,
                 limit=depth,
-                output_fields=["subject", "vector"] if rough else ["subject"],
-                search_params={"metric_type": "IP", "params": self._kind.search(depth)},
+                output_fields=["subject"],
+                search_params={"metric_type": "IP"},
                 consistency_level="Bounded" if settled else "Strong",
                 timeout=self._timeout_s,
             )
         )
-        return [
-            _rescored(probe, hits, limit, depth) if rough else _found(hits, depth)
-            for probe, hits in zip(probes, answers, strict=True)
-        ]
+        return [_found(hits, depth) for hits in answers]
 
     def _put(self, rows: list[dict[str, Any]]) -> None:
         self._call(lambda client: client.upsert(self._name, rows, timeout=self._timeout_s))
@@ -319,15 +293,6 @@ class Collection:
 
 def _found(hits: Sequence[Any], depth: int) -> RowMatches:
     return RowMatches([hit["distance"] for hit in hits], [hit["entity"]["subject"] for hit in hits], len(hits) < depth)
-
-
-def _rescored(probe: Float, hits: Sequence[Any], limit: int, depth: int) -> RowMatches:
-    """Return the best ``limit`` rows by exact similarity."""
-    vectors = np.array([hit["entity"]["vector"] for hit in hits], np.float32).reshape(len(hits), len(probe))
-    (similarities,) = products(probe[None], vectors)
-    best = np.argsort(-similarities, kind="stable")[:limit]
-    subjects = [hits[i]["entity"]["subject"] for i in best.tolist()]
-    return RowMatches(similarities[best].tolist(), subjects, len(hits) < depth and len(hits) <= limit)
 
 
 def parts(keys: list[int], size: int | None = None) -> Iterator[list[int]]:

@@ -18,6 +18,7 @@ from service.domain.fusion import TOP_K, fuse_similarities, subject_vectors
 from service.domain.gallery import Gallery, Hit, Keys, Snapshot
 from service.index.follower import Follower
 from service.index.milvus import (
+    INDEX,
     MAX_RESULTS,
     NOT_FOUND,
     Collection,
@@ -105,11 +106,10 @@ class MilvusFollower(Follower):
         self._own_thread.reached = self._latest
         with self._reopening_if_dropped():
             reached = self._reached
-            kind = self._milvus.options.index
             return IndexStats(
                 "milvus",
-                kind.lower(),
-                "set by KITH_MILVUS_INDEX",
+                INDEX.lower(),
+                "the only index in Milvus",
                 reached.collection.count(self._own),
                 reached.position.applied or 0,
             )

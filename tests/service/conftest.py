@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.index.milvus import IndexKind, MilvusOptions
+from service.index.milvus import MilvusOptions
 from service.storage.db.engine import Database
 from tests.databases import open_database
 from tests.nodes import Node, Nodes
@@ -37,14 +37,12 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
     url: str = request.getfixturevalue("database_url")() if each else f"sqlite:///{tmp_path / 'kith.db'}"
     prefix, made = f"t{uuid.uuid4().hex[:12]}", list[Node]()
 
-    def make(
-        engine: str = "milvus lite", kind: IndexKind = "FLAT", timeout_s: float = 10, uri: str | None = None
-    ) -> Node:
+    def make(engine: str = "milvus lite", timeout_s: float = 10, uri: str | None = None) -> Node:
         options = None
         if engine != "faiss":
             lite = engine == "milvus lite"
             found = uri or request.getfixturevalue("milvus_lite" if lite else "milvus_server")
-            options = MilvusOptions(getattr(found, "uri", found), index=kind, prefix=prefix, timeout_s=timeout_s)
+            options = MilvusOptions(getattr(found, "uri", found), prefix=prefix, timeout_s=timeout_s)
         made.append(Node(url, options))
         return made[-1]
 

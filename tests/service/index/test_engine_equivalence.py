@@ -12,7 +12,6 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.index import milvus
-from service.index.milvus import IndexKind
 from tests.nodes import Model, Nodes
 from tests.service.domain.test_fusion import RULES
 from tests.service.index.test_gallery import of_some_quality, template
@@ -94,38 +93,6 @@ def test_subjects_are_found_below_one_persons_many_templates(
     for k in (1, 2, 5, 22, 50):
         model.check(node, probe[None], k)
         model.check(node, probe[None], k, {"steady", "once3", "often"})
-
-
-@pytest.mark.parametrize("kind", ["HNSW", "IVF_FLAT", "IVF_SQ8", "AUTOINDEX"])
-@pytest.mark.parametrize("fusion", ["max", "quality_weighted"])
-def test_similarities_are_those_of_whole_vectors_in_every_index(
-    kind: IndexKind, fusion: Fusion, nodes: Nodes, rng: np.random.Generator
-) -> None:
-    """Approximate indexes are exact for so few vectors."""
-    node = nodes(kind=kind)
-    gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
-    model = Model(fusion)
-    for i in range(60):
-        model.enrolled[f"s{i}"] = [template(v) for v in l2_normalize(rng.normal(size=(3, DIMENSION)))]
-        node.store.templates.enroll(gallery, f"s{i}", model.enrolled[f"s{i}"], None)
-    model.check(node, l2_normalize(rng.normal(size=(4, DIMENSION))), 3)
-    model.check(node, l2_normalize(rng.normal(size=(4, DIMENSION))), 3, {f"s{i}" for i in range(0, 60, 7)})
-
-
-@pytest.mark.parametrize("kind", ["IVF_SQ8", "AUTOINDEX"])
-@pytest.mark.parametrize(("fusion", "templates"), [("max", 12), ("mean_top_k", 36)])
-def test_subjects_are_found_below_what_similarities_by_the_vectors_leave_out(
-    kind: IndexKind, fusion: Fusion, templates: int, nodes: Nodes, rng: np.random.Generator
-) -> None:
-    """One search finds all rows, and the best rows belong to one person."""
-    node = nodes(kind=kind)
-    gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
-    (probe,) = l2_normalize(rng.normal(size=(1, DIMENSION)))
-    model = Model(fusion)
-    for name, cosine in (("near", 0.9), ("far", 0.5)):
-        model.enrolled[name] = [at(cosine - 0.01 * i, probe, rng) for i in range(templates)]
-        node.store.templates.enroll(gallery, name, model.enrolled[name], None)
-    model.check(node, probe[None], 2)
 
 
 def test_filters_longer_than_an_expression(
