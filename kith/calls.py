@@ -49,7 +49,7 @@ from kith.wire.albums import (
     AlbumsOut,
 )
 from kith.wire.audit import AuditLineOut, AuditOut
-from kith.wire.common import DeliveryState, Detail, ExportFormat, FaceChoice, FacesChoice, JobState, Scope
+from kith.wire.common import DeliveryState, Detail, FaceChoice, FacesChoice, JobState, Scope
 from kith.wire.crops import CropsOut
 from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut, VerdictOut
 from kith.wire.events import EventOut
@@ -299,11 +299,9 @@ class Calls:
         )
 
     @chunks
-    def export_gallery(
-        self, gallery: str, kind: ExportFormat = "ndjson", *, embeddings: bool = True, crops: bool = False
-    ) -> Call[bytes]:
-        """Stream a consistent snapshot of a gallery as the chunks of a file."""
-        params = {"format": kind, "embeddings": embeddings, "crops": crops}
+    def export_gallery(self, gallery: str, *, embeddings: bool = True, crops: bool = False) -> Call[bytes]:
+        """Stream a consistent snapshot of a gallery as the chunks of an NDJSON file."""
+        params = {"embeddings": embeddings, "crops": crops}
         return Call("GET", f"{_path(gallery)}/export", bytes, {"params": params})
 
     # Subjects and templates

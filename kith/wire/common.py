@@ -22,7 +22,6 @@ EventType = Literal[
     "job_finished",
 ]
 FaceChoice = Literal["only", "largest"]
-ExportFormat = Literal["ndjson", "parquet"]
 FacesChoice = Literal["all", "largest"]
 Fusion = Literal["max", "mean_top_k", "centroid", "quality_weighted"]
 HygieneKind = Literal["duplicate_subjects", "mislabeled_template", "inconsistent_subject", "lookalikes"]

@@ -1,7 +1,7 @@
 """Content of a gallery file: a header, and items with a subject and usually a template each. Pure functions.
 
-service.storage.transfer.ndjson reads and writes blocks of items, service.storage.transfer.parquet writes them; this
-module validates them. The rules for subjects are those of the API.
+service.storage.transfer.ndjson reads and writes blocks of items; this module validates them. The rules for subjects are
+those of the API.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def test_both_distributions_have_one_version_and_one_python() -> None:
 
 
 def test_the_client_imports_no_server_library() -> None:
-    heavy = ("cv2", "torch", "sqlalchemy", "faiss", "onnx", "fastapi", "scipy", "PIL", "pyarrow", "numpy", "service")
+    heavy = ("cv2", "torch", "sqlalchemy", "faiss", "onnx", "fastapi", "scipy", "PIL", "numpy", "service")
     program = f"import sys; from kith import Kith; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

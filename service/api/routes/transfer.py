@@ -12,7 +12,6 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from kith.wire.common import ExportFormat
 from kith.wire.galleries import GallerySettingsIn
 from kith.wire.transfer import ImportOut, ImportRefusalOut
 from service.api.http.bodies import media_type, unsupported
@@ -23,7 +22,6 @@ from service.api.http.routing import ADMIN, BINARY, BackendDep, Routes
 from service.api.routes.galleries import change_settings, to_gallery_out
 from service.core.errors import (
     AuditWriteError,
-    ExtraMissingError,
     GalleryExistsError,
     GalleryNotFoundError,
     ImportFileError,
@@ -34,7 +32,6 @@ from service.core.errors import (
     RequestTooLargeError,
     UnsupportedMediaTypeError,
 )
-from service.core.extras import require_package
 from service.core.gunzip import Gunzip
 from service.domain.gallery import Gallery, GallerySettings
 from service.domain.gallery_items import GalleryFileHeader, GalleryItems, max_items
@@ -45,12 +42,11 @@ from service.usecases.backend import Backend
 
 routes = Routes("/v1/galleries/{gallery}", "transfer")
 NDJSON: Final = "application/x-ndjson"
-MEDIA_TYPES: Final[dict[ExportFormat, str]] = {"ndjson": NDJSON, "parquet": "application/vnd.apache.parquet"}
 BLOCK_BYTES: Final = 8_000_000
 """Bytes of a body that are read before they are processed."""
 SETTING_NAMES: Final = frozenset(GallerySettingsIn.model_fields)
 REQUEST_BODY: Final = {"requestBody": {"required": True, "content": {NDJSON: BINARY}}}
-RESPONSES: Final[dict[int | str, dict[str, Any]]] = {200: {"content": dict.fromkeys(MEDIA_TYPES.values(), BINARY)}}
+RESPONSES: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {NDJSON: BINARY}}}
 
 
 @routes.add(
@@ -238,33 +234,21 @@ class _Plain:
         pass
 
 
-@routes.add(
-    "GET",
-    "/export",
-    ADMIN,
-    response_class=StreamingResponse,
-    responses=RESPONSES,
-    errors=(AuditWriteError, ExtraMissingError),
-)
+@routes.add("GET", "/export", ADMIN, response_class=StreamingResponse, responses=RESPONSES, errors=(AuditWriteError,))
 async def export_gallery(
     gallery: GalleryPath,
     backend: BackendDep,
-    format: ExportFormat = "ndjson",  # noqa: A002 - name of the query parameter
     embeddings: Annotated[
         bool, Query(description="False: only subjects and metadata. Such a file cannot be imported.")
     ] = True,
     crops: Annotated[bool, Query(description="Include the stored face crops.")] = False,
 ) -> StreamingResponse:
     """Export a snapshot of the gallery: subjects, metadata, templates and embeddings."""
-    if format == "parquet":
-        require_package("pyarrow", "arrow", "A Parquet export")
     await backend.galleries.transfers.begin_export()
-    pieces = Export(export(backend.galleries.transfers.bulk, gallery, format, _settings_document, embeddings, crops))
+    pieces = Export(export(backend.galleries.transfers.bulk, gallery, _settings_document, embeddings, crops))
     try:
         first = await backend.galleries.transfers.exporting(pieces.next)  # errors are raised before the response begins
-        await backend.operations.audit.write(
-            _export_entry(await backend.find_gallery(gallery), format, embeddings, crops)
-        )
+        await backend.operations.audit.write(_export_entry(await backend.find_gallery(gallery), embeddings, crops))
     except BaseException:
         backend.galleries.transfers.end_export(pieces.close)
         raise
@@ -272,13 +256,13 @@ async def export_gallery(
         backend,
         first,
         pieces,
-        media_type=MEDIA_TYPES[format],
-        headers={"Content-Disposition": f'attachment; filename="{gallery}.{format}"'},
+        media_type=NDJSON,
+        headers={"Content-Disposition": f'attachment; filename="{gallery}.ndjson"'},
     )
 
 
-def _export_entry(gallery: Gallery, kind: ExportFormat, embeddings: bool, crops: bool) -> Entry:
-    details = {"format": kind, "embeddings": embeddings, "crops": crops, "subjects": gallery.subjects}
+def _export_entry(gallery: Gallery, embeddings: bool, crops: bool) -> Entry:
+    details = {"embeddings": embeddings, "crops": crops, "subjects": gallery.subjects}
     return Entry("gallery_exported", (gallery.pk, gallery.name), details=details)
 
 

@@ -229,17 +229,16 @@ def check(
 @app.command("export")
 def export_gallery(
     name: GalleryArgument,
-    file: Annotated[Path, typer.Argument(help="FILE.ndjson, FILE.ndjson.gz or FILE.parquet.")],
+    file: Annotated[Path, typer.Argument(help="FILE.ndjson or FILE.ndjson.gz.")],
     server: ServerOptions,
     embeddings: Annotated[bool, typer.Option(help="Include embeddings.")] = True,
     crops: Annotated[bool, typer.Option("--crops", help="Include stored face crops.")] = False,
 ) -> None:
     """Write a consistent snapshot of a gallery to a file, which appears when it is complete."""
-    kind = _transfer_format(file)
+    _check_suffix(file)
     with connect(server) as kith:
         gallery = kith.gallery(name)
-        # The number of lines gives the progress; a Parquet file has no lines.
-        lines = 1 + gallery.template_count if kind == "ndjson" else None
+        lines = 1 + gallery.template_count
         with (
             atomic_write(file) as plain,
             progress_bar(DownloadColumn(), TransferSpeedColumn(), transient=True) as progress,
@@ -247,10 +246,10 @@ def export_gallery(
             packed = gzip.GzipFile(fileobj=plain, mode="wb", compresslevel=1) if file.suffix == ".gz" else None
             task, received, seen = progress.add_task("receiving", total=None), 0, 0
             with packed or nullcontext(plain) as target:
-                for chunk in kith.export_gallery(name, kind, embeddings=embeddings, crops=crops):
+                for chunk in kith.export_gallery(name, embeddings=embeddings, crops=crops):
                     target.write(chunk)
                     received, seen = received + len(chunk), seen + chunk.count(b"\n")
-                    total = None if lines is None or not seen else max(received, received * lines // seen)
+                    total = max(received, received * lines // seen) if seen else None
                     progress.update(task, completed=received, total=total)
     size = file.stat().st_size
     document = {
@@ -275,8 +274,7 @@ def import_gallery(
     """Import subjects from a file into a gallery.
 
     Run the command again to resume: templates are imported once. Exit status 1 if an item is refused."""
-    if _transfer_format(file) == "parquet":
-        raise typer.BadParameter("Parquet cannot be imported. Export the gallery as .ndjson.gz.", param_hint="FILE")
+    _check_suffix(file)
     missing: Literal["create", "refuse"] = "create" if create else "refuse"
     bar = progress_bar(DownloadColumn(), TransferSpeedColumn(), transient=True)
     with connect(server, missing) as kith, bar as progress:
@@ -302,12 +300,9 @@ def delete(name: GalleryArgument, server: ServerOptions, yes: Yes = False) -> No
     server.answer(deleted, text)
 
 
-def _transfer_format(file: Path) -> Literal["ndjson", "parquet"]:
-    if file.suffix == ".parquet":
-        return "parquet"
-    if file.name.endswith((".ndjson", ".ndjson.gz", ".jsonl", ".jsonl.gz")):
-        return "ndjson"
-    raise typer.BadParameter(f"{file.name} must end in .ndjson, .ndjson.gz or .parquet.", param_hint="FILE")
+def _check_suffix(file: Path) -> None:
+    if not file.name.endswith((".ndjson", ".ndjson.gz", ".jsonl", ".jsonl.gz")):
+        raise typer.BadParameter(f"{file.name} must end in .ndjson or .ndjson.gz.", param_hint="FILE")
 
 
 def _stats_table(gallery: GalleryOut, statistics: GalleryStatsOut) -> Table:

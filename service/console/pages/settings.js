@@ -112,7 +112,7 @@ function files(gallery, found, signal) {
     h(
       "div",
       { class: "actions" },
-      button("Export", () => download(`${galleryPath(gallery)}/export`, `${gallery}.ndjson`, { query: { format: "ndjson" }, signal }), { icon: "upload" }),
+      button("Export", () => download(`${galleryPath(gallery)}/export`, `${gallery}.ndjson`, { signal }), { icon: "upload" }),
       begin,
       take,
     ),

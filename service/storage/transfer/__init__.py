@@ -1,1 +1,1 @@
-"""Import of galleries as NDJSON, export as NDJSON and Parquet."""
+"""Import and export of galleries as NDJSON."""

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from kith.wire.common import ExportFormat
 from service.core.errors import ImportFileError, RecognizerMismatchError
 from service.domain.gallery import Gallery
 from service.domain.gallery_items import (
@@ -134,7 +133,6 @@ class Export:
 def export(
     store: BulkStore,
     name: str,
-    kind: ExportFormat,
     settings: Callable[[Gallery], dict[str, Any]],
     embeddings: bool = True,
     crops: bool = False,
@@ -149,14 +147,6 @@ def export(
         header = GalleryFileHeader(
             gallery.fingerprint, gallery.dimension, gallery.name, settings(gallery), embeddings, **counts
         )
-        if kind == "parquet":
-            from service.storage.transfer import parquet  # imported on demand: pyarrow takes 30 MB
-
-            writer = parquet.Writer(header)
-            for block in reading.blocks():
-                yield writer.write(block)
-            yield writer.end()
-            return
         yield ndjson.header_line(header)
         for block in reading.blocks():
             yield ndjson.lines_of(block)

@@ -13,9 +13,9 @@ from tests.conftest import ROOT
 
 
 def test_a_missing_package_is_named_with_its_extra() -> None:
-    with pytest.raises(ExtraMissingError, match=r"A backup needs absent_package: pip install '\.\[arrow\]' in a clone"):
-        extras.require_package("absent_package", "arrow", "A backup")
-    extras.require_package("numpy", "arrow", "Nothing")
+    with pytest.raises(ExtraMissingError, match=r"A backup needs absent_package: pip install '\.\[plots\]' in a clone"):
+        extras.require_package("absent_package", "plots", "A backup")
+    extras.require_package("numpy", "plots", "Nothing")
 
 
 def test_every_hint_names_an_extra_that_a_clone_can_install() -> None:
