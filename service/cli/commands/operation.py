@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 from rich.text import Text
 
 from service.cli.connection import local_database, local_settings, read_settings, temporary_settings
 from service.cli.options import OutputOptions
-from service.cli.terminal import EXIT_NO, make_table, print_line, print_note, print_table, stdout_console
+from service.cli.terminal import EXIT_NO, make_table, print_note, stdout_console
 from service.core.errors import StorageError
-
-if TYPE_CHECKING:
-    from service.cli.tools.doctor import InstallationCheck
-    from service.cli.tools.engine_benchmark import EngineBenchmark
 
 VERDICT_COLORS: Final = {"ok": "green", "warning": "yellow", "error": "red"}
 
@@ -61,26 +56,16 @@ def demo(
         raise typer.Exit(EXIT_NO)
 
 
-def doctor(
-    output: OutputOptions,
-    bench: Annotated[
-        bool, typer.Option("--bench", help="Measure every installed engine, and recommend settings.")
-    ] = False,
-) -> None:
+def doctor(output: OutputOptions) -> None:
     """Check the installation, and show where each network runs.
 
     Exit status 1 if a check fails."""
-    from models.pack.loading import load_pack
     from service.cli.tools.doctor import diagnose
-    from service.cli.tools.engine_benchmark import measure
 
-    settings = read_settings()
-    checks = diagnose(settings)
+    checks = diagnose(read_settings())
     sound = all(check.verdict != "error" for check in checks)
-    benchmark = measure(load_pack(settings.pack_path), settings) if bench and sound else None
-    listed = [vars(check) for check in checks]
-    document = listed if benchmark is None else {"findings": listed, **asdict(benchmark)}
-    output.answer(document, lambda: _print_findings(checks, benchmark), ok=sound)
+    rows = ((check.what, Text(check.verdict, VERDICT_COLORS[check.verdict]), check.detail) for check in checks)
+    output.answer([vars(check) for check in checks], make_table("Check", "", "Detail", rows=rows), ok=sound)
 
 
 def backup(
@@ -124,20 +109,3 @@ def restore(
 
 def _describe_rows(rows: dict[str, int]) -> str:
     return ", ".join(f"{rows[table]:,} {table}" for table in ("galleries", "subjects", "templates"))
-
-
-def _print_findings(checks: list[InstallationCheck], benchmark: EngineBenchmark | None) -> None:
-    rows = ((check.what, Text(check.verdict, VERDICT_COLORS[check.verdict]), check.detail) for check in checks)
-    print_table(make_table("Check", "", "Detail", rows=rows))
-    if benchmark is None:
-        return
-    from service.cli.tools.engine_benchmark import BATCH_SIZES
-
-    times = (f"ms per item, batch {size}" for size in BATCH_SIZES)
-    headers = ("Network", "Engine", "Precision", *times, "Accuracy loss", "Default")
-    rates = []
-    for rate in benchmark.rates:
-        milliseconds = (f"{each:.2f}" for each in rate.milliseconds)
-        rates.append((rate.network, rate.engine, rate.precision, *milliseconds, rate.loss, rate.chosen))
-    print_table(make_table(*headers, rows=rates))
-    print_line(benchmark.advice)

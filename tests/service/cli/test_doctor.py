@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import tomllib
 from importlib.metadata import requires
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from models.engines.selection import available_precisions
-from models.pack.loading import BUNDLED_PACK, load_pack
-from models.runtime.network import Engine, Precision
 from service.cli.main import app
-from service.cli.tools import engine_benchmark
 from service.cli.tools.doctor import check_conflicts, check_gpu_runtime, diagnose, installed_versions
-from service.cli.tools.engine_benchmark import EngineRate, advise, measure
 from service.settings import load_settings
 from tests.conftest import ROOT
 
@@ -88,44 +81,6 @@ def test_no_extra_installs_a_second_runtime() -> None:
     assert "onnxruntime" in {Requirement(r).name for r in requires("insightface") or []}, (
         "insightface could be a dependency now"
     )
-
-
-@pytest.mark.long
-def test_every_engine_is_measured_and_the_default_marked() -> None:
-    found = measure(load_pack(BUNDLED_PACK), load_settings())
-    assert {(rate.network, rate.engine) for rate in found.rates if rate.precision == "fp32"} == {
-        (network, engine) for network in ("detector.onnx", "recognizer.onnx") for engine in available_precisions()
-    }
-    assert [rate.network for rate in found.rates if rate.chosen] == ["detector.onnx", "recognizer.onnx"]
-    assert all(min(rate.milliseconds) > 0 for rate in found.rates)
-
-
-def test_int8_is_offered_for_packs_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_benchmark, "_measure", lambda *_: [])
-    monkeypatch.setattr(engine_benchmark, "has_fast_int8", lambda: True)
-    for name in ("detector.onnx", "recognizer.onnx"):
-        shutil.copy(BUNDLED_PACK / name, tmp_path / name)
-    assert f"`kith models quantize {tmp_path} --photos FOLDER`" in measure(load_pack(tmp_path), load_settings()).advice
-    assert "quantize" not in measure(load_pack(BUNDLED_PACK), load_settings()).advice
-
-
-def test_the_gpu_benchmark_is_named_if_a_gpu_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_benchmark, "ROUNDS", 1)
-    monkeypatch.setattr(engine_benchmark, "ROUND_S", 0)
-    found = measure(load_pack(BUNDLED_PACK), load_settings(device="gpu", precision="fp16"))
-    assert "make bench-gpu" in found.advice
-    assert not any(rate.chosen for rate in found.rates)
-
-
-def rate(engine: Engine, precision: Precision, ms: float, accurate: bool = True, chosen: bool = False) -> EngineRate:
-    return EngineRate("recognizer.onnx", engine, precision, (ms, ms), "0.1 points", accurate, chosen)
-
-
-def test_only_clearly_faster_and_accurate_settings_are_recommended() -> None:
-    chosen = rate("openvino", "bf16", 1.0, chosen=True)
-    assert "as fast as any" in advise([chosen, rate("openvino", "fp32", 0.98)])
-    assert "as fast as any" in advise([chosen, rate("openvino", "int8", 0.5, accurate=False)])
-    assert "KITH_ENGINE=openvino KITH_PRECISION=int8 needs 50%" in advise([chosen, rate("openvino", "int8", 0.5)])
 
 
 def test_doctor_as_json(capsys: pytest.CaptureFixture[str]) -> None:
