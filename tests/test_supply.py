@@ -17,10 +17,10 @@ from tests.conftest import ROOT
 FILES = {
     "serve": ["cpu"],
     "cpu": ["cpu", "postgres", "tracing", "mqtt"],
-    "cpu-all": ["cpu", "postgres", "tracing", "mqtt", "plots", "milvus"],
+    "cpu-all": ["cpu", "postgres", "tracing", "mqtt", "milvus"],
     "gpu": ["gpu", "postgres", "tracing", "mqtt"],
-    "gpu-all": ["gpu", "postgres", "tracing", "mqtt", "plots", "milvus"],
-    "dev": ["cpu", "plots", "postgres", "milvus", "tracing", "mqtt", "training", "demo", "dev"],
+    "gpu-all": ["gpu", "postgres", "tracing", "mqtt", "milvus"],
+    "dev": ["cpu", "postgres", "milvus", "tracing", "mqtt", "training", "demo", "dev"],
 }
 """Extras of each file in requirements/."""
 WITHOUT_HASH = {"torch", "jinja2", "fsspec", "insightface"}

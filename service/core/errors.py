@@ -531,13 +531,6 @@ class MasterKeyError(KithError):
     )
 
 
-class ExtraMissingError(KithError):
-    """Optional package that an operation needs."""
-
-    status, code, title = 501, "extra_missing", "An optional package is not installed"
-    remedy = "Install the extra that the message names, in the environment of the service."
-
-
 class SettingsError(KithError):
     """Invalid setting that prevents the service from starting."""
 

@@ -20,7 +20,6 @@ from service.core.actor import Actor, acting_as, run_in_thread
 from service.core.clock import Clock
 from service.core.errors import (
     ClockSteppedError,
-    ExtraMissingError,
     JobCrashedError,
     JobNotFoundError,
     KithError,
@@ -295,7 +294,7 @@ class Runner(PeriodicTask):
 
 def is_fault(error: KithError) -> bool:
     """Return whether an error is a fault of the service, which may be over at the next attempt."""
-    return error.status >= 500 and not isinstance(error, ExtraMissingError)
+    return error.status >= 500
 
 
 def _machine() -> str | None:

@@ -44,7 +44,7 @@ from tests.databases import TEXT, engine_of, open_database
 from tests.networks import color_network, scrfd_network
 from tests.postgres import Postgres
 
-RARELY_USED = ("alembic", "kith.client", "matplotlib", "onnx", "plotext", "scipy.optimize", "torch")
+RARELY_USED = ("alembic", "kith.client", "matplotlib", "onnx", "scipy.optimize", "torch")
 """Large packages and modules that few servers need."""
 
 

@@ -1,16 +1,14 @@
-"""``kith gallery risk`` and ``kith calibrate``: thresholds and risks of a gallery. The only plotext import."""
+"""``kith gallery risk`` and ``kith calibrate``: thresholds and risks of a gallery."""
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from service.cli.connection import connect
-from service.cli.options import GalleryArgument, GalleryOption, ServerOptions, check_file, check_shares
-from service.cli.terminal import make_table, print_line, print_table, stdout_console
+from service.cli.options import GalleryArgument, GalleryOption, ServerOptions, check_shares
+from service.cli.terminal import make_table, print_line, print_table
 
 if TYPE_CHECKING:
     from kith import Kith
@@ -25,9 +23,6 @@ WARNINGS: Final = {
     "calibration: other ages, origins, masks or cameras. The threshold follows the gallery; check it with photos of "
     "strangers.",
 }
-CHART_ROWS: Final = 18
-MAX_CHART_COLUMNS: Final = 100
-CHART_TITLE: Final = "FPIR by threshold, {subjects} subjects"
 
 
 def risk(
@@ -37,18 +32,11 @@ def risk(
         list[float] | None,
         typer.Option(callback=check_shares, help="FPIR target; repeatable. Default: 0.1 to 0.0001."),
     ] = None,
-    png: Annotated[Path | None, typer.Option(help="Write a chart of FPIR by threshold to this .png file.")] = None,
 ) -> None:
     """Show the threshold for each FPIR, today and at ten times the size, and the evidence for it."""
-    check_file(png, "--png", ".png")
     with connect(server) as kith:
         report = kith.risk(name, *(fpir or ()))
     server.answer(report, lambda: _print_risk(report))
-    if png is not None:
-        from service.core.extras import require_package
-
-        require_package("matplotlib", "plots", "A chart")
-        png.write_bytes(risk_png(report))
 
 
 def calibrate(gallery: GalleryOption, server: ServerOptions) -> None:
@@ -56,41 +44,6 @@ def calibrate(gallery: GalleryOption, server: ServerOptions) -> None:
     with connect(server) as kith:
         report = kith.calibrate(gallery)
     server.answer(report, lambda: _print_risk(report))
-
-
-def risk_text(report: GalleryRiskOut, columns: int) -> str:
-    """Draw FPIR by threshold for a terminal of ``columns`` columns."""
-    import plotext
-
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plot_size(min(columns, MAX_CHART_COLUMNS), CHART_ROWS)
-    plotext.yscale("log")
-    plotext.plot([point.similarity for point in report.curve], [point.fpir for point in report.curve])
-    plotext.title(CHART_TITLE.format(subjects=report.subject_count))
-    return str(plotext.uncolorize(plotext.build()))  # pipes would keep the color codes
-
-
-def risk_png(report: GalleryRiskOut) -> bytes:
-    """Draw FPIR by threshold with its 95 % interval, the targets, and the gallery's threshold."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
-    similarities = [point.similarity for point in report.curve]
-    lows, highs = [point.low for point in report.curve], [point.high for point in report.curve]
-    axes.fill_between(similarities, lows, highs, alpha=0.2, label="95 % interval")
-    axes.plot(similarities, [point.fpir for point in report.curve], label=f"{report.subject_count} subjects")
-    known = [(target.today.threshold, target.fpir) for target in report.targets if target.today.threshold <= 1]
-    axes.plot([t for t, _ in known], [fpir for _, fpir in known], "o", label="targets")
-    if report.threshold <= 1:
-        axes.axvline(report.threshold, linestyle="--", color="gray", label="this gallery's threshold")
-    axes.set(yscale="log", xlabel="similarity", ylabel="FPIR", title=CHART_TITLE.format(subjects=report.subject_count))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=150)
-    return stream.getvalue()
 
 
 def format_risk(risk: dict[str, float]) -> str:
@@ -139,7 +92,6 @@ def _print_risk(report: GalleryRiskOut) -> None:
             print_line(f"The threshold moved {'' if before is None else f'from {before} '}to {after}. {move.reason}")
     for warning in report.warnings:
         print_line(f"Warning: {WARNINGS[warning].format(ratio=evidence.fmr_over_pack or 0)}")
-    print_line(risk_text(report, stdout_console().width))
 
 
 def _target_cells(target: TargetOut) -> tuple[str, ...]:

@@ -325,13 +325,6 @@ def test_creating_a_key_names_its_database(program: Path, tmp_path: Path) -> Non
     assert token.split("_")[1] in run("keys", "list")
 
 
-def test_the_risk_curve_has_no_color_codes(kith: Kith, gallery: str, photos: dict[str, Path]) -> None:
-    from service.cli.commands.risk import risk_text
-
-    kith.enroll(gallery, "ada", photos["eileen"])
-    assert "\x1b" not in risk_text(kith.risk(gallery), 80)
-
-
 def test_a_failed_enrollment_advises_to_resume(
     server: str, run: Program, gallery: str, tmp_path: Path, astronaut: NDArray[Any]
 ) -> None:

@@ -281,7 +281,7 @@ def test_a_refused_photo_raises_its_error_code(kith: Kith, gallery: str) -> None
     assert "JPEG" in str(raised.value)
 
 
-def test_gallery_risk_prints_and_draws_the_curve(server: str, gallery: str, people: Path, tmp_path: Path) -> None:
+def test_gallery_risk_prints_thresholds(server: str, gallery: str, people: Path, tmp_path: Path) -> None:
     def command(*words: str) -> subprocess.CompletedProcess[str]:
         return kith_command(*words, cwd=tmp_path, KITH_URL=server)
 
@@ -289,15 +289,11 @@ def test_gallery_risk_prints_and_draws_the_curve(server: str, gallery: str, peop
     derived = command("calibrate", "-g", gallery)
     assert derived.returncode == 0, derived.stderr
     assert "2 subjects" in derived.stdout
-    drawn = command("gallery", "risk", gallery, "--fpir", "0.02", "--png", "risk.png")
-    assert drawn.returncode == 0, drawn.stderr
-    assert "0.02" in drawn.stdout
-    assert "FPIR by threshold, 2 subjects" in drawn.stdout
-    with Image.open(tmp_path / "risk.png") as picture:
-        assert picture.width > 500
+    printed = command("gallery", "risk", gallery, "--fpir", "0.02")
+    assert printed.returncode == 0, printed.stderr
+    assert "0.02" in printed.stdout
     report = json.loads(command("gallery", "risk", gallery, "--json").stdout)
     assert report["evidence"]["pair_count"] == 1
     lines = json.loads(command("audit", "list", "-g", gallery, "--event", "threshold_moved", "--json").stdout)
     assert lines[0]["details"]["after"]["threshold"] == report["threshold"]
     assert "threshold_moved" in command("audit", "list", "-g", gallery).stdout
-    assert command("gallery", "risk", gallery, "--png", "no/where.png").returncode == 2

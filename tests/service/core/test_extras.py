@@ -1,21 +1,11 @@
-"""An optional package that is missing is named with its extra."""
+"""Hints name extras that exist."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 
-import pytest
-
-from service.core import extras
-from service.core.errors import ExtraMissingError
 from tests.conftest import ROOT
-
-
-def test_a_missing_package_is_named_with_its_extra() -> None:
-    with pytest.raises(ExtraMissingError, match=r"A backup needs absent_package: pip install '\.\[plots\]' in a clone"):
-        extras.require_package("absent_package", "plots", "A backup")
-    extras.require_package("numpy", "plots", "Nothing")
 
 
 def test_every_hint_names_an_extra_that_a_clone_can_install() -> None:
