@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast,
 import typer
 from rich.table import Column, Table
 
-from service.cli.completion import complete_galleries, complete_jobs, complete_packs, complete_subjects
 from service.cli.terminal import EXIT_NO, make_table, print_json, print_line, print_table
 from service.core.atomic_files import atomic_write
 
@@ -43,16 +42,12 @@ def check_file(path: Path | None, option: str, *suffixes: str) -> None:
 
 JsonFile = Annotated[Path | None, typer.Argument(help="JSON file. Default: stdout.", dir_okay=False)]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
-GalleryOption = Annotated[str, typer.Option("--gallery", "-g", help="Gallery.", autocompletion=complete_galleries)]
-GalleryArgument = Annotated[
-    str, typer.Argument(metavar="GALLERY", help="Gallery name.", autocompletion=complete_galleries)
-]
-GalleryFilter = Annotated[
-    str | None, typer.Option("--gallery", "-g", help="Only this gallery.", autocompletion=complete_galleries)
-]
-Subject = Annotated[str, typer.Argument(help="Subject id.", autocompletion=complete_subjects)]
-JobId = Annotated[str, typer.Argument(help="Job id, from 'kith jobs list'.", autocompletion=complete_jobs)]
-PackName = Annotated[str, typer.Argument(help="Pack name, from 'kith models list'.", autocompletion=complete_packs)]
+GalleryOption = Annotated[str, typer.Option("--gallery", "-g", help="Gallery.")]
+GalleryArgument = Annotated[str, typer.Argument(metavar="GALLERY", help="Gallery name.")]
+GalleryFilter = Annotated[str | None, typer.Option("--gallery", "-g", help="Only this gallery.")]
+Subject = Annotated[str, typer.Argument(help="Subject id.")]
+JobId = Annotated[str, typer.Argument(help="Job id, from 'kith jobs list'.")]
+PackName = Annotated[str, typer.Argument(help="Pack name, from 'kith models list'.")]
 DetailOption = Annotated[
     Literal["low", "medium", "high"] | None,
     typer.Option(

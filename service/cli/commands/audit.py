@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.table import Column
 
-from service.cli.completion import complete_events
 from service.cli.connection import connect, local_settings, read_settings
 from service.cli.options import CommandGroup, GalleryFilter, OutputOptions, ServerOptions
 from service.cli.terminal import EXIT_NO, count_of, make_table, print_line, print_note, print_table, to_the_second
@@ -86,9 +85,7 @@ def export(
 def list_lines(
     server: ServerOptions,
     gallery: GalleryFilter = None,
-    event: Annotated[
-        str | None, typer.Option(help="Only this event of docs/audit.md.", autocompletion=complete_events)
-    ] = None,
+    event: Annotated[str | None, typer.Option(help="Only this event of docs/audit.md.")] = None,
     actor: Annotated[str | None, typer.Option(help="Only this actor: key:ID, operator, anonymous or service.")] = None,
     subject: Annotated[str | None, typer.Option(help="Only this subject id; needs --gallery.")] = None,
     since: Annotated[str | None, typer.Option(help="From this time: 2026-01-31 or 2026-01-31T12:00:00Z.")] = None,

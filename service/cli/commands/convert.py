@@ -8,7 +8,6 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from service.cli.completion import complete_packs
 from service.cli.connection import read_settings
 from service.cli.options import CommandGroup, OutputOptions
 from service.cli.terminal import print_first, print_line
@@ -85,7 +84,6 @@ def convert_insightface_server(
         str | None,
         typer.Option(
             help="Pack that computed the vectors, by name or directory. Default: KITH_PACK.",
-            autocompletion=complete_packs,
         ),
     ] = None,
 ) -> None:

@@ -18,7 +18,6 @@ from rich.text import Text
 
 from models.vision.photo_files import is_photo, list_photos, printable_path, read_head, visible_subfolders
 from service.cli.commands.risk import misses_text
-from service.cli.completion import complete_galleries
 from service.cli.connection import connect, read_settings
 from service.cli.options import EnrollmentOptions, ServerOptions, check_file
 from service.cli.remedies import remedy_for, remedy_lines
@@ -76,9 +75,7 @@ def enroll(
             exists=True,
         ),
     ],
-    gallery: Annotated[
-        str, typer.Option("--gallery", "-g", help="Gallery, created if missing.", autocompletion=complete_galleries)
-    ],
+    gallery: Annotated[str, typer.Option("--gallery", "-g", help="Gallery, created if missing.")],
     enrollment: EnrollmentOptions,
     server: ServerOptions,
     names: Annotated[

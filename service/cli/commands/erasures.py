@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.completion import complete_subjects
 from service.cli.connection import connect, local_database
 from service.cli.options import CommandGroup, GalleryOption, OutputOptions, ServerOptions
 from service.cli.terminal import to_the_second
@@ -26,7 +25,7 @@ ReceiptFile = Annotated[Path, typer.Argument(help="JSON file.", dir_okay=False)]
 def list_erasures(
     gallery: GalleryOption,
     server: ServerOptions,
-    subject: Annotated[str | None, typer.Option(help="Only this subject id.", autocompletion=complete_subjects)] = None,
+    subject: Annotated[str | None, typer.Option(help="Only this subject id.")] = None,
 ) -> None:
     """List the erasure receipts of a gallery, newest first."""
     with connect(server) as kith:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from service.cli.completion import complete_galleries
 from service.cli.connection import connect
 from service.cli.options import ServerOptions
 from service.cli.terminal import print_line, to_the_second
@@ -31,9 +30,7 @@ OUTCOMES: Final = ("identified", "uncertain", "unknown", "no_face", "rejected_qu
 
 def events(
     server: ServerOptions,
-    gallery: Annotated[
-        list[str], typer.Option("--gallery", "-g", help="Only these galleries.", autocompletion=complete_galleries)
-    ] = [],  # noqa: B006
+    gallery: Annotated[list[str], typer.Option("--gallery", "-g", help="Only these galleries.")] = [],  # noqa: B006
     kind: Annotated[
         list[str], typer.Option("--type", help="Only events of these types: " + ", ".join(TYPES) + ".")
     ] = [],  # noqa: B006

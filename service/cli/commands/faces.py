@@ -14,7 +14,6 @@ from rich.progress import MofNCompleteColumn
 from rich.table import Column
 
 from models.vision.photo_files import PhotoFolder, list_photos, printable_path
-from service.cli.completion import complete_galleries, complete_served, complete_subjects
 from service.cli.connection import connect
 from service.cli.options import DetailOption, GalleryOption, PhotosOrFolders, RiskOptions, ServerOptions, check_file
 from service.cli.remedies import remedy_lines
@@ -78,9 +77,7 @@ def embed(
         Path | None,
         typer.Option("--output", "-o", help="Write vectors to FILE.npy: one float32 row of unit length per face."),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Served pack. Default: the server's.", autocompletion=complete_served)
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Served pack. Default: the server's.")] = None,
     detail: DetailOption = None,
 ) -> None:
     """Compute the embedding of every face.
@@ -177,12 +174,8 @@ def verify(
     b: Annotated[
         Path | None, typer.Argument(help="Second photo, unless --subject is given.", exists=True, dir_okay=False)
     ] = None,
-    subject: Annotated[
-        str | None, typer.Option(help="Enrolled subject to compare with.", autocompletion=complete_subjects)
-    ] = None,
-    gallery: Annotated[
-        str | None, typer.Option("--gallery", "-g", help="Gallery of --subject.", autocompletion=complete_galleries)
-    ] = None,
+    subject: Annotated[str | None, typer.Option(help="Enrolled subject to compare with.")] = None,
+    gallery: Annotated[str | None, typer.Option("--gallery", "-g", help="Gallery of --subject.")] = None,
     detail: DetailOption = None,
 ) -> None:
     """Compare a photo with another photo, or with an enrolled subject.

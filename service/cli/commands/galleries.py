@@ -16,7 +16,6 @@ from rich.table import Column, Table
 from service.cli.commands.jobs import show_until_done
 from service.cli.commands.risk import format_risk, misses_text
 from service.cli.commands.risk import risk as show_risk
-from service.cli.completion import complete_galleries, complete_served
 from service.cli.connection import connect, local_database, local_settings
 from service.cli.options import CommandGroup, GalleryArgument, OutputOptions, RiskOptions, ServerOptions, Yes
 from service.cli.remedies import remedy_lines
@@ -195,7 +194,7 @@ def check(
     output: OutputOptions,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[GALLERY]", help="Gallery. Default: all.", autocompletion=complete_galleries),
+        typer.Argument(metavar="[GALLERY]", help="Gallery. Default: all."),
     ] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Repair what can be repaired.")] = False,
 ) -> None:
@@ -339,9 +338,7 @@ class MigrationStep:
 
     to: Annotated[
         str | None,
-        typer.Option(
-            help="Start: migrate to this served pack (KITH_PACK, KITH_EXTRA_PACKS).", autocompletion=complete_served
-        ),
+        typer.Option(help="Start: migrate to this served pack (KITH_PACK, KITH_EXTRA_PACKS)."),
     ] = None
     status: Annotated[bool, typer.Option("--status", help="Show the progress (the default).")] = False
     cut_over: Annotated[bool, typer.Option("--cut-over", help="Answer with the new recognizer.")] = False

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Final, Unpack
 
 import typer
 
-from service.cli.completion import complete_galleries, complete_keys
 from service.cli.connection import local_database, local_settings_or_new
 from service.cli.options import CommandGroup, ServerOptions
 from service.cli.terminal import print_line, print_note
@@ -28,7 +27,7 @@ app = CommandGroup(help="Manage API keys and their permissions.", no_args_is_hel
 MIN_VALIDITY_DAYS: Final = 1e-4
 MAX_VALIDITY_DAYS: Final = 36_500
 MAX_OVERLAP_HOURS: Final = 2160
-KeyId = Annotated[str, typer.Argument(help="Key id, from 'kith keys list'.", autocompletion=complete_keys)]
+KeyId = Annotated[str, typer.Argument(help="Key id, from 'kith keys list'.")]
 
 
 ScopeName = StrEnum("ScopeName", "identify read enroll vectors admin")
@@ -42,9 +41,7 @@ def create(
     scope: Annotated[list[ScopeName] | None, typer.Option(help="Permission; repeatable; at least one.")] = None,
     gallery: Annotated[
         list[str] | None,
-        typer.Option(
-            "--gallery", "-g", help="Only this gallery; repeatable. Default: all.", autocompletion=complete_galleries
-        ),
+        typer.Option("--gallery", "-g", help="Only this gallery; repeatable. Default: all."),
     ] = None,
     days: Annotated[
         float | None,

@@ -15,7 +15,6 @@ from rich.progress import DownloadColumn, TaskID, TransferSpeedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from service.cli.completion import complete_packs
 from service.cli.connection import read_settings
 from service.cli.options import CommandGroup, OutputOptions, PackName
 from service.cli.terminal import (
@@ -96,7 +95,7 @@ def _print_pack(entry: CatalogEntry, row: dict[str, Any], figures: list[tuple[st
 @app.command()
 def pull(
     output: OutputOptions,
-    name: Annotated[str | None, typer.Argument(help="Pack name.", autocompletion=complete_packs)] = None,
+    name: Annotated[str | None, typer.Argument(help="Pack name.")] = None,
     liveness: Annotated[
         str | None, typer.Option(help="Liveness network to download too, or alone: minifasnet.")
     ] = None,
@@ -161,9 +160,7 @@ def _report_pull(entry: CatalogEntry, directory: Path, record: Mapping[str, Any]
 @app.command()
 def verify(
     output: OutputOptions,
-    name: Annotated[
-        str | None, typer.Argument(help="Pack. Default: all installed packs.", autocompletion=complete_packs)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Pack. Default: all installed packs.")] = None,
 ) -> None:
     """Verify the checksums of packs, and run both networks once.
 

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from service.cli.commands.erasures import describe_removed
-from service.cli.completion import complete_subjects
 from service.cli.connection import connect
 from service.cli.options import CommandGroup, GalleryOption, JsonFile, ServerOptions, Yes
 from service.cli.terminal import require_confirmation
@@ -32,9 +31,7 @@ def list_strangers(gallery: GalleryOption, server: ServerOptions) -> None:
 @app.command()
 def promote(
     stranger: Stranger,
-    subject: Annotated[
-        str, typer.Argument(help="New or existing subject that it is.", autocompletion=complete_subjects)
-    ],
+    subject: Annotated[str, typer.Argument(help="New or existing subject that it is.")],
     gallery: GalleryOption,
     server: ServerOptions,
     name: Annotated[str | None, typer.Option(help="Display name, if the subject has none.")] = None,

@@ -14,7 +14,6 @@ import typer
 from rich.table import Column, Table
 
 from service.cli.commands.erasures import describe_removed
-from service.cli.completion import complete_decoys, complete_subjects, complete_templates
 from service.cli.connection import connect
 from service.cli.options import (
     CommandGroup,
@@ -38,11 +37,9 @@ app = CommandGroup(help="Manage subjects: enroll, rename, tag, export, erase.", 
 template_app = CommandGroup(help="Manage a subject's templates: list, move, delete.", no_args_is_help=True)
 decoy_app = CommandGroup(help="Correct mistakes: photos of people who are not a subject.", no_args_is_help=True)
 
-Template = Annotated[
-    str, typer.Argument(help="Template id, from 'kith template list'.", autocompletion=complete_templates)
-]
+Template = Annotated[str, typer.Argument(help="Template id, from 'kith template list'.")]
 
-Decoy = Annotated[str, typer.Argument(help="Decoy id, from 'kith decoy list'.", autocompletion=complete_decoys)]
+Decoy = Annotated[str, typer.Argument(help="Decoy id, from 'kith decoy list'.")]
 
 
 @app.command("list")
@@ -223,7 +220,7 @@ def export_subject(
 def merge(
     subject: Subject,
     gallery: GalleryOption,
-    into: Annotated[str, typer.Option(help="Subject that remains.", autocompletion=complete_subjects)],
+    into: Annotated[str, typer.Option(help="Subject that remains.")],
     server: ServerOptions,
     yes: Yes = False,
 ) -> None:
@@ -262,7 +259,7 @@ def move(
     subject: Subject,
     template: Template,
     gallery: GalleryOption,
-    to: Annotated[str, typer.Option(help="Subject to move it to.", autocompletion=complete_subjects)],
+    to: Annotated[str, typer.Option(help="Subject to move it to.")],
     server: ServerOptions,
 ) -> None:
     """Move a template to another subject."""
