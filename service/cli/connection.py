@@ -67,26 +67,12 @@ def local_settings(must_exist: bool = True) -> Settings:
         DatabaseMissingError: ``must_exist`` is set and the file is missing. Opening it would create an empty database.
     """
     settings = read_settings()
-    place, is_missing = _place_of(settings)
+    place, is_missing = place_of(settings)
     ignored = bool(os.environ.get("KITH_URL"))
     if must_exist and is_missing:
         raise DatabaseMissingError(f"no database at {place}{'; this command ignores KITH_URL' if ignored else ''}")
     if ignored:
         print_note(f"This command ignores KITH_URL and uses the local database: {place}")
-    return settings
-
-
-def local_settings_or_new() -> Settings:
-    """Return the settings of a command that may create the local database, and print which database it uses."""
-    settings = read_settings()
-    place, is_missing = _place_of(settings)
-    if is_missing:
-        print_note(
-            f"Creating the database {place}, and a master key if none is set. API keys in it are valid only "
-            "for servers that use this database (KITH_DATA_DIR, KITH_DATABASE_URL)."
-        )
-    else:
-        print_note(f"Database: {place}")
     return settings
 
 
@@ -126,7 +112,7 @@ def _server_address(options: ServerOptions, missing: Missing) -> Iterator[tuple[
     # A random key keeps other users of this machine out of the embedded service.
     key = token_hex(32)
     settings = read_settings(api_key=key)
-    place, is_missing = _place_of(settings)
+    place, is_missing = place_of(settings)
     with ExitStack() as stack:
         if is_missing and missing == "refuse":
             raise DatabaseMissingError(f"KITH_URL is not set, and there is no database at {place}", SERVER_REMEDY)
@@ -139,7 +125,7 @@ def _server_address(options: ServerOptions, missing: Missing) -> Iterator[tuple[
         yield url, key, f"the database {place}, as KITH_URL is not set"
 
 
-def _place_of(settings: Settings) -> tuple[str, bool]:
+def place_of(settings: Settings) -> tuple[str, bool]:
     """Return the database's file, or its address without credentials, and whether it is a file that is missing."""
     if (file := settings.database_file) is not None:
         return str(file.absolute()), not file.is_file()

@@ -1,27 +1,21 @@
-"""``kith keys``: API keys in the local database, or on a server with ``--url``."""
+"""``kith keys``: API keys."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final, Unpack
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from service.cli.connection import local_database, local_settings_or_new
+from service.cli.connection import connect, place_of, read_settings
 from service.cli.options import CommandGroup, ServerOptions
 from service.cli.terminal import print_line, print_note
 
 if TYPE_CHECKING:
-    from kith import Kith
     from kith.options import KeyOptions
-    from kith.wire.common import Scope
-    from kith.wire.keys import CreatedKeyOut, KeyOut
-    from service.security.api_keys import ApiKey
-    from service.storage.db.engine import Database
+    from kith.wire.keys import CreatedKeyOut
 
 app = CommandGroup(help="Manage API keys and their permissions.", no_args_is_help=True)
 MIN_VALIDITY_DAYS: Final = 1e-4
@@ -66,9 +60,11 @@ def create(
     from service.security.api_keys import SCOPES
 
     scopes = [each for each in SCOPES if each in scope]
-    with _open_keys(server, create_database=True) as keys:
-        _answer(keys.create_key(name or "+".join(scopes), scopes, **options), server)
-        if gallery and (missing := sorted(set(gallery) - keys.gallery_names())):
+    with connect(server, "create") as kith:
+        _answer(kith.create_key(name or "+".join(scopes), scopes, **options), server)
+        if server.url is None:
+            print_note(f"The key is valid only for servers that use {place_of(read_settings())[0]}.")
+        if gallery and (missing := sorted(set(gallery) - kith.gallery_names())):
             print_note(f"These galleries do not exist yet: {', '.join(missing)}. The key works once they are created.")
 
 
@@ -78,8 +74,8 @@ def list_keys(
     ended: Annotated[bool, typer.Option("--ended", help="Include revoked and expired keys.")] = False,
 ) -> None:
     """List API keys without their tokens, oldest first."""
-    with _open_keys(server) as keys:
-        found = list(keys.api_keys(ended))
+    with connect(server) as kith:
+        found = list(kith.api_keys(ended))
     server.answer_list(
         found,
         ("Key", "Name", "Scopes", "Galleries", "State", "Expires (UTC)", "Used (UTC)"),
@@ -91,8 +87,8 @@ def list_keys(
 @app.command()
 def revoke(key: KeyId, server: ServerOptions) -> None:
     """Revoke an API key permanently."""
-    with _open_keys(server) as keys:
-        revoked = keys.revoke_key(key)
+    with connect(server) as kith:
+        revoked = kith.revoke_key(key)
     server.answer(revoked, f"Revoked API key {revoked.id}")
 
 
@@ -106,64 +102,8 @@ def rotate(
 ) -> None:
     """Replace an API key by a new one with the same permissions, and print the new token."""
     _reject_nan("--overlap-hours", overlap_hours)
-    with _open_keys(server) as keys:
-        _answer(keys.rotate_key(key, round(overlap_hours * 3600)), server)
-
-
-class _LocalKeys:
-    """API keys of the local database, with the methods of the client."""
-
-    def __init__(self, database: Database) -> None:
-        from service.storage.repositories.api_keys import KeyStore
-
-        self._store = KeyStore(database)
-        self.gallery_names = self._store.gallery_names
-
-    def create_key(self, name: str, scopes: list[Scope], **options: Unpack[KeyOptions]) -> CreatedKeyOut:
-        from pydantic import ValidationError
-
-        from kith.wire.keys import KeyIn
-        from service.api.http.problems import validation_error
-        from service.security.api_keys import rights_of
-
-        try:
-            key = KeyIn.model_validate({"name": name, "scopes": scopes, **options})
-        except ValidationError as error:
-            raise validation_error(error.errors()) from error
-        return _created(*self._store.create(key.name, rights_of(key), key.expires_at, key.rate, key.burst))
-
-    def api_keys(self, ended: bool) -> list[KeyOut]:
-        from service.security.api_keys import to_key_out
-
-        return [to_key_out(key) for _, key in self._store.list_keys(ended)]
-
-    def revoke_key(self, key: str) -> KeyOut:
-        from service.security.api_keys import to_key_out
-
-        return to_key_out(self._store.revoke(key))
-
-    def rotate_key(self, key: str, overlap_s: int) -> CreatedKeyOut:
-        return _created(*self._store.rotate(key, timedelta(seconds=overlap_s)))
-
-
-def _created(key: ApiKey, token: str) -> CreatedKeyOut:
-    from kith.wire.keys import CreatedKeyOut
-    from service.security.api_keys import to_key_out
-
-    return CreatedKeyOut(**vars(to_key_out(key)), token=token)
-
-
-@contextmanager
-def _open_keys(server: ServerOptions, create_database: bool = False) -> Iterator[Kith | _LocalKeys]:
-    """Open the keys of the server at --url, or of the local database. Raises MasterKeyError, StorageError."""
-    if server.url is not None:
-        from kith import Kith
-
-        with Kith(server.url, server.api_key) as kith:
-            yield kith
-    else:
-        with local_database(local_settings_or_new() if create_database else None) as database:
-            yield _LocalKeys(database)
+    with connect(server) as kith:
+        _answer(kith.rotate_key(key, round(overlap_hours * 3600)), server)
 
 
 def _reject_nan(option: str, value: float | None) -> None:
