@@ -54,7 +54,7 @@ from kith.wire.crops import CropsOut
 from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut, VerdictOut
 from kith.wire.events import EventOut
 from kith.wire.faces import FacesOut
-from kith.wire.galleries import GalleriesOut, GalleryOut, GalleryStatsOut, RetentionAppliedOut, RetentionOut
+from kith.wire.galleries import GalleriesOut, GalleryOut, GalleryStatsOut
 from kith.wire.hygiene import FindingOut, HygieneOut
 from kith.wire.identification import IdentifyOut
 from kith.wire.jobs import JobItemOut, JobItemsOut, JobOut, JobsOut
@@ -179,14 +179,15 @@ class Calls:
 
     @one
     def update_gallery(
-        self, name: str, *, if_match: str | None = None, **settings: Unpack[GalleryOptions]
+        self, name: str, *, if_match: str | None = None, confirm: int | None = None, **settings: Unpack[GalleryOptions]
     ) -> Call[GalleryOut]:
         """Change settings of a gallery. Omitted settings keep their value.
 
         ``if_match``: the ``etag`` of the gallery that the change is based on. If another caller changed the settings
-        since, the call raises ``precondition_failed``."""
-        headers = _conditions(if_match)
-        return json_call(GalleryOut, "PATCH", _path(name), not headers, json=settings, headers=headers)
+        since, the call raises ``precondition_failed``. ``confirm``: the number in the error ``retention_unconfirmed``,
+        which a shorter ``retention_days`` raises if it would erase more than a tenth of the gallery."""
+        headers, query = _conditions(if_match), drop_none(confirm=confirm)
+        return json_call(GalleryOut, "PATCH", _path(name), not headers, json=settings, headers=headers, params=query)
 
     @one
     def delete_gallery(self, name: str, *, if_match: str | None = None) -> Call[DeletedOut]:
@@ -197,17 +198,6 @@ class Calls:
     def stats(self, name: str) -> Call[GalleryStatsOut]:
         """Return statistics of a gallery and its search index."""
         return json_call(GalleryStatsOut, "GET", f"{_path(name)}/stats")
-
-    @one
-    def retention(self, name: str) -> Call[RetentionOut]:
-        """Return what is past the retention age, and whether its erasure awaits a confirmation."""
-        return json_call(RetentionOut, "GET", f"{_path(name)}/retention")
-
-    @one
-    def apply_retention(self, name: str, templates: int, subjects: int) -> Call[RetentionAppliedOut]:
-        """Confirm a retention sweep. Nothing is erased if more is due than these counts of :func:`retention`."""
-        body = {"template_count": templates, "subject_count": subjects}
-        return json_call(RetentionAppliedOut, "POST", f"{_path(name)}/retention", repeatable=False, json=body)
 
     @one
     def hygiene(self, name: str, limit: int = 100, cursor: str | None = None) -> Call[HygieneOut]:

@@ -230,12 +230,6 @@ class Settings(BaseSettings):
     retention_answers_days: float = Field(
         14, gt=0, le=36_500, description="Days for which the response to a request with an Idempotency-Key is stored."
     )
-    retention_max_share: float = Field(
-        0.2,
-        gt=0,
-        le=1,
-        description="Share of a gallery that retention erases without confirmation (docs/galleries.md). 1: never ask.",
-    )
     retention_jobs_days: float = Field(
         14,
         gt=0,

@@ -204,7 +204,7 @@ async def _open_galleries(
         watches=Watches(calibrations),
         generations=generations,
         shadow=await stack.enter_async_context(Shadow(threads, recognizers, search, generations)),
-        retention=Retention(database, settings.retention_max_share),
+        retention=Retention(database),
         erasures=ErasureStore(database),
         transfers=transfers,
     )
@@ -264,7 +264,6 @@ async def _open_operations(
         folder=settings.data_dir,
         max_galleries=settings.metrics_galleries,
         watches=galleries.watches,
-        retention=galleries.retention,
         paused=lambda: jobs.housekeeping.paused,
     )
     recent_state = RecentState(reader)

@@ -1,4 +1,4 @@
-"""Galleries: settings, search index, retention and drift."""
+"""Galleries: settings, search index and drift."""
 
 from __future__ import annotations
 
@@ -61,13 +61,6 @@ class GallerySettingsIn(RequestModel):
 
 class GalleryIn(GallerySettingsIn):
     name: GalleryName
-
-
-class RetentionIn(RequestModel):
-    """Confirmation of one retention sweep. Nothing is erased if more than these counts is due."""
-
-    template_count: int = Field(ge=0, description="The due_template_count of the retention report.")
-    subject_count: int = Field(ge=0, description="The due_subject_count of the retention report.")
 
 
 class ComparisonOut(BaseModel):
@@ -165,21 +158,3 @@ class GalleryStatsOut(BaseModel):
     subject_count: int
     template_count: int
     index: IndexOut
-
-
-class RetentionOut(BaseModel):
-    """Templates and subjects that ``retention_days`` would erase now, and whether that awaits a confirmation."""
-
-    gallery: str
-    retention_days: int | None
-    now: Timestamp = Field(description="The server's clock. Check it: a wrong clock makes everything look expired.")
-    due_template_count: int = Field(description="Templates past the retention age.")
-    due_subject_count: int = Field(description="Subjects that would have no template left.")
-    template_count: int
-    subject_count: int
-    held: bool = Field(description="More than KITH_RETENTION_MAX_SHARE is due: erasure needs a confirmation.")
-
-
-class RetentionAppliedOut(BaseModel):
-    template_count: int = Field(description="Erased templates.")
-    subject_count: int = Field(description="Erased subjects.")

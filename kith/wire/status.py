@@ -95,24 +95,8 @@ class DiskOut(BaseModel):
     size_bytes: int
 
 
-class HeldOut(BaseModel):
-    """Counts of a gallery whose retention awaits a confirmation, as of the latest sweep."""
-
-    due_template_count: int
-    due_subject_count: int
-    template_count: int
-    subject_count: int
-
-
-class RetentionStatusOut(BaseModel):
-    """Retention state. A failed ``clock`` check pauses deletion by age. ``held`` is by gallery; null if unknown."""
-
-    clock: CheckOut
-    held: dict[str, HeldOut] | None
-
-
 class StatusOut(BaseModel):
-    """Status of the process that answers. ``checks``, ``job_counts``, ``index_lag``, ``disk`` and ``retention`` were
+    """Status of the process that answers. ``checks``, ``job_counts``, ``index_lag``, ``disk`` and ``clock`` were
     sampled at ``looked_at``, some seconds ago; null if unknown."""
 
     version: str
@@ -132,4 +116,4 @@ class StatusOut(BaseModel):
     drift: dict[str, DriftOut] = Field(description="Galleries searched since the start.")
     index_lag: dict[str, LagOut] | None
     disk: DiskOut | None
-    retention: RetentionStatusOut | None
+    clock: CheckOut | None = Field(description="Whether the clock is reliable; if not, nothing is deleted by age.")

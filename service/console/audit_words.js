@@ -30,8 +30,6 @@ export const EVENTS = {
   album_deleted: "Album erased",
   album_expired: "Album expired",
   retention_applied: "Erased by retention",
-  retention_held: "Retention waits for confirmation",
-  retention_confirmed: "Retention confirmed",
   gallery_created: "Gallery created",
   gallery_updated: "Settings changed",
   gallery_deleted: "Gallery erased",

@@ -471,15 +471,14 @@ class StorageFullError(StorageError):
 
 class ClockSteppedError(KithError):
     status, code, title = 503, "clock_stepped", "The system clock is unreliable"
-    remedy = (
-        "Retention deletes nothing meanwhile. Correct the clock; if it is right now, restart the service. "
-        "To erase old templates anyway, run kith gallery retention GALLERY --erase."
-    )
+    remedy = "Retention deletes nothing meanwhile. Correct the clock; if it is right now, restart the service."
 
 
-class RetentionChangedError(KithError):
-    status, code, title = 409, "retention_changed", "More data would be erased than was confirmed"
-    remedy = "Read the current counts, and confirm them (docs/galleries.md)."
+class RetentionUnconfirmedError(KithError):
+    """Change of retention_days that would erase much. ``confirm``: the number that confirms it."""
+
+    status, code, title = 409, "retention_unconfirmed", "A large part of the gallery would be erased"
+    remedy = "If this is meant, repeat the change with the number in the message as confirm."
 
 
 class StorageDamagedError(StorageError):

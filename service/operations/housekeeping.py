@@ -110,16 +110,6 @@ class Housekeeping(PeriodicTask):
         swept = self._retention.sweep(now, self._answers_days, lambda: self._stopping)
         for pk, error in swept.failed:
             log.warning("retention of the gallery with key %d failed: %s", pk, error.detail)
-        for gallery, due in swept.held:
-            log.warning(
-                "retention of the gallery with key %d waits for confirmation: %d of %d templates and %d of %d "
-                "subjects have expired; check the clock, then run 'kith gallery retention'",
-                gallery.pk,
-                due.templates,
-                due.of_templates,
-                due.subjects,
-                due.of_subjects,
-            )
         self._next_s = began_s + (RETRY_INTERVAL if swept.failed else SWEEP_INTERVAL).total_seconds()
         if swept.templates or swept.subjects or swept.strangers:
             counts = swept.templates, swept.subjects, swept.strangers

@@ -113,12 +113,6 @@ class MetricsExport:
             series.gauge("kith_disk_size_bytes", "Size of the data directory's file system.", size)
         if sample.jobs is not None:
             series.gauges("kith_jobs", "Jobs of all processes, by state.", "state", sample.jobs)
-        if sample.held is not None:
-            held = dict.fromkeys(list(sample.held)[: self.max_galleries], 1)
-            if len(sample.held) > self.max_galleries:
-                held[OTHERS] = len(sample.held) - self.max_galleries
-            about = "1 for a gallery whose retention waits for confirmation."
-            series.gauges("kith_retention_held", about, "gallery", held)
         if (sizes := sample.sizes) is not None:
             series.gauge("kith_galleries", "Galleries.", sizes.galleries)
             series.gauge("kith_subjects", "Subjects of all galleries.", sizes.subjects)

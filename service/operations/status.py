@@ -21,7 +21,6 @@ from service.index.protocol import SharedEngine
 from service.inference.batcher import FAILED_BATCHES, DevicePool
 from service.risk.drift import Watches
 from service.storage.audit.writer import AuditWriter
-from service.storage.privacy.retention import Due, Retention
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 
@@ -128,12 +127,11 @@ class Lag:
 
 @dataclass(frozen=True)
 class ServiceState:
-    """State of the service at one time. ``sizes``, ``jobs``, ``lags``, ``held``: None while the database is away.
+    """State of the service at one time. ``sizes``, ``jobs``, ``lags``: None while the database is away.
 
     Attributes:
         taken: seconds since 1970.
         disk: free and total bytes of the data directory's file system.
-        held: galleries whose retention waits for confirmation.
         paused: reason why retention is paused.
         at: monotonic time in seconds.
     """
@@ -144,7 +142,6 @@ class ServiceState:
     jobs: Mapping[JobState, int] | None = None
     lags: Mapping[str, Lag] | None = None
     disk: tuple[int, int] | None = None
-    held: Mapping[str, Due] | None = None
     paused: KithError | None = None
     at: float = field(default_factory=time.monotonic)
 
@@ -175,7 +172,6 @@ class StateReader:
     folder: Path
     max_galleries: int
     watches: Watches
-    retention: Retention
     paused: Callable[[], KithError | None] = lambda: None
     _behind_since: dict[int, float] = field(default_factory=dict)
 
@@ -185,8 +181,7 @@ class StateReader:
         try:
             self._drop_watches()
             sizes = self.store.galleries.sizes(self.max_galleries)
-            held = self.retention.held()
-            return ServiceState(time.time(), checks, sizes, self.jobs.states(), self._lags(), disk, held, paused)
+            return ServiceState(time.time(), checks, sizes, self.jobs.states(), self._lags(), disk, paused)
         except StorageError:
             return ServiceState(time.time(), checks, disk=disk, paused=paused)
 

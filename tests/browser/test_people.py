@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from collections.abc import Iterator
@@ -773,6 +774,29 @@ def test_who_cannot_be_found_or_named_is_told_why(visit: Opener, service: str, p
     enroll.click()
     expect(page.get_by_role("alert").filter(has_text="The server sent no answer")).to_be_visible()  # next to the form
     expect(page.locator(".toast")).to_have_count(0)
+
+
+def test_a_shorter_retention_asks_before_it_erases(visit: Opener, service: str, tmp_path: Path) -> None:
+    with Kith(service) as kith:
+        kith.create_gallery("old")
+        model, embedding = kith.model(), [1.0, *[0.0] * (kith.model().dimension - 1)]
+        header = {"kith": "gallery", "version": 1, "recognizer": model.recognizer, "dimension": model.dimension}
+        ada = {"subject": "ada", "created_at": "2020-01-01T00:00:00Z", "embedding": embedding}
+        (tmp_path / "old.ndjson").write_text(f"{json.dumps(header)}\n{json.dumps(ada)}\n")
+        kith.import_gallery("old", tmp_path / "old.ndjson")
+        page = visit(service)
+        go(page, "/galleries/old/settings")
+        page.get_by_label("Delete photos after").fill("30")
+        save, dialog = page.get_by_role("button", name="Save"), page.get_by_role("dialog")
+        save.click()
+        expect(dialog).to_contain_text("30 days would erase 1 of 1 templates")
+        dialog.get_by_role("button", name="Cancel").click()
+        expect(dialog).to_have_count(0)
+        assert kith.gallery("old").retention_days is None
+        save.click()
+        dialog.get_by_role("button", name="Delete").click()
+        expect(page.get_by_text("Saved.")).to_be_visible()
+        assert kith.gallery("old").retention_days == 30
 
 
 def test_a_field_that_is_folded_away_says_what_is_wrong_with_it(visit: Opener, service: str) -> None:

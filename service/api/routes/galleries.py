@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import Annotated
 
-from fastapi import Response
+from fastapi import Query, Response
 
 from kith.wire.common import LivenessSetting
 from kith.wire.erasures import DeletedOut
@@ -18,9 +20,6 @@ from kith.wire.galleries import (
     GalleryStatsOut,
     IndexOut,
     QualityGateOut,
-    RetentionAppliedOut,
-    RetentionIn,
-    RetentionOut,
 )
 from service.api.http.etags import IfMatch
 from service.api.http.once import RepeatableDep
@@ -35,7 +34,7 @@ from service.core.errors import (
     LivenessUnavailableError,
     PreconditionFailedError,
     RecognizerMismatchError,
-    RetentionChangedError,
+    RetentionUnconfirmedError,
 )
 from service.domain.gallery import Gallery, GallerySettings
 from service.domain.outcomes import to_risk_target
@@ -43,6 +42,9 @@ from service.domain.revisions import revision_of
 from service.usecases.backend import Backend
 
 routes = Routes("/v1/galleries", "galleries")
+Confirmation = Annotated[
+    int, Query(ge=0, description="Number of templates or subjects that a shorter retention_days may erase.")
+]
 
 
 @routes.add(
@@ -108,54 +110,29 @@ async def get_statistics(gallery: GalleryPath, backend: BackendDep, caller: Call
     )
 
 
-@routes.add("GET", "/{gallery}/retention", READ)
-async def get_retention(gallery: GalleryPath, backend: BackendDep) -> RetentionOut:
-    """Count the templates and subjects whose retention has expired, and tell if erasure awaits confirmation."""
-    found, now = await backend.find_gallery(gallery), datetime.now(UTC)
-    due = await backend.run(backend.galleries.retention.due, found, now)
-    return RetentionOut(
-        gallery=found.name,
-        retention_days=found.settings.retention_days,
-        now=now,
-        due_template_count=due.templates,
-        due_subject_count=due.subjects,
-        template_count=due.of_templates,
-        subject_count=due.of_subjects,
-        held=backend.galleries.retention.needs_confirmation(due),
-    )
-
-
-@routes.add(
-    "POST",
-    "/{gallery}/retention",
-    ADMIN,
-    example={"template_count": 12, "subject_count": 3},
-    errors=(RetentionChangedError,),
-)
-async def apply_retention(gallery: GalleryPath, body: RetentionIn, backend: BackendDep) -> RetentionAppliedOut:
-    """Erase expired templates and subjects once, if there are no more than the request confirms."""
-    now = datetime.now(UTC)
-    swept = await backend.run_on_gallery(
-        gallery, backend.galleries.retention.erase_due, now, body.template_count, body.subject_count
-    )
-    for changed in swept.galleries:
-        backend.galleries.risks.derive_later(changed)
-    return RetentionAppliedOut(template_count=swept.templates, subject_count=swept.subjects)
-
-
 @routes.add(
     "PATCH",
     "/{gallery}",
     ADMIN,
     etag=True,
     example={"risk": {"fpir": 0.0001}},
-    errors=(LivenessUnavailableError, PreconditionFailedError),
+    errors=(LivenessUnavailableError, PreconditionFailedError, RetentionUnconfirmedError),
 )
 async def update_gallery(
-    gallery: GalleryPath, body: GallerySettingsIn, response: Response, backend: BackendDep, if_match: IfMatch
+    gallery: GalleryPath,
+    body: GallerySettingsIn,
+    response: Response,
+    backend: BackendDep,
+    if_match: IfMatch,
+    confirm: Confirmation = 0,
 ) -> GalleryOut:
     """Change the given settings of the gallery. The others stay."""
     _check_liveness(backend, body.liveness)
+    if (days := body.retention_days) is not None:
+        found = await backend.find_gallery(gallery)
+        if days < (found.settings.retention_days or math.inf):
+            now, retention = datetime.now(UTC), backend.galleries.retention
+            await backend.run(retention.require_confirmation, found, days, now, confirm)
     updated = await backend.run(
         backend.galleries.store.galleries.update, gallery, partial(change_settings, body), if_match
     )

@@ -17,13 +17,11 @@ from kith.wire.status import (
     CheckOut,
     DiskOut,
     HealthOut,
-    HeldOut,
     LagOut,
     ModelOut,
     ModelsOut,
     NetworkOut,
     QueueOut,
-    RetentionStatusOut,
     StatusOut,
 )
 from models.pack.evidence import read_measured
@@ -47,7 +45,6 @@ from service.core.errors import (
 from service.inference.batcher import Batcher
 from service.inference.recognizers import ServedRecognizer
 from service.observability.metrics import CONTENT_TYPE
-from service.operations.status import ServiceState
 from service.risk.risk_report import expected_misses
 from service.security.master_keys import MasterKeys
 from service.usecases.backend import Backend
@@ -116,7 +113,7 @@ async def get_status(backend: BackendDep) -> StatusOut:
         disk=None
         if sample is None or sample.disk is None
         else DiskOut(free_bytes=sample.disk[0], size_bytes=sample.disk[1]),
-        retention=None if sample is None else _retention(sample),
+        clock=None if sample is None else _check("clock", sample.paused),
     )
 
 
@@ -199,18 +196,3 @@ def _queue(batcher: Batcher[object, object]) -> QueueOut:
         seconds_per_item=batcher.seconds_per_item,
         refused_count=batcher.metrics.refused,
     )
-
-
-def _retention(sample: ServiceState) -> RetentionStatusOut:
-    held = None
-    if sample.held is not None:
-        held = {
-            name: HeldOut(
-                due_template_count=due.templates,
-                due_subject_count=due.subjects,
-                template_count=due.of_templates,
-                subject_count=due.of_subjects,
-            )
-            for name, due in sample.held.items()
-        }
-    return RetentionStatusOut(clock=_check("clock", sample.paused), held=held)

@@ -21,6 +21,7 @@ from service.cli.options import CommandGroup, GalleryArgument, OutputOptions, Ri
 from service.cli.remedies import remedy_lines
 from service.cli.terminal import make_table, print_line, print_table, progress_bar, require_confirmation
 from service.core.atomic_files import atomic_write
+from service.core.errors import RetentionUnconfirmedError
 from service.core.text import format_ratio
 
 if TYPE_CHECKING:
@@ -95,13 +96,23 @@ def create(
 
 
 @app.command()
-def update(name: GalleryArgument, risk: RiskOptions, settings: SettingOptions, server: ServerOptions) -> None:
+def update(
+    name: GalleryArgument, risk: RiskOptions, settings: SettingOptions, server: ServerOptions, yes: Yes = False
+) -> None:
     """Change the settings of a gallery that are given as options."""
+    from kith import KithClientError
+
     given = settings.given(risk)
     if not given:
         raise typer.BadParameter("Give a setting to change.", param_hint="--fpir, --retention-days, ...")
     with connect(server) as kith:
-        updated = kith.update_gallery(name, **given)
+        try:
+            updated = kith.update_gallery(name, **given)
+        except KithClientError as error:
+            if error.code != RetentionUnconfirmedError.code:
+                raise
+            require_confirmation(f"{error.problem['detail']}. Erase them for good?", yes)
+            updated = kith.update_gallery(name, confirm=error.problem["confirm"], **given)
     server.answer(updated, f"Updated gallery {updated.name}: {', '.join(given)}")
 
 
@@ -112,33 +123,6 @@ def stats(name: GalleryArgument, server: ServerOptions) -> None:
         gallery, statistics = kith.gallery(name), kith.stats(name)
     document, index = gallery.model_dump(mode="json"), statistics.index.model_dump(mode="json")
     server.answer(document | {"index": {"setting": document["index"], **index}}, _stats_table(gallery, statistics))
-
-
-@app.command()
-def retention(
-    name: GalleryArgument,
-    server: ServerOptions,
-    erase: Annotated[
-        bool, typer.Option("--erase", help="Erase what is past its age, although it is a large share.")
-    ] = False,
-    yes: Yes = False,
-) -> None:
-    """Show what is past a gallery's age, and whether its erasure needs a confirmation; with --erase, confirm it
-    once."""
-    with connect(server) as kith:
-        found = kith.retention(name)
-        summary = (
-            f"{found.due_template_count} of {found.template_count} templates and {found.due_subject_count} of "
-            f"{found.subject_count} subjects of {name} are past their age; the server's clock says "
-            f"{found.now:%Y-%m-%d %H:%M} UTC"
-        )
-        if not erase:
-            needed = "they are kept until you confirm with --erase" if found.held else "no confirmation is needed"
-            server.answer(found, f"{summary}; {needed}")
-            return
-        require_confirmation(f"{summary}. Erase them for good?", yes)
-        done = kith.apply_retention(name, found.due_template_count, found.due_subject_count)
-    server.answer(done, f"Erased {done.template_count} templates and {done.subject_count} subjects")
 
 
 @app.command()

@@ -1,5 +1,5 @@
 import { call, galleryPath } from "../api.js";
-import { fill, h, icon } from "../dom.js";
+import { fill, h } from "../dom.js";
 import { counted, when, whole } from "../numbers.js";
 import { galleryHeading, watch } from "../reports.js";
 import { Pictures } from "../stored.js";
@@ -29,32 +29,12 @@ export function render({ gallery, tag }, signal) {
       const found = await call("GET", galleryPath(gallery), { signal });
       const place = h("div", {}, listed(gallery, found, tag, enroll, signal));
       const onNamed = async () => fill(place, listed(gallery, await call("GET", galleryPath(gallery), { signal }), tag, enroll, signal));
-      return [renewed(found, signal), await heldNotice(found, signal), place, strangers(found, signal, onNamed)];
+      return [renewed(found, signal), place, strangers(found, signal, onNamed)];
     }),
   );
 }
 
 const listed = (gallery, found, tag, enroll, signal) => (found.subject_count === 0 ? noPeople(enroll) : people(gallery, found, tag, signal));
-
-/** A notice if the gallery's retention waits for a confirmation. */
-async function heldNotice({ name, retention_days: days }, signal) {
-  if (days === null) return null;
-  const due = await call("GET", `${galleryPath(name)}/retention`, { signal });
-  if (!due.held) return null;
-  const counts = `${whole(due.due_subject_count)} of ${whole(due.subject_count)} people and ${whole(due.due_template_count)} of ${whole(due.template_count)} photos`;
-  return h(
-    "section",
-    { class: "notice error", role: "status" },
-    icon("warning"),
-    h(
-      "div",
-      {},
-      h("h2", {}, "Retention waits for confirmation"),
-      h("p", {}, `${counts} are older than ${counted(days, "day", "days")}. Kith does not erase this many without a confirmation, because the clock may be wrong. The server's time is ${when(due.now)}.`),
-      h("p", {}, "If this is correct, erase them: ", h("code", {}, `kith gallery retention ${name} --erase`)),
-    ),
-  );
-}
 
 const COMPARED = "compared with the calibration";
 const DRIFT = {

@@ -135,23 +135,9 @@ function figures(status) {
         audit.lost_count > 0 ? "lines lost" : "lines waiting",
       ),
     ),
-    h("div", { class: "columns" }, checks([...status.checks, ...(status.master_key === null ? [] : [status.master_key]), ...retention(status.retention)]), queues(status.queues)),
+    h("div", { class: "columns" }, checks([...status.checks, status.master_key, status.clock].filter(Boolean)), queues(status.queues)),
   ];
 }
-
-/** The clock and galleries with retention that waits for confirmation, as checks. */
-const retention = (found) =>
-  found === null
-    ? []
-    : [
-        found.clock,
-        ...Object.entries(found.held ?? {}).map(([gallery, due]) => ({
-          name: `Retention of ${gallery}`,
-          ok: false,
-          detail: `${whole(due.due_subject_count)} of ${whole(due.subject_count)} people are past the retention age. The share is too large to erase without confirmation.`,
-          remedy: `If the clock is correct: kith gallery retention ${gallery} --erase`,
-        })),
-      ];
 
 const checks = (found) =>
   h(

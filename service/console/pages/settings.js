@@ -8,6 +8,7 @@ import { galleryHeading, refusalList } from "../reports.js";
 import { receipt } from "../receipt.js";
 import { button, confirmed, heading, linkButton, loading, problemBox, toast } from "../ui.js";
 import { upload } from "../upload.js";
+import { problem } from "../words.js";
 
 export const title = ({ gallery }) => `Settings of ${gallery}`;
 
@@ -34,7 +35,12 @@ function parts(gallery, found, place, signal) {
     if (Object.keys(changed).length === 0) return toast("Nothing was changed.");
     go.disabled = true;
     try {
-      const now = await call("PATCH", galleryPath(gallery), { json: changed, headers: { "If-Match": found.etag }, signal });
+      const change = (query) => call("PATCH", galleryPath(gallery), { json: changed, query, headers: { "If-Match": found.etag }, signal });
+      const now = await change().catch(async (error) => {
+        if (error.code !== "retention_unconfirmed") throw error;
+        if (!(await confirmed({ title: "Delete old photos?", text: `${problem(error).text} This cannot be undone.`, yes: "Delete" }))) throw error;
+        return change({ confirm: error.document.confirm });
+      });
       toast("Saved. Searches now use these settings.");
       fill(place, ...parts(gallery, now, place, signal));
     } catch (error) {

@@ -385,15 +385,6 @@ leases = _table(
     sa.Column("until", Utc, nullable=False),
 )
 
-# Galleries whose retention waits for a confirmation since ``at``, with the counts of the latest sweep.
-retention_holds = _table(
-    "retention_holds",
-    sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
-    sa.Column("templates", sa.Integer, nullable=False),
-    sa.Column("subjects", sa.Integer, nullable=False),
-    sa.Column("at", Utc, nullable=False),
-)
-
 # sealed: address, secret, name and filter, so that write access to the database redirects no events.
 webhooks = _numbered(
     "webhooks",

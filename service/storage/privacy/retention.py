@@ -11,7 +11,13 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from kith.wire.fields import rfc3339
-from service.core.errors import GalleryMovedError, GalleryNotFoundError, KithError, RetentionChangedError, StorageError
+from service.core.errors import (
+    GalleryMovedError,
+    GalleryNotFoundError,
+    KithError,
+    RetentionUnconfirmedError,
+    StorageError,
+)
 from service.domain.gallery import Gallery
 from service.storage.audit.log import record
 from service.storage.db.engine import Database
@@ -21,7 +27,6 @@ from service.storage.db.tables import (
     decoys,
     galleries,
     idempotency,
-    retention_holds,
     strangers,
     subjects,
     templates,
@@ -33,32 +38,16 @@ BATCH_ROWS: Final = 500
 """Templates or subjects erased per transaction; the gallery's writers wait for it."""
 LEASE: Final = "retention"
 _CONFLICT: Final = StorageError("a constraint of the retention was violated")
-DEFAULT_MAX_SHARE: Final = 0.2
-MIN_HELD_COUNT: Final = 6
-"""Smaller counts are erased without a confirmation, whatever their share of the gallery."""
-
-
-@dataclass(frozen=True)
-class Due:
-    """Templates and subjects past a gallery's retention period, and the gallery's totals."""
-
-    templates: int
-    subjects: int
-    of_templates: int
-    of_subjects: int
-
-    @property
-    def counts(self) -> dict[str, Any]:
-        return {"templates": self.templates, "subjects": self.subjects}
+MAX_SHARE: Final = 0.1
+"""Share of a gallery's templates, and of its subjects, that a new period erases without a confirmation."""
 
 
 @dataclass
 class SweepResult:
     """Result of a sweep.
 
-    ``galleries``: galleries from which rows were erased. ``held``: galleries that need a confirmation, with the counts.
-    ``failed``: keys of galleries that could not be swept completely, for instance without their data key, and the
-    error.
+    ``galleries``: galleries from which rows were erased. ``failed``: keys of galleries that could not be swept
+    completely, for instance without their data key, and the error.
     """
 
     galleries: list[Gallery] = field(default_factory=list)
@@ -66,7 +55,6 @@ class SweepResult:
     subjects: int = 0
     strangers: int = 0
     answers: int = 0
-    held: list[tuple[Gallery, Due]] = field(default_factory=list)
     failed: list[tuple[int, KithError]] = field(default_factory=list)
 
     def add(self, gallery: Gallery, removed: Counter[str]) -> None:
@@ -77,19 +65,15 @@ class SweepResult:
 
 
 class Retention:
-    """Retention sweeps. All methods block. A sweep erases up to ``max_share`` of a gallery; more needs a
-    confirmation."""
+    """Retention sweeps. All methods block."""
 
-    def __init__(self, database: Database, max_share: float = DEFAULT_MAX_SHARE) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._max_share = max_share
         self.lease = Lease(database, LEASE)
         """Lease of the process that sweeps."""
 
     def sweep(self, now: datetime, answers_days: float, stopped: Callable[[], bool] = lambda: False) -> SweepResult:
         """Erase everything past its retention period at ``now``, in batches, until ``stopped`` returns True.
-
-        Galleries that would lose too large a share are held for a confirmation.
 
         Raises:
           StorageError: the database cannot be read or written.
@@ -97,15 +81,8 @@ class Retention:
         result = SweepResult()
         for pk in self._limited():
             try:
-                if (gallery := self._gallery(pk)) is None:
-                    continue
-                due = self.due(gallery, now)
-                if self.needs_confirmation(due):
-                    self._hold(gallery, due, now)
-                    result.held.append((gallery, due))
-                else:
+                if (gallery := self._gallery(pk)) is not None:
                     self._sweep_gallery(gallery, now, stopped, result)
-                    self._release(gallery)
             except (GalleryNotFoundError, GalleryMovedError):
                 pass  # deleted, or left to the next sweep
             except KithError as error:  # of this gallery only; the others are still swept
@@ -122,82 +99,32 @@ class Retention:
         result.answers = sum(self._forget_answers(table, before, stopped) for table in (idempotency, answers))
         return result
 
-    def due(self, gallery: Gallery, now: datetime) -> Due:
-        """Return the counts that the next sweep of a gallery would erase."""
+    def require_confirmation(self, gallery: Gallery, days: int, now: datetime, confirmed: int) -> None:
+        """Refuse a retention period of ``days`` that would erase more than a tenth of a gallery.
+
+        ``confirmed``: number of templates, or of subjects if these are more, that may be erased.
+
+        Raises:
+          RetentionUnconfirmedError: more than a tenth and more than ``confirmed`` would be erased.
+          GalleryNotFoundError: the gallery was deleted.
+        """
+        before = now - timedelta(days=days)
         sizes = sa.select(galleries.c.template_count, galleries.c.subject_count).where(galleries.c.pk == gallery.pk)
-        days = gallery.settings.retention_days
         with self._database.read() as connection:
             row = connection.execute(sizes).first()
             if row is None:
                 raise GalleryNotFoundError(f"gallery {gallery.name!r} was deleted in the meantime")
-            if days is None:
-                return Due(0, 0, row.template_count, row.subject_count)
-            before = now - timedelta(days=days)
-            old_templates = sa.select(sa.func.count()).select_from(_old(gallery, before).order_by(None).subquery())
-            due_templates = connection.execute(old_templates).scalar_one()
-            old_subjects = _fully_due(gallery, before) if due_templates else _empty(gallery, before)
-            due_subjects = connection.execute(sa.select(sa.func.count()).select_from(old_subjects.subquery()))
-            return Due(due_templates, due_subjects.scalar_one(), row.template_count, row.subject_count)
-
-    def needs_confirmation(self, due: Due) -> bool:
-        counts = ((due.templates, due.of_templates), (due.subjects, due.of_subjects))
-        return any(count >= MIN_HELD_COUNT and count > self._max_share * of for count, of in counts)
-
-    def held(self) -> dict[str, Due]:
-        """Return galleries that wait for a confirmation, by name, as of the latest sweep."""
-        query = (
-            sa.select(galleries, retention_holds.c.templates, retention_holds.c.subjects)
-            .join(retention_holds, retention_holds.c.gallery_pk == galleries.c.pk)
-            .order_by(galleries.c.name)
-        )
-        with self._database.read() as connection:
-            return {
-                row.name: Due(row.templates, row.subjects, row.template_count, row.subject_count)
-                for row in connection.execute(query)
-                if row.settings.get("retention_days") is not None
-            }
-
-    def erase_due(self, gallery: Gallery, now: datetime, max_templates: int, max_subjects: int) -> SweepResult:
-        """Erase rows past the retention period in one gallery, of any share, after an operator confirmed these counts.
-
-        Raises:
-          RetentionChangedError: more rows are due than confirmed; nothing was erased.
-          StorageError: the database cannot be written.
-          MasterKeyError: the audit's secret cannot be unwrapped.
-        """
-        due = self.due(gallery, now)
-        if due.templates > max_templates or due.subjects > max_subjects:
-            raise RetentionChangedError(
-                f"{due.templates} templates and {due.subjects} subjects of gallery {gallery.name!r} "
-                "are past their retention period"
+            due = [
+                connection.execute(sa.select(sa.func.count()).select_from(rows.subquery())).scalar_one()
+                for rows in (_old(gallery, before).order_by(None), _fully_due(gallery, before))
+            ]
+        if max(due) > confirmed and any(count > MAX_SHARE * of for count, of in zip(due, row, strict=True)):
+            raise RetentionUnconfirmedError(
+                f"a retention of {days} days would erase {due[0]} of {row.template_count} templates and {due[1]} of "
+                f"{row.subject_count} subjects of gallery {gallery.name!r}",
+                f"If this is meant, repeat the change with confirm={max(due)}.",
+                confirm=max(due),
             )
-        with self._database.change(gallery) as connection:
-            connection.execute(retention_holds.delete().where(retention_holds.c.gallery_pk == gallery.pk))
-            if due.templates or due.subjects:
-                record(self._database.vault, connection, "retention_confirmed", gallery, **due.counts)
-        result = SweepResult()
-        self._sweep_gallery(gallery, now, lambda: False, result)
-        return result
-
-    def _hold(self, gallery: Gallery, due: Due, now: datetime) -> None:
-        own = retention_holds.c.gallery_pk == gallery.pk
-        with self._database.read() as connection:
-            row = connection.execute(sa.select(retention_holds).where(own)).first()
-        if row is not None and (row.templates, row.subjects) == (due.templates, due.subjects):
-            return
-        with self._database.change(gallery) as connection:
-            if connection.execute(retention_holds.update().where(own).values(**due.counts)).rowcount:
-                return
-            connection.execute(retention_holds.insert().values(gallery_pk=gallery.pk, at=now, **due.counts))
-            record(self._database.vault, connection, "retention_held", gallery, **vars(due))
-
-    def _release(self, gallery: Gallery) -> None:
-        own = retention_holds.c.gallery_pk == gallery.pk
-        with self._database.read() as connection:
-            if connection.execute(sa.select(retention_holds.c.at).where(own)).first() is None:
-                return
-        with self._database.write(_CONFLICT) as connection:
-            connection.execute(retention_holds.delete().where(own))
 
     def _limited(self) -> list[int]:
         """Return the keys of galleries with a retention period."""
@@ -283,10 +210,7 @@ class Retention:
             return list(connection.execute(sa.select(strangers.c.gallery_pk).distinct()).scalars())
 
     def _forget_strangers(self, gallery: Gallery, now: datetime, stopped: Callable[[], bool]) -> int:
-        """Erase strangers without a sighting within the period of their gallery; all if it no longer remembers them.
-
-        No share of them needs a confirmation: they found themselves again.
-        """
+        """Erase strangers without a sighting within the period of their gallery; all if it no longer remembers them."""
         days, forgotten = gallery.settings.remember_strangers_days, 0
         last = strangers.c.last_seen < now - timedelta(days=days) if days is not None else sa.true()
         old = sa.select(strangers.c.pk).where(strangers.c.gallery_pk == gallery.pk, last).limit(BATCH_ROWS)

@@ -31,7 +31,6 @@ from service.operations.status import STALE_S, Lag, Readiness, RecentState, Serv
 from service.risk.drift import Decided, Watches
 from service.server import embedded
 from service.settings import load_settings
-from service.storage.privacy.retention import Retention
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from tests.conftest import jpeg
@@ -164,7 +163,7 @@ def test_an_index_that_has_yet_to_follow_lags(tmp_path: Path, rng: np.random.Gen
     with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
         store, ready = Store(database), Readiness({})
         followers = Followers(in_process(store))
-        look = StateReader(ready, store, JobStore(database), followers, tmp_path, 100, Watches({}), Retention(database))
+        look = StateReader(ready, store, JobStore(database), followers, tmp_path, 100, Watches({}))
         gallery = store.galleries.create("g", "f", 8, GallerySettings())
         assert look().lags == {}, "nobody searched it"
         followers.of(gallery).catch_up()
@@ -188,9 +187,7 @@ def test_what_another_process_deleted_is_told_no_more(tmp_path: Path) -> None:
     with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
         store, watches = Store(database), Watches({})
         followers = Followers(in_process(store))
-        look = StateReader(
-            Readiness({}), store, JobStore(database), followers, tmp_path, 100, watches, Retention(database)
-        )
+        look = StateReader(Readiness({}), store, JobStore(database), followers, tmp_path, 100, watches)
         for name in ("stays", "goes"):
             gallery = store.galleries.create(name, "f", 8, GallerySettings())
             watches.of(gallery.pk, name, "f").add([Decided("no_face")])
@@ -212,7 +209,7 @@ def test_each_metric_is_documented_and_there(families: dict[str, Metric]) -> Non
     late = {
         name
         for name, *_ in documented
-        if re.search("mated|unknown_rate|probes_unlike|mqtt_connected|refused|dropped|index_lag|held", name)
+        if re.search("mated|unknown_rate|probes_unlike|mqtt_connected|refused|dropped|index_lag", name)
     }
     assert {each for each in documented if each[0] not in late} == {each for each in told if each[0] not in late}
     assert late <= {name for name, *_ in told}
@@ -231,8 +228,7 @@ def test_status_is_one_document(told: tuple[str, str]) -> None:
     assert status["drift"]["first"]["since_start_counts"]["identified"] == 1
     assert status["job_counts"]["succeeded"] == 1
     assert status["audit"]["lost_count"] == 0
-    assert status["retention"]["clock"]["ok"] is True
-    assert status["retention"]["held"] == {}
+    assert status["clock"]["ok"] is True
     assert status["uptime_s"] > 0
 
 

@@ -18,17 +18,17 @@ from typer.testing import CliRunner
 from kith import Kith, KithClientError
 from service.cli.main import app
 from service.core.clock import Clock
-from service.core.errors import RetentionChangedError
+from service.core.errors import RetentionUnconfirmedError
 from service.domain.gallery import Gallery, IdempotentResponse, SubjectFilter
 from service.index.follower import Followers, in_process
 from service.operations.housekeeping import RETRY_INTERVAL, SWEEP_INTERVAL, Housekeeping
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
-from service.storage.db.tables import answers, data_keys, idempotency, templates, vectors
+from service.storage.db.tables import answers, data_keys, idempotency, subjects, templates, vectors
 from service.storage.db.tables import jobs as job_rows
 from service.storage.privacy import retention as retention_module
 from service.storage.privacy.backup import back_up, restore
-from service.storage.privacy.retention import Due, Retention
+from service.storage.privacy.retention import Retention
 from service.storage.repositories.erasures import ErasureStore
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
@@ -371,56 +371,49 @@ def test_a_server_started_with_a_wrong_clock_erases_nothing(
     database.close()
 
 
-def test_a_large_share_needs_a_confirmation(
-    database_url: DatabaseUrl, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+def test_a_new_period_that_erases_a_large_share_needs_the_number(
+    database_url: DatabaseUrl, rng: np.random.Generator
 ) -> None:
     database = open_database(database_url())
-    store, retention = Store(database), Retention(database)
-    gallery, small = crowd(database, rng, 11, 31), crowd(database, rng, 5, 31, "small")
-    keeping(database, Clocks()).look()
-    assert (store.galleries.get("g").subjects, store.galleries.get("small").subjects) == (11, 0)
-    assert "waits for confirmation: 11 of 11 templates and 11 of 11 subjects" in caplog.text
-    assert retention.held() == {"g": Due(11, 11, 11, 11)}
-    retention.sweep(NOW, 14)
-    held = listed_lines(database, AuditFilter(gallery.pk, None, "retention_held"), None, 9)
-    assert len(held) == 1  # recorded once, not for each sweep
-    with pytest.raises(RetentionChangedError, match="11 templates and 11 subjects"):
-        retention.erase_due(gallery, NOW, 10, 11)
-    assert store.galleries.get("g").subjects == 11
-    swept = retention.erase_due(gallery, NOW, 11, 11)
-    assert (swept.templates, swept.subjects, store.galleries.get("g").subjects) == (11, 11, 0)
-    assert retention.held() == {}
-    assert len(listed_lines(database, AuditFilter(gallery.pk, None, "retention_confirmed"), None, 9)) == 1
-    # The confirmation was valid for that sweep only.
-    for number in range(6):
-        store.templates.enroll(gallery, f"t{number}", new := some(rng), None)
-        aged(database, [new[0].id], 31)
-    assert [g.name for g, _ in retention.sweep(NOW, 14).held] == ["g"]
-    assert (store.galleries.get("g").subjects, small.name) == (6, "small")
+    retention = Retention(database)
+    gallery = crowd(database, rng, 20, 31)
+    store = Store(database)
+    for number in range(2):
+        store.templates.enroll(gallery, f"s{number}", young := some(rng), None)
+        aged(database, [young[0].id], 1)
+    with pytest.raises(
+        RetentionUnconfirmedError, match="30 days would erase 20 of 22 templates and 18 of 20"
+    ) as refused:
+        retention.require_confirmation(gallery, 30, NOW, 19)
+    assert "confirm=20" in refused.value.remedy
+    retention.require_confirmation(gallery, 30, NOW, 20)
+    retention.require_confirmation(gallery, 32, NOW, 0)  # nothing is that old
+    made(database, "small")
+    small = store.galleries.get("small")
+    for number in range(10):
+        store.subjects.put(small, f"s{number}", "Name", {}, [])  # no templates
+    with database.engine.begin() as connection:
+        long_ago = {"updated_at": NOW - timedelta(days=31)}
+        connection.execute(subjects.update().where(subjects.c.gallery_pk == small.pk).values(**long_ago))
+    with pytest.raises(RetentionUnconfirmedError, match="0 of 0 templates and 10 of 10 subjects") as refused:
+        retention.require_confirmation(small, 30, NOW, 0)
+    assert refused.value.extra == {"confirm": 10}
     database.close()
 
 
-def test_an_allowed_share_is_erased_and_ends_the_hold(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+def test_a_tenth_needs_no_confirmation(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
     database = open_database(database_url())
-    gallery = crowd(database, rng, 10, 31)
-    assert Retention(database).sweep(NOW, 14).held[0][1] == Due(10, 10, 10, 10)
-    assert Retention(database, max_share=1).sweep(NOW, 14).templates == 10
-    assert Retention(database).held() == {}
-    for number in range(30):
-        Store(database).templates.enroll(gallery, f"s{number}", new := some(rng), None)
-        aged(database, [new[0].id], 31 if number < 6 else 0)
-    assert Retention(database).sweep(NOW, 14).templates == 6  # a fifth
-    database.close()
-
-
-def test_the_share_counts_subjects_without_templates(database_url: DatabaseUrl) -> None:
-    database = open_database(database_url())
-    store, gallery = Store(database), limited(database, 30)
-    for number in range(6):
-        store.subjects.put(gallery, f"s{number}", "Name", {}, [])
-    later = datetime.now(UTC) + timedelta(days=31)
-    assert Retention(database).sweep(later, 36_500).held[0][1] == Due(0, 6, 0, 6)
-    assert store.galleries.get("g").subjects == 6
+    gallery = crowd(database, rng, 10, 1)
+    retention = Retention(database)
+    for number, allowed in ((0, True), (1, False)):
+        first = sa.select(templates.c.id).where(templates.c.created_at > NOW - timedelta(days=30)).limit(1)
+        with database.read() as connection:
+            aged(database, [connection.execute(first).scalar_one()], 31)
+        if allowed:
+            retention.require_confirmation(gallery, 30, NOW, 0)
+        else:
+            with pytest.raises(RetentionUnconfirmedError, match=f"{number + 1} of 10 templates"):
+                retention.require_confirmation(gallery, 30, NOW, 0)
     database.close()
 
 
@@ -434,7 +427,7 @@ def test_a_lease_from_a_wrong_clock_is_ignored(database_url: DatabaseUrl) -> Non
     database.close()
 
 
-def test_an_operator_confirms_a_held_sweep(kith: Kith, server: str, gallery: str, tmp_path: Path) -> None:
+def test_a_shorter_period_asks_for_the_number(kith: Kith, server: str, gallery: str, tmp_path: Path) -> None:
     model, long_ago = kith.model(), "2020-01-01T00:00:00Z"
     vectors = np.random.default_rng(0).normal(size=(7, model.dimension))
     header = {"kith": "gallery", "version": 1, "recognizer": model.recognizer, "dimension": model.dimension}
@@ -442,33 +435,26 @@ def test_an_operator_confirms_a_held_sweep(kith: Kith, server: str, gallery: str
     file = tmp_path / "people.ndjson"
     file.write_text("".join(f"{json.dumps(line)}\n" for line in [header, *items]))
     kith.import_gallery(gallery, file)
-    assert kith.retention(gallery).held is False  # no retention period
-    kith.update_gallery(gallery, retention_days=30)
-    due = kith.retention(gallery)
-    assert (due.due_template_count, due.due_subject_count, due.template_count, due.subject_count, due.held) == (
-        7,
-        7,
-        7,
-        7,
-        True,
-    )
-    assert abs(due.now - datetime.now(UTC)) < timedelta(minutes=5)
-    with pytest.raises(KithClientError, match="retention_changed") as refused:
-        kith.apply_retention(gallery, 6, 7)
-    assert refused.value.status == 409
+    with pytest.raises(KithClientError, match=r"7 of 7 templates and 7 of 7 subjects.*confirm=7") as refused:
+        kith.update_gallery(gallery, retention_days=30, keep_crops=True)
+    assert (refused.value.status, refused.value.code) == (409, "retention_unconfirmed")
+    assert refused.value.problem["confirm"] == 7
+    with pytest.raises(KithClientError, match="retention_unconfirmed"):
+        kith.update_gallery(gallery, retention_days=30, confirm=6)
+    now = kith.gallery(gallery)
+    assert (now.retention_days, now.keep_crops) == (None, False)
+    kith.update_gallery(gallery, retention_days=36_500)
 
-    run = CliRunner().invoke
-    told = run(app, ["gallery", "retention", gallery, "--url", server])
-    assert "7 of 7 templates and 7 of 7 subjects" in told.output
-    assert "--erase" in told.output
-    assert run(app, ["gallery", "retention", gallery, "--erase", "--url", server], input="n\n").exit_code != 0
-    assert kith.gallery(gallery).subject_count == 7
-    done = run(app, ["gallery", "retention", gallery, "--erase", "--yes", "--json", "--url", server])
-    assert json.loads(done.output) == {"template_count": 7, "subject_count": 7}
-    assert kith.gallery(gallery).subject_count == 0
-    events = [line.event for line in kith.audit(gallery)]
-    assert events.count("retention_confirmed") == 1
-    assert events.count("retention_applied") == 1
-    status = kith.status().retention
+    run, set_to_30 = CliRunner().invoke, ["gallery", "update", gallery, "--retention-days", "30", "--url", server]
+    asked = run(app, set_to_30, input="n\n")
+    assert "7 of 7 templates and 7 of 7 subjects" in asked.output
+    assert asked.exit_code != 0
+    assert kith.gallery(gallery).retention_days == 36_500
+    assert run(app, [*set_to_30, "--yes"]).exit_code == 0
+    assert kith.gallery(gallery).retention_days == 30
+    kith.update_gallery(gallery, retention_days=30)  # repeated
+    kith.update_gallery(gallery, retention_days=60)  # longer
+    assert kith.update_gallery(gallery, retention_days=30, confirm=7).retention_days == 30
+    status = kith.status().clock
     assert status is not None
-    assert status.clock.ok
+    assert status.ok

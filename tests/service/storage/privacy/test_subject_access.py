@@ -196,7 +196,6 @@ OTHERS: Final[dict[str, set[str]]] = {
     "data_keys": {"gallery_pk", "wrapped", "master_key", "created_at"},
     "secrets": {"name", "wrapped", "master_key", "created_at"},
     "leases": {"name", "owner", "until"},
-    "retention_holds": {"gallery_pk", "templates", "subjects", "at"},
     "audit_heads": {"chain", "number", "hash", "mac"},
     "api_keys": {
         "pk",
