@@ -63,6 +63,11 @@ def call(*words: object) -> None:
         (("pack", "--recognizer", ".", "--data", ".", "--output", "p"), "either --detector"),
         (("pack", "--detector", ".", "--data", ".", "--output", "p"), "either --recognizer"),
         (("compare", "softmaxx", "--data", ".", "--output", "runs"), "unknown loss softmaxx"),
+        (("compare", "cosface", "--data", ".", "--output", "runs", "--grid", "16"), "--grid needs section.key"),
+        (
+            ("compare", "cosface", "--data", ".", "--output", "runs", "--grid", "a.b=1", "--grid", "a.b=2"),
+            "names a setting twice",
+        ),
         (("plot", "scale", "--output", "figures"), "unknown figure 'scale'"),
         (("bounds", "--classes", "10", "--probability", "1"), "between 0 and 1"),
     ],

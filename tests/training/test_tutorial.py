@@ -36,6 +36,7 @@ SMALLER = {
     "kith-train run": SMALL_RUN,
     "torchrun": SMALL_RUN,
     "kith-train resume": "--threads 1 --set loop.epochs=2",
+    "kith-train compare cosface": "--epochs 1 --people 40 --threads 1",
     "kith-train compare": "softmax triplet --epochs 1 --people 40 --threads 1",
 }
 """Arguments added to commands to make them fast."""
@@ -170,6 +171,7 @@ def test_the_tutorial_from_photos_to_a_served_pack(
         "| loss | Training loss | Training accuracy % | View 1 % | View 2 % |"
     )
     assert len((runs / "comparison" / "comparison.md").read_text().splitlines()) == 4
+    assert len((runs / "grid" / "comparison.md").read_text().splitlines()) == 2 + 6
 
 
 def test_networks_of_packs_become_a_pack(workplace: Path) -> None:

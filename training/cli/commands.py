@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, cast, get_args
@@ -47,7 +47,7 @@ from training.export.packing import (
 )
 from training.losses import HEADS, TERMS, list_options
 from training.optimization.loop import Checkpoint
-from training.optimization.run_folder import CONFIG, read_run_config, read_settings
+from training.optimization.run_folder import CONFIG, read_run_config
 from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES
 from training.run.compare import compare as compare_losses
 from training.run.people import MeasuredPeople, measure_folder, own_photos, people_figures, write_worst_pairs
@@ -108,7 +108,7 @@ def _print_proposal(proposed: Proposal) -> None:
 
 @app.command()
 def run(
-    recipe: Annotated[str, typer.Argument(help=f"{RECIPE} Or best.json of `kith-train search`.")],
+    recipe: Annotated[str, typer.Argument(help=RECIPE)],
     data: Identities,
     output: Output,
     head: Annotated[
@@ -131,13 +131,10 @@ def run(
 def _configured(
     recipe: str, data: Path, output: Path, teacher: Path | None, folder: bool, align_with: Path | None
 ) -> RunConfig:
-    """Return the settings of a recipe, or of a JSON file that `kith-train search` wrote."""
-    if recipe in RECIPES:
-        config = RECIPES[recipe](data, output, teacher)
-    elif recipe.endswith(".json"):
-        config = read_settings(Path(recipe), data, output, teacher)
-    else:
+    """Return the settings of a recipe."""
+    if recipe not in RECIPES:
         raise ConfigError(f"unknown recipe {recipe!r}. Recipes: {', '.join(RECIPES)}")
+    config = RECIPES[recipe](data, output, teacher)
     if folder or data.suffix == ".rec":
         config = replace(config, data=replace(config.data, manifest=None))
     if align_with is not None:
@@ -156,10 +153,10 @@ def resume(
     _train(replace(read_run_config(output).overridden(_settings(settings)), output=output), align_with, threads)
 
 
-def _settings(settings: list[str] | None) -> dict[str, str]:
+def _settings(settings: list[str] | None, option: str = "--set") -> dict[str, str]:
     pairs = [text.partition("=") for text in settings or ()]
     if bad := [key for key, equals, _ in pairs if not equals]:
-        raise ConfigError(f"--set needs section.key=value, not {bad[0]!r}")
+        raise ConfigError(f"{option} needs section.key=value, not {bad[0]!r}")
     return {key: value for key, _, value in pairs}
 
 
@@ -173,51 +170,6 @@ def _train(config: RunConfig, align_with: Path | None, threads: int | None) -> N
 
 def _detector(align_with: Path | None) -> Detector | None:
     return None if align_with is None else _detector_of(align_with)
-
-
-@app.command()
-def search(
-    data: Annotated[Path, typer.Argument(help=IDENTITIES, exists=True)],
-    output: Annotated[Path, typer.Option(help="Folder of the search.")],
-    recipe: Annotated[str, typer.Option(help="Recipe, or JSON file of settings, that the trials share.")] = "compact",
-    ranges: Annotated[
-        list[str] | None,
-        typer.Option("--range", help="KEY=LOW:HIGH or KEY=LOW:HIGH:log. Repeatable. Default: head.scale, head.margin."),
-    ] = None,
-    choices: Annotated[list[str] | None, typer.Option("--choice", help="KEY=A,B,C. Repeatable.")] = None,
-    sampler: Annotated[str, typer.Option(help="How trials are chosen: tpe, random or grid.")] = "tpe",
-    trials: Annotated[int, typer.Option(min=1, max=10_000, help="Number of trials in all.")] = 20,
-    minutes: Annotated[
-        float | None, typer.Option(min=0, help="Minutes after which this call stops, at the end of an epoch.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 7,
-    teacher: Teacher = None,
-    folder: Folder = False,
-    align_with: AlignWith = None,
-    settings: Settings = None,
-    threads: Threads = None,
-) -> None:
-    """Search for the settings of a run by trials; run again to continue. Writes best.json for `kith-train run`."""
-    try:
-        from training.run import search as searching  # only this command needs Optuna
-    except ModuleNotFoundError as error:
-        if error.name != "optuna":
-            raise
-        raise ConfigError("search needs optuna: pip install '.[training]' in a clone of Kith") from error
-    torch.set_num_threads(threads or available_cores())
-    config = _configured(recipe, data, output, teacher, folder, align_with).overridden(_settings(settings))
-    plan = searching.SearchPlan(cast(searching.Sampling, sampler), trials, minutes, seed)
-    found = searching.search(config, ranges or (), choices or (), plan, _detector(align_with))
-    keys = list(found[0].settings) if found else []
-    table = Table("Trial", "State", "Objective", "Epochs", *keys)
-    for t in found:
-        value = "" if t.objective is None else f"{t.objective:.4f}"
-        chosen = (f"{x:.4g}" if isinstance(x, float) else str(x) for x in (t.settings.get(key, "") for key in keys))
-        table.add_row(str(t.number), t.state, value, str(t.epochs), *map(escape, chosen))
-    Console().print(table)
-    if (output / searching.BEST).is_file():
-        words = ["kith-train", "run", str(output / searching.BEST), "--data", str(data), "--output", f"{output}-best"]
-        print(shlex.join(words + (["--align-with", str(align_with)] if align_with else [])))
 
 
 @app.command()
@@ -245,6 +197,10 @@ def compare(
     ] = None,
     unaligned: Annotated[bool, typer.Option("--unaligned", help="Photos of celeba/ are not aligned crops.")] = False,
     settings: Settings = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(help="section.key=A,B,C: train each loss with each value, and each combination. Repeatable."),
+    ] = None,
     pack: Annotated[Path, typer.Option(help="Pack whose detector aligns LFW and unaligned photos.")] = BUNDLED_PACK,
     threads: Threads = None,
 ) -> None:
@@ -254,11 +210,12 @@ def compare(
         raise ConfigError(f"unknown loss {', '.join(sorted(unknown))}. Losses: {', '.join(PUBLISHED_LOSSES)}")
     torch.set_num_threads(threads or available_cores())
     detection, crops = load_pack(pack).detection, sizes or [CROP_SIZE_PX]
-    print(
-        compare_losses(
-            chosen, data, output, detection, epochs, people, seeds, crops, not unaligned, _settings(settings)
-        )
-    )
+    # Commas within brackets belong to a value, such as backbone.widths=[16,16,16],[32,32,32].
+    points = {key: re.split(r",(?![^\[]*\])", text) for key, text in _settings(grid, "--grid").items()}
+    if len(points) < len(grid or ()):
+        raise ConfigError("--grid names a setting twice. Name all of its values once, separated by commas")
+    shared = _settings(settings)
+    print(compare_losses(chosen, data, output, detection, epochs, people, seeds, crops, not unaligned, shared, points))
 
 
 @app.command()

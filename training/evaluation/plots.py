@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -170,39 +170,6 @@ def pair_sheet(lines: Mapping[str, Sequence[tuple[NDArray[np.uint8], str]]]) -> 
         for axes, (picture, caption) in zip(panels, pictures, strict=False):
             axes.imshow(picture)
             axes.set_title(caption, fontsize=7, parse_math=False)
-    return figure
-
-
-def objective_by_setting(
-    objective: Floats, settings: Mapping[str, Sequence[float | str]], complete: Bools, logarithmic: Collection[str]
-) -> Figure:
-    """Plot the objective of n trials, the best first, over each setting; and over both, if two settings are numbers.
-
-    Args:
-        objective: (n,) values.
-        settings: n values by name; texts become categories.
-        complete: (n,) whether a trial ran to its end.
-        logarithmic: names of the settings with a logarithmic axis.
-    """
-    numeric = [name for name, values in settings.items() if not isinstance(values[0], str)]
-    both = len(numeric) == 2
-    count = len(settings) + both
-    figure = Figure(figsize=(4.6 * count, 4.2), layout="constrained")
-    panels = figure.subplots(1, count, squeeze=False)[0]
-    for axes, (name, values) in zip(panels, settings.items(), strict=False):
-        style_axes(axes, "", name, "objective")
-        axes.set_xscale("log" if name in logarithmic else "linear") if name in numeric else None
-        x = np.array(values)
-        axes.scatter(x[~complete], objective[~complete], facecolors="none", edgecolors=GRAY, label="pruned")
-        axes.scatter(x[complete], objective[complete], color=BLUE, label="complete")
-        axes.scatter(x[:1], objective[:1], color=VERMILION, marker="*", s=160, label="best", zorder=3)
-    panels[0].legend(frameon=False)
-    if both:
-        axes, (x_name, y_name) = panels[-1], numeric
-        style_axes(axes, "", x_name, y_name)
-        axes.set(**{f"{axis}scale": "log" for axis, name in zip("xy", numeric, strict=True) if name in logarithmic})
-        points = axes.scatter(settings[x_name], settings[y_name], c=objective, cmap="viridis", s=60)
-        figure.colorbar(points, ax=axes, label="objective")
     return figure
 
 

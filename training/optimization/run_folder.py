@@ -36,21 +36,6 @@ def read_run_config(output: Path) -> RunConfig:
     return replace(RunConfig.from_dict(read_json(output / CONFIG)), output=output)
 
 
-def read_settings(path: Path, data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
-    """Read the settings of a run from a JSON file, for ``data`` and ``output``; a ``teacher`` replaces the file's.
-    Raises ConfigError if the file is no JSON object, or a setting is unknown or invalid."""
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist")
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        document["data"]["root"] = data
-        if teacher is not None:
-            document["distill"]["teacher"] = teacher
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{path} is not a file of settings: {error}. Write it with `kith-train search`") from error
-    return RunConfig.from_dict({**document, "output": output})
-
-
 def write_run_config(output: Path, config: dict[str, Any], checkpoint: Path, mutable: tuple[str, ...]) -> None:
     """Write config.json. Resuming a checkpoint requires equal settings, except for those in ``mutable``. Raises
     ConfigError if another setting differs; the message names it."""

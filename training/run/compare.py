@@ -6,7 +6,7 @@ import csv
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from types import MappingProxyType
 
@@ -24,6 +24,7 @@ from training.evaluation.cfp import CfpCrops, embed_cfp, load_cfp_crops
 from training.evaluation.embedding import Embed, embed_crops, torch_embedder
 from training.evaluation.lfw import LfwCrops, Part, evaluate_lfw, load_lfw_crops, verify_similarities
 from training.evaluation.metrics import AngleStatistics, angle_statistics
+from training.optimization.objective import build_losses
 from training.optimization.run_folder import CONFIG, LOSSES, read_json, read_run_config
 from training.recipes import FIRST_SEED, compared
 from training.run.train import train_recognizer
@@ -67,33 +68,46 @@ def compare(
     sizes: Sequence[int] = (CROP_SIZE_PX,),
     aligned: bool = True,
     settings: Mapping[str, str] | None = None,
+    grid: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """Train the given losses one after the other, evaluate each on LFW and CFP, and return a Markdown table.
 
     LFW, and training photos that are not ``aligned``, are aligned by this detector, to crops of each of the ``sizes``
     in pixels; CFP's crops are scaled. CFP is left out if ``data`` has none. All runs share the ``settings``, as
-    `RunConfig.overridden` takes them. With several ``seeds``, a cell is the mean and standard deviation over runs that
-    differ in the seed alone. Runs with saved results are skipped. The table in ``output``, comparison.csv and
-    comparison.md, grows loss by loss. Raises ConfigError if a folder holds a run with other settings, or an aligned
-    crop has another size.
+    `RunConfig.overridden` takes them. With a ``grid`` of values by setting, each loss is trained with every
+    combination, which is part of its name. With several ``seeds``, a cell is the mean and standard deviation over runs
+    that differ in the seed alone. Runs with saved results are skipped. The table in ``output``, comparison.csv and
+    comparison.md, grows loss by loss. Raises ConfigError if a setting does not suit a loss, before any training; if a
+    folder holds a run with other settings; or if an aligned crop has another size.
     """
+    runs: dict[str, list[RunConfig]] = {}
+    points = [dict(zip(grid or (), values, strict=True)) for values in product(*(grid or {}).values())]
+    for loss, size, point in product(losses, sizes, points):
+        parts = [loss, *([] if size == CROP_SIZE_PX else [f"{size}px"]), *(f"{k}={v}" for k, v in point.items())]
+        name = "-".join(parts).replace("/", "_")
+        folders = {
+            s: output / (name if s == FIRST_SEED else f"{name}-seed-{s}") for s in range(FIRST_SEED, FIRST_SEED + seeds)
+        }
+        runs[name] = [
+            compared(loss, data / "celeba", folder, epochs, people, seed, size, aligned).overridden(
+                {**(settings or {}), **point}
+            )
+            for seed, folder in folders.items()
+        ]
+    for config in chain.from_iterable(runs.values()):
+        build_losses(config, num_classes=64)
     cfp = load_cfp_crops(data / "cfp", output / "cache") if (data / "cfp").is_dir() else None
     evidence = {"detector": sha256_of(detection.path), "cfp": cfp is not None}
     detector = None if aligned else Detector(OnnxNetwork(detection.path), detection)
-    parts: tuple[Part, ...] = ("view1", "view2")
+    views: tuple[Part, ...] = ("view1", "view2")
     lfw = {
-        size: load_lfw_crops(data / "lfw", detection, output / "cache", parts, alignment=standard_alignment(size))
-        for size in sizes
+        size: load_lfw_crops(data / "lfw", detection, output / "cache", views, alignment=standard_alignment(size))
+        for size in {config.data.crop_px for configs in runs.values() for config in configs}
     }
     found: dict[str, list[Row]] = {}
     table = ""
-    for loss, size in product(losses, sizes):
-        name = loss if size == CROP_SIZE_PX else f"{loss}-{size}px"
-        for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-            folder = output / (name if seed == FIRST_SEED else f"{name}-seed-{seed}")
-            plain = compared(loss, data / "celeba", folder, epochs, people, seed, size, aligned)
-            config = plain.overridden(settings or {})
-            found.setdefault(name, []).append(_measured(config, lfw[size], cfp, evidence, detector))
+    for name, configs in runs.items():
+        found[name] = [_measured(config, lfw[config.data.crop_px], cfp, evidence, detector) for config in configs]
         lines = [("loss", *COLUMNS), *((name, *summarize(rows)) for name, rows in found.items())]
         with (output / "comparison.csv").open("w", newline="", encoding="utf-8") as stream:
             csv.writer(stream).writerows(lines)

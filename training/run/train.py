@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -37,13 +36,8 @@ MUTABLE_SETTINGS = ("epochs", "root", "output", "workers", "sharded_checkpoint")
 """Settings that may change between stop and resumption."""
 
 
-def train_recognizer(
-    config: RunConfig,
-    detector: Detector | None = None,
-    observe: Callable[[Mapping[str, Measured]], None] | None = None,
-) -> Checkpoint:
-    """Train or resume a recognizer. ``detector`` is needed for unaligned photos only. ``observe`` gets the figures of
-    every epoch, and may end the run by an exception."""
+def train_recognizer(config: RunConfig, detector: Detector | None = None) -> Checkpoint:
+    """Train or resume a recognizer. ``detector`` is needed for unaligned photos only."""
     build_losses(config, num_classes=64)  # reports wrong settings before the photos are read
     torch.manual_seed(config.loop.seed)
     cache = config.output.parent / "cache"
@@ -58,23 +52,12 @@ def train_recognizer(
     objective = build_objective(config, data.num_classes)
     held_out = HeldOut(split)
     validate = build_validator(config, objective, taught, held_out)
-    if validate is not None and observe is not None:
-        validate = _observed(validate, observe)
     checkpoint = fit(backbone, objective, data, config, validate)
     measured = held_out.measure(shared_embedder(checkpoint.backbone), intervals=False)
     if distributed.rank() == 0:
         (config.output / "losses.png").write_bytes(plots.png(plots.loss_curves(config.output / LOSSES)))
         write_worst_pairs(config.output / WORST_PAIRS, measured)
     return checkpoint
-
-
-def _observed(validate: Validator, observe: Callable[[Mapping[str, Measured]], None]) -> Validator:
-    def measure(network: nn.Module, ended: bool) -> Mapping[str, Measured]:
-        figures = validate(network, ended)
-        observe(figures)
-        return figures
-
-    return measure
 
 
 def build_validator(

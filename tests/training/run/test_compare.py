@@ -10,13 +10,17 @@ import pytest
 
 from models.pack.manifest import ModelPack
 from models.vision.alignment import Alignment
+from models.vision.detection import Detector
 from tests.training.evaluation.cfp_files import write_cfp
 from tests.training.evaluation.test_benchmarks import write_lists
 from tests.training.runs import write_people
-from training.config import ConfigError
+from training.cli.commands import app
+from training.config import ConfigError, RunConfig
 from training.evaluation.lfw import LfwCrops
+from training.optimization.loop import Checkpoint
 from training.optimization.run_folder import read_json
 from training.run import compare
+from training.run.train import train_recognizer
 
 BATCH = 128
 
@@ -86,6 +90,50 @@ def test_fixed_and_adaptive_scales_are_compared_at_a_crop_size(tmp_path: Path, p
     # Crops of 112 are another comparison, and these files are not such crops.
     with pytest.raises(ConfigError, match=r"is 144x144, not a 112x112 crop"):
         compare.compare(losses, data, output, pack.detection, epochs=2, people=6)
+
+
+@pytest.mark.usefixtures("lfw")
+def test_a_grid_is_every_combination_of_its_settings_and_resumes(
+    tmp_path: Path, pack: ModelPack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained: list[RunConfig] = []
+
+    def train(config: RunConfig, detector: Detector | None) -> Checkpoint:
+        trained.append(config)
+        return train_recognizer(config, detector)
+
+    monkeypatch.setattr(compare, "train_recognizer", train)
+    data, output = write_data(tmp_path / "data"), tmp_path / "out"
+    words = ["compare", "cosface", "--data", str(data), "--output", str(output), "--pack", str(pack.directory)]
+    words += ["--epochs", "1", "--people", "6", "--threads", "1", "--set", "head.margin=0.1"]
+    words += ["--grid", "backbone.widths=[16,16,16],[16,16,24]", "--grid", "head.scale=16,32"]
+    app(words, standalone_mode=False)
+    found = [(run.backbone.widths, run.head.options) for run in trained]
+    assert found == [
+        (widths, {"scale": scale, "margin": 0.1}) for widths in ((16, 16, 16), (16, 16, 24)) for scale in (16, 32)
+    ]
+    assert "| cosface-backbone.widths=[16,16,24]-head.scale=32 |" in capsys.readouterr().out
+    app([*words[:-1], "head.scale=32,8"], standalone_mode=False)  # two new points
+    assert [run.head.options["scale"] for run in trained[4:]] == [8, 8]
+
+
+@pytest.mark.usefixtures("lfw")
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({"head.scales": ["1", "2"]}, "scales"),
+        ({"head.scale": ["16", "wide"]}, "wide"),
+        ({"head.scale": ["16", "-1"]}, "scale"),
+        ({"loop.epoch": ["1"]}, "unknown setting 'loop.epoch'"),
+    ],
+)
+def test_a_wrong_grid_is_refused_before_any_training(
+    grid: dict[str, list[str]], message: str, tmp_path: Path, pack: ModelPack
+) -> None:
+    data, output = write_data(tmp_path / "data"), tmp_path / "out"
+    with pytest.raises(ConfigError, match=message):
+        compare.compare(["cosface"], data, output, pack.detection, epochs=1, people=6, grid=grid)
+    assert not list(output.glob("*/config.json"))
 
 
 def test_cells_are_means_and_standard_deviations() -> None:
