@@ -32,7 +32,7 @@ from service.core.periodic import PeriodicTask
 from service.index.follower import Followers, in_process
 from service.inference.archives import ArchiveLimits
 from service.inference.batcher import Batcher, DevicePool
-from service.inference.images import ImageLimits
+from service.inference.images import ImageLimits, PhotoDecoder
 from service.inference.photo_pipeline import DecodeBudget, PhotoPipeline
 from service.inference.recognizers import LivenessJudge, Recognizers, ServedRecognizer, read_packs
 from service.inference.url_fetching import UrlFetcher
@@ -72,6 +72,8 @@ from service.usecases.bulk_enrollment import KIND, BulkEnrollment
 from service.usecases.migration import Migrations
 
 BLOCKING_THREADS_PER_CORE: Final = 2
+MAX_DECODER_PROCESSES: Final = 4
+"""Processes for formats other than JPEG, PNG and WebP. Each takes 26 MB when idle, and is started when it is needed."""
 DECODE_MEMORY_SHARE: Final = 0.25
 """Default of KITH_DECODE_MEMORY as a share of the memory limit. Networks, bodies and indexes need the rest."""
 log = logging.getLogger(__name__)
@@ -152,10 +154,13 @@ async def _open_faces(
         by_batcher[judge.batcher] = judge.network
     decode_memory = settings.decode_memory or int(DECODE_MEMORY_SHARE * memory_limit_bytes())
     log.info("photos are decoded in at most %d MB", decode_memory // 1_000_000)
+    limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
+    decoder = PhotoDecoder(limits, min(threads.count, MAX_DECODER_PROCESSES))
+    stack.callback(decoder.close)
     photos = PhotoPipeline(
         detector=detectors[0],
         detecting=detecting,
-        limits=ImageLimits(settings.max_image_bytes, settings.max_image_pixels),
+        decoder=decoder,
         max_faces=settings.max_faces,
         threads=threads,
         budget=DecodeBudget(threads.count + PHOTO_BATCH_SIZES[-1], decode_memory),  # one photo per thread, and a batch

@@ -1,4 +1,4 @@
-"""Decoding of photos to RGB pixels, upright on request. Only this module of the service uses simplejpeg and libheif.
+"""Decoding of JPEG, PNG and WebP to RGB pixels, upright on request. Only this module of the service uses simplejpeg.
 
 A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size at a much lower cost. EXIF rotations are applied lazily, to the
 downscaled image or to coordinates, instead of to the full photo. service.inference.images checks the limits before.
@@ -17,16 +17,13 @@ from typing import Final
 
 import cv2
 import numpy as np
-import pi_heif
 import simplejpeg
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
-from PIL.TiffImagePlugin import TiffImageFile
 
 from models.runtime.network import Float
 from models.vision.alignment import rotate_points
 from models.vision.detection import downscale
-from models.vision.photo_files import HEAD_BYTES, TIFF_SIGNATURES, photo_format
 from service.core.errors import KithError
 from service.core.photo_errors import ImageDamagedError, ImageFormatError, ImageTooLargeError
 from service.inference.rgb_conversion import GrayLevels, mirror, to_rgb
@@ -36,12 +33,8 @@ Image.MAX_IMAGE_PIXELS = None
 # OpenCV would write a line to stderr for each damaged photo.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
-# Requests already decode in parallel, so each decodes in its own thread. Auxiliary images are not needed.
-pi_heif.options.DECODE_THREADS = 1
-pi_heif.options.THUMBNAILS = pi_heif.options.DEPTH_IMAGES = pi_heif.options.AUX_IMAGES = False
-
-FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "AVIF")
-"""Formats read with Pillow. HEIC is read with libheif."""
+FORMATS: Final = ("JPEG", "PNG", "WEBP")
+"""Formats that this module decodes. service.inference.decoder_child decodes the others."""
 MIRRORED_AND_TURNS: Final = {
     2: (True, 0),
     3: (False, 2),
@@ -52,12 +45,6 @@ MIRRORED_AND_TURNS: Final = {
     8: (False, 1),
 }
 """Swap of left and right, and then counterclockwise quarter turns, by EXIF orientation."""
-TIFF_BITS_PER_SAMPLE: Final = 258
-TIFF_MAX_SAMPLE: Final = 281
-TIFF_PHOTOMETRIC: Final = 262
-WHITE_IS_ZERO: Final = 0
-BASE64_STARTS: Final = (b"data:", b"/9j/", b"_9j_", b"iVBORw0K", b"UklGR", b"R0lGOD")
-"""Data URLs, and the signatures of JPEG, PNG, WebP and GIF in base64."""
 ROTATIONS: Final = {1: cv2.ROTATE_90_COUNTERCLOCKWISE, 2: cv2.ROTATE_180, 3: cv2.ROTATE_90_CLOCKWISE}
 REDUCTIONS: Final = (1 / 8, 1 / 4, 1 / 2)
 """Scales for decoding. Other scales of libjpeg are slower than full size."""
@@ -116,7 +103,7 @@ class EncodedPhoto:
             pixels = decode_rgb(self.completed, size, reduction)
             if pixels is None:  # Pillow is more tolerant
                 with open_image(self.completed) as image:
-                    return DecodedPhoto(self, _decode_with_pillow(image, self.mirrored), 1.0, self.turns)
+                    return DecodedPhoto(self, decode_with_pillow(image, self.mirrored), 1.0, self.turns)
             if self.mirrored:
                 mirror(pixels)
             return DecodedPhoto(self, pixels, reduction, self.turns)
@@ -178,25 +165,18 @@ def decode_whole(payload: bytes) -> EncodedPhoto:
             mirrored, turns = read_orientation(image)
             pixels = _decode_webp(payload, image, mirrored)
         else:
-            image.load()  # EXIF may follow the pixels, and Pillow applies the orientation of TIFF
+            image.load()  # EXIF may follow the pixels
             mirrored, turns = read_orientation(image)
-            pixels = _decode_with_pillow(image, mirrored)
+            pixels = decode_with_pillow(image, mirrored)
     height, width = pixels.shape[:2][:: -1 if turns % 2 else 1]
     return EncodedPhoto(height, width, b"", turns, mirrored, whole=pixels)
 
 
-def _decode_with_pillow(image: Image.Image, mirrored: bool) -> NDArray[np.uint8]:
-    """Return (h, w, 3) RGB as stored, mirrored on request."""
-    width = image.width
-    levels = GrayLevels()
-    if isinstance(image, TiffImageFile):
-        # Pillow scales and inverts gray of up to 8 bits itself.
-        bits = image.tag_v2.get(TIFF_BITS_PER_SAMPLE, (8,))[0]
-        match image.tag_v2.get(TIFF_MAX_SAMPLE):
-            case (int(white), *_) if 255 < white < 1 << bits:  # 10 to 14 bits are often stored in 16
-                bits = white.bit_length()
-        levels = GrayLevels(bits if bits < 16 else None, image.tag_v2.get(TIFF_PHOTOMETRIC) == WHITE_IS_ZERO)
-    return to_rgb(image.size, lambda top, bottom: image.crop((0, top, width, bottom)), levels, mirrored)
+def decode_with_pillow(
+    image: Image.Image, mirrored: bool = False, levels: GrayLevels | None = None
+) -> NDArray[np.uint8]:
+    """Return (h, w, 3) RGB as stored, mirrored on request. ``levels``: as in `to_rgb`."""
+    return to_rgb(image.size, lambda top, bottom: image.crop((0, top, image.width, bottom)), levels, mirrored)
 
 
 def _decode_webp(payload: bytes, image: Image.Image, mirrored: bool) -> NDArray[np.uint8]:
@@ -226,71 +206,11 @@ def _bgra(pixels: NDArray[np.uint8]) -> Image.Image:
     return Image.frombuffer("RGBA", (width, height), np.ascontiguousarray(pixels), "raw", "BGRA", 0, 1)
 
 
-def decode_heif(payload: bytes) -> EncodedPhoto:
-    photo = HeifPhoto(payload)
-    photo.decode()
-    pixels = to_rgb(photo.size, photo.strip)
-    height, width = pixels.shape[:2]
-    return EncodedPhoto(height, width, b"", whole=pixels)
-
-
-def is_heif(payload: bytes) -> bool:
-    """Return whether the file's brands are HEIF. AVIF, which shares the container, is not."""
-    return photo_format(payload[:HEAD_BYTES]) == "HEIC"
-
-
-class HeifPhoto:
-    """Opened HEIF file. ``size`` is the (width, height) of the upright image in pixels.
-
-    libheif applies the rotation and mirror properties of the file (irot, imir), so EXIF orientation must not be applied
-    again (ISO/IEC 23008-12). Its built-in limits, which stay enabled, reject images larger than declared.
-
-    Check :func:`service.inference.heif_boxes.count_pixels` before decoding.
-    """
-
-    def __init__(self, payload: bytes) -> None:
-        """Read the header. Raises ImageFormatError for an unsupported codec, and libheif errors for damaged files."""
-        try:
-            file = pi_heif.open_heif(payload)
-        except SyntaxError as error:
-            raise ImageFormatError(f"the HEIF file is not supported: {error}") from error
-        self._image = file[file.primary_index]
-        self.size: tuple[int, int] = self._image.size
-        self.bit_depth: int = self._image.info["bit_depth"]
-        self.has_alpha: bool = self._image.has_alpha
-
-    def decode(self) -> None:
-        """Decode the image.
-
-        Raises:
-            ImageDamagedError: The size differs from the header. Other libheif errors pass through.
-        """
-        declared = self.size
-        self._pixels = memoryview(self._image.data)
-        if self._image.size != declared:
-            raise ImageDamagedError(f"the photo has {self._image.size} pixels, but its header declares {declared}")
-
-    def strip(self, top: int, bottom: int) -> Image.Image:
-        """Return rows of the decoded, upright image with 8 bits per channel, or 16 for deeper grayscale."""
-        mode, stride = self._image.mode, self._image.stride
-        rows = bytes(self._pixels[top * stride : bottom * stride])
-        return Image.frombuffer(mode, (self.size[0], bottom - top), rows, "raw", mode, stride, 1)
-
-
-def open_image(payload: bytes) -> Image.Image:
+def open_image(payload: bytes, formats: tuple[str, ...] = FORMATS) -> Image.Image:
+    """Parse the header of a photo in one of Pillow's formats. Raises ImageFormatError, and Pillow's other errors."""
     try:
-        return Image.open(io.BytesIO(payload), formats=FORMATS)
+        return Image.open(io.BytesIO(payload), formats=formats)
     except UnidentifiedImageError as error:
-        if payload.startswith(TIFF_SIGNATURES):
-            raise ImageFormatError(
-                "the TIFF file is damaged, or has a pixel format that is not supported",
-                remedy="Save it with 8 or 16 bits per channel, or as PNG.",
-            ) from error
-        if payload.startswith(BASE64_STARTS):
-            raise ImageFormatError(
-                "the bytes are base64 text, not a photo",
-                remedy="Send the content of the file, or send the base64 in 'images' of a JSON body.",
-            ) from error
         raise ImageFormatError("the bytes are not a photo in a supported format") from error
 
 

@@ -30,7 +30,7 @@ from service.domain.gallery import Crop, Gallery
 from service.inference import crops
 from service.inference.batcher import Batcher
 from service.inference.decoding import DecodedPhoto
-from service.inference.images import ImageLimits, PhotoHeader, has_short_header, read_header
+from service.inference.images import PhotoDecoder, PhotoHeader, has_short_header
 from service.inference.recognizers import LivenessJudge, ServedRecognizer
 from service.observability.metrics import Metrics
 
@@ -152,7 +152,7 @@ class PhotoPipeline:
         self,
         detector: Detector,
         detecting: Batcher[PreparedPhoto, RawOutputs],
-        limits: ImageLimits,
+        decoder: PhotoDecoder,
         max_faces: int,
         threads: RequestThreads,
         budget: DecodeBudget,
@@ -161,7 +161,7 @@ class PhotoPipeline:
     ) -> None:
         self._detector = detector
         self._detecting = detecting
-        self._limits = limits
+        self._decoder = decoder
         self._max_faces = max_faces
         self._threads = threads
         self._undecoded = 0
@@ -272,7 +272,7 @@ class PhotoPipeline:
     def _read_header(self, payload: bytes, patience: Deadline | None) -> PhotoHeader:
         if patience is not None:
             patience.check()
-        return read_header(payload, self._limits)
+        return self._decoder.read_header(payload)
 
     def _decode(
         self, header: PhotoHeader, patience: Deadline | None, detail: Detail

@@ -28,10 +28,10 @@ from service.core.errors import KithError
 from service.core.photo_errors import ImageError
 from service.domain.gallery_items import GalleryFileHeader, GalleryItems, validate_items
 from service.inference.archives import ArchiveLimits, iterate_members, read_contents
-from service.inference.decoding import FORMATS
-from service.inference.images import ImageLimits, open_photo
+from service.inference.images import ImageLimits
 from service.settings import Settings
 from service.storage.transfer.ndjson import Lines, header_line, lines_of
+from tests.service.inference.decoders import FORMATS, open_photo
 from tests.service.inference.image_files import (
     SMALL,
     canvas,

@@ -8,6 +8,7 @@ import hashlib
 import html
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from models.vision.photo_files import printable_path
 from service.cli.tools.album_names import NAMES, NamedFace, is_face_of
 from service.core.atomic_files import atomic_write
 from service.core.errors import KithError
-from service.inference.images import ImageLimits, decode
+from service.inference.images import ImageLimits, PhotoDecoder
 from service.settings import Settings
 
 MARGIN: Final = 0.75
@@ -144,7 +145,8 @@ def _read(photo: Path, settings: Settings, face: str) -> Pixels:
         payload = file.read(settings.max_image_bytes + 1)
     if not is_face_of(face, hashlib.sha256(payload).hexdigest()):
         raise OSError(errno.ESTALE, "the photo changed since it was grouped: run 'kith group' again")
-    return decode(payload, ImageLimits(settings.max_image_bytes, settings.max_image_pixels))
+    with closing(PhotoDecoder(ImageLimits(settings.max_image_bytes, settings.max_image_pixels))) as decoder:
+        return decoder.decode(payload)
 
 
 PAGE: Final = """<!doctype html>

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -12,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from kith.wire.faces import FaceOut
 from kith.wire.identification import IdentityOut
 from service.core.text import describe_outcome, replace_controls
-from service.inference.images import ImageLimits, decode
+from service.inference.images import ImageLimits, PhotoDecoder
 
 MIN_SIDE_PX: Final = 1280
 MAX_SIDE_PX: Final = 3200
@@ -65,7 +66,8 @@ def _describe(result: IdentityOut) -> str:
 
 
 def _draw(photo: bytes, marks: Sequence[Mark], target: Path) -> None:
-    image = Image.fromarray(decode(photo, ImageLimits(len(photo), MAX_PHOTO_PIXELS)))
+    with closing(PhotoDecoder(ImageLimits(len(photo), MAX_PHOTO_PIXELS))) as decoder:
+        image = Image.fromarray(decoder.decode(photo))
     scale = min(max(*image.size, MIN_SIDE_PX), MAX_SIDE_PX) / max(image.size)
     image = image.resize([max(1, round(side * scale)) for side in image.size], Image.Resampling.LANCZOS)
     unit = max(image.size) / MIN_SIDE_PX

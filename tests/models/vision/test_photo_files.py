@@ -18,8 +18,8 @@ from models.vision.photo_files import (
     printable_path,
     read_head,
 )
-from service.inference.decoding import FORMATS
-from service.inference.images import ImageLimits, decode
+from service.inference.images import ImageLimits
+from tests.service.inference.decoders import FORMATS, decode
 from tests.service.inference.image_files import SMALL, encode, heic
 
 LIMITS = ImageLimits(1_000_000, 1_000_000)

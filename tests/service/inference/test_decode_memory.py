@@ -22,21 +22,22 @@ from models.pack.loading import BUNDLED_PACK
 from service.core.deadlines import Deadline
 from service.core.errors import ClientGoneError, OverloadedError
 from service.core.memory_limit import memory_limit_bytes
-from service.core.photo_errors import ImageTooLargeError
 from service.inference.decoding import EncodedPhoto
-from service.inference.images import ImageLimits, PhotoHeader, decode, read_header
+from service.inference.images import ImageLimits, PhotoHeader
 from service.inference.photo_pipeline import DecodeBudget
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
-from tests.service.inference.image_files import heic, ifd
+from tests.service.inference.decoders import open_photo, read_header
+from tests.service.inference.image_files import heic
 from tests.service.inference.large_bodies import encode, encoders, measure_decoding, photo_of, send_at_once
 from tests.service.inference.test_images import oriented
 from tests.service.inference.test_photo_pipeline import serving, until
 
 MEGAPIXELS = 3.0
 LIMITS = ImageLimits(50_000_000, 50_000_000)
-KINDS = [*encoders(Image.new("RGB", (8, 8)))]
+OTHER_FORMATS = ("TIFF", "GIF", "BMP", "AVIF", "HEIC")
+"""Formats that are decoded in a process of their own."""
 
 
 def unusual(photo: Image.Image) -> dict[str, Callable[[], bytes]]:
@@ -63,13 +64,24 @@ def unusual(photo: Image.Image) -> dict[str, Callable[[], bytes]]:
     }
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *unusual(Image.new("RGB", (64, 64)))])
+KINDS = [*encoders(Image.new("RGB", (8, 8))), *unusual(Image.new("RGB", (64, 64)))]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith(OTHER_FORMATS)])
 def test_the_estimate_exceeds_the_measured_peak(kind: str) -> None:
     small, large = ((encoders(photo) | unusual(photo))[kind]() for photo in (photo_of(0.05), photo_of(MEGAPIXELS)))
     measured, estimated, pixels = measure_decoding(small, large)
     assert measured > 2.5 * pixels
     # The overhead is for the detector, and must not hide an error of the factors.
     assert estimated - 5_000_000 >= measured
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith(OTHER_FORMATS)])
+def test_the_limit_of_a_process_suffices(kind: str) -> None:
+    photo = photo_of(6.0)
+    payload = (encoders(photo) | unusual(photo))[kind]()
+    decoded = open_photo(payload, LIMITS)
+    assert sorted((decoded.height, decoded.width)) == sorted(photo.size)
 
 
 BUDGET = 80_000_000
@@ -245,13 +257,6 @@ def test_a_photo_that_gets_no_memory_in_time_is_answered_with_503(
             assert len(first.result().images[0].faces) == 1
     finally:
         gate.opened.set()
-
-
-def test_a_tile_that_exceeds_the_photo_is_refused() -> None:
-    entries: list[tuple[int, int, int, int]] = [(256, 4, 1, 8), (257, 4, 1, 8), (258, 3, 1, 8), (259, 3, 1, 8)]
-    entries += [(262, 3, 1, 1), (277, 3, 1, 1), (322, 4, 1, 20_000), (323, 4, 1, 20_000)]
-    with pytest.raises(ImageTooLargeError, match="a tile"):
-        decode(ifd(*entries, (324, 4, 1, 0), (325, 4, 1, 8)), LIMITS)
 
 
 @pytest.mark.parametrize(

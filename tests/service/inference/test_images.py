@@ -23,9 +23,9 @@ from service.core.photo_errors import (
     ImageFormatError,
     ImageTooLargeError,
 )
-from service.inference.decoding import FORMATS
-from service.inference.images import SHORT_BYTES, ImageLimits, decode, has_short_header, open_photo, read_header
+from service.inference.images import SHORT_BYTES, ImageLimits, has_short_header
 from tests.conftest import jpeg
+from tests.service.inference.decoders import FORMATS, decode, open_photo, read_header
 
 LIMITS = ImageLimits(max_bytes=5_000_000, max_pixels=4_000_000)
 

@@ -33,9 +33,8 @@ from service.app import create_app
 from service.core.deadlines import Deadline
 from service.core.errors import DeadlineExceededError, GalleryNotFoundError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
-from service.inference import photo_pipeline
 from service.inference.decoding import EncodedPhoto
-from service.inference.images import SHORT_BYTES, ImageLimits, PhotoHeader, read_header
+from service.inference.images import SHORT_BYTES, PhotoDecoder, PhotoHeader
 from service.inference.photo_pipeline import DecodeBudget, Face, Photo, Share
 from service.server import embedded
 from service.settings import load_settings
@@ -44,6 +43,8 @@ from service.usecases.backend import Backend
 from service.usecases.gallery_search import search_gallery
 from tests.conftest import jpeg
 from tests.databases import open_database
+
+read_header = PhotoDecoder.read_header
 
 
 def test_only_the_largest_face_is_identified(kith: Kith, gallery: str, group: NDArray[np.uint8]) -> None:
@@ -203,16 +204,16 @@ def test_few_photos_are_held_decoded(
 ) -> None:
     photo, decoded, gate = jpeg(astronaut), list[int](), threading.Event()
 
-    def counting(payload: bytes, limits: ImageLimits) -> PhotoHeader:
+    def counting(decoder: PhotoDecoder, payload: bytes) -> PhotoHeader:
         decoded.append(len(payload))
-        return read_header(payload, limits)
+        return read_header(decoder, payload)
 
     class Held(Detector):
         def run(self, canvases: Sequence[PreparedPhoto]) -> list[RawOutputs]:
             assert gate.wait(60)
             return super().run(canvases)
 
-    monkeypatch.setattr(photo_pipeline, "read_header", counting)
+    monkeypatch.setattr(PhotoDecoder, "read_header", counting)
     monkeypatch.setattr(wiring, "Detector", Held)
 
     async def main() -> None:
@@ -239,16 +240,16 @@ def test_only_short_work_of_requests_runs_on_the_event_loop(
     whole, short = jpeg(astronaut, 60), jpeg(np.ascontiguousarray(astronaut[::2, ::2]))
     ran: list[bool] = []
 
-    def noting(payload: bytes, limits: ImageLimits) -> PhotoHeader:
+    def noting(decoder: PhotoDecoder, payload: bytes) -> PhotoHeader:
         ran.append(threading.current_thread() is threading.main_thread())
-        header = read_header(payload, limits)
+        header = read_header(decoder, payload)
         return replace(header, _open=lambda: note(header))
 
     def note(header: PhotoHeader) -> EncodedPhoto:
         ran.append(threading.current_thread() is threading.main_thread())
         return header.open()
 
-    monkeypatch.setattr(photo_pipeline, "read_header", noting)
+    monkeypatch.setattr(PhotoDecoder, "read_header", noting)
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch) as backend:
@@ -352,11 +353,11 @@ def test_a_request_waiting_for_a_thread_is_answered_by_the_deadline(
 ) -> None:
     photo, gate = jpeg(astronaut), threading.Event()
 
-    def slow(payload: bytes, limits: ImageLimits) -> PhotoHeader:
+    def slow(decoder: PhotoDecoder, payload: bytes) -> PhotoHeader:
         assert gate.wait(60)
-        return read_header(payload, limits)
+        return read_header(decoder, payload)
 
-    monkeypatch.setattr(photo_pipeline, "read_header", slow)
+    monkeypatch.setattr(PhotoDecoder, "read_header", slow)
 
     async def main() -> None:
         async with serving(tmp_path, monkeypatch) as backend:

@@ -13,8 +13,8 @@ from PIL import ExifTags, Image
 
 from models.vision.photo_files import list_photos, visible_subfolders
 from models.vision.photo_reading import PhotoReader
-from service.inference.decoding import FORMATS
-from service.inference.images import ImageLimits, decode
+from service.inference.images import ImageLimits
+from tests.service.inference.decoders import FORMATS, decode
 from tests.service.inference.image_files import HEIC, SMALL, encode, heic
 from tests.training.runs import IMAGES, PEOPLE, losses, tiny_run, write_people
 from training.config import ConfigError, DataConfig

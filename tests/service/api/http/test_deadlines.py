@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from kith import Kith
 from models.vision.detection import Detector, PreparedPhoto, RawOutputs
 from service import wiring
-from service.inference import photo_pipeline
-from service.inference.images import ImageLimits, PhotoHeader, read_header
+from service.inference.images import PhotoDecoder, PhotoHeader
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
+
+read_header = PhotoDecoder.read_header
 
 
 @contextmanager
@@ -149,11 +150,11 @@ def test_photos_are_not_decoded_if_the_queue_is_full(
 ) -> None:
     photo, decoded = jpeg(astronaut), list[int]()
 
-    def counting(payload: bytes, limits: ImageLimits) -> PhotoHeader:
+    def counting(decoder: PhotoDecoder, payload: bytes) -> PhotoHeader:
         decoded.append(len(payload))
-        return read_header(payload, limits)
+        return read_header(decoder, payload)
 
-    monkeypatch.setattr(photo_pipeline, "read_header", counting)
+    monkeypatch.setattr(PhotoDecoder, "read_header", counting)
     statuses: list[int] = []
 
     def ask(url: str) -> None:

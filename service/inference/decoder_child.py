@@ -1,0 +1,164 @@
+"""Program that decodes BMP, TIFF, GIF, AVIF and HEIC; service.inference.decoder_processes starts it.
+
+A file of these formats can make its decoder crash, or take far more memory and time than its header suggests. Each
+photo may use the memory that was reserved for it and MAX_CPU_S; the process opens neither files nor connections.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import resource
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pi_heif
+from numpy.typing import NDArray
+from PIL import AvifImagePlugin, Image
+from PIL.TiffImagePlugin import TiffImageFile
+
+from models.vision.photo_files import HEAD_BYTES, TIFF_SIGNATURES, photo_format
+from service.core.photo_errors import ImageDamagedError, ImageError, ImageFormatError, ImageTooLargeError
+from service.inference.decoding import decode_with_pillow, open_image, read_orientation, translated_errors
+from service.inference.rgb_conversion import GrayLevels, to_rgb
+
+FORMATS: Final = ("BMP", "TIFF", "GIF", "AVIF")
+"""Formats read with Pillow. HEIC is read with libheif."""
+LIBRARY_BYTES: Final = 64_000_000
+"""Memory that decoders need for a photo of any size, besides that of the idle process."""
+MAX_CPU_S: Final = 10
+"""Processor time for a photo; an AVIF of 50 megapixels takes 2 s."""
+TIFF_BITS_PER_SAMPLE: Final = 258
+TIFF_MAX_SAMPLE: Final = 281
+TIFF_PHOTOMETRIC: Final = 262
+WHITE_IS_ZERO: Final = 0
+Pixels = NDArray[np.uint8]
+
+
+def main() -> None:
+    """Answer requests until the parent closes its end of the connection."""
+    connection, pixels_file = Connection(int(sys.argv[1])), int(sys.argv[2])
+    shared = mmap.mmap(pixels_file, 0)
+    os.close(pixels_file)
+    pi_heif.options.DECODE_THREADS = AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each thread reserves addresses
+    pi_heif.options.THUMBNAILS = pi_heif.options.DEPTH_IMAGES = pi_heif.options.AUX_IMAGES = False
+    Image.init()  # loads all formats, while files can still be opened
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+    while True:
+        try:
+            request, payload = json.loads(connection.recv_bytes()), connection.recv_bytes()
+        except EOFError:
+            return
+        _limit(used_bytes + LIBRARY_BYTES + request["memory_bytes"])
+        try:
+            answer = _answer(payload, shared if request["decode"] else None)
+        except ImageError as error:
+            answer = {"code": error.code, "detail": error.detail, "remedy": error.remedy}
+        except MemoryError:
+            detail = f"decoding the photo takes more than {request['memory_bytes']} bytes of memory"
+            answer = {"code": ImageTooLargeError.code, "detail": detail, "remedy": None}
+        connection.send_bytes(json.dumps(answer).encode())
+
+
+def _limit(memory_bytes: int) -> None:
+    """Limit the addresses of the process, and the processor time of the next photo. Exceeding the latter ends it."""
+    cpu_s = int(time.process_time()) + 1 + MAX_CPU_S
+    for kind, limit in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_CPU, cpu_s)):
+        _, most = resource.getrlimit(kind)  # of a container, for example
+        resource.setrlimit(kind, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+
+def _answer(payload: bytes, shared: mmap.mmap | None) -> dict[str, Any]:
+    """Return the width and height that the header declares, or those of pixels that were written, and their turns."""
+    with translated_errors():
+        is_heic = photo_format(payload[:HEAD_BYTES]) == "HEIC"
+        if shared is None:
+            width, height = _HeifPhoto(payload).size if is_heic else _open(payload).size
+            return {"width": width, "height": height}
+        pixels, turns = _decode_heic(payload) if is_heic else _decode_with_pillow(payload)
+        height, width = pixels.shape[:2]
+        if pixels.nbytes > len(shared):
+            raise ImageTooLargeError(f"the photo has {width} x {height} pixels")
+        np.frombuffer(shared, np.uint8, pixels.size)[:] = pixels.ravel()
+        return {"width": width, "height": height, "turns": turns}
+
+
+def _open(payload: bytes) -> Image.Image:
+    try:
+        return open_image(payload, FORMATS)
+    except ImageFormatError as error:
+        if not payload.startswith(TIFF_SIGNATURES):
+            raise
+        raise ImageFormatError(
+            "the TIFF file is damaged, or has a pixel format that is not supported",
+            remedy="Save it with 8 or 16 bits per channel, or as PNG.",
+        ) from error
+
+
+def _decode_with_pillow(payload: bytes) -> tuple[Pixels, int]:
+    """Return pixels and the counterclockwise quarter turns that make them upright."""
+    with _open(payload) as image:
+        image.load()  # EXIF may follow the pixels, and Pillow applies the orientation of TIFF
+        mirrored, turns = read_orientation(image)
+        return decode_with_pillow(image, mirrored, _gray_levels(image)), turns
+
+
+def _gray_levels(image: Image.Image) -> GrayLevels:
+    if not isinstance(image, TiffImageFile):
+        return GrayLevels()
+    # Pillow scales and inverts gray of up to 8 bits itself.
+    bits = image.tag_v2.get(TIFF_BITS_PER_SAMPLE, (8,))[0]
+    match image.tag_v2.get(TIFF_MAX_SAMPLE):
+        case (int(white), *_) if 255 < white < 1 << bits:  # 10 to 14 bits are often stored in 16
+            bits = white.bit_length()
+    return GrayLevels(bits if bits < 16 else None, image.tag_v2.get(TIFF_PHOTOMETRIC) == WHITE_IS_ZERO)
+
+
+def _decode_heic(payload: bytes) -> tuple[Pixels, int]:
+    photo = _HeifPhoto(payload)
+    photo.decode()
+    return to_rgb(photo.size, photo.strip), 0
+
+
+class _HeifPhoto:
+    """Opened HEIF file. ``size`` is the (width, height) of the upright image in pixels.
+
+    libheif applies the rotation and mirror properties of the file (irot, imir), so EXIF orientation must not be applied
+    again (ISO/IEC 23008-12).
+    """
+
+    def __init__(self, payload: bytes) -> None:
+        """Read the header. Raises ImageFormatError for an unsupported codec, and libheif errors for damaged files."""
+        try:
+            file = pi_heif.open_heif(payload)
+        except SyntaxError as error:
+            raise ImageFormatError(f"the HEIF file is not supported: {error}") from error
+        self._image = file[file.primary_index]
+        self.size: tuple[int, int] = self._image.size
+
+    def decode(self) -> None:
+        """Decode the image.
+
+        Raises:
+            ImageDamagedError: The size differs from the header. Other libheif errors pass through.
+        """
+        declared = self.size
+        self._pixels = memoryview(self._image.data)
+        if self._image.size != declared:
+            raise ImageDamagedError(f"the photo has {self._image.size} pixels, but its header declares {declared}")
+
+    def strip(self, top: int, bottom: int) -> Image.Image:
+        """Return rows of the decoded, upright image with 8 bits per channel, or 16 for deeper grayscale."""
+        mode, stride = self._image.mode, self._image.stride
+        rows = bytes(self._pixels[top * stride : bottom * stride])
+        return Image.frombuffer(mode, (self.size[0], bottom - top), rows, "raw", mode, stride, 1)
+
+
+if __name__ == "__main__":
+    main()
