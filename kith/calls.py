@@ -232,14 +232,13 @@ class Calls:
     # Migration to another recognizer
 
     @one
-    def migrate(self, gallery: str, to: str, on_sight: bool = False) -> Call[MigrationOut]:
-        """Start a migration to another served pack, given by name or recognizer fingerprint, as a shadow."""
-        body = {"to": to, "on_sight": on_sight}
-        return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate", json=body)
+    def migrate(self, gallery: str, to: str) -> Call[MigrationOut]:
+        """Start a migration to another served pack, given by name or recognizer fingerprint."""
+        return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate", json={"to": to})
 
     @one
     def migration(self, gallery: str) -> Call[MigrationOut]:
-        """Return the progress of a migration, and how often the shadow agrees."""
+        """Return the progress of a migration."""
         return json_call(MigrationOut, "GET", f"{_path(gallery)}/migrate")
 
     @one

@@ -43,7 +43,6 @@ from service.observability.metrics import Metrics
 from service.operations.event_streams import EventStreams
 from service.operations.housekeeping import Housekeeping, KeyUses
 from service.operations.metrics_export import MetricsExport
-from service.operations.shadow import Shadow
 from service.operations.status import RecentState, StateReader, readiness
 from service.operations.transfers import Transfers
 from service.operations.webhook_delivery import WebhookDelivery, Webhooks, WebhookSender
@@ -91,7 +90,7 @@ async def open_backend(settings: Settings, metrics: Metrics) -> AsyncIterator[Ba
         devices = stack.enter_context(DevicePool(networks.devices))
         database = open_own_database(settings)
         faces = await _open_faces(stack, settings, networks, devices, threads, metrics)
-        galleries = await _open_galleries(stack, settings, database, faces.recognizers, threads, metrics)
+        galleries = _open_galleries(stack, settings, database, faces.recognizers, threads, metrics)
         jobs = await _open_jobs(stack, settings, database, faces, galleries, metrics)
         operations = await _open_operations(
             stack, settings, networks, devices, threads, faces, galleries, jobs, metrics
@@ -174,7 +173,7 @@ async def _open_faces(
     return Faces(photos=photos, recognizers=Recognizers(*served), fetcher=fetcher, networks=by_batcher)
 
 
-async def _open_galleries(
+def _open_galleries(
     stack: AsyncExitStack,
     settings: Settings,
     database: Database,
@@ -199,7 +198,6 @@ async def _open_galleries(
     search = GallerySearch(threads, followers, risks, metrics)
     transfers = Transfers(database)
     stack.callback(transfers.close)
-    generations = GenerationStore(database)
     return Galleries(
         store=store,
         followers=followers,
@@ -207,8 +205,7 @@ async def _open_galleries(
         search=search,
         risks=risks,
         watches=Watches(calibrations),
-        generations=generations,
-        shadow=await stack.enter_async_context(Shadow(threads, recognizers, search, generations)),
+        generations=GenerationStore(database),
         retention=Retention(database),
         erasures=ErasureStore(database),
         transfers=transfers,

@@ -6,18 +6,13 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from kith.wire.common import IdentifyOutcome, Source
+from kith.wire.common import Source
 from kith.wire.fields import ModelName, RequestModel
 from kith.wire.risk import RiskIn
 
 
 class MigrateIn(RequestModel):
     to: ModelName = Field(description="Name of a served pack, or fingerprint of its recognizer.")
-    on_sight: bool = Field(
-        False,
-        description="Use the vector of an identified face for a template of the same subject that has no crop. A false "
-        "alarm would enroll a stranger's face: see docs/migration.md.",
-    )
 
 
 class CutOverIn(RequestModel):
@@ -50,35 +45,11 @@ class GenerationOut(BaseModel):
     template_count: int
     embedded_count: int = Field(description="Templates that have a vector and can be found.")
     by_crop_count: int = Field(description="Templates embedded from stored crops since the start.")
-    by_sight_count: int = Field(description="Templates that received the vector of an identified face since the start.")
     waiting_with_crop_count: int = Field(description="Templates that the job will embed.")
-    waiting_without_crop_count: int = Field(description="Templates that must be identified once, or enrolled again.")
+    waiting_without_crop_count: int = Field(description="Templates that must be enrolled again.")
     threshold: MigrationThresholdOut | None = Field(
         description="Threshold at the gallery's risk, from this recognizer's vectors; null without enough evidence."
     )
-
-
-class DisagreementOut(BaseModel):
-    outcome: IdentifyOutcome
-    subject: str | None = Field(description="The nearest subject, unless it was deleted.")
-    similarity: float | None
-    shadow_outcome: IdentifyOutcome
-    shadow_subject: str | None
-    shadow_similarity: float | None
-
-
-class ShadowOut(BaseModel):
-    """Results of the shadow recognizer for the same photos, counted by all servers."""
-
-    compared_count: int
-    agreed_count: int = Field(description="Same outcome and, if identified, the same subject.")
-    same_outcome_count: int
-    same_nearest_count: int = Field(description="Same nearest subject, for any outcome.")
-    absent_count: int = Field(
-        description="Disagreements in which the nearest subject has no vector of the shadow recognizer yet."
-    )
-    skipped_counts: dict[str, int] = Field(description="Faces without a shadow search, by reason.")
-    disagreements: list[DisagreementOut] = Field(description="The latest disagreements.")
 
 
 class MigrationOut(BaseModel):
@@ -87,8 +58,6 @@ class MigrationOut(BaseModel):
         description="shadow: the other recognizer's vectors are computed; cut_over: the other recognizer answered "
         "before; set_aside: rolled back."
     )
-    on_sight: bool
     current: GenerationOut = Field(description="The generation that answers requests.")
     other: GenerationOut | None
-    shadow: ShadowOut | None
     jobs: list[str] = Field(description="Queued and running jobs of the migration.")

@@ -8,7 +8,6 @@ export const EVENTS = {
   crop_read: "Look at stored pictures",
   templates_enrolled: "Enrollment",
   enrollment_refused: "Refused enrollment",
-  template_on_sight: "Photo added by identification",
   subject_put: "Person created or replaced",
   subject_changed: "Person changed",
   subject_merged: "Person merged",

@@ -23,9 +23,6 @@ export function inHundred(share) {
   return share >= 0.0005 ? `${Math.round(share * 1000)} in 1,000` : "hardly any";
 }
 
-/** A share of completely counted items as "97 of 100". */
-export const ofHundred = (share) => (share === 0 ? "none" : inHundred(share).replace(" in ", " of "));
-
 export function duration(seconds) {
   if (seconds < 90) return counted(Math.max(1, Math.round(seconds)), "second");
   if (seconds < 5400) return counted(Math.round(seconds / 60), "minute");

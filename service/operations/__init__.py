@@ -1,1 +1,1 @@
-"""Work beside requests: housekeeping, webhooks, shadow searches, metrics, readiness."""
+"""Work beside requests: housekeeping, webhooks, metrics, readiness."""

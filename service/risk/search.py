@@ -100,13 +100,11 @@ class GallerySearch:
         target: RiskTarget,
         k: int,
         among: Keys | None = None,
-        watch: bool = True,
     ) -> list[Identification]:
         """Search for (q, d) unit vectors and decide on each.
 
         Args:
             among: ascending keys of the subjects to search; None: all.
-            watch: count the probes among the caller's recent ones.
 
         Raises:
             RiskUncalibratedError: there is no threshold for this risk.
@@ -131,8 +129,7 @@ class GallerySearch:
                 found = await self._threads.run(self._identify, follower, gallery, probes, target, k, among)
             model = found[0].model if found else None
             panel = None if model is None or model.search is None else model.search.panel
-            watched = len(probes) if watch else 0
-            if panel is not None and (wanted := self.windows.wanted(gallery, current_actor().name, watched)):
+            if panel is not None and (wanted := self.windows.wanted(gallery, current_actor().name, len(probes))):
                 if inline:
                     self._watch(follower, gallery, panel, probes[:wanted])
                 else:

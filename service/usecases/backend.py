@@ -25,7 +25,6 @@ from service.jobs.spool import Spool
 from service.observability.metrics import Metrics
 from service.operations.housekeeping import Housekeeping, KeyUses
 from service.operations.metrics_export import MetricsExport
-from service.operations.shadow import Shadow
 from service.operations.status import Readiness, RecentState
 from service.operations.transfers import Transfers
 from service.operations.webhook_delivery import Webhooks
@@ -73,7 +72,6 @@ class Galleries:
     risks: GalleryRisks
     watches: Watches
     generations: GenerationStore
-    shadow: Shadow
     retention: Retention
     erasures: ErasureStore
     transfers: Transfers

@@ -17,7 +17,6 @@ from service.domain.gallery import Gallery, Keys, SubjectFilter, SubjectLabel
 from service.domain.outcomes import RiskTarget, to_risk_target
 from service.inference.photo_pipeline import Face, KeptCrops, Photo
 from service.inference.recognizers import ServedRecognizer, check_recognizer
-from service.operations.shadow import AnsweredFace
 from service.risk.decision import SIMILARITY_STEP
 from service.risk.drift import Decided
 from service.risk.search import Identification
@@ -47,12 +46,11 @@ EVENT_FIELDS: Final = (
 class Search:
     """Search of a request, with the gallery's settings where the request has none.
 
-    ``shadow``: recognizer that a migration tries. ``among``: ascending keys of the subjects to search; None: all.
+    ``among``: ascending keys of the subjects to search; None: all.
     ``remembers``: unknown faces become strangers.
     """
 
     served: ServedRecognizer
-    shadow: ServedRecognizer | None
     target: RiskTarget
     among: Keys | None
     one_face_per_person: bool
@@ -106,11 +104,9 @@ async def _search_for(backend: Backend, gallery: Gallery, body: IdentifyIn, call
     if body.filter is not None:
         subject_filter = SubjectFilter(tuple(body.filter.tags), tuple(body.filter.metadata.items()))
         among = await backend.run(backend.galleries.store.subjects.matching_pks, gallery, subject_filter)
-    tried = gallery.other if gallery.other is not None and gallery.other.state == "shadow" else None
     wanted = body.one_face_per_person
     return Search(
         served,
-        recognizers.get(tried.fingerprint) if tried else None,
         target,
         among,
         settings.one_face_per_person if wanted is None else wanted,
@@ -125,7 +121,7 @@ async def _embed(backend: Backend, gallery: Gallery, body: IdentifyIn, search: S
 
     async def embed(payload: bytes) -> Photo:
         return await backend.faces.photos.embed(
-            payload, search.served, search.shadow, detail, body.faces == "largest", keep
+            payload, search.served, detail=detail, largest_only=body.faces == "largest", keep=keep
         )
 
     return await process_photos(backend, body.photos, embed) if body.photos else []
@@ -137,28 +133,12 @@ async def _decide(
     """Set what was found of each probe with a vector; return the names of the subjects found."""
     searched = [probe for probe in probes if probe.vector is not None]
     vectors = np.stack([probe.vector for probe in searched if probe.vector is not None])
-    alone, names = await search_gallery(backend, gallery, vectors, search.target, k, search.among)
-    for probe, found in zip(searched, alone, strict=True):
+    results, names = await search_gallery(backend, gallery, vectors, search.target, k, search.among)
+    for probe, found in zip(searched, results, strict=True):
         probe.found = found
     if search.one_face_per_person:
         await assign_faces(backend, probes)
-    if search.shadow is not None:
-        # The other recognizer decides on each face by itself, too. Only what the answer says is stored.
-        answered = [
-            AnsweredFace(probe.face, single, _is_the_same(probe.found, single))
-            for probe, single in zip(searched, alone, strict=True)
-            if probe.face
-        ]
-        backend.galleries.shadow.observe(gallery, answered, search.target, search.among)
     return names
-
-
-def _is_the_same(found: Identification | None, alone: Identification) -> bool:
-    """Return whether the answers about the whole photo and the face alone have one outcome and one person."""
-    if found is None or found.decision.outcome != alone.decision.outcome:
-        return False
-    best, other = found.decision.best, alone.decision.best
-    return (best and best.subject_pk) == (other and other.subject_pk)
 
 
 def _add_weakness(probes: Iterable[Probe], detail: Detail) -> None:

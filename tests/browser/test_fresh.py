@@ -124,7 +124,7 @@ def test_the_button_keeps_the_focus_while_a_recognizer_is_made_ready(visit: Open
 
     def state(_: Route) -> Any:
         generations = {"current": generation("old", 9), "other": generation("new", embedded[0])}
-        return {"state": "shadow", "shadow": None, "jobs": ["one"], **generations}
+        return {"state": "shadow", "jobs": ["one"], **generations}
 
     answers(page, "/migrate$", state)
     page.goto(f"{populated}/console#/galleries/family/recognizer")

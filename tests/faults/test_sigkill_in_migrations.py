@@ -124,7 +124,7 @@ class Place:
         state = self.state(gallery)
         if state in ("none", "shadow", "set_aside"):
             (to,) = (served for served in self.recognizers if served.fingerprint != gallery.fingerprint)
-            self.generations.start(gallery, to.fingerprint, to.dimension, to.pack.model_id, on_sight=False)
+            self.generations.start(gallery, to.fingerprint, to.dimension, to.pack.model_id)
         self.run_jobs(gallery)
         gallery = self.store.galleries.get(gallery.name)
         if state == "shadow":

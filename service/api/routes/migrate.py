@@ -6,13 +6,11 @@ from typing import Final
 
 from kith.wire.migration import (
     CutOverIn,
-    DisagreementOut,
     FinishIn,
     GenerationOut,
     MigrateIn,
     MigrationOut,
     MigrationThresholdOut,
-    ShadowOut,
 )
 from service.api.http.parameters import GalleryPath
 from service.api.http.route_errors import Errors
@@ -36,10 +34,10 @@ MIGRATION: Final[Errors] = (MigrationStateError, ModelNotServedError, Recognizer
 
 @routes.add("POST", "", ADMIN, status_code=202, example={"to": "open-model-zoo"}, errors=MIGRATION)
 async def start_migration(gallery: GalleryPath, body: MigrateIn, backend: BackendDep) -> MigrationOut:
-    """Start a migration to another served pack's recognizer, in shadow mode. A job embeds the stored crops."""
+    """Start a migration to another served pack's recognizer. A job embeds the stored crops."""
     to = backend.faces.recognizers.by_name(body.to)
     await backend.run_on_gallery(
-        gallery, backend.galleries.generations.start, to.fingerprint, to.dimension, to.pack.model_id, body.on_sight
+        gallery, backend.galleries.generations.start, to.fingerprint, to.dimension, to.pack.model_id
     )
     backend.jobs.runner.wake()
     return await _report(backend, gallery)
@@ -47,14 +45,13 @@ async def start_migration(gallery: GalleryPath, body: MigrateIn, backend: Backen
 
 @routes.add("GET", "", ADMIN, errors=MIGRATION)
 async def get_migration(gallery: GalleryPath, backend: BackendDep) -> MigrationOut:
-    """Return each recognizer's coverage and thresholds, and how the shadow's answers compare."""
+    """Return each recognizer's coverage and thresholds."""
     return await _report(backend, gallery)
 
 
 @routes.add("POST", "/cut-over", ADMIN, example={"min_share": 0.99}, errors=(*MIGRATION, MigrationIncompleteError))
 async def cut_over_migration(gallery: GalleryPath, body: CutOverIn, backend: BackendDep) -> MigrationOut:
     """Answer with the new recognizer from the next request on."""
-    await backend.galleries.shadow.settle()
     share = 0.0 if body.force else body.min_share
     risk = to_risk_target(body.risk, "fpir") if body.risk else None
     await backend.run_on_gallery(gallery, backend.galleries.generations.cut_over, share, risk)
@@ -64,7 +61,7 @@ async def cut_over_migration(gallery: GalleryPath, body: CutOverIn, backend: Bac
 
 @routes.add("POST", "/roll-back", ADMIN, errors=MIGRATION)
 async def roll_back_migration(gallery: GalleryPath, backend: BackendDep) -> MigrationOut:
-    """Answer with the previous recognizer again, or end shadow mode. Nothing is deleted."""
+    """Answer with the previous recognizer again, or set the new one aside. Nothing is deleted."""
     await backend.run_on_gallery(gallery, backend.galleries.generations.roll_back)
     backend.jobs.runner.wake()
     return await _report(backend, gallery)
@@ -79,7 +76,6 @@ async def finish_migration(gallery: GalleryPath, body: FinishIn, backend: Backen
 
 
 async def _report(backend: Backend, name: str) -> MigrationOut:
-    await backend.galleries.shadow.settle()
     return await backend.run_on_gallery(name, _read_migration, backend)
 
 
@@ -90,10 +86,8 @@ def _read_migration(gallery: Gallery, backend: Backend) -> MigrationOut:
     return MigrationOut(
         gallery=gallery.name,
         state="none" if other is None else "cut_over" if other.state == "previous" else other.state,
-        on_sight=other is not None and bool(other.details.get("on_sight")),
         current=_generation(backend, gallery, current),
         other=None if other is None else _generation(backend, gallery, other),
-        shadow=None if other is None or other.state == "previous" else _shadow(backend, gallery, other),
         jobs=[job.id for job in unfinished if job.kind in (FILL, DROP)],
     )
 
@@ -101,7 +95,6 @@ def _read_migration(gallery: Gallery, backend: Backend) -> MigrationOut:
 def _generation(backend: Backend, gallery: Gallery, generation: Generation) -> GenerationOut:
     served = backend.faces.recognizers.get(generation.fingerprint)
     covered = backend.galleries.generations.coverage(gallery, generation.number)
-    counts = generation.details.get("counts", {})
     return GenerationOut(
         recognizer=generation.fingerprint,
         model=generation.model if served is None else served.pack.model_id,
@@ -109,8 +102,7 @@ def _generation(backend: Backend, gallery: Gallery, generation: Generation) -> G
         dimension=generation.dimension,
         template_count=covered.templates,
         embedded_count=covered.embedded,
-        by_crop_count=counts.get("by_crop", 0),
-        by_sight_count=counts.get("by_sight", 0),
+        by_crop_count=generation.details.get("counts", {}).get("by_crop", 0),
         waiting_with_crop_count=covered.with_crop,
         waiting_without_crop_count=covered.without_crop,
         threshold=None if served is None else _threshold(backend, gallery.at_generation(generation.number)),
@@ -131,31 +123,4 @@ def _threshold(backend: Backend, view: Gallery) -> MigrationThresholdOut | None:
         review_threshold=round(found.review, 4),
         source=found.source,
         extrapolated=found.extrapolated,
-    )
-
-
-def _shadow(backend: Backend, gallery: Gallery, generation: Generation) -> ShadowOut:
-    counts = generation.details.get("counts", {})
-    latest = backend.galleries.generations.disagreements(gallery, generation)
-    keys = sorted({pk for disagreement in latest for pk in disagreement.subject_pks if pk is not None})
-    named = backend.galleries.store.subjects.by_pk(gallery, keys)
-    known: dict[int | None, str] = {pk: subject.id for pk, subject in named.items()}
-    return ShadowOut(
-        compared_count=counts.get("compared", 0),
-        agreed_count=counts.get("agreed", 0),
-        same_outcome_count=counts.get("same_outcome", 0),
-        same_nearest_count=counts.get("same_nearest", 0),
-        absent_count=counts.get("absent", 0),
-        skipped_counts={word.removeprefix("skipped_"): n for word, n in counts.items() if word.startswith("skipped_")},
-        disagreements=[
-            DisagreementOut(
-                outcome=one.outcomes[0],
-                subject=known.get(one.subject_pks[0]),
-                similarity=one.similarities[0],
-                shadow_outcome=one.outcomes[1],
-                shadow_subject=known.get(one.subject_pks[1]),
-                shadow_similarity=one.similarities[1],
-            )
-            for one in latest
-        ],
     )

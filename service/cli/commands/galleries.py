@@ -338,9 +338,6 @@ def migrate(
     step: MigrationStep,
     risk: RiskOptions,
     server: ServerOptions,
-    on_sight: Annotated[
-        bool, typer.Option(help="With --to: embed subjects without a crop when they are next seen.")
-    ] = False,
     force: Annotated[
         bool, typer.Option(help="With --cut-over or --finish: continue although templates are missing.")
     ] = False,
@@ -356,7 +353,7 @@ def migrate(
         raise typer.BadParameter("A risk needs --cut-over.", param_hint=f"--{next(iter(accepted))}")
     with connect(server) as kith:
         if step.to is not None:
-            migration = kith.migrate(name, step.to, on_sight)
+            migration = kith.migrate(name, step.to)
         elif step.cut_over:
             migration = kith.cut_over(name, force=force, risk=accepted)
         elif step.roll_back:
@@ -385,14 +382,6 @@ def _print_migration(migration: MigrationOut) -> None:
         rows.append(_generation_cells("shadow" if migration.state == "shadow" else "kept", migration.other))
     headers = ("", "Recognizer", "Embedded", "Waiting with crop", "Waiting without crop", "Threshold")
     print_table(make_table(*headers, rows=rows))
-    if (shadow := migration.shadow) is not None:
-        skipped = "".join(f", {count} skipped ({reason})" for reason, count in shadow.skipped_counts.items())
-        print_line(
-            f"Shadow searches: {shadow.compared_count} faces compared, {shadow.agreed_count} agree, "
-            f"{shadow.compared_count - shadow.agreed_count} differ "
-            f"({shadow.absent_count} because the subject is not migrated yet)"
-            f"{skipped}"
-        )
 
 
 def _generation_cells(role: str, generation: GenerationOut) -> tuple[object, ...]:

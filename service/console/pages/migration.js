@@ -2,14 +2,14 @@
 
 import { call, galleryPath } from "../api.js";
 import { fill, h, icon } from "../dom.js";
-import { counted, ofHundred, whole } from "../numbers.js";
+import { counted, whole } from "../numbers.js";
 import { galleryHeading, watch } from "../reports.js";
-import { button, confirmed, empty, loading, problemBox, table, toast } from "../ui.js";
+import { button, confirmed, empty, loading, problemBox, toast } from "../ui.js";
 
 const STATES = {
   none: "One recognizer serves this gallery. No migration is active.",
   shadow:
-    "A new recognizer is in preparation. Both process photo searches, and the answers come from the current one.",
+    "A new recognizer is in preparation. The answers come from the current one.",
   cut_over: "The new recognizer is active. The old one is kept, so that you can roll back.",
   set_aside: "You rolled back to the old recognizer. The embeddings of the new one are kept.",
 };
@@ -66,9 +66,8 @@ class Parts {
     this.act = act;
     this.state = h("div", { class: "notice" });
     this.generations = h("div", { class: "cards models" });
-    this.comparison = h("div", { hidden: true });
     this.steps = h("div", {});
-    this.places = [this.state, this.generations, this.comparison, this.steps];
+    this.places = [this.state, this.generations, this.steps];
     this.told = new Map();
   }
 
@@ -80,8 +79,6 @@ class Parts {
       generation("Active", current),
       other && generation(state === "shadow" ? "In preparation" : "Inactive", other),
     ]);
-    this.comparison.hidden = !found.shadow;
-    this.part(this.comparison, found.shadow, () => found.shadow && shadow(found.shadow));
     this.part(this.steps, [state, current.recognizer, other?.recognizer], () => steps(this, this.served, this.act));
   }
 
@@ -120,41 +117,6 @@ function generation(role, one) {
       : h("p", { class: "hint" }, "No threshold: there is too little calibration data."),
   );
 }
-
-function shadow({ compared_count: compared, agreed_count: agreed, same_nearest_count: nearest, absent_count: absent, disagreements }) {
-  if (compared === 0)
-    return h(
-      "section",
-      { class: "card" },
-      h("h2", {}, "Comparison of both"),
-      h("p", {}, "No photo search has used both yet."),
-    );
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Comparison of both"),
-    h(
-      "p",
-      {},
-      `In ${counted(compared, "search", "searches")} they agreed in ${ofHundred(agreed / compared)}. The nearest person was the same in ${ofHundred(nearest / compared)}.`,
-      absent > 0 && ` ${whole(absent)} differ because the new recognizer has not embedded the person yet.`,
-    ),
-    disagreements.length > 0 &&
-      table(
-        "Latest searches with different answers",
-        ["Active", "Person", "New", "Person"],
-        disagreements.map((one) => [
-          said(one.outcome, one.similarity),
-          one.subject ?? "",
-          said(one.shadow_outcome, one.shadow_similarity),
-          one.shadow_subject ?? "",
-        ]),
-      ),
-  );
-}
-
-const said = (outcome, similarity) =>
-  `${outcome.replaceAll("_", " ")}${similarity === null ? "" : ` (${similarity.toFixed(3)})`}`;
 
 /** The buttons. `parts.found` is the latest state when a button is clicked. */
 function steps(parts, served, act) {

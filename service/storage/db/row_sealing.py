@@ -14,7 +14,7 @@ import numpy as np
 
 from models.runtime.network import Float
 from service.domain.gallery import Crop
-from service.security.sealing import VECTOR_TYPE, Seal, SealBrokenError
+from service.security.sealing import VECTOR_TYPE, Seal
 
 # Purposes: a value sealed or hashed for one purpose is invalid for any other.
 SUBJECT: Final = "subject"
@@ -24,7 +24,6 @@ ITEM: Final = "job item"
 PROBLEM: Final = "job problem"
 LABEL: Final = "label"
 EVENT: Final = "event"
-DISAGREEMENT: Final = "disagreement"
 CURSOR: Final = "cursor"
 DECOY: Final = "decoy"
 ALBUM_FACE: Final = "album face"
@@ -87,21 +86,6 @@ def open_crop(seal: Seal, sealed: bytes) -> Crop:
     """Raises SealBrokenError."""
     landmarks, _, image = seal.open(sealed, CROP).partition(b"\n")
     return Crop(image, json.loads(landmarks))
-
-
-def seal_disagreement(seal: Seal, outcomes: Sequence[str], similarities: Sequence[float | None]) -> str:
-    """Seal the outcomes and similarities of two recognizers for one face, for a JSON column."""
-    return seal.close_json([outcomes, similarities], DISAGREEMENT).hex()
-
-
-def open_disagreement(seal: Seal, sealed: str) -> tuple[list[str], list[float | None]]:
-    """Return two outcomes and two similarities from -1 to 1. Raises SealBrokenError."""
-    try:
-        payload = bytes.fromhex(sealed)
-    except ValueError as error:
-        raise SealBrokenError("a disagreement is not a sealed value") from error
-    outcomes, similarities = seal.open_json(payload, DISAGREEMENT)
-    return outcomes, similarities
 
 
 def seal_decoy(seal: Seal, vector: Float, generation: int) -> bytes:

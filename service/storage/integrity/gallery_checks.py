@@ -27,7 +27,6 @@ from service.storage.db.row_sealing import (
     labels_of,
     open_crop,
     open_decoys,
-    open_disagreement,
     open_subject,
     subject_lookup,
 )
@@ -121,11 +120,6 @@ def _sealed(connection: Connection, gallery: Gallery) -> int:
         (named, lambda v: seal.open_json(v, ALBUM_GROUP)),
     ]
     broken = sum(about is None for _, about in _subjects(connection, gallery))
-    details = connection.execute(
-        sa.select(generations.c.details).where(generations.c.gallery_pk == gallery.pk)
-    ).scalars()
-    disagreements = [one["sealed"] for each in details for one in (each or {}).get("disagreements", [])]
-    broken += sum(not _opens(partial(open_disagreement, seal), sealed) for sealed in disagreements)
     kept = sa.select(decoys.c.sealed, decoys.c.generation).where(decoys.c.gallery_pk == gallery.pk)
     for sealed, generation in connection.execute(kept):
         broken += not _opens(partial(open_decoys, seal, generation=generation), [sealed])

@@ -21,7 +21,6 @@ from service.storage.db.row_sealing import (
     EVENT,
     ITEM,
     open_crop,
-    open_disagreement,
     open_subject,
     subject_lookup,
 )
@@ -99,7 +98,6 @@ class _Search:
             "templates": [] if row is None else self._templates(row.pk),
             "decoys": [] if row is None else self._decoys(row.pk),
             "answers": [] if row is None else self._answers(row.pk),
-            "disagreements": [] if row is None else self._disagreements(),
             "changes": [] if row is None else self._changes(row.pk),
             "album_faces": self._album_faces(),
             "job_items": self._job_items(),
@@ -185,21 +183,6 @@ class _Search:
                 "created_at": rfc3339(row.created_at),
             }
             for row in self._connection.execute(query.order_by(idempotency.c.created_at))
-        ]
-
-    def _disagreements(self) -> list[dict[str, Any]]:
-        """Return recorded searches with this subject on which two recognizers disagreed."""
-        query = sa.select(generations.c.details).where(generations.c.gallery_pk == self._gallery.pk)
-        noted = (one for each in self._connection.execute(query).scalars() for one in each.get("disagreements", []))
-        own = [one for one in noted if self._lookup in one["subjects"]]
-        opened = [open_disagreement(self._gallery.seal, one["sealed"]) for one in own]
-        return [
-            {
-                "outcomes": outcomes,
-                "subject_pks": [SUBJECT_KEY if lookup == self._lookup else None for lookup in one["subjects"]],
-                "similarities": similarities,
-            }
-            for one, (outcomes, similarities) in zip(own, opened, strict=True)
         ]
 
     def _changes(self, subject_pk: int) -> list[dict[str, int]]:

@@ -137,8 +137,8 @@ class ChangeLog:
             last = connection.execute(latest.offset(max(keep, now.templates)).limit(1)).scalar()
             if last is None:
                 return 0
-            shadow = now.other if now.other is not None and now.other.state == "shadow" else None
-            counted = [now.evidence_sequence, shadow.evidence_sequence if shadow else None]
+            filling = now.other if now.other is not None and now.other.state == "shadow" else None
+            counted = [now.evidence_sequence, filling.evidence_sequence if filling else None]
             bounds = [last, connection.execute(followed).scalar(), *counted]
             end = min(bound for bound in bounds if bound is not None)
             oldest = sa.select(changes.c.sequence).where(own, changes.c.sequence <= end)

@@ -6,7 +6,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -24,8 +24,10 @@ from service.storage.db.tables import decoys, templates
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import read_snapshot
 from service.storage.repositories.erasures import Receipt
-from service.storage.repositories.generations import MAX_SIMILARITY
 from service.storage.repositories.subjects import find_subject_pk, read_subject
+
+MAX_SIMILARITY: Final = 0.99
+"""A face more similar to a stored one is redundant: the next frame of a video, or the same photo."""
 
 
 class DecoyStore:

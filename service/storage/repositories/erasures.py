@@ -41,7 +41,6 @@ from service.storage.db.tables import (
     events,
     evidence,
     galleries,
-    generations,
     idempotency,
     job_items,
     jobs,
@@ -271,7 +270,6 @@ def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
         answers=connection.execute(idempotency.delete().where(idempotency.c.subject_pk.in_(subject_pks))).rowcount,
         events=connection.execute(reported).rowcount,
         decoys=connection.execute(decoys.delete().where(decoys.c.subject_pk.in_(subject_pks))).rowcount,
-        disagreements=_delete_disagreements(connection, gallery, frozenset(lookups)),
         album_faces=delete_named_groups(connection, gallery, lookups),
         subjects=connection.execute(subjects.delete().where(subjects.c.pk.in_(subject_pks))).rowcount,
     )
@@ -352,21 +350,6 @@ def delete_gallery(connection: Connection, gallery: Gallery) -> None:
     ):
         connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
     connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
-
-
-def _delete_disagreements(connection: Connection, gallery: Gallery, lookups: frozenset[str]) -> int:
-    """Delete the stored disagreements of shadow recognizers about these subjects; return their number."""
-    query = sa.select(generations.c.generation, generations.c.details).where(generations.c.gallery_pk == gallery.pk)
-    removed = 0
-    for generation, details in connection.execute(query).all():
-        stored = details.get("disagreements", [])
-        kept = [one for one in stored if lookups.isdisjoint(one["subjects"])]
-        if len(kept) < len(stored):
-            own = (generations.c.gallery_pk == gallery.pk) & (generations.c.generation == generation)
-            changed = {**details, "disagreements": kept}
-            connection.execute(generations.update().where(own).values(details=changed))
-            removed += len(stored) - len(kept)
-    return removed
 
 
 def record_erasure(

@@ -6,7 +6,6 @@ vector cannot end up in the wrong generation.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -20,9 +19,8 @@ from models.runtime.network import Float
 from service.core.errors import InvalidRequestError, MigrationIncompleteError, MigrationStateError
 from service.domain.gallery import Gallery, Generation
 from service.domain.outcomes import RiskTarget
-from service.storage.audit.log import Entry, append, record
+from service.storage.audit.log import record
 from service.storage.db.engine import Database
-from service.storage.db.row_sealing import open_disagreement, seal_disagreement
 from service.storage.db.tables import (
     albums,
     crops,
@@ -33,7 +31,6 @@ from service.storage.db.tables import (
     index_states,
     jobs,
     strangers,
-    subjects,
     templates,
     vectors,
 )
@@ -46,16 +43,13 @@ FILL: Final = "migrate"
 """Kind of job that embeds stored crops."""
 DROP: Final = "drop_vectors"
 """Kind of job that deletes the vectors of a dropped generation."""
-MAX_SIMILARITY: Final = 0.99
-"""A face more similar to a stored one is redundant: the next frame of a video, or the same photo."""
-MAX_DISAGREEMENTS: Final = 20
 
 
 @dataclass(frozen=True)
 class Coverage:
     """Number of a gallery's templates, of those ``embedded`` by a generation, and of others ``with_crop`` to embed.
 
-    The remaining templates get a vector when their subject is identified again.
+    Searches by this generation do not find the remaining templates.
     """
 
     templates: int
@@ -69,18 +63,6 @@ class Coverage:
     @property
     def counts(self) -> dict[str, Any]:
         return {"templates": self.templates, "embedded": self.embedded}
-
-
-@dataclass(frozen=True)
-class Disagreement:
-    """One search with different answers of two recognizers. A subject key is None if no subject was near.
-
-    Stored sealed, with keyed hashes of its subjects, so that their erasure deletes it.
-    """
-
-    outcomes: tuple[str, str]
-    subject_pks: tuple[int | None, int | None]
-    similarities: tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -106,29 +88,14 @@ class GenerationStore:
         with self._database.read() as connection:
             return [one for one in _live(connection, gallery) if one is not None]
 
-    def disagreements(self, gallery: Gallery, generation: Generation) -> list[Disagreement]:
-        """Return the latest disagreements of a shadow generation. Raises StorageError, MasterKeyError."""
-        stored = generation.details.get("disagreements", [])
-        named = {lookup for one in stored for lookup in one["subjects"] if lookup is not None}
-        own = (subjects.c.gallery_pk == gallery.pk) & subjects.c.lookup.in_(named)
-        found = []
-        with self._database.read() as connection:
-            keys = {row.lookup: row.pk for row in connection.execute(sa.select(subjects).where(own))} if named else {}
-            for one in stored:
-                first, second = one["subjects"]
-                (one_outcome, other_outcome), (one_score, other_score) = open_disagreement(gallery.seal, one["sealed"])
-                pks = keys.get(first), keys.get(second)
-                found.append(Disagreement((one_outcome, other_outcome), pks, (one_score, other_score)))
-        return found
-
     def coverage(self, gallery: Gallery, generation: int) -> Coverage:
         with self._database.read() as connection:
             return _coverage(connection, gallery, generation)
 
     # Transitions
 
-    def start(self, gallery: Gallery, fingerprint: str, dimension: int, model: str, on_sight: bool) -> None:
-        """Begin a shadow generation, or resume one that was set aside.
+    def start(self, gallery: Gallery, fingerprint: str, dimension: int, model: str) -> None:
+        """Begin to fill a generation (state shadow), or resume one that was set aside.
 
         Raises MigrationStateError if the gallery uses this recognizer, or another migration is not finished.
         """
@@ -143,25 +110,25 @@ class GenerationStore:
                 )
             if other is not None:
                 number = other.number
-                _update(connection, gallery, number, state="shadow", details={**other.details, "on_sight": on_sight})
+                _update(connection, gallery, number, state="shadow")
             else:
                 last = sa.select(sa.func.max(generations.c.generation)).where(generations.c.gallery_pk == gallery.pk)
                 number = connection.execute(last).scalar_one() + 1
                 key = {"gallery_pk": gallery.pk, "generation": number, "created_at": now, "updated_at": now}
                 about = {"fingerprint": fingerprint, "dimension": dimension, "model": model}
-                new = generations.insert().values(**key, **about, state="shadow", details={"on_sight": on_sight})
+                new = generations.insert().values(**key, **about, state="shadow", details={})
                 connection.execute(new)
             repeated = other is not None and other.state == "shadow"
             if not repeated:
-                details: dict[str, Any] = {"recognizer": fingerprint, "model": model, "on_sight": on_sight}
+                details: dict[str, Any] = {"recognizer": fingerprint, "model": model}
                 record(self._database.vault, connection, "migration_started", gallery, **details)
             _queue_job(connection, gallery, FILL, number, fingerprint, unless_running=repeated)
 
     def cut_over(self, gallery: Gallery, min_share: float, risk: RiskTarget | None) -> None:
-        """Make the shadow generation current. ``risk`` replaces the gallery's, which a rollback restores.
+        """Make the filled generation current. ``risk`` replaces the gallery's, which a rollback restores.
 
         Raises:
-            MigrationStateError: there is no shadow generation.
+            MigrationStateError: no generation is being filled.
             MigrationIncompleteError: less than ``min_share`` of the templates have its vectors.
             InvalidRequestError: the gallery uses a similarity threshold, which another recognizer does not share.
         """
@@ -170,7 +137,9 @@ class GenerationStore:
             if other is not None and other.state == "previous":
                 return
             if other is None or other.state != "shadow":
-                raise MigrationStateError(f"gallery {gallery.name!r} has no shadow generation to cut over to")
+                raise MigrationStateError(
+                    f"gallery {gallery.name!r} has no new recognizer to cut over to: start a migration first"
+                )
             covered = _coverage(connection, gallery, other.number)
             if covered.embedded < min_share * covered.templates:
                 raise MigrationIncompleteError(
@@ -194,7 +163,7 @@ class GenerationStore:
             record(self._database.vault, connection, "migration_cut_over", gallery, **details)
 
     def roll_back(self, gallery: Gallery) -> None:
-        """Make the previous generation current again, or set the shadow aside; delete nothing.
+        """Make the previous generation current again, or set the new one aside; delete nothing.
 
         Raises MigrationStateError.
         """
@@ -299,64 +268,8 @@ class GenerationStore:
             if rows and _value(connection, gallery, generation, generations.c.state) != "dropped":
                 new = [(row.pk, row.subject_pk, made[row.pk]) for row in rows]
                 _insert_vectors(connection, gallery, generation, new)
-                _add_to_details(connection, gallery, generation, by_crop=len(rows))
+                _count_by_crop(connection, gallery, generation, len(rows))
             return record_in(connection, job, outcomes, seconds)
-
-    def has_subject(self, generation: int, subject_pk: int) -> bool:
-        """Return whether a subject has a vector of this generation."""
-        query = sa.select(templates.c.pk).where(templates.c.subject_pk == subject_pk, _has_vector(generation)).limit(1)
-        with self._database.read() as connection:
-            return connection.execute(query).first() is not None
-
-    def needs_sight(self, generation: int, subject_pk: int) -> bool:
-        """Return whether a subject has a template without a crop and without a vector of this generation."""
-        with self._database.read() as connection:
-            return connection.execute(_template_on_sight(generation, subject_pk)).first() is not None
-
-    def add_on_sight(self, gallery: Gallery, generation: int, subject_pk: int, vector: Float) -> bool:
-        """Store the (d,) vector of an identified face for one template that has no crop; return whether it was stored.
-
-        A face that is nearly identical to a stored one is skipped.
-        """
-        stored = sa.select(vectors.c.vector).join(templates, templates.c.pk == vectors.c.template_pk)
-        stored = stored.where(templates.c.subject_pk == subject_pk, vectors.c.generation == generation)
-        with self._database.change(gallery) as connection:
-            template = connection.execute(_template_on_sight(generation, subject_pk)).first()
-            if template is None or _value(connection, gallery, generation, generations.c.state) != "shadow":
-                return False
-            sealed = connection.execute(stored).scalars().all()
-            known = gallery.seal.open_vectors(sealed, generation, len(vector))
-            if (known @ vector).max(initial=-1) > MAX_SIMILARITY:
-                return False
-            _insert_vectors(connection, gallery, generation, [(template.pk, subject_pk, vector)])
-            _add_to_details(connection, gallery, generation, by_sight=1)
-            query = sa.select(subjects.c.lookup).where(subjects.c.pk == subject_pk)
-            lookup, owner = connection.execute(query).scalar_one(), (gallery.pk, gallery.name)
-            entry = Entry("template_on_sight", owner, lookup, details={"template": template.id})
-            append(self._database.vault, connection, gallery.pk, [entry])
-            return True
-
-    def add_comparisons(
-        self, gallery: Gallery, generation: int, counts: Mapping[str, int], disagreements: Sequence[Disagreement]
-    ) -> None:
-        """Add counts and disagreements of searches that a shadow generation answered too."""
-        named = {pk for one in disagreements for pk in one.subject_pks if pk is not None}
-        own = (subjects.c.gallery_pk == gallery.pk) & subjects.c.pk.in_(named)
-        with self._database.change(gallery) as connection:
-            if _value(connection, gallery, generation, generations.c.state) != "shadow":
-                return
-            found = connection.execute(sa.select(subjects.c.pk, subjects.c.lookup).where(own))
-            lookups: dict[int | None, str | None] = {None: None} | {row.pk: row.lookup for row in found}
-            # Without disagreements about subjects that were erased since the search.
-            kept = [
-                {
-                    "subjects": [lookups[pk] for pk in one.subject_pks],
-                    "sealed": seal_disagreement(gallery.seal, one.outcomes, one.similarities),
-                }
-                for one in disagreements
-                if lookups.keys() >= set(one.subject_pks)
-            ]
-            _add_to_details(connection, gallery, generation, kept, **counts)
 
 
 # Rows, within a transaction of the caller
@@ -395,12 +308,6 @@ def _templates_of(gallery: Gallery, *conditions: sa.ColumnElement[bool]) -> sa.S
     return sa.select(templates.c.pk).where(templates.c.gallery_pk == gallery.pk, *conditions)
 
 
-def _template_on_sight(generation: int, subject_pk: int) -> sa.Select[Any]:
-    cropped = sa.exists().where(crops.c.template_pk == templates.c.pk).correlate(templates)
-    waiting = (templates.c.subject_pk == subject_pk) & ~_has_vector(generation) & ~cropped
-    return sa.select(templates.c.pk, templates.c.id).where(waiting).order_by(templates.c.pk).limit(1)
-
-
 def _coverage(connection: Connection, gallery: Gallery, generation: int) -> Coverage:
     own = sa.select(sa.func.count()).select_from(templates).where(templates.c.gallery_pk == gallery.pk)
     cropped = own.join(crops, crops.c.template_pk == templates.c.pk)
@@ -427,18 +334,10 @@ def _insert_vectors(
     append_changes(connection, gallery, [(pk, subject_pk) for pk, subject_pk, _ in made])
 
 
-def _add_to_details(
-    connection: Connection,
-    gallery: Gallery,
-    generation: int,
-    disagreements: Sequence[Mapping[str, Any]] = (),
-    **counts: int,
-) -> None:
-    """Add counts and stored disagreements to a generation's details."""
+def _count_by_crop(connection: Connection, gallery: Gallery, generation: int, count: int) -> None:
     details = _value(connection, gallery, generation, generations.c.details)
-    latest = [*details.get("disagreements", []), *disagreements][-MAX_DISAGREEMENTS:]
-    summed = dict(Counter(details.get("counts", {})) + Counter(counts))
-    _update(connection, gallery, generation, details={**details, "counts": summed, "disagreements": latest})
+    counts = {"by_crop": details.get("counts", {}).get("by_crop", 0) + count}
+    _update(connection, gallery, generation, details={**details, "counts": counts})
 
 
 def _queue_job(

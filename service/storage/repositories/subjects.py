@@ -139,7 +139,8 @@ class SubjectStore:
     def by_pk(self, gallery: Gallery, pks: Sequence[int]) -> dict[int, Subject]:
         """Return existing subjects by row key."""
         with self._database.read() as connection:
-            return {subject.pk: subject for subject in read_subjects(connection, gallery, pks)}
+            rows = connection.execute(_subject_rows(gallery).where(subjects.c.pk.in_(list(pks))))
+            return {row.pk: _subject_of(gallery.seal, row) for row in rows}
 
     def names(self, gallery: Gallery, pks: Collection[int]) -> dict[int, SubjectLabel]:
         """Return ids and names by row key, as of ``gallery``'s version or later, without deleted subjects."""
@@ -271,12 +272,6 @@ def read_subject(connection: Connection, gallery: Gallery, subject_id: str) -> S
     if row is None:
         raise _not_found(gallery, subject_id)
     return _subject_of(gallery.seal, row)
-
-
-def read_subjects(connection: Connection, gallery: Gallery, pks: Sequence[int]) -> list[Subject]:
-    """Return existing subjects, oldest first."""
-    query = _subject_rows(gallery).where(subjects.c.pk.in_(list(pks))).order_by(subjects.c.pk)
-    return [_subject_of(gallery.seal, row) for row in connection.execute(query)]
 
 
 def name_subject(connection: Connection, gallery: Gallery, subject: Subject, name: str) -> None:

@@ -32,6 +32,7 @@ from service.storage.db.tables import changes, galleries, index_states
 from service.storage.repositories import shared_indexes
 from service.storage.repositories.change_log import MIN_KEPT_LINES
 from service.storage.repositories.generations import GenerationStore
+from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.shared_indexes import SharedIndexes
 from tests.conftest import ROOT
 from tests.databases import open_database
@@ -406,12 +407,16 @@ def test_generations_do_not_mix(nodes: Nodes, rng: np.random.Generator) -> None:
     model.check(node, probes(rng), 5)
     database = open_database(node.url)
     generations = GenerationStore(database)
-    generations.start(gallery, "e" * 32, 2 * SMALL, "another", on_sight=True)
-    shadow = replace(gallery, generation=1, fingerprint="e" * 32, dimension=2 * SMALL)
+    generations.start(gallery, "e" * 32, 2 * SMALL, "another")
+    moving = replace(gallery, generation=1, fingerprint="e" * 32, dimension=2 * SMALL)
     pk = node.store.subjects.get(gallery, "a").pk
     (vector,) = l2_normalize(rng.normal(size=(1, 2 * SMALL)))
-    assert generations.add_on_sight(gallery, 1, pk, vector)
-    ((hit,),), compared = node.followers.catch_up_blocking(shadow).search(vector[None], 3)
+    job = JobStore(database).claim("here", 60)
+    assert job is not None
+    stored = node.store.changes.snapshot(gallery)
+    template_pk = int(stored.template_pks[stored.subject_pks == pk][0])
+    generations.add(gallery, 1, {template_pk: vector}, job, [], 0)
+    ((hit,),), compared = node.followers.catch_up_blocking(moving).search(vector[None], 3)
     assert (hit.subject_pk, compared) == (pk, 1)
     assert hit.similarity == pytest.approx(1, abs=1e-5)
     model.check(node, probes(rng), 5)

@@ -30,12 +30,11 @@ from service.security.api_keys import Rights
 from service.storage.audit.log import record
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
-from service.storage.db.row_sealing import ITEM, seal_crop, subject_lookup
-from service.storage.db.tables import changes, crops, galleries, index_states, job_items, jobs, subjects, templates
+from service.storage.db.row_sealing import ITEM, seal_crop
+from service.storage.db.tables import changes, crops, galleries, index_states, job_items, jobs, templates
 from service.storage.privacy.backup import TABLES, back_up, read_manifest, restore
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.erasures import ErasureStore
-from service.storage.repositories.generations import Disagreement, GenerationStore
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.strangers import Sighting
@@ -336,28 +335,6 @@ def test_a_backup_contains_all_writes_before_its_time(fresh: Open, tmp_path: Pat
     there = Store(copy)
     found = {s.id for s in there.subjects.list_page(there.galleries.get("g"), None, 10_000, SubjectFilter())}
     assert {subject for subject, at in written if at.isoformat() < manifest.created_at} <= found
-
-
-def test_disagreements_refer_to_their_subjects_after_a_restore(fresh: Open, tmp_path: Path) -> None:
-    database, file = fresh(), tmp_path / "backup"
-    store, migrations = filled(database), GenerationStore(database)
-    migrations.start(store.galleries.get("one"), "e" * 32, 4, "other", on_sight=False)
-    one = store.galleries.get("one")
-    with database.read() as connection:
-        key = connection.execute(
-            sa.select(subjects.c.pk).where(subjects.c.lookup == subject_lookup(one.seal, "s7"))
-        ).scalar_one()
-    disagreement = Disagreement(("match", "no_match"), (key, None), (0.9, None))
-    migrations.add_comparisons(one, one.other.number, {"searches": 1}, [disagreement])  # type: ignore[union-attr]
-    back_up(database, file)
-    restore(database, file, replace=True)
-    other = store.galleries.get("one").other
-    assert other is not None
-    (kept,) = migrations.disagreements(store.galleries.get("one"), other)
-    moved, nobody = kept.subject_pks
-    assert moved is not None and moved != key and nobody is None
-    assert store.subjects.by_pk(store.galleries.get("one"), [moved])[moved].id == "s7"
-    assert (kept.outcomes, kept.similarities) == (disagreement.outcomes, disagreement.similarities)
 
 
 def test_the_command_line(fresh: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,6 @@ from service.storage.privacy.backup import back_up, restore
 from service.storage.privacy.repeated_erasures import repeat_saved, saved
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.erasures import ErasureStore
-from service.storage.repositories.generations import Disagreement, GenerationStore
 from service.storage.repositories.job_records import ItemOutcome
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
@@ -188,23 +187,6 @@ def test_earlier_work_cannot_restore_a_template(database_url: DatabaseUrl, rng: 
     assert jobs.job(job.id).progress.counts == {"subject_erased": 1, "enrolled": 1}
     assert one.id not in {t.id for t in store.templates.list_page(now, "ada")}
     assert bulk.add(now, items_of("ada", one)).templates == 1
-    database.close()
-
-
-def test_a_late_search_count_cannot_restore_a_key(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
-    database = open_database(database_url())
-    store, generations = Store(database), GenerationStore(database)
-    generations.start(made(database), "e" * 32, DIMENSION, "other", on_sight=False)
-    gallery = store.galleries.get("g")
-    for name in ("ada", "bob"):
-        store.templates.enroll(gallery, name, some(rng, others=[1]), None)
-    ada, bob = (store.subjects.get(gallery, name).pk for name in ("ada", "bob"))
-    store.subjects.delete(gallery, "ada")
-    both, one = (Disagreement(("identified", "unknown"), (pk, None), (0.9, 0.1)) for pk in (ada, bob))
-    generations.add_comparisons(gallery, 1, {"compared": 2}, [both, one])
-    other = store.galleries.get("g").other
-    assert other is not None
-    assert [noted.subject_pks for noted in generations.disagreements(gallery, other)] == [(bob, None)]
     database.close()
 
 

@@ -25,7 +25,7 @@ from service.storage.db.row_sealing import subject_lookup
 from service.storage.db.tables import metadata
 from service.storage.privacy.retention import Retention
 from service.storage.privacy.subject_access import everything_about
-from service.storage.repositories.generations import Disagreement, GenerationStore
+from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.job_records import ItemOutcome
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
@@ -77,7 +77,6 @@ PLACES: Final[dict[str, dict[str, str]]] = {
         "generation": "templates.embeddings.generation",
         "fingerprint": "templates.embeddings.recognizer",
         "model": "templates.embeddings.model",
-        "details": "disagreements.outcomes",
     },
     "jobs": {"id": "job_items.job", "kind": "job_items.kind"},
     "events": {"type": "events.type", "subject": "pseudonym", "sealed": "events.data", "at": "events.timestamp"},
@@ -128,7 +127,7 @@ OTHERS: Final[dict[str, set[str]]] = {
     "changes": {"gallery_pk"},
     "idempotency": {"gallery_pk"},
     "answers": {"lookup", "gallery_pk", "digest", "sealed", "created_at"},  # of creations that name no subject
-    "generations": {"gallery_pk", "dimension", "state", "created_at", "updated_at"},
+    "generations": {"gallery_pk", "dimension", "state", "details", "created_at", "updated_at"},
     "job_items": {"pk", "job_pk", "lookup", "failed"},
     "events": {"pk", "id", "gallery_pk"},
     "deliveries": {
@@ -223,7 +222,7 @@ def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[
     store, jobs, generations = Store(database), JobStore(database), GenerationStore(database)
     gallery = made(database)
     WebhookStore(database).create("https://receiver.example", None, EventFilter())
-    generations.start(gallery, "e" * 32, DIMENSION, "other", on_sight=False)
+    generations.start(gallery, "e" * 32, DIMENSION, "other")
     gallery = store.galleries.get("g")
     enrolled = dict[str, list[NewTemplate]]()
     for name in ("ada", "bob"):
@@ -232,9 +231,6 @@ def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[
             gallery, name, enrolled[name], IdempotentResponse(f"key of {name}", name, f"an answer to {name}")
         )
         store.subjects.put(gallery, name, f"{name} Somebody", {"born": name}, [f"tag {name}"])
-        pk = store.subjects.get(gallery, name).pk
-        shadow = Disagreement(("identified", "unknown"), (pk, None), (0.9, 0.1))
-        generations.add_comparisons(gallery, 1, {"compared": 1}, [shadow])
         store.decoys.add(gallery, name, some(rng)[0].vector, "photo")
     jobs.create(gallery, "enrollment", {})
     while (job := jobs.claim("here", 60)) is not None and job.kind != "enrollment":
@@ -321,7 +317,8 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
     own = {store.subjects.get(gallery, "ada").pk}
     keys = {"subject_pk": own, "template_pk": template_keys(database, ada)}
     words = [subject_lookup(gallery.seal, "ada"), *(t.id for t in ada)]
-    assert set(concerning(database, gallery, keys, words)) == set(PLACES) - {"jobs", "albums", "album_faces"}
+    not_of_ada = {"jobs", "albums", "album_faces", "generations"}
+    assert set(concerning(database, gallery, keys, words)) == set(PLACES) - not_of_ada
     bobs = everything_about(database, gallery, "bob")
 
     receipt = store.subjects.delete(gallery, "ada")
@@ -335,7 +332,6 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
         "answers": 1,
         "job_items": 2,
         "events": 3,
-        "disagreements": 1,
         "album_faces": 1,
     }
     # Allowed: keyed hashes that record the erasure and make indexes remove the keys.

@@ -212,10 +212,6 @@ def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl
             made = dict(zip(snapshot.template_pks[:1].tolist(), snapshot.vectors, strict=False))
             generations.add(now(), 1, made, job(), [], 0)
 
-        def see() -> None:
-            subject_pk = int(store.changes.snapshot(now()).subject_pks[-1])
-            assert generations.add_on_sight(now(), 1, subject_pk, some(rng)[0].vector)
-
         writes: dict[str, Callable[[], object]] = {
             "put_subject": lambda: store.subjects.put(now(), "s0", "Ada", {}, []),
             "patch_subject": lambda: store.subjects.patch(now(), "s0", {"name": None}),
@@ -229,10 +225,8 @@ def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl
             "update_gallery": lambda: store.galleries.update("g", lambda s: replace(s, recall=0.5)),
             "put_evidence": derive,
             "trim_log": lambda: store.changes.trim(now(), 1),
-            "start": lambda: generations.start(now(), "e" * 32, DIMENSION, "another", True),
+            "start": lambda: generations.start(now(), "e" * 32, DIMENSION, "another"),
             "fill": fill,
-            "see": see,
-            "note": lambda: generations.add_comparisons(now(), 1, {"agreed": 1}, []),
             "cut_over": lambda: generations.cut_over(now(), 0.0, RiskTarget("fpir", 0.01)),
             "roll_back": lambda: generations.roll_back(now()),
             "finish": lambda: generations.finish(now(), True),

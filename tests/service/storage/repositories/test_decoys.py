@@ -177,7 +177,7 @@ def test_it_counts_for_the_recognizer_that_made_it_only(
 ) -> None:
     generations = GenerationStore(database)
     store.decoys.add(now(store), "ada", drawn(rng), "photo")
-    generations.start(now(store), "b" * 32, D, "new", False)
+    generations.start(now(store), "b" * 32, D, "new")
     generations.cut_over(now(store), 0.0, None)
     assert not now(store).has_decoys
     assert of(store, "ada") is None
@@ -186,7 +186,7 @@ def test_it_counts_for_the_recognizer_that_made_it_only(
     generations.roll_back(now(store))
     assert now(store).has_decoys
     assert of(store, "ada") is not None
-    generations.start(now(store), "b" * 32, D, "new", False)
+    generations.start(now(store), "b" * 32, D, "new")
     generations.cut_over(now(store), 0.0, None)
     generations.finish(now(store), force=True)
     assert store.decoys.list_all(now(store), "ada") == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 
 import numpy as np
@@ -10,18 +9,16 @@ import pytest
 
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.core.errors import GalleryMovedError, MigrationIncompleteError, MigrationStateError, StorageDamagedError
+from service.core.errors import GalleryMovedError, MigrationIncompleteError, MigrationStateError
 from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate, StoredEvidence
 from service.domain.outcomes import RiskTarget
 from service.index.follower import Followers, in_process
-from service.operations.gallery_check import open_check
 from service.risk.evidence import impostor_evidence
 from service.risk.gallery_risks import GalleryRisks
 from service.storage.audit.reader import AuditFilter, listed_lines
-from service.storage.db import tables
 from service.storage.db.engine import Database
-from service.storage.db.row_sealing import open_crop, subject_lookup
-from service.storage.repositories.generations import DROP, FILL, Coverage, Disagreement, GenerationStore
+from service.storage.db.row_sealing import open_crop
+from service.storage.repositories.generations import DROP, FILL, Coverage, GenerationStore
 from service.storage.repositories.job_records import ItemOutcome, Job
 from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
@@ -60,7 +57,7 @@ def now(store: Store) -> Gallery:
 
 
 def started(store: Store, generations: GenerationStore) -> int:
-    generations.start(now(store), NEW, NEW_D, "new", on_sight=True)
+    generations.start(now(store), NEW, NEW_D, "new")
     other = now(store).other
     assert other is not None
     return other.number
@@ -81,7 +78,7 @@ def fill(database: Database, generations: GenerationStore, gallery: Gallery, gen
     generations.add(gallery, generation, made, owned, [ItemOutcome(one.id, "embedded") for one in waiting], 1.0)
 
 
-def test_the_shadow_is_searched_like_any_gallery(
+def test_a_generation_in_preparation_is_searched_like_any_gallery(
     database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
     followers = Followers(in_process(store))
@@ -124,11 +121,11 @@ def test_transitions_and_their_repetitions(
         with pytest.raises(MigrationStateError):
             call(now(store))
     with pytest.raises(MigrationStateError):
-        generations.start(now(store), OLD, OLD_D, "old", on_sight=False)
+        generations.start(now(store), OLD, OLD_D, "old")
     n = started(store, generations)
     assert started(store, generations) == n
     with pytest.raises(MigrationStateError):
-        generations.start(now(store), THIRD, 4, "third", on_sight=False)
+        generations.start(now(store), THIRD, 4, "third")
     with pytest.raises(MigrationIncompleteError):
         generations.cut_over(now(store), 0.5, None)
     fill(database, generations, now(store), n)
@@ -136,7 +133,7 @@ def test_transitions_and_their_repetitions(
         generations.cut_over(now(store), 1, RiskTarget("fpir", 0.2))
     assert (now(store).generation, now(store).fingerprint, now(store).settings.risk.value) == (n, NEW, 0.2)
     with pytest.raises(MigrationStateError):  # rolling back is another thing
-        generations.start(now(store), OLD, OLD_D, "old", on_sight=False)
+        generations.start(now(store), OLD, OLD_D, "old")
     for _ in range(2):
         generations.roll_back(now(store))
     assert (now(store).generation, now(store).settings.risk.value) == (0, gallery.settings.risk.value)
@@ -202,7 +199,6 @@ def test_what_was_read_before_a_cut_over_is_not_written_after_it(
         lambda: store.templates.enroll(before, "s", [template(rng)], None),
         lambda: store.subjects.put(before, "s", None, {}, []),
         lambda: generations.add(before, n, {}, owned, [], 0),
-        lambda: generations.add_on_sight(before, n, 1, vector(rng, NEW_D)),
         lambda: generations.roll_back(before),
     ):
         with pytest.raises(GalleryMovedError):
@@ -226,7 +222,7 @@ def test_the_log_is_shortened_by_who_read_the_gallery_before_the_cut_over(
     derive(now(store), 6)
     derive(now(store).at_generation(n), 4)
     before = now(store)
-    assert store.changes.trim(before, keep=0) == 4  # the shadow is yet to count the others
+    assert store.changes.trim(before, keep=0) == 4  # the other generation is yet to count the others
     generations.cut_over(before, 0, None)
     derive(now(store), 8)
     assert store.changes.trim(before, keep=0) == 4  # searches from before the cut-over block nothing
@@ -262,73 +258,6 @@ def test_nothing_is_finished_that_would_lose_somebody(
     with pytest.raises(MigrationIncompleteError):
         generations.finish(now(store), force=False)
     generations.finish(now(store), force=True)
-
-
-def test_a_sight_stands_for_one_template_without_crop(
-    database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
-) -> None:
-    store.templates.enroll(gallery, "s", [template(rng), template(rng, None), template(rng, None)], None)
-    pk = store.subjects.get(gallery, "s").pk
-    n = started(store, generations)
-    face = vector(rng, NEW_D)
-    assert generations.needs_sight(n, pk)
-    assert generations.add_on_sight(now(store), n, pk, face)
-    assert not generations.add_on_sight(now(store), n, pk, face)  # the next frame
-    assert generations.add_on_sight(now(store), n, pk, vector(rng, NEW_D))
-    assert not generations.needs_sight(n, pk)
-    assert not generations.add_on_sight(now(store), n, pk, vector(rng, NEW_D))
-    assert generations.coverage(gallery, n) == Coverage(3, 2, 1)
-    lines = listed_lines(database, AuditFilter(gallery.pk, event="template_on_sight"), None, 100)
-    seen = store.templates.list_page(gallery, "s")[1:]
-    assert sorted(one.line.details["template"] for one in lines) == sorted(t.id for t in seen)
-    # The audit line names the subject and contains no score.
-    assert {one.line.subject for one in lines} == {subject_lookup(gallery.seal, "s")}
-    assert all(one.line.details.keys() == {"template"} for one in lines)
-
-
-def test_counts_of_several_servers_add_up(store: Store, generations: GenerationStore, gallery: Gallery) -> None:
-    pk = store.subjects.put(gallery, "s", None, {}, [])[0].pk
-    n = started(store, generations)
-    found = now(store)
-
-    def note() -> None:
-        for _ in range(10):
-            one = Disagreement(("identified", "unknown"), (pk, None), (0.9, None))
-            generations.add_comparisons(found, n, {"compared": 3, "agreed": 2}, [one])
-
-    servers = [threading.Thread(daemon=True, target=note) for _ in range(4)]
-    for server in servers:
-        server.start()
-    for server in servers:
-        server.join()
-    other = now(store).other
-    assert other is not None
-    assert other.details["counts"] == {"compared": 120, "agreed": 80}
-    noted = generations.disagreements(gallery, other)
-    assert noted == [Disagreement(("identified", "unknown"), (pk, None), (0.9, None))] * 20
-    # Only keyed hashes of the subjects are stored unencrypted.
-    stored = other.details["disagreements"]
-    assert {tuple(one) for one in stored} == {("subjects", "sealed")}
-    assert {tuple(one["subjects"]) for one in stored} == {(subject_lookup(gallery.seal, "s"), None)}
-
-
-@pytest.mark.parametrize("sealed", ["00" * 40, "no digits"])
-def test_a_disagreement_that_does_not_open_is_told(
-    database: Database, store: Store, generations: GenerationStore, gallery: Gallery, sealed: str
-) -> None:
-    n = started(store, generations)
-    generations.add_comparisons(
-        now(store), n, {"compared": 1}, [Disagreement(("unknown", "identified"), (None, None), (None, 0.9))]
-    )
-    details = {"on_sight": True, "counts": {}, "disagreements": [{"subjects": [None, None], "sealed": sealed}]}
-    of_other = tables.generations.c.generation == n
-    with database.engine.begin() as connection:
-        connection.execute(tables.generations.update().where(of_other).values(details=details))
-    _, other = generations.list_live(gallery)
-    with pytest.raises(StorageDamagedError):
-        generations.disagreements(gallery, other)
-    with open_check(database) as checked:
-        assert [(one.kind, one.count) for one in checked.findings(None, False)] == [("sealed", 1)]
 
 
 def test_a_crop_goes_with_its_template(

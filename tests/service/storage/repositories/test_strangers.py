@@ -409,7 +409,7 @@ def test_a_finished_migration_deletes_the_former_strangers(database: Database, s
     see(store, gallery, person(0), person(1))
     store.galleries.update("g", lambda current: replace(current, risk=RiskTarget("fpir", 0.01)))
     gallery, generations = store.galleries.get("g"), GenerationStore(database)
-    generations.start(gallery, "b" * 32, DIMENSION, "new", False)
+    generations.start(gallery, "b" * 32, DIMENSION, "new")
     generations.cut_over(store.galleries.get("g"), 0.0, None)
     assert count(database, strangers) == 2
     generations.finish(store.galleries.get("g"), force=True)
