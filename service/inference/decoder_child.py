@@ -10,6 +10,7 @@ import json
 import mmap
 import os
 import resource
+import signal
 import sys
 import time
 from multiprocessing.connection import Connection
@@ -42,6 +43,8 @@ Pixels = NDArray[np.uint8]
 
 def main() -> None:
     """Answer requests until the parent closes its end of the connection."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal and systemd send them to all processes of a server
+        signal.signal(number, signal.SIG_IGN)
     connection, pixels_file = Connection(int(sys.argv[1])), int(sys.argv[2])
     shared = mmap.mmap(pixels_file, 0)
     os.close(pixels_file)

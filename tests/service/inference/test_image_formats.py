@@ -388,6 +388,18 @@ def test_a_decoder_that_takes_too_long_is_ended(scene: Pixels, monkeypatch: pyte
         assert not stopped.exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_decoder_outlives_the_signals_that_end_a_server(number: signal.Signals, scene: Pixels) -> None:
+    """The server answers its last requests first."""
+    photo = encode(Image.fromarray(scene), "TIFF")
+    with closing(PhotoDecoder(LIMITS)) as photos:
+        photos.decode(photo)
+        header, process = photos.read_header(photo), process_of(photos)
+        os.kill(int(process.name), number)
+        header.open()
+        assert process_of(photos) == process
+
+
 def test_a_decoder_has_neither_files_nor_secrets(scene: Pixels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KITH_MASTER_KEY", "secret")
     with closing(PhotoDecoder(LIMITS)) as photos:
