@@ -26,7 +26,7 @@ setup: $(INSTALLED)
 $(INSTALLED): $(SERVING) requirements/dev.txt
 	$(PIP) install --no-deps --require-hashes -r requirements/dev.txt
 	@# Versions of torch and its dependencies are pinned; their files are not (docs/decisions/0042).
-	$(PIP) install --constraint constraints.txt -e '.[cpu,postgres,milvus,tracing,mqtt,training,demo,dev]'
+	$(PIP) install --constraint constraints.txt -e '.[cpu,postgres,milvus,mqtt,training,demo,dev]'
 	touch $@
 
 demo: $(SERVING)

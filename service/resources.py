@@ -1,9 +1,8 @@
-"""Resources that the settings name, opened for the application and commands: database, master keys, Milvus, tracing."""
+"""Resources that the settings name, opened for the application and commands: database, master keys and Milvus."""
 
 from __future__ import annotations
 
 from contextlib import closing
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from service.storage.repositories.shared_indexes import SharedIndexes
 
 if TYPE_CHECKING:
     from service.index.milvus_follower import MilvusEngine
-    from service.observability.tracing import Tracing
 
 
 def open_own_database(settings: Settings) -> Database:
@@ -125,13 +123,3 @@ def open_milvus(settings: Settings, database: Database) -> MilvusEngine | None:
 
     token = settings.milvus_token.get_secret_value() if settings.milvus_token else ""
     return MilvusEngine(MilvusOptions(settings.milvus_uri, token), SharedIndexes(database))
-
-
-def open_tracing(settings: Settings) -> Tracing | None:
-    """Return the trace exporter if one is configured. Raises SettingsError: its package is not installed."""
-    settings.check_extras()
-    if settings.traces_url is None:
-        return None
-    from service.observability.tracing import Tracing  # optional dependency, slow to import
-
-    return Tracing(settings.traces_url, version("kith-face"))

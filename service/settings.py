@@ -278,13 +278,6 @@ class Settings(BaseSettings):
         le=10_000,
         description="Maximum number of galleries with their own series in /metrics; the others are counted together.",
     )
-    traces_url: str | None = Field(
-        None,
-        # No credentials: errors are logged with the address.
-        pattern="^https?://[^/?#@][^?#@]*$",
-        description="OTLP endpoint over HTTP for traces, as http://localhost:4318/v1/traces, without query or "
-        "password; needs the extra tracing.",
-    )
     log_format: Literal["text", "json"] = Field("text", description="Log format: text, or one JSON document per line.")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Log level.")
 
@@ -430,8 +423,6 @@ class Settings(BaseSettings):
                 raise SettingsError(f"KITH_STATELESS keeps nothing: unset KITH_{name.upper()}, or KITH_STATELESS")
         if self.milvus_uri is not None and find_spec("pymilvus") is None:
             raise SettingsError("KITH_MILVUS_URI needs pymilvus: pip install '.[milvus]' in a clone of Kith")
-        if self.traces_url is not None and not _is_installed("opentelemetry.exporter.otlp.proto.http"):
-            raise SettingsError("KITH_TRACES_URL needs OpenTelemetry: pip install '.[tracing]' in a clone of Kith")
         if self.mqtt_url is not None and find_spec("aiomqtt") is None:
             raise SettingsError("KITH_MQTT_URL needs aiomqtt: pip install '.[mqtt]' in a clone of Kith")
         if self.milvus_uri is not None and not self.milvus_plaintext:
@@ -444,13 +435,6 @@ class Settings(BaseSettings):
 def _split(text: str | None) -> list[str]:
     """Split comma-separated text, without empty parts."""
     return [part.strip() for part in (text or "").split(",") if part.strip()]
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:  # its parent package is missing
-        return False
 
 
 def load_settings(**overrides: object) -> Settings:

@@ -5,7 +5,6 @@ Each registers its closing on ``stack``, so that all close in reverse order, als
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -46,7 +45,7 @@ from service.operations.metrics_export import MetricsExport
 from service.operations.status import RecentState, StateReader, readiness
 from service.operations.transfers import Transfers
 from service.operations.webhook_delivery import WebhookDelivery, Webhooks, WebhookSender
-from service.resources import open_milvus, open_own_database, open_tracing
+from service.resources import open_milvus, open_own_database
 from service.risk.drift import DriftReports, Watches
 from service.risk.gallery_risks import GalleryRisks
 from service.risk.search import GallerySearch
@@ -83,9 +82,6 @@ async def open_backend(settings: Settings, metrics: Metrics) -> AsyncIterator[Ba
     """Open the networks, the database and all that works beside requests."""
     async with AsyncExitStack() as stack:
         networks = _open_networks(settings)
-        if (tracing := open_tracing(settings)) is not None:
-            metrics.spans = tracing
-            stack.push_async_callback(asyncio.to_thread, tracing.close)
         threads = stack.enter_context(RequestThreads(max(4, BLOCKING_THREADS_PER_CORE * available_cores())))
         devices = stack.enter_context(DevicePool(networks.devices))
         database = open_own_database(settings)

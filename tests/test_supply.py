@@ -16,11 +16,11 @@ from tests.conftest import ROOT
 
 FILES = {
     "serve": ["cpu"],
-    "cpu": ["cpu", "postgres", "tracing", "mqtt"],
-    "cpu-all": ["cpu", "postgres", "tracing", "mqtt", "milvus"],
-    "gpu": ["gpu", "postgres", "tracing", "mqtt"],
-    "gpu-all": ["gpu", "postgres", "tracing", "mqtt", "milvus"],
-    "dev": ["cpu", "postgres", "milvus", "tracing", "mqtt", "training", "demo", "dev"],
+    "cpu": ["cpu", "postgres", "mqtt"],
+    "cpu-all": ["cpu", "postgres", "mqtt", "milvus"],
+    "gpu": ["gpu", "postgres", "mqtt"],
+    "gpu-all": ["gpu", "postgres", "mqtt", "milvus"],
+    "dev": ["cpu", "postgres", "milvus", "mqtt", "training", "demo", "dev"],
 }
 """Extras of each file in requirements/."""
 WITHOUT_HASH = {"torch", "jinja2", "fsspec", "insightface"}

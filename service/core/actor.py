@@ -24,12 +24,10 @@ class Actor:
 
     ``name`` is ``key:ID``, ``operator`` (KITH_API_KEY, or a command that opens the database), ``anonymous`` (no API key
     required) or ``service`` (internal work). ``request_id`` equals the X-Request-Id header of the response.
-    ``trace_id`` is set while tracing is on.
     """
 
     name: str
     request_id: str | None = None
-    trace_id: str | None = None
 
 
 SERVICE: Final = Actor("service")

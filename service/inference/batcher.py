@@ -163,7 +163,6 @@ class _Call(Generic[Item, Result]):
     future: asyncio.Future[list[Result]]
     results: list[Any]
     missing: int
-    span: object | None = None
     parts: list[QueuedItems[Item]] = field(default_factory=list)
 
 
@@ -213,7 +212,6 @@ class Batcher(Generic[Item, Result]):
         self._beside_requests = max((size for size in sizes if 2 * size <= sizes[-1]), default=1)
         self._max_queue = max_queue
         self._shape_of = shape_of
-        self._spans = metrics.spans
         self._closing = False
         self._calls: set[_Call[Item, Result]] = set()
         self._begun = 0
@@ -278,8 +276,7 @@ class Batcher(Generic[Item, Result]):
             self.admit(len(items))
         elif self._closing:
             raise OverloadedError("the service is closing")
-        span = None if self._spans is None else self._spans.here()
-        call = _Call[Item, Result](self._loop.create_future(), [None] * len(items), len(items), span)
+        call = _Call[Item, Result](self._loop.create_future(), [None] * len(items), len(items))
         if not background and (deadline := deadlines.current_deadline()) is not None:
             deadline.bind(call.future)
         self._calls.add(call)
@@ -365,9 +362,6 @@ class Batcher(Generic[Item, Result]):
                     call.future.set_result(call.results)
             if not any(isinstance(outcome, Exception) for outcome in outcomes):
                 self._learn(device, batch, ran_s)
-            if self._spans is not None:
-                waited = zip((call.span for call, _ in batch.places), batch.waited_s, strict=True)
-                self._spans.batch(self.name, len(batch.items), {s: t for s, t in waited if s is not None}, ran_s)
         finally:
             self._delivered += 1
             self._idle.set()

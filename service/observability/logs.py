@@ -29,8 +29,8 @@ def configure(level: str, kind: Format) -> None:
 class JsonLines(logging.Formatter):
     """Formatter for one JSON object per line.
 
-    Fields: ``time`` (UTC), ``level``, ``logger``, ``message``, ``request_id`` and ``trace_id`` of the current request,
-    fields given as ``extra={"fields": {...}}``, and ``exception``.
+    Fields: ``time`` (UTC), ``level``, ``logger``, ``message``, ``request_id`` of the current request, fields given as
+    ``extra={"fields": {...}}``, and ``exception``.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -41,7 +41,6 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             "request_id": actor.request_id,
-            "trace_id": actor.trace_id,
             **getattr(record, "fields", {}),
         }
         if record.exc_info:

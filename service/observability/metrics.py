@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, TypeVar, get_args
+from typing import Final, Literal, TypeVar, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -25,9 +25,6 @@ from prometheus_client import (
 )
 
 from service.core.actor import current_actor
-
-if TYPE_CHECKING:
-    from service.observability.tracing import RequestSpan, Tracing  # optional dependency
 
 Stage = Literal["read", "fetch", "decode", "detect", "align", "judge", "embed", "follow", "search", "check", "write"]
 """Stages in the order of a request (docs/observability.md)."""
@@ -60,8 +57,6 @@ class Metrics:
 
     def __init__(self, codes: Iterable[str] = (), verify_outcomes: Iterable[str] = ()) -> None:
         self.started_at_s = time.time()
-        self.spans: Tracing | None = None
-        """Source of trace spans; None: no tracing."""
         self.in_progress = 0
         """Requests in progress. Changed on the event loop only."""
         self.open_streams = 0
@@ -117,17 +112,12 @@ class Metrics:
 
     @contextmanager
     def stage(self, name: Stage) -> Iterator[None]:
-        """Time a stage and trace it. Failed stages count too."""
+        """Time a stage. Failed stages count too."""
         started_s = time.perf_counter()
-        with nullcontext() if self.spans is None else self.spans.stage(name):
-            try:
-                yield
-            finally:
-                self._stages.labels(name, lane()).observe(time.perf_counter() - started_s)
-
-    def trace_request(self, method: str, traceparent: str | None) -> AbstractContextManager[RequestSpan | None]:
-        """Return the span of a request, or a null context without tracing."""
-        return nullcontext() if self.spans is None else self.spans.request(method, traceparent)
+        try:
+            yield
+        finally:
+            self._stages.labels(name, lane()).observe(time.perf_counter() - started_s)
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Record an answered request; ``route``: the template of its path."""

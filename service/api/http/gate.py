@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
@@ -36,9 +36,6 @@ from service.core.errors import (
 from service.observability.metrics import Metrics
 from service.security.callers import ANONYMOUS, Caller
 from service.settings import Settings
-
-if TYPE_CHECKING:
-    from service.observability.tracing import RequestSpan
 
 DEFAULT_BODY_BYTES: Final = 1_000_000
 """Body limit of routes that take no photos."""
@@ -92,7 +89,6 @@ class _Exchange:
     """State of one request and its response."""
 
     request_id: str
-    span: RequestSpan | None
     start_s: float = field(default_factory=time.perf_counter)
     status: int = 500
     began: bool = False
@@ -146,13 +142,9 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        with self._metrics.trace_request(scope["method"], Headers(scope=scope).get("traceparent")) as span:
-            await self._handle(scope, receive, send, span)
-
-    async def _handle(self, scope: Scope, receive: Receive, send: Send, span: RequestSpan | None) -> None:
         request = Request(scope)
         request_id = request.state.request_id = _client_request_id(scope) or uuid.uuid4().hex
-        exchange = _Exchange(request_id, span)
+        exchange = _Exchange(request_id)
         limit = self._body_limit(scope["method"], scope["path"])
         # HEAD is routed as GET where that only reads a file or the health; the HTTP server drops the body. Other
         # handlers of GET read whole galleries and write audit lines: there HEAD has no route (405).
@@ -174,7 +166,7 @@ class Gate:
             except KithError as refusal:
                 await problem_response(request, refusal)(scope, receive, send_with_headers)
             else:
-                with acting_as(Actor(caller.name, request_id, None if span is None else span.trace_id)):
+                with acting_as(Actor(caller.name, request_id)):
                     await self._app(routed, self._limited(receive, limit, exchange), send_with_headers)
         except Exception as error:  # of a handler, or of this class
             if exchange.began:
@@ -206,9 +198,9 @@ class Gate:
         return receive_limited
 
     def _record(self, scope: Scope, route: str, exchange: _Exchange) -> None:
-        """Write the metrics, the span, the audit entry of a refusal, and the access log."""
+        """Write the metrics, the audit entry of a refusal, and the access log."""
         elapsed_s = time.perf_counter() - exchange.start_s
-        method, status, span = scope["method"], exchange.status, exchange.span
+        method, status = scope["method"], exchange.status
         self._metrics.observe_request(method, route, status, elapsed_s)
         error: KithError | None = scope["state"].get("error")
         caller: Caller = scope["state"].get("caller", ANONYMOUS)
@@ -218,12 +210,9 @@ class Gate:
         # A hidden gallery is audited whether or not it exists, so that the audit does not reveal it either.
         if error is not None and (error.hides_existence or isinstance(error, AUDITED_REFUSALS)):
             scope["app"].state.backend.operations.audit.record_refusal(caller.name, error.code)
-        if span is not None:
-            span.answered(f"{method} {route}", route, status, code, exchange.request_id)
         elapsed_ms = elapsed_s * 1000
         fields = {
             "request_id": exchange.request_id,
-            "trace_id": None if span is None else span.trace_id,
             "method": method,
             "route": route,
             "status": status,

@@ -71,12 +71,12 @@ def test_a_line_with_half_a_surrogate_is_not_lost() -> None:
 
 def test_a_line_is_one_line_whatever_it_holds() -> None:
     record = logging.LogRecord("l", logging.INFO, "f", 1, "two\nlines \x1b[31m %s", ("ä",), None)
-    with acting_as(Actor("operator", "r", "t")):
+    with acting_as(Actor("operator", "r")):
         line = JsonLines().format(record)
     assert "\n" not in line
     assert "\x1b" not in line
     told = json.loads(line)
-    assert (told["message"], told["request_id"], told["trace_id"]) == ("two\nlines \x1b[31m ä", "r", "t")
+    assert (told["message"], told["request_id"]) == ("two\nlines \x1b[31m ä", "r")
     try:
         raise ValueError("inner")
     except ValueError:

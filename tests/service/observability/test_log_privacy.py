@@ -13,6 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from kith import Kith, KithClientError
+from service.app import create_app
+from service.settings import load_settings
 from tests.conftest import jpeg
 from tests.faults.servers import Server
 
@@ -61,3 +63,10 @@ def test_logs_name_no_subject(talkative: Talkative, astronaut: NDArray[np.uint8]
     assert [secret for secret in SECRETS if secret.lower() in text.lower()] == []
     assert base64.b64encode(photo)[:40].decode() not in text
     assert str(vector[0])[:7] not in text
+
+
+def test_the_frameworks_own_telemetry_is_off(tmp_path: Path) -> None:
+    """An environment variable would enable it, and it records paths."""
+    telemetry = create_app(load_settings(data_dir=tmp_path))._telemetry
+    kinds = ("tracing", "metrics", "logs", "operation_spans", "auto_configure")
+    assert [kind for kind in kinds if telemetry.get(kind)] == []
