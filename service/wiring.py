@@ -268,10 +268,9 @@ async def _open_operations(
     telemetry = MetricsExport(
         version=version("kith-face"),
         model_id=networks.pack.model_id,
-        networks={batcher.name: network for batcher, network in faces.networks.items()},
+        networks=faces.networks,
         metrics=metrics,
         watches=galleries.watches,
-        batchers=list(faces.networks),
         audit_backlog=audit.backlog,
         recent_state=recent_state,
         max_galleries=settings.metrics_galleries,

@@ -95,25 +95,31 @@ class DiskOut(BaseModel):
     size_bytes: int
 
 
-class StatusOut(BaseModel):
-    """Status of the process that answers. ``checks``, ``job_counts``, ``index_lag``, ``disk`` and ``clock`` were
-    sampled at ``looked_at``, some seconds ago; null if unknown."""
+class SampleOut(BaseModel):
+    """Figures that were sampled at ``looked_at``, some seconds ago; null if unknown."""
+
+    looked_at: Timestamp | None = None
+    checks: list[CheckOut] = Field(default_factory=list)
+    job_counts: dict[JobState, int] | None = None
+    index_lag: dict[str, LagOut] | None = None
+    disk: DiskOut | None = None
+    clock: CheckOut | None = Field(
+        None, description="Whether the clock is reliable; if not, nothing is deleted by age."
+    )
+
+
+class StatusOut(SampleOut):
+    """Status of the process that answers, with its latest sample."""
 
     version: str
     model: str
     started_at: Timestamp
     uptime_s: float
     ready: bool
-    looked_at: Timestamp | None
-    checks: list[CheckOut]
     master_key: CheckOut | None = Field(
         description="Whether the master key that Kith created was backed up; null if Kith did not create it."
     )
     request_count: int = Field(description="Requests in progress.")
     queues: list[QueueOut]
     audit: AuditBacklogOut
-    job_counts: dict[JobState, int] | None
     drift: dict[str, DriftOut] = Field(description="Galleries searched since the start.")
-    index_lag: dict[str, LagOut] | None
-    disk: DiskOut | None
-    clock: CheckOut | None = Field(description="Whether the clock is reliable; if not, nothing is deleted by age.")

@@ -25,10 +25,9 @@ class MetricsExport:
 
     version: str
     model_id: str
-    networks: Mapping[str, Network]
+    networks: Mapping[Batcher[Any, Any], Network]
     metrics: Metrics
     watches: Watches
-    batchers: Sequence[Batcher[Any, Any]]
     audit_backlog: Callable[[], tuple[int, int]]
     recent_state: RecentState
     max_galleries: int
@@ -54,15 +53,15 @@ class MetricsExport:
             "kith_network_info",
             "1 for the engine of each network.",
             ["network", "engine", "precision", "provider"],
-            [((name, n.engine, n.precision, n.providers[0]), 1) for name, n in self.networks.items()],
+            [((b.name, n.engine, n.precision, n.providers[0]), 1) for b, n in self.networks.items()],
         )
         series.gauge("kith_start_time_seconds", "Start of the service, seconds since 1970.", self.metrics.started_at_s)
         series.gauge("kith_requests_in_progress", "Requests in progress.", self.metrics.in_progress)
         series.gauge("kith_event_streams", "Open event streams.", self.metrics.open_streams)
         about = "1 while this process sends events to the MQTT broker."
         series.gauges("kith_mqtt_connected", about, "broker", dict(self.metrics.mqtt_connected))
-        queued = [((b.name, "requests"), b.queue.foreground_count) for b in self.batchers]
-        queued += [((b.name, "background"), b.queue.background_count) for b in self.batchers]
+        queued = [((b.name, "requests"), b.queue.foreground_count) for b in self.networks]
+        queued += [((b.name, "background"), b.queue.background_count) for b in self.networks]
         series.table("kith_queue_items", "Items waiting for a network.", ["network", "lane"], queued)
         waiting, lost = self.audit_backlog()
         series.gauge("kith_audit_waiting", "Audit entries not written yet.", waiting)
@@ -96,23 +95,23 @@ class MetricsExport:
             [((name, state), state == drift.state) for name, drift in named for state in STATES],
         )
 
-    def _add_sample(self, series: ScrapeSeries, sample: ServiceState | None) -> None:
+    def _add_sample(self, series: ScrapeSeries, sample: ServiceState) -> None:
         """Add readiness, disk and database figures. A stale sample exports its age only."""
-        age_s = float("inf") if sample is None else sample.age_s
-        series.gauge("kith_sample_age_seconds", "Age of the readiness and database figures.", age_s)
-        series.gauge("kith_ready", "1 while the service is ready.", float(sample is not None and sample.ready))
-        if sample is None or sample.stale:
+        series.gauge("kith_sample_age_seconds", "Age of the readiness and database figures.", sample.age_s)
+        series.gauge("kith_ready", "1 while the service is ready.", sample.ready)
+        if sample.stale:
             return
-        checks = {name: error is None for name, error in sample.checks.items()}
+        checks = {check.name: check.ok for check in sample.checks}
         series.gauges("kith_check_ok", "1 while a readiness check succeeds.", "check", checks)
-        paused = float(sample.paused is not None)
-        series.gauge("kith_retention_paused", "1 while retention is paused because of the clock.", paused)
+        if sample.clock is not None:
+            about = "1 while retention is paused because of the clock."
+            series.gauge("kith_retention_paused", about, not sample.clock.ok)
         if sample.disk is not None:
-            free, size = sample.disk
-            series.gauge("kith_disk_free_bytes", "Free bytes of the data directory's file system.", free)
-            series.gauge("kith_disk_size_bytes", "Size of the data directory's file system.", size)
-        if sample.jobs is not None:
-            series.gauges("kith_jobs", "Jobs of all processes, by state.", "state", sample.jobs)
+            about = "Free bytes of the data directory's file system."
+            series.gauge("kith_disk_free_bytes", about, sample.disk.free_bytes)
+            series.gauge("kith_disk_size_bytes", "Size of the data directory's file system.", sample.disk.size_bytes)
+        if sample.job_counts is not None:
+            series.gauges("kith_jobs", "Jobs of all processes, by state.", "state", sample.job_counts)
         if (sizes := sample.sizes) is not None:
             series.gauge("kith_galleries", "Galleries.", sizes.galleries)
             series.gauge("kith_subjects", "Subjects of all galleries.", sizes.subjects)
@@ -121,9 +120,9 @@ class MetricsExport:
             templates = {name: count for name, (_, count) in sizes.by_gallery.items()}
             series.gauges("kith_gallery_subjects", "Subjects of a gallery.", "gallery", subjects)
             series.gauges("kith_gallery_templates", "Templates of a gallery.", "gallery", templates)
-        if sample.lags is not None:
-            lines = {name: lag.lines for name, lag in sample.lags.items()}
-            seconds = {name: lag.seconds for name, lag in sample.lags.items()}
+        if sample.index_lag is not None:
+            lines = {name: lag.line_count for name, lag in sample.index_lag.items()}
+            seconds = {name: lag.seconds for name, lag in sample.index_lag.items()}
             about = "Committed changes that an index of this process has not applied yet."
             series.gauges("kith_index_lag_lines", about, "gallery", lines)
             series.gauges("kith_index_lag_seconds", "Time since an index was last current.", "gallery", seconds)

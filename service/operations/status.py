@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from kith.wire.common import JobState
+from pydantic import Field
+
+from kith.wire.status import CheckOut, DiskOut, LagOut, SampleOut
 from service.core.errors import GpuUnavailableError, KithError, ReadinessUnknownError, StorageError
 from service.core.single_flight import SingleFlight
 from service.domain.gallery import GalleryCounts
@@ -57,21 +62,13 @@ class Readiness:
         except TimeoutError as error:
             raise ReadinessUnknownError(f"the checks did not finish within {self._timeout_s:g} s") from error
 
-    async def holds(self) -> bool:
-        """Return whether all checks succeed."""
-        try:
-            await self.check()
-        except KithError:
-            return False
-        return True
-
     def _check(self) -> None:
         for check in self._checks.values():
             check()
 
-    def look(self) -> dict[str, KithError | None]:
-        """Run each check and return its error; None: success."""
-        return {name: _error_of(check) for name, check in self._checks.items()}
+    def look(self) -> list[CheckOut]:
+        """Run each check and return its result."""
+        return [to_check_out(name, _error_of(check)) for name, check in self._checks.items()]
 
 
 def readiness(
@@ -114,36 +111,23 @@ def _error_of(check: Callable[[], None]) -> KithError | None:
     return None
 
 
-@dataclass(frozen=True)
-class Lag:
-    """Change log ``lines`` not applied yet by a gallery's index, and for how many ``seconds`` there have been some.
-
-    The next search applies them first.
-    """
-
-    lines: int
-    seconds: float
+def to_check_out(name: str, error: KithError | None) -> CheckOut:
+    """Convert the result of a check. ``error`` is None if it passed."""
+    if error is None:
+        return CheckOut(name=name, ok=True)
+    return CheckOut(name=name, ok=False, code=error.code, detail=error.detail, remedy=error.remedy)
 
 
-@dataclass(frozen=True)
-class ServiceState:
-    """State of the service at one time. ``sizes``, ``jobs``, ``lags``: None while the database is away.
+class ServiceState(SampleOut):
+    """State of the service at one time.
 
     Attributes:
-        taken: seconds since 1970.
-        disk: free and total bytes of the data directory's file system.
-        paused: reason why retention is paused.
-        at: monotonic time in seconds.
+        sizes: sizes of the galleries; None while the database is away.
+        at: monotonic time in seconds; minus infinity before the first sample.
     """
 
-    taken: float
-    checks: Mapping[str, KithError | None]
     sizes: GalleryCounts | None = None
-    jobs: Mapping[JobState, int] | None = None
-    lags: Mapping[str, Lag] | None = None
-    disk: tuple[int, int] | None = None
-    paused: KithError | None = None
-    at: float = field(default_factory=time.monotonic)
+    at: float = Field(default_factory=time.monotonic)
 
     @property
     def age_s(self) -> float:
@@ -155,7 +139,7 @@ class ServiceState:
 
     @property
     def ready(self) -> bool:
-        return not self.stale and not any(self.checks.values())
+        return not self.stale and all(check.ok for check in self.checks)
 
 
 @dataclass
@@ -176,14 +160,18 @@ class StateReader:
     _behind_since: dict[int, float] = field(default_factory=dict)
 
     def __call__(self) -> ServiceState:
-        checks = self.readiness.look()
-        disk, paused = _disk(self.folder), self.paused()
-        try:
+        state = ServiceState(
+            looked_at=datetime.now(UTC),
+            checks=self.readiness.look(),
+            disk=_disk(self.folder),
+            clock=to_check_out("clock", self.paused()),
+        )
+        with suppress(StorageError):
             self._drop_watches()
             sizes = self.store.galleries.sizes(self.max_galleries)
-            return ServiceState(time.time(), checks, sizes, self.jobs.states(), self._lags(), disk, paused)
-        except StorageError:
-            return ServiceState(time.time(), checks, disk=disk, paused=paused)
+            figures = {"sizes": sizes, "job_counts": self.jobs.states(), "index_lag": self._lags()}
+            return state.model_copy(update=figures)
+        return state
 
     def _drop_watches(self) -> None:
         watched = self.watches.known()  # read first: a new gallery may be missing from the list
@@ -194,12 +182,14 @@ class StateReader:
             if pk not in there:
                 self.watches.drop(pk, name)
 
-    def _lags(self) -> dict[str, Lag]:
+    def _lags(self) -> dict[str, LagOut]:
         sequences = dict(sorted(self.followers.sequences().items())[: self.max_galleries])
         behind = self.store.changes.count_lags({pk: sequence for (pk, _), sequence in sequences.items()}, MAX_LINES)
         now = time.monotonic()
         self._behind_since = {pk: self._behind_since.get(pk, now) for pk, lines in behind.items() if lines}
-        return {name: Lag(behind[pk], now - self._behind_since.get(pk, now)) for pk, name in sequences}
+        return {
+            name: LagOut(line_count=behind[pk], seconds=now - self._behind_since.get(pk, now)) for pk, name in sequences
+        }
 
 
 class RecentState:
@@ -212,11 +202,11 @@ class RecentState:
         self._fresh_s = fresh_s
         self._timeout_s = timeout_s
         self._looks = SingleFlight("samples", self._take)
-        self._latest: ServiceState | None = None
+        self._latest = ServiceState(at=-math.inf)
 
-    def latest(self) -> ServiceState | None:
-        """Return a fresh sample, or the previous one if sampling exceeds the timeout; None: none yet. Blocks."""
-        if (latest := self._latest) is not None and latest.age_s < self._fresh_s:
+    def latest(self) -> ServiceState:
+        """Return a fresh sample, or the previous one, which may be empty, if sampling exceeds the timeout. Blocks."""
+        if (latest := self._latest).age_s < self._fresh_s:
             return latest
         wait([self._looks.start_or_join()], self._timeout_s)
         return self._latest
@@ -228,9 +218,9 @@ class RecentState:
             log.exception("sampling the service state failed")
 
 
-def _disk(folder: Path) -> tuple[int, int] | None:
+def _disk(folder: Path) -> DiskOut | None:
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
         return None
-    return usage.free, usage.total
+    return DiskOut(free_bytes=usage.free, size_bytes=usage.total)

@@ -15,13 +15,12 @@ from kith.wire.risk import PRESETS
 from kith.wire.status import (
     AuditBacklogOut,
     CheckOut,
-    DiskOut,
     HealthOut,
-    LagOut,
     ModelOut,
     ModelsOut,
     NetworkOut,
     QueueOut,
+    SampleOut,
     StatusOut,
 )
 from models.pack.evidence import read_measured
@@ -34,7 +33,6 @@ from service.core.errors import (
     AuditWriteError,
     GpuUnavailableError,
     IndexUnavailableError,
-    KithError,
     MasterKeyError,
     OverloadedError,
     ReadinessUnknownError,
@@ -45,6 +43,7 @@ from service.core.errors import (
 from service.inference.batcher import Batcher
 from service.inference.recognizers import ServedRecognizer
 from service.observability.metrics import CONTENT_TYPE
+from service.operations.status import to_check_out
 from service.risk.risk_report import expected_misses
 from service.security.master_keys import MasterKeys
 from service.usecases.backend import Backend
@@ -98,22 +97,13 @@ async def get_status(backend: BackendDep) -> StatusOut:
         model=backend.faces.recognizers.default.pack.model_id,
         started_at=datetime.fromtimestamp(began, UTC),
         uptime_s=time.time() - began,
-        ready=await backend.operations.readiness.holds() and sample is not None and sample.ready,
-        looked_at=None if sample is None else datetime.fromtimestamp(sample.taken, UTC),
-        checks=[] if sample is None else [_check(*each) for each in sample.checks.items()],
+        ready=sample.ready,
         master_key=await asyncio.to_thread(to_master_key_out, backend.galleries.store.database.vault.master),
         request_count=backend.operations.metrics.in_progress,
         queues=[_queue(batcher) for batcher in backend.faces.networks],
         audit=AuditBacklogOut(waiting_count=waiting, lost_count=lost),
-        job_counts=None if sample is None or sample.jobs is None else dict(sample.jobs),
         drift=drifts,
-        index_lag=None
-        if sample is None or sample.lags is None
-        else {name: LagOut(line_count=lag.lines, seconds=lag.seconds) for name, lag in sample.lags.items()},
-        disk=None
-        if sample is None or sample.disk is None
-        else DiskOut(free_bytes=sample.disk[0], size_bytes=sample.disk[1]),
-        clock=None if sample is None else _check("clock", sample.paused),
+        **{name: getattr(sample, name) for name in SampleOut.model_fields},
     )
 
 
@@ -165,26 +155,19 @@ def _network(pack: ModelPack, network: Network) -> NetworkOut:
     )
 
 
-def _check(name: str, error: KithError | None) -> CheckOut:
-    """Convert the result of a readiness check. ``error`` is None if it passed."""
-    if error is None:
-        return CheckOut(name=name, ok=True)
-    return CheckOut(name=name, ok=False, code=error.code, detail=error.detail, remedy=error.remedy)
-
-
 def to_master_key_out(master: MasterKeys) -> CheckOut | None:
     """Convert the state of the master key's backup. Blocks: it reads files."""
     try:
         backed_up = master.is_backed_up()
     except MasterKeyError as error:
-        return _check("master_key", error)
+        return to_check_out("master_key", error)
     if backed_up is None:
         return None
     never = MasterKeyError(
         "The master key was never backed up. Without it all stored data is lost.",
         "On the server, run 'kith master backup FILE', and keep FILE on another machine.",
     )
-    return _check("master_key", None if backed_up else never)
+    return to_check_out("master_key", None if backed_up else never)
 
 
 def _queue(batcher: Batcher[object, object]) -> QueueOut:

@@ -8,7 +8,8 @@ import re
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 
@@ -20,6 +21,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from kith import Kith, KithClientError
+from kith.wire.status import LagOut
 from service.api.http.problems import ROUTING_CODES
 from service.core.actor import Actor, acting_as
 from service.core.error_catalog import all_errors
@@ -27,7 +29,7 @@ from service.core.errors import OverloadedError, ReadinessUnknownError, StorageE
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.index.follower import Followers, in_process
 from service.observability.metrics import Metrics
-from service.operations.status import STALE_S, Lag, Readiness, RecentState, ServiceState, StateReader
+from service.operations.status import STALE_S, Readiness, RecentState, ServiceState, StateReader
 from service.risk.drift import Decided, Watches
 from service.server import embedded
 from service.settings import load_settings
@@ -165,21 +167,21 @@ def test_an_index_that_has_yet_to_follow_lags(tmp_path: Path, rng: np.random.Gen
         followers = Followers(in_process(store))
         look = StateReader(ready, store, JobStore(database), followers, tmp_path, 100, Watches({}))
         gallery = store.galleries.create("g", "f", 8, GallerySettings())
-        assert look().lags == {}, "nobody searched it"
+        assert look().index_lag == {}, "nobody searched it"
         followers.of(gallery).catch_up()
-        assert look().lags == {"g": Lag(0, 0)}
+        assert look().index_lag == {"g": LagOut(line_count=0, seconds=0)}
         vector = rng.normal(size=8).astype(np.float32)
         store.templates.enroll(gallery, "somebody", [NewTemplate("0" * 32, vector, "embedding")], None)
         lines, seconds = [], []
         for _ in range(2):
-            lags = look().lags
+            lags = look().index_lag
             assert lags is not None
-            lines.append(lags["g"].lines)
+            lines.append(lags["g"].line_count)
             seconds.append(lags["g"].seconds)
         assert lines == [1, 1]
         assert 0 == seconds[0] < seconds[1]
         followers.of(gallery).catch_up()
-        assert look().lags == {"g": Lag(0, 0)}
+        assert look().index_lag == {"g": LagOut(line_count=0, seconds=0)}
         followers.close()
 
 
@@ -239,11 +241,11 @@ def test_a_look_that_hangs_is_not_waited_for_and_is_told_as_old() -> None:
         looks.append(time.time())
         if len(looks) > 1:
             go.wait()
-        return ServiceState(time.time(), {"database": None})
+        return ServiceState(looked_at=datetime.now(UTC))
 
     samples = RecentState(look, fresh_s=0, timeout_s=0.01)
-    while (first := samples.latest()) is None:
-        pass
+    while (first := samples.latest()).looked_at is None:
+        assert first.stale and not first.ready
     assert samples.latest() is first is samples.latest()
     assert len(looks) == 2, "one at a time"
     go.set()
@@ -252,8 +254,8 @@ def test_a_look_that_hangs_is_not_waited_for_and_is_told_as_old() -> None:
 
 
 def test_what_was_seen_long_ago_says_no_more_that_all_is_well_whatever_the_clock_says() -> None:
-    assert ServiceState(0, {"database": None}).ready
-    old = ServiceState(time.time(), {"database": None}, at=time.monotonic() - STALE_S)
+    assert ServiceState(looked_at=datetime.fromtimestamp(0, UTC)).ready
+    old = ServiceState(looked_at=datetime.now(UTC), at=time.monotonic() - STALE_S)
     assert old.stale
     assert not old.ready
 
@@ -269,11 +271,12 @@ def test_readiness_is_told_in_time_by_one_look_however_many_ask() -> None:
         ready = Readiness({"database": hang}, timeout_s=0.01)
         for each in await asyncio.gather(*(ready.check() for _ in range(100)), return_exceptions=True):
             assert isinstance(each, ReadinessUnknownError)
-        assert not await ready.holds()
         assert len(looks) == 1
         go.set()
-        while not await ready.holds():
-            pass
+        while True:
+            with suppress(ReadinessUnknownError):
+                await ready.check()
+                return
 
     asyncio.run(main())
 
@@ -283,9 +286,11 @@ def test_a_check_that_fails_leaves_the_others() -> None:
         raise StorageError("away")
 
     found = Readiness({"database": fail, "audit": lambda: None}).look()
-    assert isinstance(found["database"], StorageError)
-    assert found["audit"] is None
-    assert not ServiceState(0, found).ready
+    assert [(check.name, check.ok, check.code) for check in found] == [
+        ("database", False, "storage_unavailable"),
+        ("audit", True, None),
+    ]
+    assert not ServiceState(checks=found).ready
 
 
 def test_failed_stages_are_timed_in_the_lane_of_their_caller() -> None:
