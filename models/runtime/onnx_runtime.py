@@ -31,20 +31,13 @@ PREFERRED_PROVIDERS: Final = ("CUDAExecutionProvider", CPU)
 
 
 def available_cores() -> int:
-    """Return the number of usable cores, limited by CPU affinity and cgroup quota."""
+    """Return the number of usable cores, limited by CPU affinity and the quota of cgroup version 2."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    for quota_file, period_file in (
-        ("/sys/fs/cgroup/cpu.max", None),
-        ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
-    ):
-        try:
-            fields = Path(quota_file).read_text(encoding="ascii").split()
-            period = Path(period_file).read_text(encoding="ascii").strip() if period_file else fields[1]
-        except (OSError, IndexError):
-            continue
-        if fields[0] not in ("max", "-1"):
-            return max(1, min(cores, math.ceil(int(fields[0]) / int(period))))
-    return cores
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
 
 
 def import_onnxruntime() -> Any:

@@ -1,14 +1,10 @@
-"""Memory that this process may use: physical memory, and the limits of its control groups."""
+"""Memory that this process may use: physical memory, and the limits of its control groups (cgroup version 2)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Final
-
-CGROUP_FILES: Final = {"": ("sys/fs/cgroup", "memory.max"), "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes")}
-"""Mount point and limit file by controllers: of cgroup version 2, whose list is empty, and of version 1."""
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int:
@@ -25,14 +21,11 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
     except OSError:
         return
     for line in lines:
-        _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            if controller in CGROUP_FILES:
-                mount, name = CGROUP_FILES[controller]
-                group = PurePosixPath(path.lstrip("/"))
-                # A parent may have the lower limit. In a container, only the mount point may exist.
-                for folder in (group, *group.parents):
-                    yield from _read_limit(root / mount / folder / name)
+        if line.startswith("0::"):
+            group = PurePosixPath(line[3:].lstrip("/"))
+            # A parent may have the lower limit. In a container, only the mount point may exist.
+            for folder in (group, *group.parents):
+                yield from _read_limit(root / "sys/fs/cgroup" / folder / "memory.max")
 
 
 def _read_limit(file: Path) -> Iterator[int]:

@@ -264,12 +264,10 @@ def test_a_photo_that_gets_no_memory_in_time_is_answered_with_503(
     [
         ("0::/a/b\n", {"sys/fs/cgroup/a/memory.max": "3000", "sys/fs/cgroup/a/b/memory.max": "max"}, 3000),
         ("0::/../x\n", {"sys/fs/cgroup/memory.max": "5000"}, 5000),
-        ("1:cpu,memory:/docker/1\n0::/\n", {"sys/fs/cgroup/memory/memory.limit_in_bytes": "4000\n"}, 4000),
-        ("1:memory:/\n", {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
         ("0::/\n", {}, None),
         (None, {}, None),
     ],
-    ids=["version 2, a parent", "version 2, a container", "version 1, a container", "unlimited", "root", "no cgroups"],
+    ids=["version 2, a parent", "version 2, a container", "root", "no cgroups"],
 )
 def test_the_memory_limit(tmp_path: Path, cgroup: str | None, files: dict[str, str], expected: int | None) -> None:
     contents: dict[str, str] = files if cgroup is None else files | {"proc/self/cgroup": cgroup}
