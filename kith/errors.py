@@ -11,25 +11,6 @@ UNKNOWN_REMEDY: Final = "This does not look like Kith. Check the address and any
 MAYBE_DONE_REMEDY: Final = "The server may have completed the request. Check before you repeat it."
 UNREACHABLE_REMEDY: Final = "Check that the server runs and that the address begins with http:// or https://."
 
-
-REMEDIES: Final = {
-    "unauthorized": "Pass api_key, or set KITH_CLIENT_KEY or KITH_API_KEY.",
-    "gallery_not_found": "List the galleries with galleries(), or create it with create_gallery().",
-    "gallery_exists": "Use it with exist_ok=True, or choose another name.",
-    "subject_not_found": "Check the id. put_subject() or enroll() creates the subject.",
-    "subject_exists": "Choose another id. To update the existing subject, omit only_new.",
-    "precondition_failed": "Read it again, make the change to what it is now, and pass its new etag as if_match.",
-    "key_not_found": "List the keys with api_keys().",
-    "webhook_not_found": "List the webhooks with webhooks().",
-    "job_not_found": "List the jobs with jobs(). Finished jobs are deleted after two weeks.",
-    "model_not_served": "model() returns the served packs. Add packs with KITH_EXTRA_PACKS on the server.",
-    "several_faces": 'Crop the photo to one person, or pass face="largest".',
-    "duplicate_subject": "Enroll it for that subject, or pass allow_duplicate=True.",
-    "inconsistent_template": "Check the photo, or pass allow_inconsistent=True.",
-    "idempotency_conflict": "Use a new idempotency_key for each new request.",
-    "album_group_unnamed": "Name the group first with name_album_group().",
-}
-"""Remedies in terms of the client. The server's own are about HTTP."""
 FIELD_PREFIX: Final = re.compile(r"(^|; )(?:body|path|query)\.")
 ARGUMENTS: Final = {"images": "photos", "tag": "tags", "state": "states", "template_count": "templates"}
 """Arguments of the client's methods that have another name than the field of the request."""
@@ -51,7 +32,7 @@ class KithClientError(Exception):
         self.maybe_done = maybe_done
         self.code = str(problem.get("code", UNKNOWN_CODE))
         self.problem = dict(problem)
-        texts = (_detail_for(self.code, problem), _remedy_for(self.code, problem))
+        texts = (_detail_for(self.code, problem), problem.get("remedy"))
         sentences = [str(text).rstrip(".") + "." for text in texts if text]
         super().__init__(f"{self.code}: {' '.join(sentences)}")
 
@@ -71,12 +52,6 @@ def _detail_for(code: str, problem: Mapping[str, Any]) -> object:
         return problem.get("detail")
     detail = FIELD_PREFIX.sub(r"\1", str(problem["detail"]))
     return FIELD.sub(lambda found: found[1] + ARGUMENTS[found[2]], detail)
-
-
-def _remedy_for(code: str, problem: Mapping[str, Any]) -> object:
-    """Return the client's remedy, else the server's. Only the operator can replace a revoked or expired key."""
-    remedy = problem.get("remedy")
-    return remedy if str(remedy).startswith("Ask ") else REMEDIES.get(code) or remedy
 
 
 def local_error(code: str, detail: str, remedy: str) -> KithClientError:

@@ -33,8 +33,7 @@ from service.cli.commands import (
     subjects,
 )
 from service.cli.options import CommandGroup
-from service.cli.remedies import detail_for, remedy_for
-from service.cli.terminal import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, stderr_console
+from service.cli.terminal import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, detail_for, stderr_console
 from service.core.errors import KithError, SettingsError
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ def _fail_usage(error: Any) -> NoReturn:
 def _fail(problem: dict[str, Any], status: int, remedy: str | None = None) -> NoReturn:
     """Print a problem to stderr, as JSON if the command line has --json, and exit."""
     if remedy is None:
-        remedy = remedy_for(problem)
+        remedy = str(problem.get("remedy") or "")
     if "--json" in sys.argv:
         import json
 

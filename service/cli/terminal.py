@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 from rich.table import Column, Table
 from rich.text import Text
 
+from service.core.errors import InvalidRequestError
 from service.core.text import CONTROL_PATTERN, replace_controls
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ EXIT_FAILED: Final = 3
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 """128 + SIGPIPE, as a shell reports it."""
+FIELD_PREFIX: Final = re.compile(r"(^|; )(?:body|path|query)\.")
+UNREADABLE_REMEDY: Final = "Check that the file exists and is readable, then run the command again."
 
 
 class SafeConsole(Console):
@@ -172,3 +176,17 @@ def _dump_model(model: BaseModel) -> dict[str, Any]:
 
 def _replace_controls(text: str) -> str:
     return "\n".join(map(replace_controls, text.split("\n")))
+
+
+def detail_for(problem: Mapping[str, Any]) -> str:
+    """Return a problem's detail, without the part of the request that each invalid field belongs to."""
+    detail = str(problem.get("detail", ""))
+    return FIELD_PREFIX.sub(r"\1", detail) if problem.get("code") == InvalidRequestError.code else detail
+
+
+def remedy_lines(problems: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return one line per error code that has a remedy: 'code: remedy'."""
+    first: dict[str, str] = {}
+    for problem in problems:
+        first.setdefault(problem["code"], problem.get("remedy") or "")
+    return [f"{code}: {remedy}" for code, remedy in first.items() if remedy]

@@ -317,13 +317,8 @@ const PROBLEMS = {
     return say("Not a good photo", join(...(why.length ? why : ["This face would often be missed or confused with others."]), values && `(${values}.)`), "Use a sharper, brighter, more frontal photo.");
   },
   not_live: () => say("Perhaps a picture of a person", "This gallery enrolls only live people in front of the camera.", "Take a photo of the person, with space around the face."),
-  image_format: () => say("Not a photo", "Kith cannot read this file as a photo.", "Use JPEG, PNG, WebP, HEIC, AVIF, TIFF, BMP or GIF."),
-  image_damaged: () => say("Damaged photo", "The file is incomplete or damaged.", "Copy it again from its source."),
-  image_empty: () => say("Empty file", "This file has no content.", "Choose another file."),
-  image_too_large: () => say("Photo too large", "This photo has more bytes or pixels than the service accepts.", "Use a smaller copy."),
   overloaded: () => say("The service is busy", "It has too many requests.", "Try again in a moment."),
   rate_limited: () => say("Too many requests", "This key has reached its rate limit.", "Try again in a moment."),
-  deadline_exceeded: () => say("Timeout", "The service did not answer in time.", "Try again in a moment."),
   forbidden: (d) =>
     d.scope
       ? say("This key lacks a permission", `The request needs a key with the scope “${d.scope}”.`, "Use another key, or ask the operator of the service for one.")
@@ -333,8 +328,6 @@ const PROBLEMS = {
   subject_not_found: () => say("No such person", "No enrolled person has this id.", "The person may have been deleted. See the list of people."),
   precondition_failed: () => say("Changed meanwhile", "Somebody else changed this since you opened it. Nothing was saved.", "Load the page again to see the change, then make yours."),
   subject_exists: () => say("This id is taken", "Another person has this id. Nothing was changed.", "Choose another id, or add the photo there."),
-  gallery_exists: () => say("This name is taken", "A gallery with this name exists.", "Use it, or choose another name."),
-  risk_uncalibrated: () => say("The risk is unknown", "This model is not calibrated.", "Enroll fifty people, or set a fixed threshold."),
 };
 
 /** An id for a name: `ada-lovelace` for “Ada Lovelace”. Letters of all scripts stay. */

@@ -44,7 +44,7 @@ class KithError(Exception):
 
 class InvalidRequestError(KithError):
     status, code, title = 422, "invalid_request", "The request is invalid"
-    remedy = "See /docs for the fields, their types and ranges."
+    remedy = "/docs lists the fields, their types and ranges; --help lists the options of a command."
 
 
 class AmbiguousPathError(KithError):
@@ -78,7 +78,10 @@ class UnsupportedEncodingError(KithError):
 
 class UnauthorizedError(KithError):
     status, code, title = 401, "unauthorized", "A valid API key is required"
-    remedy = "Send the key in the header 'Authorization: Bearer KEY' or 'X-API-Key: KEY'."
+    remedy = (
+        "Send the key in the header 'Authorization: Bearer KEY' or 'X-API-Key: KEY'. The client takes api_key, a "
+        "command --api-key, and both KITH_CLIENT_KEY. 'kith keys create' on the server's machine creates a key."
+    )
 
 
 class ForbiddenError(KithError):
@@ -117,7 +120,7 @@ class EventsExpiredError(KithError):
 
 class KeyNotFoundError(KithError):
     status, code, title = 404, "key_not_found", "The API key does not exist"
-    remedy = "List the keys with 'kith keys list' or GET /v1/keys."
+    remedy = "List the keys: 'kith keys list', or GET /v1/keys."
 
 
 class KeyEndedError(KithError):
@@ -127,7 +130,7 @@ class KeyEndedError(KithError):
 
 class WebhookNotFoundError(KithError):
     status, code, title = 404, "webhook_not_found", "The webhook does not exist"
-    remedy = "List the webhooks with GET /v1/webhooks."
+    remedy = "List the webhooks."
 
 
 class WebhookRefusedError(KithError):
@@ -194,7 +197,7 @@ class LivenessUnavailableError(KithError):
 
 class GalleryNotFoundError(KithError):
     status, code, title = 404, "gallery_not_found", "The gallery does not exist"
-    remedy = "Create it with POST /v1/galleries."
+    remedy = "List the galleries, or create it: 'kith gallery create', or POST /v1/galleries."
 
 
 class GalleryExistsError(KithError):
@@ -204,7 +207,7 @@ class GalleryExistsError(KithError):
 
 class SubjectNotFoundError(KithError):
     status, code, title = 404, "subject_not_found", "The subject does not exist in this gallery"
-    remedy = "Check the ID. To create the subject, send PUT or enroll a template for it."
+    remedy = "Check the ID, or list the subjects. Enrolling a photo creates the subject."
 
 
 class StrangerNotFoundError(KithError):
@@ -214,7 +217,7 @@ class StrangerNotFoundError(KithError):
 
 class SubjectExistsError(KithError):
     status, code, title = 412, "subject_exists", "The subject ID is already in use"
-    remedy = "Choose another ID. To update the existing subject, omit 'If-None-Match'."
+    remedy = "Choose another ID. To update the existing subject, omit 'If-None-Match' (client: only_new)."
 
 
 class PreconditionFailedError(KithError):
@@ -268,20 +271,20 @@ class GalleryChangedError(KithError):
 
 class MigrationStateError(KithError):
     status, code, title = 409, "migration_state", "The migration is in another state"
-    remedy = "Read the state with GET .../migrate. Finish or roll back a migration before you start another."
+    remedy = "Read the state: 'kith gallery migrate GALLERY'. Finish or roll back a migration before you start another."
 
 
 class MigrationIncompleteError(KithError):
     status, code, title = 409, "migration_incomplete", "Some templates have no vector of the new recognizer"
     remedy = (
-        "Wait for the job, or enroll templates without a crop again. With 'force', the remaining templates are not "
-        "found by searches."
+        "Wait for the job, or enroll subjects without a crop again. With 'force' (--force), searches do not find the "
+        "remaining templates."
     )
 
 
 class ModelNotServedError(KithError):
     status, code, title = 404, "model_not_served", "The pack is not served"
-    remedy = "List the served packs with GET /v1/models. Add packs with KITH_EXTRA_PACKS."
+    remedy = "List the served packs: 'kith models list', or GET /v1/models. KITH_EXTRA_PACKS of the server adds packs."
 
 
 class EmbeddingError(KithError):
@@ -291,7 +294,7 @@ class EmbeddingError(KithError):
 
 class DuplicateSubjectError(KithError):
     status, code, title = 409, "duplicate_subject", "The face belongs to another subject"
-    remedy = "Enroll it for that subject, or repeat the request with 'allow_duplicate': true."
+    remedy = "Enroll it for that subject, or use 'allow_duplicate' (--allow-duplicate)."
 
     def redacted(self) -> dict[str, Any]:
         document = self.document() | {"detail": "the face resembles another subject"}
@@ -300,7 +303,7 @@ class DuplicateSubjectError(KithError):
 
 class InconsistentTemplateError(KithError):
     status, code, title = 409, "inconsistent_template", "The face differs from the subject's other templates"
-    remedy = "Check the photo, or repeat the request with 'allow_inconsistent': true."
+    remedy = "Check the photo, or use 'allow_inconsistent' (--allow-inconsistent)."
 
     def redacted(self) -> dict[str, Any]:
         return {name: value for name, value in self.document().items() if name != "similarity"}
@@ -308,7 +311,7 @@ class InconsistentTemplateError(KithError):
 
 class IdempotencyConflictError(KithError):
     status, code, title = 409, "idempotency_conflict", "The Idempotency-Key belongs to another request"
-    remedy = "Use a new key for each new request."
+    remedy = "Use a new Idempotency-Key (client: idempotency_key) for each new request."
 
 
 class ImportFileError(KithError):
@@ -338,8 +341,8 @@ class TemplateConflictError(KithError):
 class RiskUncalibratedError(KithError):
     status, code, title = 409, "risk_uncalibrated", "The risk cannot be converted to a threshold"
     remedy = (
-        'Send an explicit threshold, such as {"threshold": 0.4}, calibrate the pack with '
-        "'kith models calibrate PACK --photos FOLDER', or enroll at least 50 people."
+        "Use a threshold, such as 0.4 (--threshold 0.4); or calibrate the pack with "
+        "'kith models calibrate PACK --photos FOLDER'; or enroll at least 50 people."
     )
 
 
@@ -360,7 +363,7 @@ class ArchiveTooLargeError(KithError):
 
 class JobNotFoundError(KithError):
     status, code, title = 404, "job_not_found", "The job does not exist"
-    remedy = "List the jobs with GET /v1/jobs. Finished jobs are deleted after two weeks."
+    remedy = "List the jobs. Finished jobs are deleted after two weeks."
 
 
 class JobCrashedError(KithError):
@@ -397,7 +400,7 @@ class AlbumNotReadyError(KithError):
 
 class AlbumGroupUnnamedError(KithError):
     status, code, title = 409, "album_group_unnamed", "The group has no subject"
-    remedy = "Set the group's subject with PATCH first."
+    remedy = "Name the group first."
 
 
 class AlbumOutdatedError(KithError):
@@ -422,7 +425,7 @@ class OverloadedError(KithError):
     """Backpressure. ``seconds`` estimates the time until the queue is empty; 0 if unknown."""
 
     status, code, title = 503, "overloaded", "The service is overloaded"
-    remedy = "Try again after the seconds in Retry-After."
+    remedy = "Try again in a moment. The header Retry-After says when."
 
     def __init__(self, detail: str, seconds: float = 0.0) -> None:
         super().__init__(detail)

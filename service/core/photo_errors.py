@@ -48,14 +48,14 @@ class NoFaceError(ImageError):
 
 class SeveralFacesError(ImageError):
     code, title = "several_faces", "The photo shows several faces"
-    remedy = "Send a photo with one face, or set 'face' to 'largest'."
+    remedy = "Use a photo of one person, or the largest face: face=largest (--largest-face)."
 
 
 class LowQualityError(ImageError):
     code, title = "low_quality", "The face quality is too low to enroll"
-    remedy = "Send a sharper, better lit, more frontal photo, or relax the quality gate of the gallery."
+    remedy = "Use a sharper, better lit, more frontal photo, or 'allow_low_quality' (--allow-low-quality)."
 
 
 class NotLiveError(ImageError):
     code, title = "not_live", "The face did not pass the liveness check"
-    remedy = "Send a photo of the person with room around the face, or set 'allow_not_live' to enroll it anyway."
+    remedy = "Use a photo of the person with room around the face, or 'allow_not_live' (--allow-not-live)."

@@ -187,8 +187,6 @@ def test_a_client_without_an_address_names_the_variable(
 @pytest.mark.parametrize(
     ("code", "detail", "said"),
     [
-        ("unauthorized", "no key", "Pass api_key, or set KITH_CLIENT_KEY"),
-        ("several_faces", "2 faces", 'face="largest"'),
         ("invalid_request", "body.top_k: too small; query.tag.0: too long", "top_k: too small; tags.0: too long"),
         ("invalid_request", "body.images: List should have", "photos: List should have"),
     ],

@@ -20,8 +20,16 @@ from models.vision.photo_files import is_photo, list_photos, printable_path, rea
 from service.cli.commands.risk import misses_text
 from service.cli.connection import connect, read_settings
 from service.cli.options import EnrollmentOptions, ServerOptions, check_file
-from service.cli.remedies import remedy_for, remedy_lines
-from service.cli.terminal import EXIT_INTERRUPTED, count_of, print_first, print_line, print_note, progress_bar
+from service.cli.terminal import (
+    EXIT_INTERRUPTED,
+    UNREADABLE_REMEDY,
+    count_of,
+    print_first,
+    print_line,
+    print_note,
+    progress_bar,
+    remedy_lines,
+)
 from service.cli.tools.album_names import GROUPS, NAMES
 from service.core.atomic_files import atomic_write
 
@@ -31,7 +39,7 @@ if TYPE_CHECKING:
 
 CANCEL_TIMEOUT_S: Final = 30.0
 REPORT_COLUMNS: Final = ("photo", "status", "code", "detail")
-UNREADABLE: Final = {"code": "unreadable"}
+UNREADABLE: Final = {"code": "unreadable", "remedy": UNREADABLE_REMEDY}
 
 
 @dataclass
@@ -115,7 +123,8 @@ def enroll(
         if report is not None:
             _write_report(report, result.photos)
     refused = [
-        {key: row[key] for key in ("photo", "code", "detail")} | {"remedy": remedy_for(result.problems[row["code"]])}
+        {key: row[key] for key in ("photo", "code", "detail")}
+        | {"remedy": result.problems[row["code"]].get("remedy", "")}
         for row in result.rows("refused")
     ]
     document = {

@@ -16,8 +16,17 @@ from rich.table import Column
 from models.vision.photo_files import PhotoFolder, list_photos, printable_path
 from service.cli.connection import connect
 from service.cli.options import DetailOption, GalleryOption, PhotosOrFolders, RiskOptions, ServerOptions, check_file
-from service.cli.remedies import remedy_lines
-from service.cli.terminal import EXIT_NO, count_of, make_table, print_json, print_note, print_table, progress_bar
+from service.cli.terminal import (
+    EXIT_NO,
+    UNREADABLE_REMEDY,
+    count_of,
+    make_table,
+    print_json,
+    print_note,
+    print_table,
+    progress_bar,
+    remedy_lines,
+)
 from service.core.text import describe_outcome, describe_reasons, format_odds
 
 if TYPE_CHECKING:
@@ -343,7 +352,7 @@ def _note_truncation(photo: Path, image: FaceCountOut) -> None:
 
 
 def _unreadable(reason: str) -> dict[str, Any]:
-    return {"code": "unreadable", "detail": reason, "remedy": ""}
+    return {"code": "unreadable", "detail": reason, "remedy": UNREADABLE_REMEDY}
 
 
 def _drawing_targets(photos: list[Path], draw: Path | None) -> dict[Path, Path]:

@@ -18,8 +18,7 @@ from service.cli.commands.risk import format_risk, misses_text
 from service.cli.commands.risk import risk as show_risk
 from service.cli.connection import connect, local_database, local_settings
 from service.cli.options import CommandGroup, GalleryArgument, OutputOptions, RiskOptions, ServerOptions, Yes
-from service.cli.remedies import remedy_lines
-from service.cli.terminal import make_table, print_line, print_table, progress_bar, require_confirmation
+from service.cli.terminal import make_table, print_line, print_table, progress_bar, remedy_lines, require_confirmation
 from service.core.atomic_files import atomic_write
 from service.core.errors import RetentionUnconfirmedError
 from service.core.text import format_ratio

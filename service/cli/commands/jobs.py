@@ -10,8 +10,15 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from service.cli.connection import connect
 from service.cli.options import CommandGroup, GalleryFilter, JobId, ServerOptions
-from service.cli.remedies import remedy_for, remedy_lines
-from service.cli.terminal import EXIT_NO, make_table, print_line, print_table, progress_bar, to_the_second
+from service.cli.terminal import (
+    EXIT_NO,
+    make_table,
+    print_line,
+    print_table,
+    progress_bar,
+    remedy_lines,
+    to_the_second,
+)
 
 if TYPE_CHECKING:
     from kith import Kith
@@ -91,7 +98,7 @@ def _print_job(job: JobOut, items: list[JobItemOut]) -> None:
     if counts := ", ".join(f"{count} {outcome}" for outcome, count in sorted(job.counts.items())):
         print_line(counts)
     if job.problem is not None:
-        print_line(f"{job.problem.code}: {job.problem.detail.rstrip('.')}. {remedy_for(job.problem.model_dump())}")
+        print_line(f"{job.problem.code}: {job.problem.detail.rstrip('.')}. {job.problem.remedy}")
     if items:
         rows = ((item.item, item.outcome, None if item.problem is None else item.problem.detail) for item in items)
         print_table(make_table("Item", "Outcome", "Detail", rows=rows))

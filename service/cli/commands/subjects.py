@@ -26,7 +26,6 @@ from service.cli.options import (
     Subject,
     Yes,
 )
-from service.cli.remedies import remedy_for
 from service.cli.terminal import EXIT_NO, make_table, print_line, print_table, require_confirmation
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ def _enroll_photo(kith: Kith, gallery: str, photo: Path, options: dict[str, Any]
             if HTTPStatus.BAD_REQUEST <= error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                 result.unknown = None
             raise
-        result.refused.append({"photo": str(photo), **error.problem, "remedy": remedy_for(error.problem)})
+        result.refused.append({"photo": str(photo), **error.problem})
     result.unknown = None
 
 
