@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from service.api.http.connection_limits import HttpLimits, create_protocol
 from service.app import create_app
-from service.core.allocator import return_free_memory, return_large_buffers
+from service.core.allocator import return_large_buffers
 from service.core.errors import SettingsError
 from service.resources import check_database, has_keys
 from service.security.process_memory import protect_memory
@@ -154,7 +154,6 @@ class _Server(_LifespanServer):
         gc.collect()
         gc.freeze()
         gc.enable()  # kith serve disables it for the start
-        return_free_memory()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         watchdog = threading.Timer(SHUTDOWN_REQUESTS_S + SHUTDOWN_CLOSE_S, _exit_now)

@@ -18,16 +18,7 @@ def return_large_buffers() -> None:
     By default glibc raises this threshold to 32 MB as large buffers are freed. The memory pool of each thread then
     keeps freed buffers of decoded photos, which together exceed the photos that are decoded at once.
     """
-    if (library := _glibc()) is not None:
+    if platform.libc_ver()[0] == "glibc":
+        library = ctypes.CDLL(None)
         library.mallopt(M_MMAP_THRESHOLD, THRESHOLD_BYTES)
         library.mallopt(M_TRIM_THRESHOLD, THRESHOLD_BYTES)
-
-
-def return_free_memory() -> None:
-    """Make glibc return all free pages to the system, such as those that compiled networks left, in milliseconds."""
-    if (library := _glibc()) is not None:
-        library.malloc_trim(0)
-
-
-def _glibc() -> ctypes.CDLL | None:
-    return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
