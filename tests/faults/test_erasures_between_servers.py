@@ -16,8 +16,8 @@ from kith import Risk
 from tests.conftest import jpeg
 from tests.faults import LONG
 from tests.faults.servers import serving
-from tests.faults.test_sigkill import findings
 from tests.postgres import DatabaseUrl
+from tests.soundness import problems
 
 pytestmark = pytest.mark.long
 
@@ -78,7 +78,7 @@ def test_an_erasure_reaches_every_server_job_and_export(
         assert face.subject == "eileen"
         for kith in (here, there):
             kith.close()
-    assert findings(url, "g") == []
+    assert problems(url, "g") == []
     said = capfd.readouterr()
     assert "eileen" not in (said.out + said.err).lower()
 

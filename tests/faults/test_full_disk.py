@@ -18,10 +18,9 @@ from kith import Kith, KithClientError
 from models.vision.recognition import l2_normalize
 from service.core.errors import StorageFullError
 from service.domain.gallery import GallerySettings, NewTemplate
-from service.operations.gallery_check import open_check
-from tests.databases import open_database
 from tests.faults.servers import serving
 from tests.faults.workers import Node
+from tests.soundness import problems
 
 pytestmark = pytest.mark.long
 
@@ -85,8 +84,7 @@ def test_a_full_disk(small_disk: Path) -> None:
         _enroll(kith, refused[0], kept * -1)
         enrolled[refused[0]] = kept * -1
         _look(kith, enrolled)
-    with open_check(open_database(f"sqlite:///{small_disk / 'kith.db'}")) as check:
-        assert list(check.findings(None, False)) == []
+    assert problems(f"sqlite:///{small_disk / 'kith.db'}") == []
 
 
 def _enroll(kith: Kith, subject: str, vectors: np.ndarray) -> None:

@@ -27,7 +27,6 @@ from models.vision.recognition import Recognizer
 from service.core.errors import StorageError
 from service.domain.gallery import Crop, GallerySettings, NewTemplate
 from service.inference import crops
-from service.operations.gallery_check import open_check
 from service.storage.db.tables import jobs
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.store import Store
@@ -37,6 +36,7 @@ from tests.faults.servers import Server
 from tests.faults.tally import Tally
 from tests.packs import projected_pack
 from tests.postgres import Postgres
+from tests.soundness import problems
 
 pytestmark = pytest.mark.long
 
@@ -129,8 +129,7 @@ def expire_leases(store: Store) -> None:
 
 def check_sound(url: str, store: Store, people: dict[str, tuple[Float, Crop]], theirs: Recognizer) -> None:
     """Check that the gallery's row, its generations and their vectors agree."""
-    with open_check(open_database(url)) as check:
-        assert list(check.findings("g", False)) == []
+    assert problems(url, "g") == []
     gallery = store.galleries.get("g")
     kept = GenerationStore(store.database).list_live(gallery)
     assert [one.state == "current" for one in kept] == [True] + [False] * (len(kept) - 1)

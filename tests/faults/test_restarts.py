@@ -18,12 +18,11 @@ import pytest
 from kith import KithClientError
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.operations.gallery_check import open_check
 from service.server import SHUTDOWN_CLOSE_S, SHUTDOWN_REQUESTS_S
-from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.servers import Server, serving
 from tests.postgres import Postgres
+from tests.soundness import problems
 
 pytestmark = pytest.mark.long
 
@@ -134,8 +133,7 @@ def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode
             assert stored == dict.fromkeys(acknowledged, 1)
             for subject, template in acknowledged.items():
                 assert [t.id for t in kith.templates("g", subject)] == [template]
-    with open_check(open_database(url)) as check:
-        assert list(check.findings(None, False)) == []
+    assert problems(url) == []
 
 
 def test_postgresql_halts_and_goes_on(tmp_path: Path, postgres: Postgres) -> None:

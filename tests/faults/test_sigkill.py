@@ -17,8 +17,6 @@ from kith import KithClientError
 from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryExistsError, GalleryNotFoundError
 from service.domain.gallery import GallerySettings, NewTemplate, SubjectFilter
-from service.operations.gallery_check import Finding, open_check
-from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.judging import halves, operations_of, without_an_order
 from tests.faults.killing import pause
@@ -27,6 +25,7 @@ from tests.faults.tally import Tally
 from tests.faults.test_model import after_all
 from tests.faults.workers import CONTEXT, DIMENSION, Answered, Asked, Node, Task, Writer, template_id, vector_of
 from tests.postgres import DatabaseUrl
+from tests.soundness import problems
 
 WRITERS = 3
 MAX_KILL_DELAY_S = 0.25
@@ -37,11 +36,6 @@ WORK = {
     "moving": {"enroll": 1.0, "move": 3.0},
     "trimming of the log": {"enroll": 1.0, "delete": 0.5, "trim": 2.0, "read": 1.0},
 }
-
-
-def findings(url: str, gallery: str | None = None) -> list[Finding]:
-    with open_check(open_database(url)) as check:
-        return list(check.findings(gallery, repair=False))
 
 
 # Stores
@@ -84,7 +78,7 @@ def _judge(url: str, gallery: str, histories: list[list[Any]]) -> None:
     assert without_an_order(operations_of(told)) == {}
     with Node(url) as node:
         assert halves(histories, node.templates(gallery)) == []
-    assert findings(url, gallery) == []
+    assert problems(url, gallery) == []
 
 
 def test_a_gallery_is_deleted_whole_or_not_at_all(database_url: DatabaseUrl, tally: Tally) -> None:
@@ -110,7 +104,7 @@ def test_a_gallery_is_deleted_whole_or_not_at_all(database_url: DatabaseUrl, tal
             except GalleryNotFoundError:
                 node.store.galleries.create(f"g{i}", "f" * 32, DIMENSION, GallerySettings())
                 assert node.templates(f"g{i}") == {}
-            assert findings(url, f"g{i}") == []
+            assert problems(url, f"g{i}") == []
 
 
 def new_template(template: str) -> NewTemplate:
@@ -183,7 +177,7 @@ def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl,
                     results = kith.identify("g", embeddings=probes, risk={"threshold": 0.99}).results
                     assert [r.subject for r in results] == batch
     with tally.judging():
-        assert findings(url) == []
+        assert problems(url) == []
 
 
 def test_several_first_starts_at_once(database_url: DatabaseUrl) -> None:
@@ -202,7 +196,7 @@ def test_several_first_starts_at_once(database_url: DatabaseUrl) -> None:
         assert [
             s.id for s in node.store.subjects.list_page(node.store.galleries.get("g"), None, 9, SubjectFilter())
         ] == ["a"]
-    assert findings(url) == []
+    assert problems(url) == []
 
 
 def _first_start(url: str, number: int, created: Any) -> None:

@@ -16,9 +16,10 @@ from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.killing import Killed
 from tests.faults.tally import Tally
-from tests.faults.test_sigkill import findings, new_template
+from tests.faults.test_sigkill import new_template
 from tests.faults.workers import Node, template_id
 from tests.postgres import DatabaseUrl
+from tests.soundness import problems
 
 pytestmark = pytest.mark.long
 
@@ -70,11 +71,11 @@ def _restores(source: str, url: str, path: Path, took: float, tally: Tally) -> N
             assert gallery.name == "g" or (state == "before" and "done" not in said)
             state = gallery.name
             assert set(node.templates(state)) == (set(TEMPLATES) if state == "g" else {template_id(4, 0)})
-            assert findings(url) == []
+            assert problems(url) == []
     assert Killed(_restore, url, path).at_its_end() == ["begun", "done"]
     with Node(url) as node, Node(source) as original:
         assert node.templates("g") == original.templates("g")
-    assert findings(url) == []
+    assert problems(url) == []
 
 
 def test_a_backup_cut_off_by_other_means_is_refused(tmp_path: Path) -> None:

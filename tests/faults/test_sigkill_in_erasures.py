@@ -19,9 +19,9 @@ from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.killing import Killed
 from tests.faults.tally import Tally
-from tests.faults.test_sigkill import findings
 from tests.faults.workers import DIMENSION, Node, template_id, vector_of
 from tests.postgres import DatabaseUrl
+from tests.soundness import problems
 
 pytestmark = pytest.mark.long
 
@@ -65,7 +65,7 @@ def _judge(url: str, acknowledged: dict[str, str]) -> set[str]:
     assert all(receipts.verify(receipt).holds for receipt in acknowledged.values())
     with Node(url) as node:
         assert set(node.templates("g").values()) == left
-    assert findings(url, "g") == []
+    assert problems(url, "g") == []
     database.close()
     return left
 

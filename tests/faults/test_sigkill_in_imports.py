@@ -17,9 +17,9 @@ from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.killing import Killed
 from tests.faults.tally import Tally
-from tests.faults.test_sigkill import findings
 from tests.faults.workers import Node, template_id, vector_of
 from tests.postgres import DatabaseUrl
+from tests.soundness import problems
 
 pytestmark = pytest.mark.long
 
@@ -68,9 +68,9 @@ def test_an_import_killed_midway_goes_on_with_the_same_file(some_database_url: D
                 whole = len(stored) // IN_BLOCK
                 assert set(stored) == {template for number in range(whole) for template in block(number)}
                 assert whole >= len(said)
-                assert findings(url, name) == []
+                assert problems(url, name) == []
         finished = Killed(_import, url, name).at_its_end()
         with tally.judging(), Node(url) as node:
             assert finished == list(range(BLOCKS))
             assert set(node.templates(name)) == {t for number in range(BLOCKS) for t in block(number)}
-            assert findings(url, name) == []
+            assert problems(url, name) == []

@@ -16,9 +16,10 @@ from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.killing import Killed, pause
 from tests.faults.tally import Tally
-from tests.faults.test_sigkill import findings, new_template
+from tests.faults.test_sigkill import new_template
 from tests.faults.workers import Node, template_id, vector_of
 from tests.postgres import DatabaseUrl
+from tests.soundness import problems
 
 pytestmark = pytest.mark.long
 
@@ -88,4 +89,4 @@ def test_killed_while_an_index_is_compacted(some_database_url: DatabaseUrl, kind
                 assert served.found(sorted(deleted)) == 0
             finally:
                 served.close()
-            assert findings(url, "g") == []
+            assert problems(url, "g") == []

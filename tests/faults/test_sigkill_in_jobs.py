@@ -19,9 +19,9 @@ from tests.faults import LONG
 from tests.faults.killing import pause
 from tests.faults.servers import serving
 from tests.faults.tally import Tally
-from tests.faults.test_sigkill import findings
 from tests.faults.workers import Node
 from tests.postgres import DatabaseUrl
+from tests.soundness import problems
 
 pytestmark = pytest.mark.long
 
@@ -60,7 +60,7 @@ def test_an_archive_is_enrolled_as_if_no_server_had_been_killed(
             # Grouped by person: template ids are hashes keyed by the gallery.
             ends.append(sorted(node.templates("g").values()))
             assert len(ends[-1]) == PHOTOS
-            assert findings(url) == []
+            assert problems(url) == []
     assert ends[0] == ends[1]
 
 

@@ -33,10 +33,10 @@ from tests.databases import open_database
 from tests.faults import LONG
 from tests.faults.killing import Killed
 from tests.faults.tally import Tally
-from tests.faults.test_sigkill import findings
 from tests.faults.workers import template_id
 from tests.packs import projected_pack
 from tests.postgres import DatabaseUrl
+from tests.soundness import problems
 
 pytestmark = pytest.mark.long
 
@@ -165,10 +165,10 @@ def test_a_migration_killed_midway_goes_on(some_database_url: DatabaseUrl, also:
             state = next((what for kind, what in reversed(said) if kind == "state"), state)
             with tally.judging():
                 state = _judge(place, enrolled, state)
-                assert findings(url) == []
+                assert problems(url) == []
         Killed(_walk, url, also, 4 if LONG else 1).at_its_end()
         _judge(place, enrolled, None)
-    assert findings(url) == []
+    assert problems(url) == []
 
 
 def _judge(place: Place, enrolled: set[str], state: str | None) -> str:

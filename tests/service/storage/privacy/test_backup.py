@@ -25,7 +25,6 @@ from service.domain.events import EventFilter
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
 from service.domain.strangers import Recalled
 from service.index.follower import Followers, in_process
-from service.operations.gallery_check import open_check
 from service.security.api_keys import Rights
 from service.storage.audit.log import record
 from service.storage.audit.reader import AuditFilter, listed_lines
@@ -41,6 +40,7 @@ from service.storage.repositories.strangers import Sighting
 from service.storage.repositories.webhooks import WebhookStore
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
+from tests.soundness import problems
 
 DIMENSION = 8
 Open = Callable[[], Database]
@@ -136,8 +136,7 @@ def everything(database: Database) -> dict[str, list[Any]]:
 
 def check(database: Database) -> None:
     url = database._writer.engine.url.render_as_string(hide_password=False)
-    with open_check(open_database(url)) as examined:
-        assert not list(examined.findings(None, repair=False))
+    assert problems(url) == []
 
 
 def names(store: Store, gallery: str, followers: Followers) -> list[str]:

@@ -43,7 +43,6 @@ from service.core.errors import EmbeddingError, ImportFileError, ItemError, Reco
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.domain.gallery_items import GalleryFileHeader, GalleryItems, validate_items
 from service.index.follower import Followers, in_process
-from service.operations.gallery_check import open_check
 from service.operations.transfers import MAX_EXPORTS, THREADS
 from service.settings import Settings
 from service.storage.privacy.retention import Retention
@@ -53,6 +52,7 @@ from service.storage.transfer import ndjson
 from service.storage.transfer.importing import Import, ImportReport, export
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
+from tests.soundness import problems
 
 DIMENSION = 8
 FINGERPRINT = "f" * 32
@@ -533,8 +533,7 @@ def test_a_killed_import_is_resumed_by_the_same_file(database_url: DatabaseUrl, 
         assert len(place.store.changes.snapshot(place.gallery).template_pks) == there.templates
     assert there.templates == count
     place.store.close()
-    with open_check(open_database(url)) as examined:
-        assert not list(examined.findings(None, repair=False))
+    assert problems(url) == []
 
 
 @pytest.mark.long
