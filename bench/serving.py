@@ -43,7 +43,7 @@ END: Final = "<!-- To here. -->"
 CLIENTS: Final = (1, 4, 16, 64)
 IN_FULL: Final = (1, 16)
 """Numbers of clients at which every system is measured; other numbers use the systems of IN_BRIEF."""
-PINNED: Final = {"KITH_ENGINE": "onnxruntime", "KITH_PRECISION": "fp32"}
+PINNED: Final = {"KITH_RUNTIME": "onnxruntime,fp32"}
 LOOP: Final = "FaceAnalysis loop"
 NAIVE: Final = "naive server"
 REST: Final = "InsightFace-REST"

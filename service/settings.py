@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from dotenv.parser import parse_stream
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
@@ -130,31 +130,23 @@ class Settings(BaseSettings):
         "provides the detector.",
     )
     models_dir: Path | None = Field(
-        None, description="Directory of downloaded packs; default: models in the data directory."
-    )
-    catalog: Path | None = Field(
-        None, description="Catalog file of packs, for mirrors; default: the catalog of this release."
-    )
-    engine: Engine | None = Field(
-        None, description="Inference engine, onnxruntime or openvino; default: chosen at start and logged."
-    )
-    precision: Precision | None = Field(
         None,
-        description="Precision of networks: fp32, bf16, fp16, int8; default: the fastest that loses at most 0.1 points "
-        "of accuracy.",
+        description="Directory of downloaded packs, and of a catalog.toml of mirrors (docs/models.md); default: models "
+        "in the data directory.",
     )
-    provider: str | None = Field(
-        None, description="Required onnxruntime execution provider; default: the best that starts."
+    runtime: str | None = Field(
+        None,
+        description="What runs networks, as onnxruntime,fp32: an engine (onnxruntime, openvino), a precision (fp32, "
+        "bf16, fp16, int8) and an onnxruntime execution provider, or some of them; default: the fastest that loses at "
+        "most 0.1 points of accuracy, chosen at start and logged.",
     )
     device: Literal["auto", "cpu", "gpu"] = Field(
         "auto",
-        description="Device of networks; auto: GPUs if onnxruntime's GPU build finds one.",
+        description="Device of networks, and of the vector search with faiss-gpu; auto: GPUs if onnxruntime's GPU "
+        "build finds one.",
     )
     gpus: str | None = Field(
         None, pattern=r"^\d+(,\d+)*$", description="Comma-separated GPU numbers, from 0; default: all visible GPUs."
-    )
-    allow_cpu: bool = Field(
-        False, description="Report readiness although networks run on the CPU instead of the requested GPU."
     )
     threads: int | None = Field(
         None, ge=1, le=256, description="Threads per network; default: the available CPU cores."
@@ -267,7 +259,6 @@ class Settings(BaseSettings):
         ge=1_000_000,
         description="Maximum bytes of vectors in memory; the least recently searched galleries are evicted.",
     )
-    index_device: Literal["cpu", "gpu"] = Field("cpu", description="Device of the vector search; gpu needs faiss-gpu.")
     audit_searches: Literal["soon", "before", "off"] = Field(
         "soon",
         description="When searches are written to the audit: soon, before or off (docs/audit.md).",
@@ -301,7 +292,7 @@ class Settings(BaseSettings):
         """Requested engine, precision and devices of networks."""
         indices = None if self.gpus is None else tuple(dict.fromkeys(int(index) for index in self.gpus.split(",")))
         gpu = GpuPreference(self.device, indices, self.data_dir / "networks")
-        return EnginePreference(self.engine, self.precision, self.provider, self.threads, gpu=gpu)
+        return EnginePreference(**_parse_runtime(self.runtime), threads=self.threads, gpu=gpu)
 
     @property
     def models_path(self) -> Path:
@@ -377,6 +368,12 @@ class Settings(BaseSettings):
             )
         return value
 
+    @field_validator("runtime")
+    @classmethod
+    def _check_runtime(cls, value: str | None) -> str | None:
+        _parse_runtime(value)
+        return value
+
     @field_validator("url_hosts")
     @classmethod
     def _check_hosts(cls, value: str | None) -> str | None:
@@ -435,6 +432,24 @@ class Settings(BaseSettings):
 def _split(text: str | None) -> list[str]:
     """Split comma-separated text, without empty parts."""
     return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _parse_runtime(text: str | None) -> dict[str, Any]:
+    """Return the ``engine``, ``precision`` and ``provider`` that KITH_RUNTIME names. Raises ValueError."""
+    named: dict[str, Any] = {}
+    for word in _split(text):
+        if word in get_args(Engine):
+            kind = "engine"
+        elif word in get_args(Precision):
+            kind = "precision"
+        elif word.endswith("ExecutionProvider"):
+            kind = "provider"
+        else:
+            raise ValueError(f"{word!r} is no engine, precision or execution provider: give such as onnxruntime,fp32")
+        if kind in named:
+            raise ValueError(f"{named[kind]} and {word} exclude each other: name one {kind}")
+        named[kind] = word
+    return named
 
 
 def load_settings(**overrides: object) -> Settings:

@@ -28,6 +28,7 @@ from service.core.actor import RequestThreads
 from service.core.clock import Clock
 from service.core.memory_limit import memory_limit_bytes
 from service.core.periodic import PeriodicTask
+from service.index.faiss_structures import finds_gpu
 from service.index.follower import Followers, in_process
 from service.inference.archives import ArchiveLimits
 from service.inference.batcher import Batcher, DevicePool
@@ -181,7 +182,7 @@ def _open_galleries(
     stack.callback(store.close)
     milvus = open_milvus(settings, database)
     if milvus is None:
-        in_memory = in_process(store, settings.index_device)
+        in_memory = in_process(store, "gpu" if settings.wish.wants_gpu and finds_gpu() else "cpu")
         followers = Followers(in_memory, settings.index_memory, settings.queue_size)
     else:
         stack.callback(milvus.close)
@@ -247,7 +248,6 @@ async def _open_operations(
     on_gpu = isinstance(networks.detection.networks[0], CudaNetwork)
     checks = readiness(
         networks.shortfalls,
-        settings.allow_cpu,
         devices,
         devices if on_gpu else None,
         galleries.store,

@@ -69,13 +69,13 @@ def _no_outside_settings() -> Iterator[None]:
     """Remove the developer's KITH_ variables, except the tests' own, and settings of proxies and colors.
 
     Servers that a test starts use the engine that opens networks five times faster: the default one compiles for
-    longer than most tests run. The shared server, tests/models and tests that unset KITH_ENGINE use the default.
+    longer than most tests run. The shared server, tests/models and tests that unset KITH_RUNTIME use the default.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith("KITH_") and name not in TEST_VARIABLES:
                 patch.delenv(name)
-        for name, value in (ENVIRONMENT | LOOPBACK | {"KITH_ENGINE": "onnxruntime"}).items():
+        for name, value in (ENVIRONMENT | LOOPBACK | {"KITH_RUNTIME": "onnxruntime"}).items():
             patch.setenv(name, value)
         for name in STYLES:
             patch.delenv(name, raising=False)
@@ -155,7 +155,7 @@ def recognizer(pack: ModelPack) -> Recognizer:
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return load_settings(data_dir=tmp_path_factory.mktemp("kith"), log_level="WARNING", engine=None)
+    return load_settings(data_dir=tmp_path_factory.mktemp("kith"), log_level="WARNING", runtime=None)
 
 
 @pytest.fixture(scope="session")

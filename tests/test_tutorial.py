@@ -56,7 +56,7 @@ def installed(tmp_path: Path) -> dict[str, str]:
 def test_the_tutorial(tmp_path: Path, installed: dict[str, str], engine: str) -> None:
     """Engines compute other digits, as processors do."""
     port = free_port()
-    environment = installed | {"KITH_ENGINE": engine, "KITH_PORT": str(port)}
+    environment = installed | {"KITH_RUNTIME": engine, "KITH_PORT": str(port)}
     remembered = ""
     printed: Iterator[str] = iter(())
     servers: list[subprocess.Popen[bytes]] = []

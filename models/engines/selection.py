@@ -165,8 +165,7 @@ def open_networks(spec: NetworkSpec, preference: EnginePreference) -> OpenedNetw
     unsupported = preference.engine == "openvino" or preference.provider not in (None, CUDA)
     if unsupported or preference.precision not in (None, "fp32", "fp16"):
         raise RuntimeUnavailableError(
-            "GPUs support only onnxruntime's CUDA in fp16 and fp32: unset KITH_ENGINE, KITH_PROVIDER and "
-            "KITH_PRECISION, or set KITH_DEVICE to cpu"
+            "GPUs support only onnxruntime's CUDA in fp16 and fp32: unset KITH_RUNTIME, or set KITH_DEVICE to cpu"
         )
     try:
         networks = open_on_gpus(spec, replace(preference.gpu, half=preference.precision != "fp32"))
@@ -270,7 +269,7 @@ def choose_engine(spec: NetworkSpec, preference: EnginePreference, available: Pr
     """
     if preference.provider is not None and preference.engine == "openvino":
         raise RuntimeUnavailableError(
-            "KITH_PROVIDER applies to onnxruntime, but KITH_ENGINE is openvino: unset one of them"
+            f"KITH_RUNTIME names openvino, which has no {preference.provider}: remove one of them"
         )
     default: Engine = "onnxruntime" if preference.provider is not None else next(iter(available))
     engine = default if preference.engine is None else preference.engine
@@ -283,9 +282,7 @@ def choose_engine(spec: NetworkSpec, preference: EnginePreference, available: Pr
         supported = RUNTIMES[engine].supported_precisions() | precisions
         if pinned not in supported:
             listed = ", ".join(sorted(supported))
-            raise RuntimeUnavailableError(
-                f"{engine} has no {pinned} on this processor; it has {listed} (KITH_PRECISION)"
-            )
+            raise RuntimeUnavailableError(f"{engine} has no {pinned} on this processor; it has {listed} (KITH_RUNTIME)")
         return EngineChoice(engine, pinned, "pinned")
     if pinned is not None:
         return _choose_float(spec, engine, precisions, "INT8 is pinned, but the pack has no INT8 of this network")
@@ -297,7 +294,7 @@ def choose_engine(spec: NetworkSpec, preference: EnginePreference, available: Pr
         return _choose_float(spec, engine, precisions, "the loss of the pack's INT8 is above the limit or unknown")
     reason = f"the pack has INT8 with a measured loss of {int8.describe_loss(engine)}"
     if (impact := int8.gallery_impact(engine)) is not None:
-        reason += f"; {impact}" + (" (KITH_PRECISION=bf16 loses less)" if "bf16" in precisions else "")
+        reason += f"; {impact}" + (" (KITH_RUNTIME=bf16 loses less)" if "bf16" in precisions else "")
     return EngineChoice(engine, "int8", reason)
 
 

@@ -448,7 +448,7 @@ class GpuUnavailableError(KithError):
     status, code, title = 503, "gpu_unavailable", "The requested GPU does not run the networks"
     remedy = (
         "Follow the detail and restart the service; 'kith doctor' repeats the check. To run on the CPU, set "
-        "KITH_ALLOW_CPU=true or KITH_DEVICE=cpu."
+        "KITH_DEVICE=cpu."
     )
 
 

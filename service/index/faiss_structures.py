@@ -14,7 +14,6 @@ from typing import Any, Final
 import numpy as np
 
 from models.runtime.network import Float
-from service.core.errors import SettingsError
 from service.domain.gallery import Keys
 from service.index.protocol import Builder, Kind, StoppedError
 
@@ -86,14 +85,13 @@ def similarities_at(probes: Float, vectors: Float, rows: Keys) -> Float:
     return found
 
 
-def trainer_for(device: str) -> Callable[[Kind, Float], Builder]:
-    """Return the function that trains a kind's builder on (n, d) sample vectors, for ``device`` cpu or gpu.
+def finds_gpu() -> bool:
+    """Return whether FAISS is built for GPUs and finds one."""
+    return hasattr(faiss, "StandardGpuResources") and api.get_num_gpus() > 0
 
-    Raises:
-        SettingsError: FAISS finds no GPU, or the installed build is for CPUs.
-    """
-    if device == "gpu":
-        check_gpu()
+
+def trainer_for(device: str) -> Callable[[Kind, Float], Builder]:
+    """Return the function that trains a kind's builder on (n, d) sample vectors, for ``device`` cpu or gpu."""
 
     def train(kind: Kind, sample: Float) -> Builder:
         if kind == "graph":
@@ -105,14 +103,6 @@ def trainer_for(device: str) -> Callable[[Kind, Float], Builder]:
         raise ValueError("a CPU compares every vector without a structure")
 
     return train
-
-
-def check_gpu() -> None:
-    """Check that FAISS finds a GPU. Raises SettingsError."""
-    if not hasattr(faiss, "StandardGpuResources"):
-        raise SettingsError("KITH_INDEX_DEVICE is gpu, but the faiss installed is for CPUs: see docs/gpu.md")
-    if api.get_num_gpus() < 1:
-        raise SettingsError("KITH_INDEX_DEVICE is gpu, but FAISS finds no GPU: see `kith doctor`")
 
 
 class Codes:

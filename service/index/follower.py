@@ -244,9 +244,6 @@ def in_process(
     Args:
         device: ``cpu`` or ``gpu``.
         in_foreground: compact before a search, not in the background.
-
-    Raises:
-        SettingsError: the device is not available.
     """
     build_for = trainer_for(device)
     background = ThreadPoolExecutor(BACKGROUND_THREADS, thread_name_prefix="index", initializer=lower_thread_priority)

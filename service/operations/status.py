@@ -73,7 +73,6 @@ class Readiness:
 
 def readiness(
     shortfalls: Sequence[str],
-    allow_cpu: bool,
     devices: DevicePool,
     gpus: DevicePool | None,
     store: Store,
@@ -86,7 +85,7 @@ def readiness(
     """
 
     def gpu() -> None:
-        if shortfalls and not allow_cpu:
+        if shortfalls:
             raise GpuUnavailableError(shortfalls[0])
         if gpus is not None and gpus.failing():
             raise GpuUnavailableError(f"a GPU failed in each of its last {FAILED_BATCHES} batches: see nvidia-smi")
@@ -96,7 +95,7 @@ def readiness(
             raise KithError("a device thread ended with an error (see the log); restart the service")
 
     checks: dict[str, Callable[[], None]] = {"devices": alive, "database": store.database.check_writable}
-    if gpus is not None or (shortfalls and not allow_cpu):  # else no GPU is in use, whose state could be reported
+    if gpus is not None or shortfalls:  # else no GPU is in use, whose state could be reported
         checks = {"gpu": gpu, **checks}
     if milvus is not None:
         checks["milvus"] = milvus.check

@@ -63,7 +63,7 @@ class Container:
         self.name = f"kith-check-{uuid.uuid4().hex[:12]}"
         self.port = free_port()
         where = {"KITH_HOST": "127.0.0.1", "KITH_PORT": str(self.port), "KITH_API_KEY": KEY}
-        settings = {**where, "KITH_ALLOW_CPU": "true", **(environment or {})}
+        settings = {**where, "KITH_DEVICE": "cpu", **(environment or {})}
         variables = [word for name, value in settings.items() for word in ("--env", f"{name}={value}")]
         podman("run", "--detach", "--name", self.name, *LOCKED, *variables, *options, image)
 

@@ -201,11 +201,11 @@ def test_a_key_is_mounted_as_kubernetes_mounts_a_secret(image: str, tmp_path: Pa
 
 
 def test_a_gpu_that_is_missing_is_said(image: str) -> None:
-    """The GPU image is not ready without a GPU if KITH_ALLOW_CPU is false."""
+    """The GPU image is not ready without a GPU."""
     if not image.endswith("gpu"):
         pytest.skip("the image is not for GPUs")
     assert "no NVIDIA driver is installed" in " ".join(run(*LOCKED, image, "kith", "doctor", "--json").stdout.split())
-    with Container(image, environment={"KITH_ALLOW_CPU": "false"}) as running:
+    with Container(image, environment={"KITH_DEVICE": "gpu"}) as running:
         until = time.monotonic() + START_TIMEOUT_S
         while (answer := readiness(running.port)) is None:
             assert time.monotonic() < until

@@ -174,7 +174,7 @@ def served(tmp_path: Path, *words: str, **settings: str) -> subprocess.Completed
     [
         ({"KITH_HOST": "0.0.0.0"}, "without an API key"),  # noqa: S104
         ({"KITH_MASTER_KEY_FILE": "absent"}, "the master key cannot be read from absent"),
-        ({"KITH_PROVIDER": "AbsentExecutionProvider"}, "AbsentExecutionProvider is not in this onnxruntime"),
+        ({"KITH_RUNTIME": "AbsentExecutionProvider"}, "AbsentExecutionProvider is not in this onnxruntime"),
     ],
 )
 def test_a_start_that_fails_leaves_no_data_behind(tmp_path: Path, settings: dict[str, str], said: str) -> None:
@@ -231,7 +231,7 @@ def test_an_unusable_network_stops_the_start_with_one_error(tmp_path: Path, what
         (pack / "manifest.json").write_text(json.dumps(manifest))
     write(pack)
     (tmp_path / "work").mkdir()
-    done = served(tmp_path / "work", KITH_PACK=str(pack), KITH_ENGINE=engine)
+    done = served(tmp_path / "work", KITH_PACK=str(pack), KITH_RUNTIME=engine)
     assert done.returncode == EXIT_FAILED
     assert said in done.stderr
     assert "(pack)" in done.stderr
@@ -435,7 +435,7 @@ def test_commands_name_all_variables_that_nothing_reads(tmp_path: Path) -> None:
         ("KITH_MAX_IMAGES", "line 2 of .env has no value"),
         ("KITH_MAX_IMAGES 3", "line 2 of .env has no value"),
         ("kith_max_images: 3", "line 2 of .env has no value"),
-        ("KITH_PROVIDER=\xe9", "cannot be read"),
+        ("KITH_RUNTIME=\xe9", "cannot be read"),
     ],
 )
 def test_a_line_of_the_settings_file_without_effect_is_refused(

@@ -94,7 +94,7 @@ def test_a_network_of_other_crops_is_trained_exported_and_served(
     assert written.recognition.alignment == ALIGNMENT
     del manifest["calibration"]  # there is none: eight photos are no evidence
     (made / "manifest.json").write_text(json.dumps(manifest))
-    settings = load_settings(pack=made, data_dir=tmp_path / "data", log_level="WARNING", engine="onnxruntime")
+    settings = load_settings(pack=made, data_dir=tmp_path / "data", log_level="WARNING", runtime="onnxruntime")
     with embedded(settings) as url, Kith(url) as kith:
         (face,) = kith.embed(jpeg(astronaut, 100)).images[0].faces
     with torch.no_grad():

@@ -172,7 +172,7 @@ def verify(
         entries = [_find(name, settings)]
     else:
         entries = [entry for entry in _catalog(settings).values() if is_present(entry, settings.models_path)]
-    found = {entry.name: check_pack(entry, settings.models_path, settings.provider) for entry in entries}
+    found = {entry.name: check_pack(entry, settings.models_path, settings.wish.provider) for entry in entries}
     rows = (
         (pack, finding.what, Text("ok", "green") if finding.ok else Text("error", "red"), finding.detail)
         for pack, findings in found.items()
@@ -290,14 +290,15 @@ def _print_quantization(results: Sequence[Int8Result]) -> None:
     if any(result.task == "recognition" and result.accepted for result in results):
         print_note(
             "Galleries enrolled so far keep their vectors, and are searched with INT8 ones from the next start: the "
-            "cosine above is what that changes. KITH_PRECISION=fp32 avoids it."
+            "cosine above is what that changes. KITH_RUNTIME=fp32 avoids it."
         )
 
 
 def _catalog(settings: Settings) -> dict[str, CatalogEntry]:
     from models.pack import catalog
 
-    return catalog.read_catalog(settings.catalog or catalog.CATALOG_PATH)
+    mirrors = settings.models_path / catalog.CATALOG_PATH.name
+    return catalog.read_catalog(mirrors if mirrors.exists() else catalog.CATALOG_PATH)
 
 
 def _find(name: str, settings: Settings) -> CatalogEntry:

@@ -153,7 +153,7 @@ def check_gpus(settings: Settings, packs: Sequence[ModelPack]) -> list[Installat
     for spec in specs:
         opened = open_networks(spec, settings.wish)
         if opened.gpu_error is not None:
-            return [*checks, InstallationCheck("gpu", "warning" if settings.allow_cpu else "error", opened.gpu_error)]
+            return [*checks, InstallationCheck("gpu", "error", opened.gpu_error)]
         checks += [InstallationCheck(spec.path.name, "ok", network.reason) for network in opened.networks]
     return checks
 

@@ -107,7 +107,7 @@ def test_each_engine_counts_its_own_loss() -> None:
     [
         (EnginePreference(engine="openvino"), {"onnxruntime": {"fp32"}}, "openvino is not installed"),
         (EnginePreference(engine="onnxruntime", precision="bf16"), BOTH, "onnxruntime has no bf16"),
-        (EnginePreference(engine="openvino", provider="CPUExecutionProvider"), BOTH, "KITH_PROVIDER"),
+        (EnginePreference(engine="openvino", provider="CPUExecutionProvider"), BOTH, "KITH_RUNTIME"),
     ],
 )
 def test_unavailable_pinned_settings_are_rejected(
@@ -168,7 +168,7 @@ def test_variants_load_and_keep_the_fingerprint(varied: tuple[Path, dict[str, An
         "openvino",
         "int8",
         "the pack has INT8 with a measured loss of 0.03 points; in galleries TAR 98.7% -> 98.5% at FMR 0.1%, "
-        "FNIR 10.5% -> 11.4% at FPIR 1% (KITH_PRECISION=bf16 loses less)",
+        "FNIR 10.5% -> 11.4% at FPIR 1% (KITH_RUNTIME=bf16 loses less)",
     )
 
 

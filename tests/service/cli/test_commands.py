@@ -35,7 +35,7 @@ def kith_process(*arguments: str, cwd: Path, **environment: str) -> subprocess.C
     """Run kith in a separate process, with the default engine."""
     command = [sys.executable, "-m", "service.cli.main", *arguments]
     env = with_defaults(environment)
-    del env["KITH_ENGINE"]
+    del env["KITH_RUNTIME"]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -33,21 +33,21 @@ def test_an_overwritten_gpu_runtime_is_an_error() -> None:
 
 
 def test_this_installation_is_sound() -> None:
-    checks = diagnose(load_settings(engine=None))
+    checks = diagnose(load_settings(runtime=None))
     assert [c for c in checks if c.verdict != "ok"] == []
     assert {"detector.onnx", "recognizer.onnx"} <= {c.what for c in checks}
     assert any("nodes on OpenVINO" in c.detail for c in checks)
-    assert any("nodes on CPUExecutionProvider" in c.detail for c in diagnose(load_settings(engine="onnxruntime")))
+    assert any("nodes on CPUExecutionProvider" in c.detail for c in diagnose(load_settings(runtime="onnxruntime")))
 
 
 def test_openvino_suffices_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    checks = diagnose(load_settings(engine=None))
+    checks = diagnose(load_settings(runtime=None))
     assert [c.what for c in checks if c.verdict == "error"] == []
     assert [c.what for c in checks if c.verdict == "warning"] == ["onnxruntime"]
     assert any("nodes on OpenVINO" in c.detail for c in checks)
     monkeypatch.setitem(sys.modules, "openvino", None)
-    assert [c.what for c in diagnose(load_settings(engine=None)) if c.verdict == "error"] == ["onnxruntime"]
+    assert [c.what for c in diagnose(load_settings(runtime=None)) if c.verdict == "error"] == ["onnxruntime"]
 
 
 def test_a_broken_pack_is_an_error(tmp_path: object) -> None:

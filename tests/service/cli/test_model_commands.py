@@ -92,9 +92,10 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def catalog(mirror: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     detector = BUNDLED_PACK / "detector.onnx"
     text = CATALOG.replace("SERVER", mirror.url).replace("SHA256", sha256_of(detector))
-    (tmp_path / "mirrors.toml").write_text(text.replace("SIZE", str(detector.stat().st_size)))
-    monkeypatch.setenv("KITH_CATALOG", "mirrors.toml")
-    return tmp_path / "mirrors.toml"
+    path = tmp_path / "data" / "models" / "catalog.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(text.replace("SIZE", str(detector.stat().st_size)))
+    return path
 
 
 @pytest.mark.usefixtures("catalog")
@@ -105,7 +106,7 @@ def test_pull_list_show_verify_and_serve(
     assert "license_not_accepted" in refused
     assert "https://license.example" in refused
     assert mirror.requests == []
-    assert not (tmp_path / "data" / "models").exists()
+    assert not (tmp_path / "data" / "models" / "mirrored").exists()
 
     pulled = models("pull", "mirrored", "--accept-license")
     assert "KITH_PACK=mirrored" in pulled
@@ -206,7 +207,7 @@ def test_errors_name_their_code(
     mirror.files["/detector.onnx"].content = b"something else"
     assert "download_corrupt" in models("pull", "mirrored", "--accept-license", code=3)
     assert "has not been pulled" in models("verify", "mirrored", code=1)
-    monkeypatch.setenv("KITH_CATALOG", str(catalog.with_name("none.toml")))
+    catalog.write_text("[")
     assert "is not a readable catalog" in models("list", code=3)
 
 
@@ -217,7 +218,7 @@ def test_the_license_is_asked_for_at_a_terminal(answer: str, fetched: bool, mirr
         keyboard.write(f"{answer}\n".encode())
         done = subprocess.run(
             [sys.executable, "-m", "service.cli.main", "models", "pull", "mirrored"],
-            cwd=catalog.parent,
+            cwd=catalog.parents[2],
             stdin=stdin,
             capture_output=True,
             text=True,

@@ -92,7 +92,7 @@ SLACK = 60_000_000
 
 @pytest.fixture(scope="module")
 def bounded_server() -> Iterator[Running]:
-    settings = {"KITH_DECODE_MEMORY": str(BUDGET), "KITH_DEADLINE_S": "600", "KITH_ENGINE": "onnxruntime"}
+    settings = {"KITH_DECODE_MEMORY": str(BUDGET), "KITH_DEADLINE_S": "600", "KITH_RUNTIME": "onnxruntime"}
     with kith_server(BUNDLED_PACK, settings, {}) as server:
         yield server
 

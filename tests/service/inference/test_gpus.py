@@ -30,7 +30,7 @@ from models.vision.recognition import Recognizer
 from service.api.routes.system import get_readiness
 from service.app import create_app
 from service.cli.tools.doctor import diagnose
-from service.core.errors import GpuUnavailableError
+from service.core.errors import GpuUnavailableError, SettingsError
 from service.inference.batcher import FAILED_BATCHES, DevicePool
 from service.operations.status import readiness
 from service.server import embedded
@@ -43,21 +43,15 @@ without_gpu = pytest.mark.skipif(CUDA in available_providers() and bool(visible_
 
 
 @without_gpu
-@pytest.mark.parametrize("allow_cpu", [False, True])
-def test_not_ready_without_the_gpu_that_is_wanted(
-    tmp_path: Path, astronaut: NDArray[np.uint8], allow_cpu: bool
-) -> None:
-    settings = load_settings(data_dir=tmp_path, log_level="ERROR", device="gpu", allow_cpu=allow_cpu)
+def test_not_ready_without_the_gpu_that_is_wanted(tmp_path: Path, astronaut: NDArray[np.uint8]) -> None:
+    settings = load_settings(data_dir=tmp_path, log_level="ERROR", device="gpu")
     with embedded(settings) as url:
         ready = httpx.get(f"{url}/readyz")
         with Kith(url) as kith:
             assert len(kith.detect(jpeg(astronaut)).images[0].faces) == 1
-    if allow_cpu:
-        assert ready.status_code == 200
-    else:
-        assert (ready.status_code, ready.json()["code"]) == (503, "gpu_unavailable")
-        assert "install" in ready.json()["detail"]
-        assert "KITH_ALLOW_CPU" in ready.json()["remedy"]
+    assert (ready.status_code, ready.json()["code"]) == (503, "gpu_unavailable")
+    assert "install" in ready.json()["detail"]
+    assert "KITH_DEVICE=cpu" in ready.json()["remedy"]
 
 
 def test_not_ready_after_a_gpu_is_lost_until_it_answers_again(tmp_path: Path) -> None:
@@ -68,7 +62,7 @@ def test_not_ready_after_a_gpu_is_lost_until_it_answers_again(tmp_path: Path) ->
             await get_readiness(kith)
             with DevicePool(2) as gpus:
                 audit, store = kith.operations.audit, kith.galleries.store
-                checks = readiness([], False, gpus, gpus, store, None, audit)
+                checks = readiness([], gpus, gpus, store, None, audit)
                 lost = replace(kith, operations=replace(kith.operations, readiness=checks))
                 for _ in range(FAILED_BATCHES):
                     await get_readiness(lost)
@@ -94,12 +88,8 @@ def test_a_variant_is_served_under_its_own_path(tmp_path: Path) -> None:
 
 @without_gpu
 def test_the_doctor_says_the_same(tmp_path: Path) -> None:
-    (strict,) = [f for f in diagnose(load_settings(data_dir=tmp_path, device="gpu")) if f.what == "gpu"]
-    assert strict.verdict == "error"
-    (lenient,) = [
-        f for f in diagnose(load_settings(data_dir=tmp_path, device="gpu", allow_cpu=True)) if f.what == "gpu"
-    ]
-    assert (lenient.verdict, lenient.detail) == ("warning", strict.detail)
+    (missing,) = [f for f in diagnose(load_settings(data_dir=tmp_path, device="gpu")) if f.what == "gpu"]
+    assert missing.verdict == "error"
     (idle,) = [f for f in diagnose(load_settings(data_dir=tmp_path)) if f.what == "gpu"]
     assert idle.verdict == "ok"
 
@@ -146,3 +136,28 @@ def test_a_recognizer_opened_as_on_a_gpu(pack: ModelPack, recognizer: Recognizer
 def test_gpus_are_listed_by_index() -> None:
     assert load_settings(gpus="0,2,0").wish.gpu.indices == (0, 2)
     assert load_settings().wish.gpu.indices is None
+
+
+@pytest.mark.parametrize(
+    ("runtime", "pinned"),
+    [
+        ("openvino", ("openvino", None, None)),
+        ("fp32, onnxruntime", ("onnxruntime", "fp32", None)),
+        ("CoreMLExecutionProvider,fp32", (None, "fp32", "CoreMLExecutionProvider")),
+    ],
+)
+def test_one_setting_pins_engine_precision_and_provider(runtime: str, pinned: tuple[str | None, ...]) -> None:
+    wish = load_settings(runtime=runtime).wish
+    assert (wish.engine, wish.precision, wish.provider) == pinned
+
+
+@pytest.mark.parametrize(
+    ("runtime", "said"),
+    [
+        ("onnxruntime,int4", "KITH_RUNTIME: 'int4' is no engine, precision or execution provider"),
+        ("fp32,int8", "KITH_RUNTIME: fp32 and int8 exclude each other: name one precision"),
+    ],
+)
+def test_what_names_no_runtime_is_refused(runtime: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        load_settings(runtime=runtime)

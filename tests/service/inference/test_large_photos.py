@@ -26,7 +26,7 @@ Photo = NDArray[np.uint8]
 def kith(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kith]:
     """Exact: INT8 takes two decodings of a photo for more different than they are."""
     data: Path = tmp_path_factory.mktemp("exact")
-    settings = load_settings(data_dir=data, log_level="WARNING", engine="onnxruntime", precision="fp32")
+    settings = load_settings(data_dir=data, log_level="WARNING", runtime="onnxruntime,fp32")
     with embedded(settings) as url, Kith(url) as client:
         yield client
 

@@ -107,7 +107,7 @@ def test_a_recognizer_is_given_crops_by_its_own_alignment(
     del manifest["calibration"]  # it was measured on other crops and would be rejected
     (pack / "manifest.json").write_text(json.dumps(manifest))
     photo = jpeg(astronaut, 100)
-    own_settings = load_settings(pack=pack, data_dir=tmp_path, log_level="WARNING", engine=None)
+    own_settings = load_settings(pack=pack, data_dir=tmp_path, log_level="WARNING", runtime=None)
     with embedded(own_settings) as url, Kith(url) as own:
         (found,) = own.embed(photo).images[0].faces
     (usual,) = kith.embed(photo).images[0].faces

@@ -50,7 +50,7 @@ def test_measured_scores_are_those_of_the_server(
         photo = cv2.resize(read_rgb(next((faces / "live").iterdir())), None, fx=6, fy=6)
         grain = np.random.default_rng(2).normal(0, 30, photo.shape)
         (large / place / "0.jpg").write_bytes(jpeg(np.clip(photo + grain, 0, 255).astype(np.uint8)))
-    settings = load_settings(data_dir=tmp_path / "data", pack=pack.directory, precision="fp32", log_level="ERROR")
+    settings = load_settings(data_dir=tmp_path / "data", pack=pack.directory, runtime="fp32", log_level="ERROR")
     with embedded(settings) as url, Kith(url) as kith:
         for root in (faces, large):
             spec = pack.liveness

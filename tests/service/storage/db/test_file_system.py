@@ -141,7 +141,7 @@ def test_commands_print_one_error(
     file.parent.mkdir()
     if existing:
         open_database(f"sqlite:///{file}").close()
-    environment = os.environ | {"KITH_PORT": "0", "KITH_DATA_DIR": str(file.parent), "KITH_ENGINE": "onnxruntime"}
+    environment = os.environ | {"KITH_PORT": "0", "KITH_DATA_DIR": str(file.parent), "KITH_RUNTIME": "onnxruntime"}
     if code == "master_key":
         del environment["KITH_MASTER_KEY"]
     done = run_failing(f"ARGUMENTS = {command.split()}\n{SERVING}", *faults, env=environment, cwd=tmp_path)
