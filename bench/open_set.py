@@ -27,6 +27,7 @@ from bench.photos import PULLED, arguments, lfw_or_exit, packs_beside_reference
 from bench.risk_photos import SETS, Faces, calibration_files, faces_of
 from bench.risk_trials import DOMAINS, FPIR, Domain, Group, Outcome, draws, identified, judge, risk_of, search
 from kith import Kith
+from kith.wire.photos import MAX_EMBEDDINGS
 from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from models.pack.writing import replace_calibration
@@ -193,7 +194,7 @@ def over_http(pack: ModelPack, sets: Mapping[str, Faces], folder: Path, people: 
     _, known = risk_of(drawn.snapshot, calibration_of(pack))
     thresholds = thresholds_for(RiskTarget("fpir", 0.01), known, people)
     expected = identified(search(drawn.snapshot, drawn.strangers), thresholds)
-    own = {"data_dir": folder, "pack": pack.directory, "log_level": "WARNING", "max_embeddings": BATCH}
+    own = {"data_dir": folder, "pack": pack.directory, "log_level": "WARNING"}
     settings = load_settings(**own, database_url=None, api_key=None)
     found = []
     with embedded(settings) as url, Kith(url) as kith:
@@ -201,8 +202,8 @@ def over_http(pack: ModelPack, sets: Mapping[str, Faces], folder: Path, people: 
         for i, vector in enumerate(drawn.snapshot.vectors):
             kith.enroll("people", f"{i:04d}", embeddings=[vector], allow_duplicate=True)
         kith.calibrate("people", 0.01)
-        for start in range(0, len(expected), BATCH):
-            batch = slice(start, start + BATCH)
+        for start in range(0, len(expected), MAX_EMBEDDINGS):
+            batch = slice(start, start + MAX_EMBEDDINGS)
             results = kith.identify("people", embeddings=list(drawn.strangers[batch]), top_k=1).results
             found += [result.outcome == "identified" for result in results]
     return int((np.array(found) != expected).sum())

@@ -56,8 +56,6 @@ from tests.postgres import Postgres
 from tools import plots
 
 API_KEY: Final = "the operator's, of more than 32 characters"
-QUEUE: Final = 16
-"""Limit of the queue for networks: small, so that a burst of BURST clients exceeds it."""
 KILLED_EVERY: Final = 3
 """Rounds between kills; SIGKILL and SIGTERM alternate."""
 BURST_EVERY: Final = 2
@@ -66,7 +64,7 @@ WARM: Final = 1 / 3
 SLOWER: Final = 1.5
 MOVED: Final = 5
 """People in the archive that becomes a gallery and is deleted."""
-BURST: Final = 64
+BURST: Final = 128
 RISE: Final = {"memory_mb": 24.0, "descriptors": 2.0, "threads": 2.0}
 """Maximum rise of each resource at rest, over the rounds after the warm-up."""
 Figures = dict[str, Any]
@@ -117,7 +115,7 @@ class Replica(Server):
 
     def __init__(self, folder: Path, database_url: str | None) -> None:
         self._output = folder / f"server-{len(list(folder.glob('*.log')))}.log"
-        settings = {"KITH_API_KEY": API_KEY, "KITH_PACK": str(BUNDLED_PACK), "KITH_QUEUE_SIZE": str(QUEUE)}
+        settings = {"KITH_API_KEY": API_KEY, "KITH_PACK": str(BUNDLED_PACK)}
         super().__init__(folder / "data", database_url, self._output, **ENVIRONMENT, **settings)
         self.away: list[tuple[float, float]] = []
 

@@ -151,7 +151,6 @@ class Settings(BaseSettings):
     threads: int | None = Field(
         None, ge=1, le=256, description="Threads per network; default: the available CPU cores."
     )
-    detection_score: float = Field(0.5, gt=0, lt=1, description="Minimum detector score of a reported face.")
     detail: Detail = Field(
         "low",
         description="Default effort of face detection: low, medium or high (docs/detection.md). Enrollments and "
@@ -195,10 +194,6 @@ class Settings(BaseSettings):
         pattern="^[A-Za-z0-9_/-]+$",
         description="Prefix of Home Assistant's discovery topics, usually homeassistant.",
     )
-    max_faces: int = Field(
-        100, ge=1, le=10_000, description="Maximum number of faces reported per photo, the largest ones."
-    )
-    max_embeddings: int = Field(16, ge=1, le=100_000, description="Maximum number of embeddings per request.")
     max_archive_bytes: int = Field(20_000_000_000, ge=1000, description="Maximum archive size in bytes.")
     max_archive_photos: int = Field(
         1_000_000, ge=1, description="Maximum number of entries in an archive, including folders and links."
@@ -206,12 +201,6 @@ class Settings(BaseSettings):
     max_unpacked_bytes: int = Field(100_000_000_000, ge=1000, description="Maximum decompressed archive size in bytes.")
     max_import_bytes: int = Field(
         100_000_000_000, ge=1_000_000, description="Maximum import size in bytes, compressed and decompressed."
-    )
-    queue_size: int = Field(
-        64,
-        ge=1,
-        le=100_000,
-        description="Maximum queue length per network, and of requests that wait for a gallery to load.",
     )
     deadline_s: float = Field(
         30.0,
@@ -262,12 +251,6 @@ class Settings(BaseSettings):
     audit_searches: Literal["soon", "before", "off"] = Field(
         "soon",
         description="When searches are written to the audit: soon, before or off (docs/audit.md).",
-    )
-    metrics_galleries: int = Field(
-        100,
-        ge=0,
-        le=10_000,
-        description="Maximum number of galleries with their own series in /metrics; the others are counted together.",
     )
     log_format: Literal["text", "json"] = Field("text", description="Log format: text, or one JSON document per line.")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Log level.")

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import cv2
 
+from kith.wire.faces import MAX_FACES
 from models.engines.selection import PHOTO_BATCH_SIZES, OpenedNetworks, open_networks
 from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
@@ -73,6 +74,10 @@ from service.usecases.migration import Migrations
 BLOCKING_THREADS_PER_CORE: Final = 2
 MAX_DECODER_PROCESSES: Final = 4
 """Processes for formats other than JPEG, PNG and WebP. Each takes 26 MB when idle, and is started when it is needed."""
+QUEUE_SIZE: Final = 64
+"""Maximum queue length per network, and of requests that wait for a gallery to load."""
+METRICS_GALLERIES: Final = 100
+"""Maximum number of galleries with their own series in /metrics; the others are counted together."""
 DECODE_MEMORY_SHARE: Final = 0.25
 """Default of KITH_DECODE_MEMORY as a share of the memory limit. Networks, bodies and indexes need the rest."""
 log = logging.getLogger(__name__)
@@ -117,7 +122,7 @@ async def _open_faces(
 ) -> Faces:
     cv2.setNumThreads(1)  # photos are processed in parallel; OpenCV's own threads would compete for the cores
     detectors = [
-        Detector(network, networks.pack.detection, settings.detection_score, networks.detection.canvas_sides_px)
+        Detector(network, networks.pack.detection, buckets=networks.detection.canvas_sides_px)
         for network in networks.detection.networks[: networks.devices]
     ]
     detecting = await stack.enter_async_context(
@@ -126,13 +131,13 @@ async def _open_faces(
             devices,
             [detector.run for detector in detectors],
             networks.detection.photo_batch_sizes,
-            max(settings.queue_size, settings.max_images),
+            max(QUEUE_SIZE, settings.max_images),
             attrgetter("planes.shape"),
             metrics,
         )
     )
     # A request alone has room for all of its faces.
-    max_faces = max(4 * settings.queue_size, settings.max_images * settings.max_faces)
+    max_faces = max(4 * QUEUE_SIZE, settings.max_images * MAX_FACES)
     served = [
         await stack.enter_async_context(_serve(pack, opened, devices, max_faces, metrics))
         for pack, opened in zip(networks.packs, networks.recognition, strict=True)
@@ -157,7 +162,6 @@ async def _open_faces(
         detector=detectors[0],
         detecting=detecting,
         decoder=decoder,
-        max_faces=settings.max_faces,
         threads=threads,
         budget=DecodeBudget(threads.count + PHOTO_BATCH_SIZES[-1], decode_memory),  # one photo per thread, and a batch
         judge=judge,
@@ -183,11 +187,11 @@ def _open_galleries(
     milvus = open_milvus(settings, database)
     if milvus is None:
         in_memory = in_process(store, "gpu" if settings.wish.wants_gpu and finds_gpu() else "cpu")
-        followers = Followers(in_memory, settings.index_memory, settings.queue_size)
+        followers = Followers(in_memory, settings.index_memory, QUEUE_SIZE)
     else:
         stack.callback(milvus.close)
         milvus.start()
-        followers = Followers(milvus.follower, None, settings.queue_size)
+        followers = Followers(milvus.follower, None, QUEUE_SIZE)
     stack.callback(followers.close)
     calibrations = {served.fingerprint: served.calibration for served in recognizers}
     risks = GalleryRisks(store, calibrations)
@@ -260,7 +264,7 @@ async def _open_operations(
         jobs=jobs.runner.store,
         followers=galleries.followers,
         folder=settings.data_dir,
-        max_galleries=settings.metrics_galleries,
+        max_galleries=METRICS_GALLERIES,
         watches=galleries.watches,
         paused=lambda: jobs.housekeeping.paused,
     )
@@ -273,7 +277,7 @@ async def _open_operations(
         watches=galleries.watches,
         audit_backlog=audit.backlog,
         recent_state=recent_state,
-        max_galleries=settings.metrics_galleries,
+        max_galleries=METRICS_GALLERIES,
         windows=galleries.search.windows,
     )
     return Operations(

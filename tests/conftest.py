@@ -77,6 +77,8 @@ def _no_outside_settings() -> Iterator[None]:
                 patch.delenv(name)
         for name, value in (ENVIRONMENT | LOOPBACK | {"KITH_RUNTIME": "onnxruntime"}).items():
             patch.setenv(name, value)
+        # Tests send more embeddings than a server accepts.
+        patch.setattr("service.api.http.bodies.MAX_EMBEDDINGS", 1000)
         for name in STYLES:
             patch.delenv(name, raising=False)
         # Test processes share the compiled networks of the first one.

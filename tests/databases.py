@@ -9,8 +9,7 @@ from service.storage.db import engine as database
 from service.storage.db.engine import Database
 
 TEXT = "00" * 31 + "07"
-ENVIRONMENT = {"KITH_MASTER_KEY": TEXT, "KITH_MAX_EMBEDDINGS": "1000"}
-"""Tests and benches send more embeddings than a server accepts by default."""
+ENVIRONMENT = {"KITH_MASTER_KEY": TEXT}
 MASTER = MasterKeys(GivenKeys(TEXT, "the tests"))
 
 

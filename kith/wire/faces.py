@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import BaseModel, Field
 
 from kith.wire.common import Problem, Verdict
 from kith.wire.fields import MODEL, ModelName
 from kith.wire.photos import Photos
+
+MAX_FACES: Final = 100
+"""Maximum number of faces of a photo in an answer."""
 
 
 class DetectIn(Photos):
@@ -55,7 +60,7 @@ class FaceCountOut(BaseModel):
 
     face_count: int | None = Field(None, description="Faces found in the photo.")
     truncated: bool | None = Field(
-        None, description="Faces are left out: only the largest ones, KITH_MAX_FACES, are in the answer."
+        None, description=f"Faces are left out: only the {MAX_FACES} largest are in the answer."
     )
 
 

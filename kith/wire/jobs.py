@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from kith.wire.common import JobState, Page, Problem
+from kith.wire.faces import MAX_FACES
 from kith.wire.fields import Timestamp
 
 
@@ -45,7 +46,7 @@ class JobItemOut(BaseModel):
     face_count: int | None = Field(
         None,
         description="Faces found in a photo. Of several, the one that is clearly the largest is enrolled; an album has "
-        "the largest ones, KITH_MAX_FACES.",
+        f"the {MAX_FACES} largest.",
     )
     problem: Problem | None
     at: Timestamp

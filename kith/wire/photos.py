@@ -20,8 +20,8 @@ from kith.wire.fields import DETAIL, MAX_URL_LENGTH, Embedding, Fingerprint, Req
 
 MAX_PHOTOS: Final = 1000
 """Upper bound of KITH_MAX_IMAGES, which limits requests further."""
-MAX_EMBEDDINGS: Final = 100_000
-"""Upper bound of KITH_MAX_EMBEDDINGS, which limits requests further."""
+MAX_EMBEDDINGS: Final = 16
+"""Maximum number of embeddings per request."""
 
 
 class LongStrings(dict[str, bytearray]):
@@ -70,7 +70,9 @@ class Photos(RequestModel):
 class Probes(Photos):
     """Photos, embeddings, or both."""
 
-    embeddings: list[Embedding] = Field(default_factory=list, max_length=MAX_EMBEDDINGS, fail_fast=True)
+    embeddings: list[Embedding] = Field(
+        default_factory=list, fail_fast=True, json_schema_extra={"maxItems": MAX_EMBEDDINGS}
+    )
     recognizer: Fingerprint | None = Field(
         None,
         description="Recognizer of the embeddings, as /v1/embed reports it. It must match the gallery's. It is "

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeVar, TypeVarTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kith.wire.faces import MAX_FACES
 from models.runtime.network import Float
 from models.vision import quality
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, align
@@ -74,7 +75,7 @@ class Photo:
 
     ``min_face_px``: width of the smallest face that the detection usually finds at the requested detail.
     ``confident_score``: score of an upright face. ``face_count``: faces found. ``truncated``: ``faces`` are only the
-    largest of those wanted, KITH_MAX_FACES. ``is_confident``: a face has the ``confident_score``: the
+    largest of those wanted, MAX_FACES. ``is_confident``: a face has the ``confident_score``: the
     photo is upright.
     """
 
@@ -153,7 +154,6 @@ class PhotoPipeline:
         detector: Detector,
         detecting: Batcher[PreparedPhoto, RawOutputs],
         decoder: PhotoDecoder,
-        max_faces: int,
         threads: RequestThreads,
         budget: DecodeBudget,
         judge: LivenessJudge | None = None,
@@ -162,7 +162,6 @@ class PhotoPipeline:
         self._detector = detector
         self._detecting = detecting
         self._decoder = decoder
-        self._max_faces = max_faces
         self._threads = threads
         self._undecoded = 0
         self._budget = budget
@@ -295,7 +294,7 @@ class PhotoPipeline:
     ) -> tuple[Photo, list[Image], list[Image | None]]:
         """Return the photo's faces, the crops by each alignment, and the crops for liveness."""
         found = search.faces()
-        detected = found.largest_of(self._max_faces)
+        detected = found.largest_of(MAX_FACES)
         if largest_only and len(detected):
             row = detected.largest()
             detected = detected[row : row + 1]
@@ -316,7 +315,7 @@ class PhotoPipeline:
         if self.judge is not None:
             face_crops = _cut_for_liveness(picture, detected, self.judge.spec)
         size, confident = (picture.photo.width, picture.photo.height), self._detector.confident_score
-        truncated = len(found) > self._max_faces and not largest_only
+        truncated = len(found) > MAX_FACES and not largest_only
         upright = bool((found.scores >= confident).any())
         photo = Photo(*size, faces, search.min_face_px, confident, len(found), truncated, upright)
         return photo, aligned, face_crops

@@ -63,7 +63,7 @@ def test_a_full_disk(small_disk: Path) -> None:
         filler = fill(small_disk)
         refused: list[str] = []
         for i in range(200):  # free space inside the database's last pages may hold a few more
-            vectors = l2_normalize(rng.normal(size=(20, dimension)))
+            vectors = l2_normalize(rng.normal(size=(16, dimension)))
             try:
                 _enroll(kith, f"t{i}", vectors)
                 enrolled[f"t{i}"] = vectors

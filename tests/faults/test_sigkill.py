@@ -171,8 +171,8 @@ def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl,
                 assert set(acknowledged) <= set(stored) <= set(sent)
                 assert set(stored.values()) == {per_request}
                 assert kith.gallery("g").template_count == sum(stored.values())
-                for first in range(0, len(of_this_kill), 50):
-                    batch = of_this_kill[first : first + 50]
+                for first in range(0, len(of_this_kill), 16):
+                    batch = of_this_kill[first : first + 16]
                     probes = [sent[subject][0] for subject in batch]
                     results = kith.identify("g", embeddings=probes, risk={"threshold": 0.99}).results
                     assert [r.subject for r in results] == batch

@@ -422,9 +422,9 @@ def test_a_variable_that_nothing_reads_stops_every_command(
 def test_commands_name_all_variables_that_nothing_reads(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("KITH_DEVISE=cpu\nOTHER=1\n")
     for words in (["serve"], ["doctor"], ["keys", "list"], ["models", "list"]):
-        done = served(tmp_path, *words, KITH_MAX_IMAGE="1", KITH_QUEUE_SIZE="0")
+        done = served(tmp_path, *words, KITH_MAX_IMAGE="1", KITH_PORT="-1")
         assert done.returncode == EXIT_USAGE
-        for said in ("KITH_MAX_IMAGES?", "KITH_DEVICE?", "KITH_QUEUE_SIZE: Input should be greater"):
+        for said in ("KITH_MAX_IMAGES?", "KITH_DEVICE?", "KITH_PORT: Input should be greater"):
             assert said in " ".join(done.stderr.split())
         assert [path.name for path in tmp_path.iterdir()] == [".env"]
 

@@ -26,12 +26,11 @@ async def recognize(ask: AskDep, options: OptionsDep, prediction_count: Predicti
     body = IdentifyIn(faces=largest, top_k=count, detail=options.detail).model_copy(update={"images": [photo]})
     current = await backend.reload_gallery(ask.gallery)
     _, _, items = await identify(backend, current, body, ask.caller)
-    min_score = backend.settings.detection_score
     documents = {id(item.face): item.document for item in items}
     results = [
-        face_fields(face, options, min_score)
+        face_fields(face, options)
         | {"subjects": similar_subjects(documents[id(face)], current, count)}
         | decision_fields(documents[id(face)])
-        for face in options.choose([item.face for item in items if item.face is not None], min_score)
+        for face in options.choose([item.face for item in items if item.face is not None])
     ]
     return json_response(with_versions({"result": results}, options, replace(ask, gallery=current)))

@@ -43,13 +43,10 @@ class FaceOptions:
     def has_plugin(self, name: str) -> bool:
         return name in (part.strip() for part in self.face_plugins.split(","))
 
-    def choose(self, faces: Sequence[Face], min_score: float) -> list[Face]:
-        """Return the requested faces, largest first. Raises NoFaceError: there is none.
-
-        ``min_score``: as :func:`to_probability`.
-        """
+    def choose(self, faces: Sequence[Face]) -> list[Face]:
+        """Return the requested faces, largest first. Raises NoFaceError: there is none."""
         threshold = self.det_prob_threshold or 0
-        chosen = [face for face in faces if to_probability(face.score, min_score) >= threshold]
+        chosen = [face for face in faces if to_probability(face.score) >= threshold]
         if not chosen:
             raise NoFaceError("no face was found in the photo")
         chosen.sort(key=lambda face: -float((face.box_xyxy[2:] - face.box_xyxy[:2]).prod()))

@@ -29,15 +29,12 @@ DECISION_FIELDS: Final = (
 )
 
 
-def face_fields(face: Face, options: FaceOptions, min_score: float) -> Document:
-    """Return the box, and the landmarks and the embedding if they are requested.
-
-    ``min_score``: as :func:`to_probability`.
-    """
+def face_fields(face: Face, options: FaceOptions) -> Document:
+    """Return the box, and the landmarks and the embedding if they are requested."""
     x_min, y_min, x_max, y_max = (round(value) for value in face.box_xyxy.tolist())
     document: Document = {
         "box": {
-            "probability": to_probability(face.score, min_score),
+            "probability": to_probability(face.score),
             "x_max": x_max,
             "y_max": y_max,
             "x_min": max(0, x_min),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from models.vision.detection import DEFAULT_MIN_SCORE
+
 STEP: Final = 0.0001
 """Resolution of a similarity in a response. Double Take rounds to it, so that a smaller gap would be lost."""
 DIGITS: Final = 4
@@ -24,12 +26,12 @@ LEVELS: Final[dict[str, Level]] = {"identified": "known", "uncertain": "maybe"}
 """Levels of outcomes. All other outcomes are unknown."""
 
 
-def to_probability(score: float, min_score: float) -> float:
-    """Return a detection score on the client's scale. ``min_score``: KITH_DETECTION_SCORE, mapped to CLIENT_DETECTION.
+def to_probability(score: float) -> float:
+    """Return a detection score on the client's scale, where DEFAULT_MIN_SCORE is CLIENT_DETECTION.
 
     Detectors differ in their scores. With their fixed thresholds, clients then get the faces that Kith reports.
     """
-    share = (score - min_score) / (1 - min_score)
+    share = (score - DEFAULT_MIN_SCORE) / (1 - DEFAULT_MIN_SCORE)
     return round(CLIENT_DETECTION + max(0.0, share) * (1 - CLIENT_DETECTION), DIGITS)
 
 

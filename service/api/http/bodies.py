@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from kith.wire.fields import MAX_FILTER_TAGS
-from kith.wire.photos import MAX_PHOTOS, LongStrings, Photos, Probes
+from kith.wire.photos import MAX_EMBEDDINGS, MAX_PHOTOS, LongStrings, Photos, Probes
 from kith.wire.risk import RiskIn
 from kith.wire.verification import SideIn, VerifyIn
 from service.api.http.problems import validation_error
@@ -87,7 +87,7 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
     """
     kind = media_type(request)
     bare = kind.startswith("image/") or kind == "application/octet-stream"
-    limits = JsonLimits(numbers=settings.max_embeddings * dimension, lists=settings.max_embeddings)
+    limits = JsonLimits(numbers=MAX_EMBEDDINGS * dimension, lists=MAX_EMBEDDINGS)
     if kind == "application/json":
         body = await read_json(request, model, settings.max_images, settings.max_image_bytes, limits)
     elif kind == "multipart/form-data":
@@ -114,8 +114,8 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
     if isinstance(body, Probes):
         if not body.photos and not body.embeddings:
             raise InvalidRequestError("send at least one of images, urls or embeddings")
-        if len(body.embeddings) > settings.max_embeddings:
-            raise InvalidRequestError(f"{len(body.embeddings)} embeddings, the limit is {settings.max_embeddings}")
+        if len(body.embeddings) > MAX_EMBEDDINGS:
+            raise InvalidRequestError(f"{len(body.embeddings)} embeddings, the limit is {MAX_EMBEDDINGS}")
     return body
 
 

@@ -347,8 +347,10 @@ def _answers(
 
 
 def _note_truncation(photo: Path, image: FaceCountOut) -> None:
+    from kith.wire.faces import MAX_FACES
+
     if image.truncated:
-        print_note(f"{photo} shows {image.face_count:,} faces: only the largest are listed (KITH_MAX_FACES)")
+        print_note(f"{photo} shows {image.face_count:,} faces: only the {MAX_FACES} largest are listed")
 
 
 def _unreadable(reason: str) -> dict[str, Any]:

@@ -195,8 +195,6 @@ def _maker(pack: ModelPack, settings: Settings, detail: Detail) -> str:
         pack.recognition.fingerprint(),
         sha256_of(pack.detection.path),
         detail,
-        settings.detection_score,
-        settings.max_faces,
     )
     return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()
 

@@ -27,6 +27,7 @@ from service.api.http.routing import descriptions, needs_of
 from service.api.routes import transfer
 from service.app import ROUTES
 from service.core.errors import StorageFullError
+from service.inference import photo_pipeline
 from service.server import embedded
 from service.settings import Settings, load_settings
 from service.storage.repositories.galleries import GalleryStore
@@ -80,13 +81,14 @@ def test_detect_reports_upright_pixels(kith: Kith, group: Photo) -> None:
 
 
 def test_of_too_many_faces_the_largest_are_kept_and_the_answers_say_so(
-    kith: Kith, tmp_path: Path, group: Photo
+    kith: Kith, tmp_path: Path, group: Photo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everyone = kith.detect(jpeg(group)).images[0]
     assert (everyone.face_count, everyone.truncated) == (6, False)
     by_size = sorted(everyone.faces, key=lambda face: (face.box[2] - face.box[0]) * (face.box[3] - face.box[1]))
     largest = [pytest.approx(face.box, abs=2) for face in sorted(by_size[-2:], key=lambda face: face.box[0])]
-    with embedded(load_settings(data_dir=tmp_path, log_level="WARNING", max_faces=2)) as url, Kith(url) as few:
+    monkeypatch.setattr(photo_pipeline, "MAX_FACES", 2)
+    with embedded(load_settings(data_dir=tmp_path, log_level="WARNING")) as url, Kith(url) as few:
         few.create_gallery("g")
         for answer in (few.detect(jpeg(group)).images, few.embed(jpeg(group)).images):
             assert [(photo.face_count, photo.truncated) for photo in answer] == [(6, True)]

@@ -18,6 +18,7 @@ import pytest
 
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
+from service import wiring
 from service.core.errors import StorageError
 from service.domain.gallery import Gallery, GallerySettings, Hit, Snapshot
 from service.index import follower
@@ -52,9 +53,10 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def test_galleries_being_loaded_hold_up_no_others(
-    tmp_path: Path, held: threading.Event, rng: np.random.Generator
+    tmp_path: Path, held: threading.Event, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = load_settings(data_dir=tmp_path, log_level="ERROR", queue_size=QUEUE)
+    monkeypatch.setattr(wiring, "QUEUE_SIZE", QUEUE)
+    settings = load_settings(data_dir=tmp_path, log_level="ERROR")
     vector, *more = l2_normalize(rng.normal(size=(3, BUNDLED_DIMENSION))).tolist()
     free: dict[str, Any] = {"embeddings": [vector], "allow_duplicate": True, "allow_inconsistent": True}
     probe: dict[str, Any] = {"embeddings": [vector], "risk": {"threshold": 0.9}}

@@ -300,9 +300,10 @@ def test_a_full_queue_does_not_end_a_search_that_was_admitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: NDArray[np.uint8]
 ) -> None:
     photo = jpeg(np.pad(group, ((500, 1000), (400, 1000), (0, 0))))
+    monkeypatch.setattr(wiring, "QUEUE_SIZE", 4)
 
     async def main() -> None:
-        async with serving(tmp_path, monkeypatch, queue_size=4, max_images=4) as backend:
+        async with serving(tmp_path, monkeypatch, max_images=4) as backend:
             asked = [asyncio.create_task(backend.faces.photos.detect(photo, "high")) for _ in range(4)]
             assert [len(found.faces) for found in await asyncio.gather(*asked)] == [6] * 4
 
@@ -388,9 +389,10 @@ def test_a_request_alone_has_room_for_all_its_faces(tmp_path: Path, monkeypatch:
             return super().embed_each(crops)
 
     monkeypatch.setattr(wiring, "Recognizer", Held)
+    monkeypatch.setattr(wiring, "QUEUE_SIZE", 1)
 
     async def main() -> None:
-        async with serving(tmp_path, monkeypatch, threads=1, queue_size=1, max_images=3) as backend:
+        async with serving(tmp_path, monkeypatch, threads=1, max_images=3) as backend:
             batcher = backend.faces.recognizers.default.batcher
             asked = [asyncio.create_task(batcher.submit(faces)) for _ in range(3)]
             # The first batch may hold any number of the eighteen faces.

@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kith import Kith, KithClientError
 from kith.wire.status import LagOut
+from service import wiring
 from service.api.http.problems import ROUTING_CODES
 from service.core.actor import Actor, acting_as
 from service.core.error_catalog import all_errors
@@ -48,24 +49,26 @@ def told(
     tmp_path_factory: pytest.TempPathFactory, astronaut: Photo, actor: Photo, nobody: Photo
 ) -> Iterator[tuple[str, str]]:
     """Metrics and status of a server after requests of each kind."""
-    settings = load_settings(data_dir=tmp_path_factory.mktemp("told"), log_level="WARNING", metrics_galleries=2)
-    with embedded(settings) as url, Kith(url) as kith:
-        for name in ("first", "second", "third"):
-            kith.create_gallery(name)
-        photo = jpeg(astronaut)
-        kith.enroll("first", PERSON, photo)
-        for wrong in (jpeg(nobody), b"no photo"):
-            with pytest.raises(KithClientError):
-                kith.enroll("first", PERSON, wrong)
-        kith.identify("first", photo, jpeg(actor))
-        kith.identify("second", photo)
-        kith.identify("third", photo)
-        kith.verify(photo, jpeg(actor))
-        enroll_archive(url, photo)
-        httpx.get(f"{url}/no/such/path/{PERSON}")
-        httpx.request("TRACE", f"{url}/healthz")
-        httpx.get(f"{url}/healthz", headers={"X-Long": "x" * 40_000})
-        yield url, httpx.get(f"{url}/metrics").text
+    settings = load_settings(data_dir=tmp_path_factory.mktemp("told"), log_level="WARNING")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wiring, "METRICS_GALLERIES", 2)
+        with embedded(settings) as url, Kith(url) as kith:
+            for name in ("first", "second", "third"):
+                kith.create_gallery(name)
+            photo = jpeg(astronaut)
+            kith.enroll("first", PERSON, photo)
+            for wrong in (jpeg(nobody), b"no photo"):
+                with pytest.raises(KithClientError):
+                    kith.enroll("first", PERSON, wrong)
+            kith.identify("first", photo, jpeg(actor))
+            kith.identify("second", photo)
+            kith.identify("third", photo)
+            kith.verify(photo, jpeg(actor))
+            enroll_archive(url, photo)
+            httpx.get(f"{url}/no/such/path/{PERSON}")
+            httpx.request("TRACE", f"{url}/healthz")
+            httpx.get(f"{url}/healthz", headers={"X-Long": "x" * 40_000})
+            yield url, httpx.get(f"{url}/metrics").text
 
 
 def enroll_archive(url: str, photo: bytes) -> None:

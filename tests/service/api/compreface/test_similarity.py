@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.vision.detection import DEFAULT_MIN_SCORE
 from service.api.compreface.similarity import (
     CLIENT_DETECTION,
     KNOWN,
@@ -65,9 +66,8 @@ def test_every_cutoff_of_clients_accepts_exactly_the_matches(client: float) -> N
     assert to_client(0.4999, 0.5, 0.4, level_of("uncertain")) < client
 
 
-@given(st.floats(0.01, 0.99), st.floats(0, 1))
-def test_detection_scores(min_score: float, score: float) -> None:
-    probability = to_probability(score, min_score)
-    assert CLIENT_DETECTION <= probability <= 1
-    assert to_probability(min_score, min_score) == CLIENT_DETECTION
-    assert to_probability(1, min_score) == 1
+@given(st.floats(0, 1))
+def test_detection_scores(score: float) -> None:
+    assert CLIENT_DETECTION <= to_probability(score) <= 1
+    assert to_probability(DEFAULT_MIN_SCORE) == CLIENT_DETECTION
+    assert to_probability(1) == 1

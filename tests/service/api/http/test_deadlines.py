@@ -163,7 +163,8 @@ def test_photos_are_not_decoded_if_the_queue_is_full(
         if answer.status_code == 503:
             assert answer.json()["code"] == "overloaded" and int(answer.headers["Retry-After"]) >= 1
 
-    settings = load_settings(data_dir=tmp_path, threads=1, log_level="WARNING", queue_size=2, max_images=2)
+    monkeypatch.setattr(wiring, "QUEUE_SIZE", 2)
+    settings = load_settings(data_dir=tmp_path, threads=1, log_level="WARNING", max_images=2)
     with held_detector(monkeypatch) as release, embedded(settings) as url:
         first, *more = [threading.Thread(target=ask, args=(url,)) for _ in range(7)]
         first.start()

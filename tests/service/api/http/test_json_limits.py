@@ -24,7 +24,7 @@ from starlette.requests import Request
 from kith.wire.faces import EmbedIn
 from kith.wire.fields import MAX_DIMENSION
 from kith.wire.identification import IdentifyIn
-from kith.wire.photos import MAX_EMBEDDINGS, MAX_PHOTOS
+from kith.wire.photos import MAX_PHOTOS
 from service.api.http.bodies import read_json
 from service.core.errors import InvalidRequestError, KithError, RequestTooLargeError
 from service.core.json_limits import MAX_DEPTH, MAX_VALUES, JsonLimits, JsonScanner, check_json
@@ -189,11 +189,7 @@ def test_the_schema_allows_the_maximum_of_every_setting() -> None:
     def most(name: str) -> Any:
         return next(bound.le for bound in Settings.model_fields[name].metadata if hasattr(bound, "le"))
 
-    assert (most("max_images"), most("max_embeddings"), MAX_VECTOR_DIMENSION) == (
-        MAX_PHOTOS,
-        MAX_EMBEDDINGS,
-        MAX_DIMENSION,
-    )
+    assert (most("max_images"), MAX_VECTOR_DIMENSION) == (MAX_PHOTOS, MAX_DIMENSION)
 
 
 @pytest.fixture(scope="module")
