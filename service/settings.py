@@ -194,13 +194,8 @@ class Settings(BaseSettings):
         pattern="^[A-Za-z0-9_/-]+$",
         description="Prefix of Home Assistant's discovery topics, usually homeassistant.",
     )
-    max_archive_bytes: int = Field(20_000_000_000, ge=1000, description="Maximum archive size in bytes.")
-    max_archive_photos: int = Field(
-        1_000_000, ge=1, description="Maximum number of entries in an archive, including folders and links."
-    )
-    max_unpacked_bytes: int = Field(100_000_000_000, ge=1000, description="Maximum decompressed archive size in bytes.")
-    max_import_bytes: int = Field(
-        100_000_000_000, ge=1_000_000, description="Maximum import size in bytes, compressed and decompressed."
+    max_upload_bytes: int = Field(
+        20_000_000_000, ge=1000, description="Maximum size in bytes of an archive or import; decompressed, five times."
     )
     deadline_s: float = Field(
         30.0,
@@ -326,6 +321,11 @@ class Settings(BaseSettings):
     def expected_face_detail(self) -> Detail:
         """Effort of face detection in photos that should show a face."""
         return "medium" if self.detail == "low" else self.detail
+
+    @property
+    def max_unpacked_bytes(self) -> int:
+        """Maximum decompressed size of an archive or import."""
+        return 5 * self.max_upload_bytes
 
     def max_request_bytes(self, photos: int) -> int:
         """Return the maximum body size for a number of photos in base64, with room for other fields."""

@@ -31,7 +31,7 @@ from service.core.memory_limit import memory_limit_bytes
 from service.core.periodic import PeriodicTask
 from service.index.faiss_structures import finds_gpu
 from service.index.follower import Followers, in_process
-from service.inference.archives import ArchiveLimits
+from service.inference.archives import MAX_ENTRIES, ArchiveLimits
 from service.inference.batcher import Batcher, DevicePool
 from service.inference.images import ImageLimits, PhotoDecoder
 from service.inference.photo_pipeline import DecodeBudget, PhotoPipeline
@@ -216,7 +216,7 @@ def _open_galleries(
 async def _open_jobs(
     stack: AsyncExitStack, settings: Settings, database: Database, faces: Faces, galleries: Galleries, metrics: Metrics
 ) -> Jobs:
-    limits = ArchiveLimits(settings.max_archive_photos, settings.max_image_bytes, settings.max_unpacked_bytes)
+    limits = ArchiveLimits(MAX_ENTRIES, settings.max_image_bytes, settings.max_unpacked_bytes)
     spool = Spool(settings.data_dir / "spool")
     migrations = Migrations(galleries.store, galleries.generations, faces.recognizers, galleries.risks)
     heavy = HeavyWork()

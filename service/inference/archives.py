@@ -65,9 +65,13 @@ class ArchiveSource(Protocol):
     def open(self, mode: Literal["rb"], /) -> IO[bytes]: ...
 
 
+MAX_ENTRIES: Final = 1_000_000
+"""Maximum number of entries in an archive, folders and links included."""
+
+
 @dataclass(frozen=True)
 class ArchiveLimits:
-    """Limits: entries (folders and links included), bytes of one photo, and unpacked bytes of all entries."""
+    """Limits: entries, bytes of one photo, and unpacked bytes of all entries."""
 
     entries: int
     photo_bytes: int

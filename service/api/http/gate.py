@@ -133,8 +133,8 @@ class Gate:
             "small": _BodyLimit(DEFAULT_BODY_BYTES),
             "photos": _BodyLimit(settings.max_request_bytes(settings.max_images)),
             "sides": _BodyLimit(settings.max_request_bytes(VERIFY_SIDES)),
-            "archive": _BodyLimit(settings.max_archive_bytes, streamed=True, codings=ARCHIVE_CODINGS),
-            "import": _BodyLimit(settings.max_import_bytes, streamed=True, codings=IMPORT_CODINGS),
+            "archive": _BodyLimit(settings.max_upload_bytes, streamed=True, codings=ARCHIVE_CODINGS),
+            "import": _BodyLimit(settings.max_upload_bytes, streamed=True, codings=IMPORT_CODINGS),
         }
         self._max_held_bytes, self._held_bytes = settings.max_bodies_bytes, 0
 

@@ -194,7 +194,7 @@ async def _import_lines(backend: Backend, request: Request, intake: _Intake) -> 
 
 async def _read_blocks(backend: Backend, request: Request, unpacker: _Plain | Gunzip) -> AsyncIterator[bytes]:
     """Decompress the body in blocks of about BLOCK_BYTES. Raises ImportFileError, RequestTooLargeError."""
-    max_bytes = backend.settings.max_import_bytes
+    max_bytes = backend.settings.max_unpacked_bytes
     pending: list[bytes] = []
     size = 0
     try:

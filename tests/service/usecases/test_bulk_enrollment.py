@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from kith import FileStream, Kith, KithClientError
 from kith.wire.jobs import JobOut
 from models.vision.photo_files import list_photos
+from service import wiring
 from service.cli.tools.photo_folders import TarStream, photos_of, split
 from service.core.errors import ArchiveInvalidError, ArchiveTooLargeError, KithError, StorageFullError
 from service.core.photo_errors import ImageTooLargeError
@@ -526,8 +527,9 @@ def test_a_body_that_is_no_archive_is_rejected_and_not_kept(kith: Kith, gallery:
     assert list((settings.data_dir / "spool").iterdir()) == []
 
 
-def test_limits_on_what_is_sent(tmp_path: Path) -> None:
-    small = load_settings(data_dir=tmp_path, log_level="ERROR", max_archive_bytes=20_000, max_archive_photos=2)
+def test_limits_on_what_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wiring, "MAX_ENTRIES", 2)
+    small = load_settings(data_dir=tmp_path, log_level="ERROR", max_upload_bytes=20_000)
     with embedded(small) as url, Kith(url) as kith:
         kith.create_gallery("g")
         with pytest.raises(KithClientError) as raised:
@@ -541,7 +543,7 @@ def test_limits_on_what_is_sent(tmp_path: Path) -> None:
         assert job.problem is not None
         assert job.problem.code == "archive_too_large"
     with (
-        embedded(load_settings(data_dir=tmp_path, log_level="ERROR", max_archive_bytes=10**15)) as url,
+        embedded(load_settings(data_dir=tmp_path, log_level="ERROR", max_upload_bytes=10**15)) as url,
         closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)) as connection,
     ):
         connection.putrequest("POST", "/v1/galleries/g/enrollments")
