@@ -174,9 +174,8 @@ class Settings(BaseSettings):
     max_images: int = Field(16, ge=1, le=1000, description="Maximum number of photos per request.")
     url_hosts: str | None = Field(
         None,
-        description="Comma-separated hosts whose photos may be fetched by URL: names, *.example.org, or * for all.",
+        description="Comma-separated hosts whose photos may be fetched by https: names, *.example.org, or * for all.",
     )
-    url_http: bool = Field(False, description="Allow photo URLs over unencrypted http.")
     webhook_hosts: str | None = Field(
         None,
         description="Comma-separated hosts that webhooks may go to: public ones by https as in KITH_URL_HOSTS, or "

@@ -170,7 +170,7 @@ async def _open_faces(
     hosts = settings.url_host_list
     if hosts.are_all:
         log.warning("photos may be fetched from every public host; list the allowed hosts in KITH_URL_HOSTS")
-    fetcher = await stack.enter_async_context(UrlFetcher(hosts, settings.max_image_bytes, settings.url_http))
+    fetcher = await stack.enter_async_context(UrlFetcher(hosts, settings.max_image_bytes))
     return Faces(photos=photos, recognizers=Recognizers(*served), fetcher=fetcher, networks=by_batcher)
 
 

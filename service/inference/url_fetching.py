@@ -47,9 +47,8 @@ class UrlFetcher:
     Args:
         hosts: Allowed hosts.
         max_bytes: Limit of a photo.
-        http: Allow http in addition to https.
         resolve: Resolver, by default the system's.
-        permits, ports, verify: Address check, ports and TLS context, for tests on loopback.
+        http, permits, ports, verify: http beside https, address check, ports and TLS context, for tests on loopback.
     """
 
     def __init__(

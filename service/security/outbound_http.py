@@ -23,7 +23,7 @@ MAX_CONCURRENT: Final = 16
 """Concurrent connections and lookups of names."""
 MAX_ADDRESSES: Final = 3
 """Addresses of a host that are tried in sequence."""
-PORTS: Final = frozenset({80, 443})
+PORTS: Final = frozenset({443})
 TRANSPORT_ERRORS: Final = (httpx.TransportError, httpx.InvalidURL)
 
 Resolve = Callable[[str], Awaitable[Collection[str]]]
@@ -43,10 +43,9 @@ class OutboundHttp:
 
     Args:
         hosts: Allowed hosts with public addresses, on ``ports``.
-        http: Allow http in addition to https.
         origins: Scheme, host and port, as ``http://10.0.0.5:8123``, allowed as they are, whatever their address.
         resolve: Resolver, by default the system's.
-        permits, ports, verify: Address check, ports and TLS context, for tests on loopback.
+        http, permits, ports, verify: http beside https, address check, ports and TLS context, for tests on loopback.
     """
 
     def __init__(

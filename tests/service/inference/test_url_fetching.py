@@ -409,11 +409,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory, astronaut: NDArray[np.uint8])
     with serving(files) as photos, pytest.MonkeyPatch.context() as patch:
         port = urlsplit(photos.url).port
         assert port is not None
-        fetcher = partial(UrlFetcher, resolve=Names([LOOPBACK]), permits=is_loopback, ports={port})
+        fetcher = partial(UrlFetcher, http=True, resolve=Names([LOOPBACK]), permits=is_loopback, ports={port})
         patch.setattr(wiring, "UrlFetcher", fetcher)
-        settings = load_settings(
-            data_dir=tmp_path_factory.mktemp("fetching"), url_hosts="*.example", url_http=True, log_level="ERROR"
-        )
+        settings = load_settings(data_dir=tmp_path_factory.mktemp("fetching"), url_hosts="*.example", log_level="ERROR")
         with embedded(settings) as url:
             yield url, f"http://{HOST}:{port}"
 
