@@ -282,7 +282,7 @@ class Client:
     def knock(self) -> None:
         """Query a gallery that comes and goes, and that the key does not allow."""
         name = BULK + str(self._chance.randrange(5))
-        code = self._refused("another's gallery", lambda kith: kith.stats(name))
+        code = self._refused("another's gallery", lambda kith: kith.gallery(name))
         self.book.must(code == "gallery_not_found", f"another's gallery: {code}")
 
     # Writes: the next search on either server sees each one

@@ -54,7 +54,7 @@ from kith.wire.crops import CropsOut
 from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut, VerdictOut
 from kith.wire.events import EventOut
 from kith.wire.faces import FacesOut
-from kith.wire.galleries import GalleriesOut, GalleryOut, GalleryStatsOut
+from kith.wire.galleries import GalleriesOut, GalleryOut
 from kith.wire.hygiene import FindingOut, HygieneOut
 from kith.wire.identification import IdentifyOut
 from kith.wire.jobs import JobItemOut, JobItemsOut, JobOut, JobsOut
@@ -193,11 +193,6 @@ class Calls:
     def delete_gallery(self, name: str, *, if_match: str | None = None) -> Call[DeletedOut]:
         """Erase a gallery with all subjects. Return the receipt."""
         return json_call(DeletedOut, "DELETE", _path(name), headers=_conditions(if_match))
-
-    @one
-    def stats(self, name: str) -> Call[GalleryStatsOut]:
-        """Return statistics of a gallery and its search index."""
-        return json_call(GalleryStatsOut, "GET", f"{_path(name)}/stats")
 
     @one
     def hygiene(self, name: str, limit: int = 100, cursor: str | None = None) -> Call[HygieneOut]:
@@ -396,19 +391,9 @@ class Calls:
         return json_call(DeletedOut, "DELETE", f"{_path(gallery)}/strangers")
 
     @one
-    def stranger_thumbnail(self, gallery: str, stranger: str) -> Call[bytes]:
-        """Return the stored face crop of a stranger, as WebP."""
-        return Call("GET", f"{_stranger(gallery, stranger)}/thumbnail", bytes)
-
-    @one
     def export_stranger(self, gallery: str, stranger: str) -> Call[dict[str, Any]]:
         """Return all stored data about a stranger."""
         return Call("GET", f"{_stranger(gallery, stranger)}/export", json.loads)
-
-    @one
-    def thumbnail(self, gallery: str, subject: str) -> Call[bytes]:
-        """Return the stored face crop of the subject's best template, as WebP."""
-        return Call("GET", f"{_path(gallery, subject)}/thumbnail", bytes)
 
     @one
     def crop(self, gallery: str, subject: str, template: str) -> Call[bytes]:
@@ -638,11 +623,6 @@ class Calls:
     def album_faces(self, gallery: str, album: str, group: str) -> Pages[AlbumFaceOut]:
         """List the faces of a group, the most certain first."""
         return list_call(AlbumFacesOut, f"{_album(gallery, album, group)}/faces")
-
-    @one
-    def album_face_thumbnail(self, gallery: str, album: str, face: str) -> Call[bytes]:
-        """Return the crop of a face, as WebP."""
-        return Call("GET", f"{_album(gallery, album)}/faces/{path_segment(face)}/thumbnail", bytes)
 
     @one
     def name_album_group(

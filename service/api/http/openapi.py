@@ -21,7 +21,6 @@ PATH_EXAMPLES: Final = {  # an optional help for readers; generators make values
     "stranger": "c1f7a3d95b0e4c6f8a2d7e9b3f5a1c08",
     "album": "72c098051f698623421f8da33dba3ec0",
     "group": "g1",
-    "face": "9f86d081884c4d659a2feaa0c55ad015",
     "template": "49a823bbf76b622b1ddbef8c1f735e93",
     "decoy": "b09d6f1e2c5a4a7c8e3f0d1b2a3c4d5e",
     "webhook": "6b1f2d0c5e7a4f0d9c3b8a7e6d5c4b3a",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
-from fastapi import Path, Query, Request, Response
+from fastapi import Path, Query, Request
 
 from kith.wire.albums import (
     AlbumEnrolledOut,
@@ -19,7 +19,6 @@ from kith.wire.albums import (
     AlbumOut,
     AlbumsOut,
     AlbumSplitIn,
-    FaceId,
     GroupId,
     RefusedFaceOut,
 )
@@ -41,14 +40,12 @@ from service.api.http.routing import (
 from service.api.routes.enrollments import ARCHIVE_BODY, DetailOption, queue_archive
 from service.api.routes.erasures import to_deleted_out
 from service.api.routes.jobs import to_job_out
-from service.api.routes.subjects import PICTURE, crop_response
 from service.core.errors import (
     AlbumGroupUnnamedError,
     AlbumNotReadyError,
     AlbumOutdatedError,
     ArchiveInvalidError,
     ArchiveTooLargeError,
-    AuditWriteError,
     DeadlineExceededError,
     IdempotencyConflictError,
     LivenessUnavailableError,
@@ -56,14 +53,12 @@ from service.core.errors import (
     TooManyAlbumsError,
 )
 from service.domain.albums import Album, AlbumFace, AlbumGroup
-from service.domain.gallery import CropOf
 from service.usecases.albums import KIND, AlbumOptions, calibration_for, enroll_group
 from service.usecases.enrollment_checks import Overrides
 
 routes = Routes("/v1/galleries/{gallery}/albums", "albums", route_class=GallerySnapshotRoute)
 AlbumPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 GroupPath = Annotated[GroupId, Path()]
-FacePath = Annotated[FaceId, Path()]
 AlbumRisk = Annotated[
     float,
     Query(gt=0, lt=1, description="Accepted share of pairs of faces in one group that are two people."),
@@ -158,25 +153,6 @@ async def list_album_faces(
     listed = await backend.run(albums.faces, found, album, _number(group), after, limit + 1)
     page, more = paginate(listed, limit, found.seal, lambda row: row[0])
     return AlbumFacesOut(data=[_face(face) for _, face in page], next=more)
-
-
-@routes.add(
-    "GET",
-    "/{album}/faces/{face}/thumbnail",
-    READ,
-    etag=True,
-    response_class=Response,
-    responses=PICTURE,
-    errors=(AuditWriteError,),
-)
-async def get_album_face_thumbnail(
-    gallery: GalleryPath, album: AlbumPath, face: FacePath, request: Request, backend: BackendDep
-) -> Response:
-    """Return the crop of a face."""
-    found = await backend.find_gallery(gallery)
-    crop = await backend.run(backend.galleries.store.albums.crop, found, album, face)
-    audit = backend.operations.audit
-    return await crop_response(request, crop, lambda: audit.crops_read(found, [CropOf(album=album, face=face)]))
 
 
 @routes.add(

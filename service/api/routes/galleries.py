@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated
@@ -17,8 +17,6 @@ from kith.wire.galleries import (
     GalleryIn,
     GalleryOut,
     GallerySettingsIn,
-    GalleryStatsOut,
-    IndexOut,
     QualityGateOut,
 )
 from service.api.http.etags import IfMatch
@@ -30,10 +28,8 @@ from service.core.errors import (
     GalleryExistsError,
     GalleryNotFoundError,
     IdempotencyConflictError,
-    IndexUnavailableError,
     LivenessUnavailableError,
     PreconditionFailedError,
-    RecognizerMismatchError,
     RetentionUnconfirmedError,
 )
 from service.domain.gallery import Gallery, GallerySettings
@@ -94,20 +90,6 @@ async def get_gallery(gallery: GalleryPath, response: Response, backend: Backend
     etag = found.etag if drift is None else f'{found.etag[:-1]}.{revision_of(drift.model_dump_json().encode())}"'
     response.headers["ETag"] = etag
     return to_gallery_out(found).model_copy(update={"drift": drift, "etag": etag})
-
-
-@routes.add("GET", "/{gallery}/stats", READ, errors=(IndexUnavailableError, RecognizerMismatchError))
-async def get_statistics(gallery: GalleryPath, backend: BackendDep, caller: CallerDep) -> GalleryStatsOut:
-    """Return statistics of the gallery's index: its kind and why, recall, size and position in the change log."""
-    found = await backend.find_gallery(gallery)
-    follower = await backend.galleries.search.catch_up(found)
-    stats = await backend.run(follower.stats)
-    index = IndexOut(**asdict(stats))
-    if caller.rights.galleries is not None:
-        index.sequence = None
-    return GalleryStatsOut(
-        gallery=found.name, subject_count=found.subjects, template_count=found.templates, index=index
-    )
 
 
 @routes.add(

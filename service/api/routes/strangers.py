@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import Path, Request, Response
+from fastapi import Path
 
 from kith.wire.erasures import DeletedOut
 from kith.wire.strangers import PromoteIn, StrangerMergedOut, StrangerMergeIn, StrangerOut, StrangersOut
@@ -21,9 +21,8 @@ from service.api.http.routing import (
     Routes,
 )
 from service.api.routes.erasures import to_deleted_out, to_receipt_out
-from service.api.routes.subjects import PICTURE, crop_response, to_subject_out
-from service.core.errors import AuditWriteError, CropNotFoundError, SubjectErasedError
-from service.domain.gallery import CropOf
+from service.api.routes.subjects import to_subject_out
+from service.core.errors import AuditWriteError, SubjectErasedError
 from service.domain.strangers import Stranger
 
 routes = Routes("/v1/galleries/{gallery}/strangers", "strangers", route_class=GallerySnapshotRoute)
@@ -92,25 +91,6 @@ async def merge_stranger(
     merge = backend.galleries.store.strangers.merge
     merged, receipt = await backend.run_on_gallery(snapshot, merge, stranger, body.into)
     return StrangerMergedOut(stranger=_stranger(merged), receipt=to_receipt_out(receipt))
-
-
-@routes.add(
-    "GET",
-    "/{stranger}/thumbnail",
-    READ,
-    etag=True,
-    response_class=Response,
-    responses=PICTURE,
-    errors=(CropNotFoundError, AuditWriteError),
-)
-async def get_stranger_thumbnail(
-    gallery: GalleryPath, stranger: StrangerPath, request: Request, backend: BackendDep
-) -> Response:
-    """Return the stored crop of the stranger with the best quality, if the gallery keeps crops."""
-    found = await backend.find_gallery(gallery)
-    crop = await backend.run(backend.galleries.store.strangers.crop, found, stranger)
-    audit = backend.operations.audit
-    return await crop_response(request, crop, lambda: audit.crops_read(found, [CropOf(stranger=stranger)]))
 
 
 @routes.add("GET", "/{stranger}/export", ADMIN, response_model=dict[str, Any], errors=(AuditWriteError,))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Header, Path, Query, Request, Response
@@ -66,11 +65,10 @@ from service.core.errors import (
     RecognizerMismatchError,
     SubjectErasedError,
     SubjectExistsError,
-    TemplateNotFoundError,
     TooManyDecoysError,
 )
 from service.core.photo_errors import LowQualityError, NoFaceError, NotLiveError, SeveralFacesError
-from service.domain.gallery import Crop, CropOf, Decoy, Gallery, Subject, SubjectFilter, Template
+from service.domain.gallery import CropOf, Decoy, Gallery, Subject, SubjectFilter, Template
 from service.domain.person_search import words_of
 from service.storage.db.row_sealing import seal_cursor
 from service.storage.repositories.subjects import MAX_OPENED
@@ -379,20 +377,6 @@ def _words(text: str) -> tuple[str, ...]:
 
 @routes.add(
     "GET",
-    "/{subject}/thumbnail",
-    READ,
-    etag=True,
-    response_class=Response,
-    responses=PICTURE,
-    errors=(TemplateNotFoundError, CropNotFoundError, AuditWriteError),
-)
-async def get_thumbnail(gallery: GalleryPath, subject: SubjectPath, request: Request, backend: BackendDep) -> Response:
-    """Return the stored crop of the subject's template with the best quality."""
-    return await picture_response(request, backend, await backend.find_gallery(gallery), subject, None)
-
-
-@routes.add(
-    "GET",
     "/{subject}/templates/{template}/crop",
     READ,
     etag=True,
@@ -408,25 +392,18 @@ async def get_crop(
 
 
 async def picture_response(
-    request: Request, backend: Backend, gallery: Gallery, subject: str, template: str | None
+    request: Request, backend: Backend, gallery: Gallery, subject: str, template: str
 ) -> Response:
     """Return a crop with its ETag, and record who read it; 304 if the client has it.
 
     Raises SubjectNotFoundError, TemplateNotFoundError, CropNotFoundError.
     """
-    template_id, crop = await backend.run(backend.galleries.store.templates.crop, gallery, subject, template)
-    return await crop_response(
-        request, crop, lambda: backend.operations.audit.crops_read(gallery, [CropOf(subject, template_id)])
-    )
-
-
-async def crop_response(request: Request, crop: Crop, record: Callable[[], Awaitable[None]]) -> Response:
-    """Return a crop with its ETag, after ``record`` noted who read it; 304 if the client has it."""
+    crop = await backend.run(backend.galleries.store.templates.crop, gallery, subject, template)
     etag = f'"{hashlib.sha256(crop.image).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
     if is_fresh(request, etag):
         return Response(status_code=304, headers=headers)
-    await record()
+    await backend.operations.audit.crops_read(gallery, [CropOf(subject, template)])
     return Response(crop.image, headers=headers, media_type=CROP_TYPE)
 
 

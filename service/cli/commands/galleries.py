@@ -25,7 +25,7 @@ from service.core.text import format_ratio
 
 if TYPE_CHECKING:
     from kith import Kith
-    from kith.wire.galleries import GalleryOut, GalleryStatsOut
+    from kith.wire.galleries import GalleryOut
     from kith.wire.hygiene import FindingOut, HygieneOut
     from kith.wire.migration import GenerationOut, MigrationOut
 
@@ -117,11 +117,10 @@ def update(
 
 @app.command()
 def stats(name: GalleryArgument, server: ServerOptions) -> None:
-    """Show a gallery's settings, counts, drift and index."""
+    """Show a gallery's settings, counts and drift."""
     with connect(server) as kith:
-        gallery, statistics = kith.gallery(name), kith.stats(name)
-    document, index = gallery.model_dump(mode="json"), statistics.index.model_dump(mode="json")
-    server.answer(document | {"index": {"setting": document["index"], **index}}, _stats_table(gallery, statistics))
+        gallery = kith.gallery(name)
+    server.answer(gallery, _stats_table(gallery))
 
 
 @app.command()
@@ -287,9 +286,8 @@ def _check_suffix(file: Path) -> None:
         raise typer.BadParameter(f"{file.name} must end in .ndjson or .ndjson.gz.", param_hint="FILE")
 
 
-def _stats_table(gallery: GalleryOut, statistics: GalleryStatsOut) -> Table:
-    index, drift = statistics.index, gallery.drift
-    size = f"{index.vector_count:,} vectors, {index.memory_bytes / 1e6:.1f} MB"
+def _stats_table(gallery: GalleryOut) -> Table:
+    drift = gallery.drift
     return make_table(
         rows=(
             ("Gallery", gallery.name),
@@ -306,8 +304,7 @@ def _stats_table(gallery: GalleryOut, statistics: GalleryStatsOut) -> Table:
             ("Liveness", gallery.liveness),
             ("Recognizer", f"{gallery.recognizer[:12]}, {gallery.dimension} dimensions"),
             *([] if drift is None else [("Drift", f"{drift.state.replace('_', ' ')}: {drift.detail}")]),
-            ("Index", f"{index.engine} {index.kind}: {index.reason}"),
-            ("", size if index.recall is None else f"{size}, recall@1 {index.recall.at_1:.2%}"),
+            ("Index", gallery.index),
         )
     )
 

@@ -216,14 +216,12 @@ async function stores(signal) {
   const found = await allowed(() => all("/v1/galleries", { signal, most: MAX_GALLERIES }));
   if (found === null || found.length === 0) return h("div", {});
   const rows = found.map((gallery) => {
-    const index = h("span", { class: "hint" }, "…");
     const drift = h("span", { class: "hint" }, "…");
-    about(gallery.name, index, drift, signal);
+    about(gallery.name, drift, signal);
     return [
       h("a", { href: `#/galleries/${encodeURIComponent(gallery.name)}` }, gallery.name),
       whole(gallery.subject_count),
       whole(gallery.template_count),
-      index,
       drift,
     ];
   });
@@ -231,38 +229,27 @@ async function stores(signal) {
     "section",
     { class: "stack" },
     h("h2", {}, "Galleries"),
-    table("Galleries", ["Gallery", "People", "Photos", "Index", "Decisions"], rows),
+    table("Galleries", ["Gallery", "People", "Photos", "Decisions"], rows),
     found.length >= MAX_GALLERIES &&
       h("p", { class: "hint" }, `The first ${whole(found.length)} galleries. “Galleries” lists all.`),
   );
 }
 
 /** Load the details of a gallery when its row becomes visible, to limit the number of requests. */
-function about(gallery, index, drift, signal) {
+function about(gallery, drift, signal) {
   const seen = new IntersectionObserver(async ([entry]) => {
     if (!entry.isIntersecting) return;
     seen.disconnect();
     try {
-      const [{ drift: found }, stats] = await Promise.all([
-        call("GET", galleryPath(gallery), { signal }),
-        call("GET", `${galleryPath(gallery)}/stats`, { signal }),
-      ]);
-      fill(
-        index,
-        stats.index.kind,
-        stats.index.memory_bytes > 0 && `, ${bytes(stats.index.memory_bytes)}`,
-        stats.index.recall && `, recall ${(100 * stats.index.recall.at_1).toFixed(1)} %`,
-      );
-      index.title = stats.index.reason;
+      const { drift: found } = await call("GET", galleryPath(gallery), { signal });
       const [said, tone, picture] = DRIFTS[found?.state] ?? DRIFTS.too_few;
       drift.className = tone ? `outcome ${tone}` : "hint";
       fill(drift, tone && icon(picture), said);
       drift.title = found?.detail ?? "";
     } catch (error) {
-      if (error.name !== "AbortError") fill(index, error.message);
-      fill(drift, "");
+      if (error.name !== "AbortError") fill(drift, error.message);
     }
   });
-  seen.observe(index);
+  seen.observe(drift);
   signal.addEventListener("abort", () => seen.disconnect());
 }

@@ -38,7 +38,7 @@ from service.domain.albums import (
     FaceRecord,
     NewAlbumFace,
 )
-from service.domain.gallery import Crop, Gallery, NewTemplate
+from service.domain.gallery import Gallery, NewTemplate
 from service.security.sealing import Seal
 from service.storage.audit.log import Entry, append, record
 from service.storage.db.engine import Database
@@ -224,16 +224,6 @@ class AlbumStore:
             group = _read_group(connection, gallery, _read_ready(connection, gallery, album_id), number)
             rows = connection.execute(_members(group, *SHOWN).offset(start).limit(limit)).all()
         return [(start + place, _face_of(gallery.seal, row)) for place, row in enumerate(rows, start=1)]
-
-    def crop(self, gallery: Gallery, album_id: str, face_id: str) -> Crop:
-        """Raises AlbumNotFoundError, AlbumGroupNotFoundError."""
-        with self._database.read() as connection:
-            album = _read_row(connection, gallery, album_id)
-            own = (album_faces.c.album_pk == album.pk) & (album_faces.c.id == face_id)
-            sealed = connection.execute(sa.select(album_faces.c.crop).where(own)).scalar()
-        if sealed is None:
-            raise AlbumGroupNotFoundError(f"album {album_id!r} has no face {face_id!r}")
-        return open_crop(gallery.seal, sealed)
 
     # What people decide
 

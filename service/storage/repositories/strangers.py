@@ -22,7 +22,6 @@ from sqlalchemy.engine import Connection
 from kith.wire.fields import rfc3339
 from models.runtime.network import Float
 from service.core.errors import (
-    CropNotFoundError,
     GalleryMovedError,
     InvalidRequestError,
     StorageError,
@@ -145,16 +144,6 @@ class StrangerStore:
         """Raises StrangerNotFoundError."""
         with self._database.read() as connection:
             return _read(connection, gallery, stranger_id)
-
-    def crop(self, gallery: Gallery, stranger_id: str) -> Crop:
-        """Return the stored crop with the best quality. Raises StrangerNotFoundError, CropNotFoundError."""
-        with self._database.read() as connection:
-            rows = _template_rows(connection, _read(connection, gallery, stranger_id).pk)
-        cropped = [row for row in rows if row.crop is not None]
-        if not cropped:
-            raise CropNotFoundError(f"no crop of stranger {stranger_id!r} is stored")
-        best = max(cropped, key=lambda row: (row.quality.get("score", 0.0), row.pk))
-        return open_crop(gallery.seal, best.crop)
 
     def export(self, gallery: Gallery, stranger_id: str) -> dict[str, Any]:
         """Return everything stored about a stranger as JSON: times, templates with vectors, events, audit lines.

@@ -136,23 +136,17 @@ class TemplateStore:
             found = _read_with_subjects(connection, gallery, templates.c.pk.in_(list(pks)))
         return {template.pk: template for template in found}
 
-    def crop(self, gallery: Gallery, subject_id: str, template_id: str | None = None) -> tuple[str, Crop]:
-        """Return a template's id and stored crop. Without ``template_id``: of the subject's best quality.
+    def crop(self, gallery: Gallery, subject_id: str, template_id: str) -> Crop:
+        """Return a template's stored crop.
 
         Raises SubjectNotFoundError, TemplateNotFoundError, and CropNotFoundError if no crop is stored.
         """
         with self._database.read() as connection:
-            subject = read_subject(connection, gallery, subject_id)
-            chosen = templates.c.subject_pk == subject.pk
-            if template_id is not None:
-                chosen = templates.c.pk == _read_row(connection, subject, template_id).pk
-            cropped = sa.select(templates.c.pk, templates.c.id, templates.c.quality).where(chosen)
-            rows = connection.execute(cropped.join(crops, crops.c.template_pk == templates.c.pk)).all()
-            if not rows:
-                raise CropNotFoundError(f"no crop of subject {subject_id!r} is stored")
-            best = max(rows, key=lambda row: ((row.quality or {}).get("score", 0.0), row.pk))
-            sealed = connection.execute(sa.select(crops.c.sealed).where(crops.c.template_pk == best.pk)).scalar_one()
-        return best.id, open_crop(gallery.seal, sealed)
+            template = _read_row(connection, read_subject(connection, gallery, subject_id), template_id)
+            sealed = connection.execute(sa.select(crops.c.sealed).where(crops.c.template_pk == template.pk)).scalar()
+        if sealed is None:
+            raise CropNotFoundError(f"no crop of template {template_id!r} is stored")
+        return open_crop(gallery.seal, sealed)
 
     def vectors(self, gallery: Gallery, subject_id: str) -> tuple[Float, Float]:
         """Return (n, d) vectors and (n,) quality scores, NaN for bare embeddings; n may be 0.

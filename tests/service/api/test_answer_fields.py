@@ -105,7 +105,7 @@ def test_answers_events_and_exports_have_times_of_that_form(
                     "/audit",
                     "/galleries",
                     home,
-                    *(f"{home}/{name}" for name in ("audit", "risk", "stats", "erasures", "export")),
+                    *(f"{home}/{name}" for name in ("audit", "risk", "erasures", "export")),
                     f"{home}/subjects",
                     f"{home}/subjects/ada/templates",
                     f"{home}/subjects/ada/export",

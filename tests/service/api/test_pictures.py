@@ -1,4 +1,4 @@
-"""Stored face crops: thumbnails of subjects and crops of templates."""
+"""Stored face crops of subjects, templates and strangers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def http(server: str) -> httpx.Client:
     return httpx.Client(base_url=f"{server}/v1/galleries", timeout=60)
 
 
-def test_a_crop_and_the_thumbnail_of_the_best_template(
+def test_a_crop_and_that_of_the_best_template(
     kith: Kith, gallery: str, http: httpx.Client, astronaut: NDArray[np.uint8]
 ) -> None:
     kith.update_gallery(gallery, keep_crops=True)
@@ -32,20 +32,20 @@ def test_a_crop_and_the_thumbnail_of_the_best_template(
         for photo in (astronaut, dark)
     ]
     with http:
-        crops = [http.get(f"/{gallery}/subjects/ada/templates/{template}/crop") for template in templates]
-        thumbnail = http.get(f"/{gallery}/subjects/ada/thumbnail")
+        paths = [f"/{gallery}/subjects/ada/templates/{template}/crop" for template in templates]
+        crops = [http.get(path) for path in paths]
         assert [crop.status_code for crop in crops] == [200, 200]
-        assert thumbnail.headers["content-type"] == "image/webp"
-        with Image.open(io.BytesIO(thumbnail.content)) as image:
+        assert crops[0].headers["content-type"] == "image/webp"
+        with Image.open(io.BytesIO(crops[0].content)) as image:
             assert min(image.size) > 100
         scores = [(template.quality or {})["score"] for template in kith.templates(gallery, "ada")]
-        assert thumbnail.content == crops[int(np.argmax(scores))].content
-        etag = thumbnail.headers["etag"]
-        unchanged = http.get(f"/{gallery}/subjects/ada/thumbnail", headers={"If-None-Match": f'"other", {etag}'})
+        assert kith.crops(gallery, [{"subject": "ada"}]) == [crops[int(np.argmax(scores))].content]
+        etag = crops[0].headers["etag"]
+        unchanged = http.get(paths[0], headers={"If-None-Match": f'"other", {etag}'})
         assert (unchanged.status_code, unchanged.content, unchanged.headers["etag"]) == (304, b"", etag)
-        assert thumbnail.headers["cache-control"] == "private, no-cache"
+        assert crops[0].headers["cache-control"] == "private, no-cache"
         kith.delete_subject(gallery, "ada")
-        assert http.get(f"/{gallery}/subjects/ada/thumbnail").json()["code"] == "subject_not_found"
+        assert http.get(paths[0]).json()["code"] == "subject_not_found"
     read = [entry for entry in kith.audit(gallery) if entry.event == "crop_read"]
     assert len(read) == 3, "the unchanged one was not read again"
 
@@ -55,10 +55,9 @@ def test_without_stored_crops_the_answer_says_how_to_store_them(
 ) -> None:
     template = kith.enroll(gallery, "ada", jpeg(astronaut)).results[0].template
     with http:
-        for path in ("thumbnail", f"templates/{template}/crop"):
-            problem = http.get(f"/{gallery}/subjects/ada/{path}").json()
-            assert (problem["status"], problem["code"]) == (404, "crop_not_found")
-            assert "keep_crops" in problem["remedy"]
+        problem = http.get(f"/{gallery}/subjects/ada/templates/{template}/crop").json()
+        assert (problem["status"], problem["code"]) == (404, "crop_not_found")
+        assert "keep_crops" in problem["remedy"]
         absent = http.get(f"/{gallery}/subjects/ada/templates/{'0' * 32}/crop").json()
     assert absent["code"] == "template_not_found"
 
@@ -93,9 +92,8 @@ def test_many_crops_are_read_at_once_with_one_audit_line(
     assert len(line.details["subjects"]) == 2
     for subject, lines in (("ada", 1), ("grace", 1), ("nobody", 0), ("plain", 0)):
         assert len(list(kith.audit(gallery, event="crop_read", subject=subject))) == lines
-    assert crops[0] == kith.thumbnail(gallery, "grace")
+    assert crops[0] == kith.crop(gallery, "grace", templates["grace"])
     assert crops[1] == kith.crop(gallery, "ada", templates["ada"])
-    assert crops[5] == kith.stranger_thumbnail(gallery, stranger.id)
 
     async def read() -> list[bytes | None]:
         async with AsyncKith(server) as client:

@@ -80,7 +80,7 @@ def test_galleries_being_loaded_hold_up_no_others(
             for method, path, body in (
                 ("GET", "/readyz", None),
                 ("POST", "/v1/galleries/small/identify", probe),
-                ("GET", "/v1/galleries/small/stats", None),
+                ("GET", "/v1/galleries/small", None),
                 ("POST", "/v1/galleries/small/subjects/a/templates", {"embeddings": [vector]}),
             ):
                 assert http.request(method, path, json=body, timeout=SOON_S).is_success, path

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from kith import Kith
 from kith.wire.common import Fusion
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
@@ -285,21 +284,3 @@ def test_two_generations_are_searched_side_by_side(store: Store, rng: np.random.
     assert followers.catch_up_blocking(gallery).search(probe, 1)[1] == 1
     assert followers.catch_up_blocking(other).search(probe, 1)[1] == 0
     assert followers.of(gallery) is followers.of(gallery) is not followers.of(other)
-
-
-def test_stats_say_what_serves_a_gallery(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
-    dimension = kith.gallery(gallery).dimension
-    kith.update_gallery(gallery, index="compact", recall=0.99)
-    vectors = l2_normalize(rng.normal(size=(3, dimension)))
-    for number, vector in enumerate(vectors):
-        kith.enroll(gallery, f"s{number}", embeddings=[vector.tolist()])
-    kith.delete_subject(gallery, "s0")
-    stats = kith.stats(gallery)
-    assert (stats.subject_count, stats.template_count, stats.index.vector_count, stats.index.tombstone_count) in (
-        (2, 2, 2, 0),
-        (2, 2, 2, 1),
-    )
-    assert (stats.index.engine, stats.index.kind, stats.index.recall) == ("faiss", "exact", None)
-    assert "compact" in stats.index.reason
-    described = kith.gallery(gallery)
-    assert (described.index, described.recall) == ("compact", 0.99)

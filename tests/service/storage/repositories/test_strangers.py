@@ -15,14 +15,13 @@ import sqlalchemy as sa
 
 from models.runtime.network import Float
 from service.core.errors import (
-    CropNotFoundError,
     GalleryMovedError,
     GalleryNotFoundError,
     InvalidRequestError,
     StrangerNotFoundError,
     SubjectErasedError,
 )
-from service.domain.gallery import Crop, Gallery, GallerySettings, SubjectFilter
+from service.domain.gallery import Crop, CropOf, Gallery, GallerySettings, SubjectFilter
 from service.domain.outcomes import RiskTarget
 from service.domain.strangers import MAX_TEMPLATES, SIGHTING_STEP, VISIT_GAP, Recalled, Remembered, Stranger
 from service.operations.gallery_check import open_check
@@ -212,15 +211,12 @@ def test_what_is_stored_of_a_face_is_sealed(database: Database, store: Store, ga
     (opened,) = gallery.seal.open_vectors([row.vector], 0, DIMENSION)
     assert np.array_equal(opened, person(0))
     (one,) = listed(store, gallery)
-    assert store.strangers.crop(gallery, one.id).image == b"picture"
+    assert store.crops.read(gallery, [CropOf(stranger=one.id)]) == [b"picture"]
 
 
 def test_a_stranger_without_a_crop_has_no_picture(store: Store, gallery: Gallery) -> None:
     (one,) = see(store, gallery, person(0))
-    with pytest.raises(CropNotFoundError):
-        store.strangers.crop(gallery, one.id)
-    with pytest.raises(StrangerNotFoundError):
-        store.strangers.crop(gallery, "0" * 32)
+    assert store.crops.read(gallery, [CropOf(stranger=one.id), CropOf(stranger="0" * 32)]) == [None, None]
 
 
 def test_strangers_are_of_their_gallery(store: Store, gallery: Gallery) -> None:
@@ -246,7 +242,7 @@ def test_a_promoted_stranger_is_a_subject(database: Database, store: Store, gall
     assert (after.subjects, after.templates) == (1, 1)
     vectors, qualities = store.templates.vectors(after, "ada")
     assert np.array_equal(vectors, person(0)[None]) and qualities == [0.5]
-    assert store.templates.crop(after, "ada")[1].image == b"picture"
+    assert store.crops.read(after, [CropOf("ada")]) == [b"picture"]
     assert listed(store, after) == [] and count(database, stranger_templates) == 0
     assert {"stranger_remembered", "templates_enrolled", "stranger_promoted"} <= set(lines(database, gallery))
     with pytest.raises(StrangerNotFoundError) as gone:

@@ -11,7 +11,7 @@ import pytest
 
 from models.vision.recognition import l2_normalize
 from service.core.errors import CropNotFoundError, SubjectNotFoundError, TemplateNotFoundError
-from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate
+from service.domain.gallery import Crop, CropOf, Gallery, GallerySettings, NewTemplate
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
@@ -57,17 +57,15 @@ def test_reads_by_id_and_by_offset(store: Store, gallery: Gallery, rng: np.rando
         store.templates.find(other, tom[0].id)
 
 
-def test_the_crop_of_the_best_quality_is_the_thumbnail(
+def test_the_crop_of_a_subject_is_that_of_the_best_quality(
     store: Store, gallery: Gallery, rng: np.random.Generator
 ) -> None:
     enrolled = [_template(rng, 0.4, b"dull"), _template(rng, 0.9, b"sharp"), _template(rng, 0.99)]
     store.templates.enroll(gallery, "ada", enrolled, None)
     store.templates.enroll(gallery, "tom", [_template(rng, 0.9)], None)
-    best, crop = store.templates.crop(gallery, "ada")
-    assert (best, crop.image) == (enrolled[1].id, b"sharp")
-    assert store.templates.crop(gallery, "ada", enrolled[0].id)[1].image == b"dull"
-    for subject, template in (("ada", enrolled[2].id), ("tom", None)):
-        with pytest.raises(CropNotFoundError):
-            store.templates.crop(gallery, subject, template)
+    assert store.crops.read(gallery, [CropOf("ada"), CropOf("tom")]) == [b"sharp", None]
+    assert store.templates.crop(gallery, "ada", enrolled[0].id).image == b"dull"
+    with pytest.raises(CropNotFoundError):
+        store.templates.crop(gallery, "ada", enrolled[2].id)
     with pytest.raises(TemplateNotFoundError):
         store.templates.crop(gallery, "tom", enrolled[0].id)
