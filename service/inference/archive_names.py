@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import struct
-import unicodedata
 import zipfile
 import zlib
-from collections.abc import Iterable
 from typing import Final
 
 UTF8_FLAG: Final = 0x800
-DOS_SYSTEM: Final = 0
-"""System of writers that store names in the machine's code page if UTF8_FLAG is clear (APPNOTE.TXT 4.4.2)."""
 UNICODE_PATH: Final = 0x7075
 """Id of Info-ZIP's extra field with the name in UTF-8 (APPNOTE.TXT 4.6.9)."""
 ENTRY_SIGNATURE: Final = b"PK\1\2"
@@ -24,19 +19,10 @@ EXTRA_AND_COMMENT: Final = struct.Struct("<HH")
 """Sizes of extra field and comment."""
 FIELD: Final = struct.Struct("<HH")
 PATH_HEADER: Final = struct.Struct("<BL")
-EAST_ASIAN: Final = frozenset(
-    ["CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HANGUL", "BOPOMOFO", "FULLWIDTH", "HALFWIDTH"]
-)
-"""Scripts that a name may mix with each other and with Latin letters: first words of the names of their letters."""
-WORD: Final = re.compile("[A-Za-z\x80-\U0010ffff]+")
-APOSTROPHES: Final = "\xb7\u02bb\u02bc"
-"""Middle dot and modifier letters, as in Catalan, Hawaiian and Ukrainian names."""
-MIN_EVIDENT_BYTES: Final = 6
-"""Bytes of a word of one alphabet that are hardly UTF-8 by chance."""
 
 
 def name_of(info: zipfile.ZipInfo, names: str | None) -> tuple[str, bool]:
-    """Return the name of an entry, and whether its encoding is certain: flagged, in the Unicode extra field, or ASCII.
+    """Return the name of an entry, and whether its encoding is known: flagged, in the Unicode extra field, or UTF-8.
 
     ``names`` is the encoding of the other names. None: they are read as UTF-8. Bytes that are not UTF-8 become
     surrogates then, as in tar archives. Some writers separate folders by backslashes.
@@ -51,53 +37,12 @@ def name_of(info: zipfile.ZipInfo, names: str | None) -> tuple[str, bool]:
     name = stored.partition(b"\0")[0].decode("utf-8", "surrogateescape")
     if not is_utf8(name):
         return name, False  # a backslash may be half of a character
-    if info.create_system == DOS_SYSTEM and not name.isascii():
-        return stored.decode("ascii", "surrogateescape"), False
-    return name.replace("\\", "/"), name.isascii()
+    return name.replace("\\", "/"), True
 
 
 def is_utf8(name: str) -> bool:
     """Return False for a name with surrogates, which stand for bytes that are not UTF-8."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
-
-
-def doubtful_name(names: Iterable[str]) -> str | None:
-    """Return a name that shows that undeclared ``names`` are not UTF-8; None if they are.
-
-    Text of another encoding can be valid UTF-8: two Chinese characters in GBK, for example. Words of several alphabets,
-    or that begin with a mark, are no names. Words of accented letters only, and very short ones, are names if another
-    word is UTF-8 beyond doubt.
-    """
-    unclear, evident = None, False
-    for name in names:
-        if not is_utf8(name):
-            return name
-        for word in WORD.findall(name):
-            foreign = [character for character in word if not character.isascii()]
-            scripts = {_script(character) for character in foreign} - {""}
-            plain = len(word) - len(foreign)
-            inside = word[0] in APOSTROPHES or unicodedata.category(word[0]).startswith("M")
-            if len(scripts - EAST_ASIAN) > 1 or (inside and not plain) or (scripts == {"SYMBOL"} and not plain):
-                return name
-            if (
-                scripts & EAST_ASIAN
-                or (plain > len(foreign) and scripts == {"LATIN"})
-                or (scripts and scripts != {"LATIN"} and len("".join(foreign).encode()) >= MIN_EVIDENT_BYTES)
-            ):
-                evident = True
-            elif scripts and not plain:
-                unclear = unclear or name
-    return None if evident else unclear
-
-
-def _script(character: str) -> str:
-    """Return the script of a letter, SYMBOL for what is in no name; empty for marks, apostrophes and emoji."""
-    category = unicodedata.category(character)
-    if category.startswith("M") or character in APOSTROPHES:
-        return ""
-    if category.startswith("L"):
-        return unicodedata.name(character, "SYMBOL").partition(" ")[0]
-    return "SYMBOL" if character < "\u0800" or category == "Co" else ""
 
 
 def repair_directory(directory: bytes) -> bytes:

@@ -27,7 +27,7 @@ from service.core.gunzip import PiecesFile, gunzipped_pieces, max_unpacked_bytes
 from service.core.json_limits import JsonLimits, check_json
 from service.core.photo_errors import ImageTooLargeError
 from service.core.zstandard import unpacked_pieces
-from service.inference.archive_names import ENTRY_SIGNATURE, doubtful_name, name_of, repair_directory
+from service.inference.archive_names import ENTRY_SIGNATURE, is_utf8, name_of, repair_directory
 
 MANIFESTS: Final = ("manifest.csv", "manifest.ndjson")
 SIGNATURE_BYTES: Final = 512
@@ -47,8 +47,7 @@ ENTRY_LIMITS: Final = JsonLimits(4 * MAX_COLUMNS)
 MAX_NAME_LENGTH: Final = 512
 NAMES_REMEDY: Final = (
     "State the encoding with names (kith enroll --names): gbk or big5 for Chinese, cp932 for Japanese, cp949 for "
-    "Korean, cp866 or cp1251 for Russian, utf_8 if the name above is right. Or pack again with a tool that writes "
-    "UTF-8, such as tar."
+    "Korean, cp866 or cp1251 for Russian. Or pack again with a tool that writes UTF-8, such as tar."
 )
 PACK_AGAIN: Final = "State another encoding with names, or pack again with a tool that writes UTF-8, such as tar."
 
@@ -80,7 +79,7 @@ class ArchiveLimits:
 
 @dataclass(frozen=True)
 class ArchivedFile:
-    """File in an archive, with a unique ``name`` and the original ``path``; ``certain``: its encoding is not a guess.
+    """File in an archive, with a unique ``name`` and the original ``path``; ``certain``: its encoding is known.
 
     Call ``read``, or ``read_head`` for the first HEAD_BYTES, once and before advancing to the next file. Their
     ArchiveInvalidError or ImageTooLargeError concerns this file only.
@@ -137,7 +136,7 @@ def read_contents(
         strip: Number of leading folders to ignore. None: ignore one folder that encloses all subject folders.
         check: Called for each file; may raise to stop.
         labeled: Whether folders and a manifest say who is in the photos; otherwise no photo has a subject.
-        names: Encoding of the names that do not declare one. None: UTF-8, if all of them can be.
+        names: Encoding of the names that do not declare one. None: UTF-8.
 
     Raises:
         ArchiveInvalidError: The archive cannot be read to its end, or the encoding of its people's names is unknown.
@@ -164,7 +163,7 @@ def read_contents(
     if manifest is not None:
         contents = _by_manifest(photos | others, *manifest, hidden)
         if contents.missing:
-            _check_names(uncertain.values())
+            _refuse_names(uncertain.values())
         return contents
     if not labeled:
         return ArchiveContents(dict.fromkeys(photos), [], dict.fromkeys(others), hidden)
@@ -175,15 +174,15 @@ def read_contents(
     )
     people = (subjects[name] for name in uncertain if name in subjects)
     if not all(person is not None and person.isascii() for person in people):
-        _check_names(uncertain.values())
+        _refuse_names(uncertain.values())
     return ArchiveContents(subjects, [], ignored, hidden)
 
 
-def _check_names(uncertain: Iterable[str]) -> None:
-    """Raise ArchiveInvalidError if names of unknown encoding are not UTF-8."""
-    if (doubtful := doubtful_name(uncertain)) is not None:
+def _refuse_names(uncertain: Iterable[str]) -> None:
+    """Raise ArchiveInvalidError if there are names of unknown encoding."""
+    for name in uncertain:
         raise ArchiveInvalidError(
-            f"the archive does not state the encoding of its names, and '{printable_path(doubtful)}' is hardly UTF-8",
+            f"the archive does not state the encoding of its names, and '{printable_path(name)}' is not UTF-8",
             NAMES_REMEDY,
         )
 
@@ -295,7 +294,7 @@ def _tar_members(
             opened.members.clear()  # type: ignore[attr-defined]  # tarfile keeps every entry
             opened.pax_headers.clear()  # type: ignore[attr-defined]  # every further entry gets a copy
             if info.isreg():
-                certain = names is not None or info.name.isascii() or "path" in info.pax_headers
+                certain = names is not None or is_utf8(info.name) or "path" in info.pax_headers
                 yield info.name, certain, partial(_tar_entry, opened, info, limits)
 
 

@@ -71,7 +71,6 @@ IN_PATH: Final[dict[str, type[e.KithError]]] = {
     "{stranger}": e.StrangerNotFoundError,
     "{album}": e.AlbumNotFoundError,
     "{group}": e.AlbumGroupNotFoundError,
-    "{face}": e.AlbumGroupNotFoundError,
     "{template}": e.TemplateNotFoundError,
     "{decoy}": e.DecoyNotFoundError,
     "{job}": e.JobNotFoundError,
