@@ -165,12 +165,6 @@ class Settings(BaseSettings):
         ge=1_000_000,
         description="Maximum size in bytes of all request bodies in memory, without archives and imports.",
     )
-    decode_memory: int | None = Field(
-        None,
-        ge=1_000_000,
-        description="Maximum memory in bytes for decoding photos (docs/performance.md); default: a quarter of the "
-        "memory limit.",
-    )
     max_images: int = Field(16, ge=1, le=1000, description="Maximum number of photos per request.")
     url_hosts: str | None = Field(
         None,

@@ -79,7 +79,7 @@ QUEUE_SIZE: Final = 64
 METRICS_GALLERIES: Final = 100
 """Maximum number of galleries with their own series in /metrics; the others are counted together."""
 DECODE_MEMORY_SHARE: Final = 0.25
-"""Default of KITH_DECODE_MEMORY as a share of the memory limit. Networks, bodies and indexes need the rest."""
+"""Share of the memory limit for decoding photos. Networks, bodies and indexes need the rest."""
 log = logging.getLogger(__name__)
 
 
@@ -153,7 +153,7 @@ async def _open_faces(
         judging = Batcher("liveness", devices, run, networks.liveness.photo_batch_sizes, max_faces, metrics=metrics)
         judge = LivenessJudge(networks.pack.liveness, used[0], await stack.enter_async_context(judging))
         by_batcher[judge.batcher] = judge.network
-    decode_memory = settings.decode_memory or int(DECODE_MEMORY_SHARE * memory_limit_bytes())
+    decode_memory = int(DECODE_MEMORY_SHARE * memory_limit_bytes())
     log.info("photos are decoded in at most %d MB", decode_memory // 1_000_000)
     limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
     decoder = PhotoDecoder(limits, min(threads.count, MAX_DECODER_PROCESSES))

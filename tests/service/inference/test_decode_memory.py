@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +17,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from bench.servers import Running, kith_server
+from bench.servers import Running, started
 from kith import Kith
-from models.pack.loading import BUNDLED_PACK
+from service import wiring
 from service.core.deadlines import Deadline
 from service.core.errors import ClientGoneError, OverloadedError
 from service.core.memory_limit import memory_limit_bytes
@@ -28,6 +29,7 @@ from service.inference.photo_pipeline import DecodeBudget
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
+from tests.faults.servers import free_port
 from tests.service.inference.decoders import open_photo, read_header
 from tests.service.inference.image_files import heic
 from tests.service.inference.large_bodies import encode, encoders, measure_decoding, photo_of, send_at_once
@@ -91,10 +93,23 @@ SLACK = 60_000_000
 
 
 @pytest.fixture(scope="module")
-def bounded_server() -> Iterator[Running]:
-    settings = {"KITH_DECODE_MEMORY": str(BUDGET), "KITH_DEADLINE_S": "600", "KITH_RUNTIME": "onnxruntime"}
-    with kith_server(BUNDLED_PACK, settings, {}) as server:
+def bounded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server that decodes photos in BUDGET bytes."""
+    code = f"""
+from service import wiring
+from service.cli.main import main
+wiring.memory_limit_bytes = lambda: {memory_limit_for(BUDGET)}
+main()
+"""
+    port = free_port()
+    own = {"KITH_DATA_DIR": str(tmp_path_factory.mktemp("bounded")), "KITH_PORT": str(port), "KITH_DEADLINE_S": "600"}
+    with started([sys.executable, "-c", code, "serve"], own | {"KITH_LOG_LEVEL": "WARNING"}, port, "/readyz") as server:
         yield server
+
+
+def memory_limit_for(budget: int) -> int:
+    """Return the memory limit of which photos get a budget."""
+    return round(budget / wiring.DECODE_MEMORY_SHARE)
 
 
 @pytest.mark.parametrize("kind", ["PNG, transparent", "WebP, transparent", "TIFF", "GIF", "AVIF", "HEIC", "JPEG, CMYK"])
@@ -196,8 +211,10 @@ def test_requests_and_jobs_share_the_memory(
     photo, gate = jpeg(astronaut), Gate(monkeypatch)
     gate.opened.set()
 
+    monkeypatch.setattr(wiring, "memory_limit_bytes", lambda: memory_limit_for(1_000_000))
+
     async def main() -> None:
-        async with serving(tmp_path, monkeypatch, decode_memory=1_000_000) as backend:
+        async with serving(tmp_path, monkeypatch) as backend:
             photos, recognizer = backend.faces.photos, backend.faces.recognizers.default
             requests = [photos.detect(photo) for _ in range(6)]
             jobs = [photos.embed(photo, recognizer, background=True) for _ in range(2)]
@@ -212,8 +229,10 @@ def test_a_canceled_photo_keeps_its_memory_until_its_thread_ends(
 ) -> None:
     photo, gate = jpeg(astronaut), Gate(monkeypatch)
 
+    monkeypatch.setattr(wiring, "memory_limit_bytes", lambda: memory_limit_for(1_000_000))
+
     async def main() -> None:
-        async with serving(tmp_path, monkeypatch, decode_memory=1_000_000) as backend:
+        async with serving(tmp_path, monkeypatch) as backend:
             canceled = asyncio.create_task(backend.faces.photos.detect(photo))
             await until(lambda: gate.inside == 1)
             canceled.cancel()
@@ -233,8 +252,9 @@ def test_a_canceled_photo_keeps_its_memory_until_its_thread_ends(
 
 
 @pytest.fixture
-def small_server(tmp_path: Path) -> Iterator[str]:
-    with embedded(load_settings(data_dir=tmp_path, log_level="ERROR", decode_memory=1_000_000)) as url:
+def small_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(wiring, "memory_limit_bytes", lambda: memory_limit_for(1_000_000))
+    with embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url:
         yield url
 
 
