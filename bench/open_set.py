@@ -51,7 +51,6 @@ MAX_LOSS: Final = 0.02
 MAX_PROMISE_ERROR: Final = 0.05
 MIN_TEMPLATES_OF_PROMISE: Final = 2
 CLEAN: Final[tuple[Group, ...]] = ("LFW", "CFP", "other collections")
-RECENT: Final = ", recent probes known"
 BATCH: Final = 1000
 SEED: Final = 1000
 
@@ -163,17 +162,16 @@ def measure(
     for domain in domains:
         for templates, sizes in domain.cells:
             for size in sizes:
-                found: dict[tuple[bool, float], list[Outcome]] = defaultdict(list)
+                found: dict[float, list[Outcome]] = defaultdict(list)
                 for drawn in draws(sets, domain, templates, size, count, seed):
-                    for recent in (False, True) if domain.strangers != domain.enrolled else (False,):
-                        for outcome in judge(drawn, known, recent):
-                            found[recent, outcome.fpir].append(outcome)
-                rows += [summary(pack, domain, outcomes, recent) for (recent, _), outcomes in found.items()]
+                    for outcome in judge(drawn, known):
+                        found[outcome.fpir].append(outcome)
+                rows += [summary(pack, domain, outcomes) for outcomes in found.values()]
         say(f"{pack}: {domain.name}")
     return rows
 
 
-def summary(pack: str, domain: Domain, outcomes: Sequence[Outcome], recent: bool = False) -> Row:
+def summary(pack: str, domain: Domain, outcomes: Sequence[Outcome]) -> Row:
     first = outcomes[0]
     low, ratio, high = np.quantile([o.measured_fpir / o.fpir for o in outcomes], SPREAD).round(4).tolist()
 
@@ -181,10 +179,10 @@ def summary(pack: str, domain: Domain, outcomes: Sequence[Outcome], recent: bool
         value = float(np.median([getattr(outcome, field) for outcome in outcomes]))
         return None if math.isnan(value) else round(value, 4)
 
-    name, fixed = domain.name + RECENT * recent, middle("fixed_fpir") or 0.0
+    fixed = middle("fixed_fpir") or 0.0
     fnirs = (middle("fnir"), middle("hindsight_fnir"), middle("promised_fnir"))
     drawn = (first.templates, first.people, first.fpir, low, ratio, high)
-    return Row(pack, name, domain.group, *drawn, fixed, *fnirs)
+    return Row(pack, domain.name, domain.group, *drawn, fixed, *fnirs)
 
 
 def over_http(pack: ModelPack, sets: Mapping[str, Faces], folder: Path, people: int = 300) -> int:
@@ -240,8 +238,8 @@ def misses(row: Row) -> str:
 def goals(rows: Sequence[Row]) -> str:
     """Format the goals, each with the rows that miss it."""
     judged = [row for row in rows if row.fpir in JUDGED]
-    clean = [row for row in judged if row.group in CLEAN and not row.domain.endswith(RECENT)]
-    degraded = [row for row in judged if row.group == "degraded" and row.domain.endswith(RECENT)]
+    clean = [row for row in judged if row.group in CLEAN]
+    degraded = [row for row in judged if row.group == "degraded"]
     promised = [row for row in clean if row.templates >= MIN_TEMPLATES_OF_PROMISE]
     low, high = INTERVAL
     kept = {

@@ -17,7 +17,6 @@ from bench.risk_photos import DEGRADATIONS, QUALITY, Faces
 from models.risk.calibration import Calibration, fmr_for_fpir
 from models.risk.gallery_risk import GalleryRisk
 from models.risk.miss_rate import promised_misses
-from models.risk.probe_shift import Panel, RowLevels, row_levels
 from models.runtime.network import Float
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import GallerySettings, Snapshot
@@ -31,7 +30,6 @@ FPIR: Final = (0.1, 0.01, 0.003, 0.001)
 FIXED: Final = 0.4
 """Fixed threshold of InsightFace's own server, for any gallery."""
 SETTINGS: Final = GallerySettings()
-RECENT_PROBES: Final = 400
 MAX_PEOPLE_ALL_PHOTOS: Final = 1000
 """People in a set from which strangers are searched with all of their photos; in larger sets, with one."""
 Group = Literal["LFW", "CFP", "other collections", "degraded"]
@@ -162,25 +160,9 @@ def risk_of(snapshot: Snapshot, calibration: Calibration | None) -> tuple[Galler
     return risk, impostor_risk(risk, "gallery" if calibration is None else "both")
 
 
-def recent_levels(draw: Draw, panel: Panel) -> RowLevels:
-    """Return the levels of RECENT_PROBES probes, half of them mated, as a server knows them after their searches."""
-    rng = np.random.default_rng(len(draw.snapshot.vectors))
-    half = RECENT_PROBES // 2
-    probes = np.concatenate([rng.permutation(some)[:half] for some in (draw.mated, draw.strangers)])
-    known = draw.snapshot
-    fused = fuse_similarities(probes, known.vectors, known.subject_pks, known.qualities, SETTINGS.fusion)
-    columns = np.searchsorted(np.unique(known.subject_pks), panel.subjects)
-    return RowLevels.of(row_levels(fused[:, columns].astype(np.float64)))
-
-
-def judge(draw: Draw, calibration: Calibration | None, recent: bool = False) -> list[Outcome]:
-    """Derive the gallery's risk, search for all probes, and compare requested with measured FPIR.
-
-    ``recent``: some of the probes were searched before.
-    """
+def judge(draw: Draw, calibration: Calibration | None) -> list[Outcome]:
+    """Derive the gallery's risk, search for all probes, and compare requested with measured FPIR."""
     risk, known = risk_of(draw.snapshot, calibration)
-    if recent and risk.evidence.panel is not None:
-        known = known.for_probes(recent_levels(draw, risk.evidence.panel))
     size = len(np.unique(draw.snapshot.subject_pks))
     alarms, mated = (search(draw.snapshot, probes) for probes in (draw.strangers, draw.mated))
     weights = equal_weights(draw.persons)

@@ -278,7 +278,6 @@ async def _open_operations(
         audit_backlog=audit.backlog,
         recent_state=recent_state,
         max_galleries=METRICS_GALLERIES,
-        windows=galleries.search.windows,
     )
     return Operations(
         keys=keys,

@@ -40,7 +40,7 @@ NameEncoding = Literal[
 """Encodings of names in archives, as Python names them. Other codecs may be slow on names made for it."""
 Preset = Literal["strict", "standard", "relaxed"]
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
-RiskWarning = Literal["photos_of_one_sitting", "people_unlike_calibration", "probes_unlike_gallery"]
+RiskWarning = Literal["photos_of_one_sitting", "people_unlike_calibration"]
 Scope = Literal["identify", "read", "enroll", "vectors", "admin"]
 Source = Literal["pack", "gallery", "both"]
 TemplateKind = Literal["photo", "embedding"]

@@ -113,15 +113,9 @@ class GalleryRiskOut(BaseModel):
     curve: list[PointOut]
     check: HoldoutCheckOut | None
     last_move: MoveOut | None = Field(None, description="Why the threshold moved, in words.")
-    probes_threshold: float | None = Field(
-        None,
-        description="The 'threshold' of the API key whose recent probes are least like the gallery's photos. Null if "
-        "recent probes raise none. Each server process counts its own probes.",
-    )
     warnings: list[RiskWarning] = Field(
         default_factory=list,
         description="photos_of_one_sitting: the photos of most subjects look like one sitting's, so 'fnir' holds for "
         "photos like those. people_unlike_calibration: strangers here match each other several times as often, or as "
-        "rarely, as in the pack's calibration. probes_unlike_gallery: recent probes would have "
-        "twice the accepted risk if they did not raise the threshold.",
+        "rarely, as in the pack's calibration.",
     )

@@ -68,11 +68,6 @@ class GalleryRisk:
         return self.curve if self.evidence.adjusted is None else self._fitted(self.evidence.raw)[0].curve
 
     @property
-    def power(self) -> float:
-        """Power of the scale of ``curve``."""
-        return self._fit.power
-
-    @property
     def gallery_share(self) -> float:
         """Share of the estimate that the gallery's own scores determine; the rest is the pack's prior."""
         return 1.0 if self.pack is None else self._fit.own_share

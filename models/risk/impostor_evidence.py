@@ -25,7 +25,6 @@ from models.risk.calibration import (
     histogram,
     mean_growth,
 )
-from models.risk.probe_shift import Panel
 
 Counts = NDArray[np.integer[Any]]
 Similarity = TypeVar("Similarity", float, Floats)
@@ -161,7 +160,6 @@ class ImpostorEvidence:
         probes: number of probes.
         subjects: number of subjects in the gallery.
         templates: number of templates, if the fusion rule averages their vectors; else ``subjects``.
-        panel: subjects that probes are compared with, to find probes unlike the gallery; None for small galleries.
     """
 
     raw: PairScores
@@ -171,7 +169,6 @@ class ImpostorEvidence:
     probes: int
     subjects: int
     templates: int
-    panel: Panel | None = None
 
     @classmethod
     def of(
@@ -181,7 +178,6 @@ class ImpostorEvidence:
         subjects: int,
         templates: int,
         genuine: GenuineProbes | None = None,
-        panel: Panel | None = None,
     ) -> Self:
         """Summarize the searches.
 
@@ -196,7 +192,7 @@ class ImpostorEvidence:
         adjusted = nearest[:, 0] - rival_shift(nearest[:, 1], rival)
         pairs = PairScores.of(_adjusted_histograms(histograms, nearest[:, 0], adjusted, rival), adjusted)
         own = _genuine_scores(genuine or GenuineProbes.none(len(nearest)), nearest[:, 0], rival)
-        return cls(raw, pairs, rival, own, len(nearest), subjects, templates, panel)
+        return cls(raw, pairs, rival, own, len(nearest), subjects, templates)
 
     @property
     def pairs(self) -> int:
@@ -215,8 +211,6 @@ class ImpostorEvidence:
         if self.adjusted is not None and self.genuine is not None:
             document["adjusted"] = {**self.adjusted.document(), "rival": self.rival}
             document["genuine"] = self.genuine.document()
-        if self.panel is not None:
-            document["panel"] = self.panel.document()
         return {**document, "templates": self.templates}
 
     @classmethod
@@ -229,8 +223,7 @@ class ImpostorEvidence:
             rival = float(document["adjusted"]["rival"])
         probes, subjects = int(document["probes"]), int(document["subjects"])
         templates = int(document["templates"])
-        panel = Panel.from_document(document["panel"]) if "panel" in document else None
-        return cls(PairScores.from_document(document), adjusted, rival, genuine, probes, subjects, templates, panel)
+        return cls(PairScores.from_document(document), adjusted, rival, genuine, probes, subjects, templates)
 
 
 def _adjusted_histograms(histograms: Counts, best: Floats, adjusted: Floats, rival: float) -> Counts:

@@ -93,12 +93,10 @@ class ScorePrior:
 
 @dataclass(frozen=True, eq=False)
 class NormalFit:
-    """Fitted curve, the power of its scale, and the share of its place and width that the scores, not the prior,
-    determine."""
+    """Fitted curve, and the share of its place and width that the scores, not the prior, determine."""
 
     curve: FmrCurve
     own_share: float
-    power: float
 
 
 def fit_normal(
@@ -135,7 +133,7 @@ def fit_normal(
     last = float(EDGES[supported[-1]]) if len(supported) else -1.0
     # The expected rate, not the most probable one: an error of the fit upwards outweighs one downwards.
     expected = np.exp(np.minimum(0.0, logs + np.minimum(variances, MAX_VARIANCE) / 2))
-    return NormalFit(FmrCurve(expected, variances, last, np.exp(logs)), own_share, power)
+    return NormalFit(FmrCurve(expected, variances, last, np.exp(logs)), own_share)
 
 
 def unknown_power(shares: Floats) -> float:
@@ -167,13 +165,6 @@ def to_scale(similarities: Floats, power: NDArray[np.float64] | float) -> Floats
     logs = np.log(np.maximum(1 - similarities, SMALLEST_GAP))
     safe = np.where(np.abs(power) < 1e-9, 1e-9, power)
     return np.asarray(-np.expm1(safe * logs) / safe)
-
-
-def from_scale(u: Floats, power: float) -> Floats:
-    """Return the similarities t with u(t) = ``u``, at most 1."""
-    safe = power if abs(power) >= 1e-9 else 1e-9
-    logs = np.log(np.maximum(1 - safe * u, 1e-300)) / safe
-    return np.asarray(1 - np.exp(np.minimum(logs, math.log(2))))
 
 
 def fit_line(shares: Floats, levels: Sequence[float], people: int, usual: float) -> Floats:

@@ -148,7 +148,6 @@ export function identity(result, gallery, subjects) {
           `No person in “${gallery}” is similar enough to this face.`,
           likely && `A stranger is this similar ${likely}.`,
           result.stranger && `Remembered as stranger ${strangerId(result.stranger)}, ${visits(result.stranger)}.`,
-          (result.reasons ?? []).includes("probes_unlike_gallery") && reason("probes_unlike_gallery"),
         ),
       };
     case "rejected_quality":
@@ -214,8 +213,6 @@ export function reason(name, face, gate, other) {
       return "The stranger could not be remembered: strangers can be neither read nor written now. Ask who runs the service.";
     case "risk_out_of_reach":
       return "No similarity is enough for this risk. Choose a less strict setting.";
-    case "probes_unlike_gallery":
-      return "Recent photos are unlike the enrolled ones, so more similarity is needed. Enroll photos from this camera.";
     case "weak_detection":
       return "The face was found only just: perhaps the photo is not upright. It sends no event, and nobody is remembered.";
     case "try_detail_medium":

@@ -29,7 +29,6 @@ REASON_WORDS: Final = {
     "known_stranger": "a known stranger, not this person",
     "same_person_elsewhere": "another face of the photo is this person",
     "same_face_twice": "another face of the photo is the same picture",
-    "probes_unlike_gallery": "probes unlike the enrolled photos raised the threshold",
 }
 
 

@@ -13,7 +13,6 @@ from service.inference.batcher import Batcher
 from service.observability.metrics import Metrics, ScrapeSeries
 from service.operations.status import RecentState, ServiceState
 from service.risk.drift import STATES, Watches
-from service.risk.probe_windows import ProbeWindows
 
 OTHERS: Final = "(others)"
 """Label for all galleries above the limit together; no gallery can have this name."""
@@ -31,19 +30,12 @@ class MetricsExport:
     audit_backlog: Callable[[], tuple[int, int]]
     recent_state: RecentState
     max_galleries: int
-    windows: ProbeWindows
 
     def text(self) -> bytes:
         """Return the Prometheus text format 0.0.4. Blocks for about a second at most."""
         series = ScrapeSeries()
         self._add_process(series)
         self._add_drift(series, list(self.watches.drifts().items()))
-        series.gauges(
-            "kith_probes_unlike_gallery",
-            "1 while recent probes would have twice the accepted risk at the usual threshold.",
-            "gallery",
-            dict(list(self.windows.unlike_galleries().items())[: self.max_galleries]),
-        )
         self._add_sample(series, self.recent_state.latest())
         return self.metrics.text() + series.text()
 

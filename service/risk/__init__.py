@@ -6,11 +6,9 @@
 2. `models.risk.gallery_risk`: the score curve of strangers, fitted to the evidence and to the pack's calibration
    (`calibration`, `normal_scale`).
 3. `service.risk.gallery_risks`: keeps the model of each gallery up to date, and returns it.
-4. `service.risk.probe_windows`: recent photos that are unlike the gallery raise its thresholds
-   (`models.risk.probe_shift`).
-5. `service.risk.decision`: thresholds for the accepted risk, and the outcome of a search or a pair.
+4. `service.risk.decision`: thresholds for the accepted risk, and the outcome of a search or a pair.
 
-6. `service.risk.known_strangers`, `service.risk.one_face`: decisions of a search that a correction or another face of
+5. `service.risk.known_strangers`, `service.risk.one_face`: decisions of a search that a correction or another face of
    the photo changes. They only demote.
 
 Reports: `service.risk.risk_report`, `service.risk.drift` and `service.risk.hygiene`.

@@ -20,7 +20,6 @@ from models.risk.calibration import (
 )
 from models.risk.impostor_evidence import MIN_ADJUSTED_SUBJECTS, rival_adjusted, rival_shift
 from models.risk.pair_odds import likelihood_ratios, log_ratio_at
-from models.risk.probe_shift import Panel, ProbeShift, RowLevels
 from models.runtime.network import Float
 from models.vision.quality_gate import LivenessVerdict
 from service.core.errors import RiskUncalibratedError
@@ -29,8 +28,6 @@ from service.domain.outcomes import REVIEW_FACTOR, RejectionOutcome, RiskTarget
 
 MAX_REVIEW_RISK: Final = 0.5
 MEDIAN_FPIR: Final = 0.5
-UNLIKE_FACTOR: Final = 2.0
-"""Risk of recent probes at the usual threshold, as a multiple of the accepted risk, in answers."""
 KNOWN_STRANGER: Final = "known_stranger"
 """Reason: the face is more similar to a decoy of the subject than to the subject."""
 SIMILARITY_STEP: Final = 0.05
@@ -41,15 +38,12 @@ SIMILARITY_STEP: Final = 0.05
 class RivalRisk:
     """Score curve of rival-adjusted similarities (:mod:`models.risk.impostor_evidence`).
 
-    ``rival`` is the median of the best similarities of non-mated searches among ``subjects``, ``power`` that of the
-    curve's scale. ``panel``: subjects that probes are compared with; None: the gallery is too small.
+    ``rival`` is the median of the best similarities of non-mated searches among ``subjects``.
     """
 
     curve: FmrCurve
     rival: float
     subjects: int
-    power: float
-    panel: Panel | None = None
 
 
 @dataclass(frozen=True)
@@ -68,20 +62,8 @@ class ImpostorRisk:
     search: RivalRisk | None = None
     min_fmr: float = 0.0
     """Smallest FMR that the pairs behind the curve support. Smaller ones are not shown."""
-    shift: ProbeShift | None = None
-    """Map of scores for recent probes that are unlike the gallery."""
     pack: Calibration | None = None
     """Calibration of the recognizer, which has the similarities of one person."""
-
-    def for_probes(self, levels: RowLevels | None) -> ImpostorRisk:
-        """Return the risk for probes with these levels against the panel; None: too few probes."""
-        if levels is None or self.search is None or self.search.panel is None:
-            return self
-        return replace(self, shift=ProbeShift.between(self.search.power, self.search.panel.levels, levels))
-
-    def raised(self, score: float) -> float:
-        """Return a score for photos like the gallery's, raised for the recent probes."""
-        return score if self.shift is None else self.shift.raised(score)
 
     def comparisons_among(self, subjects: int) -> int:
         """Return the number of comparisons of the curve that a search of ``subjects`` makes."""
@@ -98,7 +80,7 @@ class ImpostorRisk:
             self.curve.threshold_at_fmr(fmr_for_fpir(MEDIAN_FPIR, count)).score
             for count in (self.search.subjects, subjects)
         )
-        return self.raised(self.search.rival + of_search - of_evidence)
+        return self.search.rival + of_search - of_evidence
 
     def log_ratios(self, scores: Sequence[float], subjects: int) -> list[float] | None:
         """Return the natural logarithms of the likelihood ratios of scores in a search: the subject over a stranger.
@@ -108,10 +90,7 @@ class ImpostorRisk:
         if self.pack is None:
             return None
         ratios = likelihood_ratios(self.curve_of(subjects), self.pack.genuine)
-        places = np.asarray(scores, np.float64)
-        if self.shift is not None:
-            places = self.shift.original(places)
-        return [log_ratio_at(ratios, place) for place in places.tolist()]
+        return [log_ratio_at(ratios, score) for score in scores]
 
     def curve_of(self, subjects: int) -> FmrCurve:
         """Return the curve for a search of ``subjects``."""
@@ -122,8 +101,7 @@ class ImpostorRisk:
 class Thresholds:
     """Scores for a risk target: from ``accept`` a match, from ``review`` uncertain.
 
-    ``rival``: the scores are similarities adjusted to this rival; None: they are similarities. ``unlike_gallery``:
-    without a raised ``accept``, recent probes would have UNLIKE_FACTOR times the accepted risk.
+    ``rival``: the scores are similarities adjusted to this rival; None: they are similarities.
     """
 
     accept: float
@@ -131,7 +109,6 @@ class Thresholds:
     source: Source | Literal["explicit"]
     extrapolated: bool
     rival: float | None = None
-    unlike_gallery: bool = False
 
     @property
     def out_of_reach(self) -> bool:
@@ -200,21 +177,14 @@ def thresholds_for(
 
     curve = model.curve if target.kind == "fmr" else model.curve_of(subjects)
 
-    def fmr_of(risk: float) -> float:
-        return risk if target.kind == "fmr" else fmr_for_fpir(risk, model.comparisons_among(subjects))
-
     def at(risk: float) -> Threshold:
-        return curve.threshold_at_fmr(fmr_of(risk))
+        fmr = risk if target.kind == "fmr" else fmr_for_fpir(risk, model.comparisons_among(subjects))
+        return curve.threshold_at_fmr(fmr)
 
     accept = at(target.value)
     review = at(max(target.value, min(MAX_REVIEW_RISK, target.value * review_factor)))
     rival = model.rival_of(subjects) if target.kind == "fpir" else None
-    raised = model.raised(accept.score)
-    unlike = False
-    if model.shift is not None and raised > accept.score:
-        usual = float(model.shift.original(np.array([accept.score]))[0])
-        unlike = curve.fmr(usual).value >= UNLIKE_FACTOR * fmr_of(target.value)
-    return Thresholds(raised, model.raised(review.score), model.source, accept.extrapolated, rival, unlike)
+    return Thresholds(accept.score, review.score, model.source, accept.extrapolated, rival)
 
 
 def score_candidates(
@@ -263,8 +233,6 @@ def false_alarm_probabilities(
         return [None] * len(scores)
     curve = model.curve_of(subjects) if adjusted else model.curve
     comparisons, places = model.comparisons_among(subjects), np.asarray(scores, np.float64)
-    if model.shift is not None:
-        places = model.shift.original(places)
     return [fpir_from_fmr(rate, comparisons) for rate in curve.rates_at(places).tolist()]
 
 

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from kith.wire.common import Fusion
 from models.risk.calibration import BIN_COUNT
 from models.risk.impostor_evidence import GenuineProbes, ImpostorEvidence
-from models.risk.probe_shift import MIN_PANEL_SUBJECTS, PANEL_SUBJECTS, Panel, RowLevels, row_levels
 from models.runtime.network import Float
 from service.domain.fusion import VECTOR_FUSIONS, fuse_similarities
 from service.domain.gallery import Snapshot
@@ -29,11 +28,10 @@ def impostor_evidence(snapshot: Snapshot, fusion: Fusion) -> ImpostorEvidence:
     """
     pks, first, templates = np.unique(snapshot.subject_pks, return_index=True, return_counts=True)
     sample = np.argsort(_hashes(pks), kind="stable") if len(pks) > 1 else np.empty(0, np.int64)
-    drawn, panel = np.sort(sample[:MAX_PROBES]), np.sort(sample[:PANEL_SUBJECTS])
+    drawn = np.sort(sample[:MAX_PROBES])
     probes, places = snapshot.vectors[first[drawn]], np.arange(len(drawn))
     histograms = np.zeros((len(drawn), BIN_COUNT), np.int32)
     nearest = np.full((len(drawn), 2), -1.0)
-    to_panel: Float = np.empty((len(drawn), len(panel)), np.float32)
     ends = first + templates
     width = max(1, MAX_BLOCK_CELLS // max(1, len(drawn)))
     for begin in range(0, len(pks) if len(drawn) else 0, width):
@@ -42,8 +40,6 @@ def impostor_evidence(snapshot: Snapshot, fusion: Fusion) -> ImpostorEvidence:
         found = fuse_similarities(
             probes, snapshot.vectors[part], snapshot.subject_pks[part], snapshot.qualities[part], fusion
         )
-        compared = (panel >= begin) & (panel < end)
-        to_panel[:, compared] = found[:, panel[compared] - begin]
         own = np.flatnonzero((drawn >= begin) & (drawn < end))
         found[own, drawn[own] - begin] = -1.0
         for histogram, row in zip(histograms, found, strict=True):
@@ -54,12 +50,8 @@ def impostor_evidence(snapshot: Snapshot, fusion: Fusion) -> ImpostorEvidence:
         nearest = np.sort(np.column_stack([nearest, highest, found.max(1)]))[:, :1:-1]
     histograms[:, :1] -= 1  # the own subject
     genuine = _genuine_probes(snapshot, fusion, first[drawn], templates[drawn])
-    others = None
-    if len(pks) >= MIN_PANEL_SUBJECTS:
-        levels = [row_levels(row[None, panel != own])[0] for row, own in zip(to_panel, drawn, strict=True)]
-        others = Panel(pks[panel], RowLevels.of(np.array(levels)))
     averaged = len(snapshot.vectors) if fusion in VECTOR_FUSIONS else len(pks)
-    return ImpostorEvidence.of(histograms, nearest, len(pks), averaged, genuine, others)
+    return ImpostorEvidence.of(histograms, nearest, len(pks), averaged, genuine)
 
 
 def _fast_histogram(similarities: Float) -> NDArray[np.int64]:

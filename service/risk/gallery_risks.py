@@ -236,7 +236,7 @@ def impostor_risk(risk: GalleryRisk, source: Source) -> ImpostorRisk:
     """Return the risk model for decisions in a gallery."""
     evidence, search = risk.evidence, None
     if evidence.rival is not None:
-        search = RivalRisk(risk.curve, evidence.rival, evidence.subjects - 1, risk.power, evidence.panel)
+        search = RivalRisk(risk.curve, evidence.rival, evidence.subjects - 1)
     return ImpostorRisk(risk.raw_curve, source, search=search, min_fmr=risk.min_fmr, pack=risk.pack)
 
 

@@ -14,9 +14,7 @@ from models.risk.calibration import EDGES, Calibration, FmrCurve, count_at_or_ab
 from models.risk.gallery_risk import GalleryRisk
 from models.risk.impostor_evidence import ImpostorEvidence
 from models.risk.miss_rate import is_one_sitting, promised_misses
-from models.risk.probe_shift import RowLevels
-from service.domain.outcomes import RiskTarget
-from service.risk.decision import ImpostorRisk, Thresholds, thresholds_for
+from service.risk.decision import ImpostorRisk
 
 TARGETS: Final = (0.1, 0.01, 0.001, 0.0001)
 GROWTH_FACTOR: Final = 10
@@ -99,27 +97,14 @@ def check_maxima(evidence: ImpostorEvidence, curve: FmrCurve) -> HoldoutCheckOut
     return HoldoutCheckOut(fpir=CHECKED_FPIR, probe_count=probes, expected=expected, observed_count=observed)
 
 
-def thresholds_of_probes(
-    target: RiskTarget, model: ImpostorRisk, subjects: int, callers: Sequence[RowLevels]
-) -> Thresholds | None:
-    """Return the highest thresholds of the callers with recent probes; None if no probes raise them."""
-    usual = thresholds_for(target, model, subjects)
-    found = max(
-        (thresholds_for(target, model.for_probes(levels), subjects) for levels in callers),
-        key=lambda thresholds: thresholds.accept,
-        default=usual,
-    )
-    return found if found.accept > usual.accept else None
-
-
-def warnings(risk: GalleryRisk | None, probes: Thresholds | None) -> list[RiskWarning]:
-    """Return what limits the report's promises. ``probes``: result of :func:`thresholds_of_probes`."""
+def warnings(risk: GalleryRisk | None) -> list[RiskWarning]:
+    """Return what limits the report's promises."""
     if risk is None:
         return []
     found: list[RiskWarning] = ["photos_of_one_sitting"] if is_one_sitting(risk.evidence, risk.pack) else []
     if risk.is_unlike_pack():
         found.append("people_unlike_calibration")
-    return [*found, "probes_unlike_gallery"] if probes is not None and probes.unlike_gallery else found
+    return found
 
 
 def target_thresholds(

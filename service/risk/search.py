@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
-
-from models.risk.probe_shift import MIN_PANEL_SUBJECTS, Panel, row_levels
 from models.runtime.network import Float
-from service.core.actor import RequestThreads, current_actor
+from service.core.actor import RequestThreads
 from service.domain.gallery import Gallery, Hit, Keys
 from service.domain.outcomes import RiskTarget
 from service.index.follower import Follower, Followers
@@ -27,7 +24,6 @@ from service.risk.decision import (
     thresholds_for,
 )
 from service.risk.gallery_risks import GalleryRisks
-from service.risk.probe_windows import ProbeWindows
 
 MAX_INLINE_FLOATS: Final = 1_000_000
 """Numbers in a gallery's vectors up to which it is searched on the event loop: 0.15 ms a probe. A thread takes longer:
@@ -84,10 +80,9 @@ class Identification:
 
 
 class GallerySearch:
-    """Searches of all galleries, at the risk and with the recent probes of each."""
+    """Searches of all galleries, at the risk of each."""
 
     def __init__(self, threads: RequestThreads, followers: Followers, risks: GalleryRisks, metrics: Metrics) -> None:
-        self.windows = ProbeWindows()
         self._threads = threads
         self._followers = followers
         self._risks = risks
@@ -116,25 +111,15 @@ class GallerySearch:
         # A follower in Milvus is never at the version: its searches wait for a server.
         current = follower.is_at(gallery.version) and self._risks.is_cached(gallery)
         short = current and among is None and len(probes) * depth <= MAX_INLINE_CANDIDATES
-        inline = short and small
         with self._metrics.stage("search"):
-            if short:
-                risk = self._risks.current(gallery)
-                if inline:
-                    hits, subjects = follower.search(probes, depth)
-                else:
-                    hits, subjects = await follower.joint.run(self._threads, follower.search, probes, depth)
-                found = self._decide(gallery, risk, hits, subjects, target, k)
+            if not short:
+                return await self._threads.run(self._identify, follower, gallery, probes, target, k, among)
+            risk = self._risks.current(gallery)
+            if small:
+                hits, subjects = follower.search(probes, depth)
             else:
-                found = await self._threads.run(self._identify, follower, gallery, probes, target, k, among)
-            model = found[0].model if found else None
-            panel = None if model is None or model.search is None else model.search.panel
-            if panel is not None and (wanted := self.windows.wanted(gallery, current_actor().name, len(probes))):
-                if inline:
-                    self._watch(follower, gallery, panel, probes[:wanted])
-                else:
-                    await self._threads.run(self._watch, follower, gallery, panel, probes[:wanted])
-            return found
+                hits, subjects = await follower.joint.run(self._threads, follower.search, probes, depth)
+            return self._decide(gallery, risk, hits, subjects, target, k)
 
     async def catch_up(self, gallery: Gallery) -> Follower:
         """Return the gallery's follower after it has applied all earlier writes, so that a search is short.
@@ -169,13 +154,7 @@ class GallerySearch:
         k: int,
     ) -> list[Identification]:
         """Decide on each probe from its hits among ``subjects``."""
-        caller = current_actor().name
-        if model is not None:
-            model = model.for_probes(self.windows.levels(gallery, caller))
-        settings = gallery.settings
-        thresholds = thresholds_for(target, model, subjects, settings.review_factor)
-        if target == settings.risk:
-            self.windows.mark(gallery, caller, thresholds.unlike_gallery)
+        thresholds = thresholds_for(target, model, subjects, gallery.settings.review_factor)
         identifications = []
         for hits in hits_of:
             candidates = score_candidates(
@@ -185,11 +164,3 @@ class GallerySearch:
             found = Identification(decision, candidates[:k], thresholds, model, subjects, ranked=candidates)
             identifications.append(found)
         return identifications
-
-    def _watch(self, follower: Follower, gallery: Gallery, panel: Panel, probes: Float) -> None:
-        """Compare probes with the panel, and add them to the caller's window."""
-        results, _ = follower.search(probes, len(panel.subjects), panel.subjects)
-        rows = [[[hit.similarity for hit in hits]] for hits in results if len(hits) >= MIN_PANEL_SUBJECTS]
-        if rows:
-            levels = np.concatenate([row_levels(np.array(row)) for row in rows])
-            self.windows.add(gallery, current_actor().name, levels)

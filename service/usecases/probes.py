@@ -88,16 +88,10 @@ def decision_fields(found: Identification, named: dict[int, SubjectLabel], targe
         false_alarm_probability=probability,
         probability_is_bound=is_bound,
         risk=risk_document(target, thresholds),
-        reasons=[*_risk_reasons(found), *found.reasons],
+        reasons=[*(["risk_out_of_reach"] if found.thresholds.out_of_reach else []), *found.reasons],
         other_face=found.other_face,
         candidates=[_candidate_document(candidate, found, named) for candidate in found.candidates],
     )
-
-
-def _risk_reasons(found: Identification) -> list[str]:
-    thresholds = found.thresholds
-    reasons = ["risk_out_of_reach"] if thresholds.out_of_reach else []
-    return [*reasons, "probes_unlike_gallery"] if thresholds.unlike_gallery else reasons
 
 
 def _candidate_document(candidate: Candidate, found: Identification, named: dict[int, SubjectLabel]) -> Document:

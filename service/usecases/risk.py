@@ -48,9 +48,6 @@ def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> Gal
     subjects = max(1, stored.evidence.subjects if stored else gallery.subjects)
     target = gallery.settings.risk
     own = thresholds_for(target, model, subjects, gallery.settings.review_factor)
-    probes = risk_report.thresholds_of_probes(
-        target, model, subjects, backend.galleries.search.windows.levels_of_callers(gallery)
-    )
     calibration, curve = risks.calibration(gallery), model.curve_of(subjects)
     ratio = risk.fmr_over_pack() if risk else None
     return GalleryRiskOut(
@@ -78,8 +75,7 @@ def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> Gal
         curve=risk_report.fpir_curve(model.comparisons_among(subjects), curve),
         check=risk_report.check_maxima(risk.evidence, curve) if risk else None,
         last_move=_last_move(backend, gallery),
-        probes_threshold=None if probes is None else round(probes.accept, 4),
-        warnings=risk_report.warnings(risk, probes),
+        warnings=risk_report.warnings(risk),
     )
 
 

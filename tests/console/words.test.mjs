@@ -111,8 +111,6 @@ test("unknown has a reason", () => {
   assert.match(words.identity(found({ outcome: "unknown", candidates: [] }), "staff", 0).text, /no enrolled people yet/);
   assert.match(words.identity(found({ outcome: "unknown", candidates: [] }), "staff", 7).text, /similar enough to/);
   assert.match(words.identity(found({ outcome: "unknown", reasons: ["risk_out_of_reach"] }), "staff").text, /so small/);
-  const dark = found({ outcome: "unknown", reasons: ["probes_unlike_gallery"] });
-  assert.match(words.identity(dark, "staff").text, /Enroll photos from this camera/);
 });
 
 test("each outcome of the API has a label, an icon and a sentence", () => {

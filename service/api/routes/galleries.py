@@ -142,7 +142,6 @@ async def delete_gallery(gallery: GalleryPath, backend: BackendDep, if_match: If
     if backend.galleries.shared_engine is not None:
         await backend.run(backend.galleries.shared_engine.forget, deleted)
     backend.galleries.risks.forget(deleted)
-    backend.galleries.search.windows.forget(deleted)
     backend.galleries.watches.drop(deleted.pk, deleted.name)
     return to_deleted_out(receipt)
 

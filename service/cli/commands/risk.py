@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 WARNINGS: Final = {
     "photos_of_one_sitting": "The photos of most subjects look like one sitting's: FNIR holds for photos like those. "
     "Enroll photos of another day.",
-    "probes_unlike_gallery": "Recent probes resemble strangers more than the enrolled photos do, so their threshold is "
-    "raised. Enroll photos from that camera.",
     "people_unlike_calibration": "Strangers here match each other {ratio:.2g} times as often as in the pack's "
     "calibration: other ages, origins, masks or cameras. The threshold follows the gallery; check it with photos of "
     "strangers.",

@@ -396,8 +396,6 @@ function evidence(gallery, report, signal, again) {
 const WARNINGS = {
   photos_of_one_sitting: () =>
     "The photos of most people look like one sitting’s. The misses above hold for photos like those: add photos of another day.",
-  probes_unlike_gallery: () =>
-    "Recently searched photos are unlike the enrolled ones and resemble everyone more. The threshold is raised for them, so more people are missed: enroll photos from that camera.",
   people_unlike_calibration: ({ fmr_over_pack: ratio }) =>
     `People here are taken for each other ${Number(ratio.toPrecision(2))} times as often as those the recognizer was calibrated with: other ages, origins, masks or cameras. The threshold follows the people here; check it with photos of strangers.`,
 };

@@ -9,10 +9,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from kith import Kith
 from models.runtime.network import Float
 from service.core.actor import RequestThreads
-from service.domain.gallery import Hit
+from service.domain.gallery import Hit, Keys
+from service.index.follower import MemoryFollower, SubjectsFollower
 from service.index.joint_search import MAX_PROBES, Found, JointSearch
+from service.risk.search import MAX_INLINE_FLOATS
+from service.server import embedded
+from service.settings import load_settings
+from tests.service.risk.test_gallery_risks import enroll, people
 
 PROBES = np.arange(200, dtype=np.float32)[:, None]
 
@@ -120,3 +126,45 @@ def test_a_failure_reaches_all_its_requests_and_no_later_one(threads: RequestThr
         assert await joint.run(threads, index.search, PROBES[4:5], 3) == found(4, 1)
 
     asyncio.run(scenario())
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with embedded(load_settings(data_dir=tmp_path_factory.mktemp("searches"), log_level="WARNING")) as url:
+        with Kith(url) as kith:
+            kith.create_gallery("staff", risk={"fpir": 0.01})
+            enroll(kith, "staff", people(np.random.default_rng(5), 60))
+            kith.calibrate("staff")
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("count", "floats", "may_be_behind", "thread"),
+    [
+        (1, MAX_INLINE_FLOATS, False, "kith-server"),
+        (1, MAX_INLINE_FLOATS, True, "blocking"),
+        (1, 0, False, "blocking"),
+        (20, MAX_INLINE_FLOATS, False, "blocking"),
+    ],
+)
+def test_only_a_short_search_in_memory_runs_on_the_event_loop(
+    url: str, monkeypatch: pytest.MonkeyPatch, count: int, floats: int, may_be_behind: bool, thread: str
+) -> None:
+    """A follower that other nodes move, as Milvus's, waits for a server."""
+    searched_in: list[str] = []
+    search = SubjectsFollower.search
+
+    def recorded(self: SubjectsFollower, probes: Float, k: int, among: Keys | None = None) -> Found:
+        searched_in.append(threading.current_thread().name)
+        return search(self, probes, k, among)
+
+    monkeypatch.setattr(SubjectsFollower, "search", recorded)
+    monkeypatch.setattr("service.risk.search.MAX_INLINE_FLOATS", floats)
+    if may_be_behind:
+        monkeypatch.setattr(MemoryFollower, "is_at", lambda *_: False)
+    rng = np.random.default_rng(6)
+    with Kith(url) as kith:
+        kith.identify("staff", embeddings=list(people(rng, 1)))  # reads the gallery and its risk
+        searched_in.clear()
+        kith.identify("staff", embeddings=list(people(rng, count)))
+    assert [name.startswith(thread) for name in searched_in] == [True]

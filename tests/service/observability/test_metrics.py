@@ -214,7 +214,7 @@ def test_each_metric_is_documented_and_there(families: dict[str, Metric]) -> Non
     late = {
         name
         for name, *_ in documented
-        if re.search("mated|unknown_rate|probes_unlike|mqtt_connected|refused|dropped|index_lag", name)
+        if re.search("mated|unknown_rate|mqtt_connected|refused|dropped|index_lag", name)
     }
     assert {each for each in documented if each[0] not in late} == {each for each in told if each[0] not in late}
     assert late <= {name for name, *_ in told}

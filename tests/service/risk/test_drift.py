@@ -19,7 +19,6 @@ from service.observability.metrics import CONTENT_TYPE, Metrics
 from service.operations.metrics_export import MetricsExport
 from service.operations.status import RecentState, ServiceState
 from service.risk.drift import MIN_DECISIONS, WINDOW, Decided, Watch, Watches
-from service.risk.probe_windows import ProbeWindows
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
@@ -147,7 +146,7 @@ def test_memory_is_bounded_and_counts_are_not_lost_between_threads(calibration: 
 def test_a_deleted_gallery_takes_its_series_with_it(calibration: Calibration) -> None:
     watches = Watches({"f": calibration})
     samples = RecentState(ServiceState)
-    telemetry = MetricsExport("0", "pack", {}, Metrics(), watches, lambda: (0, 0), samples, 100, ProbeWindows())
+    telemetry = MetricsExport("0", "pack", {}, Metrics(), watches, lambda: (0, 0), samples, 100)
     watches.of(1, "staff", "f").add([Decided("no_face")])
     watches.of(2, "guests", "f").add([Decided("no_face")])
     assert b'kith_identify_total{gallery="staff",outcome="no_face"} 1.0' in telemetry.text()

@@ -138,7 +138,7 @@ def simulated(
 ) -> list[Identification]:
     """Answers of a search of everyone, whose scores are rival-adjusted."""
     subjects = len(gallery)
-    search = RivalRisk(calibration.curve, 0.25, subjects - 1, 1.0)
+    search = RivalRisk(calibration.curve, 0.25, subjects - 1)
     model = ImpostorRisk(calibration.curve, "pack", search=search, pack=calibration)
     thresholds = thresholds_for(RiskTarget("fpir", FPIR), model, subjects)
     answers = []

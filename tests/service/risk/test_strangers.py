@@ -100,7 +100,7 @@ def test_new_strangers_are_taken_for_others_at_the_stated_rate(
 def test_a_second_id_of_the_same_person_does_not_hide_the_first(calibration: Calibration) -> None:
     """The runner-up does not count against the best: both may be one person."""
     plain = risk(calibration)
-    adjusted = replace(plain, search=RivalRisk(calibration.curve, 0.1, 100, 1.0))
+    adjusted = replace(plain, search=RivalRisk(calibration.curve, 0.1, 100))
     known = remembered(*axes(0), at(0.97)[None], *axes(*range(1, 60)))
     assert recall(at(0.98), known, plain, ONE_PERCENT).stranger_pk in (1, 2)
     assert recall(at(0.98), known, adjusted, ONE_PERCENT) == recall(at(0.98), known, plain, ONE_PERCENT)
