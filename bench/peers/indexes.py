@@ -23,7 +23,7 @@ from service.index.faiss_structures import similarities_at
 LINKS: Final = 32
 BUILD_DEPTH: Final = 128
 DEPTHS: Final = (128, 512)
-"""Candidates of a search in a graph: the usual number, and one at which they find more than Kith's graph."""
+"""Candidates of a search in a graph: the usual number, and one at which they find 99 % of the nearest."""
 LISTS_PER_ROOT: Final = 4
 """Lists of an inverted file, in square roots of its size (FAISS's guidelines: 4 to 16)."""
 VISITED_SHARES: Final = (16, 4)

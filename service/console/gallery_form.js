@@ -29,7 +29,6 @@ const INDEX = [
   ["auto", "Automatic, by gallery size"],
   ["exact", "Exact: compare every photo"],
   ["compact", "Compact codes (large galleries)"],
-  ["graph", "Neighbor graph (large galleries)"],
 ];
 const GATE = [
   ["min_eye_distance_px", "Minimum eye distance, in pixels"],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
+import math
 import os
 import sys
 import threading
@@ -28,7 +28,6 @@ import faiss  # noqa: E402
 api: Any = faiss  # the stubs are incomplete
 # Use BLAS for batches above this size. The default threshold is far too high.
 api.cvar.distance_compute_blas_threshold = 20
-THREADS: Final[int] = api.omp_get_max_threads()
 NICENESS: Final = 10
 """Niceness of background threads, so that searches get the processor first."""
 MIN_MULTIPLICATIONS_FOR_THREADS: Final = 250_000_000
@@ -40,13 +39,10 @@ DIMENSIONS_PER_LOOKUP: Final = 4
 MAX_TRAINING_VECTORS: Final = 50_000
 """Enough for 16 centroids of four dimensions."""
 ROWS_PER_SLICE: Final = 16_384
-ROWS_PER_GRAPH_SLICE: Final = 1024
-GRAPH_LINKS: Final = 32
 ROWS_PER_IVF_LIST: Final = 1000
 MAX_GPU_RESULTS: Final = 2048
 """Limit of results per search on a GPU."""
 COMPACT_DEPTHS: Final = (128, 256, 512, 1024, 2048)
-GRAPH_DEPTHS: Final = (64, 128, 256, 512, 1024)
 
 
 def exact(probes: Float, vectors: Float, k: int) -> tuple[Float, Keys]:
@@ -94,8 +90,6 @@ def trainer_for(device: str) -> Callable[[Kind, Float], Builder]:
     """Return the function that trains a kind's builder on (n, d) sample vectors, for ``device`` cpu or gpu."""
 
     def train(kind: Kind, sample: Float) -> Builder:
-        if kind == "graph":
-            return Graphs(sample.shape[1])
         if device == "gpu":
             return GpuBuilder(kind, sample)
         if kind == "compact":
@@ -122,55 +116,24 @@ class Codes:
 
     def build(self, vectors: Float, stopped: Callable[[], bool]) -> CodeIndex:
         index = api.clone_index(self._empty)
-        _add(index, vectors, ROWS_PER_SLICE, stopped)
-        return CodeIndex(index, vectors)
+        _add(index, vectors, stopped)
+        return CodeIndex(index, vectors.shape)
 
 
 class CodeIndex:
     """Product-quantized vectors of one segment. Safe to search from several threads."""
 
-    def __init__(self, index: Any, vectors: Float) -> None:
+    def __init__(self, index: Any, shape: tuple[int, ...]) -> None:
         # Kernel that keeps a block of codes in registers for all probes and collects candidates in reservoirs. The
         # default kernel takes 50 % longer for a batch.
         index.implem = 15
         self._index = index
-        self.vectors = vectors
-        self.memory_bytes = len(vectors) * vectors.shape[1] // 8
+        self._size = math.prod(shape)
+        self.memory_bytes = self._size // 8
 
     def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
-        with _threads(len(probes) * self.vectors.size // DIMENSIONS_PER_LOOKUP):
+        with _threads(len(probes) * self._size // DIMENSIONS_PER_LOOKUP):
             scores, rows = self._index.search(_contiguous(probes), depth)
-        return scores, rows
-
-
-class Graphs:
-    """Builder of HNSW graphs (Malkov and Yashunin, arXiv:1603.09320). A search visits a few hundred vectors."""
-
-    kind: Kind = "graph"
-    depths: tuple[int, ...] = GRAPH_DEPTHS
-
-    def __init__(self, dimension: int) -> None:
-        self._dimension = dimension
-
-    def build(self, vectors: Float, stopped: Callable[[], bool]) -> Graph:
-        index = api.IndexHNSWFlat(self._dimension, GRAPH_LINKS, api.METRIC_INNER_PRODUCT)
-        with _threads(None):
-            _add(index, vectors, ROWS_PER_GRAPH_SLICE, stopped)
-        return Graph(index)
-
-
-class Graph:
-    """HNSW graph of one segment. Safe to search from several threads."""
-
-    def __init__(self, index: Any) -> None:
-        self._index = index
-        self.vectors = _share_vectors(api.downcast_index(index.storage), index)
-        self.memory_bytes = index.hnsw.neighbors.size() * 4 + index.hnsw.offsets.size() * 8
-
-    def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
-        options = api.SearchParametersHNSW(efSearch=depth)
-        with _threads(len(probes) * depth * GRAPH_LINKS * self.vectors.shape[1]):
-            scores, rows = self._index.search(_contiguous(probes), depth, params=options)
         return scores, rows
 
 
@@ -197,17 +160,16 @@ class GpuBuilder:
             lists = max(1, min(len(vectors), 39 * len(self._sample)) // ROWS_PER_IVF_LIST)
             index = api.GpuIndexIVFFlat(resources, dimension, lists, api.METRIC_INNER_PRODUCT)
             index.train(self._sample)
-        _add(index, vectors, ROWS_PER_SLICE, stopped)
-        return OnGpu(index, resources, vectors, lists)
+        _add(index, vectors, stopped)
+        return OnGpu(index, resources, lists)
 
 
 class OnGpu:
     """GPU index of one segment. Searches are serialized."""
 
-    def __init__(self, index: Any, resources: Any, vectors: Float, lists: int | None) -> None:
+    def __init__(self, index: Any, resources: Any, lists: int | None) -> None:
         self._index, self._resources, self._lists = index, resources, lists
         self._lock = threading.Lock()
-        self.vectors = vectors
         self.memory_bytes = 0  # in host memory
 
     def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
@@ -220,20 +182,12 @@ class OnGpu:
         return scores, rows
 
 
-def _share_vectors(storage: Any, owners: object) -> Float:
-    """Return the (n, d) vectors of a flat index without a copy. The array keeps ``owners`` alive."""
-    size = storage.ntotal * storage.d
-    memory = (ctypes.c_float * size).from_address(int(storage.get_xb()))
-    memory.owners = owners
-    return np.frombuffer(memory, np.float32).reshape(-1, storage.d)
-
-
 def _contiguous(vectors: Float) -> Float:
     return np.ascontiguousarray(vectors, np.float32)
 
 
 def lower_thread_priority() -> None:
-    """Limit FAISS and its BLAS to one thread for later calls of this thread, except for building graphs.
+    """Limit FAISS and its BLAS to one thread for later calls of this thread.
 
     On Linux, also lower its priority. Elsewhere niceness belongs to the whole process.
     """
@@ -243,12 +197,10 @@ def lower_thread_priority() -> None:
 
 
 @contextmanager
-def _threads(multiplications: int | None) -> Iterator[None]:
-    """Use one thread for little work, all that the calling thread may use otherwise, and all THREADS for None."""
+def _threads(multiplications: int) -> Iterator[None]:
+    """Use one thread for little work, and all that the calling thread may use otherwise."""
     allowed = api.omp_get_max_threads()
-    if multiplications is None:
-        api.omp_set_num_threads(THREADS)
-    elif multiplications < MIN_MULTIPLICATIONS_FOR_THREADS:
+    if multiplications < MIN_MULTIPLICATIONS_FOR_THREADS:
         api.omp_set_num_threads(1)
     try:
         yield
@@ -256,8 +208,8 @@ def _threads(multiplications: int | None) -> Iterator[None]:
         api.omp_set_num_threads(allowed)
 
 
-def _add(index: Any, vectors: Float, rows_per_slice: int, stopped: Callable[[], bool]) -> None:
-    for start in range(0, len(vectors), rows_per_slice):
+def _add(index: Any, vectors: Float, stopped: Callable[[], bool]) -> None:
+    for start in range(0, len(vectors), ROWS_PER_SLICE):
         if stopped():
             raise StoppedError
-        index.add(vectors[start : start + rows_per_slice])
+        index.add(vectors[start : start + ROWS_PER_SLICE])

@@ -10,14 +10,12 @@ from typing import Literal, Protocol
 from models.runtime.network import Float
 from service.domain.gallery import Gallery, Keys
 
-Kind = Literal["exact", "compact", "graph"]
+Kind = Literal["exact", "compact"]
 
 
 class Structure(Protocol):
     """Approximate search structure of one segment."""
 
-    vectors: Float
-    """(n, d) vectors as given. A structure that owns its vectors shares them here, to avoid a second copy."""
     memory_bytes: int
     """Memory without the vectors."""
 

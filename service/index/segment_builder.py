@@ -103,7 +103,7 @@ class SegmentBuilder:
 
         Together the others are at most twice as long, so that each vector is copied a few times only.
         """
-        max_length = self._sizes.max_length(kind)
+        max_length = self._sizes.max_length
         first = next((segment for segment in view.segments if self._is_out_of_order(segment, structured)), None)
         others = sorted((s for s in view.segments if s is not first and s.sealed and s.live < max_length), key=len)
         if first is None:
@@ -138,7 +138,7 @@ class SegmentBuilder:
         """Return sealed segments without structure, or a tail if there are fewer than ``min_rows`` rows."""
         if len(rows.keys) < min_rows:
             return [self._tail(rows)] if len(rows.keys) else []
-        pieces = -(-len(rows.keys) // self._sizes.max_length(kind))
+        pieces = -(-len(rows.keys) // self._sizes.max_length)
         if pieces <= 1:
             return [Segment.seal(next(self._numbers), rows)] if pieces else []
         bounds = np.linspace(0, len(rows.keys), pieces + 1).astype(int).tolist()

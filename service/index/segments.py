@@ -84,8 +84,7 @@ class Segment:
         order = None if ascending else np.argsort(rows.keys).astype(np.int32)
         by_key = None if order is None else (rows.keys[order], order)
         alive = np.ones(len(rows.keys), np.bool_)
-        vectors = rows.vectors if structure is None else structure.vectors
-        return cls(number, vectors, rows.keys, rows.owners, alive, len(alive), True, structure, by_key)
+        return cls(number, rows.vectors, rows.keys, rows.owners, alive, len(alive), True, structure, by_key)
 
     def __len__(self) -> int:
         return len(self.keys)

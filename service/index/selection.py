@@ -19,17 +19,12 @@ class Sizes:
     Attributes:
         seal: length at which the tail becomes a sealed segment.
         compact_from: gallery size from which ``auto`` selects the compact kind.
-        max_compact, max_graph: maximum length of a segment of each kind.
+        max_length: maximum length of a segment.
     """
 
     seal: int = 4096
     compact_from: int = 20_000
-    max_compact: int = 262_144
-    max_graph: int = 1_048_576
-
-    def max_length(self, kind: Kind) -> int:
-        """Return the maximum length of a segment of this kind."""
-        return self.max_graph if kind == "graph" else self.max_compact
+    max_length: int = 262_144
 
 
 @dataclass(frozen=True)
@@ -70,13 +65,13 @@ def choose(wanted: IndexSetting, size: int, dimension: int, sizes: Sizes, failed
 def _preferred(wanted: IndexSetting, size: int, sizes: Sizes, now: Kind) -> Choice:
     if wanted == "exact":
         return Choice("exact", "the gallery's setting: every vector is compared")
-    if wanted != "auto":
+    if wanted == "compact":
         if size < sizes.seal:
             return Choice(
                 "exact",
-                f"the gallery's setting is {wanted}; below {sizes.seal:,} vectors every vector is compared",
+                f"the gallery's setting is compact; below {sizes.seal:,} vectors every vector is compared",
             )
-        return Choice(wanted, "the gallery's setting")
+        return Choice("compact", "the gallery's setting")
     # Hysteresis: avoid switching back and forth around the limit.
     limit = sizes.compact_from if now == "exact" else sizes.compact_from // 2
     if size < limit:

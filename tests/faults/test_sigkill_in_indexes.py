@@ -25,7 +25,7 @@ pytestmark = pytest.mark.long
 
 DIMENSION: Final = 32
 AT_ONCE: Final = 40
-SIZES: Final = Sizes(seal=64, compact_from=128, max_compact=512, max_graph=512)
+SIZES: Final = Sizes(seal=64, compact_from=128, max_length=512)
 """Small sizes, so that a few hundred vectors are compacted like millions."""
 
 
@@ -69,11 +69,10 @@ def _grow(url: str, seed: int, pipe: Pipe) -> None:
         pause(rng.uniform(0, 0.05))
 
 
-@pytest.mark.parametrize("kind", ["graph", "compact"] if LONG else ["graph"])
-def test_killed_while_an_index_is_compacted(some_database_url: DatabaseUrl, kind: str, tally: Tally) -> None:
+def test_killed_while_an_index_is_compacted(some_database_url: DatabaseUrl, tally: Tally) -> None:
     url, rng = some_database_url(), np.random.default_rng()
     with Node(url) as node:
-        settings = GallerySettings(fusion="max", index=kind, recall=0.9)  # type: ignore[arg-type]
+        settings = GallerySettings(fusion="max", index="compact", recall=0.9)
         node.store.galleries.create("g", "f" * 32, DIMENSION, settings)
     present: set[str] = set()
     deleted: set[str] = set()

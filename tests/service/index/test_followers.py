@@ -226,7 +226,7 @@ def test_an_empty_log_after_shortening_is_not_a_beginning(store: Store, rng: np.
 def test_many_threads_see_acknowledged_writes(store: Store, fusion: Fusion) -> None:
     """Each thread enrolls a subject and finds it at once, while small segments are rebuilt continuously."""
     gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion, index="compact"))
-    sizes = Sizes(seal=32, compact_from=64, max_compact=128, max_graph=128)
+    sizes = Sizes(seal=32, compact_from=64, max_length=128)
     followers = [Followers(in_process(store, sizes=sizes)) for _ in range(2)]
     failures: list[str] = []
 

@@ -26,7 +26,7 @@ from service.index.segmented_index import SegmentedIndex
 from service.index.segments import Rows, View
 from service.index.selection import Failure, Sizes, choose
 
-TINY = Sizes(seal=24, compact_from=60, max_compact=96, max_graph=96)
+TINY = Sizes(seal=24, compact_from=60, max_length=96)
 EVERYTHING = 10**6
 
 
@@ -94,7 +94,7 @@ STEPS = ["add", "add many", "replace", "remove", "remove many", "search", "in or
 @settings(max_examples=80)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    wanted=st.sampled_from(["auto", "exact", "compact", "graph"]),
+    wanted=st.sampled_from(["auto", "exact", "compact"]),
     steps=st.lists(st.sampled_from(STEPS), max_size=40),
 )
 def test_any_history_is_searched_as_by_brute_force(seed: int, wanted: IndexSetting, steps: list[str]) -> None:
@@ -149,15 +149,14 @@ def filled(wanted: IndexSetting, vectors: Float, sizes: Sizes, each: int = 2, pr
     return index
 
 
-SMALL = Sizes(seal=256, compact_from=2000, max_compact=4096, max_graph=4096)
+SMALL = Sizes(seal=256, compact_from=2000, max_length=4096)
 
 
-@pytest.mark.parametrize("kind", ["compact", "graph"])
-def test_a_structure_finds_what_comparing_all_finds_in_any_part(kind: Kind, rng: np.random.Generator) -> None:
+def test_a_structure_finds_what_comparing_all_finds_in_any_part(rng: np.random.Generator) -> None:
     vectors = clustered(rng, 4000, 2, 32)
-    index = filled(kind, vectors, SMALL)
+    index = filled("compact", vectors, SMALL)
     stats = index.stats()
-    assert (stats.kind, stats.vector_count, stats.tombstone_count) == (kind, 8000, 0)
+    assert (stats.kind, stats.vector_count, stats.tombstone_count) == ("compact", 8000, 0)
     assert stats.segment_count > 1 and all(segment.structure for segment in index.view.segments)
     assert stats.recall is not None and stats.recall.at_1 >= 0.999 and stats.recall.sample_count == 1000
     # Delete some rows, and change others, which get new keys.
@@ -198,7 +197,7 @@ def in_crowds(rng: np.random.Generator, crowds: int, size: int, dimension: int) 
 def test_vectors_that_codes_cannot_tell_apart_are_searched_exactly(rng: np.random.Generator) -> None:
     vectors = in_crowds(rng, 20, 40_000, 32)
     background, trained = Background(), Builders()
-    index = SegmentedIndex(32, "auto", 0.999, trained, background, replace(SMALL, max_compact=65_536))
+    index = SegmentedIndex(32, "auto", 0.999, trained, background, replace(SMALL, max_length=65_536))
     index.load(Rows(np.arange(1, 40_001), np.arange(40_000) // 2, vectors), 1)
     background.run()
     # Inserting and deleting rows does not improve the codes.
@@ -274,7 +273,7 @@ def test_searching_a_small_gallery_wakes_no_other_thread() -> None:
 def test_recall_is_measured_again_when_others_have_come(rng: np.random.Generator) -> None:
     """Replace half of the rows: old codes do not distinguish the new rows, and retrained codes do."""
     size, dimension, background, trained = 10_000, 64, Background(), Builders()
-    index = SegmentedIndex(dimension, "auto", 0.999, trained, background, replace(SMALL, max_compact=16_384))
+    index = SegmentedIndex(dimension, "auto", 0.999, trained, background, replace(SMALL, max_length=16_384))
     half = np.zeros((size, dimension // 2), np.float32)
     first, others = (clustered(rng, size, 1, dimension // 2) for _ in range(2))
     first, others = np.hstack([first, half]), np.hstack([half, others])
@@ -298,7 +297,7 @@ def test_the_depth_finds_runners_up(rng: np.random.Generator, monkeypatch: pytes
     depths = {}
     for share in (0.0, 0.95):
         monkeypatch.setattr(recall, "RECALL_OF_NEAREST", share)
-        index = index_of(256, "compact", sizes=replace(SMALL, max_compact=16_384))
+        index = index_of(256, "compact", sizes=replace(SMALL, max_length=16_384))
         index.load(Rows(np.arange(8000), np.arange(8000), vectors), 1)
         index.compact()
         stats = index.stats()
@@ -314,14 +313,11 @@ class Blind:
         self.kind: Kind = kind
         self.depths: tuple[int, ...] = (64,)
         self.memory_bytes = 0
-        self.vectors = np.empty((0, 0), np.float32)
         self._during = during
 
     def build(self, vectors: Float, stopped: Callable[[], bool]) -> Structure:
         self._during()
-        made = Blind(self._during, self.kind)
-        made.vectors = vectors
-        return made
+        return Blind(self._during, self.kind)
 
     def candidates(self, probes: Float, depth: int) -> tuple[Float, Keys]:
         rows = np.tile(np.arange(depth), (len(probes), 1))
@@ -343,7 +339,7 @@ def test_a_structure_answers_only_once_its_recall_is_known(
         return recall_of(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(recall, "recall_of", measured)
-    sizes = replace(SMALL, max_compact=1024)
+    sizes = replace(SMALL, max_length=1024)
     index = SegmentedIndex(16, "compact", 0.999, lambda kind, sample: Blind(search), Background(), sizes)
     index.load(Rows(np.arange(4000), np.arange(4000), vectors), 1)
     assert index.stats().segment_count == 4
@@ -356,6 +352,8 @@ def test_a_gallery_that_outgrows_a_kind_has_structures_of_the_next(rng: np.rando
     """GPUs have a structure for exact search too."""
 
     class Seeing(Blind):
+        vectors: Float
+
         def build(self, vectors: Float, stopped: Callable[[], bool]) -> Structure:
             made = Seeing(self._during, self.kind)
             made.vectors = vectors
@@ -474,21 +472,12 @@ def test_a_new_segment_contains_changes_made_during_its_build(rng: np.random.Gen
 
 
 def test_a_closed_index_stops_building(rng: np.random.Generator) -> None:
-    index = index_of(32, "graph", sizes=SMALL)
+    index = index_of(32, "compact", sizes=SMALL)
     index.load(Rows(np.arange(2000), np.arange(2000), clustered(rng, 2000, 1, 32)), 1)
     index.close()
     with pytest.raises(StoppedError):
         index.compact()
     assert index.search(index.view, index.view.segments[0].vectors[:1], 1).keys.tolist() == [[0]]
-
-
-def test_a_vector_removed_from_a_graph_outlives_it_nowhere(rng: np.random.Generator) -> None:
-    """A graph owns its vectors, and may go while a search still reads them."""
-    index = filled("graph", clustered(rng, 1000, 2, 32), SMALL)
-    vectors = index.view.segments[0].vectors
-    before = vectors.copy()
-    index.load(Rows(*(np.empty(0, np.int64),) * 2, np.empty((0, 32), np.float32)), 3000)
-    assert np.array_equal(vectors, before)
 
 
 @pytest.mark.parametrize(
@@ -499,9 +488,8 @@ def test_a_vector_removed_from_a_graph_outlives_it_nowhere(rng: np.random.Genera
         ("auto", 19_999, "compact", "compact"),
         ("auto", 9_999, "compact", "exact"),
         ("exact", 10**9, "compact", "exact"),
-        ("graph", 4096, "exact", "graph"),
-        ("graph", 100, "exact", "exact"),
-        ("compact", 5000, "exact", "compact"),
+        ("compact", 4096, "exact", "compact"),
+        ("compact", 100, "exact", "exact"),
     ],
 )
 def test_the_kind_follows_from_setting_and_size(wanted: IndexSetting, size: int, now: Kind, kind: Kind) -> None:
@@ -514,7 +502,6 @@ def test_a_kind_that_failed_is_tried_again_in_a_gallery_twice_or_half_as_large()
     for size, kind in [(30_000, "compact"), (30_001, "exact"), (59_999, "exact"), (119_999, "exact")]:
         assert choose("auto", size, 512, Sizes(), failed, "exact").kind == kind
     assert choose("auto", 120_000, 512, Sizes(), failed, "exact").kind == "compact"
-    assert choose("graph", 30_000, 512, Sizes(), failed, "exact").kind == "graph"
     assert choose("auto", 30_000, 30, Sizes(), None, "exact").kind == "exact"
 
 
@@ -535,7 +522,7 @@ def owners_of(view: View) -> Keys:
 
 
 def test_small_batches_do_not_pile_up_in_small_segments(rng: np.random.Generator) -> None:
-    index = index_of(16, "exact", sizes=Sizes(seal=32, compact_from=10**6, max_compact=2048, max_graph=2048))
+    index = index_of(16, "exact", sizes=Sizes(seal=32, compact_from=10**6, max_length=2048))
     for number in range(60):
         keys = list(range(number * 40, number * 40 + 40))
         index.apply([batch(keys, keys, l2_normalize(rng.normal(size=(40, 16))), number + 1)])

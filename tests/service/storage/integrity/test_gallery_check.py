@@ -196,7 +196,7 @@ def test_an_index_of_codes_is_judged_by_what_it_promises(tmp_path: Path, monkeyp
     for i in range(40):
         new = [NewTemplate(uuid.uuid4().hex, v, "embedding") for v in l2_normalize(rng.normal(size=(64, DIMENSION)))]
         store.templates.enroll(gallery, f"s{i}", new, None)
-    sizes = Sizes(seal=256, compact_from=512, max_compact=4096, max_graph=4096)
+    sizes = Sizes(seal=256, compact_from=512, max_length=4096)
     followers = Followers(in_process(store, sizes=sizes, in_foreground=True))
     check = GalleryCheck(store, followers)
     assert list(check.findings("g", False)) == []
