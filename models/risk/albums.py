@@ -102,7 +102,7 @@ class AlbumRisk:
         known = histogram(within[within < same_picture])
         rows = np.unique(np.linspace(0, len(vectors) - 1, min(len(vectors), MAX_SAMPLE)).round().astype(np.int64))
         across = _histograms_across(vectors[rows], photos[rows])
-        prior = ScorePrior.of(pack.curve.rates, pack.impostor_pairs, 1.0, pack.mean_genuine)
+        prior = ScorePrior.of(pack.curve.rates, pack.impostor_pairs)
         curve, share = _fit(across, known, prior, pack.genuine)
         pairs = len(vectors) * (len(vectors) - 1) // 2 - int(known.sum())
         above = _pairs_above(across.sum(0) / 2, pairs, neighbors, photos, same_picture)

@@ -56,9 +56,7 @@ class GalleryRisk:
         self.pack = pack
         self._prior = None
         if pack is not None:
-            self._prior = ScorePrior.of(
-                pack.curve.rates, pack.impostor_pairs, evidence.mean_templates, pack.mean_genuine
-            )
+            self._prior = ScorePrior.of(pack.curve.rates, pack.impostor_pairs)
         self._fit, self.duplicate_pairs = self._fitted(evidence.adjusted or evidence.raw)
         self.curve = self._fit.curve
 

@@ -23,7 +23,6 @@ from models.risk.calibration import (
     bin_indices,
     count_at_or_above,
     histogram,
-    mean_growth,
 )
 
 Counts = NDArray[np.integer[Any]]
@@ -130,20 +129,18 @@ class GenuineScores:
 class GenuineProbes:
     """Similarities of (q,) probes to their own subjects without the probe; NaN for subjects of one template.
 
-    ``fused`` follows the gallery's fusion rule, ``single`` is the mean over the subject's other templates. ``growth``
-    says whether the fusion rule averages vectors, so that one more template raises the similarity.
+    ``fused`` follows the gallery's fusion rule, ``single`` is the mean over the subject's other templates.
     """
 
     fused: Floats
     single: Floats
     templates: Ints
-    growth: bool
 
     @classmethod
     def none(cls, probes: int) -> Self:
         """Return the similarities of subjects with one template each."""
         unknown = np.full(probes, np.nan)
-        return cls(unknown, unknown, np.ones(probes, np.int64), False)
+        return cls(unknown, unknown, np.ones(probes, np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,17 +241,9 @@ def _adjusted_histograms(histograms: Counts, best: Floats, adjusted: Floats, riv
 
 
 def _genuine_scores(probes: GenuineProbes, others: Floats, rival: float) -> GenuineScores:
-    """Return the scores in the own subjects, as with all templates.
-
-    The mean of n templates has a similarity g(n) = sqrt(n / (1 + (n - 1) r)) times that of one, where r is the mean
-    similarity of two. The probe's own template is missing from the mean, so its similarity grows by g(n) / g(n - 1).
-    """
+    """Return the scores in the own subjects, which lack the probe's own template."""
     several = np.flatnonzero(probes.templates > 1)
     fused, single, best_other = probes.fused[several], probes.single[several], others[several]
-    templates = probes.templates[several]
-    if probes.growth and len(several):
-        r = float(np.clip(single.mean(), 0, 1))
-        fused = fused * mean_growth(templates, r) / mean_growth(templates - 1, r)
     first = fused > best_other
     scores = np.where(first, fused - rival_shift(best_other, rival), -1.0)
     runners_up = (best_other - rival_shift(fused, rival))[first]

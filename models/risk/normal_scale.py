@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from models.risk.calibration import EDGES, MIN_RATE, MIN_SUPPORT, Floats, FmrCurve, count_at_or_above, mean_growth
+from models.risk.calibration import EDGES, MIN_RATE, MIN_SUPPORT, Floats, FmrCurve, count_at_or_above
 
 LEVELS: Final = (0.1, 0.05, 0.02, 0.01, 5e-3, 2e-3, 1e-3, 5e-4, 2e-4, 1e-4, 5e-5, 2e-5, 1e-5)
 """Shares of pairs above the quantiles that choose the scale.
@@ -69,17 +69,8 @@ class ScorePrior:
     power: float
 
     @classmethod
-    def of(cls, rates: Floats, pairs: int, templates: float, mean_genuine: float) -> ScorePrior:
-        """Return the prior for means of so many templates, from the rates of single ones, of which ``pairs`` were seen.
-
-        A mean has 1 / norm times the mean similarity of its templates. The similarities of one probe to two templates
-        of a person correlate as those templates resemble each other more than different people do.
-        """
-        middle = _quantile(rates, 0.5)
-        growth = float(mean_growth(templates, mean_genuine))
-        correlation = min(1.0, max(0.0, (mean_genuine - middle) / max(1 - middle, 1e-6)))
-        spread = math.sqrt((1 + (templates - 1) * correlation) / templates)
-        rates = np.interp(middle + (EDGES / growth - middle) / spread, EDGES, rates)
+    def of(cls, rates: Floats, pairs: int) -> ScorePrior:
+        """Return the prior from the rates of templates, of which ``pairs`` were seen."""
         known = [level for level in LEVELS if level * pairs >= MIN_PACK_PAIRS]
         power, _ = _choose_power(
             rates, known if len(known) >= MIN_LEVELS else LEVELS[:MIN_LEVELS], MIN_PROBIT_STD, None

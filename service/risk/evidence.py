@@ -72,7 +72,7 @@ def _genuine_probes(
         one = np.zeros(len(vectors), np.int64)
         fused[i] = fuse_similarities(probe[None], vectors, one, qualities, fusion)[0, 0]
         single[i] = float((vectors @ probe).mean())
-    return GenuineProbes(fused, single, templates, fusion in VECTOR_FUSIONS)
+    return GenuineProbes(fused, single, templates)
 
 
 def _hashes(keys: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -186,7 +186,7 @@ def test_photos_of_one_sitting_are_noticed(pack: Calibration, single: float, one
     similarities = np.clip(np.random.default_rng(10).normal(0.5, 0.05, (40, 39)), -1, 1)
     histograms = np.stack([np.bincount(bin_indices(row), minlength=BIN_COUNT) for row in similarities])
     alike = np.full(40, single)
-    genuine = GenuineProbes(alike, alike, np.full(40, 2), growth=True)
+    genuine = GenuineProbes(alike, alike, np.full(40, 2))
     nearest = np.sort(similarities, axis=1)[:, :-3:-1]
     evidence = ImpostorEvidence.of(histograms, nearest, 40, 80, genuine)
     assert is_one_sitting(evidence, pack) == one_sitting
