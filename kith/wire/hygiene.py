@@ -45,8 +45,8 @@ class FindingOut(BaseModel):
 
 
 class HygieneOut(Page[FindingOut]):
-    """Findings by kind (duplicate_subjects, mislabeled_template, inconsistent_subject, lookalikes), most certain
-    first. ``counts`` has the number of all of them."""
+    """Findings by kind (duplicate_subjects, mislabeled_template, lookalikes), most certain first. ``counts`` has the
+    number of all of them."""
 
     gallery: str
     counts: dict[HygieneKind, int]

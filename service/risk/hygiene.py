@@ -1,7 +1,8 @@
-"""Gallery hygiene: duplicate subjects, mislabeled templates, inconsistent subjects and lookalikes. Pure functions.
+"""Gallery hygiene: duplicate subjects, mislabeled templates and lookalikes. Pure functions.
 
-The templates of a subject form groups: connected components of the graph of similar templates. The largest group is
-the core and shows the subject; templates of other groups are strays. Groups of different subjects are compared by the
+The templates of a subject form groups: connected components of the graph of similar templates. The largest group, of
+equally large ones that least like another subject, is the core and shows the subject; templates of other groups are
+strays. Groups of different subjects are compared by the
 mean similarity of their templates, which equals the product of their mean vectors, adjusted by their next similar
 subjects. The odds that two groups show one person follow from the gallery's own scores (:mod:`models.risk.pair_odds`).
 
@@ -14,7 +15,6 @@ The comparison is exact, in blocks of BLOCK_ROWS (times: bench/results/hygiene.m
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -57,19 +57,14 @@ Ints = NDArray[np.int64]
 class TemplateGroup:
     """Rows of similar templates of one subject.
 
-    ``own`` is the highest similarity to the subject's other templates, None without others. ``core`` marks the largest
-    group, ``tied`` a group that shares the largest size.
+    ``own`` is the highest similarity to the subject's other templates, None without others. ``core`` marks the group
+    that shows the subject.
     """
 
     subject: int
     rows: Ints
     own: float | None
     core: bool
-    tied: bool
-
-    @property
-    def shows_subject(self) -> bool:
-        return self.core or self.tied
 
 
 @dataclass(frozen=True)
@@ -92,19 +87,19 @@ def find_problems(snapshot: Snapshot, calibration: Calibration) -> HygieneReport
     ]
     subjects = np.array([group.subject for group in groups], np.int64)
     if len(np.unique(subjects)) < 2:
-        return HygieneReport(list(_inconsistent(snapshot, groups)), [], None)
+        return HygieneReport([], [], None)
     means = np.stack([snapshot.vectors[group.rows].mean(0) for group in groups])
     shown = _shown_rows(groups)
     known = np.full(len(shown), np.nan, np.float32)
     evidence = impostor_evidence(Snapshot(0, shown, subjects[shown], means[shown], known), "max")
     odds = PairOdds.of(evidence, calibration, _halves(snapshot, groups))
     near = _score(groups, _neighbors(means, subjects, _usual_level(evidence)), odds, evidence)
-    groups = _resolve_ties(groups, near, odds)
+    groups = _with_one_core(groups, near)
     pairs = list(_pair_findings(groups, snapshot, near, odds))
     found = [pair for pair in pairs if pair.odds is not None and pair.odds >= LOOKALIKE_ODDS]
     nearest = pairs[len(found) :]
     twice = {frozenset(pair.subjects) for pair in found if pair.kind == "duplicate_subjects"}
-    found += [*_mislabeled(snapshot, groups, near, twice, means, odds), *_inconsistent(snapshot, groups)]
+    found += _mislabeled(snapshot, groups, near, twice, means, odds)
     return HygieneReport(sorted(found, key=sort_key), nearest, odds.recall(DUPLICATE_ODDS))
 
 
@@ -124,19 +119,18 @@ def _rows_by_subject(subject_pks: Ints) -> list[Ints]:
 
 
 def _group_templates(snapshot: Snapshot, rows: Ints, unlike: float) -> list[TemplateGroup]:
+    """Return the groups of a subject's templates; each of the largest is a core."""
     subject = int(snapshot.subject_pks[rows[0]])
     similarities = snapshot.vectors[rows] @ snapshot.vectors[rows].T
     labels = _components(similarities >= unlike)
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     largest = max(len(member) for member in members)
-    tied = sum(len(member) == largest for member in members) > 1
     return [
         TemplateGroup(
             subject,
             rows[member],
             None if len(members) == 1 else float(np.delete(similarities[member], member, 1).max()),
-            len(member) == largest and not tied,
-            len(member) == largest and tied,
+            len(member) == largest,
         )
         for member in members
     ]
@@ -154,10 +148,10 @@ def _components(linked: NDArray[np.bool_]) -> NDArray[np.intp]:
 
 
 def _shown_rows(groups: list[TemplateGroup]) -> Ints:
-    """Return the group that shows each subject: the core, or the first of the largest."""
+    """Return the first core of each subject."""
     first: dict[int, int] = {}
     for row, group in enumerate(groups):
-        if group.shows_subject:
+        if group.core:
             first.setdefault(group.subject, row)
     return np.array(list(first.values()), np.int64)
 
@@ -205,7 +199,7 @@ def _score(
     level = _usual_level(evidence)
 
     def runner_up(row: int, subject: int) -> float:
-        others = (s for other, s in near[row] if groups[other].subject != subject and groups[other].shows_subject)
+        others = (s for other, s in near[row] if groups[other].subject != subject and groups[other].core)
         return next(others, level)
 
     def scored(row: int, other: int, similarity: float) -> Neighbor:
@@ -215,30 +209,14 @@ def _score(
     return [[scored(row, other, similarity) for other, similarity in others] for row, others in enumerate(near)]
 
 
-def _tied_rows(groups: list[TemplateGroup]) -> dict[int, list[int]]:
-    """Return the rows of tied groups by subject."""
-    tied: dict[int, list[int]] = defaultdict(list)
+def _with_one_core(groups: list[TemplateGroup], near: Neighbors) -> list[TemplateGroup]:
+    """Keep of a subject's cores the one that is least like another subject, of equal ones the first."""
+    likeness = [max((n.score for n in others), default=-1.0) for others in near]
+    kept: dict[int, int] = {}
     for row, group in enumerate(groups):
-        if group.tied:
-            tied[group.subject].append(row)
-    return tied
-
-
-def _resolve_ties(groups: list[TemplateGroup], near: Neighbors, odds: PairOdds) -> list[TemplateGroup]:
-    """Resolve subjects whose largest groups have the same size.
-
-    Groups that another subject's person explains better than a stranger become strays. A single remaining group becomes
-    the core; several stay tied.
-    """
-    settled = list(groups)
-    for rows in _tied_rows(groups).values():
-        elsewhere = {row for row in rows if any(odds.ratio(n.score) >= odds.subjects - 1 for n in near[row])}
-        left = [row for row in rows if row not in elsewhere]
-        for row in elsewhere:
-            settled[row] = replace(groups[row], tied=False)
-        if len(left) == 1:
-            settled[left[0]] = replace(groups[left[0]], tied=False, core=True)
-    return settled
+        if group.core and likeness[row] < likeness[kept.setdefault(group.subject, row)]:
+            kept[group.subject] = row
+    return [replace(group, core=kept[group.subject] == row) for row, group in enumerate(groups)]
 
 
 def _core_pairs(groups: list[TemplateGroup], near: Neighbors) -> list[tuple[int, Neighbor]]:
@@ -284,7 +262,6 @@ ACTIONS: Final = {
     "move": "Compare the photo with those of the other subject. If they show the same person, move it there.",
     "delete": "Compare the photo with the subject's other photos. If it shows another person, delete it. If its "
     "quality is poor, enroll a better one.",
-    "inconsistent_subject": "The photos show different people. Review them, and delete those of the wrong person.",
 }
 
 
@@ -299,14 +276,12 @@ def _mislabeled(
     """Return strays that more probably show another subject or a stranger than their own subject."""
     cores = {group.subject: row for row, group in enumerate(groups) if group.core}
     for row, group in enumerate(groups):
-        if group.shows_subject:
+        if group.core:
             continue
-        there = max((n for n in near[row] if not groups[n.row].tied), key=lambda n: n.score, default=None)
+        there = max(near[row], key=lambda n: n.score, default=None)
         if there is not None and {group.subject, groups[there.row].subject} in twice:
             continue  # the two subjects are one person, so no template needs to move
-        right = 1 - MISLABELED_SHARE
-        if (core := cores.get(group.subject)) is not None:
-            right *= odds.ratio(_own_score(row, core, means, near, odds))
+        right = (1 - MISLABELED_SHARE) * odds.ratio(_own_score(row, cores[group.subject], means, near, odds))
         elsewhere = odds.ratio(there.score) / (odds.subjects - 1) if there is not None else 0.0
         wrong = MISLABELED_SHARE / 2 * (1 + elsewhere) / right
         if wrong < MISLABELED_ODDS:
@@ -340,12 +315,3 @@ def _own_score(row: int, core: int, means: Float, near: Neighbors, odds: PairOdd
         return similarity
     rivals = [near[one][0].similarity if near[one] else odds.rival for one in (row, core)]
     return odds.adjusted(similarity, (rivals[0], rivals[1]))
-
-
-def _inconsistent(snapshot: Snapshot, groups: list[TemplateGroup]) -> Iterator[HygieneFinding]:
-    for subject, rows in _tied_rows(groups).items():
-        parts = [groups[row] for row in rows]
-        templates = tuple(int(snapshot.template_pks[part.rows[0]]) for part in parts)
-        own = max(part.own for part in parts if part.own is not None)
-        action = ACTIONS["inconsistent_subject"]
-        yield HygieneFinding("inconsistent_subject", (subject,), templates, action, -own, own_similarity=own)

@@ -21,10 +21,6 @@ const KINDS = {
     "Possibly wrong person",
     "A photo unlike all other photos of its person. Similar faces get the wrong name.",
   ],
-  inconsistent_subject: [
-    "Inconsistent photos",
-    "Photos of one person that do not look like one person. Kith cannot decide which are correct.",
-  ],
   lookalikes: [
     "Lookalikes",
     "Two different people who are similar enough to be confused. Use a smaller risk, or better photos of both.",
@@ -204,9 +200,7 @@ function card(gallery, finding, settings, aside, pictures) {
       { class: "actions" },
       acting,
       button(
-        finding.kind === "mislabeled_template" || finding.kind === "inconsistent_subject"
-          ? "This is correct"
-          : "They are two people",
+        finding.kind === "mislabeled_template" ? "This is correct" : "They are two people",
         () => {
           const before = [...place.childNodes];
           aside.add(finding);
@@ -242,7 +236,7 @@ function headline(gallery, { subjects, kind }) {
   ]);
 }
 
-function told({ kind, subjects, odds, similarity, own_similarity: own, belongs_to: belongs, templates }) {
+function told({ kind, subjects, odds, similarity, own_similarity: own, belongs_to: belongs }) {
   const one = odds === null ? "" : `Odds that both are one person: ${ratio(odds)}. `;
   const wrong = odds === null ? "" : `Odds that the photo shows another person: ${ratio(odds)}. `;
   const exact = [similarity !== null && `similarity ${similarity}`, own !== null && `to its person ${own}`]
@@ -254,7 +248,6 @@ function told({ kind, subjects, odds, similarity, own_similarity: own, belongs_t
     duplicate_subjects: one,
     lookalikes: one,
     mislabeled_template: `${other === null ? "It is not similar to any other person. " : `It looks like ${other}. `}${wrong}`,
-    inconsistent_subject: `${counted(templates.length, "photo")} of this person do not agree. `,
   }[kind];
   return [text, exact && h("span", { class: "hint" }, `(${exact})`)];
 }
@@ -322,6 +315,6 @@ function faces(pictures, { kind, subjects, templates }) {
     const alt = pair ? `A photo of ${one(subject)}` : `Photo ${i + 1} in question`;
     return [caption, pictures.photo(subject, template, alt)];
   });
-  const best = pair || kind === "inconsistent_subject" ? [] : subjects;
+  const best = pair ? [] : subjects;
   return sides([...photos, ...best.map((other) => [called(other), pictures.person(other.subject, `A photo of ${called(other)}`)])]);
 }
