@@ -82,9 +82,6 @@ class DriftOut(BaseModel):
     mated_similarity: ComparisonOut | None = Field(
         None, description="Mean similarity of identified faces; null below 100 of them."
     )
-    unknown_rate: ComparisonOut | None = Field(
-        None, description="Share of searches with outcome unknown, compared with the window before; null below 200."
-    )
 
 
 class QualityGateOut(BaseModel):

@@ -68,18 +68,18 @@ class MetricsExport:
             [*_outcomes(named), *_outcomes([(OTHERS, drift) for _, drift in others])],
         )
         mated = {name: drift.mated_similarity for name, drift in named if drift.mated_similarity is not None}
-        unknown = {name: drift.unknown_rate for name, drift in named if drift.unknown_rate is not None}
-        for metric, about, values in (
-            ("mated_similarity_mean", "Mean similarity of identified faces in the latest decisions.", mated),
-            ("unknown_rate", "Share of the latest searches without a match.", unknown),
-        ):
-            observed = {name: one.observed for name, one in values.items()}
-            series.gauges(f"kith_{metric}", about, "gallery", observed)
-        for metric, about, values in (
-            ("mated_similarity_expected", "Mean similarity that the calibration expects of identified faces.", mated),
-            ("unknown_rate_before", "Share without a match in the same number of earlier searches.", unknown),
-        ):
-            series.gauges(f"kith_{metric}", about, "gallery", {name: one.expected for name, one in values.items()})
+        series.gauges(
+            "kith_mated_similarity_mean",
+            "Mean similarity of identified faces in the latest decisions.",
+            "gallery",
+            {name: one.observed for name, one in mated.items()},
+        )
+        series.gauges(
+            "kith_mated_similarity_expected",
+            "Mean similarity that the calibration expects of identified faces.",
+            "gallery",
+            {name: one.expected for name, one in mated.items()},
+        )
         series.table(
             "kith_drift_state",
             "1 for the drift state of a gallery.",

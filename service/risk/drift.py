@@ -28,13 +28,10 @@ from service.storage.audit.log import record_entries
 from service.storage.repositories.store import Store
 
 STATES: Final[tuple[DriftState, ...]] = get_args(DriftState)
-SEARCHED: Final[frozenset[IdentifyOutcome]] = frozenset({"identified", "uncertain", "unknown"})
-"""Outcomes of faces that were searched."""
-
 WINDOW: Final = 1000
-"""Recent decisions, compared with the calibration and with the same number of earlier decisions."""
-MIN_DECISIONS: Final = 100
-"""Minimum of identified faces, or of searches in each of two windows, for a statement."""
+"""Recent decisions, compared with the calibration."""
+MIN_IDENTIFIED: Final = 100
+"""Minimum of identified faces for a statement."""
 WATCH_Z: Final = 3.0
 DRIFT_Z: Final = 4.0
 """Standard errors. Without drift, ``drifted`` occurs in under 0.1 % of checks, ``watch`` or ``drifted`` in under 1 %
@@ -71,7 +68,7 @@ class Watch:
     def __init__(self, calibration: Calibration | None) -> None:
         # Thresholds repeat: they change only with the size of the gallery.
         self._expected = None if calibration is None else lru_cache(maxsize=64)(calibration.genuine_at_or_above)
-        self._latest: deque[_Record] = deque(maxlen=2 * WINDOW)
+        self._latest: deque[_Record] = deque(maxlen=WINDOW)
         self._counts: Counter[IdentifyOutcome] = Counter()
         self._known: DriftOut | None = None
         self._lock = threading.Lock()
@@ -85,28 +82,24 @@ class Watch:
             self._known = None
 
     def drift(self) -> DriftOut:
-        """Return the drift of the recent decisions, with the worse state of two tests.
+        """Return the drift of the recent decisions: identified faces against the calibration's pairs above the same
+        thresholds.
 
-        - ``mated_similarity``: identified faces against the calibration's pairs above the same thresholds. Only lower
-          values count: subjects with several templates score higher than pairs. False positives lower the mean too, at
-          a high accepted risk.
-        - ``unknown_rate``: share of searches without a match, against the earlier window.
+        Only lower similarities count: subjects with several templates score higher than pairs. False positives lower
+        the mean too, at a high accepted risk.
         """
         with self._lock:
             if self._known is not None:  # no decisions since the last call
                 return self._known
-            latest, counts = list(self._latest), dict(self._counts)
-        window, half = latest[-WINDOW:], min(WINDOW, len(latest) // 2)
+            window, counts = list(self._latest), dict(self._counts)
         mated = _mated(window)
-        unknown = _unknown(latest[-2 * half : -half], latest[-half:]) if half else None
-        state, detail = _judged(mated, unknown)
+        state, detail = _judged(mated)
         found = DriftOut(
             state=state,
             detail=detail,
             window_counts=Counter(one.outcome for one in window),
             since_start_counts=counts,
             mated_similarity=_rounded(mated),
-            unknown_rate=_rounded(unknown),
         )
         with self._lock:
             if sum(self._counts.values()) == sum(counts.values()):
@@ -219,31 +212,15 @@ def standard_error(values: NDArray[np.float64], independent: float) -> float:
 
 def _mated(window: Sequence[_Record]) -> ComparisonOut | None:
     known = [(one.similarity, one.expected) for one in window if one.expected is not None]
-    if len(known) < MIN_DECISIONS:
+    if len(known) < MIN_IDENTIFIED:
         return None
     observed = np.array([similarity for similarity, _ in known])
     expected = np.array([mated.mean for _, mated in known])
     variances = np.array([mated.deviation**2 for _, mated in known])
     error = standard_error(observed - expected, float(variances.sum()) ** 0.5 / len(known))
-    return _compared(float(observed.mean()), float(expected.mean()), error)
-
-
-def _unknown(before: Sequence[_Record], after: Sequence[_Record]) -> ComparisonOut | None:
-    """Return the two-proportion z-test of the share of ``unknown`` outcomes."""
-    was, is_now = (
-        np.array([one.outcome == "unknown" for one in part if one.outcome in SEARCHED], np.float64)
-        for part in (before, after)
-    )
-    if min(len(was), len(is_now)) < MIN_DECISIONS:
-        return None
-    pooled = float(np.concatenate([was, is_now]).mean())
-    errors = [standard_error(part, (pooled * (1 - pooled) / len(part)) ** 0.5) for part in (was, is_now)]
-    return _compared(float(is_now.mean()), float(was.mean()), math.hypot(*errors))
-
-
-def _compared(observed: float, expected: float, error: float) -> ComparisonOut:
-    z = (observed - expected) / error if error > 0 else 0.0
-    return ComparisonOut(observed=observed, expected=expected, z=z)
+    difference = float(observed.mean()) - float(expected.mean())
+    z = difference / error if error > 0 else 0.0
+    return ComparisonOut(observed=float(observed.mean()), expected=float(expected.mean()), z=z)
 
 
 def _rounded(test: ComparisonOut | None) -> ComparisonOut | None:
@@ -252,24 +229,16 @@ def _rounded(test: ComparisonOut | None) -> ComparisonOut | None:
     return ComparisonOut(observed=round(test.observed, DRIFT_DIGITS), expected=test.expected, z=round(test.z, 1))
 
 
-def _judged(mated: ComparisonOut | None, unknown: ComparisonOut | None) -> tuple[DriftState, str]:
-    if mated is None and unknown is None:
-        return "too_few", f"fewer than {MIN_DECISIONS} identified faces and {2 * MIN_DECISIONS} searches so far"
-    found: list[tuple[DriftState, str]] = []
-    if mated is not None:
-        text = (
-            f"identified faces score {mated.observed:.{DRIFT_DIGITS}f} on average, and the calibration expects "
-            f"{mated.expected:.3f}: enroll newer photos, check the camera, or calibrate on your own photos"
-        )
-        found.append((_state(-mated.z), text))
-    if unknown is not None:
-        text = (
-            f"{unknown.observed:.1%} of searches have no match, {unknown.expected:.1%} in the earlier window: "
-            "different people come, or the photos have changed"
-        )
-        found.append((_state(abs(unknown.z)), text))
-    worst = max((state for state, _ in found), key=STATES.index)
-    return worst, "; ".join(text for state, text in found if state != "ok") or "as expected"
+def _judged(mated: ComparisonOut | None) -> tuple[DriftState, str]:
+    if mated is None:
+        return "too_few", f"fewer than {MIN_IDENTIFIED} identified faces so far"
+    state = _state(-mated.z)
+    if state == "ok":
+        return state, "as expected"
+    return state, (
+        f"identified faces score {mated.observed:.{DRIFT_DIGITS}f} on average, and the calibration expects "
+        f"{mated.expected:.3f}: enroll newer photos, check the camera, or calibrate on your own photos"
+    )
 
 
 def _state(z: float) -> DriftState:

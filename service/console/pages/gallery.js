@@ -41,7 +41,7 @@ const DRIFT = {
   ok: ["as expected", COMPARED],
   watch: ["slightly changed", COMPARED],
   drifted: ["drifted", COMPARED],
-  too_few: ["unknown", "too few searches"],
+  too_few: ["unknown", "too few matches"],
 };
 
 /** The figures of a gallery, which the page renews. */

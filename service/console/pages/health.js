@@ -20,7 +20,7 @@ const DRIFTS = {
   ok: ["as expected", "identified", "check"],
   watch: ["slightly changed", "uncertain", "question"],
   drifted: ["drifted", "failed", "warning"],
-  too_few: ["too few searches", "", "question"],
+  too_few: ["too few matches", "", "question"],
 };
 
 export const title = () => "Health";

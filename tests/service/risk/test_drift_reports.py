@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from models.risk.calibration import Calibration
 from service.domain.events import EventFilter
 from service.domain.gallery import GallerySettings
 from service.risk.drift import WINDOW, Decided, DriftReports, Watches
@@ -14,9 +15,9 @@ from service.storage.repositories.webhooks import WebhookStore
 from tests.databases import open_database
 
 
-def test_drift_is_reported_when_it_changes(tmp_path: Path) -> None:
+def test_drift_is_reported_when_it_changes(tmp_path: Path, calibration: Calibration) -> None:
     database = open_database(f"sqlite:///{tmp_path / 'kith.db'}")
-    store, watches = Store(database), Watches({})
+    store, watches = Store(database), Watches({"f" * 32: calibration})
     gallery = store.galleries.create("g", "f" * 32, 8, GallerySettings())
     WebhookStore(database).create("https://receiver.example/", None, EventFilter())
     reports, watch = DriftReports(store, watches), watches.of(gallery.pk, "g", gallery.fingerprint)
@@ -26,13 +27,14 @@ def test_drift_is_reported_when_it_changes(tmp_path: Path) -> None:
         due = DeliveryStore(database).due(set(), 9, 9)
         return [json.loads(d.body)["data"]["state"] for _, _, stream in due for d in stream if d.body is not None]
 
-    watch.add([Decided("identified")] * WINDOW)
+    usual, lower = ([Decided("identified", similarity, 0.4)] * WINDOW for similarity in (0.7, 0.45))
+    watch.add(usual)
     assert told() == []
-    watch.add([Decided("unknown")] * WINDOW)
+    watch.add(lower)
     assert [told(), told()] == [["drifted"], ["drifted"]]
-    watch.add([Decided("unknown")] * 2 * WINDOW)
+    watch.add(usual)
     assert [told(), told()] == [["drifted", "ok"]] * 2
     store.galleries.delete("g")
-    watch.add([Decided("identified")] * WINDOW)
+    watch.add(lower)
     assert told() == []
     store.close()
