@@ -79,8 +79,7 @@ class IdentityOut(BaseModel):
     reasons: list[str] = Field(default_factory=list)
     other_face: int | None = Field(
         None,
-        description="Index in results: the face of the same photo that the reason same_person_elsewhere or "
-        "same_face_twice is about.",
+        description="Index in results: the face of the same photo that the reason same_person_elsewhere is about.",
     )
     stranger: SightingOut | None = Field(
         None, description="Remembered stranger that an unknown face matched (docs/strangers.md)."

@@ -221,8 +221,6 @@ export function reason(name, face, gate, other) {
       return "The face is more similar to a corrected mistake than to that person.";
     case "same_person_elsewhere":
       return `${other ? `Face ${other}` : "Another face"} of this photo is more likely the nearest person.`;
-    case "same_face_twice":
-      return `${other ? `Face ${other}` : "Another face"} of this photo is the same picture.`;
     case "no_face":
       return "No face was found.";
     default:

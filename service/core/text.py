@@ -28,7 +28,6 @@ REASON_WORDS: Final = {
     "try_detail_medium": "detail medium turns the photo",
     "known_stranger": "a known stranger, not this person",
     "same_person_elsewhere": "another face of the photo is this person",
-    "same_face_twice": "another face of the photo is the same picture",
 }
 
 

@@ -19,7 +19,6 @@ from models.risk.calibration import (
     fpir_from_fmr,
 )
 from models.risk.impostor_evidence import MIN_ADJUSTED_SUBJECTS, rival_adjusted, rival_shift
-from models.risk.pair_odds import likelihood_ratios, log_ratio_at
 from models.runtime.network import Float
 from models.vision.quality_gate import LivenessVerdict
 from service.core.errors import RiskUncalibratedError
@@ -81,16 +80,6 @@ class ImpostorRisk:
             for count in (self.search.subjects, subjects)
         )
         return self.search.rival + of_search - of_evidence
-
-    def log_ratios(self, scores: Sequence[float], subjects: int) -> list[float] | None:
-        """Return the natural logarithms of the likelihood ratios of scores in a search: the subject over a stranger.
-
-        None without a calibration of the recognizer.
-        """
-        if self.pack is None:
-            return None
-        ratios = likelihood_ratios(self.curve_of(subjects), self.pack.genuine)
-        return [log_ratio_at(ratios, score) for score in scores]
 
     def curve_of(self, subjects: int) -> FmrCurve:
         """Return the curve for a search of ``subjects``."""

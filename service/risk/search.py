@@ -29,7 +29,7 @@ MAX_INLINE_FLOATS: Final = 1_000_000
 """Numbers in a gallery's vectors up to which it is searched on the event loop: 0.15 ms a probe. A thread takes longer:
 0.1 ms without other requests, and milliseconds beside them (docs/decisions/0031)."""
 DEPTH: Final = 3
-"""Least subjects found: the best, the runner-up that shows lookalikes, and one more if another face has the best."""
+"""Least subjects found: the best, the runner-up, and one more if a decoy rules out the best."""
 MAX_INLINE_CANDIDATES: Final = 50
 """Candidates of all probes together up to which they are searched for on the event loop."""
 

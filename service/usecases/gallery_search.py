@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
-
 from models.runtime.network import Float
 from service.core import deadlines
 from service.core.errors import GalleryNotFoundError, StorageDamagedError
@@ -24,8 +22,6 @@ from service.risk.search import Identification
 from service.usecases.backend import Backend
 from service.usecases.probes import Probe
 
-MAX_INLINE_FACES: Final = 16
-"""Faces of a request up to which they are assigned on the event loop, in a fraction of a millisecond."""
 PROBES_AT_ONCE: Final = 256
 """Probes whose subjects' decoys are in memory together."""
 
@@ -99,28 +95,14 @@ def _without_known_strangers(
     return answers
 
 
-async def assign_faces(backend: Backend, probes: Sequence[Probe]) -> None:
+def keep_one_face_per_person(probes: Sequence[Probe]) -> None:
     """Identify each person once in each photo. ``other_face`` is a position in ``probes`` afterwards."""
-    groups = _faces_together(probes)
-    if len(probes) <= MAX_INLINE_FACES:
-        _assign(probes, groups)
-    elif groups:
-        await backend.run(_assign, probes, groups)
-
-
-def _faces_together(probes: Sequence[Probe]) -> list[list[int]]:
-    """Return the positions of the searched faces of each photo that has several."""
     photos: dict[int, list[int]] = defaultdict(list)
     for row, probe in enumerate(probes):
         if probe.face is not None and probe.found is not None:
             photos[probe.document["image"]].append(row)
-    return [rows for rows in photos.values() if len(rows) > 1]
-
-
-def _assign(probes: Sequence[Probe], groups: Sequence[Sequence[int]]) -> None:
-    for rows in groups:
+    for rows in photos.values():
         found = [result for row in rows if (result := probes[row].found) is not None]
-        vectors = np.stack([vector for row in rows if (vector := probes[row].vector) is not None])
-        for row, result in zip(rows, one_face_per_person(found, vectors), strict=True):
+        for row, result in zip(rows, one_face_per_person(found), strict=True):
             other = None if result.other_face is None else rows[result.other_face]
             probes[row].found = replace(result, other_face=other)

@@ -23,7 +23,7 @@ from service.risk.search import Identification
 from service.security.callers import Caller
 from service.usecases.backend import Backend, process_photos
 from service.usecases.documents import Document, count_document
-from service.usecases.gallery_search import assign_faces, at_current_version, search_gallery
+from service.usecases.gallery_search import at_current_version, keep_one_face_per_person, search_gallery
 from service.usecases.probes import Probe, decision_fields, embedding_probes, photo_probes
 from service.usecases.strangers import remember_strangers
 
@@ -137,7 +137,7 @@ async def _decide(
     for probe, found in zip(searched, results, strict=True):
         probe.found = found
     if search.one_face_per_person:
-        await assign_faces(backend, probes)
+        keep_one_face_per_person(probes)
     return names
 
 

@@ -80,7 +80,6 @@ test("a person in another face of the photo is no second name", () => {
   assert.equal(words.identity(elsewhere, "staff").title, "Perhaps Ada Lovelace");
   assert.deepEqual(words.peopleToCompare(elsewhere).map((one) => one.subject), ["ada"]);
   assert.equal(words.reason("same_person_elsewhere", null, null, 2), "Face 2 of this photo is more likely the nearest person.");
-  assert.equal(words.reason("same_face_twice"), "Another face of this photo is the same picture.");
   const moved = found({ subject: "grace", name: null });
   assert.deepEqual(words.peopleToCompare(moved).map((one) => one.subject), ["grace"]);
 });

@@ -81,20 +81,9 @@ def test_the_next_person_is_named_only_at_the_same_threshold() -> None:
     assert said(third)[1] == CY
 
 
-def test_a_ruled_out_person_is_not_given_to_a_face_that_another_face_displaces() -> None:
-    """Two faces like Ada in one photo; the weaker one would otherwise become Bo."""
-    displaced, ada = answer(ada=0.8, bo=0.52), answer(ada=0.9)
-    free = one_face_per_person([displaced, ada], np.eye(4, dtype=np.float32)[:2])
-    assert free[0].decision.outcome == "identified"
-    ruled = without_known_stranger(displaced, {BO: 0.6})
-    assert said(ruled) == ("identified", ADA, ())
-    found = one_face_per_person([ruled, ada], np.eye(4, dtype=np.float32)[:2])
-    assert said(found[0])[:2] == ("uncertain", ADA)
-
-
 def test_a_known_stranger_does_not_take_a_person_from_another_face() -> None:
     stranger = without_known_stranger(answer(ada=0.8), {ADA: 0.9})
-    found = one_face_per_person([stranger, answer(ada=0.6)], np.eye(4, dtype=np.float32)[:2])
+    found = one_face_per_person([stranger, answer(ada=0.6)])
     assert [one.decision.outcome for one in found] == ["unknown", "identified"]
     assert [one.reasons for one in found] == [(KNOWN_STRANGER,), ()]
 
