@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from models.pack.manifest import ModelPack
-from tests.training.runs import tiny_run, write_people
+from tests.training.runs import write_people
 from training.cli.commands import app
 from training.config import ConfigError
 from training.losses import HEADS, TERMS
 from training.optimization.run_folder import write_run_config
 from training.recipes import PUBLISHED_LOSSES, compared
 from training.run import compare
-from training.run.train import train_recognizer
 
 
 def call(*words: object) -> None:
@@ -51,15 +50,13 @@ def call(*words: object) -> None:
         (("evaluate", ".", "--bin", "a.bin", "--features", "f"), "need --trillion-pairs"),
         (("evaluate", ".", "--bin", "a.bin", "--norms"), "need a run and --ijb"),
         (("evaluate", ".", "--data", ".", "--worst-pairs", "w.png"), "need --people"),
-        (("export", ".", "--output", "a.onnx", "--data", "."), "need --precision int8"),
-        (("export", ".", "--output", "a.onnx", "--pack", "."), "need --precision int8"),
         (("plot", "boundaries", "--output", "figures", "--classes", "100"), "--classes would need"),
         (("plot", "scales", "--output", "figures", "--run", "."), "--run would need"),
         (("plot", "run-angles", "--output", "figures", "--run", ".", "--data", "."), "--data would need"),
         (("plot", "pair-angles", "--output", "figures", "--run", ".", "--pack", "."), "--pack would need"),
         (("evaluate", ".", "--data", ".", "--refresh", "--view1"), "--refresh needs a pack"),
         (("evaluate", ".", "--data", ".", "--note", "a note"), "need --refresh"),
-        (("export", ".", "--output", "a.onnx", "--precision", "int4"), "not one of fp32, fp16, int8"),
+        (("export", ".", "--output", "a.onnx", "--precision", "int4"), "not one of fp32, fp16"),
         (("pack", "--recognizer", ".", "--data", ".", "--output", "p"), "either --detector"),
         (("pack", "--detector", ".", "--data", ".", "--output", "p"), "either --recognizer"),
         (("compare", "softmaxx", "--data", ".", "--output", "runs"), "unknown loss softmaxx"),
@@ -117,13 +114,6 @@ def test_a_full_disk_is_one_line(tmp_path: Path, size_kb: int, file: str) -> Non
         "Free space on the disk, then run the command again; a run resumes from its last checkpoint"
     )
     assert ".partial" not in done.stdout
-
-
-def test_int8_needs_a_benchmark(tmp_path: Path, pack: ModelPack) -> None:
-    train_recognizer(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", epochs=1))
-    with pytest.raises(ConfigError, match="--data"):
-        call("export", tmp_path / "run", "--output", tmp_path / "r.onnx", "--precision", "int8")
-    assert not (tmp_path / "r.onnx").exists()
 
 
 def test_losses_are_listed_with_their_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,7 @@ def test_a_network_of_other_crops_is_trained_exported_and_served(
     # The file states its input, and evaluates as the run does.
     made.mkdir()
     file = made / "recognizer.onnx"
-    assert export_run(run, file, "fp32", None, pack.detection) > 0.9999
+    assert export_run(run, file, "fp32") > 0.9999
     assert OnnxNetwork(file).input_shape[1:] == (3, SIDE, SIDE)
     for path in (run, file):
         embed, alignment = load_embedder(path)

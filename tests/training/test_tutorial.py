@@ -49,10 +49,8 @@ def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "models").symlink_to(ROOT / "models")
     _small_celeba(data / "celeba", root / "DATA" / "celeba")
     _photos(root / "DATA" / "celeba", root / "PHOTOS")
-    (root / "DATA" / "faces").symlink_to(data / "faces", target_is_directory=True)
     _small_lfw(data / "lfw", root / "DATA" / "lfw")
     _small_annotated(data / "wider", root / "DATA" / "wider", {"train": 6, "val": 4})
-    _small_annotated(data / "scenes", root / "DATA" / "scenes", {None: 6})
     return root
 
 

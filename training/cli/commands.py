@@ -34,7 +34,7 @@ from training.evaluation.embedding import load_embedder
 from training.evaluation.liveness import evaluate_liveness as measure_liveness
 from training.evaluation.pack_evaluation import evaluate_pack
 from training.export.calibrate import describe_calibration
-from training.export.model_card import pack_rows, variant_rows
+from training.export.model_card import pack_rows
 from training.export.onnx_export import ExportPrecision
 from training.export.packing import (
     PackOptions,
@@ -43,7 +43,6 @@ from training.export.packing import (
     make_pack,
     measure_pack,
     refresh_pack,
-    write_variants,
 )
 from training.losses import HEADS, TERMS, list_options
 from training.optimization.loop import Checkpoint
@@ -284,19 +283,12 @@ def evaluate_liveness(
 
 @app.command()
 def export(
-    context: typer.Context,
     run: Annotated[Path, typer.Argument(help="Finished run.", exists=True, file_okay=False)],
     output: Annotated[Path, typer.Option(help="ONNX file to write.")],
-    precision: Annotated[str, typer.Option(help="fp32, fp16 (weights only) or int8 (QDQ).")] = "fp16",
-    data: Annotated[Path | None, typer.Option(help="For int8: folder with lfw.", exists=True, file_okay=False)] = None,
-    pack: Annotated[Path, typer.Option(help="For int8: pack whose detector aligns LFW.")] = BUNDLED_PACK,
+    precision: Annotated[str, typer.Option(help="fp32, or fp16 (weights only).")] = "fp16",
 ) -> None:
     """Export a run as ONNX, checked against torch on the run's own crops."""
-    _refuse_without_effect(
-        context, data=(precision == "int8", "--precision int8"), pack=(precision == "int8", "--precision int8")
-    )
-    lfw = None if data is None else data / "lfw"
-    worst = export_run(run, output, _precision(precision), lfw, load_pack(pack).detection)
+    worst = export_run(run, output, _precision(precision))
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB, worst cosine to torch {worst:.6f}")
 
 
@@ -319,7 +311,7 @@ def pack(
     ] = None,
     display_name: Annotated[str | None, typer.Option(help="Name for people. Default: --name.")] = None,
     note: Annotated[str, typer.Option(help="Note for the model card.")] = "",
-    precision: Annotated[str, typer.Option(help="Precision of the recognizer: fp32, fp16 or int8.")] = "fp16",
+    precision: Annotated[str, typer.Option(help="Precision of the recognizer: fp32 or fp16.")] = "fp16",
     data_terms: Annotated[
         str | None, typer.Option(help="Terms of the recognizer's training photos, for the model card.")
     ] = None,
@@ -361,20 +353,6 @@ def measure(
     print_figures(
         pack_rows(replace(load_pack(pack), metrics=json.loads(output.read_text(encoding="utf-8"))["metrics"]))
     )
-
-
-@app.command()
-def quantize(
-    pack: Annotated[Path, typer.Argument(help="Pack with a manifest.", exists=True, file_okay=False)],
-    data: Data,
-    photos: Annotated[
-        list[Path] | None,
-        typer.Option(help="Annotated photos for the detector's ranges, instead of wider and scenes. Repeatable."),
-    ] = None,
-) -> None:
-    """Write INT8 variants of a pack's networks, with the measured loss of INT8 and bf16."""
-    torch.set_num_threads(available_cores())
-    print_figures(variant_rows(write_variants(pack, data, Path("runs") / "cache", photos or ())))
 
 
 @app.command()

@@ -1,1 +1,1 @@
-"""Export: ONNX files, quantization, calibration, model cards and packs."""
+"""Export: ONNX files, calibration, model cards and packs."""

@@ -103,8 +103,7 @@ VARIANTS = """## Precision variants
 
 """
 QUANTIZED_ON_DATA: Final = (
-    "`kith-train quantize` wrote and measured these variants: INT8 ranges from photos of FairFace and, for the "
-    "detector, from annotated photos; losses on LFW and WIDER FACE. The last rows enroll and search the open-set "
+    "The losses of these variants were measured on LFW and WIDER FACE. The last rows enroll and search the open-set "
     "people of LFW at the fp32 thresholds of the pack."
 )
 QUANTIZED_ON_PHOTOS: Final = (

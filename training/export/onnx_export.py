@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,18 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import Dim
 
-from models.runtime.network import Float
 from models.runtime.onnx_files import finalize_onnx
 from models.runtime.onnx_runtime import OnnxNetwork
-from models.runtime.quantization import Quantizer
-from models.vision.recognition import l2_normalize
 from training.detection.network import STRIDES, FaceDetector
 from training.errors import ParityError
-from training.evaluation.embedding import Embed
 
 OPSET = 18
 MIN_COSINE_FP32 = 0.9999
@@ -33,9 +27,7 @@ MAX_BOX_SHIFT_STRIDES = 0.05
 MAX_SCORE_SHIFT = 0.001
 MIN_CHECKED_SCORE = 0.3
 """Scores of a detector below this are far from any threshold."""
-MAX_INT8_LOSS = 0.005
-CALIBRATION_BATCH = 32
-ExportPrecision = Literal["fp32", "fp16", "int8"]
+ExportPrecision = Literal["fp32", "fp16"]
 
 
 class Centered(nn.Module):
@@ -59,7 +51,7 @@ def export_recognizer(
     crops_BCHW: Tensor,
     path: Path,
     metadata: dict[str, str],
-    precision: Literal["fp32", "fp16"] = "fp16",
+    precision: ExportPrecision = "fp16",
 ) -> float:
     """Write ``backbone`` as ONNX, with weights in fp32 or fp16; return the worst cosine to torch.
 
@@ -80,47 +72,6 @@ def export_recognizer(
             worst = _check_cosine(expected, OnnxNetwork(stored).run(crops_BCHW.numpy())[0], MIN_COSINE_FP16, "fp16")
         stored.replace(path)
         return worst
-
-
-def export_int8(
-    backbone: nn.Module,
-    crops_BCHW: Tensor,
-    calibration_BCHW: Tensor,
-    path: Path,
-    metadata: dict[str, str],
-    accuracy: Callable[[Embed], float],
-) -> float:
-    """Write ``backbone`` in static INT8 (QDQ, per channel); return the worst cosine to torch, for the record.
-
-    Args:
-        crops_BCHW: at least a dozen real crops in [-1, 1].
-        calibration_BCHW: crops that set the ranges of activations.
-        accuracy: function from an embedder to its accuracy in [0, 1], since cosines say little about INT8.
-
-    Raises:
-        ParityError: INT8 loses more than half a point against fp32.
-    """
-    with _drafts(path) as (exact, small):
-        export_recognizer(backbone, crops_BCHW, exact, metadata, "fp32")
-        batches = np.split(calibration_BCHW.numpy(), range(CALIBRATION_BATCH, len(calibration_BCHW), CALIBRATION_BATCH))
-        with tempfile.TemporaryDirectory() as folder:
-            Quantizer(exact, batches, Path(folder)).write(small, ())
-        finalize_onnx(small, small, metadata, fp16_weights=False)
-        before, after = (accuracy(_embed(OnnxNetwork(file))) for file in (exact, small))
-        if before - after > MAX_INT8_LOSS:
-            raise ParityError(f"int8 has accuracy {after:.2%}, fp32 {before:.2%}: the loss exceeds {MAX_INT8_LOSS:.1%}")
-        expected, actual = (OnnxNetwork(file).run(crops_BCHW.numpy())[0] for file in (exact, small))
-        worst = _check_cosine(expected, actual, -1.0, "int8")
-        small.replace(path)
-        return worst
-
-
-def _embed(network: OnnxNetwork) -> Embed:
-    def embed(crops: NDArray[np.uint8]) -> Float:
-        batch = (crops.transpose(0, 3, 1, 2).astype(np.float32) - 127.5) / 127.5
-        return l2_normalize(network.run(batch)[0])
-
-    return embed
 
 
 def export_detector(model: FaceDetector, photos_BCHW: Tensor, path: Path, metadata: dict[str, str]) -> float:

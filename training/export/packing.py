@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,41 +28,28 @@ from training.data.subsampling import evenly_spaced_rows, limit_per_label
 from training.detection.fit import DETECTOR_CHECKPOINT
 from training.detection.network import FaceDetector
 from training.detection.photos import load_annotated
-from training.evaluation.embedding import Crops, Embed, Embedder, load_run
-from training.evaluation.lfw import VIEW1, LfwCrops, evaluate_lfw, load_lfw_crops, read_pairs
+from training.evaluation.embedding import Crops, Embedder, load_run
+from training.evaluation.lfw import read_pairs
 from training.evaluation.pack_evaluation import evaluate_pack
 from training.export.calibrate import calibrate
 from training.export.model_card import check_provenance, write_model_card
-from training.export.onnx_export import Centered, ExportPrecision, export_detector, export_int8, export_recognizer
-from training.export.variants import quantize_pack
+from training.export.onnx_export import Centered, ExportPrecision, export_detector, export_recognizer
 from training.optimization.loop import to_tensor
 from training.optimization.run_folder import CHECKPOINT, CONFIG, load_checkpoint, load_ema_weights, read_json
 
 PARITY_IMAGES = 32
-INT8_CALIBRATION_IMAGES = 256
 MEAN_IMAGES = 2000
 DETECTOR_PARITY_SIDE_PX = 384
 
 
-def export_run(
-    run: Path, output: Path, precision: ExportPrecision, lfw: Path | None, detection: DetectionSpec
-) -> float:
-    """Write the network of a run as ONNX; return the worst cosine to torch on crops of the run. Raises ConfigError if
-    int8 without ``lfw``, whose View 1 it is measured on. Raises ParityError if onnxruntime disagrees with torch, or
-    int8 loses too much accuracy; nothing is written."""
+def export_run(run: Path, output: Path, precision: ExportPrecision) -> float:
+    """Write the network of a run as ONNX; return the worst cosine to torch on crops of the run. Raises ParityError if
+    onnxruntime disagrees with torch; nothing is written."""
     config, backbone = load_run(run)
     backbone = backbone.cpu()  # onnxruntime and the crops are there
     crops = load_identities(config.data, config.output.parent / "cache").crops_NHWC
     output.parent.mkdir(parents=True, exist_ok=True)
-    benchmark = None
-    if precision == "int8":
-        if lfw is None:
-            raise ConfigError("int8 is measured on LFW View 1. Name the data with --data")
-        alignment = standard_alignment(config.data.crop_px)
-        benchmark = load_lfw_crops(lfw, detection, run.parent / "cache", VIEW1, alignment=alignment)
-    return _write_recognizer(
-        config, backbone, crops[evenly_spaced_rows(len(crops), PARITY_IMAGES)], output, precision, benchmark
-    )
+    return _write_recognizer(config, backbone, crops[evenly_spaced_rows(len(crops), PARITY_IMAGES)], output, precision)
 
 
 @dataclass(frozen=True)
@@ -121,7 +108,7 @@ def make_pack(
         recognizer_provenance, dimension = _reused_recognizer(recognizer, options), recognizer.recognition.dimension
         alignment = recognizer.recognition.alignment
     else:
-        recognizer_provenance, config = _export_run(recognizer, spec, data, recognizer_file, cache, options)
+        recognizer_provenance, config = _export_run(recognizer, spec, data, recognizer_file, options)
         dimension, alignment = config.backbone.embedding_dim, standard_alignment(config.data.crop_px)
     provenance: dict[str, Any] = {
         "recognizer": recognizer_provenance,
@@ -146,7 +133,7 @@ def _reused_recognizer(pack: ModelPack, options: PackOptions) -> dict[str, Any]:
 
 
 def _export_run(
-    run: Path, spec: DetectionSpec, data: Path, path: Path, cache: Path, options: PackOptions
+    run: Path, spec: DetectionSpec, data: Path, path: Path, options: PackOptions
 ) -> tuple[dict[str, Any], RunConfig]:
     """Write the recognizer of a run; return its provenance and its settings."""
     config, backbone = load_run(run)
@@ -154,11 +141,8 @@ def _export_run(
     if options.center:
         backbone = Centered(backbone, options.center * _mean_embedding(config, backbone)).eval()
     detector = Detector(OnnxNetwork(spec.path), spec)
-    alignment, view1 = standard_alignment(config.data.crop_px), None
-    if options.precision == "int8":
-        view1 = load_lfw_crops(data / "lfw", spec, cache, VIEW1, alignment=alignment)
-    crops = _lfw_crops(detector, data / "lfw", alignment)
-    cosine = _write_recognizer(config, backbone, crops, path, options.precision, view1)
+    crops = _lfw_crops(detector, data / "lfw", standard_alignment(config.data.crop_px))
+    cosine = _write_recognizer(config, backbone, crops, path, options.precision)
     provenance = {
         "run": config.shareable(),
         "data": _describe_data(run, config, options.terms),
@@ -194,15 +178,6 @@ def store_group_figures(directory: Path, figures: Mapping[str, Any]) -> ModelPac
     measured = update_manifest(pack.directory, pack.provenance, {**pack.metrics, "groups": figures})
     write_model_card(measured)
     return measured
-
-
-def write_variants(directory: Path, data: Path, cache_dir: Path, photos: Sequence[Path] = ()) -> ModelPack:
-    """Run `quantize_pack`, and update the model card if the pack has one."""
-    pack = quantize_pack(directory, data, cache_dir, photos)
-    if (pack.directory / "MODEL_CARD.md").is_file():
-        check_provenance(pack)
-        write_model_card(pack)
-    return pack
 
 
 def calibrate_pack(
@@ -244,37 +219,14 @@ def measure_pack(pack: ModelPack, data: Path, cache_dir: Path | None = None) -> 
 
 
 def _write_recognizer(
-    config: RunConfig,
-    backbone: nn.Module,
-    crops: Crops,
-    output: Path,
-    precision: ExportPrecision,
-    view1: LfwCrops | None,
+    config: RunConfig, backbone: nn.Module, crops: Crops, output: Path, precision: ExportPrecision
 ) -> float:
     metadata = {
         "kith.run": config.name,
         "kith.input": f"RGB, {config.data.crop_px}x{config.data.crop_px}, (x - 127.5) / 127.5",
         "kith.embedding": f"{config.backbone.embedding_dim}, not normalized",
     }
-    if precision != "int8" or view1 is None:
-        return export_recognizer(
-            backbone, to_tensor(crops), output, metadata, "fp32" if precision == "fp32" else "fp16"
-        )
-    calibration = load_identities(config.data, config.output.parent / "cache").crops_NHWC
-    return export_int8(
-        backbone,
-        to_tensor(crops),
-        to_tensor(calibration[evenly_spaced_rows(len(calibration), INT8_CALIBRATION_IMAGES)]),
-        output,
-        metadata,
-        lambda embed: _view1_accuracy(embed, view1),
-    )
-
-
-def _view1_accuracy(embed: Embed, crops: LfwCrops) -> float:
-    view1 = evaluate_lfw(embed, crops).view1
-    assert view1 is not None  # noqa: S101  # these crops are View 1's
-    return view1.best_accuracy
+    return export_recognizer(backbone, to_tensor(crops), output, metadata, precision)
 
 
 @torch.no_grad()

@@ -15,13 +15,11 @@ from models.runtime.onnx_runtime import OnnxNetwork
 from training.backbones import ThinIResNet
 from training.detection.network import FaceDetector
 from training.errors import ParityError
-from training.evaluation.embedding import Embed
 from training.evaluation.lfw import read_pairs
 from training.export import onnx_export
 from training.export.onnx_export import (
     Centered,
     export_detector,
-    export_int8,
     export_recognizer,
 )
 from training.optimization.loop import to_tensor
@@ -80,34 +78,6 @@ def test_lfw_lists_have_their_published_sizes(data: Path) -> None:
         assert view2.same[view2.folds == fold].sum() == 300
     assert len(read_pairs(data / "lfw" / "pairsDevTrain.txt").same) == 2200
     assert len(read_pairs(data / "lfw" / "pairsDevTest.txt").same) == 1000
-
-
-def test_int8_is_a_quarter_in_size_and_checked_on_a_benchmark(tmp_path: Path, rng: np.random.Generator) -> None:
-    crops = to_tensor(rng.integers(0, 255, (16, 112, 112, 3), dtype=np.uint8))
-    backbone = ThinIResNet()
-    backbone(crops)
-    asked: list[float] = []
-
-    def accuracy(embed: Embed) -> float:
-        vectors = embed(((crops.numpy().transpose(0, 2, 3, 1) + 1) * 127.5).round().astype(np.uint8))
-        assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-        asked.append(1.0)
-        return 0.9 - falls * (len(asked) - 1)
-
-    falls = 0.004
-    worst = export_int8(backbone, crops, crops, tmp_path / "r.onnx", {"kith.run": "x"}, accuracy)
-    assert 0.8 < worst < 1
-    export_recognizer(backbone, crops, tmp_path / "whole.onnx", {}, "fp32")
-    assert (tmp_path / "r.onnx").stat().st_size < 0.35 * (tmp_path / "whole.onnx").stat().st_size
-    written = onnx.load(str(tmp_path / "r.onnx"))
-    assert {p.key: p.value for p in written.metadata_props} == {"kith.run": "x"}
-    assert written.producer_name == "kith"
-    (tmp_path / "r.onnx").unlink()
-    falls = 0.006
-    asked.clear()
-    with pytest.raises(ParityError, match=r"int8 has accuracy 89\.40%, fp32 90\.00%"):
-        export_int8(backbone, crops, crops, tmp_path / "r.onnx", {}, accuracy)
-    assert [p.name for p in tmp_path.iterdir()] == ["whole.onnx"]
 
 
 def test_centering_subtracts_a_constant_from_embeddings(tmp_path: Path, rng: np.random.Generator) -> None:
