@@ -4,11 +4,12 @@ Prints one table, writes it as Markdown, and writes all figures as JSON. KITH_DA
 data, KITH_REFERENCE that of the reference models (default: a folder `shared` beside the checkout). Missing data are
 reported and skipped.
 
-    python -m bench.accuracy [PACK ...] [--cache runs/cache]
+    python -m bench.accuracy [PACK ...]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +19,14 @@ from typing import Any, Final
 import numpy as np
 
 from bench.common import RESULTS, outside, say, table, write
-from bench.photos import arguments, lfw_or_exit, packs_beside_reference
+from bench.photos import lfw_or_exit, packs_beside_reference
 from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
-from models.vision.detection import DEFAULT_MIN_SCORE
+from models.runtime.onnx_runtime import OnnxNetwork
+from models.vision.detection import DEFAULT_MIN_SCORE, Detector
 from models.vision.specs import DetectionSpec, Normalization
 from training.evaluation.detection import evaluate_detection
 from training.evaluation.embedding import Embedder, Embeddings
-from training.evaluation.embedding_cache import CachedDetector
 from training.evaluation.lfw import files_of, people_of, read_pairs, verify
 from training.evaluation.metrics import bootstrap, fold_decisions
 from training.evaluation.pack_evaluation import evaluate_pack
@@ -95,20 +96,20 @@ are 95 %, over people on LFW and over photos on WIDER. Goals are judged for the 
 
 
 def main() -> None:
-    parser = arguments()
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("packs", type=Path, nargs="*", help="more packs, or directories of ONNX files")
     options = parser.parse_args()
     data = lfw_or_exit().parent
     packs = packs_beside_reference()
     chosen = [packs.pop("bundled"), *(load_pack(directory) for directory in options.packs), *packs.values()]
-    columns = measure(chosen, data, options.cache)
+    columns = measure(chosen, data)
     text = f"{markdown(columns)}\n{NOTES.format(score=DEFAULT_MIN_SCORE)}"
     figures = {column.title: dict(column.metrics) for column in columns}
     write(RESULTS / "accuracy.md", f"# Accuracy\n\n`make bench-accuracy`\n\n{text}", figures)
     print(text)
 
 
-def measure(packs: Sequence[ModelPack], data: Path, cache: Path) -> list[Column]:
+def measure(packs: Sequence[ModelPack], data: Path) -> list[Column]:
     """Measure one column per pack, and one for YuNet, which is only a detector."""
     reference = outside("KITH_REFERENCE", "reference")
     yunet: DetectionSpec | None = None
@@ -116,26 +117,24 @@ def measure(packs: Sequence[ModelPack], data: Path, cache: Path) -> list[Column]
         yunet = DetectionSpec(reference / YUNET, None, Normalization(0.0, 1.0, "BGR"), "yunet")
     else:
         say(f"There is no {YUNET} at {reference}: the comparison with YuNet is skipped.")
-    columns = [pack_column(pack, yunet, data, cache) for pack in packs]
+    columns = [pack_column(pack, yunet, data) for pack in packs]
     if yunet is not None:
         say("YuNet")
-        detector = CachedDetector(yunet, cache)
-        metrics = evaluate_detection(detector, data)
-        detector.cache.save()
+        metrics = evaluate_detection(Detector(OnnxNetwork(yunet.path), yunet), data)
         columns.append(Column("YuNet", metrics, {"Detector": f"{yunet.path.name}, {megabytes(yunet.path):.2f} MB"}))
     return columns
 
 
-def pack_column(pack: ModelPack, yunet: DetectionSpec | None, data: Path, cache: Path) -> Column:
+def pack_column(pack: ModelPack, yunet: DetectionSpec | None, data: Path) -> Column:
     say(f"{pack.model_id}: {pack.directory}")
-    metrics = evaluate_pack(pack, data, cache_dir=cache)
+    metrics = evaluate_pack(pack, data)
     extra = {
         "Detector": f"{pack.detection.path.name}, {megabytes(pack.detection.path):.2f} MB",
         "Recognizer": f"{pack.recognition.path.name}, {megabytes(pack.recognition.path):.2f} MB",
         "Dimensions": str(pack.recognition.dimension),
     }
     if yunet is not None:
-        compared = through_another(pack, yunet, data / "lfw", cache)
+        compared = through_another(pack, yunet, data / "lfw")
         metrics["lfw_view2_through_yunet"] = compared
         ends = [100 * end for end in compared["difference_interval"]]
         extra[THROUGH_YUNET] = f"{compared['accuracy']:.2%}"
@@ -143,16 +142,13 @@ def pack_column(pack: ModelPack, yunet: DetectionSpec | None, data: Path, cache:
     return Column(pack.model_id, json.loads(json.dumps(metrics)), extra)
 
 
-def through_another(pack: ModelPack, detection: DetectionSpec, lfw: Path, cache: Path) -> dict[str, Any]:
+def through_another(pack: ModelPack, detection: DetectionSpec, lfw: Path) -> dict[str, Any]:
     """Measure View 2 with another detector, and the paired accuracy difference to the pack's own detector. The pairs
     are the same, so the interval of the difference is much narrower than those of the two figures."""
     pairs = read_pairs(lfw / "pairs.txt")
 
     def embedded(by: ModelPack) -> Embeddings:
-        embedder = Embedder(by, cache_dir=cache)
-        found = embedder.embeddings(sorted(files_of(lfw, "view2")), lfw / "images")
-        embedder.save_cache()
-        return found
+        return Embedder(by).embeddings(sorted(files_of(lfw, "view2")), lfw / "images")
 
     own, other = embedded(pack), embedded(replace(pack, detection=detection))
     right = [fold_decisions(e.similarities(pairs), pairs.same, pairs.folds) == pairs.same for e in (own, other)]

@@ -92,7 +92,7 @@ def main() -> None:
     count = 2 if options.quick else options.draws
     lfw = lfw_or_exit()
     with tempfile.TemporaryDirectory() as folder:
-        packs = packs_of(lfw, options.cache, Path(folder))
+        packs = packs_of(lfw, Path(folder))
         sets = {
             name: {kind: faces_of(kind, lfw.parent, pack, options.cache) for kind in SETS}
             for name, pack in packs.items()
@@ -126,23 +126,21 @@ def kept_rows(results: Path, packs: Collection[str]) -> list[Row]:
 # Packs
 
 
-def packs_of(lfw: Path, cache: Path, folder: Path) -> dict[str, ModelPack]:
+def packs_of(lfw: Path, folder: Path) -> dict[str, ModelPack]:
     """Return the bundled pack, the pulled one and the reference, without those that are absent."""
-    found = packs_beside_reference(lambda reference: calibrated(reference, lfw, cache, folder / "reference"))
+    found = packs_beside_reference(lambda reference: calibrated(reference, lfw, folder / "reference"))
     if not PULLED.is_dir():
         say(f"{PULLED.name} is left out: run kith models pull {PULLED.name}")
     pulled = {PULLED.name: load_pack(PULLED)} if PULLED.is_dir() else {}
     return {"kith-compact": found.pop("bundled"), **pulled, **found}
 
 
-def calibrated(reference: Path, lfw: Path, cache: Path, copy: Path) -> ModelPack:
+def calibrated(reference: Path, lfw: Path, copy: Path) -> ModelPack:
     """Return the reference models, calibrated on the people of LFW View 1's training list outside the protocol."""
     shutil.copytree(reference, copy)
     pack = load_pack(copy)
     files = calibration_files(lfw)
-    embedder = Embedder(pack, cache_dir=cache)
-    vectors, seen = embedder.embed([lfw / "images" / file for file in files])
-    embedder.save_cache()
+    vectors, seen = Embedder(pack).embed([lfw / "images" / file for file in files])
     people = [file.split("/")[0] for file, kept in zip(files, seen, strict=True) if kept]
     document = calibrate(vectors[seen], people, "LFW View 1, pairsDevTrain, without the people of the protocol")
     return replace_calibration(pack, {**document, "recognizer": pack.recognition.fingerprint()})

@@ -75,9 +75,8 @@ def faces_of(name: str, data: Path, pack: ModelPack, cache: Path) -> Faces:
     """Return the faces of a set in `SETS`, from the cache if they were embedded before."""
     path = cache / "risk" / f"{pack.recognition.fingerprint()[:16]}" / f"{name}.npz"
     if not path.is_file():
-        embedder = Embedder(replace(load_pack(BUNDLED_PACK), recognition=pack.recognition), cache_dir=cache)
+        embedder = Embedder(replace(load_pack(BUNDLED_PACK), recognition=pack.recognition))
         faces = embedded_faces(SETS[name](data), embedder)
-        embedder.save_cache()
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         with partial.open("wb") as stream:

@@ -344,10 +344,9 @@ def measure(
     pack: Annotated[Path, typer.Argument(help="Pack, or unversioned directory of ONNX files.")],
     data: Data,
     output: Annotated[Path, typer.Option(help="JSON file to write.")],
-    cache: Annotated[Path | None, typer.Option(help="Folder for cached network outputs.")] = None,
 ) -> None:
     """Calibrate and measure a third-party pack, and write the evidence as JSON."""
-    evidence = measure_pack(load_pack(pack), data, cache)
+    evidence = measure_pack(load_pack(pack), data)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(evidence) + "\n", encoding="utf-8")
     print_figures(
@@ -479,9 +478,7 @@ def evaluate(
     if is_run and (data is not None or report is not None or not named):
         figures += report_run(model, data, load_pack(pack).detection, report, flip, view1, own)
     elif data is not None:
-        figures += (
-            pack_rows(refresh_pack(model, data, cache, note, log)) if refresh else _measure(model, data, view1, cache)
-        )
+        figures += pack_rows(refresh_pack(model, data, note, log)) if refresh else _measure(model, data, view1)
         if report is not None:
             write_pack_report(report, load_pack(model), data / "lfw", cache, own)
     elif report is not None and own:
@@ -514,9 +511,9 @@ def _detector_of(pack: Path) -> Detector:
     return Detector(OnnxNetwork(spec.path), spec)
 
 
-def _measure(model: Path, data: Path, view1: bool, cache: Path) -> list[tuple[str, str]]:
+def _measure(model: Path, data: Path, view1: bool) -> list[tuple[str, str]]:
     pack = load_pack(model)
-    metrics = evaluate_pack(pack, data, view1, cache)
+    metrics = evaluate_pack(pack, data, view1)
     if not view1:
         return pack_rows(replace(pack, metrics=metrics))
     result = metrics["lfw_view1"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import nn
 from tqdm import tqdm
 
-from models.checksums import sha256_of
 from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from models.runtime.network import Float
@@ -28,14 +27,6 @@ from training import distributed
 from training.backbones import build_backbone
 from training.config import ConfigError, RunConfig
 from training.data.identities import IdentityList, map_in_threads, read_rgb
-from training.evaluation.embedding_cache import (
-    ArrayCache,
-    CachedDetector,
-    CachedRecognizer,
-    cached_rows,
-    image_key,
-    photo_key,
-)
 from training.evaluation.metrics import Floats, flip_average
 from training.optimization.distillation import input_side_px
 from training.optimization.loop import to_tensor
@@ -86,19 +77,6 @@ def shared_embedder(network: nn.Module) -> Embed:
         return distributed.all_gather_parts(vectors, len(crops)).cpu().numpy()
 
     return share
-
-
-def cached_embedder(embed: Embed, network: Path, cache_dir: Path) -> tuple[Embed, ArrayCache]:
-    """Return an embedder that looks up known crops, and its cache, to be saved. ``network`` holds the weights."""
-    cache = ArrayCache(cache_dir / f"vectors-{sha256_of(network)[:16]}.npz")
-
-    def lookup(crops: Crops) -> Float:
-        rows = cached_rows(
-            cache, [image_key(crop) for crop in crops], lambda new: zip(new, embed(crops[new]), strict=True)
-        )
-        return np.stack(rows)
-
-    return lookup, cache
 
 
 def load_embedder(path: Path, normalized: bool = True) -> tuple[Embed, Alignment]:
@@ -202,31 +180,12 @@ class Embeddings:
 
 
 class Embedder:
-    """Detector and recognizer of a pack, as a function from photos to l2_normalize vectors.
+    """Detector and recognizer of a pack, as a function from photos to l2_normalize vectors. ``min_score``: detection
+    score threshold, in (0, 1]."""
 
-    Args:
-        min_score: detection score threshold, in (0, 1].
-        cache_dir: folder for cached network outputs, written by `save_cache`.
-    """
-
-    def __init__(self, pack: ModelPack, min_score: float = 0.5, cache_dir: Path | None = None) -> None:
-        self.detector: Detector
-        self.recognizer: Recognizer
-        self.photos: ArrayCache | None = None
-        if cache_dir is None:
-            self.detector = Detector(OnnxNetwork(pack.detection.path), pack.detection, min_score)
-            self.recognizer = Recognizer(OnnxNetwork(pack.recognition.path), pack.recognition)
-        else:
-            self.detector = CachedDetector(pack.detection, cache_dir, min_score)
-            self.recognizer = CachedRecognizer(pack.recognition, cache_dir)
-            self.photos = ArrayCache(cache_dir / f"photos-{self.recognizer.fingerprint[:16]}.npz")
-
-    def save_cache(self) -> None:
-        for network in (self.detector, self.recognizer):
-            if isinstance(network, CachedDetector | CachedRecognizer):
-                network.cache.save()
-        if self.photos is not None:
-            self.photos.save()
+    def __init__(self, pack: ModelPack, min_score: float = 0.5) -> None:
+        self.detector = Detector(OnnxNetwork(pack.detection.path), pack.detection, min_score)
+        self.recognizer = Recognizer(OnnxNetwork(pack.recognition.path), pack.recognition)
 
     def embed(self, files: Sequence[Path]) -> tuple[Float, NDArray[np.bool_]]:
         """Embed the central face of each photo.
@@ -234,39 +193,20 @@ class Embedder:
         Returns:
             (n, d) l2_normalize vectors, zero for photos without a face, and (n,) whether a face was found.
         """
-
-        def compute(rows: list[int]) -> Iterator[tuple[int, Float]]:
-            for of_batch, crops in central_crops(
-                self.detector, [files[row] for row in rows], self.recognizer.alignment
-            ):
-                yield from zip((rows[i] for i in of_batch), self.recognizer.embed(crops), strict=True)
-
-        known = [self._row(row) for row in self._cached(files, "vector", compute)]
-        return np.stack([vector for vector, _ in known]), np.array([found for _, found in known])
+        vectors = np.zeros((len(files), self.recognizer.dimension), np.float32)
+        found = np.zeros(len(files), bool)
+        for rows, crops in central_crops(self.detector, files, self.recognizer.alignment):
+            vectors[rows] = self.recognizer.embed(crops)
+            found[rows] = True
+        return vectors, found
 
     def qualities(self, files: Sequence[str], images: Path) -> dict[str, Quality]:
         """Return the quality of the central face of each photo that shows one. Files are relative to ``images``."""
-
-        def compute(rows: list[int]) -> Iterator[tuple[int, Float]]:
-            for batch in central_faces(self.detector, [images / files[row] for row in rows]):
-                for i, photo, points in batch:
-                    quality = measure_quality(align(photo, points[None])[0], points)
-                    yield rows[i], np.array(astuple(quality), np.float32)
-
-        rows = self._cached([images / file for file in files], "quality", compute)
-        return {file: Quality(*row.tolist()) for file, row in zip(files, rows, strict=True) if len(row)}
-
-    def _cached(
-        self, files: Sequence[Path], what: str, compute: Callable[[list[int]], Iterable[tuple[int, Float]]]
-    ) -> list[Float]:
-        if self.photos is None or not isinstance(self.detector, CachedDetector):
-            rows = dict(compute(list(range(len(files)))))
-            return [rows.get(i, np.zeros(0, np.float32)) for i in range(len(files))]
-        extra = f"{what} {self.detector.key} {self.detector.min_score:.4f}"
-        return cached_rows(self.photos, [photo_key(file, extra) for file in files], compute)
-
-    def _row(self, row: Float) -> tuple[Float, bool]:
-        return (row, True) if len(row) else (np.zeros(self.recognizer.dimension, np.float32), False)
+        return {
+            files[row]: measure_quality(align(photo, points[None])[0], points)
+            for batch in central_faces(self.detector, [images / file for file in files])
+            for row, photo, points in batch
+        }
 
     def embed_people(
         self, listed: IdentityList, rows: NDArray[np.intp], aligned: bool

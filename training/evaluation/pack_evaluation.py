@@ -57,17 +57,14 @@ class WorstPairs:
     non_mated: tuple[tuple[str, str, float], ...]
 
 
-def evaluate_pack(
-    pack: ModelPack, data: Path, view1_only: bool = False, cache_dir: Path | None = None
-) -> dict[str, Any]:
+def evaluate_pack(pack: ModelPack, data: Path, view1_only: bool = False) -> dict[str, Any]:
     """Compute all figures of the model card, through the pack's own detector.
 
     Args:
         data: folder with lfw/ and wider/ (see docs/training.md).
         view1_only: only LFW View 1.
-        cache_dir: folder for cached network outputs.
     """
-    embedder = Embedder(pack, cache_dir=cache_dir)
+    embedder = Embedder(pack)
     lfw = data / "lfw"
     parts: tuple[Part, ...] = ("view1",) if view1_only else PARTS
     embeddings = embedder.embeddings(sorted(set().union(*(files_of(lfw, part) for part in parts))), lfw / "images")
@@ -93,7 +90,6 @@ def evaluate_pack(
             "mated": len(protocol.mated),
             "strangers": len(protocol.strangers),
         }
-    embedder.save_cache()
     return report
 
 

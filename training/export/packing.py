@@ -96,8 +96,6 @@ def make_pack(
     if output.resolve() in {pack.directory for pack in (recognizer, detector) if isinstance(pack, ModelPack)}:
         raise ConfigError(f"{output} is a pack whose network is reused. Name another output folder")
     output.mkdir(parents=True, exist_ok=True)
-    runs = [network for network in (recognizer, detector) if isinstance(network, Path)]
-    cache = (runs or [output])[0].parent / "cache"
     detector_file, recognizer_file = output / "detector.onnx", output / "recognizer.onnx"
     normalization = Normalization(127.5, 128.0)
     detector_provenance = _write_detector(detector, data, detector_file, name, normalization, options.detector_terms)
@@ -118,8 +116,8 @@ def make_pack(
     }
     draft = PackDraft(name, display_name, detector_file, recognizer_file, dimension, alignment)
     uncalibrated = write_pack(output, draft, {}, provenance, {})
-    evidence = _calibration(uncalibrated, data / "lfw", cache)
-    metrics = evaluate_pack(uncalibrated, data, cache_dir=cache)
+    evidence = _calibration(uncalibrated, data / "lfw")
+    metrics = evaluate_pack(uncalibrated, data)
     pack = write_pack(output, draft, evidence, provenance, metrics)
     write_model_card(pack)
     return pack
@@ -153,16 +151,14 @@ def _export_run(
     return provenance, config
 
 
-def refresh_pack(
-    directory: Path, data: Path, cache_dir: Path, note: str | None = None, log: str | None = None
-) -> ModelPack:
+def refresh_pack(directory: Path, data: Path, note: str | None = None, log: str | None = None) -> ModelPack:
     """Measure an existing pack, and write its metrics and model card. ``note`` and ``log`` replace those of the card.
     Raises PackError if the pack has no manifest version 2. Raises ConfigError if the manifest has no provenance of run
     and data."""
     pack = load_pack(directory)
     check_provenance(pack)
     changes = {key: value for key, value in (("note", note), ("log", log)) if value is not None}
-    metrics = evaluate_pack(pack, data, cache_dir=cache_dir)
+    metrics = evaluate_pack(pack, data)
     if "groups" in pack.metrics:  # measured by store_group_figures' caller
         metrics["groups"] = pack.metrics["groups"]
     measured = update_manifest(pack.directory, {**pack.provenance, **changes}, metrics)
@@ -208,13 +204,13 @@ def calibrate_pack(
     return replace_calibration(pack, {**evidence, **about})
 
 
-def measure_pack(pack: ModelPack, data: Path, cache_dir: Path | None = None) -> dict[str, Any]:
+def measure_pack(pack: ModelPack, data: Path) -> dict[str, Any]:
     """Calibrate and measure a third-party pack. Return a JSON-ready document with the hashes of its networks."""
     return {
         "detector_sha256": sha256_of(pack.detection.path),
         "recognizer": pack.recognition.fingerprint(),
-        "calibration": _calibration(pack, data / "lfw", cache_dir),
-        "metrics": evaluate_pack(pack, data, cache_dir=cache_dir),
+        "calibration": _calibration(pack, data / "lfw"),
+        "metrics": evaluate_pack(pack, data),
     }
 
 
@@ -270,13 +266,11 @@ def _describe_data(run: Path, config: RunConfig, terms: str | None) -> dict[str,
     return {"images": len(listed), "people": len(listed.names), "terms": terms}
 
 
-def _calibration(pack: ModelPack, lfw: Path, cache_dir: Path | None) -> dict[str, Any]:
+def _calibration(pack: ModelPack, lfw: Path) -> dict[str, Any]:
     """Compare the photos of View 1's training list with each other, through the pack's own detector."""
     pairs = read_pairs(lfw / "pairsDevTrain.txt")
     files = sorted({*pairs.first, *pairs.second})
-    embedder = Embedder(pack, cache_dir=cache_dir)
-    vectors, found = embedder.embed([lfw / "images" / file for file in files])
-    embedder.save_cache()
+    vectors, found = Embedder(pack).embed([lfw / "images" / file for file in files])
     people = [file.split("/")[0] for file, kept in zip(files, found, strict=True) if kept]
     evidence = calibrate(vectors[found], people, "LFW View 1, pairsDevTrain, central face of each photo")
     return {**evidence, "photos_without_face": int((~found).sum()), "recognizer": pack.recognition.fingerprint()}

@@ -21,7 +21,7 @@ from training.config import ConfigError, RunConfig
 from training.data.identities import load_identities
 from training.data.split import split_identities
 from training.evaluation import plots
-from training.evaluation.embedding import Embed, Embeddings, cached_embedder, load_run, torch_embedder
+from training.evaluation.embedding import Embed, Embeddings, load_run, torch_embedder
 from training.evaluation.lfw import (
     PARTS,
     VIEW1,
@@ -84,7 +84,7 @@ def report_run(
     detector); return the figures. With ``report``, also write them, with those of further ``people``, as `write_report`
     does."""
     config, backbone = load_run(run)
-    embed, vectors = cached_embedder(torch_embedder(backbone), run / CHECKPOINT, run.parent / "cache")
+    embed = torch_embedder(backbone)
     evidence = None
     if data is not None:
         crops = load_lfw_crops(
@@ -107,7 +107,6 @@ def report_run(
     if data is None and not held_out and not people:
         raise ConfigError(f"{run} holds out nothing. Name a benchmark, such as --people or --data")
     own = training_angles(embed, trained_on, head.class_weights())
-    vectors.save()
     about = [("Head", _describe_head(config)), *training_angle_rows(own)]
     if report is not None:
         write_report(report, f"Run {config.name}", dict(about), evidence, [*held_out, *people])

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from models.pack.manifest import ModelPack
 from models.vision.quality import Quality
+from training.evaluation.embedding import Embedder
 from training.evaluation.pack_evaluation import WORST_PAIR_COUNT, split_pairs, worst_pairs
 
 COUNT = 90
+
+
+def test_a_photo_without_a_face_has_no_direction_and_no_quality(
+    pack: ModelPack, group: NDArray[np.uint8], tmp_path: Path
+) -> None:
+    cv2.imwrite(str(tmp_path / "group.png"), group)
+    cv2.imwrite(str(tmp_path / "black.png"), np.zeros_like(group))
+    embedder, names = Embedder(pack), ["black.png", "group.png"]
+    found = embedder.embeddings(names, tmp_path)
+    assert found.found.tolist() == [False, True]
+    assert np.linalg.norm(found.vectors, axis=1) == pytest.approx([0, 1], abs=1e-5)
+    assert list(embedder.qualities(names, tmp_path)) == ["group.png"]
 
 
 def quality(sharpness: float) -> Quality:

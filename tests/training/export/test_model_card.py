@@ -276,6 +276,6 @@ def test_commands_list_settings_that_differ_from_the_recipe(tmp_path: Path) -> N
 
 def test_a_pack_without_provenance_is_not_refreshed(copy: Path, reference: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no provenance of its run"):
-        refresh_pack(reference, tmp_path, tmp_path)
+        refresh_pack(reference, tmp_path)
     with pytest.raises(PackError, match="only packs with a manifest can be updated"):
         update_manifest(reference, {}, {})
