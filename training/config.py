@@ -30,7 +30,6 @@ BackboneName = Literal[
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["cosine", "poly", "step"]
 TrainingPrecision = Literal["auto", "fp32", "bf16", "fp16"]
-Match = Literal["cosine", "euclidean"]
 Option = float | int | bool | str
 
 
@@ -70,10 +69,6 @@ class DataConfig(_Section):
     max_identities: int | None = None
     images_per_person: int = 0
     """0: every image once per epoch. k: identity-balanced batches, k images of each of batch_size / k people."""
-    sharp_repeats: int = 1
-    """Times that an epoch shows images with an eye distance of at least ``sharp_eyes_px`` (manifest column
-    ``eye_distance_px``). Probes are sharper than most images of an enlarged set."""
-    sharp_eyes_px: float = 18.0
     person_folders: int = 1
     """Folders below ``root`` that name a person: 2 for ``a1/a2/photo``, the layout of MegaFace's distractors."""
     exclude: Path | None = None
@@ -103,11 +98,6 @@ class DataConfig(_Section):
         for name in ("held_out_people", "held_out_photos"):
             _require(0 <= getattr(self, name) <= 0.5, f"data.{name} must be a share in [0, 0.5], 0 for none")
         _require(self.aligned or not self.workers, "data.workers streams aligned crops only. Align the photos first")
-        _require(self.sharp_repeats >= 1, "data.sharp_repeats must be at least 1")
-        _require(
-            self.sharp_repeats == 1 or (self.manifest is not None and not records and not self.images_per_person),
-            "data.sharp_repeats needs a manifest, and batches that are not balanced (data.images_per_person 0)",
-        )
 
 
 @dataclass(frozen=True)
@@ -131,11 +121,9 @@ class AugmentConfig(_Section):
     erase: float = 0.15
     mask: float = 0.0
     """Probability of a synthetic face mask over nose, mouth and chin."""
-    morph: float = 0.0
-    """Probability of blending two faces by a smooth mask. Blends have no label: only the teacher uses them."""
 
     def __post_init__(self) -> None:
-        for name in ("flip", "move", "low_resolution", "gray", "erase", "mask", "morph"):
+        for name in ("flip", "move", "low_resolution", "gray", "erase", "mask"):
             _require(0 <= getattr(self, name) <= 1, f"augment.{name} must be a probability, not {getattr(self, name)}")
         for name in ("shift", "zoom", "brightness", "contrast", "saturation"):
             _require(0 <= getattr(self, name) < 1, f"augment.{name} must be in [0, 1), not {getattr(self, name)}")
@@ -199,13 +187,6 @@ class DistillConfig(_Section):
     teacher: Path | None = None
     """A pack, a directory or file of ONNX, a .pt2 file of torch.export, or a finished run."""
     weight: float = 1.0
-    match: Match = "cosine"
-    """cosine: mean of 1 - cos(student, teacher). euclidean: mean square of student - scale * teacher, with unit vectors
-    of the teacher. The latter suits teachers whose vectors lie near one direction."""
-    scale: float = 1.0
-    """For euclidean: scale that gives the teacher's coordinates a standard deviation near 1."""
-    views: int = 0
-    """Number of epochs after which the same batches repeat, so that the teacher's answers are cached. 0: never."""
     mirror: bool = False
     """Teach the mean of the teacher's embeddings of the image and its mirror image, which is better than either."""
     held_out: int = 0
@@ -214,13 +195,10 @@ class DistillConfig(_Section):
     def __post_init__(self) -> None:
         _require(self.teacher is None or self.teacher.exists(), f"distill.teacher {self.teacher} does not exist")
         _require(self.weight > 0, "distill.weight must be positive")
-        _require(self.scale > 0, "distill.scale must be positive")
-        _require(self.views >= 0, "distill.views must be a number of epochs, or 0")
         _require(self.held_out >= 0, "distill.held_out must be a number of images, or 0")
-        for name in ("views", "mirror", "held_out"):
+        for name in ("mirror", "held_out"):
             needed = not getattr(self, name) or self.teacher is not None
             _require(needed, f"distill.{name} needs a distill.teacher")
-        _one_of(self.match, Match, "distill.match")
 
 
 @dataclass(frozen=True)
@@ -254,7 +232,7 @@ class LoopConfig(_Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     sync_batch_norm: bool = False
-    """Compute batch-norm statistics over the global batch: all ranks wait for each other at every layer."""
+    """Compute batch-norm statistics over the global batch, on GPUs: all ranks wait for each other at every layer."""
     class_sampling: float = 0.0
     """Partial FC. 0: every rank holds the whole classifier. Otherwise each rank holds a share of the classes and each
     step uses this fraction of them (1.0: all), always including those of the batch."""
@@ -310,15 +288,6 @@ class RunConfig(_Section):
             side == CROP_SIZE_PX or net != "bottleneck_net",
             f"data.crop_px {side}: {net} has the input of its teacher, and takes crops of {CROP_SIZE_PX} only",
         )
-        _require(
-            not self.augment.morph or self.distill.teacher is not None,
-            "augment.morph needs a distill.teacher: a blend of two people has no label",
-        )
-        _require(
-            not (self.augment.morph and self.loop.class_sampling),
-            "augment.morph leaves ranks unequal numbers of labels, which loop.class_sampling does not support",
-        )
-        _require(self.augment.morph < 1 or self.head.name == "none", "augment.morph = 1 leaves a head without labels")
         for path in self.validation:
             _require(path.is_file(), f"validation set {path} does not exist")
 

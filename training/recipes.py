@@ -29,8 +29,7 @@ Recipe = Callable[[Path, Path, Path | None], RunConfig]
 def taught(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
     """Return a recipe without labels: the bundled recognizer's network learns a teacher's embeddings.
 
-    ``data`` is a folder of folders of photos, such as FairFace's. A teacher can embed any face: 40 % of the crops of an
-    epoch are blends of two people. Raises ConfigError without a teacher.
+    ``data`` is a folder of folders of photos, such as FairFace's. Raises ConfigError without a teacher.
     """
     if teacher is None:
         raise ConfigError(
@@ -42,7 +41,7 @@ def taught(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
         data=DataConfig(data, None, aligned=False, min_images=1, held_out_people=0, held_out_photos=0),
         backbone=BackboneConfig("bottleneck_net", embedding_dim=256),
         head=HeadConfig("none"),
-        augment=AugmentConfig(rotation_deg=6.0, saturation=0.3, mask=0.05, morph=0.4),
+        augment=AugmentConfig(rotation_deg=6.0, saturation=0.3, mask=0.05),
         distill=DistillConfig(teacher, held_out=1000),
         loop=LoopConfig(epochs=4, batch_size=64, optimizer="adamw", learning_rate=1e-3, weight_decay=0.05),
     )

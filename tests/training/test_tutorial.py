@@ -143,7 +143,6 @@ def test_the_tutorial_from_photos_to_a_served_pack(
     runs = workplace / "runs"
     assert "People" in outputs["kith-train inspect PHOTOS"]
     assert "12" in outputs["kith-train inspect PHOTOS"]
-    assert (runs / "photos.png").read_bytes().startswith(b"\x89PNG")
     for name, epochs in (("mine", 2), ("adacos", 1), ("student", 1), ("two", 1)):
         lines = (runs / name / "losses.csv").read_text().splitlines()
         assert len(lines) > epochs * 5, name

@@ -9,7 +9,6 @@ from training.backbones.bottleneck_net import BottleneckNet
 from training.backbones.checkpointing import checkpoint_blocks
 from training.backbones.iresnet import DEPTHS, IResNet, ThinIResNet
 from training.backbones.mobilefacenet import MobileFaceNet
-from training.backbones.sync_batch_norm import synchronize_batch_norm
 from training.backbones.vit import VIT_DEPTHS, VisionTransformer
 from training.config import BackboneConfig
 

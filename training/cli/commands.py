@@ -25,7 +25,7 @@ from training.cli.light import app as light
 from training.cli.light import print_figures
 from training.config import ConfigError, DataConfig, RunConfig
 from training.data.identities import read_excluded
-from training.data.preflight import contact_sheet, preflight
+from training.data.preflight import preflight
 from training.detection.crops import load_photos
 from training.detection.fit import DetectorFit
 from training.evaluation import figures
@@ -77,11 +77,10 @@ def inspect(
     folder: Folder = False,
     unaligned: Annotated[bool, typer.Option("--unaligned", help="Photos are not aligned crops.")] = False,
     crop_px: Annotated[int, typer.Option(min=32, help="Side of the crops in pixels.")] = CROP_SIZE_PX,
-    sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG) to this file.")] = None,
     sample: Annotated[int | None, typer.Option(min=1, help="Number of images to check; default: all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print findings and proposal as JSON.")] = False,
 ) -> None:
-    """Check a data set before training (damage, duplicates, color order), and propose settings for it."""
+    """Check a data set before training (damage, duplicates), and propose settings for it."""
     config = DataConfig(data, None if folder else "manifest.csv", aligned=not unaligned, crop_px=crop_px)
     found = preflight(config, sample)
     proposed = propose(config, found.people, found.images, distributed.device())
@@ -92,9 +91,6 @@ def inspect(
         _print_proposal(proposed)
     for warning in (*found.warnings, *proposed.notes):
         Console(stderr=True).print(f"[yellow]warning:[/yellow] {escape(warning)}", highlight=False)
-    if sheet is not None:
-        sheet.parent.mkdir(parents=True, exist_ok=True)
-        contact_sheet(config, sheet)
 
 
 def _print_proposal(proposed: Proposal) -> None:

@@ -43,21 +43,16 @@ Draw = IntEnum(
     "Draw",
     "MASK MASK_BRIDGE MASK_CHEEK MASK_CHIN MASK_JAW MASK_WIDTH MASK_SHADE MASK_RED MASK_GREEN MASK_BLUE "
     "FLIP MOVE SHIFT_X SHIFT_Y ZOOM ROTATION CONTRAST BRIGHTNESS SATURATION GRAY LOW_RESOLUTION SIDE "
-    "ERASE ERASE_HEIGHT ERASE_WIDTH ERASE_TOP ERASE_LEFT ERASE_RED ERASE_GREEN ERASE_BLUE "
-    "MORPH MORPH_SHARE MORPH_FIRST",
+    "ERASE ERASE_HEIGHT ERASE_WIDTH ERASE_TOP ERASE_LEFT ERASE_RED ERASE_GREEN ERASE_BLUE",
     start=0,
 )
-"""Column of each uniform random number. From MORPH_FIRST on, MORPH_GRID**2 columns shape the blend."""
-MORPH_GRID: Final = 3
-MORPH_CONTRAST: Final = 12.0
-"""Scale of the blend's logits: most places show one face, with a soft border."""
-COLUMNS: Final = len(Draw) - 1 + MORPH_GRID**2
+"""Column of each uniform random number."""
 
 
 def draw_uniforms(count: int, seed: int, step: int) -> Tensor:
-    """Return (count, COLUMNS) float32 uniforms in [0, 1) for the global batch of one step."""
+    """Return (count, len(Draw)) float32 uniforms in [0, 1) for the global batch of one step."""
     # torch.Generator uses only 32 bits of its seed on CPUs, too few for a seed and a step.
-    return torch.from_numpy(np.random.default_rng((seed, step)).random((count, COLUMNS), np.float32))
+    return torch.from_numpy(np.random.default_rng((seed, step)).random((count, len(Draw)), np.float32))
 
 
 def augment(crops_BCHW: Tensor, u_BK: Tensor, config: AugmentConfig) -> Tensor:
@@ -74,29 +69,6 @@ def augment(crops_BCHW: Tensor, u_BK: Tensor, config: AugmentConfig) -> Tensor:
     _apply_to_selected(out, u_BK, Draw.GRAY, config.gray, lambda crops, u: _luma(crops).expand_as(crops))
     _lower_resolution(out, u_BK, config.low_resolution)
     _apply_to_selected(out, u_BK, Draw.ERASE, config.erase, _erase)
-    return out
-
-
-def select_morphed(u_BK: Tensor, config: AugmentConfig) -> Tensor:
-    """Return (B,) bool: the images blended by `morph`, whose labels do not apply."""
-    return u_BK[:, Draw.MORPH] < config.morph
-
-
-def morph(crops_BCHW: Tensor, u_BK: Tensor, config: AugmentConfig) -> Tensor:
-    """Blend the selected images with their neighbors in the batch, (0, 1), (2, 3), ..., by smooth random masks. Blends
-    are new faces for a teacher to embed. They have no label."""
-    count = len(crops_BCHW)
-    if not config.morph or count < 2:
-        return crops_BCHW
-    neighbor_B = torch.arange(count) ^ 1
-    selected = (select_morphed(u_BK, config) & (neighbor_B < count)).nonzero().flatten()
-    out = crops_BCHW.clone()
-    if len(selected):
-        chosen, neighbors, u = (to_device(t, out.device) for t in (selected, neighbor_B[selected], u_BK[selected]))
-        shape = u[:, Draw.MORPH_FIRST : Draw.MORPH_FIRST + MORPH_GRID**2].reshape(-1, 1, MORPH_GRID, MORPH_GRID)
-        field = (shape - 0.5 + (u[:, Draw.MORPH_SHARE, None, None, None] - 0.5) / 2) * MORPH_CONTRAST
-        mask = torch.sigmoid(F.interpolate(field, size=crops_BCHW.shape[2:], mode="bicubic", align_corners=False))
-        out[chosen] = torch.lerp(crops_BCHW[chosen], crops_BCHW[neighbors], mask)
     return out
 
 

@@ -28,7 +28,6 @@ class Batch:
     """This rank's part of the batch of one step.
 
     Attributes:
-        number: identifies the images; equal for steps that show the same batch again.
         rows: (b,) rows of the set.
         crops: (b, s, s, 3) uint8.
         labels: (b,) classes.
@@ -36,7 +35,6 @@ class Batch:
     """
 
     step: int
-    number: int
     rows: NDArray[np.int64]
     crops: Tensor
     labels: Tensor
@@ -53,9 +51,7 @@ class Batches(Dataset[Batch]):
     def __init__(self, data: IdentitySet, config: RunConfig, part: slice, device: torch.device) -> None:
         loop = config.loop
         self._data, self._config, self._part, self._device = data, config, part, device
-        self._sampler = BatchSampler(
-            data.labels, loop.batch_size, loop.seed, config.data.images_per_person, data.repeats
-        )
+        self._sampler = BatchSampler(data.labels, loop.batch_size, loop.seed, config.data.images_per_person)
         self.steps_per_epoch = self._sampler.steps_per_epoch
         self.total_steps = self.steps_per_epoch * loop.epochs
         crops = data.crops_NHWC
@@ -95,20 +91,16 @@ class Batches(Dataset[Batch]):
 
     def rows(self, step: int) -> NDArray[np.int64]:
         """Return this rank's rows of a step."""
-        epoch, position = divmod(self._number(step), self.steps_per_epoch)
+        epoch, position = divmod(step, self.steps_per_epoch)
         return self._sampler.rows(epoch, position)[self._part]
-
-    def _number(self, step: int) -> int:
-        views = self._config.distill.views
-        return step % (self.steps_per_epoch * views) if views else step
 
     def __getitem__(self, job: tuple[int, NDArray[np.int64]]) -> Batch:
         """Return the batch of a step and its rows, on the CPU."""
         step, rows = job
-        loop, number = self._config.loop, self._number(step)
-        uniforms = draw_uniforms(loop.batch_size, loop.seed, number)[self._part]
+        loop = self._config.loop
+        uniforms = draw_uniforms(loop.batch_size, loop.seed, step)[self._part]
         crops = np.zeros(0, np.uint8) if self._resident is not None else self._data.crops_NHWC[rows]
-        return Batch(step, number, rows, torch.from_numpy(crops), torch.from_numpy(self._data.labels[rows]), uniforms)
+        return Batch(step, rows, torch.from_numpy(crops), torch.from_numpy(self._data.labels[rows]), uniforms)
 
     def _pinned(self, step: int) -> Batch:
         batch = self[step, self.rows(step)]

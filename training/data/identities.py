@@ -75,7 +75,6 @@ class IdentityList:
         rows: (n,) index of each image in ``source``.
         labels: (n,) class 0..C-1, in the order of ``names``.
         dropped: number of people with fewer than ``min_images``.
-        repeats: (n,) times that an epoch shows each image.
         files: the files of a folder, with those that are not used; None for another source.
         clashes: names with different bytes that show one name, escaped to ASCII, in groups; see `list_identities`.
     """
@@ -85,7 +84,6 @@ class IdentityList:
     labels: NDArray[np.int64]
     names: tuple[str, ...]
     dropped: int
-    repeats: NDArray[np.int64]
     files: FolderPhotos | None = None
     clashes: tuple[tuple[str, ...], ...] = ()
 
@@ -104,7 +102,7 @@ class IdentityList:
 
     def select(self, rows: NDArray[np.int64]) -> IdentityList:
         """Return the images in these rows, with the same classes."""
-        return replace(self, rows=self.rows[rows], labels=self.labels[rows], repeats=self.repeats[rows])
+        return replace(self, rows=self.rows[rows], labels=self.labels[rows])
 
     def class_ids(self) -> NDArray[np.int64]:
         """Return (C,) identifiers of the classes, as `identify_classes` does."""
@@ -157,15 +155,14 @@ class SelectedCrops:
 class IdentitySet:
     """Crops: ``crops_NHWC`` (n, s, s, 3) uint8 RGB, ``labels`` (n,) in 0..C-1, ``class_ids`` (C,) for checkpoints.
 
-    An epoch shows each image ``repeats`` (n,) times; None means once. Streamed crops support indexing by rows and
-    slices only, like a memory map whose rows are decoded. ``listed`` has the source of each image.
+    Streamed crops support indexing by rows and slices only, like a memory map whose rows are decoded. ``listed`` has
+    the source of each image.
     """
 
     crops_NHWC: NDArray[np.uint8]
     labels: NDArray[np.int64]
     names: tuple[str, ...]
     class_ids: NDArray[np.int64]
-    repeats: NDArray[np.int64] | None = None
     listed: IdentityList | None = None
 
     @property
@@ -193,7 +190,6 @@ class IdentitySet:
             self,
             crops_NHWC=cast(NDArray[np.uint8], crops),
             labels=self.labels[rows],
-            repeats=None if self.repeats is None else self.repeats[rows],
             listed=None if self.listed is None else self.listed.select(rows),
         )
 
@@ -218,7 +214,7 @@ def list_identities(config: DataConfig, keep_clashes: bool = False) -> IdentityL
     records = config.root.suffix == ".rec"
     if records or find_shards(config.root):
         source = FaceRecords(config.root) if records else TarShards(config.root)
-        people, repeats = source.labels, np.ones(len(source.labels), np.int64)
+        people = source.labels
     else:
         excluded = read_excluded(config.root, config.exclude)
         if config.manifest is None:
@@ -229,10 +225,9 @@ def list_identities(config: DataConfig, keep_clashes: bool = False) -> IdentityL
         pairs = [pair for pair in found if not is_excluded(pair[0], excluded)]
         if config.exclude is not None and len(pairs) == len(found):
             log.warning("%s names no photo of %s: nothing is left out", config.exclude, config.root)
-        source = PhotoFiles(tuple(file for file, _, _ in pairs))
-        shown, clashes = _show_names(name for _, name, _ in pairs)
-        people = np.array([shown[name] for _, name, _ in pairs], np.str_)
-        repeats = np.array([times for _, _, times in pairs], np.int64)
+        source = PhotoFiles(tuple(file for file, _ in pairs))
+        shown, clashes = _show_names(name for _, name in pairs)
+        people = np.array([shown[name] for _, name in pairs], np.str_)
     names, owners, counts = np.unique(people, return_inverse=True, return_counts=True)
     enough = np.flatnonzero(counts >= config.min_images)
     chosen = enough[: config.max_identities]
@@ -250,7 +245,6 @@ def list_identities(config: DataConfig, keep_clashes: bool = False) -> IdentityL
         labels[owners[rows]],
         tuple(map(str, names[chosen].tolist())),
         len(names) - len(enough),
-        repeats[rows],
         files,
         clashes,
     )
@@ -298,11 +292,11 @@ def is_excluded(file: Path, excluded: Collection[Path | str]) -> bool:
     return file in excluded or file.name in excluded
 
 
-def _read_manifest(config: DataConfig) -> Iterator[tuple[Path, str, int]]:
+def _read_manifest(config: DataConfig) -> Iterator[tuple[Path, str]]:
     manifest = config.root / str(config.manifest)
     if not manifest.is_file():
         raise ConfigError(f"manifest {manifest} does not exist. For one folder per person, pass --folder")
-    required = {"file", "identity", *(["eye_distance_px"] if config.sharp_repeats > 1 else [])}
+    required = {"file", "identity"}
     try:
         with manifest.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream)
@@ -312,18 +306,17 @@ def _read_manifest(config: DataConfig) -> Iterator[tuple[Path, str, int]]:
                 if any(row[column] is None for column in required):
                     place = f"manifest {manifest}, line {reader.line_num}"
                     raise ConfigError(f"{place} has too few columns. Complete or remove it")
-                sharp = config.sharp_repeats > 1 and float(row["eye_distance_px"]) >= config.sharp_eyes_px
-                yield manifest.parent / row["file"], row["identity"], config.sharp_repeats if sharp else 1
+                yield manifest.parent / row["file"], row["identity"]
     except ConfigError:
         raise
     except (ValueError, csv.Error) as error:
         raise ConfigError(f"manifest {manifest} cannot be read: {error}. Save it as CSV in UTF-8") from error
 
 
-def _name_people(root: Path, files: FolderPhotos, folders: int) -> Iterator[tuple[Path, str, int]]:
-    """Yield file, person and repeats of each photo. The first ``folders`` below ``root`` name the person."""
+def _name_people(root: Path, files: FolderPhotos, folders: int) -> Iterator[tuple[Path, str]]:
+    """Yield file and person of each photo. The first ``folders`` below ``root`` name the person."""
     for file in files.photos:
-        yield file, "/".join(file.relative_to(root).parts[:-1][:folders]), 1
+        yield file, "/".join(file.relative_to(root).parts[:-1][:folders])
 
 
 def read_rgb(file: Path) -> NDArray[np.uint8]:
@@ -383,7 +376,7 @@ def load_identities(
         log.warning(listed.files.warning)
     if config.workers:
         crops = cast(NDArray[np.uint8], StreamedCrops(listed, config.crop_px))
-        return IdentitySet(crops, listed.labels, listed.names, listed.class_ids(), listed.repeats, listed)
+        return IdentitySet(crops, listed.labels, listed.names, listed.class_ids(), listed)
     listing = f"{config.root} {config.aligned} {config.crop_px} {listed.source.fingerprint(listed.rows)}"
     key = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     cache, kept_file = cache_dir / f"crops-{key}.npy", cache_dir / f"kept-{key}.npy"
@@ -394,7 +387,7 @@ def load_identities(
     kept = np.load(kept_file)
     crops = np.load(cache, mmap_mode="r")
     found = listed.select(kept)
-    return IdentitySet(crops, found.labels, found.names, listed.class_ids(), found.repeats, found)
+    return IdentitySet(crops, found.labels, found.names, listed.class_ids(), found)
 
 
 def hold_out(data: IdentitySet, count: int, seed: int) -> tuple[IdentitySet, NDArray[np.uint8]]:

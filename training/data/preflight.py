@@ -6,12 +6,8 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Literal
 
-import cv2
 import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from models.vision.alignment import CROP_SIZE_PX
@@ -19,14 +15,6 @@ from training.config import ConfigError, DataConfig
 from training.data.identities import IdentityList, decode_rgb, describe_clashes, list_identities, map_in_threads
 from training.data.recordio import FaceRecords
 from training.data.subsampling import evenly_spaced_rows
-
-Color = Literal["RGB", "probably BGR", "gray"]
-TILE_PX: Final = CROP_SIZE_PX
-GRAY_DIFFERENCE: Final = 2.0
-"""Mean of |red - blue| (0 to 255) below which an image counts as gray; the noise of JPEG's chroma is near 1."""
-NAME_HEIGHT_PX: Final = 16
-MISSING: Final = 64
-"""Gray level of the tile for an unreadable image."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +38,6 @@ class Preflight:
     """Groups of byte-identical images labeled as different people."""
     unused_labels: int
     """Unused labels below the maximum, for record files."""
-    color: Color
     ignored: tuple[str, ...] = ()
     """Files of a folder that are not used."""
     crop_px: int = CROP_SIZE_PX
@@ -73,7 +60,6 @@ class Preflight:
             ("Images of the wrong size", f"{len(self.wrong_size):,}"),
             ("Groups of equal images, one person", f"{len(self.duplicates_within):,}"),
             ("Groups of equal images, several people", f"{len(self.duplicates_across):,}"),
-            ("Color order", self.color),
             ("Names written in several ways", f"{len(self.clashes):,}"),
             ("Files that are not used", f"{len(self.ignored):,}"),
             ("Hidden files and folders", f"{self.hidden:,}"),
@@ -121,21 +107,15 @@ class Preflight:
                 f"{self.unused_labels} labels have no image: the file may be incomplete. Runs renumber the remaining "
                 "labels, so their classes differ from the labels of the file"
             )
-        if self.color == "probably BGR":
-            yield "faces are bluer than red: the channels seem to be swapped (BGR). Save the images as RGB"
-        if self.color == "gray":
-            yield "most images are gray: a model trained on them has never seen color photos. Use color images"
 
 
 @dataclass(frozen=True, eq=False)
 class _ImageCheck:
-    """Properties of one image: hash of its bytes, size, and means of red - blue and |red - blue|."""
+    """Properties of one image: hash of its bytes, and size."""
 
     digest: bytes = b""
     size_px: tuple[int, int] | None = None
     """None if the image cannot be read."""
-    red_minus_blue: float = 0.0
-    difference: float = 0.0
 
 
 def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
@@ -163,7 +143,6 @@ def preflight(config: DataConfig, sample: int | None = None) -> Preflight:
         duplicates_within=within,
         duplicates_across=across,
         unused_labels=int(labels.max()) + 1 - len(np.unique(labels)) if labels is not None else 0,
-        color=_color([check for _, check in read]),
         ignored=() if listed.files is None else listed.files.ignored,
         crop_px=config.crop_px,
         hidden=0 if listed.files is None else listed.files.hidden,
@@ -178,9 +157,7 @@ def _check_image(listed: IdentityList, i: int) -> _ImageCheck:
     except ConfigError:
         return _ImageCheck()
     digest = hashlib.blake2b(encoded, digest_size=16).digest()
-    red_minus_blue = image[..., 0].astype(np.int16) - image[..., 2]
-    mean, difference = float(red_minus_blue.mean()), float(np.abs(red_minus_blue).mean())
-    return _ImageCheck(digest, (image.shape[0], image.shape[1]), mean, difference)
+    return _ImageCheck(digest, (image.shape[0], image.shape[1]))
 
 
 def _duplicates(
@@ -196,48 +173,3 @@ def _duplicates(
             several = len(set(listed.labels[rows].tolist())) > 1
             (across if several else within).append(tuple(listed.name(i) for i in rows))
     return tuple(within), tuple(across)
-
-
-def _color(checks: list[_ImageCheck]) -> Color:
-    """Guess the channel order: skin is redder than blue, so bluer faces mean swapped channels."""
-    if not checks:
-        return "RGB"
-    if np.median([check.difference for check in checks]) < GRAY_DIFFERENCE:
-        return "gray"
-    return "RGB" if np.median([check.red_minus_blue for check in checks]) >= 0 else "probably BGR"
-
-
-def contact_sheet(config: DataConfig, path: Path, people: int = 8, images: int = 6) -> None:
-    """Write a PNG with a row of images for each of some evenly spaced people. Raises ConfigError if the set cannot be
-    listed, or the file cannot be written."""
-    listed = list_identities(config, keep_clashes=True)
-    rows = []
-    for person in evenly_spaced_rows(len(listed.names), people):
-        own = np.flatnonzero(listed.labels == person)
-        tiles = [_tile(listed, int(own[i])) for i in evenly_spaced_rows(len(own), images)]
-        tiles += [np.zeros_like(tiles[0])] * (images - len(tiles))
-        rows += [_caption(listed.names[person], images * TILE_PX), np.hstack(tiles)]
-    encoded = cv2.imencode(".png", cv2.cvtColor(np.vstack(rows), cv2.COLOR_RGB2BGR))[1]
-    try:
-        path.write_bytes(encoded.tobytes())
-    except OSError as error:
-        raise ConfigError(f"the contact sheet {path} cannot be written: {error.strerror}") from error
-
-
-def _caption(name: str, width_px: int) -> NDArray[np.uint8]:
-    strip = np.zeros((NAME_HEIGHT_PX, width_px, 3), np.uint8)
-    cv2.putText(strip, name, (3, NAME_HEIGHT_PX - 4), cv2.FONT_HERSHEY_SIMPLEX, 0.4, (255, 255, 255), 1, cv2.LINE_AA)
-    return strip
-
-
-def _tile(listed: IdentityList, i: int) -> NDArray[np.uint8]:
-    """Return an image fitted into a tile, or a gray square if it cannot be read."""
-    try:
-        image = listed.read(i)
-    except ConfigError:
-        return np.full((TILE_PX, TILE_PX, 3), MISSING, np.uint8)
-    tile = np.zeros((TILE_PX, TILE_PX, 3), np.uint8)
-    scale = TILE_PX / max(image.shape[:2])
-    height, width = (max(1, round(side * scale)) for side in image.shape[:2])
-    tile[:height, :width] = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
-    return tile

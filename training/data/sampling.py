@@ -11,30 +11,20 @@ from training.config import ConfigError
 class BatchSampler:
     """Batches of an epoch, shuffled or identity-balanced.
 
-    With ``images_per_person`` = 0, every image comes once per epoch (or ``repeats`` times), shuffled; the last partial
-    batch is dropped. With k > 0, a batch holds k images of each of ``batch_size / k`` people. Within an epoch, the
-    number of turns of two people differs by at most one. An image repeats within a batch only if its person has fewer
-    than k. An epoch has as many images as the set, repeats included. Raises ConfigError: the set is too small for one
-    batch.
+    With ``images_per_person`` = 0, every image comes once per epoch, shuffled; the last partial batch is dropped. With
+    k > 0, a batch holds k images of each of ``batch_size / k`` people. Within an epoch, the number of turns of two
+    people differs by at most one. An image repeats within a batch only if its person has fewer than k. An epoch has as
+    many images as the set. Raises ConfigError: the set is too small for one batch.
 
     Args:
         labels: (n,) class of each row.
         batch_size: size of the global batch; a multiple of ``images_per_person``.
-        repeats: (n,) times that each row comes in an unbalanced epoch; None means once.
     """
 
-    def __init__(
-        self,
-        labels: NDArray[np.int64],
-        batch_size: int,
-        seed: int,
-        images_per_person: int = 0,
-        repeats: NDArray[np.int64] | None = None,
-    ) -> None:
+    def __init__(self, labels: NDArray[np.int64], batch_size: int, seed: int, images_per_person: int = 0) -> None:
         self._batch_size, self._seed, self._k = batch_size, seed, images_per_person
         # Renumber: a class is empty if no face was found in its photos.
         _, self._labels, self._counts = np.unique(labels, return_inverse=True, return_counts=True)
-        self._rows_per_epoch = np.arange(len(labels)) if repeats is None else np.repeat(np.arange(len(labels)), repeats)
         self._order_of_epoch: tuple[int, NDArray[np.int64]] | None = None
         if len(labels) < batch_size:
             raise ConfigError(f"{len(labels)} images are fewer than one batch of {batch_size}. Lower loop.batch_size")
@@ -47,13 +37,13 @@ class BatchSampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        return len(self._rows_per_epoch) // self._batch_size
+        return len(self._labels) // self._batch_size
 
     def rows(self, epoch: int, position: int) -> NDArray[np.int64]:
         """Return (batch_size,) rows of batch ``position`` of an epoch, ascending for sequential memory-map reads."""
         if self._order_of_epoch is None or self._order_of_epoch[0] != epoch:
             rng = np.random.default_rng((self._seed, epoch))
-            order = self._balanced(rng) if self._k else rng.permutation(self._rows_per_epoch)
+            order = self._balanced(rng) if self._k else rng.permutation(len(self._labels))
             self._order_of_epoch = epoch, order
         start = position * self._batch_size
         return np.sort(self._order_of_epoch[1][start : start + self._batch_size])

@@ -85,12 +85,7 @@ def _to_uint8(images_BCHW: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.ui
 
 
 class Distillation(nn.Module):
-    """Distance between student and teacher embeddings, with a linear projection if dimensions differ.
-
-    ``config.match`` selects mean(1 - cos(student, teacher)), or mean((student - scale * teacher)^2) over images and
-    coordinates. The latter suits teachers that learned distances: their vectors lie in a narrow cone, where cosines
-    hardly differ. With ``config.views``, teacher embeddings are cached: 4 bytes per coordinate.
-    """
+    """Mean of 1 - cos(student, teacher), with a linear projection if dimensions differ."""
 
     def __init__(self, teacher: Teacher, student_dim: int, config: DistillConfig) -> None:
         super().__init__()
@@ -98,18 +93,12 @@ class Distillation(nn.Module):
         teacher_dim = teacher(torch.zeros(1, 3, CROP_SIZE_PX, CROP_SIZE_PX)).shape[1]
         same = teacher_dim == student_dim
         self.projection = nn.Identity() if same else nn.Linear(student_dim, teacher_dim, bias=False)
-        self._cache: dict[int | None, Tensor] = {}
 
-    def forward(self, embeddings_BD: Tensor, images_BCHW: Tensor, batch: int | None = None) -> Tensor:
-        """Return the loss. ``batch`` is a number that identifies these images."""
+    def forward(self, embeddings_BD: Tensor, images_BCHW: Tensor) -> Tensor:
+        """Return the loss."""
         with torch.autocast(embeddings_BD.device.type, enabled=False):
-            target_BD = self._teacher_embeddings(images_BCHW, batch)
-            projected_BD = self.projection(upcast(embeddings_BD))
-            match self.config.match:
-                case "cosine":
-                    return (1 - F.cosine_similarity(projected_BD, target_BD)).mean()
-                case "euclidean":
-                    return F.mse_loss(projected_BD, self.config.scale * target_BD)
+            target_BD = self._teacher_embeddings(images_BCHW)
+            return (1 - F.cosine_similarity(self.projection(upcast(embeddings_BD)), target_BD)).mean()
 
     @torch.no_grad()
     def total(self, student: nn.Module, images_BCHW: Tensor) -> Tensor:
@@ -120,12 +109,6 @@ class Distillation(nn.Module):
                 total += self(student(part), part) * len(part)
         return total
 
-    def _teacher_embeddings(self, images_BCHW: Tensor, batch: int | None) -> Tensor:
-        if batch in self._cache:
-            return self._cache[batch]
+    def _teacher_embeddings(self, images_BCHW: Tensor) -> Tensor:
         taught_BD = self.teacher(images_BCHW)
-        if self.config.mirror:
-            taught_BD = F.normalize(taught_BD + self.teacher(images_BCHW.flip(3)))
-        if self.config.views and batch is not None:
-            self._cache[batch] = taught_BD
-        return taught_BD
+        return F.normalize(taught_BD + self.teacher(images_BCHW.flip(3))) if self.config.mirror else taught_BD

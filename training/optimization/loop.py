@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from training import distributed
-from training.backbones import checkpoint_blocks, synchronize_batch_norm
+from training.backbones import checkpoint_blocks
 from training.config import ConfigError, LoopConfig, RunConfig, TrainingPrecision
-from training.data.augment import augment, morph, select_morphed
+from training.data.augment import augment
 from training.data.batches import Batch, Batches
 from training.data.identities import IdentitySet
 from training.errors import NON_FINITE_REMEDY, NonFiniteLossError, RunInterruptedError
@@ -118,8 +118,6 @@ def train_step(
     loop, head, device = config.loop, state.objective.head, batch.labels.device
     torch.manual_seed(_step_seed(loop.seed, batch.step))
     images = augment(to_tensor(batch.crops, device), batch.uniforms, config.augment)
-    images = morph(images, batch.uniforms, config.augment)
-    labeled = ~select_morphed(batch.uniforms, config.augment) if config.augment.morph else None
     rate = learning_rate(batch.step, total_steps, loop)
     head.margin_share = margin_share(batch.step, total_steps, loop)
     head.begin_step(batch.labels)
@@ -134,10 +132,9 @@ def train_step(
         complete = i == loop.accumulate - 1
         several = isinstance(network, DistributedDataParallel)
         with network.no_sync() if several and not complete else nullcontext():  # type: ignore[operator]
-            chosen = None if labeled is None else distributed.to_device(labeled[part].nonzero().flatten(), device)
             with autocast:
                 embeddings = network(inputs)
-            parts = state.objective(embeddings, labels, inputs, chosen, batch.number * loop.accumulate + i)
+            parts = state.objective(embeddings, labels, inputs)
             loss = torch.stack(list(parts.values())).sum()
             if device.type == "cpu" and not math.isfinite(float(distributed.all_reduce_sum(loss))):
                 raise NonFiniteLossError(_diagnose(state, batch.rows[part], embeddings, parts))
@@ -212,14 +209,10 @@ def _step_seed(seed: int, step: int) -> int:
 
 
 def _rank_slice(config: RunConfig) -> slice:
-    """Return this rank's images of a batch. All ranks have equally many, and labels of equally many."""
+    """Return this rank's images of a batch. All ranks have equally many."""
     ranks, size = distributed.world_size(), config.loop.batch_size
     if size % (ranks * config.loop.accumulate):
         raise ConfigError(f"loop.batch_size {size} does not divide by {ranks} ranks and loop.accumulate")
-    if ranks > 1 and config.augment.morph and (config.head.name != "none" or config.terms):
-        raise ConfigError(
-            "augment.morph leaves ranks unequal numbers of labels. Use one process, or set head.name=none"
-        )
     return distributed.split_evenly(size, distributed.rank(), ranks)
 
 
@@ -234,7 +227,9 @@ def _prepare_network(backbone: nn.Module, config: LoopConfig, device: torch.devi
         checkpoint_blocks(backbone)
     network = backbone
     if distributed.world_size() > 1 and config.sync_batch_norm:
-        network = synchronize_batch_norm(network)
+        if device.type != "cuda":
+            raise ConfigError("loop.sync_batch_norm needs a GPU for each rank. Set it to false")
+        network = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
     if config.compile:
         network = torch.compile(network)  # type: ignore[assignment]
     if distributed.world_size() > 1:

@@ -24,29 +24,14 @@ class Objective(nn.Module):
         self.terms = nn.ModuleDict({name: term for name, (_, term) in terms.items()})
         self.term_weights = {name: weight for name, (weight, _) in terms.items()}
 
-    def forward(
-        self,
-        embeddings_BD: Tensor,
-        labels_B: Tensor,
-        images_BCHW: Tensor,
-        labeled_N: Tensor | None = None,
-        batch: int | None = None,
-    ) -> dict[str, Tensor]:
-        """Return the parts by name.
-
-        Args:
-            labeled_N: rows of images with valid labels, used for head and terms; None means all.
-            batch: number that identifies these images, for the cache of the distillation.
-        """
-        x_ND, y_N = embeddings_BD, labels_B
-        if labeled_N is not None:
-            x_ND, y_N = x_ND[labeled_N], y_N[labeled_N]
-        parts = {"head": self.head(x_ND, y_N)}
+    def forward(self, embeddings_BD: Tensor, labels_B: Tensor, images_BCHW: Tensor) -> dict[str, Tensor]:
+        """Return the parts by name."""
+        parts = {"head": self.head(embeddings_BD, labels_B)}
         weights_CD = self.head.class_weights()
         for name, term in self.terms.items():
-            parts[name] = self.term_weights[name] * term(x_ND, y_N, weights_CD)
+            parts[name] = self.term_weights[name] * term(embeddings_BD, labels_B, weights_CD)
         if self.distillation is not None:
-            taught = self.distillation(embeddings_BD, images_BCHW, batch)
+            taught = self.distillation(embeddings_BD, images_BCHW)
             parts["distillation"] = self.distillation.config.weight * taught
         return parts
 

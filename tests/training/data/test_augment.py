@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.vision.alignment import TEMPLATE_XY
 from training.config import AugmentConfig
-from training.data.augment import COLUMNS, ERASED_SIDE_PX, Draw, augment, draw_uniforms, morph, select_morphed
+from training.data.augment import ERASED_SIDE_PX, Draw, augment, draw_uniforms
 
 OFF = AugmentConfig(**{field.name: 0 for field in fields(AugmentConfig)})
 ALL = AugmentConfig(0.5, 0.5, 0.05, 0.1, 15.0, 0.5, 0.3, 0.3, 0.3, 0.3, 0.5, 0.5)
@@ -26,7 +26,7 @@ def crops(rng: np.random.Generator) -> Tensor:
 
 def uniforms(count: int, **columns: float) -> Tensor:
     """Return uniforms of 0.5, with some columns set."""
-    u = torch.full((count, COLUMNS), 0.5)
+    u = torch.full((count, len(Draw)), 0.5)
     for name, value in columns.items():
         u[:, Draw[name]] = value
     return u
@@ -34,7 +34,7 @@ def uniforms(count: int, **columns: float) -> Tensor:
 
 def test_uniforms_depend_only_on_seed_and_step() -> None:
     u = draw_uniforms(64, 7, 3)
-    assert u.shape == (64, COLUMNS)
+    assert u.shape == (64, len(Draw))
     assert u.dtype == torch.float32
     assert ((u >= 0) & (u < 1)).all()
     assert torch.equal(u, draw_uniforms(64, 7, 3))
@@ -162,33 +162,3 @@ def test_a_mask_is_cloth_of_one_color_darker_at_the_cheeks() -> None:
     assert torch.allclose(middle, torch.tensor([0.8, 0.4, 0.2]), atol=1e-3)
     assert torch.allclose(cheek / cheek[0], middle / middle[0], atol=1e-3)
     assert 0.5 < float(cheek[0] / middle[0]) < 0.95
-
-
-def test_morphs_blend_neighbors_smoothly() -> None:
-    """Black and white neighbors make the output equal to the mask."""
-    crops = torch.ones(400, 3, 112, 112) * torch.tensor([-1.0, 1.0]).repeat(200)[:, None, None, None]
-    u, config = draw_uniforms(400, 3, 1), replace(OFF, morph=0.4)
-    out, chosen = morph(crops, u, config), select_morphed(u, config)
-    assert 120 <= int(chosen.sum()) <= 200
-    assert torch.equal(out[~chosen], crops[~chosen])
-    blends = out[chosen]
-    assert (blends.flatten(1).amax(1) > blends.flatten(1).amin(1)).all()
-    assert torch.equal(blends[:, 0], blends[:, 1])
-    assert blends.diff(dim=2).abs().max() < 0.35
-    own = (blends * crops[chosen]).mean((1, 2, 3))
-    assert -0.1 < own.mean() < 0.1  # half of each, in the mean
-    assert own.std() > 0.2  # and not half of each every time
-    pairs = morph(crops[6:14], u[6:14], config)
-    assert torch.equal(pairs, out[6:14])
-
-
-def test_a_face_without_a_neighbor_is_not_blended(crops: Tensor) -> None:
-    config = replace(OFF, morph=1.0)
-    assert torch.equal(morph(crops[:1], draw_uniforms(1, 3, 1), config), crops[:1])
-    three = morph(crops[:3], draw_uniforms(3, 3, 1), config)
-    assert torch.equal(three[2], crops[2])
-    assert not torch.equal(three[0], crops[0])
-
-
-def test_without_morphs_nothing_changes(crops: Tensor) -> None:
-    assert morph(crops, draw_uniforms(24, 3, 1), OFF) is crops

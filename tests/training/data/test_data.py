@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from models.vision.detection import Detector
 from tests.training.mxnet_files import write_bin, write_faces
 from training.config import ConfigError, DataConfig
-from training.data.identities import list_identities, load_identities, read_rgb
-from training.data.preflight import contact_sheet, preflight
+from training.data.identities import list_identities, load_identities
+from training.data.preflight import preflight
 from training.data.verification import read_bin
 
 SKIN_RGB = (200, 150, 120)
@@ -33,7 +33,7 @@ def encoded(image_rgb: NDArray[np.uint8], suffix: str = ".png") -> bytes:
 
 @pytest.fixture
 def crops(rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Return 24 noisy crops, redder than blue, four for each of six people."""
+    """Return 24 noisy crops, four for each of six people."""
     return np.clip(SKIN_RGB + rng.normal(0, 20, (24, 112, 112, 3)), 0, 255).astype(np.uint8)
 
 
@@ -62,31 +62,17 @@ def test_folder_and_manifest_are_read_alike(folder: Path) -> None:
     assert one.labels.tolist() == two.labels.tolist() == [i // 4 for i in range(24)]
 
 
-def test_sharp_images_of_a_manifest_are_shown_more_often(folder: Path, tmp_path: Path) -> None:
-    rows = ["p0/0.png,a,13.0", "p0/1.png,a,18.0", "p1/0.png,b,54.2", "p1/1.png,b,17.9"]
-    (folder / "manifest.csv").write_text("\n".join(["file,identity,eye_distance_px", *rows]) + "\n")
-    for config, repeats in ((DataConfig(folder, sharp_repeats=3), [1, 3, 3, 1]), (DataConfig(folder), [1, 1, 1, 1])):
-        np.testing.assert_array_equal(list_identities(config).repeats, repeats)
-        loaded = load_identities(config, tmp_path).repeats
-        assert loaded is not None
-        np.testing.assert_array_equal(loaded, repeats)
-    (folder / "manifest.csv").write_text("file,identity\np0/0.png,a\n")
-    with pytest.raises(ConfigError, match="eye_distance_px"):
-        list_identities(DataConfig(folder, sharp_repeats=3))
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("file,identity\np0/0.png,René\n".encode("latin-1"), "Save it as CSV in UTF-8"),
         (b"file,identity\np0/0.png\n", "line 2 has too few columns"),
-        (b"file,identity,eye_distance_px\np0/0.png,a,wide\n", "could not convert string to float: 'wide'"),
     ],
 )
 def test_a_manifest_that_cannot_be_read(folder: Path, content: bytes, message: str) -> None:
     (folder / "manifest.csv").write_bytes(content)
     with pytest.raises(ConfigError) as raised:
-        list_identities(DataConfig(folder, sharp_repeats=3 if b"wide" in content else 1))
+        list_identities(DataConfig(folder))
     assert message in str(raised.value)
     assert str(raised.value).count("manifest.csv") == 1
     (folder / "manifest.csv").write_bytes("file,identity\np0/0.png,René\np1/0.png,b\n".encode("utf-8-sig"))
@@ -193,7 +179,6 @@ def test_the_cache_is_built_once_and_again_when_an_image_changes(
 def test_a_valid_set_gives_no_warning(folder: Path) -> None:
     found = preflight(by_folder(folder))
     assert (found.people, found.images, found.checked, found.images_per_person) == (6, 24, 24, (4, 4.0, 4))
-    assert found.color == "RGB"
     assert found.warnings == ()
 
 
@@ -217,16 +202,6 @@ def test_preflight_finds_everything_at_once(folder: Path, crops: NDArray[np.uint
     assert preflight(replace(by_folder(folder), aligned=False)).wrong_size == ()
 
 
-def test_preflight_detects_swapped_channels(folder: Path, crops: NDArray[np.uint8]) -> None:
-    swapped, gray = crops[..., ::-1], np.repeat(crops[..., :1], 3, axis=3)
-    for varied, color, advice in ((swapped, "probably BGR", "as RGB"), (gray, "gray", "Use color images")):
-        for i, crop in enumerate(varied):
-            (folder / f"p{i // 4}" / f"{i % 4}.png").write_bytes(encoded(np.ascontiguousarray(crop)))
-        found = preflight(by_folder(folder))
-        assert found.color == color
-        assert advice in found.warnings[0]
-
-
 def test_preflight_counts_unused_labels(tmp_path: Path, crops: NDArray[np.uint8]) -> None:
     write_faces(tmp_path / "train.rec", [encoded(c) for c in crops[:8]], [0, 0, 1, 1, 4, 4, 6, 6])
     found = preflight(DataConfig(tmp_path / "train.rec"))
@@ -241,26 +216,6 @@ def test_preflight_of_a_sample(folder: Path) -> None:
     found = preflight(by_folder(folder), sample=3)
     assert (found.images, found.checked) == (24, 3)
     assert found.unreadable == (str(folder / "p0" / "0.png"), str(folder / "p5" / "3.png"))
-
-
-def test_faces_of_a_real_set_are_redder_than_blue(data: Path) -> None:
-    assert preflight(DataConfig(data / "celeba"), sample=300).color == "RGB"
-
-
-def test_a_contact_sheet_shows_some_people_and_survives_a_damaged_image(
-    folder: Path, tmp_path: Path, crops: NDArray[np.uint8]
-) -> None:
-    (folder / "p0" / "3.png").write_bytes(b"broken")
-    contact_sheet(by_folder(folder), tmp_path / "sheet.png", people=2, images=5)
-    sheet = read_rgb(tmp_path / "sheet.png")
-    assert sheet.shape == (2 * (112 + 16), 5 * 112, 3)
-    assert np.array_equal(sheet[16:128, :112], crops[0])
-    assert np.ptp(sheet[16:128, 3 * 112 : 4 * 112]) == 0  # the damaged one
-    assert not sheet[16:128, 4 * 112 :].any()  # there is no fifth
-    assert np.array_equal(sheet[144:, :112], crops[20])
-    assert sheet[:16, :40].max() > 200  # the name
-    with pytest.raises(ConfigError, match="cannot be written"):
-        contact_sheet(by_folder(folder), tmp_path / "no" / "sheet.png")
 
 
 def as_python2(pickled: bytes) -> bytes:

@@ -20,7 +20,7 @@ from tests.training.runs import IMAGES, PEOPLE, losses, tiny_run, write_people
 from training.config import ConfigError, DataConfig
 from training.data.folders import photos_below
 from training.data.identities import decode_rgb, list_identities, load_identities
-from training.data.preflight import contact_sheet, preflight
+from training.data.preflight import preflight
 from training.run.train import train_recognizer
 
 APPLE_DOUBLE = b"\0\5\x16\7\0\2\0\0Mac OS X        "
@@ -108,7 +108,6 @@ def test_a_name_in_two_unicode_forms_is_refused(tmp_path: Path, in_manifest: boo
     assert (found.people, found.clashes) == (2, (("Jose\\u0301", "Jos\\xe9"),))
     assert ("Names written in several ways", "1") in found.rows
     assert "training refuses the set: 1 names of people" in found.warnings[0]
-    contact_sheet(two, tmp_path / "sheet.png")
 
 
 def test_a_byte_and_its_escape_are_two_names(folder: Path) -> None:
@@ -129,7 +128,6 @@ def test_a_folder_name_that_is_not_utf_8(folder: Path, tmp_path: Path) -> None:
     assert data.names.index("Ren\\xe9") == 0
     assert len(data) == PEOPLE * IMAGES
     assert preflight(config).unreadable == ()
-    contact_sheet(config, tmp_path / "sheet.png")
     (folder / LATIN1 / f"{LATIN1}.png").write_bytes(b"broken")
     with pytest.raises(ConfigError) as raised:
         load_identities(config, tmp_path / "cache")

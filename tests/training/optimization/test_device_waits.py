@@ -20,7 +20,7 @@ from tests.training.runs import TINY, tiny_run, write_people
 from training import distributed
 from training.backbones import build_backbone
 from training.config import AugmentConfig, HeadConfig, TermConfig
-from training.data.augment import augment, draw_uniforms, morph
+from training.data.augment import augment, draw_uniforms
 from training.data.batches import Batch
 from training.losses import HEADS, TERMS, PartialFC, build_head, build_term
 from training.optimization.loop import train_step
@@ -87,10 +87,10 @@ def test_a_copy_for_which_the_host_waits_is_noticed() -> None:
 
 
 def test_augmentation_does_not_wait() -> None:
-    every = AugmentConfig(mask=0.5, rotation_deg=6.0, saturation=0.2, low_resolution=0.9, morph=0.5)
+    every = AugmentConfig(mask=0.5, rotation_deg=6.0, saturation=0.2, low_resolution=0.9)
     crops, uniforms = torch.zeros(16, 3, 112, 112, device=META), draw_uniforms(16, 7, 3)
     with Copies() as copies:
-        assert morph(augment(crops, uniforms, every), uniforms, every).device == META
+        assert augment(crops, uniforms, every).device == META
     assert copies.count > 10
 
 
@@ -112,7 +112,7 @@ def test_a_step_does_not_wait(tmp_path: Path, settings: dict[str, str]) -> None:
         state = TrainingState(build_backbone(TINY), build_objective(config, 40), config.loop, META)
     labels = torch.zeros(8, dtype=torch.long, device=META)
     crops = torch.zeros(8, 112, 112, 3, dtype=torch.uint8, device=META)
-    batch = Batch(0, 0, np.arange(8), crops, labels, draw_uniforms(8, 7, 0))
+    batch = Batch(0, np.arange(8), crops, labels, draw_uniforms(8, 7, 0))
     with Copies() as copies:
         for _ in range(2):
             result = train_step(state.backbone, state, batch, config, 100)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -11,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from models.pack.manifest import ModelPack
@@ -19,14 +17,13 @@ from models.vision.alignment import STANDARD_ALIGNMENT, Alignment, realign_crops
 from models.vision.recognition import Recognizer
 from tests.training.runs import TINY, losses, tiny_run, write_people
 from training.backbones import build_backbone
-from training.config import AugmentConfig, ConfigError, DistillConfig, TermConfig
+from training.config import ConfigError, DistillConfig, TermConfig
 from training.data.identities import load_identities
 from training.evaluation.embedding import load_run, torch_embedder
 from training.export.onnx_export import export_recognizer
-from training.optimization import objective as objective_module
 from training.optimization.distillation import Distillation, load_teacher
 from training.optimization.loop import to_tensor
-from training.optimization.objective import build_losses, build_objective
+from training.optimization.objective import build_losses
 from training.run.train import train_recognizer
 
 
@@ -124,44 +121,6 @@ def test_the_loss_is_one_minus_the_cosine() -> None:
     expected = np.mean([1 - float(a @ b) / float(a.norm() * b.norm()) for a, b in zip(x, wanted, strict=True)])
     assert distillation(x, torch.zeros(3, 3, 112, 112)).item() == pytest.approx(expected, abs=1e-6)
     assert distillation(wanted * 7, torch.zeros(3, 3, 112, 112)).item() == pytest.approx(0, abs=1e-6)
-
-
-def test_the_loss_is_the_mean_squared_distance() -> None:
-    wanted = F.normalize(torch.randn(3, 16))
-    distillation = Distillation(lambda images: wanted[: len(images)], 16, DistillConfig(match="euclidean", scale=7.0))
-    x = torch.randn(3, 16)
-    expected = np.mean((x.numpy() - 7 * wanted.numpy()) ** 2)
-    assert distillation(x, torch.zeros(3, 3, 112, 112)).item() == pytest.approx(expected, rel=1e-5)
-    assert distillation(wanted * 7, torch.zeros(3, 3, 112, 112)).item() == pytest.approx(0, abs=1e-6)
-
-
-def test_repeated_batches_call_the_teacher_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Tensor] = []
-
-    def teacher(images_BCHW: Tensor) -> Tensor:
-        asked.append(images_BCHW.clone())
-        return F.normalize(images_BCHW.flatten(1)[:, :16] + 0.1)
-
-    monkeypatch.setattr(objective_module, "load_teacher", lambda _: teacher)
-    config = replace(
-        tiny_run(folder, tmp_path / "run", "none", epochs=6),
-        distill=DistillConfig(folder, match="euclidean", views=2),
-        augment=AugmentConfig(morph=0.5),
-    )
-    steps = train_recognizer(config).step
-    real = [images for images in asked if len(images) > 1]  # one image of zeros asks for the dimension
-    assert len(real) == steps // 3
-    assert not any(torch.equal(a, b) for a, b in itertools.combinations(real, 2))
-
-
-def test_blends_are_excluded_from_the_head(folder: Path, tmp_path: Path) -> None:
-    """The head sees unblended images only."""
-    config = tiny_run(folder, tmp_path / "run", "cosface", epochs=1)
-    objective = build_objective(config, 8)
-    embeddings, labels = torch.randn(6, 16), torch.tensor([0, 1, 2, 3, 4, 5])
-    labeled = torch.tensor([0, 2, 3])
-    part = objective(embeddings, labels, torch.zeros(6, 3, 112, 112), labeled)["head"]
-    assert torch.equal(part, objective.head(embeddings[labeled], labels[labeled]))
 
 
 def test_an_invalid_teacher_is_rejected(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.training.mxnet_files import write_bin
 from tests.training.runs import BATCH, PEOPLE, PLAIN, STEPS_PER_EPOCH, TINY, losses, tiny_run, write_people
 from training.backbones import build_backbone
-from training.config import AugmentConfig, ConfigError, DistillConfig, HeadConfig, LoopConfig, RunConfig, TermConfig
+from training.config import ConfigError, HeadConfig, LoopConfig, RunConfig, TermConfig
 from training.data.batches import copy_to_device
 from training.data.identities import load_identities
 from training.data.sampling import BatchSampler
@@ -346,15 +346,13 @@ def test_incompatible_settings_are_rejected(
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
 
 
-def test_ranks_have_equally_many_images_and_labels(
+def test_ranks_have_equally_many_images_and_norms_of_their_own_on_cpus(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("training.distributed.world_size", lambda: 2)
     uneven = tiny_run(folder, tmp_path / "run", batch_size=BATCH + 1)
-    blends = replace(
-        tiny_run(folder, tmp_path / "run"), distill=DistillConfig(folder), augment=AugmentConfig(morph=0.5)
-    )
-    for config, refused in ((uneven, "does not divide by 2 ranks"), (blends, "Use one process, or set head.name=none")):
+    shared = tiny_run(folder, tmp_path / "run", sync_batch_norm=True)
+    for config, refused in ((uneven, "does not divide by 2 ranks"), (shared, "sync_batch_norm needs a GPU")):
         data = load_identities(config.data, tmp_path)
         objective = build_objective(uneven, data.num_classes)
         with pytest.raises(ConfigError, match=refused):

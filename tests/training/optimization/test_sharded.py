@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.runs import PLAIN, losses, tiny_run
+from tests.training.runs import PLAIN, losses, tiny_run, train_plain
 from training import distributed
 from training.config import ConfigError, HeadConfig, RunConfig
 from training.optimization.run_folder import load_checkpoint
@@ -78,11 +78,11 @@ def test_eight_ranks_killed_resume_at_four(tmp_path: Path) -> None:
 
     def config(name: str) -> RunConfig:
         made = tiny_run(people, tmp_path / name, "cosface", epochs=STEPS, learning_rate=0.005)
-        loop = replace(made.loop, batch_size=BATCH, class_sampling=1.0, sharded_checkpoint=True, sync_batch_norm=True)
+        loop = replace(made.loop, batch_size=BATCH, class_sampling=1.0, sharded_checkpoint=True)
         return replace(made, head=HeadConfig("cosface", {"scale": 4.0}), augment=PLAIN, loop=loop)
 
-    finish(start(8, config("whole")))
-    ranks = start(8, config("run"))
+    finish(start(8, config("whole"), train_plain))
+    ranks = start(8, config("run"), train_plain)
     log, deadline = tmp_path / "run" / "losses.csv", time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline and not (log.exists() and len(log.read_text().splitlines()) > 5):
         ranks[0].join(0.02)
@@ -91,7 +91,7 @@ def test_eight_ranks_killed_resume_at_four(tmp_path: Path) -> None:
             os.kill(process.pid or 0, signal.SIGKILL)
         process.join()
     assert 3 < len(losses(tmp_path / "run")) < STEPS
-    finish(start(4, config("run")))
+    finish(start(4, config("run"), train_plain))
     one, other = ([float(v) for _, v in losses(tmp_path / name)] for name in ("whole", "run"))
     assert len(one) == STEPS
     assert other == pytest.approx(one, rel=1e-2)
