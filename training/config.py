@@ -25,7 +25,6 @@ BackboneName = Literal[
     "mobilefacenet",
     "vit_s",
     "vit_b",
-    "bottleneck_net",
 ]
 Optimizer = Literal["sgd", "adamw"]
 Schedule = Literal["cosine", "poly", "step"]
@@ -280,13 +279,9 @@ class RunConfig(_Section):
     def __post_init__(self) -> None:
         k = self.data.images_per_person
         _require(not k or self.loop.batch_size % k == 0, f"loop.batch_size must be a multiple of {k} images_per_person")
-        side, net = self.data.crop_px, self.backbone.name
+        side = self.data.crop_px
         _require(
             side % CROP_STEP_PX == 0, f"data.crop_px must be a multiple of {CROP_STEP_PX} for a network, not {side}"
-        )
-        _require(
-            side == CROP_SIZE_PX or net != "bottleneck_net",
-            f"data.crop_px {side}: {net} has the input of its teacher, and takes crops of {CROP_SIZE_PX} only",
         )
         for path in self.validation:
             _require(path.is_file(), f"validation set {path} does not exist")

@@ -13,7 +13,6 @@ from models.vision.alignment import CROP_SIZE_PX
 from training.config import (
     AugmentConfig,
     BackboneConfig,
-    ConfigError,
     DataConfig,
     DistillConfig,
     HeadConfig,
@@ -24,27 +23,6 @@ from training.config import (
 
 Recipe = Callable[[Path, Path, Path | None], RunConfig]
 """Function of the data path, the output path and an optional teacher (pack, network or run)."""
-
-
-def taught(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
-    """Return a recipe without labels: the bundled recognizer's network learns a teacher's embeddings.
-
-    ``data`` is a folder of folders of photos, such as FairFace's. Raises ConfigError without a teacher.
-    """
-    if teacher is None:
-        raise ConfigError(
-            "The recipe taught needs a --teacher. Get the default one with `kith models pull open-model-zoo`"
-        )
-    return RunConfig(
-        name="taught",
-        output=output,
-        data=DataConfig(data, None, aligned=False, min_images=1, held_out_people=0, held_out_photos=0),
-        backbone=BackboneConfig("bottleneck_net", embedding_dim=256),
-        head=HeadConfig("none"),
-        augment=AugmentConfig(rotation_deg=6.0, saturation=0.3, mask=0.05),
-        distill=DistillConfig(teacher, held_out=1000),
-        loop=LoopConfig(epochs=4, batch_size=64, optimizer="adamw", learning_rate=1e-3, weight_decay=0.05),
-    )
 
 
 def compact(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
@@ -140,7 +118,7 @@ def _large_scale(
 
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
-    {recipe.__name__: recipe for recipe in (taught, compact, smoke, medium, papers, ms1mv3, glint360k, webface42m)}
+    {recipe.__name__: recipe for recipe in (compact, smoke, medium, papers, ms1mv3, glint360k, webface42m)}
 )
 
 # Heads and terms: the papers' losses at the settings of ArcFace, section 3.2, AdaCos, and two margins at scales for

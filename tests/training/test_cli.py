@@ -25,8 +25,7 @@ def call(*words: object) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "large", "--data", ".", "--output", "runs/x"), "unknown recipe 'large'. Recipes: taught"),
-        (("run", "taught", "--data", ".", "--output", "runs/x"), "needs a --teacher"),
+        (("run", "large", "--data", ".", "--output", "runs/x"), "unknown recipe 'large'. Recipes: compact"),
         (("run", "smoke", "--data", ".", "--output", "runs/x", "--set", "head.scale"), "section.key=value"),
         (("run", "smoke", "--data", ".", "--output", "runs/x", "--head", "archface"), "not one of softmax"),
         (
@@ -57,8 +56,7 @@ def call(*words: object) -> None:
         (("evaluate", ".", "--data", ".", "--refresh", "--view1"), "--refresh needs a pack"),
         (("evaluate", ".", "--data", ".", "--note", "a note"), "need --refresh"),
         (("export", ".", "--output", "a.onnx", "--precision", "int4"), "not one of fp32, fp16"),
-        (("pack", "--recognizer", ".", "--data", ".", "--output", "p"), "either --detector"),
-        (("pack", "--detector", ".", "--data", ".", "--output", "p"), "either --recognizer"),
+        (("pack", "--data", ".", "--output", "p"), "either --recognizer"),
         (("compare", "softmaxx", "--data", ".", "--output", "runs"), "unknown loss softmaxx"),
         (("compare", "cosface", "--data", ".", "--output", "runs", "--grid", "16"), "--grid needs section.key"),
         (

@@ -134,7 +134,7 @@ def test_aligned_crops_of_the_size_are_measured_as_they_are(
     assert Embedder(pack).recognizer.alignment == STANDARD_ALIGNMENT
 
 
-@pytest.mark.parametrize("name", sorted(set(get_args(BackboneName)) - {"bottleneck_net"}))
+@pytest.mark.parametrize("name", get_args(BackboneName))
 @pytest.mark.parametrize("side", [96, 144])
 def test_every_backbone_takes_other_sizes(name: BackboneName, side: int) -> None:
     with torch.device("meta"):
@@ -148,8 +148,6 @@ def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         run_of_size(people, tmp_path / "run", side=150)
     with pytest.raises(ConfigError, match=r"data\.crop_px must be a side up to 512, not 0"):
         DataConfig(people, None, crop_px=0)
-    with pytest.raises(ConfigError, match="bottleneck_net has the input of its teacher, and takes crops of 112 only"):
-        replace(run_of_size(people, tmp_path / "run"), backbone=BackboneConfig("bottleneck_net"))
     # Crops of 112 for a run of 144, from files and streamed.
     for workers in (0, 1):
         config = replace(run_of_size(people, tmp_path / "run").data, workers=workers)

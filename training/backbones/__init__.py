@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import nn
 
 from models.vision.alignment import CROP_SIZE_PX
-from training.backbones.bottleneck_net import BottleneckNet
 from training.backbones.checkpointing import checkpoint_blocks
 from training.backbones.iresnet import DEPTHS, IResNet, ThinIResNet
 from training.backbones.mobilefacenet import MobileFaceNet
@@ -13,14 +12,12 @@ from training.backbones.vit import VIT_DEPTHS, VisionTransformer
 from training.config import BackboneConfig
 
 __all__ = [
-    "BottleneckNet",
     "IResNet",
     "MobileFaceNet",
     "ThinIResNet",
     "VisionTransformer",
     "build_backbone",
     "checkpoint_blocks",
-    "synchronize_batch_norm",
 ]
 
 
@@ -33,7 +30,5 @@ def build_backbone(config: BackboneConfig, crop_px: int = CROP_SIZE_PX) -> nn.Mo
             return IResNet(DEPTHS[config.name], config.embedding_dim, config.dropout, config.drop_path, crop_px)
         case "vit_s" | "vit_b":
             return VisionTransformer(VIT_DEPTHS[config.name], config.embedding_dim, config.drop_path, crop_px=crop_px)
-        case "bottleneck_net":
-            return BottleneckNet(config.embedding_dim)
         case "mobilefacenet":
             return MobileFaceNet(config.embedding_dim, crop_px)

@@ -24,10 +24,7 @@ from training import distributed
 from training.cli.light import app as light
 from training.cli.light import print_figures
 from training.config import ConfigError, DataConfig, RunConfig
-from training.data.identities import read_excluded
 from training.data.preflight import preflight
-from training.detection.crops import load_photos
-from training.detection.fit import DetectorFit
 from training.evaluation import figures
 from training.evaluation.benchmarks import Benchmarks, evaluate_other_benchmarks
 from training.evaluation.embedding import load_embedder
@@ -52,7 +49,7 @@ from training.run.compare import compare as compare_losses
 from training.run.people import MeasuredPeople, measure_folder, own_photos, people_figures, write_worst_pairs
 from training.run.proposal import Proposal, propose
 from training.run.report import report_run, write_pack_report, write_report
-from training.run.train import train_detector, train_recognizer
+from training.run.train import train_recognizer
 
 app = typer.Typer(help="Train face networks and export them as model packs.", no_args_is_help=True)
 app.registered_commands += light.registered_commands
@@ -242,25 +239,6 @@ def plot(
         print(path)
 
 
-@app.command()
-def detector(
-    photos: Annotated[list[Path], typer.Option(help="Folder of photos. Repeatable.", exists=True, file_okay=False)],
-    teacher: Annotated[Path, typer.Option(help="Pack whose YuNet is imitated: open-model-zoo.", exists=True)],
-    output: Output,
-    exclude: Annotated[
-        Path | None,
-        typer.Option(help="File with the names of photos to leave out, relative to their folder.", exists=True),
-    ] = None,
-    threads: Threads = None,
-) -> None:
-    """Train the bundled detector's network to compute what a pack's YuNet does; run again to resume."""
-    torch.set_num_threads(threads or available_cores())
-    pack = load_pack(teacher)
-    excluded = frozenset[Path | str]().union(*(read_excluded(folder, exclude) for folder in photos))
-    finder = Detector(OnnxNetwork(pack.detection.path), pack.detection)
-    train_detector(load_photos(photos, finder, excluded), pack, output, DetectorFit())
-
-
 Live = Annotated[Path, typer.Option(help="Folder of photos of live people.", exists=True, file_okay=False)]
 Attack = Annotated[
     Path, typer.Option(help="Folder of attacks, a sub-folder per instrument.", exists=True, file_okay=False)
@@ -300,8 +278,7 @@ def pack(
     output: Output,
     recognizer: Annotated[Path | None, typer.Option(help="Finished recognizer run.")] = None,
     recognizer_of: Annotated[Path | None, typer.Option(help="Pack whose recognizer is reused.")] = None,
-    detector: Annotated[Path | None, typer.Option(help="Finished detector run.")] = None,
-    detector_of: Annotated[Path | None, typer.Option(help="Pack whose detector is reused.")] = None,
+    detector_of: Annotated[Path, typer.Option(help="Pack whose detector is reused.")] = BUNDLED_PACK,
     name: Annotated[
         str | None, typer.Option(help="Name: letters, digits, '.', '_' or '-'. Default: that of the output folder.")
     ] = None,
@@ -319,20 +296,20 @@ def pack(
         float, typer.Option(min=0, max=1, help="Share of the mean embedding to subtract from embeddings.")
     ] = 0.0,
 ) -> None:
-    """Export two runs, calibrate, measure, and write a pack with its model card."""
-    networks = _source("recognizer", recognizer, recognizer_of), _source("detector", detector, detector_of)
+    """Export a run, calibrate, measure, and write a pack with its model card."""
+    networks = _recognizer(recognizer, recognizer_of), load_pack(detector_of)
     options = PackOptions(note, data_terms, detector_terms, _precision(precision), log, center)
     name = name or output.resolve().name
     print_figures(pack_rows(make_pack(*networks, data, output, name, display_name or name, options)))
 
 
-def _source(network: str, run: Path | None, pack: Path | None) -> Path | ModelPack:
-    """Return the run, or the loaded pack, that a network comes from. Raises ConfigError unless exactly one is given."""
+def _recognizer(run: Path | None, pack: Path | None) -> Path | ModelPack:
+    """Return the run, or the loaded pack, that a recognizer comes from. Raises ConfigError unless one is given."""
     if run is not None and pack is None:
         return run
     if pack is not None and run is None:
         return load_pack(pack)
-    raise ConfigError(f"Pass either --{network} (a run) or --{network}-of (a pack)")
+    raise ConfigError("Pass either --recognizer (a run) or --recognizer-of (a pack)")
 
 
 @app.command()

@@ -1,1 +1,1 @@
-"""Face detector: network, targets, training data and training loop."""
+"""Photos with annotated faces, by which detectors are measured."""

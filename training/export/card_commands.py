@@ -11,8 +11,8 @@ from training.recipes import RECIPES, recipe_overrides
 
 IMITATED: Final = "imitated"
 """Name of the runs of `kith-train imitate`, which trained the bundled recognizer."""
-LAST_IMITATION: Final = "c4e6a43a61cd5fdd9885f43bc4580ca32e74e005"
-"""Last commit with that command."""
+CHECKOUT: Final = "git checkout c4e6a43a61cd5fdd9885f43bc4580ca32e74e005 # the last commit with these commands"
+"""First command where `kith-train detector` or `kith-train imitate` made a network."""
 
 
 def commands(pack: ModelPack) -> list[str]:
@@ -28,7 +28,8 @@ def commands(pack: ModelPack) -> list[str]:
     precision = recognizer.get("precision", "fp16")
     options += [f"--precision {precision}"] if precision != "fp16" else []
     packing = f"kith-train pack {recognizer_option} {detector_option} --data DATA --output OUTPUT"
-    return [*trained, *runs, f"{packing} \\\n    {' '.join(options)}"]
+    removed = [CHECKOUT] if trained or (recognizer["run"]["name"] == IMITATED and runs) else []
+    return [*removed, *trained, *runs, f"{packing} \\\n    {' '.join(options)}"]
 
 
 def _detector(provenance: Mapping[str, Any]) -> tuple[list[str], str]:
@@ -50,8 +51,7 @@ def _recognizer(provenance: Mapping[str, Any]) -> tuple[list[str], str]:
         excluded = f" --exclude {run['data']['exclude']}" if run["data"]["exclude"] else ""
         teacher = run["distill"]["teacher"]
         command = f"kith-train imitate DATA/{run['data']['root']} --teacher {teacher}{excluded} --output {output}"
-        checkout = f"git checkout {LAST_IMITATION} # the last commit with kith-train imitate"
-        return [checkout, command], f"--recognizer {output}"
+        return [command], f"--recognizer {output}"
     if run["name"] not in RECIPES:
         return [f"# {output} is no recipe: manifest.json has its settings"], f"--recognizer {output}"
     teacher = f" --teacher {run['distill']['teacher']}" if run["distill"]["teacher"] else ""

@@ -20,26 +20,22 @@ from models.pack.manifest import ModelPack
 from models.pack.writing import PackDraft, replace_calibration, update_manifest, write_pack
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import Alignment, align, standard_alignment
-from models.vision.detection import Canvas, Detector, fill_canvas
+from models.vision.detection import Detector
 from models.vision.specs import DetectionSpec, Normalization
 from training.config import ConfigError, DataConfig, RunConfig
 from training.data.identities import list_identities, load_identities, read_rgb
 from training.data.subsampling import evenly_spaced_rows, limit_per_label
-from training.detection.fit import DETECTOR_CHECKPOINT
-from training.detection.network import FaceDetector
-from training.detection.photos import load_annotated
 from training.evaluation.embedding import Crops, Embedder, load_run
 from training.evaluation.lfw import read_pairs
 from training.evaluation.pack_evaluation import evaluate_pack
 from training.export.calibrate import calibrate
 from training.export.model_card import check_provenance, write_model_card
-from training.export.onnx_export import Centered, ExportPrecision, export_detector, export_recognizer
+from training.export.onnx_export import Centered, ExportPrecision, export_recognizer
 from training.optimization.loop import to_tensor
-from training.optimization.run_folder import CHECKPOINT, CONFIG, load_checkpoint, load_ema_weights, read_json
+from training.optimization.run_folder import CHECKPOINT, load_checkpoint
 
 PARITY_IMAGES = 32
 MEAN_IMAGES = 2000
-DETECTOR_PARITY_SIDE_PX = 384
 
 
 def export_run(run: Path, output: Path, precision: ExportPrecision) -> float:
@@ -75,21 +71,22 @@ class PackOptions:
 
 def make_pack(
     recognizer: Path | ModelPack,
-    detector: Path | ModelPack,
+    detector: ModelPack,
     data: Path,
     output: Path,
     name: str,
     display_name: str,
     options: PackOptions | None = None,
 ) -> ModelPack:
-    """Export finished runs, calibrate on LFW View 1, measure, and write the pack with its model card.
+    """Export a finished run, calibrate on LFW View 1, measure, and write the pack with its model card.
 
     Args:
         recognizer: a finished recognizer run, or a pack whose recognizer is reused as it is.
-        detector: a finished detector run, or a pack whose detector is reused.
+        detector: a pack whose detector is reused.
 
     Raises:
-        ConfigError: a run is missing or unfinished, or a reused recognizer has no provenance.
+        ConfigError: the run is missing or unfinished, a reused recognizer has no provenance, or the detector has
+            another architecture.
         ParityError: onnxruntime disagrees with torch; the pack is not written.
     """
     options = options or PackOptions()
@@ -98,7 +95,7 @@ def make_pack(
     output.mkdir(parents=True, exist_ok=True)
     detector_file, recognizer_file = output / "detector.onnx", output / "recognizer.onnx"
     normalization = Normalization(127.5, 128.0)
-    detector_provenance = _write_detector(detector, data, detector_file, name, normalization, options.detector_terms)
+    detector_provenance = _write_detector(detector, detector_file, normalization, options.detector_terms)
     spec = DetectionSpec(detector_file, None, normalization, "scrfd")
     if isinstance(recognizer, ModelPack):
         check_provenance(recognizer)
@@ -234,27 +231,14 @@ def _mean_embedding(config: RunConfig, backbone: nn.Module) -> Tensor:
 
 
 def _write_detector(
-    detector: Path | ModelPack, data: Path, output: Path, name: str, normalization: Normalization, terms: str | None
+    detector: ModelPack, output: Path, normalization: Normalization, terms: str | None
 ) -> dict[str, Any]:
-    """Copy the detector of a pack, or export that of a run. Return its provenance."""
-    if not isinstance(detector, ModelPack):
-        return {**_export_detector(detector, data, output, name, normalization), "terms": terms}
+    """Copy the detector of a pack. Return its provenance."""
     if (detector.detection.head, detector.detection.normalization) != ("scrfd", normalization):
-        raise ConfigError(f"the detector of {detector.model_id} has another architecture. Name a detector run")
+        raise ConfigError(f"the detector of {detector.model_id} has another architecture. Name a pack made by Kith")
     shutil.copyfile(detector.detection.path, output)
     provenance: dict[str, Any] = {"pack": detector.model_id, **detector.provenance.get("detector", {})}
     return provenance if terms is None else {**provenance, "terms": terms}
-
-
-def _export_detector(run: Path, data: Path, path: Path, name: str, normalization: Normalization) -> dict[str, Any]:
-    model = FaceDetector()
-    model.load_state_dict(load_ema_weights(run / DETECTOR_CHECKPOINT))
-    photos = load_annotated(data / "wider", "val")[:4]
-    side = DETECTOR_PARITY_SIDE_PX
-    canvas = Canvas(side, side, 1.0)
-    batch = np.stack([fill_canvas(photo.image[:side, :side], canvas, normalization) for photo in photos])
-    shift = export_detector(model, torch.from_numpy(batch), path, {"kith.run": name})
-    return {"run": read_json(run / CONFIG), "parity_worst_shift_strides": shift}
 
 
 def _describe_data(run: Path, config: RunConfig, terms: str | None) -> dict[str, Any]:

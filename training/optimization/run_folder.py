@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from training import distributed
 from training.config import ConfigError, RunConfig
 from training.data.identities import IdentitySet
 from training.errors import NON_FINITE_REMEDY, NonFiniteLossError
-from training.optimization.descent import Descent
 
 CHECKPOINT = "checkpoint.pt"
 CONFIG = "config.json"
@@ -98,24 +97,6 @@ def load_ema_weights(checkpoint: Path) -> dict[str, Any]:
     return weights
 
 
-def restore(path: Path, network: nn.Module, descent: Descent | None = None) -> int:
-    """Load the EMA network of a checkpoint, if there is one, and the state of its descent. Return its step, or 0."""
-    if not path.exists():
-        return 0
-    state = load_checkpoint(path)
-    network.load_state_dict(state["averaged"])
-    if descent is not None:
-        descent.load_state_dict(state["descent"])
-    return int(state["step"])
-
-
-def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Save the checkpoint of step ``state["step"]`` of a run in one process. Raises NonFiniteLossError if a value is
-    NaN or infinite; the earlier checkpoint is kept."""
-    require_finite(state, int(state["step"]))
-    save_atomically(path, state)
-
-
 def save_atomically(path: Path, state: dict[str, Any]) -> None:
     """Save so that readers see the old or the new file, even after a power failure. Raises OSError, such as of a full
     disk."""
@@ -140,14 +121,6 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} does not exist: train first")
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return document
-
-
-def save_step(checkpoint: Path, figures: str, state: dict[str, Any], row: Mapping[str, Any]) -> None:
-    """Save as `save_checkpoint` does, and append ``row`` to the JSON lines in the file ``figures`` beside it."""
-    save_checkpoint(checkpoint, state)
-    with checkpoint.with_name(figures).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
-    log.info("%s", row)
 
 
 def require_finite(document: Mapping[str, Any], step: int) -> None:

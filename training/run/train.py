@@ -1,16 +1,14 @@
-"""Training runs from top to bottom: recognizer, detector."""
+"""Training run of a recognizer, from top to bottom."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from models.pack.manifest import ModelPack
 from models.vision.alignment import realign_crops, standard_alignment
 from models.vision.detection import Detector
 from training import distributed
@@ -19,10 +17,6 @@ from training.config import RunConfig
 from training.data.identities import hold_out, load_identities
 from training.data.split import split_identities
 from training.data.verification import read_bin
-from training.detection.crops import Photos
-from training.detection.fit import BLOCKS, SCALE_CROPS, DetectorFit, draw_crops, fit_detector
-from training.detection.network import FaceDetector
-from training.detection.teacher import DetectorTeacher
 from training.evaluation import plots
 from training.evaluation.benchmarks import evaluate_bin
 from training.evaluation.embedding import shared_embedder
@@ -86,12 +80,3 @@ def build_validator(
         return figures
 
     return validate
-
-
-def train_detector(photos: Photos, teacher: ModelPack, output: Path, fit: DetectorFit) -> FaceDetector:
-    """Train or resume a detector that computes what the YuNet of a pack does. Raises ConfigError: the run was started
-    with other photos or settings. ModelError: the pack's detector is not a YuNet."""
-    settings = {**asdict(fit), "photos": photos.counts(), "teacher": teacher.model_id}
-    write_run_config(output, settings, output / BLOCKS, mutable=())
-    crops = draw_crops(photos, SCALE_CROPS, fit.seed, 2)
-    return fit_detector(photos, DetectorTeacher(teacher.detection, crops), fit, output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from models.pack.writing import update_manifest
 from tests.packs import pack_with_int8
 from tests.training.runs import IMAGES, PEOPLE, tiny_run, write_people
 from training.config import ConfigError, HeadConfig, LoopConfig, TermConfig
-from training.detection.fit import DetectorFit
 from training.export.model_card import MASKED_PHOTOS, metric_rows, write_model_card
 from training.export.packing import (
     PackOptions,
@@ -151,7 +150,7 @@ def card_of(pack: ModelPack) -> str:
 
 def test_a_card_states_no_facts_of_the_bundled_pack(copy: Path) -> None:
     photos = {"scenes": 12, "portraits": 3, "backgrounds": 4}
-    run = {**asdict(DetectorFit()), "photos": photos, "teacher": "yunet-of-ours"}
+    run = {"photos": photos, "teacher": "yunet-of-ours"}
     card = card_of(own_pack(copy, {"run": run, "terms": None}))
     words = " ".join(card.split())
     for bundled in (
@@ -213,7 +212,7 @@ def test_options_describe_reused_networks(pack: ModelPack) -> None:
 
 
 def test_a_run_that_is_no_recipe_has_no_command(copy: Path) -> None:
-    made = own_pack(copy, {"run": {**asdict(DetectorFit()), "teacher": "yunet-of-ours"}, "terms": "CC0."})
+    made = own_pack(copy, {"run": {"teacher": "yunet-of-ours"}, "terms": "CC0."})
     recognizer = made.provenance["recognizer"]
     recognizer = {**recognizer, "run": {**recognizer["run"], "name": "ours"}}
     words = card_of(update_manifest(copy, {**made.provenance, "recognizer": recognizer}, {}))
@@ -243,8 +242,9 @@ def test_the_card_of_the_bundled_pack_is_the_one_that_is_generated(tmp_path: Pat
     card = (BUNDLED_PACK / "MODEL_CARD.md").read_text()
     assert card_of(load_pack(tmp_path / BUNDLED_PACK.name)) == card
     assert "610 people with one photo each, 4,397 mated" in " ".join(card.split())
-    # Its trainer is no longer here.
-    assert re.search(r"^git checkout [0-9a-f]{40} # .*\nkith-train imitate .+\nkith-train pack .+", card, re.MULTILINE)
+    # Its trainers are no longer here.
+    commands = r"^git checkout [0-9a-f]{40} # .*\nkith-train detector .+\nkith-train imitate .+\nkith-train pack .+"
+    assert re.search(commands, card, re.MULTILINE)
 
 
 def test_a_pack_describes_the_photos_of_its_training(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_commands_list_settings_that_differ_from_the_recipe(tmp_path: Path) -> N
     again = plain.overridden(dict(setting.split("=", 1) for setting in named))
     assert again == other
     assert recipe_overrides({**plain.shareable(), "name": "another"}) == []
-    taught = RECIPES["taught"](Path(), Path("runs/x"), tmp_path)
+    taught = RECIPES["compact"](Path(), Path("runs/x"), tmp_path)
     assert recipe_overrides(taught.shareable()) == []  # the command names the teacher by itself
 
 

@@ -1,4 +1,4 @@
-"""Exports agree with torch; detector targets and data follow their rules."""
+"""Exports agree with torch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from models.pack.manifest import ModelPack
 from models.runtime.onnx_files import restore_fp32_weights
 from models.runtime.onnx_runtime import OnnxNetwork
 from training.backbones import ThinIResNet
-from training.detection.network import FaceDetector
 from training.errors import ParityError
 from training.evaluation.lfw import read_pairs
 from training.export import onnx_export
 from training.export.onnx_export import (
     Centered,
-    export_detector,
     export_recognizer,
 )
 from training.optimization.loop import to_tensor
@@ -60,15 +58,6 @@ def test_a_parity_error_leaves_no_file(
     with pytest.raises(ParityError, match="fp16"):
         export_recognizer(ThinIResNet(), crops, tmp_path / "r.onnx", {})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_detector_exports_with_free_sides(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    export_detector(FaceDetector(), 255 * torch.rand(2, 3, 96, 160), tmp_path / "d.onnx", {})
-    network = OnnxNetwork(tmp_path / "d.onnx")
-    for height, width in ((64, 64), (256, 320), (640, 640)):
-        outputs = network.run(np.zeros((1, 3, height, width), np.float32))
-        assert [o.shape for o in outputs[:3]] == [(1, height // s * (width // s) * 2, 1) for s in (8, 16, 32)]
 
 
 def test_lfw_lists_have_their_published_sizes(data: Path) -> None:

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.training.optimization.test_sharded import finish, start
@@ -21,12 +19,7 @@ from training import distributed
 from training.backbones import build_backbone
 from training.config import HeadConfig, RunConfig
 from training.data.identities import load_identities
-from training.detection.crops import Photo, Photos
-from training.detection.fit import DETECTOR_CHECKPOINT, DetectorFit, draw_crops, fit_whole, to_tensor
-from training.detection.network import FaceDetector, Outputs
-from training.detection.teacher import DetectorTeacher
-from training.errors import NonFiniteLossError, ParityError, RunInterruptedError
-from training.export.onnx_export import export_detector
+from training.errors import NonFiniteLossError, RunInterruptedError
 from training.losses import PartialFC
 from training.optimization import loop as loop_module
 from training.optimization.health import RunHealth
@@ -165,44 +158,3 @@ def test_the_check_waits_for_a_device_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 def _refuse(self: torch.Tensor, *_: object) -> None:
     raise AssertionError("asked for a value")
-
-
-class _Teacher:
-    """A detector with random weights."""
-
-    def __init__(self) -> None:
-        self.network = FaceDetector()
-
-    @torch.no_grad()
-    def run(self, photos_BHWC: NDArray[np.uint8]) -> tuple[list[torch.Tensor], Outputs]:
-        maps = self.network.maps(to_tensor(photos_BHWC).float())
-        return maps, self.network.neck(maps[-3:])
-
-
-def test_a_detector_run_keeps_its_checkpoint(tmp_path: Path) -> None:
-    image = np.random.default_rng(3).integers(0, 256, (300, 300, 3), dtype=np.uint8)
-    photos = Photos([Photo(image, np.array([[100, 90, 200, 215]], np.float32))], [], [])
-    held_out = draw_crops(photos, 4, 0, 0)
-    teacher = cast(DetectorTeacher, _Teacher())
-
-    def train(steps: int) -> None:
-        fit = DetectorFit(joint_steps=steps, joint_batch=2, save_steps=1)
-        fit_whole(FaceDetector(), photos, held_out, teacher, fit, tmp_path)
-
-    train(1)
-    saved = (tmp_path / DETECTOR_CHECKPOINT).read_bytes()
-    with (
-        overflowing_steps(),
-        pytest.raises(NonFiniteLossError, match=r"step 2 is not saved.*: averaged\..*last checkpoint is kept"),
-    ):
-        train(3)
-    assert (tmp_path / DETECTOR_CHECKPOINT).read_bytes() == saved
-
-
-def test_a_detector_that_is_not_finite_is_not_exported(tmp_path: Path) -> None:
-    model = FaceDetector()
-    with torch.no_grad():
-        next(model.parameters()).fill_(float("nan"))
-    with pytest.raises(ParityError, match="a score moves by nan"):
-        export_detector(model, torch.zeros(1, 3, 64, 64), tmp_path / "detector.onnx", {})
-    assert list(tmp_path.iterdir()) == []
