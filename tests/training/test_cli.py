@@ -49,10 +49,6 @@ def call(*words: object) -> None:
         (("evaluate", ".", "--bin", "a.bin", "--features", "f"), "need --trillion-pairs"),
         (("evaluate", ".", "--bin", "a.bin", "--norms"), "need a run and --ijb"),
         (("evaluate", ".", "--data", ".", "--worst-pairs", "w.png"), "need --people"),
-        (("plot", "boundaries", "--output", "figures", "--classes", "100"), "--classes would need"),
-        (("plot", "scales", "--output", "figures", "--run", "."), "--run would need"),
-        (("plot", "run-angles", "--output", "figures", "--run", ".", "--data", "."), "--data would need"),
-        (("plot", "pair-angles", "--output", "figures", "--run", ".", "--pack", "."), "--pack would need"),
         (("evaluate", ".", "--data", ".", "--refresh", "--view1"), "--refresh needs a pack"),
         (("evaluate", ".", "--data", ".", "--note", "a note"), "need --refresh"),
         (("export", ".", "--output", "a.onnx", "--precision", "int4"), "not one of fp32, fp16"),
@@ -63,7 +59,6 @@ def call(*words: object) -> None:
             ("compare", "cosface", "--data", ".", "--output", "runs", "--grid", "a.b=1", "--grid", "a.b=2"),
             "names a setting twice",
         ),
-        (("plot", "scale", "--output", "figures"), "unknown figure 'scale'"),
         (("bounds", "--classes", "10", "--probability", "1"), "between 0 and 1"),
     ],
 )

@@ -133,7 +133,7 @@ def test_the_tutorial_from_photos_to_a_served_pack(
         capsys.readouterr()
         if command.startswith("KITH_PACK="):
             _serve(workplace, command, monkeypatch)
-        elif command.startswith("torchrun"):
+        elif command.startswith(("torchrun", "python")):
             _run_outside(longer(command))
         else:
             app(shlex.split(longer(command))[1:], standalone_mode=False)
@@ -193,7 +193,7 @@ def test_networks_of_packs_become_a_pack(workplace: Path) -> None:
 
 def _run_outside(command: str) -> None:
     words = shlex.split(command)
-    scripts = {"torchrun", "kith-train", "kith"}
+    scripts = {"torchrun", "kith-train", "kith", "python"}
     here = Path(sys.executable).parent
     words = [str(here / word) if word in scripts else word for word in words]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}

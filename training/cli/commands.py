@@ -25,7 +25,6 @@ from training.cli.light import app as light
 from training.cli.light import print_figures
 from training.config import ConfigError, DataConfig, RunConfig
 from training.data.preflight import preflight
-from training.evaluation import figures
 from training.evaluation.benchmarks import Benchmarks, evaluate_other_benchmarks
 from training.evaluation.embedding import load_embedder
 from training.evaluation.liveness import evaluate_liveness as measure_liveness
@@ -208,35 +207,6 @@ def compare(
         raise ConfigError("--grid names a setting twice. Name all of its values once, separated by commas")
     shared = _settings(settings)
     print(compare_losses(chosen, data, output, detection, epochs, people, seeds, crops, not unaligned, shared, points))
-
-
-@app.command()
-def plot(
-    context: typer.Context,
-    figure: Annotated[str, typer.Argument(help=f"One of: {', '.join(figures.NAMES)}, all.")],
-    output: Annotated[Path, typer.Option(help="Folder for PNG files.")],
-    classes: Annotated[int, typer.Option(min=50, help="Number of classes C of the probability curves.")] = 10_575,
-    runs: Annotated[
-        list[Path] | None,
-        typer.Option("--run", help="Run for run-angles; run or pack for pair-angles. Repeatable.", exists=True),
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="For pair-angles: folder with lfw and cfp.", exists=True)] = None,
-    pack: Annotated[Path, typer.Option(help="For pair-angles: pack whose detector aligns LFW.")] = BUNDLED_PACK,
-) -> None:
-    """Plot the papers' figures: margins, boundaries, bounds, toys of two dimensions, angles of runs and pairs."""
-    if figure in (*figures.NAMES, "all"):
-        of_pairs = figure in (figures.PAIR_FIGURE, "all")
-        _refuse_without_effect(
-            context,
-            classes=(figure in ("scales", "margins", "bounds", "all"), "the figure scales, margins, bounds or all"),
-            runs=(of_pairs or figure == figures.RUN_FIGURE, "the figure run-angles, pair-angles or all"),
-            data=(of_pairs and runs, "the figure pair-angles or all, and --run"),
-            pack=(of_pairs and runs and data, "the figure pair-angles or all, --run and --data"),
-        )
-    detection = None if data is None else load_pack(pack).detection
-    measured = figures.Measured(runs or (), data, detection)
-    for path in figures.draw(figure, output, classes, measured):
-        print(path)
 
 
 Live = Annotated[Path, typer.Option(help="Folder of photos of live people.", exists=True, file_okay=False)]

@@ -1,0 +1,125 @@
+"""The script that redraws the papers' figures: what it draws matches the papers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.vision.specs import DetectionSpec
+from tests.training.evaluation.cfp_files import write_cfp
+from tests.training.evaluation.test_benchmarks import write_lists
+from tests.training.runs import tiny_run, write_people
+from training import figures
+from training.bounds import fixed_scale
+from training.config import ConfigError
+from training.evaluation.lfw import LfwCrops
+from training.evaluation.metrics import Floats
+from training.figures import PEOPLE, Toy, acceptance, arcs_rad, misleading_triple, probability, target_curve, train_toy
+from training.losses import ArcFace, CosFace, CosineHead, NormFace, SphereFace
+from training.run.train import train_recognizer
+
+
+@pytest.fixture(scope="module")
+def softmax() -> Toy:
+    return train_toy("softmax_no_bias")
+
+
+@pytest.mark.long
+def test_every_figure_is_drawn(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_recognizer(tiny_run(write_people(tmp_path / "people"), tmp_path / "run", epochs=1))
+    files = write_lists(tmp_path / "lfw", rng)
+    crops = rng.integers(0, 255, (len(files), 112, 112, 3), dtype=np.uint8)
+    seen = np.arange(len(files)) > 0
+
+    def aligned(root: Path, detection: DetectionSpec, *_: object) -> LfwCrops:
+        return LfwCrops(root, ("view1", "view2"), files, crops, seen)
+
+    monkeypatch.setattr(figures, "load_lfw_crops", aligned)
+    write_cfp(tmp_path / "cfp")
+    output = tmp_path / "figures"
+    words = ["figures", str(output), "--run", str(tmp_path / "run"), "--data", str(tmp_path)]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", words)
+    figures.main()
+    formulas = ("scales", "margins", "target-logits", "boundaries", "cosine-boundaries", "bounds")
+    drawn = {path.stem for path in output.iterdir()}
+    assert drawn == {*formulas, "plane", "bias", "arcs", "run-angles-run", "pair-angles"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in output.iterdir())
+
+
+def test_a_run_without_angles_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"logged no angles"):
+        figures.draw_run(tmp_path)
+
+
+def test_probability_is_the_papers() -> None:
+    theta = np.array([0.3, 0.8, 1.4])
+    for s, m in ((13.1, 0.0), (30.0, 0.4)):
+        e = np.exp(s * np.cos(theta + m))
+        np.testing.assert_allclose(probability(theta, s, m), e / (e + 10_574), rtol=1e-9)
+    # A small s never reaches 1, and a large s accepts angles near 90 degrees (AdaCos, section 3.1).
+    assert probability(np.array([0.001]), 5.0, 0.0)[0] < 0.05
+    assert probability(np.array([math.radians(75)]), 64.0, 0.0)[0] > 0.95
+    assert probability(np.array([math.pi / 4]), fixed_scale(10_575), 0.0)[0] == pytest.approx(0.5)
+
+
+def test_a_margin_opens_between_the_classes() -> None:
+    angles = np.radians(np.arange(0.5, 90))
+    np.testing.assert_allclose(target_curve(CosFace(2, 2), angles), np.cos(angles) - 0.35)
+
+    def regions(head: CosineHead) -> Floats:
+        return acceptance(target_curve(head, angles), np.cos(angles))
+
+    heads = (NormFace(2, 2), SphereFace(2, 2), ArcFace(2, 2), CosFace(2, 2))
+    between = [float((regions(head) == 0).mean()) for head in heads]
+    assert between[0] == 0
+    assert 0.2 < between[1] < 0.5 < between[2] < 0.6
+    # ArcFace's margin has constant width, 0.5 radians to either side; CosFace's is wider near the center.
+    row = regions(ArcFace(2, 2))[60]  # the angle to class 2 is 60.5 degrees
+    assert np.count_nonzero(row == 0) == pytest.approx(np.degrees(0.5) + 29.5, abs=1.5)
+    assert (row[: int(60.5 - np.degrees(0.5))] == 1).all()
+    cosface = regions(CosFace(2, 2))
+    assert (cosface[30] == 0).sum() > (cosface[60] == 0).sum()
+
+
+def test_cosface_has_a_constant_margin_in_cosine_space() -> None:
+    cosines = np.linspace(-0.999, 0.999, 201)
+    regions = figures.cosine_regions(cosines)
+    nsl, lmcl = regions["NSL (NormFace)"], regions["LMCL (CosFace), m = 0.35"]
+    first, second = np.meshgrid(cosines, cosines)
+    clear = np.abs(first - second) > 0.01
+    assert np.array_equal(nsl[clear], np.where(first > second, 1, 2)[clear])
+    clear = np.abs(np.abs(first - second) - 0.35) > 0.01
+    assert np.array_equal(lmcl[clear], np.select([first - second > 0.35, second - first > 0.35], [1, 2], 0)[clear])
+    # Of softmax, the longer weight of class 1 decides: no margin, and a turned boundary.
+    longer = regions["softmax, ||W1|| = 1.5 ||W2||"]
+    assert longer[140, 120] == 2 and longer[150, 140] == 1  # (0.20, 0.40) and (0.40, 0.50)
+    # A-softmax's margin vanishes where both angles are small, and is widest near right angles.
+    a_softmax = regions["A-softmax, m = 4"]
+    assert (a_softmax[100] == 0).mean() > 0.8
+    assert (np.diag(a_softmax)[1:-1] == 0).all()
+
+
+def test_a_margin_narrows_the_arcs(softmax: Toy) -> None:
+    arcface = train_toy("arcface", options={"scale": 16.0, "margin": 0.5, "beyond": "continuous"})
+    without, with_margin = (np.degrees(np.diff(arcs_rad(toy), axis=1)) for toy in (softmax, arcface))
+    assert with_margin.mean() < without.mean() - 5
+
+
+def test_distances_of_softmax_mislead(softmax: Toy) -> None:
+    first, second, third = misleading_triple(softmax)
+    labels, x = softmax.labels_N, softmax.x_N2
+    assert labels[first] != labels[second] == labels[third]
+    assert 2 * np.linalg.norm(x[first] - x[second]) < np.linalg.norm(x[second] - x[third])
+    np.testing.assert_array_equal(train_toy("softmax_no_bias").x_N2, x)  # equal seeds, equal toys
+
+
+def test_arcs_cover_the_embeddings() -> None:
+    middles = 2 * math.pi * np.arange(PEOPLE) / PEOPLE
+    directions = (middles[:, None] + 0.1 * np.array([-1, 0, 1])).ravel()
+    x_N2 = np.stack([np.cos(directions), np.sin(directions)], 1)
+    ends = arcs_rad(Toy(x_N2, np.repeat(np.arange(PEOPLE), 3), np.eye(PEOPLE)[:, :2]))
+    np.testing.assert_allclose(np.diff(ends, axis=1), 0.19, atol=1e-9)  # quantiles of three values
