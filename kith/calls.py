@@ -154,15 +154,13 @@ class Calls:
         name: str,
         *,
         exist_ok: bool = False,
-        idempotency_key: str | None = None,
         **settings: Unpack[GalleryOptions],
     ) -> Call[GalleryOut]:
         """Create a gallery. :class:`kith.options.GalleryOptions` lists the settings.
 
-        With ``exist_ok``, return an existing gallery as it is. ``idempotency_key`` makes a repeated request create
-        once; default: a random one."""
+        With ``exist_ok``, return an existing gallery as it is."""
         body = {"name": name, **settings}
-        call = json_call(GalleryOut, "POST", "/v1/galleries", json=body, headers=_once(idempotency_key))
+        call = json_call(GalleryOut, "POST", "/v1/galleries", repeatable=exist_ok, json=body)
         if not exist_ok:
             return call
         return replace(call, instead={"gallery_exists": json_call(GalleryOut, "GET", _path(name))})
@@ -451,7 +449,7 @@ class Calls:
             allow_low_quality=allow_low_quality,
             allow_not_live=allow_not_live,
         )
-        headers = _once(idempotency_key) | _conditions(None, only_new)
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex} | _conditions(None, only_new)
         arguments = photo_arguments(photos, urls, options | _embeddings(embeddings), headers)
         return json_call(EnrollOut, "POST", f"{_path(gallery, subject)}/templates", **arguments)
 
@@ -551,14 +549,12 @@ class Calls:
         self,
         gallery: str,
         archive: Path | str | Archive,
-        *,
-        idempotency_key: str | None = None,
         **options: Unpack[ArchiveOptions],
     ) -> Call[JobOut]:
         """Upload a zip, tar, tar.gz or tar.zst of SUBJECT/PHOTO files. Return the job that enrolls it.
 
-        See ``wait_for``. ``idempotency_key`` makes a repeated upload start one job; default: a random one."""
-        return _upload(f"{_path(gallery)}/enrollments", archive, idempotency_key, options)
+        See ``wait_for``. A photo is enrolled once, however often it is uploaded."""
+        return _upload(f"{_path(gallery)}/enrollments", archive, options)
 
     @one
     def job(self, job: str) -> Call[JobOut]:
@@ -591,13 +587,12 @@ class Calls:
         risk: float | None = None,
         *,
         detail: Detail | None = None,
-        idempotency_key: str | None = None,
     ) -> Call[JobOut]:
         """Upload an archive of photos. Return the job that groups their faces into people: its id is the album's.
 
         ``risk`` is the accepted share of pairs of faces in one group that are two people; default: 0.01. ``detail`` as
         in :func:`detect`. See ``wait_for``."""
-        return _upload(f"{_path(gallery)}/albums", archive, idempotency_key, {"risk": risk, "detail": detail})
+        return _upload(f"{_path(gallery)}/albums", archive, {"risk": risk, "detail": detail}, repeatable=False)
 
     @one
     def albums(self, gallery: str) -> Call[list[AlbumOut]]:
@@ -669,16 +664,12 @@ class Calls:
     # API keys
 
     @one
-    def create_key(
-        self, name: str, scopes: Iterable[Scope], *, idempotency_key: str | None = None, **options: Unpack[KeyOptions]
-    ) -> Call[CreatedKeyOut]:
-        """Create an API key. Only this response contains its ``token``.
-
-        ``idempotency_key`` makes a repeated request create once; default: a random one."""
+    def create_key(self, name: str, scopes: Iterable[Scope], **options: Unpack[KeyOptions]) -> Call[CreatedKeyOut]:
+        """Create an API key. Only this response contains its ``token``."""
         body = TypeAdapter(dict[str, Any]).dump_python(
             {"name": name, "scopes": texts("scopes", scopes), **options}, mode="json"
         )
-        return json_call(CreatedKeyOut, "POST", "/v1/keys", json=body, headers=_once(idempotency_key))
+        return json_call(CreatedKeyOut, "POST", "/v1/keys", repeatable=False, json=body)
 
     @one
     def api_key(self, key: str) -> Call[KeyOut]:
@@ -696,27 +687,23 @@ class Calls:
         return json_call(KeyOut, "DELETE", f"/v1/keys/{path_segment(key)}")
 
     @one
-    def rotate_key(
-        self, key: str, overlap_s: int = DAY_S, *, idempotency_key: str | None = None
-    ) -> Call[CreatedKeyOut]:
+    def rotate_key(self, key: str, overlap_s: int = DAY_S) -> Call[CreatedKeyOut]:
         """Replace an API key. The old one remains valid for ``overlap_s`` seconds."""
         return json_call(
             CreatedKeyOut,
             "POST",
             f"/v1/keys/{path_segment(key)}/rotate",
+            repeatable=False,
             json={"overlap_s": overlap_s},
-            headers=_once(idempotency_key),
         )
 
     # Webhooks
 
     @one
-    def create_webhook(
-        self, url: str, *, idempotency_key: str | None = None, **options: Unpack[WebhookOptions]
-    ) -> Call[CreatedWebhookOut]:
+    def create_webhook(self, url: str, **options: Unpack[WebhookOptions]) -> Call[CreatedWebhookOut]:
         """Create a webhook for the events from now on. Only this response contains its ``secret``."""
         body = TypeAdapter(dict[str, Any]).dump_python({"url": url, **options}, mode="json")
-        return json_call(CreatedWebhookOut, "POST", "/v1/webhooks", json=body, headers=_once(idempotency_key))
+        return json_call(CreatedWebhookOut, "POST", "/v1/webhooks", repeatable=False, json=body)
 
     @each
     def webhooks(self) -> Pages[WebhookOut]:
@@ -790,10 +777,6 @@ class Calls:
         return Call("GET", "/metrics", bytes.decode)
 
 
-def _once(idempotency_key: str | None) -> dict[str, str]:
-    return {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-
-
 def _conditions(if_match: str | None, only_new: bool = False) -> dict[str, str]:
     return ({} if if_match is None else {"If-Match": if_match}) | ({"If-None-Match": "*"} if only_new else {})
 
@@ -822,13 +805,12 @@ def _album(gallery: str, album: str, group: str | None = None) -> str:
 
 
 def _upload(
-    path: str, archive: Path | str | Archive, idempotency_key: str | None, options: Mapping[str, Any]
+    path: str, archive: Path | str | Archive, options: Mapping[str, Any], repeatable: bool = True
 ) -> Call[JobOut]:
     body = FileStream(Path(archive)) if isinstance(archive, Path | str) else archive
     headers = {"Content-Type": "application/octet-stream", "Content-Length": str(body.size)}
-    headers |= _once(idempotency_key)
     arguments = {"headers": headers, "params": drop_none(**options)}
-    return Call("POST", path, JobOut.model_validate_json, arguments, body)
+    return Call("POST", path, JobOut.model_validate_json, arguments, body, repeatable)
 
 
 def _template(gallery: str, subject: str, template: str) -> str:

@@ -18,7 +18,6 @@ from kith.wire.common import VerifyOutcome
 from service.api.compreface.mount import mount_compreface
 from service.api.http.deadlines import Deadlines
 from service.api.http.gate import Gate, RefusalPacing
-from service.api.http.once import replay
 from service.api.http.openapi import TAGS, install_openapi
 from service.api.http.problems import ROUTING_CODES, install_error_handlers
 from service.api.http.routing import body_kinds, descriptions, keyless_paths
@@ -50,7 +49,6 @@ from service.observability.metrics import Metrics
 from service.resources import keep_nothing
 from service.security.addresses import is_loopback
 from service.settings import Settings
-from service.storage.repositories.answers import AnsweredError
 from service.wiring import open_backend
 
 STATEFUL: Final = (
@@ -115,7 +113,6 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.metrics = metrics  # the server counts connections that it refuses
     install_error_handlers(app)
-    app.add_exception_handler(AnsweredError, replay)
     for routes in ROUTES:
         if routes not in STATEFUL or not settings.stateless:
             routes.mount(app)

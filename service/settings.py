@@ -196,9 +196,6 @@ class Settings(BaseSettings):
         le=3600,
         description="Seconds after which a photo request gets 504; a header may ask for less (docs/rest.md).",
     )
-    retention_answers_days: float = Field(
-        14, gt=0, le=36_500, description="Days for which the response to a request with an Idempotency-Key is stored."
-    )
     retention_jobs_days: float = Field(
         14,
         gt=0,

@@ -225,9 +225,9 @@ async def _open_jobs(
         KIND: BulkEnrollment(spool, limits, faces, galleries, metrics).kind(),
         ALBUM: AlbumJobs(spool, limits, faces, galleries, heavy).kind(),
     }
-    clock, days = Clock(), settings.retention_answers_days
+    clock = Clock()
     housekeeping = await stack.enter_async_context(
-        Housekeeping(database, galleries.store, galleries.retention, days, galleries.risks.derive_later, clock)
+        Housekeeping(database, galleries.store, galleries.retention, galleries.risks.derive_later, clock)
     )
     runner = Runner(JobStore(database), kinds, retention_days=settings.retention_jobs_days, clock=clock)
     return Jobs(runner=await stack.enter_async_context(runner), spool=spool, heavy=heavy, housekeeping=housekeeping)

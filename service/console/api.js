@@ -133,27 +133,6 @@ export async function stubbornly(ask, signal) {
   return await ask();
 }
 
-/** What a form creates. After a network error the same request has the same Idempotency-Key, also if the user sends the form
- * again, so that it takes effect once. */
-export class Creation {
-  #content = null; // of the request that the key is for
-  #key = null;
-
-  /** The result of `ask(headers)`. `content`: what is asked for. */
-  async once(content, ask) {
-    if (this.#key === null || this.#content !== content) [this.#content, this.#key] = [content, attemptKey()];
-    const headers = { "Idempotency-Key": this.#key };
-    const made = await ask(headers);
-    this.#key = null; // the same content again is another thing
-    return made;
-  }
-
-  /** The answer to a POST, which is repeated after a network error. */
-  post(path, json) {
-    return this.once(JSON.stringify([path, json]), (headers) => stubbornly(() => call("POST", path, { json, headers })));
-  }
-}
-
 function pause(ms, signal) {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(resolve, ms);

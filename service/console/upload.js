@@ -17,7 +17,7 @@ export const archiveType = ({ name }) => TYPES[name.split(".").at(-1).toLowerCas
 
 /** POST `file`, and return the JSON of the answer. `onProgress(share)`: uploaded share. Throws Problem, or AbortError by
  * `signal`. */
-export function upload(path, file, { query = {}, type, headers = {}, onProgress, signal }) {
+export function upload(path, file, { query = {}, type, onProgress, signal }) {
   const url = address(path);
   for (const [name, value] of Object.entries(query)) url.searchParams.set(name, value);
   return new Promise((resolve, reject) => {
@@ -25,7 +25,6 @@ export function upload(path, file, { query = {}, type, headers = {}, onProgress,
     request.open("POST", url);
     request.responseType = "json";
     request.setRequestHeader("Content-Type", type);
-    for (const [name, value] of Object.entries(headers)) request.setRequestHeader(name, value);
     if (key()) request.setRequestHeader("Authorization", `Bearer ${key()}`);
     request.upload.addEventListener("progress", ({ loaded, total }) => onProgress(total > 0 ? loaded / total : 0));
     request.addEventListener("load", () => {

@@ -459,7 +459,7 @@ class ReadinessUnknownError(KithError):
 
 class StorageError(KithError):
     status, code, title = 503, "storage_unavailable", "The database is unavailable"
-    remedy = "Try again with the same Idempotency-Key, so that a request that was already stored is not repeated."
+    remedy = "Try again; repeat an enrollment with the same Idempotency-Key, so that it is not stored twice."
 
 
 class StorageBusyError(StorageError):

@@ -30,25 +30,19 @@ log = logging.getLogger(__name__)
 
 
 class Housekeeping(PeriodicTask):
-    """Housekeeping task.
-
-    ``answers_days``: retention of answers to idempotent requests. ``changed``: called with each gallery that lost
-    templates.
-    """
+    """Housekeeping task. ``changed``: called with each gallery that lost templates."""
 
     def __init__(
         self,
         database: Database,
         store: Store,
         retention: Retention,
-        answers_days: float,
         changed: Callable[[Gallery], None] = lambda gallery: None,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(CHECK_INTERVAL_S, "housekeeping failed", log)
         self._database = database
         self._store = store
-        self._answers_days = answers_days
         self._changed = changed
         self._clock = Clock() if clock is None else clock
         self._retention = retention
@@ -107,7 +101,7 @@ class Housekeeping(PeriodicTask):
         if not self._retention.lease.acquire(self._name, now, 1.5 * SWEEP_INTERVAL):
             return
         self._took_turn = True
-        swept = self._retention.sweep(now, self._answers_days, lambda: self._stopping)
+        swept = self._retention.sweep(now, lambda: self._stopping)
         for pk, error in swept.failed:
             log.warning("retention of the gallery with key %d failed: %s", pk, error.detail)
         self._next_s = began_s + (RETRY_INTERVAL if swept.failed else SWEEP_INTERVAL).total_seconds()

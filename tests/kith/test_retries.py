@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -39,22 +40,42 @@ def test_a_repeatable_call_is_retried_with_the_same_key_and_body(answers: list[A
 @pytest.mark.parametrize(
     "failure", [BROKEN, Answer(502), LOST, Answer(503, b'{"code": "storage_unavailable"}')], ids=str
 )
-def test_a_call_that_may_have_succeeded_is_not_repeated(failure: Answer) -> None:
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda kith: kith.create_gallery("g"),
+        lambda kith: kith.create_key("door", ["read"]),
+        lambda kith: kith.rotate_key("0" * 12),
+        lambda kith: kith.create_webhook("https://example.org/"),
+    ],
+    ids=["gallery", "key", "rotation", "webhook"],
+)
+def test_a_call_that_may_have_succeeded_is_not_repeated(failure: Answer, ask: Callable[[Kith], object]) -> None:
     with answering(failure, OK) as script, Kith(script.url) as kith, pytest.raises(KithClientError) as raised:
-        kith.update_subject("g", "ada", name="Ada", if_match='"read before"')
+        ask(kith)
     assert len(script.asked) == 1
     assert isinstance(raised.value, KithUnreachableError) is (failure is BROKEN)
     assert raised.value.maybe_done
     assert "Check before you repeat" in str(raised.value)
 
 
-def test_an_archive_is_uploaded_again_with_the_same_key(tmp_path: Path) -> None:
+def test_an_archive_is_uploaded_again(tmp_path: Path) -> None:
+    """The server enrolls a photo once. An album would be there twice."""
     (tmp_path / "people.zip").write_bytes(b"PK")
     answers = [BROKEN, BUSY]
     with answering(*answers) as script, Kith(script.url, attempts=2) as kith, pytest.raises(KithClientError):
         kith.enroll_archive("g", tmp_path / "people.zip")
     assert [body for *_, body in script.asked] == [b"PK", b"PK"]
-    assert len({headers["Idempotency-Key"] for _, _, headers, _ in script.asked}) == 1
+    with answering(BROKEN) as script, Kith(script.url) as kith, pytest.raises(KithUnreachableError) as raised:
+        kith.create_album("g", tmp_path / "people.zip")
+    assert (len(script.asked), raised.value.maybe_done) == (1, True)
+
+
+def test_a_gallery_that_may_exist_is_created_again() -> None:
+    exists = Answer(409, b'{"code": "gallery_exists"}')
+    with answering(BROKEN, exists, OK) as script, Kith(script.url) as kith, pytest.raises(KithClientError):
+        kith.create_gallery("g", exist_ok=True)  # the last answer describes no gallery
+    assert [method for method, *_ in script.asked] == ["POST", "POST", "GET"]
 
 
 def test_a_rejected_call_did_not_succeed() -> None:

@@ -25,7 +25,6 @@ from kith.wire.albums import (
 from kith.wire.common import Problem
 from kith.wire.erasures import DeletedOut
 from kith.wire.jobs import JobOut
-from service.api.http.once import StreamedDep
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
 from service.api.http.route_errors import CALIBRATED, SEARCH
 from service.api.http.routing import (
@@ -39,7 +38,6 @@ from service.api.http.routing import (
 )
 from service.api.routes.enrollments import ARCHIVE_BODY, DetailOption, queue_archive
 from service.api.routes.erasures import to_deleted_out
-from service.api.routes.jobs import to_job_out
 from service.core.errors import (
     AlbumGroupUnnamedError,
     AlbumNotReadyError,
@@ -47,7 +45,6 @@ from service.core.errors import (
     ArchiveInvalidError,
     ArchiveTooLargeError,
     DeadlineExceededError,
-    IdempotencyConflictError,
     LivenessUnavailableError,
     SubjectErasedError,
     TooManyAlbumsError,
@@ -72,13 +69,12 @@ AlbumRisk = Annotated[
     body="archive",
     status_code=202,
     openapi_extra=ARCHIVE_BODY,
-    errors=(*CALIBRATED, ArchiveInvalidError, ArchiveTooLargeError, TooManyAlbumsError, IdempotencyConflictError),
+    errors=(*CALIBRATED, ArchiveInvalidError, ArchiveTooLargeError, TooManyAlbumsError),
 )
 async def create_album(
     gallery: GalleryPath,
     request: Request,
     backend: BackendDep,
-    repeatable: StreamedDep,
     risk: AlbumRisk = 0.01,
     detail: DetailOption = None,
 ) -> JobOut:
@@ -90,11 +86,11 @@ async def create_album(
     backend.faces.recognizers.for_gallery(found)  # these raise here rather than in the job
     calibration_for(found, backend.galleries.risks)
     albums = backend.galleries.store.albums
-    await backend.run(albums.refuse_too_many, found, repeatable.once(to_job_out))
+    await backend.run(albums.refuse_too_many, found)
     options = AlbumOptions(risk, detail or backend.settings.expected_face_detail)
     expires_at = datetime.now(UTC) + timedelta(days=backend.settings.retention_albums_days)
     begin = albums.beginning(found, risk, expires_at)
-    return await queue_archive(request, backend, found, KIND, options.parameters(), repeatable, begin)
+    return await queue_archive(request, backend, found, KIND, options.parameters(), begin)
 
 
 @routes.add("GET", "", READ)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from typing import Annotated, Any
 
@@ -13,14 +12,12 @@ from starlette.requests import ClientDisconnect
 from kith.wire.common import Detail, FaceChoice, NameEncoding, to_name_encoding
 from kith.wire.fields import DETAIL
 from kith.wire.jobs import JobOut
-from service.api.http.once import Repeatable, StreamedDep
 from service.api.http.parameters import GalleryPath
 from service.api.http.routing import BINARY, ENROLL, BackendDep, Routes
 from service.api.routes.jobs import to_job_out
 from service.core.errors import (
     ArchiveInvalidError,
     ArchiveTooLargeError,
-    IdempotencyConflictError,
     InvalidRequestError,
     RecognizerMismatchError,
 )
@@ -74,7 +71,6 @@ async def _options(
         RecognizerMismatchError,
         ArchiveInvalidError,
         ArchiveTooLargeError,
-        IdempotencyConflictError,
     ),
 )
 async def enroll_archive(
@@ -82,7 +78,6 @@ async def enroll_archive(
     request: Request,
     backend: BackendDep,
     options: Annotated[BulkOptions, Depends(_options)],
-    repeatable: StreamedDep,
 ) -> JobOut:
     """Start a job that enrolls the photos of an archive: zip, or tar with gzip, zstd or no compression.
 
@@ -91,7 +86,7 @@ async def enroll_archive(
     """
     found = await backend.find_gallery(gallery)
     backend.faces.recognizers.for_gallery(found)  # raises here rather than in the job
-    return await queue_archive(request, backend, found, KIND, options.parameters(), repeatable)
+    return await queue_archive(request, backend, found, KIND, options.parameters())
 
 
 async def queue_archive(
@@ -100,7 +95,6 @@ async def queue_archive(
     gallery: Gallery,
     kind: str,
     parameters: dict[str, Any],
-    repeatable: Repeatable,
     beginning: Beginning | None = None,
 ) -> JobOut:
     """Write the body to the spool as it arrives, and queue a job that reads it. ``beginning``: as of JobStore.create.
@@ -111,33 +105,26 @@ async def queue_archive(
     declared = request.headers.get("content-length", "0")
     await backend.run(backend.jobs.spool.check_free_space, int(declared) if declared.isdigit() else 0)
     with backend.jobs.spool.receiving(job_id, gallery.seal) as file:
-        repeatable.content = f"{gallery.pk} {await _receive(request, backend, file)}"
+        await _receive(request, backend, file)
         await backend.run(backend.jobs.spool.sync, file)
-        create, once = backend.jobs.runner.store.create, repeatable.once(to_job_out)
-        job = await backend.run(create, gallery, kind, parameters, job_id, once, beginning)
+        job = await backend.run(backend.jobs.runner.store.create, gallery, kind, parameters, job_id, beginning)
     backend.jobs.runner.wake()
     return to_job_out(job)
 
 
-async def _receive(request: Request, backend: Backend, file: SealedWriter) -> str:
-    """Write the body to ``file`` as it arrives; return its digest.
+async def _receive(request: Request, backend: Backend, file: SealedWriter) -> None:
+    """Write the body to ``file`` as it arrives.
 
     Raises ArchiveInvalidError once its first bytes are no archive's.
     """
-    head, digest = b"", hashlib.sha256()
-
-    def write(block: bytes) -> None:
-        digest.update(block)
-        backend.jobs.spool.write(file, block)
-
+    head = b""
     try:
         async for block in request.stream():
             if len(head) < SIGNATURE_BYTES:
                 head += block
                 if len(head) >= SIGNATURE_BYTES:
                     archive_kind(head)
-            await backend.run(write, block)
+            await backend.run(backend.jobs.spool.write, file, block)
         archive_kind(head)
     except ClientDisconnect as error:
         raise InvalidRequestError("the connection closed before the archive ended") from error
-    return digest.hexdigest()

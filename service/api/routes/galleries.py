@@ -20,14 +20,12 @@ from kith.wire.galleries import (
     QualityGateOut,
 )
 from service.api.http.etags import IfMatch
-from service.api.http.once import RepeatableDep
 from service.api.http.parameters import GalleryPath, NameCursor, PageLimit
 from service.api.http.routing import ADMIN, ADMIN_ALL, READ, BackendDep, CallerDep, Routes
 from service.api.routes.erasures import to_deleted_out
 from service.core.errors import (
     GalleryExistsError,
     GalleryNotFoundError,
-    IdempotencyConflictError,
     LivenessUnavailableError,
     PreconditionFailedError,
     RetentionUnconfirmedError,
@@ -50,17 +48,15 @@ Confirmation = Annotated[
     status_code=201,
     example={"name": "staff", "risk": {"fpir": 0.001}, "retention_days": 365},
     etag=True,
-    errors=(GalleryExistsError, LivenessUnavailableError, IdempotencyConflictError),
+    errors=(GalleryExistsError, LivenessUnavailableError),
 )  # a 409 reveals that a name is taken
-async def create_gallery(
-    body: GalleryIn, response: Response, backend: BackendDep, request: RepeatableDep
-) -> GalleryOut:
+async def create_gallery(body: GalleryIn, response: Response, backend: BackendDep) -> GalleryOut:
     """Create a gallery. Its vectors come from the recognizer of KITH_PACK."""
     settings = change_settings(body, GallerySettings())
     _check_liveness(backend, body.liveness)
     recognizer = backend.faces.recognizers.default
-    create, once = backend.galleries.store.galleries.create, request.once(to_gallery_out)
-    created = await backend.run(create, body.name, recognizer.fingerprint, recognizer.dimension, settings, once)
+    create = backend.galleries.store.galleries.create
+    created = await backend.run(create, body.name, recognizer.fingerprint, recognizer.dimension, settings)
     response.headers["ETag"] = created.etag
     return to_gallery_out(created)
 

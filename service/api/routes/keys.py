@@ -8,10 +8,9 @@ from typing import Annotated
 from fastapi import Path, Query
 
 from kith.wire.keys import CreatedKeyOut, KeyIn, KeyOut, KeysOut, RotateIn
-from service.api.http.once import RepeatableDep
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
 from service.api.http.routing import ADMIN_ALL, BackendDep, CallerDep, Routes
-from service.core.errors import IdempotencyConflictError, InvalidRequestError, KeyEndedError
+from service.core.errors import InvalidRequestError, KeyEndedError
 from service.security.api_keys import ApiKey, rights_of, to_key_out
 from service.security.callers import ANONYMOUS
 
@@ -25,9 +24,8 @@ KeyPath = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
     ADMIN_ALL,
     status_code=201,
     example={"name": "door", "scopes": ["identify"], "galleries": ["staff"]},
-    errors=(IdempotencyConflictError,),
 )
-async def create_key(body: KeyIn, backend: BackendDep, caller: CallerDep, request: RepeatableDep) -> CreatedKeyOut:
+async def create_key(body: KeyIn, backend: BackendDep, caller: CallerDep) -> CreatedKeyOut:
     """Create a key. Only this response contains its token.
 
     The first key needs the scope `admin` for all galleries: it ends anonymous access, and no caller without that scope
@@ -39,8 +37,8 @@ async def create_key(body: KeyIn, backend: BackendDep, caller: CallerDep, reques
             remedy="Create the first key with the scope 'admin' for all galleries, then create the others with it "
             "(docs/keys.md).",
         )
-    limits, once = (body.expires_at, body.rate, body.burst), request.once(_created)
-    return _created(await backend.run(backend.operations.keys.create, body.name, rights_of(body), *limits, once))
+    limits = body.expires_at, body.rate, body.burst
+    return _created(await backend.run(backend.operations.keys.create, body.name, rights_of(body), *limits))
 
 
 @routes.add("GET", "", ADMIN_ALL)
@@ -75,12 +73,11 @@ async def revoke_key(key: KeyPath, backend: BackendDep) -> KeyOut:
     ADMIN_ALL,
     status_code=201,
     example={"overlap_s": 86_400},
-    errors=(KeyEndedError, IdempotencyConflictError),
+    errors=(KeyEndedError,),
 )
-async def rotate_key(key: KeyPath, body: RotateIn, backend: BackendDep, request: RepeatableDep) -> CreatedKeyOut:
+async def rotate_key(key: KeyPath, body: RotateIn, backend: BackendDep) -> CreatedKeyOut:
     """Create a key with the same rights. The old key stays valid for `overlap_s`."""
-    overlap, once = timedelta(seconds=body.overlap_s), request.once(_created)
-    return _created(await backend.run(backend.operations.keys.rotate, key, overlap, once))
+    return _created(await backend.run(backend.operations.keys.rotate, key, timedelta(seconds=body.overlap_s)))
 
 
 def _created(made: tuple[ApiKey, str]) -> CreatedKeyOut:

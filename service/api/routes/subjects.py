@@ -28,7 +28,6 @@ from kith.wire.subjects import (
 )
 from service.api.http.bodies import read_photos
 from service.api.http.etags import IfMatch, is_fresh
-from service.api.http.once import REPLAYED
 from service.api.http.parameters import (
     Cursor,
     GalleryPath,
@@ -301,7 +300,7 @@ async def enroll(
     with backend.operations.metrics.stage("read"):
         body = await read_photos(request, EnrollIn, backend.settings, backend.faces.recognizers.largest_dimension)
     done = await enrollment.enroll(backend, snapshot, caller, subject, body, key, only_new is not None)
-    headers = REPLAYED if done.replayed else None
+    headers = {"Idempotency-Replayed": "true"} if done.replayed else None
     return Response(done.document, 201 if done.stored else 200, headers=headers, media_type="application/json")
 
 

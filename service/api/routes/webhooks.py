@@ -22,10 +22,9 @@ from kith.wire.webhooks import (
     WebhooksOut,
     WebhookTestOut,
 )
-from service.api.http.once import RepeatableDep
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
 from service.api.http.routing import ADMIN_ALL, BackendDep, Routes
-from service.core.errors import IdempotencyConflictError, TooManyWebhooksError, WebhookRefusedError
+from service.core.errors import TooManyWebhooksError, WebhookRefusedError
 from service.domain.events import EventFilter
 from service.storage.events.deliveries import Delivery
 from service.storage.events.outbox import Webhook
@@ -40,13 +39,13 @@ WebhookPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
     ADMIN_ALL,
     status_code=201,
     example={"url": "https://door.example.org/events", "types": ["decision"], "outcomes": ["unknown"]},
-    errors=(WebhookRefusedError, TooManyWebhooksError, IdempotencyConflictError),
+    errors=(WebhookRefusedError, TooManyWebhooksError),
 )
-async def create_webhook(body: WebhookIn, backend: BackendDep, request: RepeatableDep) -> CreatedWebhookOut:
+async def create_webhook(body: WebhookIn, backend: BackendDep) -> CreatedWebhookOut:
     """Create a webhook for the events from now on. Only this response contains its secret."""
     backend.operations.webhooks.sender.check(body.url)
-    create, once = backend.operations.webhooks.store.create, request.once(_created)
-    return _created(await backend.run(create, body.url, body.name, _filter(body), once))
+    create = backend.operations.webhooks.store.create
+    return _created(await backend.run(create, body.url, body.name, _filter(body)))
 
 
 @routes.add("GET", "", ADMIN_ALL)

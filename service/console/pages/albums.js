@@ -1,6 +1,6 @@
 // The albums of a gallery: photos without names, whose faces the service groups into people.
 
-import { Creation, call, galleryPath } from "../api.js";
+import { call, galleryPath } from "../api.js";
 import { fill, h, icon } from "../dom.js";
 import { bytes, counted, when } from "../numbers.js";
 import { galleryHeading, watch } from "../reports.js";
@@ -68,7 +68,6 @@ function list(gallery, albums, start) {
 /** Ask for photos or an archive, and send them. */
 function begin(gallery) {
   const leaving = new AbortController();
-  const creation = new Creation();
   const files = h("input", { type: "file", multiple: true, accept: `image/*,.heic,.heif,.avif,${ARCHIVES}`, required: true });
   const risk = h("select", {}, RISKS.map(([value, told]) => h("option", { value }, told)));
   const told = h("div", { role: "status" });
@@ -87,10 +86,7 @@ function begin(gallery) {
     };
     try {
       const query = { risk: risk.value };
-      const content = JSON.stringify([query, [...files.files].map((one) => [one.name, one.size, one.lastModified])]);
-      const ask = (headers) =>
-        upload(`${galleryPath(gallery)}/albums`, archive, { query, type: type ?? "application/x-tar", headers, onProgress, signal: leaving.signal });
-      const job = await creation.once(content, ask);
+      const job = await upload(`${galleryPath(gallery)}/albums`, archive, { query, type: type ?? "application/x-tar", onProgress, signal: leaving.signal });
       box.close();
       location.hash = `#/galleries/${encodeURIComponent(gallery)}/albums/${job.id}`;
     } catch (error) {

@@ -1,4 +1,4 @@
-import { Creation, all, call, galleryPath } from "../api.js";
+import { all, call, galleryPath } from "../api.js";
 import { rememberGallery } from "../choices.js";
 import { fill, h } from "../dom.js";
 import { galleryForm } from "../gallery_form.js";
@@ -102,7 +102,6 @@ function createGallery() {
   const wrong = h("div", {});
   const go = h("button", { type: "submit", class: "button primary" }, "Create");
   history.replaceState(null, "", "#/galleries"); // open the dialog only once
-  const creation = new Creation();
   const box = dialog(
     "New gallery",
     h(
@@ -113,7 +112,7 @@ function createGallery() {
           event.preventDefault();
           go.disabled = true;
           try {
-            const made = await creation.post("/v1/galleries", { name: name.value, ...settings.read() });
+            const made = await call("POST", "/v1/galleries", { json: { name: name.value, ...settings.read() } });
             rememberGallery(made.name);
             box.close();
             toast(`Created “${made.name}”. Now enroll people.`);

@@ -1,6 +1,6 @@
 // Jobs: progress, items, cancellation, and enrollment of many people from an archive.
 
-import { Creation, call, galleryPath, part } from "../api.js";
+import { call, galleryPath, part } from "../api.js";
 import { galleries, galleryField } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
 import { bytes, counted, duration, when, whole } from "../numbers.js";
@@ -274,7 +274,6 @@ async function begin(signal, look, chosen, again = null) {
     return;
   }
   const leaving = new AbortController();
-  const creation = new Creation();
   const where = galleryField(known, null, { chosen });
   const sent = SENT.get(again?.id);
   const file = h("input", { type: "file", accept: ARCHIVES, required: sent === undefined });
@@ -305,9 +304,7 @@ async function begin(signal, look, chosen, again = null) {
         );
       };
       const path = `${galleryPath(where.value)}/enrollments`;
-      const content = JSON.stringify([path, query, archive.name, archive.size, archive.lastModified]);
-      const ask = (headers) => upload(path, archive, { query, type, headers, onProgress, signal: leaving.signal });
-      const job = await creation.once(content, ask);
+      const job = await upload(path, archive, { query, type, onProgress, signal: leaving.signal });
       SENT.set(job.id, archive);
       box.close();
       toast("The job is queued. You can close this page.");

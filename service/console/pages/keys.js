@@ -1,6 +1,6 @@
 // API keys and their scopes. A token is shown once, when it is created.
 
-import { Creation, all, call, key as ownKey, part, setKey } from "../api.js";
+import { all, call, key as ownKey, part, setKey } from "../api.js";
 import { galleries } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
 import { counted, when } from "../numbers.js";
@@ -67,7 +67,6 @@ function list(found, again, tell) {
 function card(one, again, tell) {
   const active = one.state === "active";
   const mine = ownKey()?.includes(one.id);
-  const replacement = new Creation();
   const facts = [
     `created ${when(one.created_at)}`,
     one.used_at ? `last used ${when(one.used_at)}` : "never used",
@@ -109,7 +108,7 @@ function card(one, again, tell) {
             });
             if (yes)
               tell(
-                await replacement.post(`/v1/keys/${part(one.id)}/rotate`, {}),
+                await call("POST", `/v1/keys/${part(one.id)}/rotate`, { json: {} }),
                 "The old token works for one more day.",
               );
           }),
@@ -153,8 +152,6 @@ async function create(signal, tell) {
   );
   const told = h("div", { role: "alert" });
   const chosen = (boxes) => boxes.filter((one) => one.checked).map((one) => one.value);
-  const creation = new Creation();
-  const opened = Date.now(); // a repeated request has the same expiration
   const send = async (event) => {
     event.preventDefault();
     const names = chosen(where);
@@ -162,7 +159,7 @@ async function create(signal, tell) {
       name: name.value.trim(),
       scopes: chosen(scopes),
       galleries: names.length ? names : null,
-      expires_at: lives.value ? new Date(opened + lives.value * DAY_MS).toISOString() : null,
+      expires_at: lives.value ? new Date(Date.now() + lives.value * DAY_MS).toISOString() : null,
     };
     go.disabled = true; // a second click would create a second key
     try {
@@ -170,7 +167,7 @@ async function create(signal, tell) {
         throw Object.assign(new Error("Choose at least one scope."), {
           title: "No scope",
         });
-      const made = await creation.post("/v1/keys", json);
+      const made = await call("POST", "/v1/keys", { json });
       form.close();
       if (first) setKey(made.token);
       tell(

@@ -1,6 +1,6 @@
 // Webhooks: who receives which events, and what was delivered. A secret is shown once, when it is created.
 
-import { Creation, call, part } from "../api.js";
+import { call, part } from "../api.js";
 import { galleries } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
 import { counted, when } from "../numbers.js";
@@ -163,19 +163,19 @@ async function create(signal, tell) {
     const values = boxes.filter((one) => one.checked).map((one) => one.value);
     return values.length ? values : null;
   };
-  const creation = new Creation();
   const send = async (event) => {
     event.preventDefault();
     go.disabled = true; // a second click would create a second webhook
     try {
-      const made = await creation.post("/v1/webhooks", {
+      const json = {
         url: url.value.trim(),
         name: name.value.trim() || null,
         types: chosen(types),
         outcomes: chosen(outcomes),
         galleries: chosen(where),
         min_risk: risk.value === "" ? null : Number(risk.value),
-      });
+      };
+      const made = await call("POST", "/v1/webhooks", { json });
       form.close();
       tell();
       secretDialog(

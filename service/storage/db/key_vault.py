@@ -24,7 +24,7 @@ from service.storage.db.tables import data_keys, secrets
 
 GALLERY: Final = "gallery"
 """Purpose that data keys are wrapped for. It does not name the gallery, because a restored one has another row key."""
-SERVICE_SECRETS: Final = ("audit", "api keys", "webhooks", "answers")
+SERVICE_SECRETS: Final = ("audit", "api keys", "webhooks")
 """Secrets of the service, which a new database receives."""
 MAX_OPEN_SEALS: Final = 10_000
 

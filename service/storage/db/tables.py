@@ -243,19 +243,6 @@ idempotency = _table(
     sa.Column("created_at", Utc, nullable=False),
 )
 
-# Answers to other creations with an Idempotency-Key. lookup: keyed hash of caller, path and key. digest: of the
-# request. sealed: the answer, under a key that the Idempotency-Key is part of; null within the creation.
-answers = _table(
-    "answers",
-    sa.Column("lookup", sa.String(32), primary_key=True),
-    sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE")),
-    sa.Column("digest", sa.String(32), nullable=False),
-    sa.Column("sealed", sa.LargeBinary),
-    sa.Column("created_at", Utc, nullable=False),
-    sa.Index("answers_by_gallery", "gallery_pk"),
-    sa.Index("answers_by_age", "created_at"),
-)
-
 # Latest score distribution of each generation, derived by one process for all.
 evidence = _table(
     "evidence",

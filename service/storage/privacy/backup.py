@@ -33,7 +33,6 @@ from service.storage.db.engine import Database
 from service.storage.db.tables import (
     Utc,
     album_groups,
-    answers,
     api_key_versions,
     audit,
     audit_heads,
@@ -63,7 +62,7 @@ from service.storage.repositories.api_keys import all_keys, keep_restrictions
 FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
 BATCH_ROWS: Final = 2048
-OMITTED_TABLES: Final = (answers, api_key_versions, index_states, leases, events, deliveries)
+OMITTED_TABLES: Final = (api_key_versions, index_states, leases, events, deliveries)
 TABLES: Final = [table for table in metadata.sorted_tables if table not in OMITTED_TABLES]
 AUTOINCREMENT_TABLES: Final = [table for table in TABLES if table.dialect_options["sqlite"]["autoincrement"]]
 """Tables whose keys are never reused."""

@@ -23,7 +23,6 @@ from service.storage.audit.log import record
 from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
 from service.storage.db.tables import (
-    answers,
     decoys,
     galleries,
     idempotency,
@@ -36,6 +35,8 @@ from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
 
 BATCH_ROWS: Final = 500
 """Templates or subjects erased per transaction; the gallery's writers wait for it."""
+ANSWERS_DAYS: Final = 14
+"""Days for which the response to an enrollment with an Idempotency-Key is stored."""
 LEASE: Final = "retention"
 _CONFLICT: Final = StorageError("a constraint of the retention was violated")
 MAX_SHARE: Final = 0.1
@@ -72,7 +73,7 @@ class Retention:
         self.lease = Lease(database, LEASE)
         """Lease of the process that sweeps."""
 
-    def sweep(self, now: datetime, answers_days: float, stopped: Callable[[], bool] = lambda: False) -> SweepResult:
+    def sweep(self, now: datetime, stopped: Callable[[], bool] = lambda: False) -> SweepResult:
         """Erase everything past its retention period at ``now``, in batches, until ``stopped`` returns True.
 
         Raises:
@@ -95,8 +96,7 @@ class Retention:
                 pass  # deleted, or left to the next sweep
             except KithError as error:
                 result.failed.append((pk, error))
-        before = now - timedelta(days=answers_days)
-        result.answers = sum(self._forget_answers(table, before, stopped) for table in (idempotency, answers))
+        result.answers = self._forget_answers(now - timedelta(days=ANSWERS_DAYS), stopped)
         return result
 
     def require_confirmation(self, gallery: Gallery, days: int, now: datetime, confirmed: int) -> None:
@@ -228,16 +228,16 @@ class Retention:
             forgotten += removed["strangers"]
         return forgotten
 
-    def _forget_answers(self, table: sa.Table, before: datetime, stopped: Callable[[], bool]) -> int:
-        key = sa.tuple_(*table.primary_key.columns)
-        old = sa.select(*table.primary_key.columns).where(table.c.created_at < before).limit(BATCH_ROWS)
+    def _forget_answers(self, before: datetime, stopped: Callable[[], bool]) -> int:
+        columns = idempotency.primary_key.columns
+        old = sa.select(*columns).where(idempotency.c.created_at < before).limit(BATCH_ROWS)
         forgotten = 0
         while not stopped():
             with self._database.read() as connection:
                 if connection.execute(old.limit(1)).first() is None:
                     break
             with self._database.write(_CONFLICT) as connection:
-                forgotten += connection.execute(table.delete().where(key.in_(old))).rowcount
+                forgotten += connection.execute(idempotency.delete().where(sa.tuple_(*columns).in_(old))).rowcount
         return forgotten
 
 

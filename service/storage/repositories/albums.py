@@ -52,7 +52,6 @@ from service.storage.db.row_sealing import (
 )
 from service.storage.db.tables import album_faces, album_groups, albums, galleries, jobs
 from service.storage.repositories import erasures
-from service.storage.repositories.answers import Once
 from service.storage.repositories.erasures import Receipt, delete_albums, record_erasure
 from service.storage.repositories.job_records import ItemOutcome, Job, own_row, record_in
 from service.storage.repositories.jobs import FINISHED, Beginning
@@ -101,14 +100,10 @@ class AlbumStore:
 
         return begin
 
-    def refuse_too_many(self, gallery: Gallery, once: Once | None) -> None:
-        """Raises TooManyAlbumsError for a new album above the number allowed, before its photos are sent.
-
-        ``once``: a repeated request gets its first answer.
-        """
+    def refuse_too_many(self, gallery: Gallery) -> None:
+        """Raises TooManyAlbumsError for a new album above the number allowed, before its photos are sent."""
         with self._database.read() as connection:
-            if once is None or not once.has_begun(self._database.vault, connection):
-                _refuse_too_many(connection, gallery)
+            _refuse_too_many(connection, gallery)
 
     def known_photos(self, album: Album, seal: Seal, hashes: Sequence[str]) -> set[str]:
         """Return which photos, by SHA-256, have faces in the album."""

@@ -24,7 +24,6 @@ from service.storage.audit.log import record
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import Vault
 from service.storage.db.tables import api_key_versions, api_keys, galleries
-from service.storage.repositories.answers import Once
 
 SECRET: Final = "api keys"  # noqa: S105 - name of the secret
 VERSION: Final = sa.select(api_key_versions.c.version)
@@ -109,20 +108,12 @@ class KeyStore:
         expires_at: datetime | None = None,
         rate: float | None = None,
         burst: int | None = None,
-        once: Once | None = None,
     ) -> tuple[ApiKey, str]:
-        """Create a key; return it with its token, which is not stored and cannot be shown again.
-
-        ``once``: the answer, with the token, is sealed for repetitions of the request. Raises as :meth:`Once.begin`.
-        """
+        """Create a key; return it with its token, which is not stored and cannot be shown again."""
         with self._database.write(_CONFLICT) as connection:
-            if once is not None:
-                once.begin(self._database.vault, connection)
             new = ApiKey("", "", name, rights, rate, burst, _now(), expires_at)
             key, token = self._insert(connection, new)
             self._record(connection, "key_created", key)
-            if once is not None:
-                once.end(self._database.vault, connection, (key, token))
         return key, token
 
     def revoke(self, key_id: str) -> ApiKey:
@@ -136,15 +127,13 @@ class KeyStore:
                 self._record(connection, "key_revoked", key)
             return self._read_key(connection, key_id)
 
-    def rotate(self, key_id: str, overlap: timedelta, once: Once | None = None) -> tuple[ApiKey, str]:
+    def rotate(self, key_id: str, overlap: timedelta) -> tuple[ApiKey, str]:
         """Create a key with the same rights and lifetime. The old one stays valid for ``overlap``.
 
         Raises KeyNotFoundError, and KeyEndedError if the key is revoked, altered, expired, or was already rotated. If
-        the new token was lost, revoke the new key. ``once``: as of :meth:`create`.
+        the new token was lost, revoke the new key.
         """
         with self._database.write(_CONFLICT) as connection:
-            if once is not None:
-                once.begin(self._database.vault, connection)
             old, now = self._read_key(connection, key_id, lock=True), _now()
             if (state := old.state(now)) != "active":
                 raise KeyEndedError(f"key {key_id} is {state}")
@@ -156,8 +145,6 @@ class KeyStore:
             new = ApiKey("", "", old.name, old.rights, old.rate, old.burst, _now(), old.next_expiry(now))
             new, token = self._insert(connection, new)
             self._record(connection, "key_rotated", old, new=new.id)
-            if once is not None:
-                once.end(self._database.vault, connection, (new, token))
         return new, token
 
     def record_usage(self, at: Mapping[str, datetime]) -> None:

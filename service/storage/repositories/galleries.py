@@ -20,7 +20,6 @@ from service.storage.db.key_vault import generate_key
 from service.storage.db.tables import decoys, galleries, generations
 from service.storage.events.outbox import read_webhooks
 from service.storage.repositories import erasures
-from service.storage.repositories.answers import Once
 from service.storage.repositories.erasures import Receipt
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows, update_gallery, webhooks_state
 from service.storage.repositories.read_cache import ReadCache
@@ -56,17 +55,13 @@ class GalleryStore:
         with self._database.read() as connection:
             return set(connection.execute(sa.select(galleries.c.pk)).scalars())
 
-    def create(
-        self, name: str, fingerprint: str, dimension: int, settings: GallerySettings, once: Once | None = None
-    ) -> Gallery:
-        """Create a gallery with its data key. Raises GalleryExistsError, and as :meth:`Once.begin`."""
+    def create(self, name: str, fingerprint: str, dimension: int, settings: GallerySettings) -> Gallery:
+        """Create a gallery with its data key. Raises GalleryExistsError."""
         now, version = datetime.now(UTC), new_version()
         with self._database.read() as connection:
             wrapper = self._database.vault.active_wrapper(connection, lock=False)
         key = generate_key(wrapper)
         with self._database.write(GalleryExistsError(f"gallery {name!r} exists")) as connection:
-            if once is not None:
-                once.begin(self._database.vault, connection)
             common = {"fingerprint": fingerprint, "dimension": dimension, "created_at": now}
             inserted = galleries.insert().values(name=name, settings=asdict(settings), version=version, **common)
             pk: int = connection.execute(inserted.returning(galleries.c.pk)).scalar_one()
@@ -75,8 +70,6 @@ class GalleryStore:
             connection.execute(generations.insert().values(**first, **common))
             gallery = Gallery(pk, name, fingerprint, dimension, settings, now, seal, version=version)
             record(self._database.vault, connection, "gallery_created", gallery)
-            if once is not None:
-                once.end(self._database.vault, connection, gallery, pk)
         return gallery
 
     def get(self, name: str) -> Gallery:

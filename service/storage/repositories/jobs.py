@@ -31,7 +31,6 @@ from service.storage.db.engine import Database, deleted_meanwhile
 from service.storage.db.row_sealing import ITEM, PROBLEM
 from service.storage.db.tables import data_keys, galleries, job_items, jobs
 from service.storage.events.outbox import Origin, publish
-from service.storage.repositories.answers import Once
 from service.storage.repositories.erasures import erased_error, erased_since, erased_templates_since
 from service.storage.repositories.job_records import ItemOutcome, Job, Progress, create_in, own_row, record_in
 from service.storage.repositories.templates import add_templates, existing_ids, report_enrollment
@@ -90,24 +89,15 @@ class JobStore:
         kind: str,
         parameters: dict[str, Any],
         job_id: str | None = None,
-        once: Once | None = None,
         beginning: Beginning | None = None,
     ) -> Job:
-        """Queue a job. Raises GalleryNotFoundError, and as :meth:`Once.begin`.
-
-        ``beginning``: see :data:`Beginning`.
-        """
+        """Queue a job. ``beginning``: see :data:`Beginning`. Raises GalleryNotFoundError."""
         with self._database.write(deleted_meanwhile(gallery)) as connection:
-            if once is not None:
-                once.begin(self._database.vault, connection)
             created = create_in(connection, gallery, kind, parameters, job_id)
             if beginning is not None:
                 beginning(connection, created)
             record(self._database.vault, connection, "job_queued", gallery, job=created, kind=kind)
-            job = self._job(_row(connection, created))
-            if once is not None:
-                once.end(self._database.vault, connection, job, gallery.pk)
-        return job
+            return self._job(_row(connection, created))
 
     def job(self, job_id: str) -> Job:
         """Raises JobNotFoundError."""

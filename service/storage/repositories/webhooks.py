@@ -19,7 +19,6 @@ from service.storage.db.leases import Lease
 from service.storage.db.tables import webhooks
 from service.storage.events.deliveries import MAX_AGE, lease_of
 from service.storage.events.outbox import BUILT_IN, BuiltIn, Webhook, read_webhooks, seal_webhook, webhook_seal
-from service.storage.repositories.answers import Once
 
 MAX_WEBHOOKS: Final = 100
 """Every write to a gallery opens all webhooks, in about 10 microseconds each."""
@@ -37,11 +36,9 @@ class WebhookStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def create(self, url: str, name: str | None, chosen: EventFilter, once: Once | None = None) -> Webhook:
-        """Create a webhook with a new secret. Raises TooManyWebhooksError, and as :meth:`Once.begin`."""
+    def create(self, url: str, name: str | None, chosen: EventFilter) -> Webhook:
+        """Create a webhook with a new secret. Raises TooManyWebhooksError."""
         with self._database.write(_CONFLICT) as connection:
-            if once is not None:
-                once.begin(self._database.vault, connection)
             count = connection.execute(sa.select(sa.func.count()).select_from(webhooks).where(OWN)).scalar_one()
             if count >= MAX_WEBHOOKS:
                 raise TooManyWebhooksError(f"there are {count} webhooks, the limit")
@@ -53,8 +50,6 @@ class WebhookStore:
             types = None if chosen.types is None else sorted(chosen.types)
             about: dict[str, Any] = {"webhook": webhook.id, "types": types, "galleries": galleries}
             record(self._database.vault, connection, "webhook_created", **about)
-            if once is not None:
-                once.end(self._database.vault, connection, webhook)
         return replace(webhook, pk=pk)
 
     def list_all(self) -> Sequence[Webhook]:

@@ -8,8 +8,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +27,7 @@ from service.jobs.spool import ABANDONED_AFTER_S, Spool
 from service.operations.gallery_check import GalleryCheck, open_check
 from service.security.sealing import Seal, new_key, vector_purpose
 from service.storage.db.key_vault import Vault
-from service.storage.db.tables import answers, vectors
+from service.storage.db.tables import vectors
 from service.storage.integrity.consistency import DATABASE_CHECKS, PAGES, Check
 from service.storage.integrity.gallery_checks import GALLERY_CHECKS
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
@@ -173,17 +171,6 @@ def test_the_index_is_checked_against_the_database(url: str) -> None:
         damage(url, a_vector(vector))
         assert [finding.kind for finding in check.findings("g", False)] == ["index"]
     assert found(url) == {}
-
-
-def test_an_answer_that_belongs_to_no_gallery_is_no_orphan(url: str) -> None:
-    """Such as the kept answer about the creation of a gallery."""
-    row = {"lookup": "0" * 32, "digest": "1" * 32, "created_at": datetime.now(UTC)}
-    with closing(open_database(url)) as database:
-        with database.engine.execution_options(write=True).begin() as connection:
-            connection.execute(answers.insert(), [row])
-        assert found(url, repair=True) == {}
-        with database.read() as connection:
-            assert connection.execute(sa.select(answers.c.lookup)).scalars().all() == ["0" * 32]
 
 
 def test_an_index_of_codes_is_judged_by_what_it_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

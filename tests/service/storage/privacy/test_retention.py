@@ -24,7 +24,7 @@ from service.index.follower import Followers, in_process
 from service.operations.housekeeping import RETRY_INTERVAL, SWEEP_INTERVAL, Housekeeping
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
-from service.storage.db.tables import answers, data_keys, idempotency, subjects, templates, vectors
+from service.storage.db.tables import data_keys, idempotency, subjects, templates, vectors
 from service.storage.db.tables import jobs as job_rows
 from service.storage.privacy import retention as retention_module
 from service.storage.privacy.backup import back_up, restore
@@ -57,7 +57,7 @@ class Clocks(Clock):
 def keeping(database: Database, clock: Clock, told: Callable[[Gallery], None] = lambda gallery: None) -> Housekeeping:
     """Disable the clock of the PostgreSQL server, which tests cannot set."""
     database.server_time = lambda: None  # type: ignore[method-assign]
-    return Housekeeping(database, Store(database), Retention(database), 14, told, clock)
+    return Housekeeping(database, Store(database), Retention(database), told, clock)
 
 
 def limited(database: Database, days: int | None, name: str = "g") -> Gallery:
@@ -87,7 +87,7 @@ def test_due_templates_and_then_empty_subjects_are_erased(
     aged(database, [t.id for t in young], 29)
     assert followers.catch_up_blocking(gallery).search(old[0].vector[None], 9)[1] == 3
 
-    swept = Retention(database).sweep(NOW, answers_days=36_500)
+    swept = Retention(database).sweep(NOW)
     assert [g.name for g in swept.galleries] == ["g"]
     assert (swept.templates, swept.subjects, swept.answers) == (5, 1, 0)
     now = store.galleries.get("g")
@@ -100,7 +100,7 @@ def test_due_templates_and_then_empty_subjects_are_erased(
     assert sum(line.details["removed"].get("templates", 0) for line in lines) == 5
     assert len(lines) >= 3  # in batches, each with an audit line
     assert ErasureStore(database).list_page(now) == []  # no receipts: these subjects may be enrolled again
-    assert Retention(database).sweep(NOW, 36_500).galleries == []
+    assert Retention(database).sweep(NOW).galleries == []
     store.templates.enroll(gallery, "old", some(rng), None)
     database.close()
 
@@ -110,8 +110,8 @@ def test_subjects_without_templates_are_erased_at_the_same_age(database_url: Dat
     store, gallery = Store(database), limited(database, 30)
     store.subjects.put(gallery, "named", "Name", {}, ["tag"])
     today = datetime.now(UTC)
-    assert Retention(database).sweep(today + timedelta(days=29), 36_500).subjects == 0
-    assert Retention(database).sweep(today + timedelta(days=31), 36_500).subjects == 1
+    assert Retention(database).sweep(today + timedelta(days=29)).subjects == 0
+    assert Retention(database).sweep(today + timedelta(days=31)).subjects == 1
     assert store.galleries.get("g").subjects == 0
     database.close()
 
@@ -166,7 +166,7 @@ def test_empty_subjects_are_selected_outside_the_writing_transaction(
         return change(of, **options)
 
     monkeypatch.setattr(database, "change", meanwhile)
-    assert Retention(database).sweep(datetime.now(UTC) + timedelta(days=31), 36_500).subjects == 2
+    assert Retention(database).sweep(datetime.now(UTC) + timedelta(days=31)).subjects == 2
     assert [s.id for s in store.subjects.list_page(gallery, None, 9, SubjectFilter())] == ["back"]
     database.close()
 
@@ -176,11 +176,9 @@ def test_idempotent_responses_expire(database_url: DatabaseUrl, rng: np.random.G
     store, gallery = Store(database), limited(database, None)
     store.templates.enroll(gallery, "a", some(rng), IdempotentResponse("k", "d", "an answer"))
     today = datetime.now(UTC)
-    with database.engine.begin() as connection:
-        connection.execute(answers.insert().values(lookup="l", digest="d", sealed=b"", created_at=today))
-    assert Retention(database).sweep(today + timedelta(days=13), 14).answers == 0
+    assert Retention(database).sweep(today + timedelta(days=13)).answers == 0
     assert store.templates.stored_answer(gallery, "k", "d") == "an answer"
-    assert Retention(database).sweep(today + timedelta(days=15), 14).answers == 2
+    assert Retention(database).sweep(today + timedelta(days=15)).answers == 1
     with database.read() as connection:
         assert connection.execute(sa.select(idempotency)).all() == []
     assert store.galleries.get("g").templates == 1
@@ -363,7 +361,7 @@ def test_a_server_started_with_a_wrong_clock_erases_nothing(
     crowd(database, rng, 1, 0)
     if database.server_time() is None:
         pytest.skip("SQLite has no server")
-    house = Housekeeping(database, Store(database), Retention(database), 14, clock=Clocks(NOW + timedelta(days=400)))
+    house = Housekeeping(database, Store(database), Retention(database), clock=Clocks(NOW + timedelta(days=400)))
     house.look()
     assert house.paused is not None
     assert "the database server" in house.paused.detail

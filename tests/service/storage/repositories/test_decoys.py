@@ -201,7 +201,7 @@ def test_retention_erases_it(database: Database, store: Store, rng: np.random.Ge
     old = datetime.now(UTC) - timedelta(days=11)
     with database.change(now(store)) as connection:
         connection.execute(tables.decoys.update().values(created_at=old))
-    Retention(database).sweep(datetime.now(UTC), 14)
+    Retention(database).sweep(datetime.now(UTC))
     assert store.decoys.list_all(now(store), "ada") == []
     assert now(store).templates == gallery.templates
     last = listed_lines(database, AuditFilter(gallery.pk), None, 1)[0].line

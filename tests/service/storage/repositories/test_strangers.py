@@ -372,8 +372,8 @@ def test_strangers_expire_after_they_were_last_seen(database: Database, store: S
     old, young = see(store, gallery, person(0), person(1))
     see(store, gallery, person(1), at=NOW + timedelta(days=20))
     retention = Retention(database)
-    assert retention.sweep(NOW + timedelta(days=29), 14).strangers == 0
-    assert retention.sweep(NOW + timedelta(days=31), 14).strangers == 1
+    assert retention.sweep(NOW + timedelta(days=29)).strangers == 0
+    assert retention.sweep(NOW + timedelta(days=31)).strangers == 1
     assert [one.id for one in listed(store, gallery)] == [young.id]
     assert "retention_applied" in lines(database, gallery)
     assert see(store, store.galleries.get("g"), person(0), at=NOW + timedelta(days=31))[0].id != old.id
@@ -384,7 +384,7 @@ def test_switching_it_off_erases_all(database: Database, store: Store, gallery: 
     see(store, gallery, *(person(number) for number in range(5)))
     see(store, other, person(0))
     store.galleries.update("g", lambda current: replace(current, remember_strangers_days=None))
-    assert Retention(database).sweep(NOW, 14).strangers == 5
+    assert Retention(database).sweep(NOW).strangers == 5
     assert listed(store, gallery) == []
     assert len(listed(store, other)) == 1
 

@@ -206,7 +206,7 @@ def test_future_times_become_now(place: Place, rng: np.random.Generator) -> None
         assert before <= datetime.fromisoformat(stored["late"][name]) <= datetime.now(UTC)
         assert datetime.fromisoformat(stored["early"][name]) == datetime.fromisoformat(early)
     place.store.galleries.update("g", lambda current: replace(current, retention_days=30))
-    swept = Retention(place.database).sweep(datetime.now(UTC) + timedelta(days=31), 36_500)
+    swept = Retention(place.database).sweep(datetime.now(UTC) + timedelta(days=31))
     assert (swept.templates, swept.subjects) == (2, 2)
 
 
