@@ -177,20 +177,18 @@ class Calls:
 
     @one
     def update_gallery(
-        self, name: str, *, if_match: str | None = None, confirm: int | None = None, **settings: Unpack[GalleryOptions]
+        self, name: str, *, confirm: int | None = None, **settings: Unpack[GalleryOptions]
     ) -> Call[GalleryOut]:
         """Change settings of a gallery. Omitted settings keep their value.
 
-        ``if_match``: the ``etag`` of the gallery that the change is based on. If another caller changed the settings
-        since, the call raises ``precondition_failed``. ``confirm``: the number in the error ``retention_unconfirmed``,
-        which a shorter ``retention_days`` raises if it would erase more than a tenth of the gallery."""
-        headers, query = _conditions(if_match), drop_none(confirm=confirm)
-        return json_call(GalleryOut, "PATCH", _path(name), not headers, json=settings, headers=headers, params=query)
+        ``confirm``: the number in the error ``retention_unconfirmed``, which a shorter ``retention_days`` raises if it
+        would erase more than a tenth of the gallery."""
+        return json_call(GalleryOut, "PATCH", _path(name), json=settings, params=drop_none(confirm=confirm))
 
     @one
-    def delete_gallery(self, name: str, *, if_match: str | None = None) -> Call[DeletedOut]:
+    def delete_gallery(self, name: str) -> Call[DeletedOut]:
         """Erase a gallery with all subjects. Return the receipt."""
-        return json_call(DeletedOut, "DELETE", _path(name), headers=_conditions(if_match))
+        return json_call(DeletedOut, "DELETE", _path(name))
 
     @one
     def hygiene(self, name: str, limit: int = 100, cursor: str | None = None) -> Call[HygieneOut]:
@@ -298,25 +296,18 @@ class Calls:
         tags: Iterable[str] = (),
         *,
         only_new: bool = False,
-        if_match: str | None = None,
     ) -> Call[SubjectOut]:
-        """Create or replace a subject. With ``only_new``, refuse to replace one (``subject_exists``).
-
-        With ``if_match``, an ``etag``, refuse to replace a changed one (``precondition_failed``)."""
+        """Create or replace a subject. With ``only_new``, refuse to replace one (``subject_exists``)."""
         body = {"name": name, "metadata": dict(metadata or {}), "tags": texts("tags", tags)}
-        # With a condition, a retry would be refused because of what the first attempt wrote.
-        headers = _conditions(if_match, only_new)
-        return json_call(SubjectOut, "PUT", _path(gallery, subject), not headers, json=body, headers=headers)
+        # With the condition, a retry would be refused because of what the first attempt wrote.
+        return json_call(
+            SubjectOut, "PUT", _path(gallery, subject), not only_new, json=body, headers=_only_new(only_new)
+        )
 
     @one
-    def update_subject(
-        self, gallery: str, subject: str, *, if_match: str | None = None, **changes: Unpack[SubjectChanges]
-    ) -> Call[SubjectOut]:
-        """Change a subject's name, metadata or tags. Omitted fields keep their value.
-
-        ``if_match`` is the ``etag`` of the subject that the change is based on (``precondition_failed``)."""
-        headers = _conditions(if_match)
-        return json_call(SubjectOut, "PATCH", _path(gallery, subject), not headers, json=changes, headers=headers)
+    def update_subject(self, gallery: str, subject: str, **changes: Unpack[SubjectChanges]) -> Call[SubjectOut]:
+        """Change a subject's name, metadata or tags. Omitted fields keep their value."""
+        return json_call(SubjectOut, "PATCH", _path(gallery, subject), json=changes)
 
     @one
     def subject(self, gallery: str, subject: str) -> Call[SubjectOut]:
@@ -340,9 +331,9 @@ class Calls:
         return list_call(SubjectsOut, f"{_path(gallery)}/subjects", chosen)
 
     @one
-    def delete_subject(self, gallery: str, subject: str, *, if_match: str | None = None) -> Call[DeletedOut]:
+    def delete_subject(self, gallery: str, subject: str) -> Call[DeletedOut]:
         """Erase a subject. Return the receipt."""
-        return json_call(DeletedOut, "DELETE", _path(gallery, subject), headers=_conditions(if_match))
+        return json_call(DeletedOut, "DELETE", _path(gallery, subject))
 
     @one
     def merge_subject(self, gallery: str, subject: str, into: str) -> Call[MergedOut]:
@@ -449,7 +440,7 @@ class Calls:
             allow_low_quality=allow_low_quality,
             allow_not_live=allow_not_live,
         )
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex} | _conditions(None, only_new)
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex} | _only_new(only_new)
         arguments = photo_arguments(photos, urls, options | _embeddings(embeddings), headers)
         return json_call(EnrollOut, "POST", f"{_path(gallery, subject)}/templates", **arguments)
 
@@ -777,8 +768,8 @@ class Calls:
         return Call("GET", "/metrics", bytes.decode)
 
 
-def _conditions(if_match: str | None, only_new: bool = False) -> dict[str, str]:
-    return ({} if if_match is None else {"If-Match": if_match}) | ({"If-None-Match": "*"} if only_new else {})
+def _only_new(only_new: bool) -> dict[str, str]:
+    return {"If-None-Match": "*"} if only_new else {}
 
 
 def _embeddings(vectors: Sequence[Vector]) -> dict[str, Any]:

@@ -37,7 +37,6 @@ DETAIL: Final = (
     "Effort of face detection (docs/detection.md). low: one look; medium: if no face is confident, also the photo "
     "rotated and at half the size; high: also small faces in large photos."
 )
-ETAG: Final = "Version for If-Match and If-None-Match, with its quotation marks."
 MODEL: Final = "Name of the pack, or fingerprint of its recognizer; default: the pack of KITH_PACK."
 
 

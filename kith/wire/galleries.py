@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field, FiniteFloat
 
 from kith.wire.common import DriftState, Fusion, IdentifyOutcome, IndexSetting, LivenessSetting, Page
-from kith.wire.fields import ETAG, GalleryName, RequestModel, Timestamp
+from kith.wire.fields import GalleryName, RequestModel, Timestamp
 from kith.wire.risk import RiskIn
 
 
@@ -112,7 +112,6 @@ class GalleryOut(BaseModel):
     subject_count: int
     template_count: int
     created_at: Timestamp
-    etag: str = Field(description=ETAG)
     drift: DriftOut | None = Field(None, description="Present only in the response about one gallery.")
 
 

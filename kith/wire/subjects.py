@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from kith.wire.common import FaceChoice, Page, Problem, TemplateKind
 from kith.wire.erasures import ReceiptOut
 from kith.wire.faces import FaceOut
-from kith.wire.fields import ETAG, MAX_LABELS, Metadata, PersonName, RequestModel, SubjectId, Tag, Timestamp
+from kith.wire.fields import MAX_LABELS, Metadata, PersonName, RequestModel, SubjectId, Tag, Timestamp
 from kith.wire.photos import Probes
 
 
@@ -69,7 +69,6 @@ class SubjectOut(BaseModel):
     template_count: int
     created_at: Timestamp
     updated_at: Timestamp
-    etag: str = Field(description=ETAG)
 
 
 class SubjectsOut(Page[SubjectOut]):

@@ -321,7 +321,6 @@ const PROBLEMS = {
   unauthorized: () => say("A key is needed", "This service needs an API key.", "Enter it under “Your key”."),
   gallery_not_found: () => say("No such gallery", "No gallery has this name, or the key is not valid for it.", "Choose another gallery."),
   subject_not_found: () => say("No such person", "No enrolled person has this id.", "The person may have been deleted. See the list of people."),
-  precondition_failed: () => say("Changed meanwhile", "Somebody else changed this since you opened it. Nothing was saved.", "Load the page again to see the change, then make yours."),
   subject_exists: () => say("This id is taken", "Another person has this id. Nothing was changed.", "Choose another id, or add the photo there."),
 };
 

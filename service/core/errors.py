@@ -220,11 +220,6 @@ class SubjectExistsError(KithError):
     remedy = "Choose another ID. To update the existing subject, omit 'If-None-Match' (client: only_new)."
 
 
-class PreconditionFailedError(KithError):
-    status, code, title = 412, "precondition_failed", "The resource is not as 'If-Match' requires"
-    remedy = "Read it again, make the change to what it is now, and send its new ETag."
-
-
 class SubjectErasedError(KithError):
     status, code, title = 409, "subject_erased", "The subject was erased during this request"
     remedy = "Enroll again with a request sent after the erasure."

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -19,7 +18,6 @@ from service.core.errors import GalleryMovedError
 from service.domain.events import EventFilter
 from service.domain.fusion import DEFAULT_FUSION
 from service.domain.outcomes import REVIEW_FACTOR, RiskTarget
-from service.domain.revisions import revision_of
 
 if TYPE_CHECKING:
     from service.security.sealing import Seal
@@ -115,17 +113,6 @@ class Gallery:
     listeners: tuple[EventFilter, ...] = ()
     """Filters of the webhooks that want decisions of this gallery."""
 
-    @property
-    def revision(self) -> str:
-        """Name of the settings and the recognizer. The content does not count: enrollments go on at any time."""
-        state = self.pk, self.fingerprint, asdict(self.settings)
-        return revision_of(json.dumps(state, sort_keys=True).encode())
-
-    @property
-    def etag(self) -> str:
-        """ETag of the gallery's settings and counts."""
-        return f'"{self.revision}.{self.subjects}.{self.templates}"'
-
     def at_generation(self, generation: int) -> Gallery:
         """Return the gallery with the vectors of another generation.
 
@@ -166,13 +153,7 @@ class Subject:
     tags: list[str]
     created_at: datetime
     updated_at: datetime
-    revision: str
-    """Different after each write of the subject. Its templates do not count."""
     template_count: int = 0
-
-    @property
-    def etag(self) -> str:
-        return f'"{self.revision}.{self.template_count}"'
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import Query, Request, Response
+from fastapi import Query, Response
 
 from kith.wire.fields import SubjectId
 from kith.wire.subjects import EnrollIn
@@ -17,7 +17,7 @@ from service.api.compreface.requests import MAX_ERASED, ImageId, OptionsDep, Sub
 from service.api.compreface.responses import example
 from service.api.http.parameters import IdempotencyKey
 from service.api.http.routing import ENROLL, READ, BackendDep, Routes
-from service.api.routes.subjects import picture_response
+from service.api.routes.subjects import IfNoneMatch, picture_response
 from service.core.errors import SubjectNotFoundError
 from service.domain.gallery import Gallery, Template
 from service.usecases.backend import Backend
@@ -86,10 +86,12 @@ async def delete_many(gallery: BoundGallery, image_ids: list[UUID], backend: Bac
 
 
 @routes.add("GET", "/{image_id}/img", READ)
-async def download(gallery: BoundGallery, image_id: ImageId, request: Request, backend: BackendDep) -> Response:
+async def download(
+    gallery: BoundGallery, image_id: ImageId, backend: BackendDep, known: IfNoneMatch = None
+) -> Response:
     """Return the stored crop of a template."""
     template = await backend.run(backend.galleries.store.templates.find, gallery, image_id.hex)
-    return await picture_response(request, backend, gallery, template.subject, template.id)
+    return await picture_response(known, backend, gallery, template.subject, template.id)
 
 
 async def _delete(backend: Backend, gallery: Gallery, ids: list[str]) -> list[Template]:

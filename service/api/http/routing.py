@@ -18,9 +18,8 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from kith.wire.common import Scope
-from kith.wire.fields import ETAG, GALLERY_NAME
+from kith.wire.fields import GALLERY_NAME
 from service.api.http.bodies import OPTIONS_FIELD, JsonRequest, form_options, plain_options, require_json
-from service.api.http.etags import without_fresh_body
 from service.api.http.parameters import GalleryPath
 from service.api.http.route_errors import Errors, problem_responses
 from service.core.errors import ForbiddenError, GalleryNotFoundError, InvalidRequestError
@@ -35,14 +34,6 @@ DESCRIPTION: Final = "route_description"
 BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 PHOTO: Final = "/9j/4AAQSkZJRgABAQ... (base64)"
 """Stands for a photo in examples."""
-TAGGED: Final = {"ETag": {"description": ETAG, "required": True, "schema": {"type": "string"}}}
-IF_NONE_MATCH: Final = {
-    "name": "If-None-Match",
-    "in": "header",
-    "required": False,
-    "schema": {"type": "string"},
-    "description": "`ETag` of an earlier answer; 304 if the answer is still the same.",
-}
 BodyKind = Literal["small", "photos", "sides", "archive", "import"]
 """Content of a body, which decides its limit. ``sides``: at most two photos."""
 KindOf = Callable[[str, str], BodyKind]
@@ -148,16 +139,11 @@ class Routes:
         example: Any = None,
         errors: Errors = (),
         creates_subject: bool = False,
-        etag: bool = False,
         **options: Any,
     ) -> Callable[[Handler], Handler]:
-        """Describe and add a route. ``options``: as of FastAPI. Other parameters: as in :class:`Description`.
-
-        ``etag``: answers have the header, and a ``GET`` takes If-None-Match."""
+        """Describe and add a route. ``options``: as of FastAPI. Other parameters: as in :class:`Description`."""
         kind: BodyKind = body or ("photos" if photos else "small")
         described = Description(method, self._prefix + path, need, kind, photos, example, errors, creates_subject)
-        if etag:
-            _describe_etag(method, options)
 
         def register(handler: Handler) -> Handler:
             complete = replace(described, takes_json=_has_body_parameter(handler))
@@ -210,18 +196,6 @@ def _photo_body(model: type[BaseModel], sides: bool) -> dict[str, Any]:
         for name, schema in plain_options(model).items()
     ]
     return {**body, "parameters": options}
-
-
-def _describe_etag(method: str, options: dict[str, Any]) -> None:
-    """Add the header ETag, and of a ``GET`` the condition If-None-Match and its answer 304, to ``options``."""
-    responses = {code: dict(response) for code, response in options.get("responses", {}).items()}
-    responses.setdefault(options.get("status_code", 200), {})
-    for response in responses.values():
-        response["headers"] = TAGGED
-    if method == "GET":
-        responses[304] = {"description": "The client has the answer.", "headers": TAGGED}
-        options["openapi_extra"] = {"parameters": [IF_NONE_MATCH]}
-    options["responses"] = responses
 
 
 def backend_of(request: Request) -> Backend:
@@ -278,7 +252,7 @@ class PermittedRoute(APIRoute):
             if route.takes_json:
                 require_json(request)
             await self.before_body(request)
-            return without_fresh_body(request, await handle(JsonRequest(request.scope, request.receive)))
+            return await handle(JsonRequest(request.scope, request.receive))
 
         return check_and_handle
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated
 
-from fastapi import Query, Response
+from fastapi import Query
 
 from kith.wire.common import LivenessSetting
 from kith.wire.erasures import DeletedOut
@@ -19,7 +19,6 @@ from kith.wire.galleries import (
     GallerySettingsIn,
     QualityGateOut,
 )
-from service.api.http.etags import IfMatch
 from service.api.http.parameters import GalleryPath, NameCursor, PageLimit
 from service.api.http.routing import ADMIN, ADMIN_ALL, READ, BackendDep, CallerDep, Routes
 from service.api.routes.erasures import to_deleted_out
@@ -27,12 +26,10 @@ from service.core.errors import (
     GalleryExistsError,
     GalleryNotFoundError,
     LivenessUnavailableError,
-    PreconditionFailedError,
     RetentionUnconfirmedError,
 )
 from service.domain.gallery import Gallery, GallerySettings
 from service.domain.outcomes import to_risk_target
-from service.domain.revisions import revision_of
 from service.usecases.backend import Backend
 
 routes = Routes("/v1/galleries", "galleries")
@@ -47,17 +44,15 @@ Confirmation = Annotated[
     ADMIN_ALL,
     status_code=201,
     example={"name": "staff", "risk": {"fpir": 0.001}, "retention_days": 365},
-    etag=True,
     errors=(GalleryExistsError, LivenessUnavailableError),
 )  # a 409 reveals that a name is taken
-async def create_gallery(body: GalleryIn, response: Response, backend: BackendDep) -> GalleryOut:
+async def create_gallery(body: GalleryIn, backend: BackendDep) -> GalleryOut:
     """Create a gallery. Its vectors come from the recognizer of KITH_PACK."""
     settings = change_settings(body, GallerySettings())
     _check_liveness(backend, body.liveness)
     recognizer = backend.faces.recognizers.default
     create = backend.galleries.store.galleries.create
     created = await backend.run(create, body.name, recognizer.fingerprint, recognizer.dimension, settings)
-    response.headers["ETag"] = created.etag
     return to_gallery_out(created)
 
 
@@ -78,31 +73,23 @@ async def list_galleries(
     return GalleriesOut(data=[to_gallery_out(g) for g in page], next=more)
 
 
-@routes.add("GET", "/{gallery}", READ, etag=True)
-async def get_gallery(gallery: GalleryPath, response: Response, backend: BackendDep) -> GalleryOut:
+@routes.add("GET", "/{gallery}", READ)
+async def get_gallery(gallery: GalleryPath, backend: BackendDep) -> GalleryOut:
     """Return a gallery's settings, counts, and drift of its decisions from the calibration."""
     found = await backend.find_gallery(gallery)
     drift = await backend.run(backend.galleries.watches.drift_of, found.pk, found.name, found.fingerprint)
-    etag = found.etag if drift is None else f'{found.etag[:-1]}.{revision_of(drift.model_dump_json().encode())}"'
-    response.headers["ETag"] = etag
-    return to_gallery_out(found).model_copy(update={"drift": drift, "etag": etag})
+    return to_gallery_out(found).model_copy(update={"drift": drift})
 
 
 @routes.add(
     "PATCH",
     "/{gallery}",
     ADMIN,
-    etag=True,
     example={"risk": {"fpir": 0.0001}},
-    errors=(LivenessUnavailableError, PreconditionFailedError, RetentionUnconfirmedError),
+    errors=(LivenessUnavailableError, RetentionUnconfirmedError),
 )
 async def update_gallery(
-    gallery: GalleryPath,
-    body: GallerySettingsIn,
-    response: Response,
-    backend: BackendDep,
-    if_match: IfMatch,
-    confirm: Confirmation = 0,
+    gallery: GalleryPath, body: GallerySettingsIn, backend: BackendDep, confirm: Confirmation = 0
 ) -> GalleryOut:
     """Change the given settings of the gallery. The others stay."""
     _check_liveness(backend, body.liveness)
@@ -111,23 +98,20 @@ async def update_gallery(
         if days < (found.settings.retention_days or math.inf):
             now, retention = datetime.now(UTC), backend.galleries.retention
             await backend.run(retention.require_confirmation, found, days, now, confirm)
-    updated = await backend.run(
-        backend.galleries.store.galleries.update, gallery, partial(change_settings, body), if_match
-    )
+    updated = await backend.run(backend.galleries.store.galleries.update, gallery, partial(change_settings, body))
     backend.galleries.risks.derive_later(updated)
-    response.headers["ETag"] = updated.etag
     return to_gallery_out(updated)
 
 
-@routes.add("DELETE", "/{gallery}", ADMIN, errors=(PreconditionFailedError,))
-async def delete_gallery(gallery: GalleryPath, backend: BackendDep, if_match: IfMatch) -> DeletedOut:
+@routes.add("DELETE", "/{gallery}", ADMIN)
+async def delete_gallery(gallery: GalleryPath, backend: BackendDep) -> DeletedOut:
     """Delete the gallery with all its subjects and templates.
 
     The response is a receipt. A repeated request gets the same receipt.
     """
     try:
         deleted, receipt = await backend.run_on_gallery(
-            gallery, lambda found: backend.galleries.store.galleries.delete(found.name, if_match)
+            gallery, lambda found: backend.galleries.store.galleries.delete(found.name)
         )
     except GalleryNotFoundError:
         earlier = await backend.run(backend.galleries.erasures.of_deleted_gallery, gallery)
@@ -169,6 +153,5 @@ def to_gallery_out(gallery: Gallery) -> GalleryOut:
         subject_count=gallery.subjects,
         template_count=gallery.templates,
         created_at=gallery.created_at,
-        etag=gallery.etag,
         **{name: value for name, value in vars(settings).items() if name not in ("risk", "quality_gate")},
     )

@@ -27,7 +27,6 @@ from kith.wire.subjects import (
     TemplatesOut,
 )
 from service.api.http.bodies import read_photos
-from service.api.http.etags import IfMatch, is_fresh
 from service.api.http.parameters import (
     Cursor,
     GalleryPath,
@@ -60,7 +59,6 @@ from service.core.errors import (
     InconsistentTemplateError,
     InvalidRequestError,
     LivenessUnavailableError,
-    PreconditionFailedError,
     RecognizerMismatchError,
     SubjectErasedError,
     SubjectExistsError,
@@ -86,12 +84,14 @@ SEARCH_HELP: Final = (
 )
 SearchText = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=SINGLE_LINE), NORMALIZED]
 CROP_TYPE: Final = "image/webp"
+TAGGED: Final = {"ETag": {"required": True, "schema": {"type": "string"}}}
 PICTURE: Final[dict[int | str, dict[str, Any]]] = {
-    200: {
-        "content": {CROP_TYPE: BINARY},
-        "description": "The crop, as WebP.",
-    }
+    200: {"content": {CROP_TYPE: BINARY}, "description": "The crop, as WebP.", "headers": TAGGED},
+    304: {"description": "The client has the crop.", "headers": TAGGED},
 }
+IfNoneMatch = Annotated[
+    str | None, Header(alias="If-None-Match", description="`ETag` of an earlier answer; 304 if the crop is the same.")
+]
 OnlyNew = Annotated[
     Literal["*"] | None,
     Header(alias="If-None-Match", description="Only if the subject does not exist yet; else 412 `subject_exists`."),
@@ -134,8 +134,7 @@ async def list_subjects(
     ENROLL,
     responses={201: {"model": SubjectOut, "description": "The subject was created."}},
     example={"name": "Ada Lovelace", "tags": ["staff"], "metadata": {"room": 12}},
-    etag=True,
-    errors=(SubjectExistsError, SubjectErasedError, PreconditionFailedError),
+    errors=(SubjectExistsError, SubjectErasedError),
     creates_subject=True,
 )
 async def put_subject(
@@ -144,57 +143,49 @@ async def put_subject(
     body: SubjectIn,
     response: Response,
     backend: BackendDep,
-    if_match: IfMatch,
     only_new: OnlyNew = None,
 ) -> SubjectOut:
     """Create a subject, or replace its name, metadata and tags. Its templates stay."""
-    fields = body.name, body.metadata, body.tags, only_new is not None, if_match
+    fields = body.name, body.metadata, body.tags, only_new is not None
     put, created = await backend.run_on_gallery(snapshot, backend.galleries.store.subjects.put, subject, *fields)
     response.status_code = 201 if created else 200
-    return _tagged(response, put)
+    return to_subject_out(put)
 
 
-@routes.add("GET", "/{subject}", READ, etag=True)
-async def get_subject(
-    gallery: GalleryPath, subject: SubjectPath, response: Response, backend: BackendDep
-) -> SubjectOut:
+@routes.add("GET", "/{subject}", READ)
+async def get_subject(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> SubjectOut:
     """Return a subject."""
     found = await backend.find_gallery(gallery)
-    return _tagged(response, await backend.run(backend.galleries.store.subjects.get, found, subject))
+    return to_subject_out(await backend.run(backend.galleries.store.subjects.get, found, subject))
 
 
 @routes.add(
     "PATCH",
     "/{subject}",
     ENROLL,
-    etag=True,
     example={"name": "Countess of Lovelace"},
-    errors=(SubjectErasedError, PreconditionFailedError),
+    errors=(SubjectErasedError,),
 )
 async def patch_subject(
     snapshot: GallerySnapshot,
     subject: SubjectPath,
     body: SubjectPatch,
-    response: Response,
     backend: BackendDep,
-    if_match: IfMatch,
 ) -> SubjectOut:
     """Change the given fields. The others stay."""
     # Null removes a name. Metadata and tags are emptied by {} and [].
     given = {k: v for k, v in body.model_dump(exclude_unset=True).items() if k == "name" or v is not None}
     patch = backend.galleries.store.subjects.patch
-    return _tagged(response, await backend.run_on_gallery(snapshot, patch, subject, given, if_match))
+    return to_subject_out(await backend.run_on_gallery(snapshot, patch, subject, given))
 
 
-@routes.add("DELETE", "/{subject}", ENROLL, errors=(PreconditionFailedError,))
-async def delete_subject(
-    gallery: GalleryPath, subject: SubjectPath, backend: BackendDep, if_match: IfMatch
-) -> DeletedOut:
+@routes.add("DELETE", "/{subject}", ENROLL)
+async def delete_subject(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> DeletedOut:
     """Erase a subject with its templates and all its other data.
 
     The response is a receipt. A repeated request gets the same receipt.
     """
-    receipt = await backend.run_on_gallery(gallery, backend.galleries.store.subjects.delete, subject, if_match)
+    receipt = await backend.run_on_gallery(gallery, backend.galleries.store.subjects.delete, subject)
     backend.galleries.risks.derive_later(await backend.find_gallery(gallery))
     return to_deleted_out(receipt)
 
@@ -378,20 +369,19 @@ def _words(text: str) -> tuple[str, ...]:
     "GET",
     "/{subject}/templates/{template}/crop",
     READ,
-    etag=True,
     response_class=Response,
     responses=PICTURE,
     errors=(CropNotFoundError, AuditWriteError),
 )
 async def get_crop(
-    gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, request: Request, backend: BackendDep
+    gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, backend: BackendDep, known: IfNoneMatch = None
 ) -> Response:
     """Return the stored crop of a template. Crops are stored only if the gallery's ``keep_crops`` is true."""
-    return await picture_response(request, backend, await backend.find_gallery(gallery), subject, template)
+    return await picture_response(known, backend, await backend.find_gallery(gallery), subject, template)
 
 
 async def picture_response(
-    request: Request, backend: Backend, gallery: Gallery, subject: str, template: str
+    known: str | None, backend: Backend, gallery: Gallery, subject: str, template: str
 ) -> Response:
     """Return a crop with its ETag, and record who read it; 304 if the client has it.
 
@@ -400,7 +390,7 @@ async def picture_response(
     crop = await backend.run(backend.galleries.store.templates.crop, gallery, subject, template)
     etag = f'"{hashlib.sha256(crop.image).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
-    if is_fresh(request, etag):
+    if known is not None and (known.strip() == "*" or etag in known):
         return Response(status_code=304, headers=headers)
     await backend.operations.audit.crops_read(gallery, [CropOf(subject, template)])
     return Response(crop.image, headers=headers, media_type=CROP_TYPE)
@@ -409,11 +399,6 @@ async def picture_response(
 def to_subject_out(subject: Subject) -> SubjectOut:
     """Convert a subject."""
     return SubjectOut.model_validate(subject, from_attributes=True)
-
-
-def _tagged(response: Response, subject: Subject) -> SubjectOut:
-    response.headers["ETag"] = subject.etag
-    return to_subject_out(subject)
 
 
 def _decoy(decoy: Decoy) -> DecoyOut:

@@ -35,7 +35,7 @@ function parts(gallery, found, place, signal) {
     if (Object.keys(changed).length === 0) return toast("Nothing was changed.");
     go.disabled = true;
     try {
-      const change = (query) => call("PATCH", galleryPath(gallery), { json: changed, query, headers: { "If-Match": found.etag }, signal });
+      const change = (query) => call("PATCH", galleryPath(gallery), { json: changed, query, signal });
       const now = await change().catch(async (error) => {
         if (error.code !== "retention_unconfirmed") throw error;
         if (!(await confirmed({ title: "Delete old photos?", text: `${problem(error).text} This cannot be undone.`, yes: "Delete" }))) throw error;

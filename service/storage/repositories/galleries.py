@@ -13,7 +13,6 @@ import sqlalchemy as sa
 
 from service.core.errors import GalleryExistsError, GalleryNotFoundError, MasterKeyError
 from service.domain.gallery import Gallery, GalleryCounts, GallerySettings
-from service.domain.revisions import require_revision
 from service.storage.audit.log import record
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import generate_key
@@ -133,16 +132,8 @@ class GalleryStore:
         with self._database.read() as connection:
             return [gallery_of(row, self._database.vault) for row in connection.execute(query)]
 
-    def update(
-        self,
-        name: str,
-        change: Callable[[GallerySettings], GallerySettings],
-        expected: Collection[str] | None = None,
-    ) -> Gallery:
-        """Replace the settings by the result of ``change``; return the gallery with them.
-
-        Raises GalleryNotFoundError, and PreconditionFailedError if the revision is not an expected one.
-        """
+    def update(self, name: str, change: Callable[[GallerySettings], GallerySettings]) -> Gallery:
+        """Replace the settings by the result of ``change``; return the new gallery. Raises GalleryNotFoundError."""
         missing = GalleryNotFoundError(f"there is no gallery {name!r}")
         with self._database.write(missing) as connection:
             locked = gallery_rows().where(galleries.c.name == name).with_for_update(of=galleries)
@@ -150,7 +141,6 @@ class GalleryStore:
             if row is None:
                 raise missing
             before, version = gallery_of(row, self._database.vault), new_version()
-            require_revision(expected, before.revision)
             settings = change(before.settings)
             update_gallery(connection, before.pk, settings=asdict(settings), version=version)
             old, new = asdict(before.settings), asdict(settings)
@@ -158,14 +148,11 @@ class GalleryStore:
             record(self._database.vault, connection, "gallery_updated", before, changed=changed)
         return replace(before, settings=settings, version=version)
 
-    def delete(self, name: str, expected: Collection[str] | None = None) -> tuple[Gallery, Receipt]:
+    def delete(self, name: str) -> tuple[Gallery, Receipt]:
         """Delete a gallery with all its subjects; return it with the receipt. Raises as :meth:`update`."""
         gallery = self.get(name)
         key = erasures.key_name(gallery.seal)
         with self._database.change(gallery, sealed=False) as connection:
-            if expected is not None:
-                row = connection.execute(gallery_rows().where(galleries.c.pk == gallery.pk)).one()
-                require_revision(expected, gallery_of(row, self._database.vault).revision)
             counts = sa.select(galleries.c.subject_count, galleries.c.template_count)
             now = connection.execute(counts.where(galleries.c.pk == gallery.pk)).one()
             removed = Counter(subjects=now.subject_count, templates=now.template_count)

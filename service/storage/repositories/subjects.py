@@ -16,7 +16,6 @@ from kith.wire.fields import MAX_DECOYS, MAX_LABELS
 from service.core.errors import InvalidRequestError, KithError, SubjectExistsError, SubjectNotFoundError
 from service.domain.gallery import Gallery, Subject, SubjectFilter, SubjectLabel
 from service.domain.person_search import matches
-from service.domain.revisions import require_revision, revision_of
 from service.security.sealing import Seal
 from service.storage.audit.log import pseudonym, record
 from service.storage.db.engine import Database
@@ -68,14 +67,12 @@ class SubjectStore:
         metadata: dict[str, Any],
         tags: list[str],
         only_new: bool = False,
-        expected: Collection[str] | None = None,
     ) -> tuple[Subject, bool]:
         """Create or replace a subject; return it and whether it was created.
 
         Raises:
             SubjectErasedError: it was erased since ``gallery`` was read.
             SubjectExistsError: it exists, and ``only_new``.
-            PreconditionFailedError: its revision is not an ``expected`` one.
         """
         now, about = datetime.now(UTC), SubjectRecord(subject_id, name, metadata, tags)
         with self._database.change(gallery) as connection:
@@ -84,7 +81,6 @@ class SubjectStore:
                 refuse_existing(connection, gallery, subject_id)
             subject_pk = find_subject_pk(connection, gallery, subject_id)
             created = subject_pk is None
-            require_revision(expected, None if created else read_subject(connection, gallery, subject_id).revision)
             if subject_pk is None:
                 insert_subject(connection, gallery, about, now)
             else:
@@ -92,16 +88,10 @@ class SubjectStore:
             record(self._database.vault, connection, "subject_put", gallery, subject_id, created=created)
             return read_subject(connection, gallery, subject_id), created
 
-    def patch(
-        self, gallery: Gallery, subject_id: str, given: dict[str, Any], expected: Collection[str] | None = None
-    ) -> Subject:
-        """Change the given fields (name, metadata, tags).
-
-        Raises SubjectNotFoundError, SubjectErasedError, and PreconditionFailedError as :meth:`put`.
-        """
+    def patch(self, gallery: Gallery, subject_id: str, given: dict[str, Any]) -> Subject:
+        """Change the given fields (name, metadata, tags). Raises SubjectNotFoundError, SubjectErasedError."""
         with self._database.change(gallery) as connection:
             subject = read_subject(connection, gallery, subject_id)
-            require_revision(expected, subject.revision)
             erasures.refuse_erased(connection, gallery, subject_id)
             about = replace(_record_of(subject), **given)
             _update(connection, gallery, subject.pk, about)
@@ -177,18 +167,16 @@ class SubjectStore:
         keys.sort()
         return keys
 
-    def delete(self, gallery: Gallery, subject_id: str, expected: Collection[str] | None = None) -> Receipt:
+    def delete(self, gallery: Gallery, subject_id: str) -> Receipt:
         """Erase a subject, and faces in albums that are named as it. A repeated erasure returns the first receipt.
 
-        Raises SubjectNotFoundError if it was never erased, or merged into another one (with that receipt), and
-        PreconditionFailedError as :meth:`put`.
+        Raises SubjectNotFoundError if it was never erased, or merged into another one (with that receipt).
         """
         with self._database.change(gallery) as connection:
             subject_pk = find_subject_pk(connection, gallery, subject_id)
             if subject_pk is None:
-                receipt = _erase_unenrolled(self._database.vault, connection, gallery, subject_id, expected)
+                receipt = _erase_unenrolled(self._database.vault, connection, gallery, subject_id)
             else:
-                require_revision(expected, read_subject(connection, gallery, subject_id).revision)
                 receipt = erasures.erase_subject(self._database.vault, connection, gallery, subject_pk, subject_id)
         self._cache.evict(gallery.name)
         return erasures.with_log_emptied(self._database, receipt)
@@ -341,15 +329,10 @@ def _earlier_merge(connection: Connection, gallery: Gallery, subject_id: str, in
     return MergeResult(read_subject(connection, gallery, into), details["templates"], receipt)
 
 
-def _erase_unenrolled(
-    vault: Vault, connection: Connection, gallery: Gallery, subject_id: str, expected: Collection[str] | None
-) -> Receipt:
+def _erase_unenrolled(vault: Vault, connection: Connection, gallery: Gallery, subject_id: str) -> Receipt:
     """Erase faces of albums that are named as someone who is no subject, or return the receipt of the erasure."""
     receipt = erasures.erase_named_groups(vault, connection, gallery, subject_id)
-    if receipt is None:
-        return _earlier_erasure(connection, gallery, subject_id)
-    require_revision(expected, None)
-    return receipt
+    return _earlier_erasure(connection, gallery, subject_id) if receipt is None else receipt
 
 
 def _earlier_erasure(connection: Connection, gallery: Gallery, subject_id: str) -> Receipt:
@@ -410,9 +393,8 @@ def _find(
 
 def _subject_of(seal: Seal, row: sa.Row[Any]) -> Subject:
     about = vars(open_subject(seal, row.sealed))
-    revision = revision_of(row.sealed)  # which has a new nonce after each write
     times = {"created_at": row.created_at, "updated_at": row.updated_at}
-    return Subject(row.pk, **about, **times, revision=revision, template_count=row.template_count)
+    return Subject(row.pk, **about, **times, template_count=row.template_count)
 
 
 def _update(connection: Connection, gallery: Gallery, subject_pk: int, about: SubjectRecord) -> None:

@@ -91,7 +91,7 @@ def test_strangers_are_no_evidence_and_in_no_count(kith: Kith, door: str, astron
     before = kith.gallery(door), kith.risk(door)
     largest(kith, astronaut)
     after = kith.gallery(door)
-    assert after.model_dump(exclude={"drift", "etag"}) == before[0].model_dump(exclude={"drift", "etag"})
+    assert after.model_dump(exclude={"drift"}) == before[0].model_dump(exclude={"drift"})
     assert kith.risk(door) == before[1]
     assert b"".join(kith.export_gallery(door)).count(b"\n") == 1  # the header
 
