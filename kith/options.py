@@ -107,12 +107,10 @@ class ArchiveOptions(TypedDict, total=False):
 
 
 class KeyOptions(TypedDict, total=False):
-    """``galleries``: default all. ``rate``: requests per second. ``burst``: maximum requests at once."""
+    """``galleries``: default all."""
 
     galleries: Sequence[str] | None
     expires_at: datetime | None
-    rate: float | None
-    burst: int | None
 
 
 class WebhookOptions(TypedDict, total=False):

@@ -76,8 +76,6 @@ ROUTES: Final = (faces.routes, *STATEFUL, system.routes, api_reference.routes)
 EXPOSED_HEADERS: Final = (
     "ETag",
     "Idempotency-Replayed",
-    "RateLimit",
-    "RateLimit-Policy",
     "Retry-After",
     "X-Request-Id",
 )

@@ -191,7 +191,7 @@ def _server(
         ),
         ws="none",
         lifespan="off",  # _LifespanServer starts and stops the application
-        forwarded_allow_ips=settings.trusted_proxy_list,
+        proxy_headers=False,  # nothing depends on a client's address
         log_config=None,  # uvicorn logs through service.observability.logs
         access_log=False,  # it would contain paths with subject ids; service.api.http.gate writes its own
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -85,14 +84,6 @@ class Settings(BaseSettings):
     compat: Literal["compreface"] | None = Field(
         None,
         description="Further API under /api/v1: compreface (docs/compat.md).",
-    )
-    rate_limit: float | None = Field(
-        None,
-        ge=1e-6,
-        description="Default rate limit of a key in requests per second.",
-    )
-    rate_burst: int | None = Field(
-        None, ge=1, description="Requests that a key may send at once; default: the requests of one second."
     )
     data_dir: Path = Field(Path("data"), description="Data directory, relative to the working directory.")
     stateless: bool = Field(
@@ -211,10 +202,6 @@ class Settings(BaseSettings):
         description="Maximum number of open connections per address (IPv6: per /64); clients behind an untrusted "
         "proxy share one.",
     )
-    trusted_proxies: str | None = Field(
-        None,
-        description="Comma-separated addresses and networks of proxies whose X-Forwarded-For is trusted.",
-    )
     max_head_bytes: int = Field(
         32_000, ge=1000, le=1_000_000, description="Maximum size in bytes of a request line and its headers."
     )
@@ -304,10 +291,6 @@ class Settings(BaseSettings):
         return _split(self.cors_origins)
 
     @property
-    def trusted_proxy_list(self) -> list[str]:
-        return _split(self.trusted_proxies)
-
-    @property
     def expected_face_detail(self) -> Detail:
         """Effort of face detection in photos that should show a face."""
         return "medium" if self.detail == "low" else self.detail
@@ -363,14 +346,6 @@ class Settings(BaseSettings):
         for origin in origins:
             if re.fullmatch(r"https?://[a-z0-9.-]+(:\d{1,5})?", origin) is None:
                 raise ValueError("give each origin as scheme and host in lower case, such as https://desk.example.org")
-        return value
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _check_networks(cls, value: str | None) -> str | None:
-        for network in _split(value):
-            if ipaddress.ip_network(network).prefixlen == 0:
-                raise ValueError("any client could then forge its address: list the addresses of the proxies")
         return value
 
     def check_exposure(self, has_keys: Callable[[], bool]) -> None:

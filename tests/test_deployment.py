@@ -289,7 +289,7 @@ def test_the_proxys_errors_are_like_the_services() -> None:
     told = re.findall(
         r"status (\d+) content-type application/problem\+json string '(.*)'", (DOCKER / "haproxy.cfg").read_text()
     )
-    assert {status for status, _ in told} == {"400", "408", "502", "503", "504"}
+    assert {status for status, _ in told} == {"400", "408", "429", "502", "503", "504"}
     table = (ROOT / "docs" / "deployment.md").read_text()
     for status, text in told:
         document = json.loads(text)

@@ -22,15 +22,9 @@ class KeyIn(RequestModel):
         None, min_length=1, max_length=100, description="Names of galleries, existing or future; null: all."
     )
     expires_at: Annotated[AwareDatetime, AfterValidator(to_utc)] | None = None
-    rate: float | None = Field(None, ge=1e-6, le=1_000_000, description="Requests per second; null: KITH_RATE_LIMIT.")
-    burst: int | None = Field(
-        None, ge=1, le=1_000_000, description="Maximum requests at once; null: the requests of one second."
-    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.burst is not None and self.rate is None:
-            raise ValueError("burst needs a rate")
         if self.expires_at is not None and self.expires_at <= datetime.now(UTC):
             raise ValueError("expires_at is past")
         return self
@@ -45,8 +39,6 @@ class KeyOut(BaseModel):
     name: str
     scopes: list[Scope]
     galleries: list[str] | None = Field(description="Null: all galleries.")
-    rate: float | None
-    burst: int | None
     state: KeyState = Field(
         description="altered: the row was changed outside of the service; a key in this state is rejected."
     )

@@ -67,7 +67,6 @@ export const OUTCOMES = {
   unauthorized: "no valid key",
   forbidden: "the key lacks the scope",
   foreign_origin: "request from another website",
-  rate_limited: "too many requests",
   too_many_streams: "too many event streams",
   inconsistent_template: "unlike the person’s other photos",
   duplicate_subject: "looks like another person",

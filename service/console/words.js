@@ -313,7 +313,6 @@ const PROBLEMS = {
   },
   not_live: () => say("Perhaps a picture of a person", "This gallery enrolls only live people in front of the camera.", "Take a photo of the person, with space around the face."),
   overloaded: () => say("The service is busy", "It has too many requests.", "Try again in a moment."),
-  rate_limited: () => say("Too many requests", "This key has reached its rate limit.", "Try again in a moment."),
   forbidden: (d) =>
     d.scope
       ? say("This key lacks a permission", `The request needs a key with the scope “${d.scope}”.`, "Use another key, or ask the operator of the service for one.")

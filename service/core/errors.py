@@ -97,20 +97,15 @@ class ForeignOriginError(KithError):
     )
 
 
-class RateLimitedError(KithError):
-    """Rate limit error. ``seconds`` is the time until the next attempt may succeed."""
+class TooManyStreamsError(KithError):
+    """``seconds`` is the time until the next attempt may succeed."""
 
-    status, code, title = 429, "rate_limited", "Too many requests"
-    remedy = "Wait for the seconds in Retry-After, then stay within RateLimit-Policy."
-
-    def __init__(self, detail: str, seconds: int, remedy: str | None = None) -> None:
-        super().__init__(detail, remedy)
-        self.seconds = seconds
-
-
-class TooManyStreamsError(RateLimitedError):
-    code, title = "too_many_streams", "Too many event streams of one key are open"
+    status, code, title = 429, "too_many_streams", "Too many event streams of one key are open"
     remedy = "Close a stream that is no longer read, or filter the events of one stream."
+
+    def __init__(self, detail: str, seconds: int) -> None:
+        super().__init__(detail)
+        self.seconds = seconds
 
 
 class EventsExpiredError(KithError):

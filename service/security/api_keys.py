@@ -60,17 +60,15 @@ EVERYTHING: Final = Rights(frozenset({"admin"}), None)
 class ApiKey:
     """Stored record of one API key.
 
-    ``name``: label for people. ``rate`` and ``burst``: requests per second and burst size; None uses the settings.
-    ``revoked_at``: a future time while a rotation overlaps. ``used_at``: accurate to a few minutes. ``revoked``:
-    revoked regardless of the clock. ``altered``: the row's MAC does not match; the key is rejected.
+    ``name``: label for people. ``revoked_at``: a future time while a rotation overlaps. ``used_at``: accurate to a few
+    minutes. ``revoked``: revoked regardless of the clock. ``altered``: the row's MAC does not match; the key is
+    rejected.
     """
 
     id: str
     digest: str
     name: str
     rights: Rights
-    rate: float | None
-    burst: int | None
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
@@ -129,8 +127,6 @@ def mac(key: ApiKey, secret: bytes) -> str:
         "name": key.name,
         "scopes": sorted(rights.scopes),
         "galleries": None if rights.galleries is None else sorted(rights.galleries),
-        "rate": None if key.rate is None else float(key.rate),
-        "burst": key.burst,
         "created_at": _written(key.created_at),
         "expires_at": _written(key.expires_at),
         "revoked_at": _written(key.revoked_at),

@@ -9,7 +9,7 @@ from typing import Any
 from tests.scripted import Answer
 
 BUSY = Answer(503, b'{"code": "overloaded", "detail": "the queue is full"}', {"Retry-After": "0"})
-LIMITED = Answer(429, b'{"code": "rate_limited"}', {"Retry-After": "1"})
+LIMITED = Answer(429, b'{"code": "too_many_streams"}', {"Retry-After": "1"})
 BROKEN = Answer(breaks=True)
 LOST = Answer(504, b'{"code": "node_lost"}')
 OK = Answer()

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from kith import Kith, KithClientError, KithUnreachableError
 from kith.requests import Call
 from kith.retries import MAX_DELAY_S, parse_retry_after_s
-from service.server import embedded
-from service.settings import load_settings
 from tests.conftest import jpeg
 from tests.faults.servers import Server
 from tests.kith.responses import BROKEN, BUSY, ENROLLED, LIMITED, LOST, OK
@@ -163,20 +161,6 @@ def test_a_truncated_export_raises() -> None:
         script.answers[0] = BROKEN
         with pytest.raises(KithUnreachableError):
             list(pieces)
-
-
-def test_a_rate_limited_key_is_delayed(tmp_path: Path) -> None:
-    """The limit of a real server is one request per second."""
-    operator = "of the tests, and long enough for one"
-    settings = load_settings(data_dir=tmp_path, api_key=operator, log_level="ERROR")
-    with embedded(settings) as url, Kith(url, operator) as kith:
-        token = kith.create_key("door", ["read"], rate=1.0, burst=1).token
-        with Kith(url, token) as limited:
-            before = time.monotonic()
-            assert [limited.model().model for _ in range(3)] == [kith.model().model] * 3
-            assert time.monotonic() - before > 1.5
-        with Kith(url, token, attempts=1) as hasty, pytest.raises(KithClientError, match="rate_limited"):
-            hasty.model()
 
 
 def test_an_enrollment_survives_a_server_crash_and_happens_once(tmp_path: Path, astronaut: NDArray[np.uint8]) -> None:

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.http.auth import Authenticator, rate_limit_headers
+from service.api.http.auth import Authenticator
 from service.api.http.bodies import VERIFY_SIDES
 from service.api.http.content_encoding import ARCHIVE_CODINGS, IMPORT_CODINGS, content_coding
 from service.api.http.problems import PROBLEM_CODE, cut_response, problem_response, unexpected_problem
@@ -28,8 +28,8 @@ from service.core.errors import (
     ForeignOriginError,
     KithError,
     OverloadedError,
-    RateLimitedError,
     RequestTooLargeError,
+    TooManyStreamsError,
     UnauthorizedError,
     UrlEncodingError,
 )
@@ -41,7 +41,7 @@ DEFAULT_BODY_BYTES: Final = 1_000_000
 """Body limit of routes that take no photos."""
 AMBIGUOUS_PATH: Final = re.compile(rb"%2f|%5c|\\|(?:^|/)(?:\.|%2e){1,2}(?:/|$)", re.IGNORECASE)
 """Parts that a server, proxy or client may normalize, so that each sees another path."""
-AUDITED_REFUSALS: Final = (UnauthorizedError, ForbiddenError, ForeignOriginError, RateLimitedError)
+AUDITED_REFUSALS: Final = (UnauthorizedError, ForbiddenError, ForeignOriginError, TooManyStreamsError)
 REQUEST_ID: Final = re.compile("[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """UUIDs only: other text could be a person's name, or break a log line."""
 REFUSALS_PER_S: Final = 100
@@ -162,7 +162,7 @@ class Gate:
         self._metrics.in_progress += 1
         try:
             try:
-                caller = request.state.caller = await self._admit(scope, limit, added_headers)
+                caller = request.state.caller = await self._admit(scope, limit)
             except KithError as refusal:
                 await problem_response(request, refusal)(scope, receive, send_with_headers)
             else:
@@ -229,29 +229,21 @@ class Gate:
     def _body_limit(self, method: str, path: str) -> _BodyLimit:
         return self._limits[self._kind_of(method, path)]
 
-    async def _admit(self, scope: Scope, limit: _BodyLimit, added_headers: list[tuple[bytes, bytes]]) -> Caller:
-        """Return the caller, before any byte of the body is read. Appends rate limit headers to ``added_headers``.
+    async def _admit(self, scope: Scope, limit: _BodyLimit) -> Caller:
+        """Return the caller, before any byte of the body is read.
 
         Raises:
             AmbiguousPathError: the path can be read in two ways.
             UrlEncodingError: the path or the query is not UTF-8.
             UnsupportedEncodingError: the body has a content coding that the path does not support.
             RequestTooLargeError: the declared length exceeds the limit.
-            RateLimitedError: the caller sends too many requests.
             UnauthorizedError, ForeignOriginError, StorageError, MasterKeyError: as ``Authenticator.authenticate``.
         """
         headers, caller = Headers(scope=scope), ANONYMOUS
         _check_url(scope.get("raw_path") or scope["path"].encode(), scope["query_string"])
         if not self._is_keyless(scope["path"]):
-            caller, rate = await self._authenticator.authenticate(scope, headers, scope["app"].state.backend)
-            scope["state"]["caller"] = caller
-            if rate is not None:
-                standing = self._authenticator.count_request(caller, rate)
-                added_headers += rate_limit_headers(rate, standing)
-                if not standing.passes:
-                    raise RateLimitedError(
-                        f"more than {rate.rate:g} requests a second, or {rate.burst} at once", max(1, standing.next_s)
-                    )
+            caller = await self._authenticator.authenticate(headers, scope["app"].state.backend)
+            scope["state"]["caller"] = caller  # for the records, also of a refusal below
         declared = headers.get("content-length", "0")
         if declared != "0" or "transfer-encoding" in headers:
             content_coding(headers, limit.codings)

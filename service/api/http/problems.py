@@ -26,8 +26,8 @@ from service.core.errors import (
     InvalidRequestError,
     KithError,
     OverloadedError,
-    RateLimitedError,
     StorageBusyError,
+    TooManyStreamsError,
     UnauthorizedError,
     UnsupportedEncodingError,
 )
@@ -138,7 +138,7 @@ def problem_response(request: Request, error: KithError) -> JSONResponse:
     if isinstance(error, OverloadedError | StorageBusyError):
         wait_s = error.seconds if isinstance(error, OverloadedError) else 0
         headers["Retry-After"] = str(max(MIN_RETRY_AFTER_S, math.ceil(wait_s)))
-    if isinstance(error, RateLimitedError):
+    if isinstance(error, TooManyStreamsError):
         headers["Retry-After"] = str(error.seconds)
     if isinstance(error, UnsupportedEncodingError):
         headers["Accept-Encoding"] = error.accepted  # RFC 9110, 15.5.16

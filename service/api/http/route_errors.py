@@ -56,7 +56,6 @@ WITH_KEY: Final[Errors] = (
     e.UnauthorizedError,
     e.ForbiddenError,
     e.ForeignOriginError,
-    e.RateLimitedError,
     e.InvalidRequestError,
     e.OverloadedError,
     e.StorageError,

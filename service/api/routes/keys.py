@@ -37,8 +37,7 @@ async def create_key(body: KeyIn, backend: BackendDep, caller: CallerDep) -> Cre
             remedy="Create the first key with the scope 'admin' for all galleries, then create the others with it "
             "(docs/keys.md).",
         )
-    limits = body.expires_at, body.rate, body.burst
-    return _created(await backend.run(backend.operations.keys.create, body.name, rights_of(body), *limits))
+    return _created(await backend.run(backend.operations.keys.create, body.name, rights_of(body), body.expires_at))
 
 
 @routes.add("GET", "", ADMIN_ALL)

@@ -41,22 +41,13 @@ def create(
         float | None,
         typer.Option(min=MIN_VALIDITY_DAYS, max=MAX_VALIDITY_DAYS, help="Days until expiry. Default: never."),
     ] = None,
-    rate: Annotated[
-        float | None, typer.Option(min=1e-6, max=1e6, help="Requests per second. Default: KITH_RATE_LIMIT.")
-    ] = None,
-    burst: Annotated[
-        int | None, typer.Option(min=1, max=1_000_000, help="Requests at once. Default: those of one second.")
-    ] = None,
 ) -> None:
     """Create an API key, and print its token. The token cannot be shown again."""
     if not scope:
         raise typer.BadParameter(f"Give at least one of {', '.join(ScopeName)}.", param_hint="--scope")
-    for option, value in (("--days", days), ("--rate", rate)):
-        _reject_nan(option, value)
-    if burst is not None and rate is None:
-        raise typer.BadParameter("Give --rate too.", param_hint="--burst")
+    _reject_nan("--days", days)
     expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
-    options: KeyOptions = {"galleries": gallery or None, "expires_at": expires_at, "rate": rate, "burst": burst}
+    options: KeyOptions = {"galleries": gallery or None, "expires_at": expires_at}
     from service.security.api_keys import SCOPES
 
     scopes = [each for each in SCOPES if each in scope]

@@ -75,7 +75,6 @@ function card(one, again, tell) {
       : one.expires_at
         ? `expires ${when(one.expires_at)}`
         : "does not expire",
-    one.rate !== null && `${one.rate} requests per second`,
   ];
   return h(
     "li",

@@ -328,8 +328,6 @@ api_keys = _numbered(
     sa.Column("name", sa.String(128), nullable=False),
     sa.Column("scopes", sa.JSON, nullable=False),
     sa.Column("galleries", sa.JSON),
-    sa.Column("rate", sa.Float),
-    sa.Column("burst", sa.Integer),
     sa.Column("created_at", Utc, nullable=False),
     sa.Column("expires_at", Utc),
     sa.Column("revoked_at", Utc),

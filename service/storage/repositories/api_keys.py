@@ -106,12 +106,10 @@ class KeyStore:
         name: str,
         rights: Rights,
         expires_at: datetime | None = None,
-        rate: float | None = None,
-        burst: int | None = None,
     ) -> tuple[ApiKey, str]:
         """Create a key; return it with its token, which is not stored and cannot be shown again."""
         with self._database.write(_CONFLICT) as connection:
-            new = ApiKey("", "", name, rights, rate, burst, _now(), expires_at)
+            new = ApiKey("", "", name, rights, _now(), expires_at)
             key, token = self._insert(connection, new)
             self._record(connection, "key_created", key)
         return key, token
@@ -142,7 +140,7 @@ class KeyStore:
                 raise KeyEndedError(f"key {key_id} was already rotated and ends at {ends}")
             ended = replace(old, revoked=not overlap, revoked_at=now + overlap)
             _change(connection, ended, self._secret(connection))
-            new = ApiKey("", "", old.name, old.rights, old.rate, old.burst, _now(), old.next_expiry(now))
+            new = ApiKey("", "", old.name, old.rights, _now(), old.next_expiry(now))
             new, token = self._insert(connection, new)
             self._record(connection, "key_rotated", old, new=new.id)
         return new, token
@@ -239,12 +237,12 @@ def _key(row: sa.Row[Any], secret: bytes) -> ApiKey:
     try:
         galleries = None if row.galleries is None else frozenset(row.galleries)
         rights = Rights(frozenset(row.scopes), galleries)
-        key = ApiKey(row.id, row.digest, row.name, rights, row.rate, row.burst, *times, row.revoked)
+        key = ApiKey(row.id, row.digest, row.name, rights, *times, row.revoked)
         holds = hmac.compare_digest(mac(key, secret).encode(), row.mac.encode())
     except (TypeError, ValueError, AttributeError):
         # An invalid value, which the service never writes: reject this key, keep the others valid.
         nothing = Rights(frozenset(), frozenset())
-        return ApiKey(str(row.id), str(row.digest), str(row.name), nothing, None, None, *times, altered=True)
+        return ApiKey(str(row.id), str(row.digest), str(row.name), nothing, *times, altered=True)
     return replace(key, altered=not holds)
 
 

@@ -20,7 +20,6 @@ from service.settings import load_settings
 from tests.conftest import jpeg
 
 OTHER_NUMBERS = {
-    "burst",
     "dimension",
     "embedding",
     "height",

@@ -129,7 +129,7 @@ def test_outcomes_refusals_and_scores(families: dict[str, Metric]) -> None:
     assert value(families, "kith_enroll_total", outcome="enrolled") == 2
     assert value(families, "kith_enroll_total", outcome="no_face") == 1
     assert value(families, "kith_problems_total", code="no_face") == 1
-    assert value(families, "kith_problems_total", code="rate_limited") == 0
+    assert value(families, "kith_problems_total", code="too_many_streams") == 0
     assert value(families, "kith_problems_total", code="head_too_large") == 1, "before it is a request"
     assert {each.labels["code"] for each in families["kith_problems"].samples} == {
         *(e.code for e in all_errors()),

@@ -29,7 +29,7 @@ from service.operations.housekeeping import KeyUses
 from service.resources import has_keys
 from service.security.api_keys import EVERYTHING, Keyring, Rights
 from service.server import embedded
-from service.settings import Settings, load_settings
+from service.settings import load_settings
 from service.storage.db.engine import Database
 from service.storage.db.tables import api_keys, audit
 from service.storage.privacy.backup import back_up, restore
@@ -53,10 +53,10 @@ def test_the_next_request_to_another_process_sees_a_change(
 ) -> None:
     here, there, _ = stores
     assert len(there.ring()) == 0
-    key, token = here.create("door", READ, rate=5.0, burst=9)
+    key, token = here.create("door", READ)
     seen = there.ring().known(token)
     assert seen == key
-    assert (key.rights, key.rate, key.burst, key.state(datetime.now(UTC))) == (READ, 5.0, 9, "active")
+    assert (key.rights, key.state(datetime.now(UTC))) == (READ, "active")
     ring = there.ring()
     here.record_usage({key.id: datetime.now(UTC)})  # changes nothing that a request asks for
     assert there.ring() is ring
@@ -170,7 +170,6 @@ def test_a_restored_backup_does_not_prolong_a_rotated_key(
         {"expires_at": None},
         {"revoked_at": None},
         {"revoked": False, "revoked_at": None},
-        {"rate": None},
         {"mac": "0" * 64},
         {"mac": "\u00e9"},
         # Invalid rows do not affect other keys.
@@ -185,7 +184,7 @@ def test_writing_to_the_database_gives_a_key_no_rights(
     url, now = database_url(), datetime.now(UTC)
     with closing(open_database(url)) as database:
         store = KeyStore(database)
-        key, token = store.create("door", READ, now + timedelta(days=1), rate=5.0)
+        key, token = store.create("door", READ, now + timedelta(days=1))
         sound, sound_token = store.create("sound", READ)
         store.revoke(key.id)
         with database.write(KeyNotFoundError("")) as connection:
@@ -213,7 +212,6 @@ def test_writing_to_the_database_gives_a_key_no_rights(
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"rate": 1e-320},
         {"name": "a\0"},
         {"name": "\x1b[2J"},
         {"expires_at": "9999-12-31T23:59:59-14:00"},
@@ -428,9 +426,9 @@ def test_keys_on_the_command_line() -> None:
         assert result.exit_code == status, result.output
         return result.stdout
 
-    created = ("keys", "create", "door", "--scope", "identify", "-g", "a", "--days", "2", "--rate", "3", "--json")
+    created = ("keys", "create", "door", "--scope", "identify", "-g", "a", "--days", "2", "--json")
     key = json.loads(kith(*created))
-    assert (key["scopes"], key["galleries"], key["rate"]) == (["identify"], ["a"], 3.0)
+    assert (key["scopes"], key["galleries"]) == (["identify"], ["a"])
     kith("gallery", "create", "a")
     rotated = kith("keys", "rotate", key["id"], "--overlap-hours", "1")
     assert rotated.startswith("kith_")
@@ -439,9 +437,8 @@ def test_keys_on_the_command_line() -> None:
     assert key["id"] in kith("keys", "list", "--ended")
     for wrong in (["create"], ["create", "--scope", "everything"]):
         kith("keys", *wrong, status=2)
-    for option, *more in (["--days", "0"], ["--rate", "-1"], ["--burst", "5"]):
-        refused_for = CliRunner().invoke(app, ["keys", "create", "--scope", "read", option, *more])
-        assert (refused_for.exit_code, option in refused_for.stderr) == (2, True), refused_for.output
+    refused_for = CliRunner().invoke(app, ["keys", "create", "--scope", "read", "--days", "0"])
+    assert (refused_for.exit_code, "--days" in refused_for.stderr) == (2, True), refused_for.output
     for gallery, noted in (("a", False), ("tpyo", True)):
         made = CliRunner().invoke(app, ["keys", "create", "--scope", "read", "-g", gallery])
         assert ("do not exist yet: tpyo" in made.stderr) == noted
@@ -510,47 +507,6 @@ def test_anonymous_access_beyond_loopback_must_be_allowed_explicitly(tmp_path: P
         with Kith(url) as kith:
             kith.create_key("k", ["admin"])
         assert httpx.get(f"{url}/v1/galleries").status_code == 401
-
-
-@pytest.fixture(scope="module")
-def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Settings]]:
-    folder = tmp_path_factory.mktemp("limited")
-    settings = load_settings(
-        data_dir=folder, api_key="operator" * 4, rate_limit=0.01, rate_burst=30, log_level="WARNING"
-    )
-    with embedded(settings) as url:
-        yield url, settings
-
-
-def test_a_key_has_a_rate_limit(limited: tuple[str, Settings]) -> None:
-    url, settings = limited
-    with closing(open_database(settings.sql_url)) as database:
-        store = KeyStore(database)
-        slow, default = store.create("k", READ, rate=0.02, burst=2)[1], store.create("k", READ)[1]
-    answers = [httpx.get(f"{url}/v1/galleries", headers={"X-API-Key": slow}) for _ in range(3)]
-    assert [answer.status_code for answer in answers] == [200, 200, 429]
-    assert {answer.headers["ratelimit-policy"] for answer in answers} == {'"requests";q=2;w=100'}
-    assert [answer.headers["ratelimit"].split(";")[1] for answer in answers] == ["r=1", "r=0", "r=0"]
-    assert answers[2].json()["code"] == "rate_limited"
-    assert answers[2].json()["detail"] == "more than 0.02 requests a second, or 2 at once"
-    assert 1 <= int(answers[2].headers["retry-after"]) <= 50
-    other = httpx.get(f"{url}/v1/models", headers={"X-API-Key": default})
-    assert other.headers["ratelimit-policy"] == '"requests";q=30;w=3000'
-    assert "ratelimit" not in httpx.get(f"{url}/healthz").headers
-
-
-def test_an_address_that_guesses_keys_is_rate_limited(limited: tuple[str, Settings]) -> None:
-    url, settings = limited
-    with closing(open_database(settings.sql_url)) as database:
-        _, token = KeyStore(database).create("k", READ)
-    with httpx.Client(base_url=url) as http:
-        guesses = [http.get("/v1/models", headers={"X-API-Key": f"guess{i}"}) for i in range(30)]
-        assert [guess.status_code for guess in guesses[:10]] == [401] * 10
-        assert guesses[-1].status_code == 429
-        assert guesses[-1].json()["remedy"].startswith("Send a valid key")
-        assert 1 <= int(guesses[-1].headers["retry-after"]) <= 5
-        for right in (token, "operator" * 4):
-            assert http.get("/v1/models", headers={"X-API-Key": right}).status_code == 200
 
 
 def test_the_text_of_a_key_ring_reveals_no_key() -> None:

@@ -28,7 +28,7 @@ AT_ONCE = 12
 def urls(request: pytest.FixtureRequest, database_url: DatabaseUrl, tmp_path: Path) -> Iterator[list[str]]:
     """URLs of one or two servers on one database."""
     with ExitStack() as stack:
-        settings = load_settings(data_dir=tmp_path, database_url=database_url(), log_level="ERROR", rate_limit=None)
+        settings = load_settings(data_dir=tmp_path, database_url=database_url(), log_level="ERROR")
         yield [stack.enter_context(embedded(settings)) for _ in range(request.param)]
 
 

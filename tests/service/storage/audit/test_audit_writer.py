@@ -194,7 +194,7 @@ def test_a_failing_database_delays_searches_only_with_the_setting_before(databas
 def test_a_flood_of_refusals_is_counted(database: Database) -> None:
     async def work(writer: AuditWriter) -> None:
         for number in range(1000):
-            writer.record_refusal(f"key:{number % 100}", "rate_limited")
+            writer.record_refusal(f"key:{number % 100}", "unauthorized")
         await writer.written()
 
     with_writer(database, "off", work)

@@ -202,8 +202,6 @@ OTHERS: Final[dict[str, set[str]]] = {
         "name",
         "scopes",
         "galleries",
-        "rate",
-        "burst",
         "created_at",
         "expires_at",
         "revoked_at",
