@@ -36,8 +36,6 @@ from models.pack.loading import BUNDLED_PACK
 OVERLOAD: Final = 4
 """Clients under overload, in multiples of those that saturate the server."""
 PROBES_PER_S: Final = 10
-PROBE_HOST: Final = "127.0.0.2"
-"""Address of the orchestrator; the connection limit counts it apart from the load's address."""
 PROBE_TIMEOUT_S: Final = 60.0
 SIDE_PX: Final = 250
 HEALTH: Final = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -55,7 +53,7 @@ def probed(port: int) -> Iterator[list[float]]:
     def probe() -> None:
         begin = time.perf_counter()
         try:
-            with socket.create_connection((HOST, port), PROBE_TIMEOUT_S, (PROBE_HOST, 0)) as connection:
+            with socket.create_connection((HOST, port), PROBE_TIMEOUT_S) as connection:
                 connection.sendall(HEALTH)
                 is_healthy = connection.recv(65536).startswith(b"HTTP/1.1 200")
         except OSError:

@@ -17,7 +17,7 @@ from pydantic.alias_generators import to_camel
 from kith.wire.common import VerifyOutcome
 from service.api.compreface.mount import mount_compreface
 from service.api.http.deadlines import Deadlines
-from service.api.http.gate import Gate, RefusalPacing
+from service.api.http.gate import Gate
 from service.api.http.openapi import TAGS, install_openapi
 from service.api.http.problems import ROUTING_CODES, install_error_handlers
 from service.api.http.routing import body_kinds, descriptions, keyless_paths
@@ -109,7 +109,6 @@ def create_app(settings: Settings) -> FastAPI:
             tracing=False, metrics=False, logs=False, operation_spans=False, auto_configure=False
         ),
     )
-    app.state.metrics = metrics  # the server counts connections that it refuses
     install_error_handlers(app)
     for routes in ROUTES:
         if routes not in STATEFUL or not settings.stateless:
@@ -118,7 +117,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Deadlines, settings=settings, kind_of=kind_of)
     keyless = keyless_paths(ROUTES, is_loopback(settings.host))
     app.add_middleware(Gate, settings=settings, metrics=metrics, keyless_paths=keyless, kind_of=kind_of)
-    app.add_middleware(RefusalPacing)
     if settings.cors_origin_list:
         app.add_middleware(
             CORSMiddleware,

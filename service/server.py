@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
+from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
 
-from service.api.http.connection_limits import HttpLimits, create_protocol
 from service.app import create_app
 from service.core.allocator import return_large_buffers
 from service.core.errors import SettingsError
@@ -28,6 +28,10 @@ SHUTDOWN_REQUESTS_S = 10
 """Time for running requests to end."""
 SHUTDOWN_CLOSE_S = 8
 """Time for writing and closing after the last request. Process managers kill the service soon after."""
+MAX_CONNECTIONS: Final = 500
+"""Open connections above which a request gets 503. Slow heads and connections per address are a proxy's matter
+(docker/haproxy.cfg)."""
+MAX_HEAD_BYTES: Final = 32_000
 log = logging.getLogger(__name__)
 
 
@@ -179,16 +183,9 @@ def _server(
         loop="asyncio",
         timeout_graceful_shutdown=SHUTDOWN_REQUESTS_S,
         server_header=False,
-        http=create_protocol(
-            HttpLimits(
-                settings.max_connections,
-                settings.max_connections_per_address,
-                settings.max_head_bytes,
-                settings.client_patience_s,
-                settings.client_min_rate,
-            ),
-            app.state.metrics.count_problem,
-        ),
+        http="h11",  # strict about framing and Host
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        limit_concurrency=MAX_CONNECTIONS,
         ws="none",
         lifespan="off",  # _LifespanServer starts and stops the application
         proxy_headers=False,  # nothing depends on a client's address

@@ -194,27 +194,6 @@ class Settings(BaseSettings):
         description="Days after which a finished job is deleted, and a job that no server can run is abandoned.",
     )
     retention_albums_days: float = Field(7, gt=0, le=365, description="Days after which an album is deleted.")
-    max_connections: int = Field(500, ge=1, le=100_000, description="Maximum number of open connections.")
-    max_connections_per_address: int = Field(
-        250,
-        ge=1,
-        le=100_000,
-        description="Maximum number of open connections per address (IPv6: per /64); clients behind an untrusted "
-        "proxy share one.",
-    )
-    max_head_bytes: int = Field(
-        32_000, ge=1000, le=1_000_000, description="Maximum size in bytes of a request line and its headers."
-    )
-    client_patience_s: float = Field(
-        20.0,
-        gt=0,
-        le=3600,
-        description="Timeout in seconds of a request head; bodies, and reading responses, get more by "
-        "KITH_CLIENT_MIN_RATE.",
-    )
-    client_min_rate: int = Field(
-        1000, ge=1, description="Minimum rate in bytes per second of request bodies and of reading responses."
-    )
     index_memory: int | None = Field(
         None,
         ge=1_000_000,

@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from service.core.errors import KithError
+from service.server import MAX_CONNECTIONS
 from service.settings import Settings, load_settings
 from tests.conftest import ROOT
 
@@ -164,7 +165,7 @@ def test_fixed_addresses_are_unique(name: str) -> None:
 
 def test_the_proxy_stays_below_what_a_node_takes() -> None:
     (most,) = re.findall(r"default-server maxconn (\d+)", (DOCKER / "haproxy.cfg").read_text())
-    assert int(most) < Settings.model_fields["max_connections"].default
+    assert int(most) < MAX_CONNECTIONS
 
 
 PROGRAMS = """

@@ -102,7 +102,7 @@ def test_every_route_is_documented_with_its_errors(server: str) -> None:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             where = f"{method} {path}"
-            assert {"400", "500"} <= set(operation["responses"]), where
+            assert {"408", "500"} <= set(operation["responses"]), where
             if method == "post" and not path.endswith(
                 ("/calibrate", "/roll-back", "/test", "/replay", "/cancel")
             ):  # which need nothing but a name

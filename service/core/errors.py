@@ -47,16 +47,6 @@ class InvalidRequestError(KithError):
     remedy = "/docs lists the fields, their types and ranges; --help lists the options of a command."
 
 
-class AmbiguousPathError(KithError):
-    status, code, title = 400, "ambiguous_path", "The path is ambiguous"
-    remedy = "Use paths as /docs lists them. IDs contain no slash or backslash, and are not '.' or '..'."
-
-
-class UrlEncodingError(KithError):
-    status, code, title = 400, "url_encoding", "The URL is not valid UTF-8"
-    remedy = "Encode paths and queries as UTF-8, then percent-encode them: 'é' is %C3%A9."
-
-
 class UnsupportedMediaTypeError(KithError):
     status, code, title = 415, "unsupported_media_type", "The content type is not supported"
     remedy = (
@@ -156,30 +146,9 @@ class RequestTooLargeError(KithError):
     remedy = "Send fewer or smaller photos. docs/settings.md lists the limits."
 
 
-# Connections, refused before a request is parsed
-
-
-class MalformedHttpError(KithError):
-    status, code, title = 400, "malformed_http", "Malformed HTTP request"
-    remedy = "Send HTTP/1.1 (RFC 9112) with one body length, one Host and no Upgrade (Java: version(HTTP_1_1))."
-
-
 class ClientTooSlowError(KithError):
     status, code, title = 408, "client_too_slow", "The request arrived too slowly"
-    remedy = "Send the whole request at once. The limits are KITH_CLIENT_PATIENCE_S and KITH_CLIENT_MIN_RATE."
-
-
-class HeadTooLargeError(KithError):
-    status, code, title = 431, "head_too_large", "The request line and headers are too long"
-    remedy = "Send fewer or shorter headers, and long options in the body. The limit is KITH_MAX_HEAD_BYTES."
-
-
-class TooManyConnectionsError(KithError):
-    status, code, title = 503, "too_many_connections", "The connection limit is reached"
-    remedy = (
-        "Close idle connections and try again. The limits are KITH_MAX_CONNECTIONS and "
-        "KITH_MAX_CONNECTIONS_PER_ADDRESS."
-    )
+    remedy = "Send the whole request at once, with at least 1 kB a second."
 
 
 # Galleries

@@ -1,1 +1,1 @@
-"""Access control, rate limits, master keys and encryption of stored values."""
+"""Access control, master keys and encryption of stored values."""

@@ -116,16 +116,3 @@ class Hosts:
             pattern in ("*", name) or (pattern.startswith("*.") and name.endswith(pattern[1:]))
             for pattern in self.patterns
         )
-
-
-def owner_of(host: str) -> str:
-    """Return an IPv4 address, or the /64 network of an IPv6 address: one household owns all of it.
-
-    Other text, which a proxy may forward, is returned unchanged.
-    """
-    if ":" not in host:
-        return host
-    try:
-        return str(IPv6Network((host.partition("%")[0], 64), strict=False))
-    except ValueError:
-        return host

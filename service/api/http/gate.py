@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -23,7 +22,7 @@ from service.api.http.problems import PROBLEM_CODE, cut_response, problem_respon
 from service.api.http.routing import BodyKind, KindOf
 from service.core.actor import Actor, acting_as
 from service.core.errors import (
-    AmbiguousPathError,
+    ClientTooSlowError,
     ForbiddenError,
     ForeignOriginError,
     KithError,
@@ -31,7 +30,6 @@ from service.core.errors import (
     RequestTooLargeError,
     TooManyStreamsError,
     UnauthorizedError,
-    UrlEncodingError,
 )
 from service.observability.metrics import Metrics
 from service.security.callers import ANONYMOUS, Caller
@@ -39,49 +37,14 @@ from service.settings import Settings
 
 DEFAULT_BODY_BYTES: Final = 1_000_000
 """Body limit of routes that take no photos."""
-AMBIGUOUS_PATH: Final = re.compile(rb"%2f|%5c|\\|(?:^|/)(?:\.|%2e){1,2}(?:/|$)", re.IGNORECASE)
-"""Parts that a server, proxy or client may normalize, so that each sees another path."""
 AUDITED_REFUSALS: Final = (UnauthorizedError, ForbiddenError, ForeignOriginError, TooManyStreamsError)
 REQUEST_ID: Final = re.compile("[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """UUIDs only: other text could be a person's name, or break a log line."""
-REFUSALS_PER_S: Final = 100
-"""Rate of 503 responses to all clients together. Each costs about half a millisecond of the event loop."""
-MAX_REFUSAL_DELAY_S: Final = 1.5
+BODY_PATIENCE_S: Final = 20.0
+"""Time that the server waits for a body, besides what MIN_BODY_RATE gives. A body that stalls holds memory."""
+MIN_BODY_RATE: Final = 1_000
+"""Bytes per second."""
 log = logging.getLogger("service.access")
-
-
-class RefusalPacing:
-    """ASGI middleware that delays 503 responses, so that clients that retry at once leave time for accepted work.
-
-    It is the outermost: the request has ended and its body is freed before the delay. The delay grows with the number
-    of delayed responses, from ten milliseconds.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._delayed = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal: list[Message] = []
-
-        async def hold_refusal(message: Message) -> None:
-            if refusal or (
-                message["type"] == "http.response.start" and isinstance(scope["state"].get("error"), OverloadedError)
-            ):
-                refusal.append(message)
-            else:
-                await send(message)
-
-        await self._app(scope, receive, hold_refusal)
-        if not refusal:
-            return
-        self._delayed += 1
-        try:
-            await asyncio.sleep(min(MAX_REFUSAL_DELAY_S, self._delayed / REFUSALS_PER_S))
-        finally:
-            self._delayed -= 1
-        for message in refusal:
-            await send(message)
 
 
 @dataclass
@@ -179,12 +142,21 @@ class Gate:
             self._record(scope, getattr(routed.get("route"), "path", "-"), exchange)
 
     def _limited(self, receive: Receive, limit: _BodyLimit, exchange: _Exchange) -> Receive:
-        """Wrap ``receive`` so that it raises when a body, or all bodies together, exceed their limit."""
-        received = 0
+        """Wrap ``receive`` so that it raises when a body is slow, or a body or all together exceed their limit."""
+        received, waited_s, is_complete = 0, 0.0, False
 
         async def receive_limited() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, waited_s, is_complete
+            if is_complete:
+                return await receive()  # waits for a disconnect
+            begin_s = time.perf_counter()
+            try:
+                async with asyncio.timeout(BODY_PATIENCE_S + received / MIN_BODY_RATE - waited_s):
+                    message = await receive()
+            except TimeoutError as error:
+                raise ClientTooSlowError("the body did not arrive in time") from error
+            waited_s += time.perf_counter() - begin_s
+            is_complete = not message.get("more_body")
             received += len(message.get("body", b""))
             if received > limit.size:
                 raise RequestTooLargeError(f"more than {limit.size} bytes")
@@ -233,14 +205,11 @@ class Gate:
         """Return the caller, before any byte of the body is read.
 
         Raises:
-            AmbiguousPathError: the path can be read in two ways.
-            UrlEncodingError: the path or the query is not UTF-8.
             UnsupportedEncodingError: the body has a content coding that the path does not support.
             RequestTooLargeError: the declared length exceeds the limit.
             UnauthorizedError, ForeignOriginError, StorageError, MasterKeyError: as ``Authenticator.authenticate``.
         """
         headers, caller = Headers(scope=scope), ANONYMOUS
-        _check_url(scope.get("raw_path") or scope["path"].encode(), scope["query_string"])
         if not self._is_keyless(scope["path"]):
             caller = await self._authenticator.authenticate(headers, scope["app"].state.backend)
             scope["state"]["caller"] = caller  # for the records, also of a refusal below
@@ -250,20 +219,6 @@ class Gate:
         if declared.isdigit() and (len(declared) > 15 or int(declared) > limit.size):
             raise RequestTooLargeError(f"{declared[:20]} bytes, the limit is {limit.size}")
         return caller
-
-
-def _check_url(raw_path: bytes, query: bytes) -> None:
-    """Check the URL as it was sent. The server's decoder replaces invalid bytes, so that different names become equal.
-
-    Raises AmbiguousPathError, UrlEncodingError.
-    """
-    if AMBIGUOUS_PATH.search(raw_path):
-        raise AmbiguousPathError("the path has an escaped slash, a backslash, or '.' or '..' as a part")
-    for part, name in ((raw_path, "path"), (query, "query")):
-        try:
-            unquote_to_bytes(part).decode()
-        except UnicodeDecodeError as error:
-            raise UrlEncodingError(f"the percent-encoded bytes of the {name} are not UTF-8") from error
 
 
 def _client_request_id(scope: Scope) -> str | None:

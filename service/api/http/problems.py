@@ -23,6 +23,7 @@ from models.errors import ModelError
 from service.api.http.parameters import SEALED_CURSOR, WITHOUT_NUL
 from service.core.errors import (
     ClientGoneError,
+    ClientTooSlowError,
     InvalidRequestError,
     KithError,
     OverloadedError,
@@ -140,6 +141,8 @@ def problem_response(request: Request, error: KithError) -> JSONResponse:
         headers["Retry-After"] = str(max(MIN_RETRY_AFTER_S, math.ceil(wait_s)))
     if isinstance(error, TooManyStreamsError):
         headers["Retry-After"] = str(error.seconds)
+    if isinstance(error, ClientTooSlowError):
+        headers["Connection"] = "close"  # what else arrives belongs to the body
     if isinstance(error, UnsupportedEncodingError):
         headers["Accept-Encoding"] = error.accepted  # RFC 9110, 15.5.16
     if isinstance(error, UnauthorizedError):

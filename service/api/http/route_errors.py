@@ -41,14 +41,9 @@ class Route(Protocol):
 
 
 HTTP: Final[Errors] = (
-    e.MalformedHttpError,
-    e.AmbiguousPathError,
-    e.UrlEncodingError,
     e.ClientTooSlowError,
-    e.HeadTooLargeError,
     e.RequestTooLargeError,
     e.UnsupportedEncodingError,
-    e.TooManyConnectionsError,
     e.KithError,
 )
 """Errors of every route."""

@@ -84,7 +84,7 @@ def test_unusual_text_is_returned_unchanged(kith: Kith, gallery: str, server: st
 @pytest.mark.parametrize(
     ("identifier", "status"),
     [
-        ("..", 404), (".", 404), ("a/../b", 400), ("a\\b", 400), ("a\0b", 422), ("\u202eada", 422), ("a\u200bb", 422),
+        ("..", 404), (".", 404), ("a/../b", 404), ("a\\b", 422), ("a\0b", 422), ("\u202eada", 422), ("a\u200bb", 422),
         ("a\ud800"[:1] + "\u2028", 422), (" ada", 422), ("\u00a0", 422), ("CON", 201), ("ada.", 201), ("-rf", 201),
         ("$(id)", 201), ("'; DROP TABLE subjects; --", 201), ("\U0001f600", 201), ("\u00e9", 201), ("e\u0301", 201),
         ("%2e%2e", 201), ("x" * 128, 201), ("\U0001f600" * 129, 422), ("None", 201), ("__proto__", 201),
