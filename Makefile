@@ -69,7 +69,7 @@ lock: setup
 
 # The long version of the fault-injection tests: docs/faults.md.
 test-faults: setup
-	KITH_FAULTS=long $(BIN)/pytest tests/faults tests/service/storage/integrity/test_gallery_check.py
+	KITH_FAULTS=long $(BIN)/pytest tests/faults
 
 # Build the image without a Docker engine and test it (as root; lists missing programs): docs/deployment.md.
 container-check: setup

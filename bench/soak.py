@@ -9,8 +9,8 @@ criteria were fixed before the first run:
   unanswered;
 - once warm, the regression line of each resource of the living server at rest rises by at most RISE in total;
 - the p99 of identifying a photo in the last third is at most SLOWER times that of the first third after the warm-up;
-- at the end both servers stop on request, `kith gallery check` and `kith audit verify` find nothing, and the spool
-  contains only uploads that broke off with their server.
+- at the end both servers stop on request, `kith doctor`, `kith audit verify` and tests/soundness.py find nothing, and
+  the spool contains only uploads that broke off with their server.
 
 Prints, and writes bench/results/soak.json, .md and .png; exits 1 if a criterion fails.
 
@@ -53,6 +53,7 @@ from models.pack.loading import BUNDLED_PACK
 from tests.databases import ENVIRONMENT
 from tests.faults.servers import Server
 from tests.postgres import Postgres
+from tests.soundness import problems
 from tools import plots
 
 API_KEY: Final = "the operator's, of more than 32 characters"
@@ -243,6 +244,7 @@ def soak(plan: Plan, data: Path, database_url: str | None) -> Figures:
                 series.rest.append(at_rest(pair, plan.rest_s))
                 tell(number, plan, book, series)
         ends(pair, Path(name) / "data", book)
+        book.must(not (wrong := problems(database_url or f"sqlite:///{name}/data/kith.db")), f"the database: {wrong}")
         return judged(plan, book, series, pair)
 
 
@@ -362,7 +364,7 @@ def ends(pair: Pair, folder: Path, book: Book) -> None:
     for replica in pair.both:
         book.must(replica.dumps_nothing(), "a server's memory may be written to the disk")
         book.must(replica.stop(), "a server did not stop on SIGTERM")
-    for command in (("gallery", "check"), ("audit", "verify")):
+    for command in (("doctor",), ("audit", "verify")):
         book.must(not (finding := pair.living.found_by(*command)), f"kith {' '.join(command)}: {finding}")
     # The spool keeps an interrupted upload, encrypted, for an hour (service/jobs/spool.py).
     broken_off = book.outcomes["enroll archive: server away"]

@@ -62,6 +62,11 @@ def check_rights(settings: Settings) -> None:
             check_database_file(file)
 
 
+def database_exists(settings: Settings) -> bool:
+    """Return whether there is a database to open. One of PostgreSQL may still be empty."""
+    return not settings.stateless and not _is_missing(settings)
+
+
 def _is_missing(settings: Settings) -> bool:
     """Return True if opening the database would create a file."""
     file = settings.database_file
@@ -88,7 +93,7 @@ def _existing(folder: Path) -> Path:
 
 def has_keys(settings: Settings) -> bool:
     """Return True if any API key was ever created. Raises MasterKeyError, StorageError."""
-    if settings.stateless or _is_missing(settings):
+    if not database_exists(settings):
         return False
     with closing(open_own_database(settings)) as database:
         return len(KeyStore(database).ring()) > 0

@@ -19,7 +19,6 @@ from service.cli.commands.packs import app as models_app
 from service.core.error_catalog import all_errors
 from service.risk.gallery_risks import THRESHOLD_MOVED
 from service.settings import Settings
-from service.storage.integrity.consistency import REPAIRED
 from service.storage.repositories import strangers
 from service.storage.repositories.erasures import EVENTS
 from service.storage.repositories.subjects import MERGED_EVENT
@@ -65,7 +64,6 @@ def test_audited_events() -> None:
     first = [re.sub(r"outcome .*", "", line.split("|")[1]) for line in table.splitlines()[2:]]
     documented = {word for cell in first for word in re.findall(r"`([a-z_]+)`", cell)}
     recorded = {
-        REPAIRED,
         THRESHOLD_MOVED,
         MERGED_EVENT,
         strangers.REMEMBERED,

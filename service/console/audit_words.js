@@ -51,7 +51,6 @@ export const EVENTS = {
   access_refused: "Refused requests",
   database_backed_up: "Backup created",
   database_restored: "Backup restored",
-  repaired: "Repair",
   audit_lines_lost: "Audit lines lost",
 };
 

@@ -445,7 +445,7 @@ class RetentionUnconfirmedError(KithError):
 
 class StorageDamagedError(StorageError):
     status, code, title = 500, "storage_damaged", "The database is damaged"
-    remedy = "Stop the service, run kith gallery check, and restore a backup. Nothing of this request was stored."
+    remedy = "Stop the service, run kith doctor, and restore a backup. Nothing of this request was stored."
 
 
 class IndexUnavailableError(KithError):

@@ -303,10 +303,6 @@ class MilvusEngine:
         """Check that Milvus answers. Raises IndexUnavailableError."""
         self._milvus.check()
 
-    def start_over(self, gallery: Gallery) -> None:
-        """Reload a gallery in Milvus: the next search copies all subjects first."""
-        self._shared.start_over(gallery)
-
     def forget(self, gallery: Gallery) -> None:
         """Remove the rows of a deleted gallery. If Milvus is away, a later sweep removes them."""
         try:

@@ -95,18 +95,15 @@ class Spool:
         finally:
             os.close(folder)
 
-    def abandoned(self, store: JobStore) -> list[Path]:
-        """Return the files of finished jobs and of interrupted uploads."""
+    def tidy(self, store: JobStore) -> None:
+        """Delete the files of finished jobs and of interrupted uploads."""
         if not self._folder.is_dir():
-            return []
+            return
         files = [path for path in self._folder.iterdir() if abs(time.time() - path.stat().st_mtime) > ABANDONED_AFTER_S]
         kept = store.unfinished([path.name for path in files])
-        return [path for path in files if path.name not in kept]
-
-    def tidy(self, store: JobStore) -> None:
-        """Delete abandoned files."""
-        for path in self.abandoned(store):
-            path.unlink(missing_ok=True)
+        for path in files:
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
 
 
 @contextmanager

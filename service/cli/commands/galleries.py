@@ -1,4 +1,4 @@
-"""``kith gallery``: creation, settings, statistics, export, import, checks, deletion and migration of galleries."""
+"""``kith gallery``: creation, settings, statistics, export, import, deletion and migration of galleries."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rich.table import Column, Table
 from service.cli.commands.jobs import show_until_done
 from service.cli.commands.risk import format_risk, misses_text
 from service.cli.commands.risk import risk as show_risk
-from service.cli.connection import connect, local_database, local_settings
-from service.cli.options import CommandGroup, GalleryArgument, OutputOptions, RiskOptions, ServerOptions, Yes
+from service.cli.connection import connect
+from service.cli.options import CommandGroup, GalleryArgument, RiskOptions, ServerOptions, Yes
 from service.cli.terminal import make_table, print_line, print_table, progress_bar, remedy_lines, require_confirmation
 from service.core.atomic_files import atomic_write
 from service.core.errors import RetentionUnconfirmedError
@@ -169,42 +169,6 @@ def _findings_table(findings: list[FindingOut], kind: str | None = None) -> Tabl
     )
     headers = ("Finding", "Subjects", Column("Templates", no_wrap=True), "Similarity", "Odds")
     return make_table(*headers, rows=rows, leading=1)
-
-
-@app.command()
-def check(
-    output: OutputOptions,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[GALLERY]", help="Gallery. Default: all."),
-    ] = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Repair what can be repaired.")] = False,
-) -> None:
-    """Check the local database and the indexes built from it.
-
-    Reads the database directly, and Milvus if KITH_MILVUS_URI is set. Servers may keep running. Exit status 1 if a
-    problem remains."""
-    from service.jobs.spool import Spool
-    from service.operations.gallery_check import open_check
-    from service.resources import open_milvus
-
-    settings = local_settings()
-    spool = Spool(settings.data_dir / "spool")
-    with (
-        local_database(settings) as database,
-        open_check(database, spool.abandoned, partial(open_milvus, settings)) as checker,
-    ):
-        findings = list(checker.findings(name, repair))
-    lines = []
-    for finding in findings:
-        place = f"gallery {finding.gallery}" if finding.gallery else "database"
-        state = "repaired" if finding.repaired else "run with --repair" if finding.mendable else "repair by hand"
-        lines.append(f"{place}: {finding.kind} ({finding.count}): {finding.what}. {finding.action} [{state}]")
-    output.answer(
-        [vars(finding) for finding in findings],
-        "\n".join(lines) or "No problems found",
-        ok=all(finding.repaired for finding in findings),
-    )
 
 
 @app.command("export")

@@ -73,7 +73,7 @@ def rotate(
     lines = []
     if rewrapped.broken:
         lines = [f"Skipped galleries whose keys cannot be opened: {', '.join(rewrapped.broken)}"]
-        lines.append("Run 'kith gallery check'.")
+        lines.append("Run 'kith doctor'.")
     if rewrapped.done == Use():
         lines.append(f"Master key {wrapper.id} already wraps everything")
     else:

@@ -57,7 +57,7 @@ def demo(
 
 
 def doctor(output: OutputOptions) -> None:
-    """Check the installation, and show where each network runs.
+    """Check the installation and the database, and show where each network runs. Servers may keep running.
 
     Exit status 1 if a check fails."""
     from service.cli.tools.doctor import diagnose

@@ -1,9 +1,10 @@
-"""Checks of the installation, the model packs, and the engine that runs each network."""
+"""Checks of the installation, the database, the model packs, and the engine that runs each network."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from typing import Final, Literal
@@ -20,9 +21,10 @@ from models.runtime.openvino_network import fast_precisions, openvino_version
 from models.runtime.openvino_network import is_installed as openvino_is_installed
 from models.vision.specs import NetworkSpec
 from service.core.errors import KithError
-from service.resources import check_rights, master_keys
+from service.resources import check_rights, database_exists, master_keys, open_own_database
 from service.security.master_keys import KeyFile
 from service.settings import Settings
+from service.storage.damage import damage
 from service.storage.db.file_system import OWNER_REMEDY
 
 Verdict = Literal["ok", "warning", "error"]
@@ -45,7 +47,7 @@ class InstallationCheck:
 
 
 def diagnose(settings: Settings) -> list[InstallationCheck]:
-    """Check the installation, then run the packs' networks under the profiler."""
+    """Check the installation and the database, then run the packs' networks under the profiler."""
     installed = installed_versions()
     checks = [
         InstallationCheck("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
@@ -54,6 +56,8 @@ def diagnose(settings: Settings) -> list[InstallationCheck]:
         check_master_key(settings),
         check_data(settings),
     ]
+    if all(check.verdict != "error" for check in checks[-2:]):
+        checks += check_database(settings)
     try:
         providers = available_providers()
         checks.append(InstallationCheck("onnxruntime", "ok", f"{runtime_version()}, offers {', '.join(providers)}"))
@@ -116,6 +120,19 @@ def check_data(settings: Settings) -> InstallationCheck:
     except OSError as error:
         return InstallationCheck("data", "error", f"{error}. {OWNER_REMEDY}")
     return InstallationCheck("data", "ok", f"{settings.data_dir.absolute()} can be written")
+
+
+def check_database(settings: Settings) -> list[InstallationCheck]:
+    """Look for damage in the database, if there is one: every sealed value is opened. Servers may run meanwhile."""
+    if not database_exists(settings):
+        return []
+    try:
+        with closing(open_own_database(settings)) as database:
+            found = [*damage(database)]
+    except KithError as error:
+        found = [f"{error}. {error.remedy}"]
+    damaged = [InstallationCheck("database", "error", each) for each in found]
+    return damaged or [InstallationCheck("database", "ok", "sound, and every encrypted value opens")]
 
 
 def check_conflicts(installed: dict[str, str]) -> list[InstallationCheck]:

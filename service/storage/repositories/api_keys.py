@@ -68,7 +68,7 @@ class KeyStore:
             keys = [_key(row, secret) for row in connection.execute(sa.select(api_keys))]
         for key in keys:
             if key.altered:
-                log.error("API key %s was altered in the database and is rejected. Run 'kith gallery check'.", key.id)
+                log.error("API key %s was altered in the database and is rejected. Revoke it.", key.id)
         ring = Keyring(secret, keys)
         self._cached = _CachedRing(ring, version, file_version)
         return ring
@@ -176,11 +176,6 @@ class KeyStore:
         expires = None if key.expires_at is None else rfc3339(key.expires_at)
         about: dict[str, Any] = {"key": key.id, "scopes": sorted(key.rights.scopes), "galleries": galleries, **details}
         record(self._database.vault, connection, event, **about, expires_at=expires)
-
-
-def altered_keys(connection: Connection, vault: Vault) -> list[ApiKey]:
-    """Return keys whose rows were altered without the service's secret."""
-    return [key for key in all_keys(connection, vault) if key.altered]
 
 
 def keep_restrictions(connection: Connection, vault: Vault, before: Iterable[ApiKey]) -> None:

@@ -97,7 +97,7 @@ class GalleryStore:
         try:
             gallery.seal.unlock()
         except MasterKeyError as error:
-            log.warning("gallery %s: %s. Run 'kith gallery check'.", gallery.pk, error.detail)
+            log.warning("gallery %s: %s. Run 'kith doctor'.", gallery.pk, error.detail)
         if gallery.webhooks:
             with self._database.read() as connection:
                 filters = [webhook.filter for webhook in read_webhooks(connection, self._database.vault)]

@@ -108,12 +108,6 @@ class SharedIndexes:
             _lock(lock.fileno(), path)
             yield
 
-    def start_over(self, gallery: Gallery) -> None:
-        """Reset the positions of a gallery's shared indexes, which then scan all subjects again."""
-        own = (index_states.c.gallery_pk == gallery.pk) & (index_states.c.generation == gallery.generation)
-        with self._file_lock(), self._database.write(deleted_meanwhile(gallery)) as connection:
-            connection.execute(index_states.delete().where(own))
-
     def trim_log(self, name: str) -> None:
         """Trim a gallery's change log, and forget abandoned indexes. Raises GalleryNotFoundError, StorageError."""
         store = Store(self._database)

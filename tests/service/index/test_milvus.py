@@ -23,8 +23,6 @@ from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryNotFoundError, IndexUnavailableError, SettingsError
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.index import milvus_follower
-from service.index.milvus_follower import MilvusEngine
-from service.operations.gallery_check import open_check
 from service.resources import open_milvus
 from service.server import embedded
 from service.settings import Settings, load_settings
@@ -33,13 +31,13 @@ from service.storage.repositories import shared_indexes
 from service.storage.repositories.change_log import MIN_KEPT_LINES
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.jobs import JobStore
-from service.storage.repositories.shared_indexes import SharedIndexes
 from tests.conftest import ROOT
 from tests.databases import open_database
 from tests.milvus_lite import MilvusLite
 from tests.nodes import Model, Node, Nodes
 from tests.packs import BUNDLED_DIMENSION
 from tests.service.index.test_gallery import template
+from tests.soundness import problems
 
 pytestmark = pytest.mark.long
 
@@ -250,8 +248,7 @@ def test_a_passage_that_was_cut_short_is_gone_on_with(
     enroll(here, model, ["s1", "s11"], rng)
     with there.shared.turn(gallery, begun.opened().engine) as turn:
         assert turn.scan_position() > 0
-    with open_check(open_database(there.url)) as check:
-        assert list(check.findings("g", repair=True)) == []
+    assert problems(there.url, "g") == []
     model.check(there, probes(rng), 5)
 
 
@@ -279,32 +276,6 @@ def test_the_log_is_shortened_up_to_where_milvus_is(nodes: Nodes, rng: np.random
     node.engine.shorten_logs()
     assert node.store.galleries.get("g").log_floor == reached + 50
     model.check(node, probes(rng), 2)
-
-
-def test_what_was_lost_in_milvus_is_found_by_the_check_and_mended(nodes: Nodes, rng: np.random.Generator) -> None:
-    node, model = nodes(), Model("max")
-    gallery = node.store.galleries.create("g", "f" * 32, SMALL, GallerySettings(fusion="max"))
-    enroll(node, model, ["a", "b", "c"], rng)
-    model.check(node, probes(rng), 3)
-
-    def found(repair: bool) -> list[tuple[str, bool]]:
-        options = node.engine.options if node.engine else None
-        assert options is not None
-        with open_check(
-            open_database(node.url), open_milvus=lambda database: MilvusEngine(options, SharedIndexes(database))
-        ) as check:
-            return [(finding.kind, finding.repaired) for finding in check.findings("g", repair)]
-
-    assert found(repair=True) == []
-    rows = node.replica().opened()
-    rows.remove(sorted(rows.keys(f"gallery == {gallery.pk}"))[4:5])
-    stray = np.array([10**6])
-    rows.put(gallery.pk, stray, stray, l2_normalize(rng.normal(size=(1, SMALL))))
-    assert found(repair=False) == [("index", False)]
-    assert found(repair=True) == [("index", True)]
-    assert found(repair=False) == []
-    model.check(node, probes(rng), 3)
-    assert node.follower().stats().vector_count == 9
 
 
 @pytest.mark.parametrize("rule", ["max", "centroid"])

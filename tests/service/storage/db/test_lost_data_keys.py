@@ -13,9 +13,9 @@ from sqlalchemy.sql.dml import UpdateBase
 
 from service.core.errors import MasterKeyError, StorageError
 from service.domain.gallery import GallerySettings, SubjectFilter
-from service.operations.gallery_check import open_check
 from service.security.master_keys import LocalKey
 from service.security.sealing import new_key
+from service.storage.damage import damage
 from service.storage.db.engine import Database
 from service.storage.db.tables import data_keys
 from service.storage.privacy.master_key_rotation import Rewrapped, Use, rewrap
@@ -90,10 +90,9 @@ def test_its_settings_are_changed_and_it_is_deleted(database: Database) -> None:
     store.subjects.put(again, "ada", "Ada", {}, [])
 
 
-def test_the_check_says_which(url: str) -> None:
-    with open_check(open_database(url)) as check:
-        findings = [(found.kind, found.gallery, found.repaired) for found in check.findings(None, True)]
-    assert findings == [("data_key", "lost", False)]
+def test_the_doctor_says_which(database: Database) -> None:
+    (found,) = damage(database)
+    assert found.startswith("gallery lost cannot be read: ")
 
 
 def test_rotation_leaves_it_as_it_is_and_says_so(database: Database, request: pytest.FixtureRequest) -> None:

@@ -15,8 +15,8 @@ from models.vision.recognition import l2_normalize
 from service.core.actor import Actor, acting_as
 from service.core.errors import GalleryNotFoundError, IdempotencyConflictError, StorageDamagedError
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
-from service.operations.gallery_check import open_check
-from service.security.sealing import Seal, SealBrokenError, new_key
+from service.security.sealing import SealBrokenError
+from service.storage.damage import damage
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_crop, open_cursor, seal_cursor, subject_lookup
 from service.storage.db.tables import (
@@ -144,7 +144,7 @@ def test_galleries_have_nothing_in_common(database_url: DatabaseUrl) -> None:
 
 
 def test_what_was_altered_is_damage_and_never_passed_over(database_url: DatabaseUrl) -> None:
-    """Wherever it is read; and the check says in which gallery."""
+    """Wherever it is read; and the doctor says in which gallery."""
     url = database_url()
     database = open_database(url)
     gallery = used(database)
@@ -185,9 +185,8 @@ def test_what_was_altered_is_damage_and_never_passed_over(database_url: Database
         for way in ways:
             with pytest.raises(StorageDamagedError, match="cannot be decrypted"):
                 way()
-        with open_check(open_database(url)) as check:
-            found = [(finding.kind, finding.gallery) for finding in check.findings(None, repair=False)]
-        assert found == [("vectors_damaged" if column is vectors.c.vector else "sealed", "g")], column
+        (found,) = damage(database)
+        assert found.startswith(f"gallery g: 1 values of {column} were altered")
         with database.write(StorageDamagedError("unforeseen")) as connection:
             connection.execute(sa.update(table).values({column.name: whole}))
     is_there(database)
@@ -205,8 +204,8 @@ def test_a_row_that_bears_anothers_name_is_found(database_url: DatabaseUrl) -> N
     with database.write(StorageDamagedError("unforeseen")) as connection:
         anothers = connection.execute(sa.select(subjects.c.sealed).order_by(subjects.c.pk)).scalars().first()
         connection.execute(subjects.update().values(sealed=anothers))
-    with open_check(open_database(url)) as check:
-        assert [(finding.kind, finding.count) for finding in check.findings("g", True)] == [("sealed", 1)]
+    (found,) = damage(database)
+    assert found.startswith("gallery g: 1 values of subjects.sealed were altered")
     database.close()
 
 
@@ -228,21 +227,3 @@ def test_a_deleted_gallerys_key_is_gone_everywhere(database_url: DatabaseUrl) ->
         assert gallery.pk not in silent.vault._seals
     for database in (here, asking, silent):
         database.close()
-
-
-def test_damaged_vectors_beside_sound_ones_are_told_apart(database_url: DatabaseUrl) -> None:
-    """Quarantine only the vectors of a block that do not open."""
-    url = database_url()
-    database = open_database(url)
-    store = Store(database)
-    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
-    store.templates.enroll(gallery, ID, [NewTemplate(uuid.uuid4().hex, vector(i), "embedding") for i in range(9)], None)
-    with database.write(StorageDamagedError("unforeseen")) as connection:
-        last = sa.select(sa.func.max(vectors.c.template_pk)).scalar_subquery()
-        (other,) = Seal(new_key()).close_vectors(vector()[None], 0)
-        connection.execute(vectors.update().where(vectors.c.template_pk == last).values(vector=other))
-    with open_check(open_database(url)) as check:
-        told = {finding.kind: (finding.count, finding.repaired) for finding in check.findings("g", True)}
-    assert told == {"vectors_damaged": (1, True), "vectors_missing": (1, False)}
-    assert len(store.changes.snapshot(gallery).vectors) == 8
-    database.close()

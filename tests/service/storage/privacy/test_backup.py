@@ -29,7 +29,7 @@ from service.security.api_keys import Rights
 from service.storage.audit.log import record
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
-from service.storage.db.row_sealing import ITEM, seal_crop
+from service.storage.db.row_sealing import ITEM, PROBLEM, seal_crop
 from service.storage.db.tables import changes, crops, galleries, index_states, job_items, jobs, templates
 from service.storage.privacy.backup import TABLES, back_up, read_manifest, restore
 from service.storage.repositories.api_keys import KeyStore
@@ -78,6 +78,7 @@ def vectors(count: int, seed: int = 0) -> Float:
 def filled(database: Database) -> Store:
     """Fill every table, and delete a template whose key must not be reused."""
     store = Store(database)
+    WebhookStore(database).create("https://receiver.example/", None, EventFilter())
     one, two = (
         store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings(fusion="max")) for name in ("one", "two")
     )
@@ -88,7 +89,7 @@ def filled(database: Database) -> Store:
     last = store.templates.list_page(two, "last")[-1]
     store.templates.delete(two, "last", last.id)
     store.decoys.add(store.galleries.get("two"), "last", vectors(1, 2)[0], "photo")
-    face = Sighting(vectors(1)[0], {"score": 0.5}, 0.9)
+    face = Sighting(vectors(1)[0], {"score": 0.5}, 0.9, Crop(b"face", ((1, 2.5),)))
     store.strangers.remember(one, [face], lambda vector, known: Recalled(is_new=True), datetime.now(UTC))
     jobs_of, later = JobStore(database), datetime.now(UTC) + timedelta(days=7)
     jobs_of.create(two, "album", {}, beginning=store.albums.beginning(two, 0.01, later))
@@ -109,13 +110,13 @@ def filled(database: Database) -> Store:
         record(database.vault, connection, "e", one, a=None)
         record(database.vault, connection, "of none")
         job = {"id": "j", "kind": "k", "gallery_pk": one.pk, "state": "running", "parameters": {}, "progress": {}}
-        connection.execute(jobs.insert().values(**job, actor="service", cancel=False, created_at=now, updated_at=now))
+        job |= {"problem": one.seal.close_json({}, PROBLEM), "actor": "service", "cancel": False}
+        connection.execute(jobs.insert().values(**job, created_at=now, updated_at=now))
         item = {"lookup": "photo", "sealed": one.seal.close_json({"item": "photo", "problem": None}, ITEM)}
         connection.execute(job_items.insert().values(job_pk=2, **item, failed=False, subject="s", at=now))
         state = {"gallery_pk": one.pk, "generation": 0, "engine": "milvus", "sequence": 3, "updated_at": now}
         connection.execute(index_states.insert().values(**state))
     KeyStore(database).create("n", Rights(frozenset({"read"}), frozenset({"one"})))
-    WebhookStore(database).create("https://receiver.example/", None, EventFilter())
     return store
 
 

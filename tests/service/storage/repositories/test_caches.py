@@ -30,8 +30,6 @@ from service.risk.evidence import impostor_evidence
 from service.security.sealing import Seal, new_key
 from service.server import embedded
 from service.settings import load_settings
-from service.storage.integrity.consistency import DATABASE_CHECKS
-from service.storage.integrity.gallery_checks import GALLERY_CHECKS
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.job_records import Job
@@ -185,14 +183,6 @@ def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl
             stored = StoredEvidence(snapshot.sequence, now().settings.fusion, 4, scores, datetime.now(UTC))
             store.evidence.put(now(), stored, None, {})
 
-        def mend() -> None:
-            chosen = next(validate_items for validate_items in DATABASE_CHECKS if validate_items.mend is not None)
-            chosen.repair(one.database, one.database.vault)
-
-        def mend_one() -> None:
-            chosen = next(validate_items for validate_items in GALLERY_CHECKS if validate_items.mend is not None)
-            chosen.repair(one.database, now())
-
         def import_one() -> None:
             columns: dict[str, Any] = {
                 column.name: [None] for column in fields(GalleryItems) if column.name != "malformed"
@@ -231,8 +221,6 @@ def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl
             "roll_back": lambda: generations.roll_back(now()),
             "finish": lambda: generations.finish(now(), True),
             "drop": lambda: generations.delete_vectors(now(), 1, []),
-            "repair": mend,
-            "repair of a gallery": mend_one,
         }
         for name, write in writes.items():
             before = now()

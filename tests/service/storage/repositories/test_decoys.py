@@ -24,7 +24,6 @@ from service.core.errors import (
     TooManyDecoysError,
 )
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
-from service.operations.gallery_check import open_check
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db import tables
 from service.storage.db.engine import Database
@@ -161,15 +160,6 @@ def test_it_is_sealed_and_exported(database: Database, store: Store, rng: np.ran
     (exported,) = everything_about(database, now(store), "ada")["decoys"]
     assert (exported["id"], exported["recognizer"]) == (decoy.id, "a" * 32)
     assert "embedding" not in exported  # of another person
-
-
-def test_a_damaged_one_is_found(database: Database, store: Store, rng: np.random.Generator) -> None:
-    store.decoys.add(now(store), "ada", drawn(rng), "photo")
-    with open_check(database) as check:
-        assert [each.kind for each in check.findings("g", False)] == []
-        with database.write(InvalidRequestError("conflict")) as connection:
-            connection.execute(tables.decoys.update().values(sealed=b"damaged beyond repair"))
-        assert [each.kind for each in check.findings("g", False)] == ["sealed"]
 
 
 def test_it_counts_for_the_recognizer_that_made_it_only(

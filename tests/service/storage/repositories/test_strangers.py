@@ -24,7 +24,6 @@ from service.core.errors import (
 from service.domain.gallery import Crop, CropOf, Gallery, GallerySettings, SubjectFilter
 from service.domain.outcomes import RiskTarget
 from service.domain.strangers import MAX_TEMPLATES, SIGHTING_STEP, VISIT_GAP, Recalled, Remembered, Stranger
-from service.operations.gallery_check import open_check
 from service.risk.strangers import recall
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
@@ -412,16 +411,6 @@ def test_a_finished_migration_deletes_the_former_strangers(database: Database, s
     assert count(database, strangers) == count(database, stranger_templates) == 0
     last = listed_lines(database, AuditFilter(gallery="g"), None, 1)[0].line
     assert (last.event, last.details["strangers"]) == ("migration_finished", 2)
-
-
-@pytest.mark.parametrize("column", ["vector", "crop"])
-def test_a_damaged_one_is_found(database: Database, store: Store, gallery: Gallery, column: str) -> None:
-    store.strangers.remember(gallery, [sighting(person(0), crop=True)], rule, NOW)
-    with open_check(database) as check:
-        assert [each.kind for each in check.findings("g", False)] == []
-        with database.engine.execution_options(write=True).begin() as connection:
-            connection.execute(stranger_templates.update().values({column: b"damaged beyond repair"}))
-        assert [each.kind for each in check.findings("g", False)] == ["sealed"]
 
 
 def test_a_process_releases_whom_it_forgets(store: Store, gallery: Gallery) -> None:

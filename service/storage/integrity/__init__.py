@@ -1,1 +1,0 @@
-"""Consistency checks and repairs."""

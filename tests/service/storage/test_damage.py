@@ -1,0 +1,159 @@
+# ruff: noqa: S608 - statements of the tests' own
+"""Damage of a stored database is found: by the doctor, and what only the service could leave by the tests' oracle."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from models.vision.recognition import l2_normalize
+from service.cli.tools.doctor import check_database
+from service.core.errors import StorageDamagedError
+from service.domain.gallery import GallerySettings, NewTemplate
+from service.security.sealing import vector_purpose
+from service.settings import load_settings
+from service.storage.damage import SEALED, damage
+from service.storage.db.engine import Database
+from service.storage.db.tables import answers, data_keys, metadata, secrets, subjects, vectors, webhooks
+from service.storage.repositories.store import Store
+from tests.databases import TEXT, engine_of, open_database
+from tests.faults.workers import Node
+from tests.service.storage.privacy.test_backup import filled
+from tests.soundness import problems
+
+DIMENSION = 16
+G = "(SELECT pk FROM galleries WHERE name = 'g')"
+LAST_SUBJECT = f"(SELECT max(pk) FROM subjects WHERE gallery_pk = {G})"
+LAST_TEMPLATE = f"(SELECT max(pk) FROM templates WHERE gallery_pk = {G})"
+
+
+def alter(url: str, *statements: str | sa.Executable) -> None:
+    """Change the database without the service and its constraints."""
+    engine = engine_of(url)
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.exec_driver_sql("SET session_replication_role = replica")
+        for each in statements:
+            connection.execute(sa.text(each) if isinstance(each, str) else each)
+    engine.dispose()
+
+
+def test_every_sealed_column_is_known() -> None:
+    """Those of other keys: the service's own secrets open webhooks and answers, and the master key opens keys."""
+    others = {webhooks.c.sealed, answers.c.sealed, data_keys.c.wrapped, secrets.c.wrapped}
+    binary = [each for table in metadata.sorted_tables for each in table.c if isinstance(each.type, sa.LargeBinary)]
+    assert {*map(str, binary)} == {*map(str, SEALED), *map(str, others)}
+
+
+def test_an_altered_value_of_any_column_is_found(database: Database, url: str) -> None:
+    filled(database)
+    assert [*damage(database)] == []
+    for column in (*SEALED, webhooks.c.sealed, data_keys.c.wrapped):
+        with database.read() as connection:
+            whole = connection.execute(sa.select(column).where(column.is_not(None)).limit(1)).scalar_one()
+        broken = whole[:-1] + bytes([whole[-1] ^ 1])
+        alter(url, sa.update(column.table).where(column == whole).values({column.name: broken}))
+        (found,) = damage(database)
+        assert "1 webhooks" in found or "cannot be read" in found or f": 1 values of {column} " in found
+        alter(url, sa.update(column.table).where(column == broken).values({column.name: whole}))
+    assert [*damage(database)] == []
+
+
+def test_the_doctor_opens_the_database(url: str) -> None:
+    settings = load_settings(database_url=url, master_key=TEXT)
+    with closing(open_database(url)) as database:
+        store = Store(database)
+        gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
+        for name in ("ada", "grace"):
+            store.subjects.put(gallery, name, None, {}, [])
+        (check,) = check_database(settings)
+        assert check.verdict == "ok"
+        alter(url, subjects.update().values(sealed=b"altered"))
+        (check,) = check_database(settings)
+        assert check.verdict == "error"
+        assert check.detail.startswith("gallery g: 2 values of subjects.sealed were altered")
+    (check,) = check_database(load_settings(database_url=url, master_key="00" * 32))
+    assert check.verdict == "error" and "needs master key" in check.detail
+
+
+def test_the_doctor_creates_no_database(tmp_path: Path) -> None:
+    assert check_database(load_settings(data_dir=tmp_path / "data")) == []
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_rows_without_their_owner_are_found(tmp_path: Path) -> None:
+    """PostgreSQL does not let them be."""
+    with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
+        filled(database)
+        alter(f"sqlite:///{tmp_path / 'kith.db'}", "DELETE FROM templates WHERE pk = 1")
+        assert {*damage(database)} == {
+            f"1 rows of {table} belong to no other row. Restore a backup." for table in ("vectors", "crops")
+        }
+
+
+def test_a_damaged_page_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "kith.db"
+    with Node(f"sqlite:///{path}") as node:
+        node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
+        drawn = l2_normalize(np.random.default_rng(0).normal(size=(3000, DIMENSION)))
+        new = [NewTemplate(uuid.uuid4().hex, vector, "embedding") for vector in drawn]
+        node.enroll("g", "a", new)
+        with node.store.database.read() as connection:
+            middle = connection.execute(sa.select(vectors.c.vector).offset(1500).limit(1)).scalar_one()
+    content = bytearray(path.read_bytes())
+    place = content.index(middle)
+    content[place : place + 65_536] = b"\xff" * 65_536
+    path.write_bytes(content)
+    with Node(f"sqlite:///{path}") as node, pytest.raises(StorageDamagedError):
+        node.store.changes.snapshot(node.store.galleries.get("g"))
+    (check,) = check_database(load_settings(data_dir=tmp_path, master_key=TEXT))
+    assert check.verdict == "error" and "restore a backup" in check.detail
+
+
+# What the oracle finds
+
+
+def sealed_vector(value: Any) -> Callable[[Node], sa.Executable]:
+    def changed(node: Node) -> sa.Executable:
+        sealed = node.store.galleries.get("g").seal.close(np.asarray(value, "<f4").tobytes(), vector_purpose(0))
+        last = sa.select(sa.func.max(vectors.c.template_pk)).scalar_subquery()
+        return vectors.update().where(vectors.c.template_pk == last).values(vector=sealed)
+
+    return changed
+
+
+UNSOUND: Final[dict[str, str | Callable[[Node], sa.Executable]]] = {
+    "names no row of": f"DELETE FROM subjects WHERE pk = {LAST_SUBJECT}",
+    "recognizer": f"DELETE FROM generations WHERE gallery_pk = {G}",
+    "counts": "UPDATE galleries SET subject_count = 3 WHERE name = 'g'",
+    "labels": f"DELETE FROM labels WHERE gallery_pk = {G}",
+    "row of another": f"UPDATE subjects SET lookup = 'x' WHERE pk = {LAST_SUBJECT}",
+    "no vector": f"UPDATE vectors SET generation = 7 WHERE template_pk = {LAST_TEMPLATE}",
+    "unit length": sealed_vector([3] * DIMENSION),
+    "lacks a template": f"DELETE FROM changes WHERE template_pk = {LAST_TEMPLATE}",
+    "ahead": "INSERT INTO index_states SELECT pk, 0, 'milvus', 1000, created_at FROM galleries WHERE name = 'g'",
+}
+
+
+@pytest.mark.parametrize("said", UNSOUND)
+def test_the_oracle_of_the_tests_finds(database_url: Callable[[], str], said: str) -> None:
+    url, rng = database_url(), np.random.default_rng(0)
+    with Node(url) as node:
+        gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
+        for i in range(12):
+            node.put_subject("g", f"s{i}", {"floor": i % 3}, ["night"])
+            drawn = l2_normalize(rng.normal(size=(2, DIMENSION)))
+            node.enroll("g", f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding") for vector in drawn])
+        node.delete_subject("g", "s3")
+        node.move_template("g", "s0", node.store.templates.list_page(gallery, "s0")[0].id, "s1")
+        assert problems(url) == []
+        how = UNSOUND[said]
+        alter(url, how if isinstance(how, str) else how(node))
+    assert any(said in problem for problem in problems(url))
