@@ -1,4 +1,4 @@
-"""``kith master``: sources and rotation of the master key, also while servers run."""
+"""``kith master``: sources, backup and rotation of the master key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.cli.options import CommandGroup, OutputOptions
 from service.core.errors import SettingsError
 
 if TYPE_CHECKING:
-    from service.security.master_keys import KeyFile, LocalKey, MasterKeys
+    from service.security.master_keys import KeyFile, MasterKeys
 
 app = CommandGroup(help="Manage the master key, which encrypts the database.", no_args_is_help=True)
 
@@ -54,32 +54,18 @@ def backup(
 def rotate(
     output: OutputOptions,
     make: Annotated[bool, typer.Option("--new", help="Add a new key to the key file first.")] = False,
-    to: Annotated[str | None, typer.Option(help="Master key id. Default: the first key.")] = None,
 ) -> None:
-    """Wrap every gallery's key with another master key. The previous key is kept for backups.
+    """Wrap every gallery's key with the first master key. Stop the servers first.
 
-    Servers keep running, and read the key file again if they lack the key."""
-    if make and to is not None:
-        raise typer.BadParameter("Give either --new or --to.", param_hint="--to")
+    The previous key is kept for backups."""
     from service.storage.privacy.master_key_rotation import Use, rewrap
 
     with local_database() as database:
         master = database.vault.master
-        if make:
-            wrapper: LocalKey = _key_file(master).add()
-        else:
-            wrapper = master.first() if to is None else master.of(to)
-        rewrapped = rewrap(database, wrapper)
-    lines = []
-    if rewrapped.broken:
-        lines = [f"Skipped galleries whose keys cannot be opened: {', '.join(rewrapped.broken)}"]
-        lines.append("Run 'kith doctor'.")
-    if rewrapped.done == Use():
-        lines.append(f"Master key {wrapper.id} already wraps everything")
-    else:
-        lines.append(f"Master key {wrapper.id} now wraps the keys of {rewrapped.done.galleries} more galleries")
-    document = {"id": wrapper.id, "gallery_count": rewrapped.done.galleries, "broken": list(rewrapped.broken)}
-    output.answer(document, "\n".join(lines))
+        wrapper = _key_file(master).add() if make else master.first()
+        done = rewrap(database, wrapper)
+    said = f"now wraps the keys of {done.galleries} more galleries" if done != Use() else "already wraps everything"
+    output.answer({"id": wrapper.id, "gallery_count": done.galleries}, f"Master key {wrapper.id} {said}")
 
 
 def _key_file(master: MasterKeys) -> KeyFile:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -18,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.core.errors import MasterKeyError
-from service.security.master_keys import LocalKey, MasterKeys
+from service.security.master_keys import MasterKeys
 from service.security.sealing import Seal, new_key
 from service.storage.db.tables import data_keys, secrets
 
@@ -27,15 +26,6 @@ GALLERY: Final = "gallery"
 SERVICE_SECRETS: Final = ("audit", "api keys", "webhooks")
 """Secrets of the service, which a new database receives."""
 MAX_OPEN_SEALS: Final = 10_000
-
-
-@dataclass(frozen=True)
-class WrappedKey:
-    """A new key with its wrapped form and the id of the master key that wrapped it."""
-
-    key: bytes
-    wrapped: bytes
-    master_key: str
 
 
 class Vault:
@@ -49,25 +39,17 @@ class Vault:
         """Wrapped and unwrapped secret by name."""
         self._lock = threading.Lock()
 
-    def create(self, connection: Connection, gallery_pk: int, key: WrappedKey | None = None) -> Seal:
-        """Store the data key of a new gallery within the transaction that creates the gallery. Raises MasterKeyError.
+    def create(self, connection: Connection, gallery_pk: int) -> Seal:
+        """Store a new gallery's data key within the transaction that creates the gallery. Raises MasterKeyError."""
+        key = new_key()
+        connection.execute(data_keys.insert().values(gallery_pk=gallery_pk, **self._wrapped(connection, key, GALLERY)))
+        return Seal(key)
 
-        A ``key`` wrapped by a master key that was rotated meanwhile is replaced.
-        """
-        wrapper = self.active_wrapper(connection)
-        if key is None or key.master_key != wrapper.id:
-            key = generate_key(wrapper)
-        connection.execute(data_keys.insert().values(gallery_pk=gallery_pk, **_columns(key)))
-        return Seal(key.key)
-
-    def active_wrapper(self, connection: Connection, lock: bool = True) -> LocalKey:
-        """Return the master key that wraps new keys; the first configured one for a database without keys.
-
-        ``lock`` delays a key rotation until the writing transaction ends. Raises MasterKeyError.
-        """
-        query = sa.select(secrets.c.master_key).order_by(secrets.c.name).limit(1)
-        key_id = connection.execute(query.with_for_update(read=True) if lock else query).scalar()
-        return self.master.first() if key_id is None else self.master.of(key_id)
+    def _wrapped(self, connection: Connection, key: bytes, purpose: str) -> dict[str, Any]:
+        """Wrap a new key by the master key in use; the first configured one for a database without keys."""
+        key_id = connection.execute(sa.select(secrets.c.master_key).order_by(secrets.c.name).limit(1)).scalar()
+        wrapper = self.master.first() if key_id is None else self.master.of(key_id)
+        return {"wrapped": wrapper.wrap(key, purpose), "master_key": wrapper.id, "created_at": datetime.now(UTC)}
 
     def seal(self, gallery_pk: int, wrapped: bytes | None, master_key: str | None) -> Seal:
         """Return the seal of a ``data_keys`` row, or of a missing row (None).
@@ -106,8 +88,7 @@ class Vault:
 
     def create_secret(self, connection: Connection, name: str) -> None:
         """Store a new secret of the service. Raises MasterKeyError."""
-        key = generate_key(self.active_wrapper(connection), name)
-        connection.execute(secrets.insert().values(name=name, **_columns(key)))
+        connection.execute(secrets.insert().values(name=name, **self._wrapped(connection, new_key(), name)))
 
     def secret(self, connection: Connection, name: str) -> bytes:
         """Return the 32 bytes of a secret of the service. Raises MasterKeyError.
@@ -129,18 +110,8 @@ class Vault:
         return cached[1]
 
 
-def _columns(key: WrappedKey) -> dict[str, Any]:
-    return {"wrapped": key.wrapped, "master_key": key.master_key, "created_at": datetime.now(UTC)}
-
-
 def _raise_missing(gallery_pk: int) -> bytes:
     raise MasterKeyError(f"the data key of gallery {gallery_pk} is missing")
-
-
-def generate_key(wrapper: LocalKey, purpose: str = GALLERY) -> WrappedKey:
-    """Generate and wrap a key. Raises MasterKeyError."""
-    key = new_key()
-    return WrappedKey(key, wrapper.wrap(key, purpose), wrapper.id)
 
 
 # Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.

@@ -15,7 +15,6 @@ from service.core.errors import GalleryExistsError, GalleryNotFoundError, Master
 from service.domain.gallery import Gallery, GalleryCounts, GallerySettings
 from service.storage.audit.log import record
 from service.storage.db.engine import Database, new_version
-from service.storage.db.key_vault import generate_key
 from service.storage.db.tables import decoys, galleries, generations
 from service.storage.events.outbox import read_webhooks
 from service.storage.repositories import erasures
@@ -57,14 +56,11 @@ class GalleryStore:
     def create(self, name: str, fingerprint: str, dimension: int, settings: GallerySettings) -> Gallery:
         """Create a gallery with its data key. Raises GalleryExistsError."""
         now, version = datetime.now(UTC), new_version()
-        with self._database.read() as connection:
-            wrapper = self._database.vault.active_wrapper(connection, lock=False)
-        key = generate_key(wrapper)
         with self._database.write(GalleryExistsError(f"gallery {name!r} exists")) as connection:
             common = {"fingerprint": fingerprint, "dimension": dimension, "created_at": now}
             inserted = galleries.insert().values(name=name, settings=asdict(settings), version=version, **common)
             pk: int = connection.execute(inserted.returning(galleries.c.pk)).scalar_one()
-            seal = self._database.vault.create(connection, pk, key)
+            seal = self._database.vault.create(connection, pk)
             first = {"gallery_pk": pk, "generation": 0, "state": "current", "details": {}, "updated_at": now}
             connection.execute(generations.insert().values(**first, **common))
             gallery = Gallery(pk, name, fingerprint, dimension, settings, now, seal, version=version)

@@ -370,17 +370,6 @@ def test_a_key_that_kith_created_is_reported_until_it_is_backed_up(
     assert to_master_key_out(MasterKeys(KeyFile(copy))) is None
 
 
-def test_a_running_server_creates_galleries_after_a_rotation(run: Run, tmp_path: Path) -> None:
-    settings = in_folder(tmp_path / "data")
-    with closing_store(settings) as server:
-        server.galleries.create("before", "f" * 32, 8, GallerySettings())
-        run("master", "rotate", "--new")
-        keep_first_key(KeyFile(settings.default_key_path))
-        server.subjects.put(server.galleries.get("before"), "ada", None, {}, [])  # reads the file again
-        for name in ("one", "two"):
-            server.galleries.create(name, "f" * 32, 8, GallerySettings())
-
-
 def test_rotation_uses_the_new_key_although_others_are_listed_first(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
