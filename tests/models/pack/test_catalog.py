@@ -30,8 +30,9 @@ def test_every_pack_has_checked_sources_and_terms() -> None:
         assert entry.license.acceptance == ("InsightFace" in entry.license.name)
         for download in entry.downloads:
             assert download.sha256 is not None
-            assert download.size is not None
-            assert 100_000 < download.size < 500_000_000
+            # The sizes of MiniFASNet's files are not published.
+            assert (download.size is None) == (entry.kind == "liveness")
+            assert download.size is None or 100_000 < download.size < 500_000_000
             assert urlsplit(download.url).scheme == "https"
             assert urlsplit(download.url).netloc in PUBLISHERS
             assert download.url.endswith(f"/{download.file}")

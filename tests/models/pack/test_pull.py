@@ -30,7 +30,7 @@ from models.pack.pull import pull
 from models.pack.verification import PULL_RECORD, check_pack, is_present, pack_directory, read_pull_record
 from models.vision.specs import Normalization
 from tests.http_files import File, Server, serving
-from tests.models.pack.test_minifasnet import content, random_network
+from tests.models.pack.test_minifasnet import small_network
 from tests.packs import pack_with_int8
 
 DETECTOR = (BUNDLED_PACK / "detector.onnx").read_bytes()
@@ -337,7 +337,7 @@ def test_the_shipped_measurement_is_of_the_catalog_s_recognizer(reference: Path)
 
 
 def test_a_liveness_network_is_pulled_beside_packs(server: Server, models_dir: Path) -> None:
-    files = {f"{name}.pth": content(random_network(seed, bool(seed))) for seed, name in enumerate("ab")}
+    files = {f"{name}.onnx": small_network(seed) for seed, name in enumerate("ab")}
     server.files |= {f"/{name}": File(data) for name, data in files.items()}
     downloads = [Download(name, f"{server.url}/{name}", sha256(data), len(data)) for name, data in files.items()]
     entry = CatalogEntry("minifasnet", "liveness", "Minivision's.", FREE, tuple(downloads))

@@ -23,7 +23,7 @@ from service.risk.decision import refuse_presentation
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
-from tests.models.pack.test_minifasnet import content, random_network
+from tests.models.pack.test_minifasnet import small_network
 from tests.packs import judging_pack
 
 Photo = NDArray[np.uint8]
@@ -225,9 +225,9 @@ def pulled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("pulled")
     network = folder / "models" / "liveness" / "minifasnet"
     network.mkdir(parents=True)
-    files = [folder / f"{name}.pth" for name in "ab"]
+    files = [folder / f"{name}.onnx" for name in "ab"]
     for seed, file in enumerate(files):
-        file.write_bytes(content(random_network(seed, squeeze=bool(seed))))
+        file.write_bytes(small_network(seed))
     write_minifasnet(network, files)
     settings = load_settings(data_dir=folder / "data", models_dir=folder / "models", log_level="ERROR")
     with embedded(settings) as url:
