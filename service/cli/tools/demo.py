@@ -25,6 +25,7 @@ from rich.padding import Padding
 
 from kith import Kith
 from kith.wire.identification import IdentityOut
+from kith.wire.verification import VerifyOut
 from service.cli.tools.drawing import draw_decisions
 from service.core.errors import SettingsError
 from service.core.text import describe_outcome, format_odds
@@ -35,11 +36,10 @@ FMR: Final = 0.001
 MAX_TEXT_COLUMNS: Final = 100
 NAMES: Final = {"eileen": "Eileen Collins", "tom": "Tom Hanks", "robin": "Robin", "sam": "Sam"}
 FRIEND_BOXES_PX: Final = {"robin": (15, 210, 225, 450), "sam": (225, 90, 420, 330)}
-"""Left, top, right and bottom of two people in the group photo."""
+"""Left, top, right and bottom of the two people at the left of the group photo, from the left."""
 GROUP_SIZE: Final = 6
-GROUP_SCALE: Final = 0.8
-"""Size of the group photo in which people are identified, relative to the one they are enrolled from."""
 VISITOR, PARTY = Path("visitor.jpg"), Path("party.jpg")
+ALTERED: Final = "astronaut, mirrored, rotated, darker"
 NEXT_STEPS: Final = """
 [bold]Do the same[/bold] with these photos, or with your own, in a folder per person:
    {kith} enroll {folder}/people --gallery family --largest-face
@@ -106,7 +106,7 @@ def write_photos(folder: Path) -> None:
     people = {"eileen": astronaut, "tom": actor, **{name: group.crop(box) for name, box in FRIEND_BOXES_PX.items()}}
     photos = {_portrait(name): encode_jpeg(photo) for name, photo in people.items()}
     photos[VISITOR] = alter(astronaut, mirror=True, turn_deg=6, scale=0.7, light=0.75, jpeg=60)
-    photos[PARTY] = alter(group, mirror=False, turn_deg=0, scale=GROUP_SCALE, light=0.85, jpeg=70)
+    photos[PARTY] = alter(group, mirror=False, turn_deg=0, scale=0.8, light=0.85, jpeg=70)
     for path, content in photos.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
@@ -118,149 +118,87 @@ def run_demo(kith: Kith, output: Path, console: Console) -> bool:
     Writes the photos and ``decisions.png``, an annotated photo, to the folder ``output``. Raises PhotosMissingError.
     """
     write_photos(output)
-    return _Demo(kith, output, console).run()
+    report, model, picture = _Report(console), kith.model(), output / "decisions.png"
+    kith.create_gallery(GALLERY, risk={"fpir": FPIR})
+    report.explain(
+        "Create a gallery with an accepted risk",
+        f"The demo started a server with a temporary database and [bold]{escape(model.display_name)}[/bold]. A gallery "
+        f"holds known people. This one accepts that {format_odds(FPIR)} searches for a stranger returns a name. Kith "
+        "derives the similarity threshold from that risk, and raises it as the gallery grows.",
+    )
+    for subject, name in NAMES.items():
+        kith.put_subject(GALLERY, subject, name=name)
+        kith.enroll(GALLERY, subject, output / _portrait(subject), face="largest")
+    report.explain(
+        f"Enroll {len(NAMES)} people",
+        f"{', '.join(NAMES.values())}: one photo each. Kith stores {model.dimension} numbers of each face, encrypted, "
+        "and no photo.",
+    )
+    report.explain("Verify: do two photos show the same person?", "Compare the astronaut's photo with two others.")
+    for title, other, expected in (
+        (ALTERED, VISITOR, "same"),
+        ("astronaut and actor", _portrait("tom"), "different"),
+    ):
+        pair = kith.verify(output / _portrait("eileen"), output / other, risk={"fmr": FMR})
+        report.judge(title, expected, pair, pair.false_match_probability)
+    report.explain("Identify: who is this?", "Search the gallery for the person in the altered photo.")
+    (found,) = kith.identify(GALLERY, output / VISITOR).results
+    report.judge(ALTERED, NAMES["eileen"], found, found.false_alarm_probability)
+    report.explain(
+        "Identify people in a group with strangers",
+        f"{len(FRIEND_BOXES_PX)} of the {GROUP_SIZE} people are enrolled. The others must not be named; one who "
+        "resembles an enrolled person may be uncertain, and left to a person.",
+    )
+    results = sorted(kith.identify(GALLERY, output / PARTY).results, key=lambda r: r.face.box[0] if r.face else 0.0)
+    draw_decisions((output / PARTY).read_bytes(), results, picture)
+    party = [NAMES[friend] for friend in FRIEND_BOXES_PX] + ["unknown"] * (GROUP_SIZE - len(FRIEND_BOXES_PX))
+    for number, (expected, found) in enumerate(zip(party, results, strict=False), start=1):
+        title = f"group photo, face {number} from the left"
+        report.judge(title, expected, found, found.false_alarm_probability)
+    correct = all(report.correct) and len(results) == GROUP_SIZE
+    verdict = (
+        f"All {len(report.correct)} decisions are correct" if correct else "[red]Not every decision is correct[/red]"
+    )
+    console.print(f"\n{verdict}. Annotated group photo: [bold]{escape(str(picture))}[/bold]", soft_wrap=True)
+    words = {"kith": _program(), "folder": shlex.quote(str(output))}
+    steps = NEXT_STEPS.format_map({name: escape(word) for name, word in words.items()})
+    console.print(steps, highlight=False, soft_wrap=True)
+    return correct
 
 
-class _Demo:
-    """Steps of the demo. Each step explains itself and judges its decisions."""
+class _Report:
+    """Text of the demo: numbered steps, and its decisions with their scores."""
 
-    def __init__(self, kith: Kith, folder: Path, console: Console) -> None:
-        self._kith, self._folder, self._console = kith, folder, console
-        self._correct: list[bool] = []
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._steps = 0
+        self.correct: list[bool] = []
 
-    def run(self) -> bool:
-        self._create_gallery()
-        self._enroll()
-        actor = alter(sample_photos()[1], mirror=False, turn_deg=-9, scale=0.9, light=1.2, jpeg=50)
-        self._verify(actor)
-        self._identify(actor)
-        picture = self._folder / "decisions.png"
-        self._identify_party(picture)
-        correct = all(self._correct)
-        verdict = (
-            f"All {len(self._correct)} decisions are correct" if correct else "[red]Not every decision is correct[/red]"
-        )
-        self._console.print(f"\n{verdict}. Annotated group photo: [bold]{escape(str(picture))}[/bold]", soft_wrap=True)
-        words = {"kith": _program(), "folder": shlex.quote(str(self._folder))}
-        steps = NEXT_STEPS.format_map({name: escape(word) for name, word in words.items()})
-        self._console.print(steps, highlight=False, soft_wrap=True)
-        return correct
-
-    def _create_gallery(self) -> None:
-        model = self._kith.model()
-        self._explain(
-            "Start a server",
-            "The demo started a server on this machine with a temporary database. It serves "
-            f"[bold]{escape(model.display_name)}[/bold] on {model.recognition.providers[0]}. One network detects "
-            f"faces. Another turns a face into {model.dimension} numbers, similar for photos of the same person.",
-        )
-        self._kith.create_gallery(GALLERY, risk={"fpir": FPIR})
-        self._explain(
-            "Create a gallery with an accepted risk",
-            f"A gallery holds known people. This one accepts that {format_odds(FPIR)} searches for a stranger returns "
-            "a name. Kith derives the similarity threshold from that risk, and raises it as the gallery grows.",
-        )
-
-    def _enroll(self) -> None:
-        for subject, name in NAMES.items():
-            self._kith.put_subject(GALLERY, subject, name=name)
-            self._kith.enroll(GALLERY, subject, self._folder / _portrait(subject), face="largest")
-        self._explain(
-            f"Enroll {len(NAMES)} people",
-            f"{', '.join(NAMES.values())}: one photo each. Kith stores the numbers encrypted, and no photo.",
-        )
-
-    def _verify(self, actor: bytes) -> None:
-        self._explain(
-            "Verify: do two photos show the same person?",
-            "Compare the astronaut's photo with an altered copy: mirrored, rotated, smaller and darker. Then compare "
-            "it with the actor's photo.",
-        )
-        for title, other, expected in (
-            ("astronaut, mirrored, rotated, darker", self._folder / VISITOR, "same"),
-            ("astronaut and actor", actor, "different"),
-        ):
-            pair = self._kith.verify(self._folder / _portrait("eileen"), other, risk={"fmr": FMR})
-            chance = (pair.false_match_probability, pair.probability_is_bound)
-            self._judge(title, expected, pair.outcome, pair.similarity, pair.threshold, chance)
-
-    def _identify(self, actor: bytes) -> None:
-        self._explain("Identify: who is this?", "Search the gallery for the people in altered photos.")
-        for title, probe, subject in (
-            ("astronaut, mirrored, rotated, darker", self._folder / VISITOR, "eileen"),
-            ("actor, rotated, brighter, recompressed", actor, "tom"),
-        ):
-            (result,) = self._kith.identify(GALLERY, probe, faces="largest").results
-            self._judge_identity(title, NAMES[subject], result)
-
-    def _identify_party(self, picture: Path) -> None:
-        self._explain(
-            "Identify people in a group with strangers",
-            f"{len(FRIEND_BOXES_PX)} of the {GROUP_SIZE} people are enrolled. The others must not be named; one who "
-            "resembles an enrolled person may be uncertain, and left to a person.",
-        )
-        photo = self._folder / PARTY
-        results = sorted(self._kith.identify(GALLERY, photo).results, key=lambda r: r.face.box[0] if r.face else 0.0)
-        draw_decisions(photo.read_bytes(), results, picture)
-        friends = [_friend(result) for result in results]
-        for number, (friend, result) in enumerate(zip(friends, results, strict=True), start=1):
-            expected = "unknown" if friend is None else NAMES[friend]
-            self._judge_identity(f"group photo, face {number} from the left", expected, result)
-        if len(results) != GROUP_SIZE or not FRIEND_BOXES_PX.keys() <= set(friends):
-            self._correct.append(False)
-            self._console.print(f"[red]Found {len(results)} of {GROUP_SIZE} faces in the smaller group photo[/red]")
-
-    def _explain(self, title: str, text: str) -> None:
+    def explain(self, title: str, text: str) -> None:
         self._steps += 1
         self._console.print(f"\n[bold]{self._steps}. {title}[/bold]")
         self._console.print(Padding(text, (0, 0, 0, 3)), width=min(self._console.width, MAX_TEXT_COLUMNS))
 
-    def _judge_identity(self, title: str, expected: str, result: IdentityOut) -> None:
-        outcome = (result.name or result.subject or "") if result.outcome == "identified" else result.outcome
-        chance = (result.false_alarm_probability, result.probability_is_bound)
-        self._judge(title, expected, outcome, result.similarity, result.threshold, chance)
-
-    def _judge(
-        self,
-        title: str,
-        expected: str,
-        outcome: str,
-        similarity: float | None,
-        threshold: float | None,
-        chance: tuple[float | None, bool | None],
-    ) -> None:
-        """Print a decision. ``chance``: probability that a stranger scores this high, and whether it is a bound."""
+    def judge(self, title: str, expected: str, found: VerifyOut | IdentityOut, chance: float | None) -> None:
+        """Print a decision. ``chance``: probability that a stranger scores this high."""
+        named = isinstance(found, IdentityOut) and found.outcome == "identified" and (found.name or found.subject)
+        outcome = named or found.outcome
         # A stranger must not be named. One in profile may fail the quality check before the search, and a lookalike may
         # be left to a person's decision.
         unnamed = ("uncertain", "rejected_quality")
-        correct = outcome == expected or (expected == "unknown" and outcome in unnamed)
-        self._correct.append(correct)
+        self.correct.append(outcome == expected or (expected == "unknown" and outcome in unnamed))
         scores = ""
-        if similarity is not None and threshold is not None:
-            relation = "reaches" if similarity >= threshold else "is below"
-            probability, is_bound = chance
-            by_chance = "" if probability is None else f"; by chance: {format_odds(probability, is_bound)}"
-            scores = f" (similarity {similarity:.2f} {relation} {threshold:.2f}{by_chance})"
-        mark = "[green]correct[/green]" if correct else "[red]WRONG[/red]"
+        if found.similarity is not None and found.threshold is not None:
+            relation = "reaches" if found.similarity >= found.threshold else "is below"
+            by_chance = "" if chance is None else f"; by chance: {format_odds(chance, found.probability_is_bound)}"
+            scores = f" (similarity {found.similarity:.2f} {relation} {found.threshold:.2f}{by_chance})"
+        mark = "[green]correct[/green]" if self.correct[-1] else "[red]WRONG[/red]"
         words = escape(describe_outcome(outcome, None))
         self._console.print(f"   {mark}  {escape(title)}: [bold]{words}[/bold]{scores}")
 
 
 def _portrait(subject: str) -> Path:
     return Path("people", subject, "1.jpg")
-
-
-def _friend(result: IdentityOut) -> str | None:
-    """Return the enrolled person at this place of the party."""
-    if result.face is None:
-        return None
-    x0, y0, x1, y1 = (side / GROUP_SCALE for side in result.face.box)
-    x, y = (x0 + x1) / 2, (y0 + y1) / 2
-    near = (
-        name for name, (left, top, right, bottom) in FRIEND_BOXES_PX.items() if left < x < right and top < y < bottom
-    )
-    return next(near, None)
 
 
 def _program() -> str:
