@@ -22,6 +22,7 @@ from bench.common import RESULTS, outside, say, table, write
 from bench.photos import lfw_or_exit, packs_beside_reference
 from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
+from models.runtime.network import weights_file
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.detection import DEFAULT_MIN_SCORE, Detector
 from models.vision.specs import DetectionSpec, Normalization
@@ -130,7 +131,7 @@ def pack_column(pack: ModelPack, yunet: DetectionSpec | None, data: Path) -> Col
     metrics = evaluate_pack(pack, data)
     extra = {
         "Detector": f"{pack.detection.path.name}, {megabytes(pack.detection.path):.2f} MB",
-        "Recognizer": f"{pack.recognition.path.name}, {megabytes(pack.recognition.path):.2f} MB",
+        "Recognizer": f"{pack.recognition.path.name}, {megabytes(weights_file(pack.recognition.path)):.2f} MB",
         "Dimensions": str(pack.recognition.dimension),
     }
     if yunet is not None:

@@ -9,12 +9,14 @@ from typing import Final
 
 import numpy as np
 import onnx
+import openvino
 from onnx import helper, numpy_helper
 
 from models.checksums import sha256_of
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import MANIFEST_FILE, ModelPack
 from models.pack.writing import replace_calibration
+from models.runtime.network import network_sha256
 
 BUNDLED_DIMENSION: Final = load_pack(BUNDLED_PACK).recognition.dimension
 """Dimension of the bundled recognizer's embeddings."""
@@ -37,6 +39,21 @@ def pack_with_int8(directory: Path) -> Path:
             "bf16": {"of": own, "measured": {"points_lost": 0.0}},
         }
     }
+    (directory / MANIFEST_FILE).write_text(json.dumps(document))
+    return directory
+
+
+def pack_in_openvinos_format(directory: Path) -> Path:
+    """Copy the bundled pack into a new directory, with its recognizer in OpenVINO's format, without a calibration."""
+    shutil.copytree(BUNDLED_PACK, directory)
+    core = openvino.Core()
+    recognizer = directory / "recognizer.xml"
+    openvino.save_model(core.read_model(directory / "recognizer.onnx"), recognizer, compress_to_fp16=False)
+    (directory / "recognizer.onnx").unlink()
+    document = json.loads((directory / MANIFEST_FILE).read_text())
+    document["tasks"]["recognition"] |= {"file": recognizer.name, "sha256": network_sha256(recognizer)}
+    for name in ("calibration", "variants"):
+        document.pop(name, None)
     (directory / MANIFEST_FILE).write_text(json.dumps(document))
     return directory
 

@@ -16,7 +16,7 @@ from models.errors import ModelError, RuntimeUnavailableError
 from models.runtime import onnx_runtime, openvino_network
 from models.runtime.cuda_network import CUDA, CudaNetwork, Device, diagnose_cuda, visible_gpus
 from models.runtime.dynamic_shapes import agrees, make_dynamic
-from models.runtime.network import Engine, Float, Network, Precision
+from models.runtime.network import Engine, Float, Network, Precision, is_ir
 from models.runtime.onnx_check import is_bundled
 from models.runtime.onnx_runtime import BATCH_BUCKETS, CPU, OnnxNetwork, available_cores, is_gpu_build
 from models.runtime.openvino_network import OpenVinoNetwork
@@ -200,6 +200,8 @@ def open_network(spec: NetworkSpec, preference: EnginePreference) -> CpuNetwork:
     except ModelError as error:
         if choice.engine == "onnxruntime" or preference.engine is not None or "onnxruntime" not in available:
             raise
+        if is_ir(spec.path):
+            raise
         if preference.precision not in (None, *available["onnxruntime"]):
             raise  # onnxruntime would use another precision than the pinned one
         log.warning("%s", error)
@@ -248,6 +250,16 @@ def _open_dynamic(static: CpuNetwork, choice: EngineChoice, preference: EnginePr
     return dynamic
 
 
+def open_fp32(path: Path, provider: str | None = None) -> CpuNetwork:
+    """Open a network of a pack for measurements: with ONNX Runtime if its format permits, else with OpenVINO.
+
+    Raises:
+        PackError: the runtime cannot open the file.
+        RuntimeUnavailableError: the runtime or the provider is unavailable.
+    """
+    return OpenVinoNetwork(path) if is_ir(path) else OnnxNetwork(path, provider)
+
+
 def available_precisions(only: Engine | None = None) -> PrecisionsByEngine:
     """Return the precisions of the installed engines, or of one engine. Raises RuntimeUnavailableError."""
     available = {
@@ -271,6 +283,13 @@ def choose_engine(spec: NetworkSpec, preference: EnginePreference, available: Pr
         raise RuntimeUnavailableError(
             f"KITH_RUNTIME names openvino, which has no {preference.provider}: remove one of them"
         )
+    if is_ir(spec.path):
+        if "openvino" not in available or preference.provider is not None:
+            raise RuntimeUnavailableError(
+                f"only OpenVINO runs {spec.path.name}: install it with the 'cpu' extra and let KITH_ENGINE and "
+                "KITH_PROVIDER be, or choose another pack"
+            )
+        available = {"openvino": available["openvino"]}
     default: Engine = "onnxruntime" if preference.provider is not None else next(iter(available))
     engine = default if preference.engine is None else preference.engine
     if engine not in available:

@@ -76,7 +76,7 @@ class Download:
 @dataclass(frozen=True, config=ConfigDict(validate_default=True))
 class CatalogEntry:
     """Pack of the catalog. ``kind``: bundled with Kith, single files, one zip archive, a detector and a
-    recognizer to convert from OpenVINO IR, or the parts of a liveness network, which is used beside any pack."""
+    recognizer in OpenVINO's format, or the parts of a liveness network, which is used beside any pack."""
 
     name: Name
     kind: PackKind

@@ -25,10 +25,9 @@ from pydantic import (
     model_validator,
 )
 
-from models.checksums import sha256_of
 from models.errors import PackError
 from models.pack.fields import Name, Number, PositiveInt, Sha256, Share, Text, pack_error
-from models.runtime.network import Precision
+from models.runtime.network import IR_SUFFIX, Precision, is_ir, network_sha256, weights_file
 from models.runtime.onnx_check import check_network
 from models.vision.alignment import LANDMARK_COUNT, STANDARD_ALIGNMENT, Alignment, standard_alignment
 from models.vision.specs import (
@@ -108,7 +107,7 @@ class ModelPack:
             verify_file(spec.path, spec.sha256, f"tasks.{task}.sha256")
             for variant in spec.variants:
                 name = f"variants.{task}.{variant.precision}"
-                if variant.of != (actual := sha256_of(spec.path)):
+                if variant.of != (actual := network_sha256(spec.path)):
                     raise PackError(
                         f"{name}.of",
                         f"{spec.path.name} has {actual[:12]}..., the variant was made from {variant.of[:12]}...: "
@@ -127,9 +126,10 @@ class ModelPack:
 
 def verify_file(path: Path, sha256: str | None, name: str) -> None:
     """Check a file's sha256, if it is known, and that it is an acceptable network. Raises PackError."""
-    if sha256 is not None and (actual := sha256_of(path)) != sha256:
+    if sha256 is not None and (actual := network_sha256(path)) != sha256:
         raise PackError(name, f"{path.name} has {actual[:12]}..., the manifest says {sha256[:12]}...")
-    check_network(path)
+    if not is_ir(path):
+        check_network(path)
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
@@ -201,7 +201,7 @@ def _validate(kind: type[_Document], directory: Path, document: Mapping[str, Any
         raise pack_error(error) from error
 
 
-def _pack_file(suffix: str, value: Any, info: ValidationInfo) -> Path:
+def _pack_file(suffixes: tuple[str, ...], value: Any, info: ValidationInfo) -> Path:
     """Return the path of a file in the pack's directory. Symbolic links that lead out of it are rejected."""
     if not isinstance(value, str) or not _SAFE_PATH.fullmatch(value) or ".." in PurePosixPath(value).parts:
         raise ValueError(f"{value!r} must be a plain relative path inside the pack")
@@ -209,15 +209,18 @@ def _pack_file(suffix: str, value: Any, info: ValidationInfo) -> Path:
     path = (directory / value).resolve()
     if not path.is_relative_to(directory):
         raise ValueError(f"{value!r} must be inside the pack")
-    if path.suffix.lower() != suffix:
-        raise ValueError(f"{value!r} must end in {suffix}")
+    if path.suffix.lower() not in suffixes:
+        raise ValueError(f"{value!r} must end in {' or '.join(suffixes)}")
     if not path.is_file():
         raise ValueError(f"{value!r} does not exist in the pack")
+    if is_ir(path):
+        _pack_file((".bin",), str(weights_file(Path(value))), info)
     return path
 
 
-OnnxFile = Annotated[Path, BeforeValidator(partial(_pack_file, ".onnx"))]
-JsonFile = Annotated[Path, BeforeValidator(partial(_pack_file, ".json"))]
+OnnxFile = Annotated[Path, BeforeValidator(partial(_pack_file, (".onnx",)))]
+RecognizerFile = Annotated[Path, BeforeValidator(partial(_pack_file, (".onnx", IR_SUFFIX)))]
+JsonFile = Annotated[Path, BeforeValidator(partial(_pack_file, (".json",)))]
 FaceSize = Annotated[Number, Field(ge=1, le=MAX_FACE_SIZES)]
 Points = Annotated[tuple[tuple[Number, Number], ...], Field(min_length=LANDMARK_COUNT, max_length=LANDMARK_COUNT)]
 
@@ -321,6 +324,7 @@ class _CropTask(_Task):
 
 
 class _Recognition(_CropTask):
+    file: RecognizerFile
     preprocessing: _Preprocessing = _Preprocessing(mean=127.5, std=127.5)
     embedding_dimension: Annotated[PositiveInt, Field(le=MAX_DIMENSION)] = 512
     preprocessing_version: Annotated[str, BeforeValidator(str)] = "insightface-arcface-1"

@@ -1,4 +1,4 @@
-"""Pack of a recognizer of Intel's Open Model Zoo, converted to ONNX, with YuNet, a calibration and a model card."""
+"""Pack of a recognizer of Intel's Open Model Zoo, in OpenVINO's format, with YuNet, a calibration and a model card."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import onnx
-
 from models.checksums import sha256_of
 from models.pack.evidence import read_evidence
 from models.pack.manifest import ModelPack
-from models.pack.openvino_ir import to_onnx
 from models.pack.writing import PackDraft, write_pack
+from models.runtime.network import weights_file
 from models.vision.alignment import Alignment
 
 NAME: Final = "open-model-zoo"
@@ -25,7 +23,8 @@ ALIGNMENT: Final = Alignment(SIDE_PX, tuple((x * SIDE_PX, y * SIDE_PX) for x, y 
 MODEL_CARD: Final = """# {name}
 
 Intel's `face-reidentification-retail-0095` (Open Model Zoo 2023.0): MobileNetV2 bottlenecks with squeeze-excitation,
-1.1 million weights, {dimension} dimensions. Converted from OpenVINO IR to ONNX by Kith.
+1.1 million weights, {dimension} dimensions. In OpenVINO's format, which OpenVINO
+runs on CPUs; Kith does not serve it on GPUs.
 
 - Recognizer: `{recognizer_file}` of {recognizer_from}
   (sha256 {recognizer_sha256}), {recognizer_license}. Its
@@ -34,7 +33,7 @@ Intel's `face-reidentification-retail-0095` (Open Model Zoo 2023.0): MobileNetV2
   (sha256 {detector_sha256}), {detector_license}. It was
   trained on WIDER FACE, photos from the web that its authors collected for research. Whether terms of training photos
   bind users of a network is not settled; read the license and decide.
-- Crop: {side}x{side} with its own template. InsightFace does not support such crops and cannot use this pack.
+- Crop: {side}x{side} with its own template. InsightFace cannot use this pack.
 - Calibration: LFW View 1 ({images:,} photos of {people:,} people, {impostor_pairs:,} impostor and
   {genuine_pairs:,} genuine pairs).
 
@@ -68,12 +67,13 @@ def build_open_model_zoo_pack(
         provenance: of ``recognizer`` and ``detector``, each with ``from``, ``file``, ``sha256`` and ``license``.
 
     Raises:
-        OpenVinoFormatError: the network is damaged, or has layers that Kith does not convert.
+        PackError: the pack does not load.
     """
     measurements = read_evidence(NAME)
-    found, recognizer = directory / "detector.onnx", directory / "recognizer.onnx"
+    found, recognizer = directory / "detector.onnx", directory / "recognizer.xml"
     found.write_bytes(detector.read_bytes())
-    onnx.save(to_onnx(xml.read_bytes(), weights.read_bytes()), str(recognizer))
+    recognizer.write_bytes(xml.read_bytes())
+    weights_file(recognizer).write_bytes(weights.read_bytes())
     draft = PackDraft(
         NAME,
         "Open Model Zoo 0095 with YuNet",

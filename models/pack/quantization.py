@@ -41,7 +41,7 @@ from models.pack.variants import (
 )
 from models.pack.writing import update_variants
 from models.risk.search_rates import rates_at, search_gallery, threshold_at_fpir
-from models.runtime.network import Engine, Float, Network
+from models.runtime.network import Engine, Float, Network, is_ir
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.runtime.quantization import Quantizer
 from models.vision.detection import Detector
@@ -119,6 +119,8 @@ def quantize_pack(
         PackError: the photos have too few faces, or the pack cannot be quantized or written.
         RuntimeUnavailableError: no engine multiplies bytes fast on this processor.
     """
+    if is_ir(pack.recognition.path):
+        raise PackError(pack.recognition.path.name, "is in OpenVINO's format: INT8 files are made of ONNX files")
     preference = preference or EnginePreference()
     engines = [name for name, precisions in available_precisions().items() if "int8" in precisions]
     wanted: Engine | None = preference.engine if preference.provider is None else "onnxruntime"

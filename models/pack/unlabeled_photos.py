@@ -10,12 +10,12 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from models.engines.selection import open_fp32
 from models.errors import PackError
 from models.pack.manifest import ModelPack
 from models.risk.calibration import EDGES, histogram
 from models.risk.unlabeled import calibration_document, separate
 from models.runtime.network import Float
-from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import align
 from models.vision.detection import Detector
 from models.vision.face_search import find_faces
@@ -74,8 +74,8 @@ def calibrate_faces(vectors: Float, photos: NDArray[np.int64]) -> dict[str, Any]
 
 def _embed_folder(pack: ModelPack, folder: Path, reader: PhotoReader) -> tuple[Float, NDArray[np.int64], int]:
     """Return vectors and photo numbers of at most MAX_FACES faces, and the number of skipped copies."""
-    detector = Detector(OnnxNetwork(pack.detection.path), pack.detection)
-    recognizer = Recognizer(OnnxNetwork(pack.recognition.path), pack.recognition)
+    detector = Detector(open_fp32(pack.detection.path), pack.detection)
+    recognizer = Recognizer(open_fp32(pack.recognition.path), pack.recognition)
     vectors: list[Float] = []
     numbers: list[int] = []
     thumbnails = np.zeros((0, THUMBNAIL_PX**2), np.float32)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from models.checksums import sha256_of
+from models.engines.selection import open_fp32
 from models.errors import ModelError, PackError
 from models.pack.catalog import CatalogEntry
 from models.pack.loading import BUNDLED_PACK, LIVENESS_DIR, load_pack
 from models.pack.manifest import load_liveness, verify_file
-from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.output_check import check_outputs
 from models.vision.specs import NetworkSpec
 
@@ -111,13 +111,13 @@ def run_networks(directory: Path, provider: str | None = None) -> str:
 
     Raises:
         PackError: the pack or a network is invalid.
-        RuntimeUnavailableError: ONNX Runtime is missing.
+        RuntimeUnavailableError: the runtime is missing.
     """
     pack = load_pack(directory)
     pack.verify()
     specs: list[NetworkSpec] = [pack.detection, pack.recognition, *([pack.liveness] if pack.liveness else [])]
     for spec in specs:
-        check_outputs(spec, OnnxNetwork(spec.path, provider))
+        check_outputs(spec, open_fp32(spec.path, provider))
     count = "both networks" if pack.liveness is None else "all three networks"
     ignored = f"; ignored {', '.join(pack.ignored)}" if pack.ignored else ""
     return f"{count} ran; embeddings have {pack.recognition.dimension} dimensions{ignored}"
@@ -128,11 +128,11 @@ def run_liveness(directory: Path, provider: str | None = None) -> str:
 
     Raises:
         PackError: the network is invalid.
-        RuntimeUnavailableError: ONNX Runtime is missing.
+        RuntimeUnavailableError: the runtime is missing.
     """
     spec = load_liveness(directory)
     verify_file(spec.path, spec.sha256, "tasks.liveness.sha256")
-    check_outputs(spec, OnnxNetwork(spec.path, provider))
+    check_outputs(spec, open_fp32(spec.path, provider))
     return "the liveness network ran"
 
 

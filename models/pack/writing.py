@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from models.checksums import sha256_of
 from models.errors import PackError
 from models.pack.loading import load_pack
 from models.pack.manifest import (
@@ -21,6 +20,7 @@ from models.pack.manifest import (
     ModelPack,
     read_json,
 )
+from models.runtime.network import network_sha256
 from models.vision.alignment import STANDARD_ALIGNMENT, Alignment
 from models.vision.specs import ColorOrder, HeadKind
 
@@ -83,12 +83,12 @@ def write_pack(
         "tasks": {
             "detection": {
                 "file": draft.detector.name,
-                "sha256": sha256_of(draft.detector),
+                "sha256": network_sha256(draft.detector),
                 **DETECTOR_INPUTS[draft.head],
             },
             "recognition": {
                 "file": draft.recognizer.name,
-                "sha256": sha256_of(draft.recognizer),
+                "sha256": network_sha256(draft.recognizer),
                 "preprocessing": "embedded" if draft.embedded else {"mean": 127.5, "std": 127.5},
                 **({} if draft.color == "RGB" else {"color": draft.color}),
                 "preprocessing_version": draft.preprocessing_version,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -20,6 +21,28 @@ INPUT_TYPES: Final[dict[str, InputType]] = {
     **dict.fromkeys(("tensor(double)", "f64"), np.float64),
 }
 """Element types of inputs that float32 batches are cast to, by their names in onnxruntime and OpenVINO."""
+IR_SUFFIX: Final = ".xml"
+"""Suffix of a network in OpenVINO's format, whose weights lie beside it in a .bin of its name."""
+
+
+def is_ir(path: Path) -> bool:
+    """Tell whether a network is in OpenVINO's format, which only OpenVINO runs."""
+    return path.suffix.lower() == IR_SUFFIX
+
+
+def weights_file(path: Path) -> Path:
+    """Return the file that holds a network's weights."""
+    return path.with_suffix(".bin") if is_ir(path) else path
+
+
+def read_network(path: Path) -> bytes:
+    """Return a network's content; of OpenVINO's format, the .xml followed by the .bin."""
+    return path.read_bytes() + (weights_file(path).read_bytes() if is_ir(path) else b"")
+
+
+def network_sha256(path: Path) -> str:
+    """Return the SHA-256 of :func:`read_network` in lower-case hexadecimal."""
+    return hashlib.sha256(read_network(path)).hexdigest()
 
 
 def input_type(name: str, path: Path) -> InputType:

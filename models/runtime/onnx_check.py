@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from models.errors import PackError
+from models.runtime.network import is_ir
 
 if TYPE_CHECKING:
     import onnx
@@ -51,6 +52,8 @@ def check_network(path: Path) -> None:
     """
     if is_bundled(path):
         return
+    if is_ir(path):
+        raise PackError(path.name, "is in OpenVINO's format, which only OpenVINO runs, on CPUs: choose another pack")
     path = path.resolve()
     try:
         status = path.stat()

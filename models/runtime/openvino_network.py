@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from models.errors import PackError, RuntimeUnavailableError, summarize
-from models.runtime.network import Engine, Float, Precision, input_type
+from models.runtime.network import Engine, Float, Precision, input_type, is_ir, weights_file
 from models.runtime.onnx_check import check_network
 from models.runtime.onnx_runtime import available_cores, has_fast_int8, run_in_pieces
 
@@ -147,7 +147,7 @@ class _Compiled:
 
 
 class OpenVinoNetwork:
-    """ONNX network on the CPU, compiled on demand.
+    """Network in ONNX or OpenVINO's format on the CPU, compiled on demand.
 
     Small networks are compiled per shape, since static shapes are up to twice as fast. Batches are split into
     ``BATCH_SIZES``, and the least recently used shape is evicted. Large networks are compiled once for all shapes.
@@ -166,7 +166,7 @@ class OpenVinoNetwork:
         is_static: the batch or the sides of the input are fixed.
 
     Raises:
-        PackError: the file fails :func:`check_network`, or OpenVINO cannot read it.
+        PackError: an ONNX file fails :func:`check_network`, or OpenVINO cannot read it.
         RuntimeUnavailableError: OpenVINO is not installed.
     """
 
@@ -186,13 +186,14 @@ class OpenVinoNetwork:
         rest: Precision = precision
         if precision == "int8":
             rest = "bf16" if "bf16" in fast_precisions() else "fp32"
-        self._is_large = path.stat().st_size >= LARGE_FILE_BYTES
+        self._is_large = weights_file(path).stat().st_size >= LARGE_FILE_BYTES
         self.streams = 1 if self._is_large else streams
         self._options = {
             "INFERENCE_PRECISION_HINT": PRECISION_HINTS[rest],
             "INFERENCE_NUM_THREADS": threads or available_cores(),
         }
-        check_network(path)
+        if not is_ir(path):
+            check_network(path)
         try:
             self._model = _core().read_model(graph or path)
         except Exception as error:  # OpenVINO raises RuntimeError and own exception types

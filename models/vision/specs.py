@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from models.runtime.network import Engine, Precision
+from models.runtime.network import Engine, Precision, read_network
 from models.vision.alignment import Alignment
 
 ColorOrder = Literal["RGB", "BGR"]
@@ -113,11 +113,11 @@ class RecognitionSpec:
     variants: tuple[Variant, ...] = ()
 
     def fingerprint(self) -> str:
-        """Return a hash of the main file and its preprocessing; embeddings compare only if it is equal.
+        """Return a hash of the network and its preprocessing; embeddings compare only if it is equal.
 
         Variants are excluded: they count as the same recognizer.
         """
-        digest = hashlib.sha256(self.path.read_bytes())
+        digest = hashlib.sha256(read_network(self.path))
         shape = [self.normalization.mean, self.normalization.std, self.normalization.color, self.alignment.size_px]
         digest.update(json.dumps([*shape, self.preprocessing_version]).encode())
         if not self.alignment.is_standard:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 from tqdm import tqdm
 
+from models.engines.selection import open_fp32
 from models.pack.loading import load_pack
 from models.pack.manifest import ModelPack
 from models.runtime.network import Float
@@ -91,10 +92,9 @@ def load_embedder(path: Path, normalized: bool = True) -> tuple[Embed, Alignment
         side = input_side_px(network)
         (output,) = network.run(np.zeros((1, 3, side, side), np.float32))
         spec = RecognitionSpec(path, None, standard, standard_alignment(side), output.size, preprocessing_version="")
-    else:
-        spec = load_pack(path).recognition
-        network = OnnxNetwork(spec.path)
-    return Recognizer(network, spec).embed, spec.alignment
+        return Recognizer(network, spec).embed, spec.alignment
+    spec = load_pack(path).recognition
+    return Recognizer(open_fp32(spec.path), spec).embed, spec.alignment
 
 
 def embed_batch(embed: Embed, crops: Crops, flip: bool = False) -> Float:
@@ -185,7 +185,7 @@ class Embedder:
 
     def __init__(self, pack: ModelPack, min_score: float = 0.5) -> None:
         self.detector = Detector(OnnxNetwork(pack.detection.path), pack.detection, min_score)
-        self.recognizer = Recognizer(OnnxNetwork(pack.recognition.path), pack.recognition)
+        self.recognizer = Recognizer(open_fp32(pack.recognition.path), pack.recognition)
 
     def embed(self, files: Sequence[Path]) -> tuple[Float, NDArray[np.bool_]]:
         """Embed the central face of each photo.

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.engines.selection import open_fp32
 from models.errors import ModelError
 from models.pack.loading import load_pack
+from models.runtime.network import Network
 from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import CROP_SIZE_PX, Alignment, realign_crops, standard_alignment
 from models.vision.pixels import to_planes
@@ -47,7 +49,7 @@ def load_teacher(path: Path) -> Teacher:
             network = OnnxNetwork(path)
             return _onnx_teacher(network, Normalization(127.5, 127.5), standard_alignment(input_side_px(network)))
         spec = load_pack(path).recognition
-        return _onnx_teacher(OnnxNetwork(spec.path), spec.normalization, spec.alignment)
+        return _onnx_teacher(open_fp32(spec.path), spec.normalization, spec.alignment)
     except ModelError as error:
         raise ConfigError(f"distill.teacher {path}: {error}") from error
 
@@ -68,7 +70,7 @@ def _torch_teacher(backbone: nn.Module, side_px: int) -> Teacher:
     return embed
 
 
-def _onnx_teacher(network: OnnxNetwork, normalization: Normalization, alignment: Alignment) -> Teacher:
+def _onnx_teacher(network: Network, normalization: Normalization, alignment: Alignment) -> Teacher:
     @torch.no_grad()
     def embed(images_BCHW: Tensor) -> Tensor:
         crops = realign_crops(_to_uint8(images_BCHW), alignment)

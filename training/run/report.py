@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from models.engines.selection import open_fp32
 from models.pack.manifest import ModelPack
 from models.risk.search_rates import search_gallery
-from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import standard_alignment
 from models.vision.detection import DEFAULT_MIN_SCORE
 from models.vision.recognition import Recognizer
@@ -66,7 +66,7 @@ def write_pack_report(
     crops = load_lfw_crops(
         lfw, pack.detection, cache_dir, min_score=DEFAULT_MIN_SCORE, alignment=pack.recognition.alignment
     )
-    recognizer = Recognizer(OnnxNetwork(pack.recognition.path), pack.recognition)
+    recognizer = Recognizer(open_fp32(pack.recognition.path), pack.recognition)
     evidence = collect_lfw_results(recognizer.embed, crops)
     write_report(path, f"{pack.display_name} ({pack.model_id})", lfw=evidence, people=people)
 

@@ -17,18 +17,22 @@ from models.engines import selection
 from models.engines.selection import (
     EngineChoice,
     EnginePreference,
+    GpuPreference,
     PrecisionsByEngine,
     available_precisions,
     choose_engine,
+    open_fp32,
     open_network,
+    open_networks,
 )
 from models.errors import PackError, RuntimeUnavailableError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import MANIFEST_FILE
 from models.runtime.network import Engine, Float, Precision
 from models.runtime.openvino_network import OpenVinoNetwork
+from models.vision.recognition import Recognizer
 from models.vision.specs import RecognitionSpec, Variant
-from tests.packs import pack_with_int8
+from tests.packs import pack_in_openvinos_format, pack_with_int8
 
 BOTH: PrecisionsByEngine = {"openvino": {"fp32", "bf16", "int8"}, "onnxruntime": {"fp32", "int8"}}
 OLD: PrecisionsByEngine = {"openvino": {"fp32"}, "onnxruntime": {"fp32"}}
@@ -178,6 +182,51 @@ def test_variants_load_and_keep_the_fingerprint(varied: tuple[Path, dict[str, An
 def test_malformed_variant_figures_are_ignored(measured: dict[str, Any]) -> None:
     (variant,) = spec({"int8": 0.05}).variants
     assert replace(variant, measured=measured).gallery_impact("openvino") is None
+
+
+def test_a_recognizer_in_openvinos_format_is_served_by_openvino_alone(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack, original = load_pack(pack_in_openvinos_format(tmp_path / "pack")), load_pack(BUNDLED_PACK).recognition
+    network = open_network(pack.recognition, EnginePreference(precision="fp32"))
+    assert network.engine == "openvino"
+    crops = rng.integers(0, 256, (3, 112, 112, 3), np.uint8)
+    expected = Recognizer(open_fp32(original.path), original).embed(crops)
+    for found in (network, open_fp32(pack.recognition.path)):
+        cosines = (Recognizer(found, pack.recognition).embed(crops) * expected).sum(axis=1)
+        assert cosines.min() > 0.9999
+    without: PrecisionsByEngine = {"onnxruntime": {"fp32"}}
+    for preference, available in (
+        (EnginePreference(engine="onnxruntime"), without),
+        (EnginePreference(), without),
+        (EnginePreference(provider="CPUExecutionProvider"), OLD),
+    ):
+        with pytest.raises(RuntimeUnavailableError, match=r"only OpenVINO runs recognizer\.xml"):
+            choose_engine(pack.recognition, preference, available)
+    monkeypatch.setattr(selection, "diagnose_cuda", lambda: None)
+    monkeypatch.setattr(selection, "visible_gpus", lambda: ["NVIDIA H200"])
+    opened = open_networks(pack.recognition, EnginePreference(gpu=GpuPreference(device="gpu")))
+    assert "recognizer.xml: is in OpenVINO's format, which only OpenVINO runs, on CPUs" in str(opened.gpu_error)
+    monkeypatch.setattr(selection, "OpenVinoNetwork", FailingOpenVinoNetwork)
+    with pytest.raises(RuntimeUnavailableError, match="OpenVINO cannot run it"):
+        open_network(pack.recognition, EnginePreference())
+
+
+def test_the_weights_of_openvinos_format_count_as_the_recognizer(tmp_path: Path) -> None:
+    directory = pack_in_openvinos_format(tmp_path / "pack")
+    pack, weights = load_pack(directory), directory / "recognizer.bin"
+    pack.verify()
+    fingerprint, content = pack.recognition.fingerprint(), weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert pack.recognition.fingerprint() != fingerprint
+    with pytest.raises(PackError, match="the manifest says"):
+        pack.verify()
+    weights.write_bytes(content[: len(content) // 2])
+    with pytest.raises(PackError, match="cannot be opened by OpenVINO"):
+        open_network(pack.recognition, EnginePreference())
+    weights.unlink()
+    with pytest.raises(PackError, match=r"recognizer\.bin' does not exist in the pack"):
+        load_pack(directory)
 
 
 class FailingOpenVinoNetwork(OpenVinoNetwork):

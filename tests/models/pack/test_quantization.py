@@ -19,6 +19,7 @@ from models.pack.manifest import VARIANTS_FILE, ModelPack
 from models.pack.quantization import Int8Result, choose_fp32_layers, quantize_pack
 from models.vision.specs import NetworkSpec
 from service.cli.tools.demo import varied_samples
+from tests.packs import pack_in_openvinos_format
 
 LAYERS = tuple("abcdefgh")
 
@@ -44,6 +45,11 @@ def test_the_fewest_layers_stay_fp32(losses: dict[str, float], limit_s: float, k
         assert len(found) == len(kept)
     else:
         assert found == frozenset(kept)
+
+
+def test_a_recognizer_in_openvinos_format_is_not_quantized(tmp_path: Path) -> None:
+    with pytest.raises(PackError, match="INT8 files are made of ONNX files"):
+        quantize_pack(load_pack(pack_in_openvinos_format(tmp_path / "pack")), [])
 
 
 @pytest.fixture

@@ -6,14 +6,20 @@ import json
 import sys
 import tomllib
 from importlib.metadata import requires
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
+from models.engines import selection
+from models.engines.selection import EnginePreference, OpenedNetworks, open_networks
+from models.pack.loading import load_pack
+from models.vision.specs import DetectionSpec, NetworkSpec
 from service.cli.main import app
-from service.cli.tools.doctor import check_conflicts, check_gpu_runtime, diagnose, installed_versions
+from service.cli.tools.doctor import check_conflicts, check_gpu_runtime, check_gpus, diagnose, installed_versions
 from service.settings import load_settings
 from tests.conftest import ROOT
+from tests.packs import pack_in_openvinos_format
 
 GPU_PROVIDERS = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
@@ -53,6 +59,21 @@ def test_openvino_suffices_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) 
 def test_a_broken_pack_is_an_error(tmp_path: object) -> None:
     checks = diagnose(load_settings(pack=tmp_path))
     assert any(c.what == "pack" and c.verdict == "error" for c in checks)
+
+
+def test_a_recognizer_that_gpus_do_not_run_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "diagnose_cuda", lambda: None)
+    monkeypatch.setattr(selection, "visible_gpus", lambda: ["NVIDIA H200"])
+    settings = load_settings(device="gpu", engine=None)
+    monkeypatch.setattr("service.cli.tools.doctor.open_networks", without_detector)
+    *_, check = check_gpus(settings, [load_pack(pack_in_openvinos_format(tmp_path / "pack"))])
+    assert (check.what, check.verdict) == ("gpu", "error")
+    assert "recognizer.xml: is in OpenVINO's format, which only OpenVINO runs" in check.detail
+
+
+def without_detector(spec: NetworkSpec, wish: EnginePreference) -> OpenedNetworks:
+    """Open a recognizer; a detector would need a GPU."""
+    return OpenedNetworks([]) if isinstance(spec, DetectionSpec) else open_networks(spec, wish)
 
 
 def test_no_extra_installs_a_second_runtime() -> None:
