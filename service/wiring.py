@@ -102,16 +102,6 @@ async def open_backend(settings: Settings, metrics: Metrics) -> AsyncIterator[Ba
         )
 
 
-@asynccontextmanager
-async def open_faces(settings: Settings) -> AsyncIterator[Faces]:
-    """Open the detector and the recognizers alone, for commands that embed photos and use no database."""
-    async with AsyncExitStack() as stack:
-        networks = replace(_open_networks(settings), liveness=None)
-        threads = stack.enter_context(RequestThreads(max(4, BLOCKING_THREADS_PER_CORE * available_cores())))
-        devices = stack.enter_context(DevicePool(networks.devices))
-        yield await _open_faces(stack, settings, networks, devices, threads, Metrics())
-
-
 async def _open_faces(
     stack: AsyncExitStack,
     settings: Settings,

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -223,35 +223,6 @@ class _Merging:
     def _may_merge(self, row: int, other: int) -> bool:
         few, many = sorted((self._pictures[row], self._pictures[other]), key=len)
         return all(many.get(photo, picture) == picture for photo, picture in few.items())
-
-
-def keep_ids(groups: Sequence[Sequence[str]], before: Mapping[str, int], next_id: int) -> tuple[list[int], int]:
-    """Return the id of each group, and the next free id.
-
-    A group keeps the id that most of its faces had; if two groups want an id, the one with more of its faces gets it.
-    New ids are given in the order of ``groups``.
-
-    Args:
-        groups: names of the faces of each group.
-        before: former group id by face.
-        next_id: smallest id that was never given.
-    """
-    claims = sorted(
-        (-count, row, group)
-        for row, names in enumerate(groups)
-        for group, count in Counter(before[name] for name in names if name in before).items()
-    )
-    ids: dict[int, int] = {}
-    taken: set[int] = set()
-    for _, row, group in claims:
-        if row not in ids and group not in taken:
-            ids[row] = group
-            taken.add(group)
-    for row in range(len(groups)):
-        if row not in ids:
-            ids[row] = next_id
-            next_id += 1
-    return [ids[row] for row in range(len(groups))], next_id
 
 
 def mean_similarities(vectors: Float, rows: Sequence[int]) -> Floats:

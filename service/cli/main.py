@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from models.errors import ModelError
 from service.cli.commands import (
+    albums,
     audit,
     convert,
     enroll,
@@ -22,7 +23,6 @@ from service.cli.commands import (
     events,
     faces,
     galleries,
-    group,
     jobs,
     keys,
     master,
@@ -73,7 +73,8 @@ def _add_commands(panel: str, *commands: Callable[..., None]) -> None:
         app.command(rich_help_panel=panel)(command)
 
 
-_add_commands(USE, enroll.enroll, faces.identify, faces.verify, group.group, faces.detect, faces.embed)
+_add_commands(USE, enroll.enroll, faces.identify, faces.verify, faces.detect, faces.embed)
+app.add_typer(albums.app, name="album", rich_help_panel=MANAGE)
 app.add_typer(galleries.app, name="gallery", rich_help_panel=MANAGE)
 app.add_typer(subjects.app, name="subject", rich_help_panel=MANAGE)
 app.add_typer(subjects.template_app, name="template", rich_help_panel=MANAGE)

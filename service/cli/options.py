@@ -159,12 +159,9 @@ class RiskOptions:
 
 
 @dataclass(frozen=True)
-class EnrollmentOptions:
-    """Choice of face, checks to skip, and effort of face detection."""
+class CheckOptions:
+    """Checks of an enrollment to skip."""
 
-    largest_face: Annotated[
-        bool, typer.Option("--largest-face", help="Enroll the largest face if a photo shows several.")
-    ] = False
     allow_duplicate: Annotated[
         bool, typer.Option("--allow-duplicate", help="Accept faces that are enrolled as another subject.")
     ] = False
@@ -176,6 +173,19 @@ class EnrollmentOptions:
     ] = False
     allow_not_live: Annotated[
         bool, typer.Option("--allow-not-live", help="Accept faces that fail the gallery's liveness check.")
+    ] = False
+
+    def allowed(self) -> dict[str, bool]:
+        """Return which checks to skip."""
+        return {name: getattr(self, name) for name in CheckOptions.__dataclass_fields__}
+
+
+@dataclass(frozen=True)
+class EnrollmentOptions(CheckOptions):
+    """Choice of face, checks to skip, and effort of face detection."""
+
+    largest_face: Annotated[
+        bool, typer.Option("--largest-face", help="Enroll the largest face if a photo shows several.")
     ] = False
     detail: DetailOption = None
 

@@ -374,7 +374,7 @@ class TooManyAlbumsError(KithError):
 
 class AlbumTooLargeError(KithError):
     status, code, title = 413, "album_too_large", "The album has too many photos or faces"
-    remedy = "Upload the photos in parts, or group them with 'kith group', which has a larger limit."
+    remedy = "Upload the photos in parts."
 
 
 # Load and storage

@@ -1,4 +1,4 @@
-"""Grouping of an album's faces, of ``kith group`` and of albums on a server alike."""
+"""Grouping of an album's faces."""
 
 from __future__ import annotations
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -18,7 +16,7 @@ from rich.text import Text
 
 from models.vision.photo_files import is_photo, list_photos, printable_path, read_head, visible_subfolders
 from service.cli.commands.risk import misses_text
-from service.cli.connection import connect, read_settings
+from service.cli.connection import connect
 from service.cli.options import EnrollmentOptions, ServerOptions, check_file
 from service.cli.terminal import (
     EXIT_INTERRUPTED,
@@ -30,7 +28,6 @@ from service.cli.terminal import (
     progress_bar,
     remedy_lines,
 )
-from service.cli.tools.album_names import GROUPS, NAMES
 from service.core.atomic_files import atomic_write
 
 if TYPE_CHECKING:
@@ -79,7 +76,7 @@ def enroll(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Folder with a folder of photos per person; an album with names; or a zip, tar, tar.gz, tar.zst.",
+            help="Folder with a folder of photos per person; or a zip, tar, tar.gz, tar.zst.",
             exists=True,
         ),
     ],
@@ -99,8 +96,7 @@ def enroll(
     Run the command again to resume: each photo is enrolled once. Ctrl-C keeps what is done. Exit status 1 if a photo
     is refused."""
     check_file(report, "--report", ".csv", ".ndjson")
-    album = (source / GROUPS).is_file()
-    if source.is_dir() and not album and not visible_subfolders(source):
+    if source.is_dir() and not visible_subfolders(source):
         raise typer.BadParameter(
             f"{source} has no folder per person. Expected {source}/PERSON/PHOTO.", param_hint="SOURCE"
         )
@@ -111,11 +107,8 @@ def enroll(
         )
     result, options = EnrollmentReport(), {**enrollment.fields(), "names": names}
     try:
-        with ExitStack() as stack:
-            if album:
-                source, options["face"] = stack.enter_context(_people_of_album(source, result)), "largest"
-            kith = stack.enter_context(connect(server, "create"))
-            created = _create_if_missing(kith, gallery)
+        with connect(server, "create") as kith:
+            created = create_if_missing(kith, gallery)
             _BulkEnrollment(kith, gallery, options, result).run(source)
             if not result.interrupted:  # else others of a person's photos were not tried yet
                 result.without_photo = _without_photo(kith, gallery, result.people)
@@ -140,24 +133,6 @@ def enroll(
     server.answer(document, lambda: print_report(result, created), ok=result.interrupted or not refused)
     if result.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
-
-
-@contextmanager
-def _people_of_album(album: Path, report: EnrollmentReport) -> Iterator[Path]:
-    """Yield a temporary folder with a folder of faces per named person. Faces that cannot be cut are reported."""
-    from service.cli.tools.album_names import AlbumError, people_of, read_groups, read_names
-    from service.cli.tools.album_pictures import write_people
-
-    try:
-        people = people_of(read_groups(album) or {}, read_names(album))
-        if not people:
-            raise AlbumError(f"{album / NAMES} has no names. Write a line 'g1 = ada' for each group that you know")
-    except AlbumError as error:
-        raise typer.BadParameter(f"{error}.", param_hint="SOURCE") from error
-    with tempfile.TemporaryDirectory(dir=album, prefix="people-") as folder:
-        for photo, reason in write_people(people, Path(folder), read_settings()).items():
-            report.add(photo, "refused", reason, UNREADABLE)
-        yield Path(folder)
 
 
 class _BulkEnrollment:
@@ -222,7 +197,7 @@ class _BulkEnrollment:
             self._progress.update(self._task, completed=done_before + state.done_count, rate=rate)
 
         try:
-            stream = _ProgressStream(archive, self._progress, sending)
+            stream = ProgressStream(archive, self._progress, sending)
             job = self._kith.enroll_archive(self._gallery, stream, **self._options)
             self._progress.remove_task(sending)
             job = self._kith.wait_for(job.id, on_update=update)
@@ -268,7 +243,7 @@ class _BulkEnrollment:
                 report.add(name, "done", f"the largest of {item.face_count} faces" if several else "")
 
 
-class _ProgressStream:
+class ProgressStream:
     """Archive that advances a progress bar as it is sent. The bar restarts when a request is retried."""
 
     def __init__(self, archive: Archive, progress: Progress, task: TaskID) -> None:
@@ -289,7 +264,7 @@ class _PhotoOrByteColumn(MofNCompleteColumn):
         return DownloadColumn().render(task) if task.description == "sending" else super().render(task)
 
 
-def _create_if_missing(kith: Kith, name: str) -> str:
+def create_if_missing(kith: Kith, name: str) -> str:
     """Return a description of the new gallery; empty if it exists."""
     from kith import KithClientError
 

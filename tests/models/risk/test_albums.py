@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.pack.loading import BUNDLED_PACK, load_pack
-from models.risk.albums import AlbumRisk, Neighbors, group_faces, keep_ids, mean_similarities
+from models.risk.albums import AlbumRisk, Neighbors, group_faces, mean_similarities
 from models.risk.calibration import UNREACHABLE_SIMILARITY, Calibration, Floats, Ints, fit_tail, histogram
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
@@ -214,13 +214,3 @@ def test_neighbors_are_the_most_similar_others(count: int, copies: int) -> None:
     best = -np.sort(-similarities, 1)[:, :count]
     assert near.similarities == pytest.approx(best, abs=1e-5)
     assert not (near.rows == np.arange(len(vectors))[:, None]).any()
-
-
-def test_groups_keep_the_ids_of_most_of_their_faces() -> None:
-    before = {"a": 1, "b": 1, "c": 1, "d": 2, "e": 2}
-    assert keep_ids([["x"], ["a", "b", "new"], ["d", "e"]], before, 3) == ([3, 1, 2], 4)
-    # Two groups became one, and it has more of the second.
-    assert keep_ids([["a", "d", "e"]], before, 3) == ([2], 3)
-    # A group was split: the larger part keeps the id, and no id is given again.
-    assert keep_ids([["a"], ["b", "c"], ["d", "e"]], before, 7) == ([7, 1, 2], 8)
-    assert keep_ids([], before, 3) == ([], 3)

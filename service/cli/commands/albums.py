@@ -1,0 +1,179 @@
+"""``kith album``: unlabeled photos whose faces the server groups into people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.progress import MofNCompleteColumn, TextColumn
+
+from models.vision.photo_files import list_photos, printable_path
+from service.cli.commands.enroll import ProgressStream, create_if_missing
+from service.cli.commands.jobs import show_until_done
+from service.cli.connection import connect
+from service.cli.options import CheckOptions, CommandGroup, DetailOption, GalleryOption, ServerOptions, check_shares
+from service.cli.terminal import (
+    EXIT_INTERRUPTED,
+    count_of,
+    make_table,
+    print_first,
+    print_line,
+    print_note,
+    print_table,
+    progress_bar,
+    remedy_lines,
+    to_the_second,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kith.wire.albums import AlbumGroupOut, AlbumOut
+
+app = CommandGroup(help="Group photos without names into people, and enroll them.", no_args_is_help=True)
+LISTED_GROUPS: Final = 10
+SHOWN_PHOTOS: Final = 3
+AlbumId = Annotated[str, typer.Argument(metavar="ALBUM", help="Album id, from 'kith album list'.")]
+
+
+@app.command()
+def create(
+    photos: Annotated[
+        Path, typer.Argument(help="Folder of photos without names, at any depth.", exists=True, file_okay=False)
+    ],
+    gallery: Annotated[str, typer.Option("--gallery", "-g", help="Gallery, created if missing.")],
+    server: ServerOptions,
+    risk: Annotated[
+        float | None,
+        typer.Option(
+            callback=check_shares,
+            help="Accepted share of pairs of faces in one group that are two people. Default: 0.01.",
+        ),
+    ] = None,
+    detail: DetailOption = None,
+) -> None:
+    """Group the faces of photos without names into people.
+
+    Ctrl-C stops waiting, not the job: 'kith jobs watch ALBUM' resumes it. Exit status 1 if a photo is refused."""
+    from kith import KithClientError
+    from service.cli.tools.photo_folders import TarStream, photos_of
+
+    listed = list_photos(photos)
+    if not listed.photos:
+        raise typer.BadParameter(f"{photos} has no photos.", param_hint="PHOTOS")
+    archive = TarStream(photos_of(photos, listed))
+    with connect(server, "create") as kith:
+        created = create_if_missing(kith, gallery)
+        with progress_bar(MofNCompleteColumn(), TextColumn("{task.fields[rate]}")) as progress:
+            sending = progress.add_task("sending", total=archive.size, rate="")
+            job = kith.create_album(gallery, ProgressStream(archive, progress, sending), risk, detail=detail)
+            progress.remove_task(sending)
+            try:
+                job = show_until_done(kith, job.id, progress)
+            except KeyboardInterrupt:
+                print_note(f"The job goes on. Wait for it with 'kith jobs watch {job.id}'.")
+                raise typer.Exit(EXIT_INTERRUPTED) from None
+        if job.problem is not None:
+            raise KithClientError(job.problem.status, job.problem.model_dump(exclude_none=True))
+        refused = {printable_path(path): reason for path, reason in listed.unreadable.items()} | archive.unreadable
+        problems = [(item.item, item.problem) for item in kith.job_items(job.id, failed=True) if item.problem]
+        refused |= {name: f"{problem.code}: {problem.detail}" for name, problem in problems if name not in refused}
+        album, groups = kith.album(gallery, job.id), list(kith.album_groups(gallery, job.id, single=False))
+
+    def print_text() -> None:
+        print_first("Refused", [f"{name}: {reason}" for name, reason in refused.items()], ".")
+        for line in remedy_lines(problem.model_dump() for _, problem in problems):
+            print_line(line)
+        _print_album(album, groups[:LISTED_GROUPS])
+        if created:
+            print_line(created)
+        print_line(f"Next: see the faces in the console, or 'kith album show {album.id} -g {gallery}'; then")
+        print_line(f"  kith album enroll {album.id} g1=ada -g {gallery}")
+
+    server.answer(album.model_dump(mode="json") | {"refused": refused}, print_text, ok=not refused)
+
+
+@app.command("list")
+def list_albums(gallery: GalleryOption, server: ServerOptions) -> None:
+    """List the albums of a gallery, latest first. They are deleted after a week."""
+    with connect(server) as kith:
+        found = kith.albums(gallery)
+    server.answer_list(
+        found,
+        ("Album", "State", "Photos", "Faces", "Groups", "Single faces", "Expires (UTC)"),
+        lambda each: (
+            each.id,
+            each.state,
+            each.photo_count,
+            each.face_count,
+            each.group_count,
+            each.single_count,
+            to_the_second(each.expires_at),
+        ),
+        "No albums. 'kith album create FOLDER --gallery NAME' makes one.",
+    )
+
+
+@app.command()
+def show(album: AlbumId, gallery: GalleryOption, server: ServerOptions) -> None:
+    """Show the groups of an album, the largest first; with --json also single faces."""
+    with connect(server) as kith:
+        found, groups = kith.album(gallery, album), list(kith.album_groups(gallery, album))
+    document = found.model_dump(mode="json") | {"groups": [group.model_dump(mode="json") for group in groups]}
+    server.answer(document, lambda: _print_album(found, [group for group in groups if group.face_count > 1]))
+
+
+@app.command()
+def enroll(
+    album: AlbumId,
+    people: Annotated[
+        list[str], typer.Argument(metavar="GROUP=PERSON", help="Who the groups are, such as g1=ada g4=ada g2=bob.")
+    ],
+    gallery: GalleryOption,
+    checks: CheckOptions,
+    server: ServerOptions,
+) -> None:
+    """Name groups of an album, and enroll their faces, which leave the album.
+
+    Exit status 1 if a face is refused: it stays in its group."""
+    named = [[part.strip() for part in each.partition("=")[::2]] for each in people]
+    if not all(group and person for group, person in named):
+        raise typer.BadParameter("Expected GROUP=PERSON, such as g1=ada.", param_hint="GROUP=PERSON")
+    results = []
+    with connect(server) as kith:
+        for group, person in named:
+            kith.name_album_group(gallery, album, group, person)
+            enrolled, done = 0, kith.enroll_album_group(gallery, album, group, **checks.allowed())
+            while done.enrolled_count and done.remaining_count > len(done.refused):  # one request takes 500 faces
+                enrolled += done.enrolled_count
+                done = kith.enroll_album_group(gallery, album, group, **checks.allowed())
+            done.enrolled_count += enrolled
+            results.append({"group": group} | done.model_dump(mode="json"))
+    refused = [face["problem"] for result in results for face in result["refused"]]
+
+    def print_text() -> None:
+        for result in results:
+            count = count_of(result["enrolled_count"], "face")
+            print_line(f"{result['group']}: {count} enrolled as {result['subject']}, {len(result['refused'])} refused")
+        for line in remedy_lines(refused):
+            print_line(line)
+
+    server.answer(results, print_text, ok=not refused)
+
+
+def _print_album(album: AlbumOut, groups: Sequence[AlbumGroupOut]) -> None:
+    rows = (
+        (group.id, group.face_count, group.subject, ", ".join(face.photo for face in group.faces[:SHOWN_PHOTOS]))
+        for group in groups
+    )
+    if groups:
+        print_table(make_table("Group", "Faces", "Person", "Clearest faces in", rows=rows))
+    groups_found = f"{count_of(album.group_count, 'group')}, {count_of(album.single_count, 'single face')}"
+    photos = f"{count_of(album.photo_count, 'photo')}, {count_of(album.face_count, 'face')}"
+    print_line(f"{photos}: {groups_found}")
+    if album.threshold is not None:
+        print_line(
+            f"Risk: about {album.risk:.2%} of the pairs of faces in one group may be two people "
+            f"(similarity {album.threshold:.3f})"
+        )
