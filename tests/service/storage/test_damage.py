@@ -21,7 +21,7 @@ from service.security.sealing import vector_purpose
 from service.settings import load_settings
 from service.storage.damage import SEALED, damage
 from service.storage.db.engine import Database
-from service.storage.db.tables import answers, data_keys, metadata, secrets, subjects, vectors, webhooks
+from service.storage.db.tables import data_keys, metadata, secrets, subjects, vectors, webhooks
 from service.storage.repositories.store import Store
 from tests.databases import TEXT, engine_of, open_database
 from tests.faults.workers import Node
@@ -46,8 +46,8 @@ def alter(url: str, *statements: str | sa.Executable) -> None:
 
 
 def test_every_sealed_column_is_known() -> None:
-    """Those of other keys: the service's own secrets open webhooks and answers, and the master key opens keys."""
-    others = {webhooks.c.sealed, answers.c.sealed, data_keys.c.wrapped, secrets.c.wrapped}
+    """Those of other keys: the service's own secrets open webhooks, and the master key opens keys."""
+    others = {webhooks.c.sealed, data_keys.c.wrapped, secrets.c.wrapped}
     binary = [each for table in metadata.sorted_tables for each in table.c if isinstance(each.type, sa.LargeBinary)]
     assert {*map(str, binary)} == {*map(str, SEALED), *map(str, others)}
 
