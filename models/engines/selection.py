@@ -286,8 +286,8 @@ def choose_engine(spec: NetworkSpec, preference: EnginePreference, available: Pr
     if is_ir(spec.path):
         if "openvino" not in available or preference.provider is not None:
             raise RuntimeUnavailableError(
-                f"only OpenVINO runs {spec.path.name}: install it with the 'cpu' extra and let KITH_ENGINE and "
-                "KITH_PROVIDER be, or choose another pack"
+                f"only OpenVINO runs {spec.path.name}: install it with the 'cpu' extra and unset KITH_RUNTIME, or "
+                "choose another pack"
             )
         available = {"openvino": available["openvino"]}
     default: Engine = "onnxruntime" if preference.provider is not None else next(iter(available))

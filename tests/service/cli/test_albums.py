@@ -25,7 +25,7 @@ from service.cli.tools.demo import alter
 from tests.commands import run_kith
 from tests.conftest import ROOT
 
-ENVIRONMENT = {"KITH_LOG_LEVEL": "WARNING", "KITH_ENGINE": "onnxruntime"}
+ENVIRONMENT = {"KITH_LOG_LEVEL": "WARNING", "KITH_RUNTIME": "onnxruntime"}
 
 
 @pytest.fixture(scope="module")

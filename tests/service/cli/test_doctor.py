@@ -64,7 +64,7 @@ def test_a_broken_pack_is_an_error(tmp_path: object) -> None:
 def test_a_recognizer_that_gpus_do_not_run_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "diagnose_cuda", lambda: None)
     monkeypatch.setattr(selection, "visible_gpus", lambda: ["NVIDIA H200"])
-    settings = load_settings(device="gpu", engine=None)
+    settings = load_settings(device="gpu", runtime=None)
     monkeypatch.setattr("service.cli.tools.doctor.open_networks", without_detector)
     *_, check = check_gpus(settings, [load_pack(pack_in_openvinos_format(tmp_path / "pack"))])
     assert (check.what, check.verdict) == ("gpu", "error")
