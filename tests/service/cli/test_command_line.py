@@ -249,7 +249,6 @@ def test_questions_need_an_answer_or_an_option(run: Program, kith: Kith, gallery
 def test_local_commands_do_not_create_a_database(run: Program, program: Path, tmp_path: Path) -> None:
     for command in (
         ("backup", "b.kith"),
-        ("gallery", "check"),
         ("audit", "verify"),
         ("audit", "export", "a.ndjson"),
         ("erasures", "save", "e.json"),

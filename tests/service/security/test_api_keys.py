@@ -14,7 +14,7 @@ def key(**given: object) -> tuple[ApiKey, str]:
     key_id, token = new_token()
     fields = {"expires_at": None, "revoked_at": None} | given
     rights = Rights(frozenset({"read"}), frozenset({"a"}))
-    return ApiKey(key_id, digest(token, SECRET), "k", rights, None, None, NOW, **fields), token  # type: ignore[arg-type]
+    return ApiKey(key_id, digest(token, SECRET), "k", rights, NOW, **fields), token  # type: ignore[arg-type]
 
 
 def test_a_keyring_accepts_only_its_tokens() -> None:
