@@ -97,7 +97,7 @@ async def get_status(backend: BackendDep) -> StatusOut:
         model=backend.faces.recognizers.default.pack.model_id,
         started_at=datetime.fromtimestamp(began, UTC),
         uptime_s=time.time() - began,
-        ready=sample.ready,
+        ready=sample.ready and await backend.operations.readiness.holds(),  # a sample may be some seconds old
         master_key=await asyncio.to_thread(to_master_key_out, backend.galleries.store.database.vault.master),
         request_count=backend.operations.metrics.in_progress,
         queues=[_queue(batcher) for batcher in backend.faces.networks],

@@ -266,7 +266,7 @@ def test_local_commands_do_not_create_a_database(run: Program, program: Path, tm
     local("gallery", "create", "staff")
     run("master", "show")
     assert f"This command ignores KITH_URL and uses the local database: {tmp_path}" in run.stderr
-    run("gallery", "check")
+    run("audit", "verify")
     assert str(tmp_path) in run.stderr
 
 

@@ -54,7 +54,7 @@ TEXTS = {
     "NDJSON": [MARGAY],
     "idempotency key": ["idem-narwhal-0017"],
 }
-IN_CLEAR = {"name", "id", "key", "tag", "metadata", "item", "NDJSON", "vector", "photo", "crop"}
+IN_CLEAR = {"name", "id", "tag", "metadata", "item", "NDJSON", "vector", "photo", "crop"}
 """Secrets that an unencrypted service leaves. Idempotency keys and API keys are stored only as hashes."""
 
 
