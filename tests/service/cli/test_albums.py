@@ -124,7 +124,7 @@ def test_named_groups_are_enrolled_and_recognized(photos: Path, server: str, kit
 def test_an_interrupted_album_is_resumed_by_its_job(photos: Path, tmp_path: Path) -> None:
     """Ctrl-C ends the command and its service; the next service on the database goes on with the job."""
     command = [sys.executable, "-m", "service.cli.main", "album", "create", str(photos), "-g", "g", "--detail", "high"]
-    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT), "KITH_THREADS": "1"}
+    environment = ENVIRONMENT | {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "KITH_THREADS": "1"}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None and not running_jobs(tmp_path / "data" / "kith.db"):
             time.sleep(0.01)
@@ -132,6 +132,7 @@ def test_an_interrupted_album_is_resumed_by_its_job(photos: Path, tmp_path: Path
         process.send_signal(signal.SIGINT)
     assert process.returncode in (0, 130)
     done = run_kith("jobs", "list", "--json", cwd=tmp_path, environment=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
     (job,) = json.loads(done.stdout)
     watched = run_kith("jobs", "watch", job["id"], cwd=tmp_path, environment=ENVIRONMENT)
     assert watched.returncode == 0, watched.stdout + watched.stderr
@@ -158,7 +159,7 @@ def test_unusable_files_are_refused_with_their_reason(photos: Path, tmp_path: Pa
     (tmp_path / "photos" / "notes.txt").write_text("notes")
     made = album("create", "photos", "-g", "g", cwd=tmp_path, status=1)
     assert {name.rpartition("/")[2]: reason.partition(":")[0] for name, reason in made["refused"].items()} == {
-        "gone.jpg": "No such file or directory",
+        "gone.jpg": "not a file, or a link to a missing file",
         "text.jpg": "image_format",
     }
     assert made["group_count"] == 2
