@@ -187,7 +187,7 @@ def test_what_was_created_before_the_network_broke_is_created_once(visit: Opener
     dialog.get_by_role("button", name="Create").click()
     expect(dialog.get_by_text("The service does not answer")).to_be_visible()
     dialog.get_by_role("button", name="Create").click()
-    expect(dialog.get_by_text("exists")).to_be_visible()
+    expect(dialog.get_by_text("The gallery already exists")).to_be_visible()
     assert len(sent) == 2
     with Kith(service) as kith:
         assert kith.gallery_names() == {"family"}
