@@ -27,6 +27,7 @@ from models.vision.photo_files import HEAD_BYTES, TIFF_SIGNATURES, photo_format
 from service.core.photo_errors import ImageDamagedError, ImageError, ImageFormatError, ImageTooLargeError
 from service.inference.decoding import decode_with_pillow, open_image, read_orientation, translated_errors
 from service.inference.rgb_conversion import GrayLevels, to_rgb
+from service.security.process_memory import protect_memory
 
 FORMATS: Final = ("BMP", "TIFF", "GIF", "AVIF")
 """Formats read with Pillow. HEIC is read with libheif."""
@@ -43,6 +44,7 @@ Pixels = NDArray[np.uint8]
 
 def main() -> None:
     """Answer requests until the parent closes its end of the connection."""
+    protect_memory()  # a crash must not write the photo to a core dump
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal and systemd send them to all processes of a server
         signal.signal(number, signal.SIG_IGN)
     connection, pixels_file = Connection(int(sys.argv[1])), int(sys.argv[2])
@@ -84,7 +86,7 @@ def _answer(payload: bytes, shared: mmap.mmap | None) -> dict[str, Any]:
         if shared is None:
             width, height = _HeifPhoto(payload).size if is_heic else _open(payload).size
             return {"width": width, "height": height}
-        pixels, turns = _decode_heic(payload) if is_heic else _decode_with_pillow(payload)
+        pixels, turns = _decode_heic(payload) if is_heic else _read_with_pillow(payload)
         height, width = pixels.shape[:2]
         if pixels.nbytes > len(shared):
             raise ImageTooLargeError(f"the photo has {width} x {height} pixels")
@@ -104,7 +106,7 @@ def _open(payload: bytes) -> Image.Image:
         ) from error
 
 
-def _decode_with_pillow(payload: bytes) -> tuple[Pixels, int]:
+def _read_with_pillow(payload: bytes) -> tuple[Pixels, int]:
     """Return pixels and the counterclockwise quarter turns that make them upright."""
     with _open(payload) as image:
         image.load()  # EXIF may follow the pixels, and Pillow applies the orientation of TIFF

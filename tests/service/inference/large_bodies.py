@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -105,10 +106,10 @@ def measure_decoding(small: bytes, large: bytes) -> tuple[int, int, int]:
 
 
 def family_bytes(pid: int) -> int:
-    """Return the memory of a process and its children in bytes, with their shares of what they have in common."""
+    """Return the memory of a process and its children in bytes, without code and other files."""
     children = [child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
-    shares = (Path(f"/proc/{each}/smaps_rollup").read_text() for each in (pid, *children))
-    return sum(int(share.split("Pss:")[1].split()[0]) * 1024 for share in shares)
+    memory = "".join(Path(f"/proc/{each}/status").read_text() for each in (pid, *children))
+    return sum(int(kilobytes) * 1024 for kilobytes in re.findall(r"(?:RssAnon|RssShmem):\s+(\d+)", memory))
 
 
 class PeakWatch:
