@@ -79,7 +79,9 @@ QUEUE_SIZE: Final = 64
 METRICS_GALLERIES: Final = 100
 """Maximum number of galleries with their own series in /metrics; the others are counted together."""
 DECODE_MEMORY_SHARE: Final = 0.25
-"""Share of the memory limit for decoding photos. Networks, bodies and indexes need the rest."""
+"""Largest share of the memory limit for decoding photos. Networks, bodies and indexes need the rest."""
+DECODE_BYTES_PER_CORE: Final = 400_000_000
+"""Memory for decoding photos for each core, which decodes one photo at a time: 48 MP of PNG or WebP fit in it."""
 log = logging.getLogger(__name__)
 
 
@@ -143,7 +145,7 @@ async def _open_faces(
         judging = Batcher("liveness", devices, run, networks.liveness.photo_batch_sizes, max_faces, metrics=metrics)
         judge = LivenessJudge(networks.pack.liveness, used[0], await stack.enter_async_context(judging))
         by_batcher[judge.batcher] = judge.network
-    decode_memory = int(DECODE_MEMORY_SHARE * memory_limit_bytes())
+    decode_memory = min(int(DECODE_MEMORY_SHARE * memory_limit_bytes()), DECODE_BYTES_PER_CORE * available_cores())
     log.info("photos are decoded in at most %d MB", decode_memory // 1_000_000)
     limits = ImageLimits(settings.max_image_bytes, settings.max_image_pixels)
     decoder = PhotoDecoder(limits, min(threads.count, MAX_DECODER_PROCESSES))
