@@ -27,13 +27,13 @@ async def inspect_gallery(backend: Backend, gallery: Gallery) -> HygieneReport:
         current = store.galleries.get(gallery.name)
         if (current.pk, current.fingerprint) != (gallery.pk, gallery.fingerprint):
             raise GalleryMovedError(f"gallery {gallery.name!r} was replaced or moved to another recognizer meanwhile")
-        report = store.cache.findings(current)
+        report = store.cache.findings.get(current, [None]).get(None)
         if report is None:
             report = find_problems(store.changes.snapshot(current), calibration)
-            store.cache.add_findings(current, report)
+            store.cache.findings.put(current, {None: report})
         return report
 
-    report = store.cache.findings(gallery)
+    report = store.cache.findings.get(gallery, [None]).get(None)
     if report is None:
         report = await backend.jobs.heavy.run(("hygiene", gallery.pk, gallery.fingerprint), inspect)
     return report

@@ -230,12 +230,10 @@ def _read_subject(backend: Backend, gallery: Gallery, subject_id: str) -> Enroll
 
 def _subject_faces(store: Store, gallery: Gallery, subject_id: str) -> SubjectFaces:
     """Return what is stored of a subject, without a query if nothing was written since it was read."""
-    page = store.cache.page_of(gallery)
-    if page is not None and (cached := page.faces.get(subject_id)) is not None:
-        return cached
+    if cached := store.cache.faces.get(gallery, [subject_id]):
+        return cached[subject_id]
     vectors, qualities = store.templates.vectors(gallery, subject_id)
     decoys = store.decoys.of_subject(gallery, subject_id) if gallery.has_decoys else None
     faces = SubjectFaces(vectors, qualities, decoys)
-    if page is not None:
-        store.cache.add_faces(page, subject_id, faces)
+    store.cache.faces.put(gallery, {subject_id: faces})
     return faces

@@ -107,7 +107,7 @@ def record_entries(
     events: dict[int, tuple[Gallery, list[Event]]] = {}
     for gallery, new in reported:
         events.setdefault(gallery.pk, (gallery, []))[1].extend(new)
-    with database.write(CONFLICT) as connection:
+    with database.write(CONFLICT, uncached=True) as connection:
         for chain in sorted(by_chain.keys() | events.keys()):
             if chain in events:
                 publish(database.vault, connection, *events[chain])

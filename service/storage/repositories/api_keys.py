@@ -147,7 +147,7 @@ class KeyStore:
 
     def record_usage(self, at: Mapping[str, datetime]) -> None:
         """Store the last use of keys by id."""
-        with self._database.write(_CONFLICT) as connection:
+        with self._database.write(_CONFLICT, uncached=True) as connection:
             for key_id, when in sorted(at.items()):  # one lock order for all writers: no deadlock
                 earlier = api_keys.c.used_at.is_(None) | (api_keys.c.used_at < when)
                 connection.execute(api_keys.update().where(api_keys.c.id == key_id, earlier).values(used_at=when))

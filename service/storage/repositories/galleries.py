@@ -76,16 +76,15 @@ class GalleryStore:
             return cached
         # Read the file's version first: any later write changes it.
         file_version = self._database.file_version()
-        page = self._cache.page(name)
-        if page is not None:
+        before, _ = self._cache.gallery(name) or (None, None)
+        if before is not None:
             now = self._database.first(VERSION, {"gallery": name})
-            known = (page.gallery.pk, page.gallery.version, page.gallery.webhooks)
-            if now is not None and tuple(now) == known:
-                self._cache.put(page.gallery, file_version)
-                return page.gallery
+            if now is not None and tuple(now) == (before.pk, before.version, before.webhooks):
+                self._cache.put(before, file_version)
+                return before
         row = self._database.first(GALLERY, {"gallery": name})
-        if page is not None and (row is None or row.pk != page.gallery.pk):
-            self._database.vault.evict(page.gallery.pk)  # another process deleted it
+        if before is not None and (row is None or row.pk != before.pk):
+            self._database.vault.evict(before.pk)  # another process deleted it
         if row is None:
             self._cache.evict(name)
             raise GalleryNotFoundError(f"there is no gallery {name!r}")
@@ -103,20 +102,18 @@ class GalleryStore:
 
     def get_cached(self, name: str) -> Gallery | None:
         """Return the cached gallery, in microseconds, if the database file did not change since it was read."""
-        page = self._cache.page(name)
-        if page is None or page.file_version is None or page.file_version != self._database.file_version(wait=False):
+        gallery, file_version = self._cache.gallery(name) or (None, None)
+        if file_version is None or file_version != self._database.file_version(wait=False):
             return None
-        return page.gallery
+        return gallery
 
     def evict_changed(self) -> None:
         """Evict galleries that changed, including names that another process erased, and keys of deleted galleries."""
-        cached = {gallery.name: (gallery.pk, gallery.version) for gallery in self._cache.galleries()}
-        query = sa.select(galleries.c.name, galleries.c.pk, galleries.c.version).where(galleries.c.name.in_(cached))
+        query = sa.select(galleries.c.name, galleries.c.version).where(galleries.c.name.in_(self._cache.names_cached()))
         with self._database.read() as connection:
             self._database.vault.evict_deleted(connection)
-            now = {row.name: (row.pk, row.version) for row in connection.execute(query)}
-        for name in [name for name, version in cached.items() if now.get(name) != version]:
-            self._cache.evict(name)
+            now = {row.name: row.version for row in connection.execute(query)}
+        self._cache.evict_all_but(lambda name, version: now.get(name) == version)
 
     def list_page(self, after: str | None, limit: int, among: Collection[str] | None = None) -> list[Gallery]:
         """Return galleries by name: at most ``limit`` after the name ``after``, optionally only names in ``among``."""

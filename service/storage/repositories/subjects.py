@@ -134,24 +134,20 @@ class SubjectStore:
 
     def names(self, gallery: Gallery, pks: Collection[int]) -> dict[int, SubjectLabel]:
         """Return ids and names by row key, as of ``gallery``'s version or later, without deleted subjects."""
-        page = self._cache.page_of(gallery)
-        names = {} if page is None else page.names
-        cached = {pk: names[pk] for pk in pks if pk in names}
+        cached = self._cache.names.get(gallery, pks)
         if len(cached) == len(pks):
             return cached
         query = SEALED_NAMES.where(subjects.c.pk.in_([pk for pk in pks if pk not in cached]))
         with self._database.read() as connection:
             opened = ((row.pk, open_subject(gallery.seal, row.sealed)) for row in connection.execute(query))
             read = {pk: SubjectLabel(about.id, about.name) for pk, about in opened}
-        if page is not None:
-            self._cache.add_names(page, read)
+        self._cache.names.put(gallery, read)
         return cached | read
 
     def cached_names(self, gallery: Gallery, pks: Collection[int]) -> dict[int, SubjectLabel] | None:
         """Return :meth:`names` if all of them are cached."""
-        page = self._cache.page_of(gallery)
-        names = {} if page is None else page.names
-        return {pk: names[pk] for pk in pks} if all(pk in names for pk in pks) else None
+        cached = self._cache.names.get(gallery, pks)
+        return cached if len(cached) == len(set(pks)) else None
 
     def matching_pks(self, gallery: Gallery, chosen: SubjectFilter) -> NDArray[np.int64]:
         """Return the (n,) ascending row keys of the subjects that pass the filter."""

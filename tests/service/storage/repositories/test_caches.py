@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -30,11 +31,14 @@ from service.risk.evidence import impostor_evidence
 from service.security.sealing import Seal, new_key
 from service.server import embedded
 from service.settings import load_settings
+from service.storage.audit.log import Entry, record_entries
+from service.storage.repositories import read_cache
+from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.job_records import Job
 from service.storage.repositories.jobs import JobStore
-from service.storage.repositories.read_cache import ReadCache, SubjectFaces
+from service.storage.repositories.read_cache import ReadCache, SubjectFaces, VersionedCache
 from service.storage.repositories.store import Store
 from tests.databases import TEXT, open_database
 from tests.faults.workers import Worker
@@ -289,49 +293,102 @@ def test_sqlite_is_a_file(path: str) -> None:
         open_database(f"sqlite:///{path}")
 
 
-def test_names_are_of_one_version() -> None:
+def some_galleries(count: int) -> list[Gallery]:
+    settings, at = GallerySettings(), datetime.now(UTC)
+    return [Gallery(i, f"g{i}", "f", DIMENSION, settings, at, Seal(new_key()), version=i) for i in range(count)]
+
+
+def test_values_are_of_one_version_and_bounded() -> None:
+    cached = VersionedCache[int, SubjectLabel](10)
+    old, other = some_galleries(2)
+    new = replace(old, version=7)
+    cached.put(old, {1: SubjectLabel("ada", "by her old name")})
+    assert cached.get(old, [1, 2]) == {1: SubjectLabel("ada", "by her old name")}
+    assert not cached.get(new, [1]) and not cached.get(other, [1])
+    for pk in range(30):
+        cached.put(new, {pk: SubjectLabel(f"s{pk}", None)})
+    assert len(cached) == 10 and not cached.get(old, [1])
+    assert sorted(cached.get(new, range(30))) == list(range(20, 30))
+    cached.put(old, {1: SubjectLabel("ada", None)})
+    cached.keep(lambda name, version: (name, version) == (old.name, old.version))
+    assert len(cached) == 1 and cached.get(old, [1])
+
+
+def test_the_cache_of_galleries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_cache, "MAX_GALLERIES", 3)
     kept = ReadCache()
-    old = Gallery(1, "g", "f" * 32, DIMENSION, GallerySettings(), datetime.now(UTC), Seal(new_key()), version=5)
-    new = replace(old, version=4)
-    kept.put(old, 1)
-    read_for_old = kept.page("g")
-    kept.put(new, 2)
-    assert read_for_old is not None
-    kept.add_names(read_for_old, {1: SubjectLabel("ada", "by her old name")})
-    page = kept.page_of(new)
-    assert page is not None and (page.gallery, page.file_version, page.names) == (new, 2, {})
-    assert kept.page_of(old) is None and kept.page_of(replace(new, pk=2)) is None
-
-
-def test_the_cache_is_bounded() -> None:
-    kept = ReadCache(max_galleries=3, max_names=10)
-    made = [
-        Gallery(i, f"g{i}", "f", DIMENSION, GallerySettings(), datetime.now(UTC), Seal(new_key())) for i in range(5)
-    ]
+    made = some_galleries(5)
     for gallery in made:
         kept.put(gallery, 1)
-        page = kept.page(gallery.name)
-        assert page is not None
-        kept.add_names(page, {pk: SubjectLabel(f"s{pk}", None) for pk in range(4)})
-    pages = [kept.page(f"g{i}") for i in range(5)]
-    assert [None if page is None else len(page.names) for page in pages] == [None, None, 0, 4, 4]
-    # More than all may have go at once, and the gallery stays.
-    last = pages[-1]
-    assert last is not None
-    kept.add_names(last, {pk: SubjectLabel(f"s{pk}", None) for pk in range(10, 20)})
-    assert sorted(last.names) == list(range(10, 20))
-    kept.add_names(last, {pk: SubjectLabel(f"s{pk}", None) for pk in range(11)})
-    assert not last.names and kept.page("g4") is last and kept.page("g3") is pages[3]
+    assert [kept.gallery(each.name) for each in made] == [None, None, *((each, 1) for each in made[2:])]
+    kept.names.put(made[3], {1: SubjectLabel("ada", None)})
+    kept.evict("g3")
+    assert kept.gallery("g3") is None and not len(kept.names) and kept.gallery("g4") == (made[4], 1)
+
+
+def test_the_services_own_audit_lines_empty_no_cache(tmp_path: Path, rng: np.random.Generator) -> None:
+    with process(f"sqlite:///{tmp_path / 'kith.db'}") as one:
+        probe, keys = filled(one.store, "g", rng)[0].vector, KeyStore(one.database)
+        url, line = one.database.engine.url.render_as_string(), Entry("identified", None)
+        found, _ = one.search("g", probe), keys.ring()
+
+        def look() -> int:
+            """Return how many statements the keys and a search take."""
+            assert one.search("g", probe) == found
+            return one.statements_of(lambda: (keys.ring(), one.search("g", probe)))
+
+        assert look() == 0
+        for _ in range(3):
+            record_entries(one.database, [line])
+            assert keys.cached_ring() is not None and one.statements_of(lambda: one.search("g", probe)) == 0
+        with process(url) as two:
+            # Each change of another process is noticed, also one between two audit lines, or right after one.
+            two.store.subjects.put(two.store.galleries.get("g"), "s0", "Ada", {}, [])
+            record_entries(one.database, [line])
+            assert keys.cached_ring() is None
+            assert one.search("g", probe)[0].name == "Ada"
+            record_entries(one.database, [line])
+            two.store.subjects.put(two.store.galleries.get("g"), "s0", "Bea", {}, [])
+            assert one.search("g", probe)[0].name == "Bea"
+
+
+def test_a_search_after_an_audit_line_reads_neither_keys_nor_gallery(tmp_path: Path, rng: np.random.Generator) -> None:
+    """At a door's pace each search finds the line of the one before in the database."""
+    (vector,) = [template.vector.tolist() for template in some(rng, 1, BUNDLED_DIMENSION)]
+    with (
+        embedded(load_settings(data_dir=tmp_path, log_level="ERROR")) as url,
+        Kith(url) as kith,
+        closing(sqlite3.connect(tmp_path / "kith.db")) as file,
+    ):
+        kith.create_gallery("g", risk={"threshold": 0.5})
+        kith.enroll("g", "ada", embeddings=[vector], allow_duplicate=True)
+
+        def lines() -> int:
+            return int(file.execute("SELECT count(*) FROM audit").fetchone()[0])
+
+        def statements_of_a_search() -> list[str]:
+            before = lines()
+            with counted(of_keys=True) as statements:
+                kith.identify("g", embeddings=[vector])
+            deadline = time.monotonic() + 10
+            while lines() == before:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            return statements
+
+        assert any(not statements_of_a_search() for _ in range(20))  # evidence is stored meanwhile
+        # A search that arrives within microseconds of a commit reads again.
+        assert sum(bool(statements_of_a_search()) for _ in range(10)) <= 2
 
 
 @contextmanager
-def counted() -> Iterator[list[str]]:
-    """SQL statements of requests, without those that check keys after a write."""
+def counted(of_keys: bool = False) -> Iterator[list[str]]:
+    """SQL statements of requests, without those that check keys after a write unless ``of_keys``."""
     seen = list[str]()
 
     def note(_connection: object, _cursor: object, statement: str, *_others: object) -> None:
         is_of_request = threading.current_thread().name.startswith(("blocking", "kith-server"))
-        if is_of_request and not re.search("api_key|FROM secrets|BEGIN", statement):
+        if is_of_request and (of_keys or not re.search("api_key|FROM secrets|BEGIN", statement)):
             seen.append(statement)
 
     sa.event.listen(sa.engine.Engine, "before_cursor_execute", note)
@@ -385,35 +442,18 @@ def test_verifications_read_a_subject_only_after_a_write(tmp_path: Path, rng: np
             similarity(ada)
 
 
-def test_cached_faces_are_bounded_and_of_one_version() -> None:
-    kept = ReadCache(max_vectors=10)
-    made = [
-        Gallery(i, f"g{i}", "f", DIMENSION, GallerySettings(), datetime.now(UTC), Seal(new_key())) for i in range(3)
-    ]
-    pages = []
-    for gallery in made:
-        kept.put(gallery, 1)
-        page = kept.page(gallery.name)
-        assert page is not None
-        pages.append(page)
-    four = SubjectFaces(
-        np.ones((3, DIMENSION), np.float32), np.ones(3, np.float32), np.ones((1, DIMENSION), np.float32)
-    )
-    for page in pages:
-        kept.add_faces(page, "ada", four)
-    assert [[*page.faces] for page in pages] == [[], ["ada"], ["ada"]]
-    kept.evict("g1")
-    kept.add_faces(pages[1], "bob", four)
-    assert "bob" not in pages[1].faces
-    kept.add_faces(pages[2], "bob", four)
-    kept.add_faces(pages[2], "cy", four)
-    assert [*pages[2].faces] == ["cy"]
-    kept.add_faces(pages[2], "dee", SubjectFaces(np.ones((11, DIMENSION), np.float32), np.ones(11, np.float32), None))
-    for number in range(30):
-        kept.add_faces(
-            pages[2], f"empty{number}", SubjectFaces(np.ones((0, DIMENSION), np.float32), np.ones(0, np.float32), None)
-        )
-    assert 0 < len(pages[2].faces) <= 10 and "dee" not in pages[2].faces
+def test_cached_faces_are_bounded() -> None:
+    cached = VersionedCache[str, SubjectFaces](10, len)
+    galleries = some_galleries(3)
+    vectors = np.ones((4, DIMENSION), np.float32)
+    for gallery in galleries:
+        cached.put(gallery, {"ada": SubjectFaces(vectors[:3], np.ones(3, np.float32), vectors[:1])})
+    assert [[*cached.get(each, ["ada"])] for each in galleries] == [[], ["ada"], ["ada"]]
+    cached.put(galleries[0], {"dee": SubjectFaces(np.ones((11, DIMENSION), np.float32), np.ones(11, np.float32), None)})
+    assert not cached.get(galleries[0], ["dee"]) and len(cached) == 2
+    for number in range(30):  # a subject without templates takes room, too
+        cached.put(galleries[2], {f"empty{number}": SubjectFaces(vectors[:0], np.ones(0, np.float32), None)})
+    assert len(cached) == 10
 
 
 def found_of(keys: Sequence[int]) -> HygieneReport:
@@ -422,26 +462,13 @@ def found_of(keys: Sequence[int]) -> HygieneReport:
     return HygieneReport(found, [], None)
 
 
-def test_findings_are_of_one_version_and_bounded() -> None:
-    kept = ReadCache(max_findings=10)
-
-    def cached(gallery: Gallery) -> HygieneReport | None:
-        page = kept.page_of(gallery)
-        return None if page is None else page.findings
-
-    made = [
-        Gallery(i, f"g{i}", "f", DIMENSION, GallerySettings(), datetime.now(UTC), Seal(new_key())) for i in range(4)
-    ]
-    for gallery in made:
-        kept.put(gallery, 1)
-        kept.add_findings(gallery, found_of(range(4)))
-    kept.add_findings(made[3], found_of(range(5)))
-    assert [None if (found := cached(gallery)) is None else len(found) for gallery in made] == [None, None, 4, 5]
-    kept.add_findings(made[0], found_of(range(11)))
-    assert cached(made[0]) is None and len(cached(made[3]) or ()) == 5
-    kept.put(replace(made[3], version=7), 2)
-    kept.add_findings(made[3], found_of(range(1)))  # found in the older version
-    assert cached(made[3]) is None and cached(replace(made[3], version=7)) is None
+def test_findings_are_bounded() -> None:
+    cached = VersionedCache[None, HygieneReport](10, len)
+    one, two, three = some_galleries(3)
+    for gallery in (one, two, three):
+        cached.put(gallery, {None: found_of(range(4))})
+    cached.put(one, {None: found_of(range(11))})
+    assert not cached.get(one, [None]) and cached.get(two, [None]) and cached.get(three, [None])
 
 
 def test_a_report_is_computed_again_after_any_write(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
@@ -454,9 +481,9 @@ def test_a_report_is_computed_again_after_any_write(database_url: DatabaseUrl, r
         def look() -> int:
             """Compute a report unless one is cached, and return how often one was computed."""
             now = store.galleries.get("g")
-            if store.cache.findings(now) is None:
+            if not kept.findings.get(now, [None]):
                 reports.append(found_of(range(2)))
-                store.cache.add_findings(now, reports[-1])
+                kept.findings.put(now, {None: reports[-1]})
             return len(reports)
 
         assert (look(), look()) == (1, 1)
@@ -470,5 +497,7 @@ def test_a_report_is_computed_again_after_any_write(database_url: DatabaseUrl, r
         for erase in erasing:
             before = look()
             erase(store.galleries.get("g"))
-            assert kept.page("g") is None  # findings about an erased subject are dropped at once
+            assert kept.gallery("g") is None and not len(
+                kept.findings
+            )  # findings about an erased subject are dropped at once
             assert (look(), look()) == (before + 1, before + 1)
