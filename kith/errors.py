@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+import httpx2 as httpx
+
 UNKNOWN_CODE: Final = "unknown"
 UNKNOWN_REMEDY: Final = "This does not look like Kith. Check the address and any proxy."
 MAYBE_DONE_REMEDY: Final = "The server may have completed the request. Check before you repeat it."
@@ -40,8 +42,9 @@ class KithClientError(Exception):
 class KithUnreachableError(KithClientError):
     """The server did not respond: no connection, a lost connection, or a timeout."""
 
-    def __init__(self, url: str, cause: Exception, maybe_done: bool = False) -> None:
-        detail = f"no response from {remove_userinfo(url)} ({cause or type(cause).__name__})"
+    def __init__(self, cause: httpx.RequestError, maybe_done: bool = False) -> None:
+        server = cause.request.url.copy_with(userinfo=b"", raw_path=b"/")  # the path may name a person
+        detail = f"no response from {str(server).rstrip('/')} ({cause or type(cause).__name__})"
         remedy = MAYBE_DONE_REMEDY if maybe_done else UNREACHABLE_REMEDY
         super().__init__(0, {"code": "unreachable", "detail": detail, "remedy": remedy}, maybe_done)
 
@@ -63,8 +66,3 @@ def unknown_response_error(status: int) -> KithClientError:
     """Build the error for a response that is not Kith's. The content is not quoted, because it may hold secrets."""
     detail = f"HTTP {status} with an unexpected body"
     return KithClientError(status, {"code": UNKNOWN_CODE, "detail": detail, "remedy": UNKNOWN_REMEDY})
-
-
-def remove_userinfo(url: str) -> str:
-    """Remove the user name and password from a URL, because messages are logged."""
-    return re.sub(r"//[^/?#]*@", "//", url)

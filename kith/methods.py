@@ -11,12 +11,19 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from kith.requests import Call, Pages
 from kith.senders import AsyncSender, Sender
+from kith.transport import build_arguments
 from kith.wire.events import EventOut
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
 Now = TypeVar("Now", covariant=True)
 Later = TypeVar("Later", covariant=True)
+
+
+def check(call: Call[Result]) -> Call[Result]:
+    """Refuse what cannot be sent where a list or stream is asked for, not at its first item."""
+    build_arguments(call, timeout_s=0)
+    return call
 
 
 class Method(Generic[P, Now, Later]):
@@ -77,7 +84,9 @@ def each(
         return client._list(describe(client, *args, **kwargs))
 
     def later(client: AsyncSender, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Result]:
-        return client._list(describe(client, *args, **kwargs))
+        pages = describe(client, *args, **kwargs)
+        check(pages.page(None))
+        return client._list(pages)
 
     return Method(describe, now, later, ("Iterator[{}]", "AsyncIterator[{}]"))
 
@@ -88,10 +97,10 @@ def following(
     """Iterate over the events of a stream, which has no end."""
 
     def now(client: Sender, /, *args: P.args, **kwargs: P.kwargs) -> Generator[EventOut, None, None]:
-        return client._follow(describe(client, *args, **kwargs))
+        return client._follow(check(describe(client, *args, **kwargs)))
 
     def later(client: AsyncSender, /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[EventOut, None]:
-        return client._follow(describe(client, *args, **kwargs))
+        return client._follow(check(describe(client, *args, **kwargs)))
 
     return Method(describe, now, later, ("Generator[{}, None, None]", "AsyncGenerator[{}, None]"))
 
@@ -102,9 +111,9 @@ def chunks(
     """Stream the response."""
 
     def now(client: Sender, /, *args: P.args, **kwargs: P.kwargs) -> Generator[bytes, None, None]:
-        return client._stream(describe(client, *args, **kwargs))
+        return client._stream(check(describe(client, *args, **kwargs)))
 
     def later(client: AsyncSender, /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[bytes, None]:
-        return client._stream(describe(client, *args, **kwargs))
+        return client._stream(check(describe(client, *args, **kwargs)))
 
     return Method(describe, now, later, ("Generator[{}, None, None]", "AsyncGenerator[{}, None]"))

@@ -33,9 +33,8 @@ Vector: TypeAlias = "Array | Sequence[float]"
 """An embedding of shape (d,): an array or a sequence of numbers."""
 PNG_MODES: Final = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 """Pillow modes that a PNG file can store."""
-UNSUPPORTED_MODES: Final = frozenset({"F", "La", "RGBa"})
-"""Pillow modes without a defined white level, or without a conversion."""
-MAX_16_BIT: Final = 65_535
+RGB_MODES: Final = frozenset({"CMYK", "HSV", "LAB", "PA", "RGBX", "YCbCr"})
+"""Other modes of 8 bits, which are sent as RGB."""
 
 
 @dataclass(frozen=True)
@@ -58,55 +57,30 @@ def encode_photo(photo: Photo) -> bytes:
         return Path(photo).read_bytes()
     if isinstance(photo, bytes | bytearray | memoryview):
         return bytes(photo)
-    if is_array(photo):
-        return _encode_array(photo)  # type: ignore[arg-type]
     if hasattr(photo, "read"):
         content = photo.read()
         if not isinstance(content, bytes):
             raise TypeError("the file is open in text mode: open it with 'rb'")
         return content
-    from PIL import Image  # optional: only for callers that pass images
+    from PIL import Image, ImageOps  # optional: only for callers that pass images
 
-    if not isinstance(photo, Image.Image):
-        raise TypeError(
-            f"{type(photo).__name__} is not a photo: pass a path, bytes, a file, a Pillow image or an array"
-        )
-    return _encode_png(photo)
-
-
-def _encode_array(array: Array) -> bytes:
-    if str(array.dtype) != "uint8" or not (len(array.shape) == 2 or (len(array.shape) == 3 and array.shape[2] == 3)):
-        raise ValueError(
-            f"an array of {array.dtype} {array.shape} is not a photo: pass uint8 of shape (H, W, 3) or (H, W)"
-        )
-    from PIL import Image
-
-    height, width = array.shape[:2]
-    return _encode_png(Image.frombytes("L" if len(array.shape) == 2 else "RGB", (width, height), array.tobytes()))
-
-
-def _encode_png(image: Image) -> bytes:
-    from PIL import ImageOps
-
+    if is_array(photo):
+        try:
+            image = Image.fromarray(photo)  # type: ignore[arg-type]
+        except TypeError:
+            kind = f"{photo.dtype} {photo.shape}"  # type: ignore[union-attr]
+            raise ValueError(f"an array of {kind} is not a photo: pass uint8 of shape (H, W, 3) or (H, W)") from None
+    elif isinstance(photo, Image.Image):
+        image = photo
+    else:
+        kind = type(photo).__name__
+        raise TypeError(f"{kind} is not a photo: pass a path, bytes, a file, a Pillow image or an array")
+    if image.mode not in PNG_MODES | RGB_MODES:
+        raise ValueError(f"a Pillow image of mode {image.mode} is not a photo: convert it to RGB or L")
     upright = ImageOps.exif_transpose(image)  # the PNG has no orientation tag
     file = io.BytesIO()
-    _to_png_mode(upright).save(file, "PNG", compress_level=1)
+    (upright if upright.mode in PNG_MODES else upright.convert("RGB")).save(file, "PNG", compress_level=1)
     return file.getvalue()
-
-
-def _to_png_mode(image: Image) -> Image:
-    if image.mode in PNG_MODES:
-        return image
-    if image.mode in UNSUPPORTED_MODES:
-        raise ValueError(f"a Pillow image of mode {image.mode} is not a photo: convert it to RGB or L")
-    if not image.mode.startswith("I"):
-        return image.convert("RGB")
-    # Pillow would clip values outside of 16 bits.
-    wide = image.convert("I")
-    low, high = wide.getextrema()
-    if not 0 <= low <= high <= MAX_16_BIT:  # type: ignore[operator]
-        raise ValueError(f"a Pillow image of mode {image.mode} must have values from 0 to {MAX_16_BIT}")
-    return wide.convert("I;16")
 
 
 def is_array(value: object) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -24,70 +23,41 @@ MAX_DELAY_S: Final = 30.0
 BUSY_STATUSES: Final = frozenset({429, 503})
 GATEWAY_STATUSES: Final = frozenset({502, 504})
 """Statuses of a proxy whose connection to the server was lost or timed out."""
-PROXY_CODES: Final = frozenset({"node_lost", "node_silent"})
-"""Codes that docker/haproxy.cfg sends with a gateway status. Any other code comes from the server itself."""
+PROXY_CODES: Final = frozenset({"node_lost", "node_silent", UNKNOWN_CODE})
+"""Codes of a proxy: those of docker/haproxy.cfg, and that of a body which is not Kith's."""
 AMBIGUOUS_CODE: Final = "storage_unavailable"
 """The code with status 503 after which the change may have been committed."""
 PERMANENT_ERRORS: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
 UNSENT_ERRORS: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, *PERMANENT_ERRORS)
 
 
-@dataclass(frozen=True)
-class RetryPolicy:
-    """``url`` is the server's, for messages; ``attempts`` counts the first one."""
+def retry_s(call: Call[Any], attempt: int, attempts: float, failure: httpx.Response | httpx.TransportError) -> float:
+    """Return the delay before the next attempt. ``attempt`` counts from 0, ``attempts`` is the maximum number.
 
-    url: str
-    attempts: int
-
-    def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ValueError("attempts must be at least 1: it counts the first attempt")
-
-    def delay_s(self, call: Call[object], attempt: int, failure: httpx.Response | httpx.TransportError) -> float:
-        """Return the delay before the next attempt. ``attempt`` counts from 0.
-
-        Raises:
-            KithClientError, KithUnreachableError: the call is not retried.
-        """
-        last = attempt + 1 >= self.attempts
-        if isinstance(failure, httpx.TransportError):
-            safe = isinstance(failure, UNSENT_ERRORS) or call.repeatable
-            if last or isinstance(failure, PERMANENT_ERRORS) or not safe:
-                raise KithUnreachableError(self.url, failure, maybe_done=not safe) from failure
+    Raises:
+        KithClientError, KithUnreachableError: the call is not retried.
+    """
+    again = attempt + 1 < attempts
+    if isinstance(failure, httpx.TransportError):
+        safe = call.repeatable or isinstance(failure, UNSENT_ERRORS)
+        if again and safe and not isinstance(failure, PERMANENT_ERRORS):
             return backoff_s(attempt)
-        problem = parse_problem(failure)
-        from_server = problem["code"] not in (*PROXY_CODES, UNKNOWN_CODE)
-        rejected = failure.status_code in BUSY_STATUSES and problem["code"] != AMBIGUOUS_CODE
-        ambiguous = failure.status_code in BUSY_STATUSES or (
-            failure.status_code in GATEWAY_STATUSES and not from_server
-        )
-        asked_s = parse_retry_after_s(failure.headers.get("retry-after"))
-        if last or not (rejected or (ambiguous and call.repeatable)) or asked_s > MAX_DELAY_S:
-            maybe_done = ambiguous and not rejected and not call.repeatable
-            remedy = {"remedy": MAYBE_DONE_REMEDY} if maybe_done else {}
-            raise KithClientError(failure.status_code, {**problem, **remedy}, maybe_done)
+        raise KithUnreachableError(failure, maybe_done=not safe) from failure
+    problem = parse_problem(failure)
+    busy = failure.status_code in BUSY_STATUSES
+    rejected = busy and problem["code"] != AMBIGUOUS_CODE
+    ambiguous = busy or (failure.status_code in GATEWAY_STATUSES and problem["code"] in PROXY_CODES)
+    asked_s = parse_retry_after_s(failure.headers.get("retry-after"))
+    if again and (rejected or (ambiguous and call.repeatable)) and asked_s <= MAX_DELAY_S:
         return max(asked_s, backoff_s(attempt))
-
-    def follow_delay_s(
-        self, call: Call[object], failures: int, failure: httpx.Response | httpx.TransportError | None, connected: bool
-    ) -> float:
-        """Return the delay before an event stream connects again. ``failure``: None if the server ended the stream.
-
-        Once it was ``connected``, it tries without end while the server is away or busy.
-
-        Raises as :meth:`delay_s`.
-        """
-        if failure is None:
-            return backoff_s(failures)
-        if not connected:
-            return self.delay_s(call, failures, failure)
-        waits = RetryPolicy(self.url, failures + 2)
-        return waits.delay_s(call, failures, failure)
+    maybe_done = ambiguous and not rejected and not call.repeatable
+    remedy = {"remedy": MAYBE_DONE_REMEDY} if maybe_done else {}
+    raise KithClientError(failure.status_code, {**problem, **remedy}, maybe_done)
 
 
 def backoff_s(attempt: int) -> float:
     """Return an exponential delay with jitter, so that rejected clients do not return all at once."""
-    return min(MAX_DELAY_S, INITIAL_DELAY_S * 2.0**attempt) * random.uniform(0.5, 1.0)
+    return min(MAX_DELAY_S, INITIAL_DELAY_S * 2.0 ** min(attempt, 16)) * random.uniform(0.5, 1.0)
 
 
 def parse_retry_after_s(header: str | None) -> float:

@@ -1,34 +1,29 @@
-"""Sending of calls with retries, in threads or in an event loop."""
+"""Sending of calls with retries, in threads or in an event loop: twins that differ in ``await`` only."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Sequence
+from contextlib import aclosing, closing, suppress
 from itertools import count
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import httpx2 as httpx
 
-from kith.errors import KithClientError, unknown_response_error
+from kith.errors import KithClientError, KithUnreachableError, unknown_response_error
 from kith.event_streams import LAST_EVENT_ID, EventParser, parse_event, resumed
 from kith.requests import Call, Pages
-from kith.retries import RetryPolicy
-from kith.transport import (
-    DEFAULT_ATTEMPTS,
-    DEFAULT_CONNECTIONS,
-    DEFAULT_TIMEOUT_S,
-    build_arguments,
-    build_headers,
-    find_url,
-    open_http,
-    parse_response,
-    parse_url,
-)
+from kith.retries import backoff_s, retry_s
+from kith.transport import build_arguments, open_http, parse_response, reading
 from kith.wire.events import EventOut
 
 Result = TypeVar("Result")
+TIMEOUT_S: Final = 60.0
+ATTEMPTS: Final = 4
+CONNECTIONS: Final = 32
 
 
 class Sender:
@@ -38,14 +33,12 @@ class Sender:
         self,
         url: str | None = None,
         api_key: str | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        attempts: int = DEFAULT_ATTEMPTS,
-        connections: int = DEFAULT_CONNECTIONS,
+        timeout_s: float = TIMEOUT_S,
+        attempts: int = ATTEMPTS,
+        connections: int = CONNECTIONS,
     ) -> None:
-        address = find_url(url)
-        self._retries = RetryPolicy(address, attempts)
-        self._timeout_s = timeout_s
-        self._http = open_http(httpx.Client, parse_url(address), build_headers(api_key), timeout_s, connections)
+        self._attempts, self._timeout_s = attempts, timeout_s
+        self._http = open_http(httpx.Client, url, api_key, timeout_s, attempts, connections)
 
     def __enter__(self) -> Self:
         return self
@@ -61,32 +54,36 @@ class Sender:
 
     def _send(self, call: Call[Result]) -> Result:
         try:
-            return self._attempt(call)
+            return parse_response(call, self._open(call))
         except KithClientError as error:
             if (instead := call.instead.get(error.code)) is None:
                 raise
-        return self._attempt(instead)
+        return parse_response(instead, self._open(instead))
 
-    def _attempt(self, call: Call[Result]) -> Result:
+    def _open(self, call: Call[object], stream: bool = False, attempts: float = 0) -> httpx.Response:
+        """Send a call until the server accepts it; with ``stream``, the caller reads and closes the response.
+
+        Raises KithClientError, KithUnreachableError after ``attempts``, by default those of the client.
+        """
         for attempt in count():
+            arguments = build_arguments(call, self._timeout_s)
+            if call.stream is not None:
+                arguments["content"] = call.stream
             try:
-                with self._http.stream(**self._arguments(call)) as response:
-                    try:
+                response = self._http.send(self._http.build_request(**arguments), stream=True)
+                if not (stream and response.is_success):
+                    with closing(response):
                         response.read()
-                    except httpx.DecodingError:
-                        raise unknown_response_error(response.status_code) from None
+            except httpx.DecodingError:
+                raise unknown_response_error(response.status_code) from None
             except httpx.TransportError as error:
                 failure: httpx.Response | httpx.TransportError = error
             else:
                 if response.is_success:
-                    return parse_response(call, response)
+                    return response
                 failure = response
-            time.sleep(self._retries.delay_s(call, attempt, failure))
+            time.sleep(retry_s(call, attempt, attempts or self._attempts, failure))
         raise AssertionError("unreachable: the last attempt returns or raises")
-
-    def _arguments(self, call: Call[object]) -> dict[str, Any]:
-        arguments = build_arguments(call, self._timeout_s)
-        return arguments if call.stream is None else arguments | {"content": call.stream}
 
     def _list(self, pages: Pages[Result]) -> Iterator[Result]:
         """Ask for the first page at once, so that errors are raised where the list is asked for."""
@@ -99,57 +96,24 @@ class Sender:
             yield from items
 
     def _stream(self, call: Call[bytes]) -> Generator[bytes, None, None]:
-        self._arguments(call)  # refuse what cannot be sent where the stream is asked for, not at its first chunk
-        return self._chunks(call)
-
-    def _chunks(self, call: Call[bytes]) -> Generator[bytes, None, None]:
-        """Stream a response. After the first chunk there is no retry: the caller would get those bytes twice."""
-        for attempt in count():
-            started = False
-            try:
-                with self._http.stream(**self._arguments(call)) as response:
-                    if response.is_success:
-                        for chunk in response.iter_bytes():
-                            started = True
-                            yield chunk
-                        return
-                    response.read()
-                failure: httpx.Response | httpx.TransportError = response
-            except httpx.DecodingError:
-                raise unknown_response_error(response.status_code) from None
-            except httpx.TransportError as error:
-                failure = error
-            time.sleep(self._retries.delay_s(call, self._retries.attempts if started else attempt, failure))
+        """Stream a response. Once it has begun there is no retry: the caller would get those bytes twice."""
+        with closing(self._open(call, stream=True)) as response, reading(response):
+            yield from response.iter_bytes()
 
     def _follow(self, call: Call[EventOut]) -> Generator[EventOut, None, None]:
-        self._arguments(call)  # as in _stream
-        return self._events(call)
-
-    def _events(self, call: Call[EventOut]) -> Generator[EventOut, None, None]:
         """Yield events without end. A broken connection is opened again, with the id of the last event.
 
         Before the first response, errors are raised after the usual attempts; later, only those that last.
         """
-        parser = EventParser(call.arguments["headers"].get(LAST_EVENT_ID))
-        failures, connected = 0, False
+        parser, attempts = EventParser(call.arguments["headers"].get(LAST_EVENT_ID)), float(self._attempts)
         while True:
-            try:
-                with self._http.stream(**self._arguments(resumed(call, parser.last_id))) as response:
-                    if response.is_success:
-                        failures, connected, parser = 0, True, EventParser(parser.last_id)
-                        for chunk in response.iter_bytes():
-                            for data in parser.feed(chunk):
-                                yield parse_event(call, response, data, parser)
-                    else:
-                        response.read()
-                failure: httpx.Response | httpx.TransportError | None = None if response.is_success else response
-            except httpx.DecodingError:
-                raise unknown_response_error(response.status_code) from None
-            except httpx.TransportError as error:
-                failure = error
-            delay_s = self._retries.follow_delay_s(call, failures, failure, connected)
-            failures += 1
-            time.sleep(delay_s)
+            response = self._open(resumed(call, parser.last_id), stream=True, attempts=attempts)
+            parser, attempts = EventParser(parser.last_id), math.inf
+            with suppress(KithUnreachableError), closing(response), reading(response):
+                for chunk in response.iter_bytes():
+                    for data in parser.feed(chunk):
+                        yield parse_event(call, response, data, parser)
+            time.sleep(backoff_s(0))
 
 
 class AsyncSender:
@@ -159,14 +123,12 @@ class AsyncSender:
         self,
         url: str | None = None,
         api_key: str | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        attempts: int = DEFAULT_ATTEMPTS,
-        connections: int = DEFAULT_CONNECTIONS,
+        timeout_s: float = TIMEOUT_S,
+        attempts: int = ATTEMPTS,
+        connections: int = CONNECTIONS,
     ) -> None:
-        address = find_url(url)
-        self._retries = RetryPolicy(address, attempts)
-        self._timeout_s = timeout_s
-        self._http = open_http(httpx.AsyncClient, parse_url(address), build_headers(api_key), timeout_s, connections)
+        self._attempts, self._timeout_s = attempts, timeout_s
+        self._http = open_http(httpx.AsyncClient, url, api_key, timeout_s, attempts, connections)
 
     async def __aenter__(self) -> Self:
         return self
@@ -182,38 +144,38 @@ class AsyncSender:
 
     async def _send(self, call: Call[Result]) -> Result:
         try:
-            return await self._attempt(call)
+            return parse_response(call, await self._open(call))
         except KithClientError as error:
             if (instead := call.instead.get(error.code)) is None:
                 raise
-        return await self._attempt(instead)
+        return parse_response(instead, await self._open(instead))
 
-    async def _attempt(self, call: Call[Result]) -> Result:
+    async def _open(self, call: Call[object], stream: bool = False, attempts: float = 0) -> httpx.Response:
+        """Send a call until the server accepts it; with ``stream``, the caller reads and closes the response.
+
+        Raises KithClientError, KithUnreachableError after ``attempts``, by default those of the client.
+        """
         for attempt in count():
+            arguments = build_arguments(call, self._timeout_s)
+            if call.stream is not None:
+                arguments["content"] = _read(call.stream)
             try:
-                async with self._http.stream(**self._arguments(call)) as response:
-                    try:
+                response = await self._http.send(self._http.build_request(**arguments), stream=True)
+                if not (stream and response.is_success):
+                    async with aclosing(response):
                         await response.aread()
-                    except httpx.DecodingError:
-                        raise unknown_response_error(response.status_code) from None
+            except httpx.DecodingError:
+                raise unknown_response_error(response.status_code) from None
             except httpx.TransportError as error:
                 failure: httpx.Response | httpx.TransportError = error
             else:
                 if response.is_success:
-                    return parse_response(call, response)
+                    return response
                 failure = response
-            await asyncio.sleep(self._retries.delay_s(call, attempt, failure))
+            await asyncio.sleep(retry_s(call, attempt, attempts or self._attempts, failure))
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _arguments(self, call: Call[object]) -> dict[str, Any]:
-        arguments = build_arguments(call, self._timeout_s)
-        return arguments if call.stream is None else arguments | {"content": _read(call.stream)}
-
-    def _list(self, pages: Pages[Result]) -> AsyncIterator[Result]:
-        self._arguments(pages.page(None))  # refuse what cannot be sent where the list is asked for
-        return self._items(pages)
-
-    async def _items(self, pages: Pages[Result]) -> AsyncIterator[Result]:
+    async def _list(self, pages: Pages[Result]) -> AsyncIterator[Result]:
         cursor: str | None = None
         while True:
             items, cursor = await self._send(pages.page(cursor))
@@ -222,58 +184,29 @@ class AsyncSender:
             if cursor is None:
                 return
 
-    def _stream(self, call: Call[bytes]) -> AsyncGenerator[bytes, None]:
-        self._arguments(call)  # refuse what cannot be sent where the stream is asked for, not at its first chunk
-        return self._chunks(call)
+    async def _stream(self, call: Call[bytes]) -> AsyncGenerator[bytes, None]:
+        """Stream a response. Once it has begun there is no retry: the caller would get those bytes twice."""
+        response = await self._open(call, stream=True)
+        async with aclosing(response):
+            with reading(response):
+                async for chunk in response.aiter_bytes():
+                    yield chunk
 
-    async def _chunks(self, call: Call[bytes]) -> AsyncGenerator[bytes, None]:
-        """Stream a response. After the first chunk there is no retry: the caller would get those bytes twice."""
-        for attempt in count():
-            started = False
-            try:
-                async with self._http.stream(**self._arguments(call)) as response:
-                    if response.is_success:
-                        async for chunk in response.aiter_bytes():
-                            started = True
-                            yield chunk
-                        return
-                    await response.aread()
-                failure: httpx.Response | httpx.TransportError = response
-            except httpx.DecodingError:
-                raise unknown_response_error(response.status_code) from None
-            except httpx.TransportError as error:
-                failure = error
-            await asyncio.sleep(self._retries.delay_s(call, self._retries.attempts if started else attempt, failure))
-
-    def _follow(self, call: Call[EventOut]) -> AsyncGenerator[EventOut, None]:
-        self._arguments(call)  # as in _stream
-        return self._events(call)
-
-    async def _events(self, call: Call[EventOut]) -> AsyncGenerator[EventOut, None]:
+    async def _follow(self, call: Call[EventOut]) -> AsyncGenerator[EventOut, None]:
         """Yield events without end. A broken connection is opened again, with the id of the last event.
 
         Before the first response, errors are raised after the usual attempts; later, only those that last.
         """
-        parser = EventParser(call.arguments["headers"].get(LAST_EVENT_ID))
-        failures, connected = 0, False
+        parser, attempts = EventParser(call.arguments["headers"].get(LAST_EVENT_ID)), float(self._attempts)
         while True:
-            try:
-                async with self._http.stream(**self._arguments(resumed(call, parser.last_id))) as response:
-                    if response.is_success:
-                        failures, connected, parser = 0, True, EventParser(parser.last_id)
-                        async for chunk in response.aiter_bytes():
-                            for data in parser.feed(chunk):
-                                yield parse_event(call, response, data, parser)
-                    else:
-                        await response.aread()
-                failure: httpx.Response | httpx.TransportError | None = None if response.is_success else response
-            except httpx.DecodingError:
-                raise unknown_response_error(response.status_code) from None
-            except httpx.TransportError as error:
-                failure = error
-            delay_s = self._retries.follow_delay_s(call, failures, failure, connected)
-            failures += 1
-            await asyncio.sleep(delay_s)
+            response = await self._open(resumed(call, parser.last_id), stream=True, attempts=attempts)
+            parser, attempts = EventParser(parser.last_id), math.inf
+            async with aclosing(response):
+                with suppress(KithUnreachableError), reading(response):
+                    async for chunk in response.aiter_bytes():
+                        for data in parser.feed(chunk):
+                            yield parse_event(call, response, data, parser)
+            await asyncio.sleep(backoff_s(0))
 
 
 async def _read(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:

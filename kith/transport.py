@@ -6,17 +6,15 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any, Final, TypeVar
 
 import httpx2 as httpx
 
-from kith.errors import local_error, unknown_response_error
+from kith.errors import KithUnreachableError, local_error, unknown_response_error
 from kith.requests import Call
 
-DEFAULT_TIMEOUT_S: Final = 60.0
-DEFAULT_ATTEMPTS: Final = 4
-DEFAULT_CONNECTIONS: Final = 32
 ACTIVE_STATES: Final = ("queued", "running")
 KEY_VARIABLES: Final = ("KITH_CLIENT_KEY", "KITH_API_KEY")
 """Environment variables of the API key, the first that is set. The second is the server's own key."""
@@ -24,15 +22,6 @@ HTTP_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "
 """Environment variables that httpx reads; proxy variables also in lower case."""
 Result = TypeVar("Result")
 Http = TypeVar("Http")
-
-
-def find_url(url: str | None) -> str:
-    """Return the server's URL, by default that of KITH_URL. Raise KithClientError if there is none."""
-    if found := os.environ.get("KITH_URL") if url is None else url:
-        return found
-    raise local_error(
-        "invalid_address", "the client has no address of a server", "Pass the server's address, or set KITH_URL."
-    )
 
 
 def build_headers(api_key: str | None) -> dict[str, str]:
@@ -49,10 +38,16 @@ def build_headers(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def parse_url(url: str) -> httpx.URL:
-    """Parse the server's URL. Raise KithClientError without the URL, which may contain a password."""
+def parse_url(url: str | None) -> httpx.URL:
+    """Parse the server's URL, by default that of KITH_URL.
+
+    Raise KithClientError without the URL, which may contain a password."""
+    if not (given := os.environ.get("KITH_URL") if url is None else url):
+        raise local_error(
+            "invalid_address", "the client has no address of a server", "Pass the server's address, or set KITH_URL."
+        )
     try:
-        address = httpx.URL(url)
+        address = httpx.URL(given)
         if address.scheme in ("http", "https") and address.host and not (address.query or address.fragment):
             return address
     except (httpx.InvalidURL, UnicodeError):
@@ -73,17 +68,21 @@ def is_loopback(host: str) -> bool:
 
 
 def open_http(
-    kind: Callable[..., Http], address: httpx.URL, headers: Mapping[str, str], timeout_s: float, connections: int
+    kind: Callable[..., Http], url: str | None, api_key: str | None, timeout_s: float, attempts: int, connections: int
 ) -> Http:
     """Open an HTTP client that uses the environment's proxies, except for the local machine.
 
     A request to the local machine holds a key and photos, and a remote proxy could not reach its destination.
 
     Raises:
-        KithClientError: the environment's proxy or certificates are unusable. The message omits their values, which
-            may contain a password.
+        KithClientError: the address, the key, or the environment's proxy or certificates are unusable. The message
+            omits their values, which may contain a password.
     """
+    if attempts < 1:
+        raise ValueError("attempts must be at least 1: it counts the first attempt")
+    address = parse_url(url)
     local = is_loopback(address.host)
+    headers = build_headers(api_key)
     try:
         return kind(
             base_url=address,
@@ -152,6 +151,17 @@ def parse_response(call: Call[Result], response: httpx.Response) -> Result:
         return call.parse(response.content)
     except (ValueError, RecursionError):  # pydantic raises subclasses of ValueError
         raise unknown_response_error(response.status_code) from None
+
+
+@contextmanager
+def reading(response: httpx.Response) -> Iterator[None]:
+    """Raise KithClientError for what interrupts the reading of a response."""
+    try:
+        yield
+    except httpx.DecodingError:
+        raise unknown_response_error(response.status_code) from None
+    except httpx.TransportError as error:
+        raise KithUnreachableError(error) from error
 
 
 def poll_delays_s(job: str, timeout_s: float | None) -> Iterator[float]:

@@ -38,6 +38,7 @@ def test_all_photo_types_give_the_same_result(kith: Kith, astronaut: NDArray[np.
         (3, "int is not a photo"),
         (io.StringIO("text"), "open in text mode"),
         (np.zeros((4, 4, 3), np.float32), r"float32 \(4, 4, 3\) is not a photo"),
+        (np.zeros((4, 4), np.float32), "mode F is not a photo"),
         (np.zeros((4, 4, 7), np.uint8), "is not a photo"),
         ("https://cdn.example.org/ada.jpg", "urls="),
     ],
@@ -65,24 +66,16 @@ def test_an_embedding_is_a_list_of_floats_that_can_be_sent_again(
     assert again == vector
 
 
-@pytest.mark.parametrize("mode", ["I", "I;16", "I;16B"])
-def test_a_16_bit_gray_image_keeps_its_values(mode: str) -> None:
-    gray = np.arange(0, 60_000, 1000).reshape(6, 10)
-    kinds = {"I": "<i4", "I;16": "<u2", "I;16B": ">u2"}
-    image = Image.frombytes(mode, (10, 6), gray.astype(kinds[mode]).tobytes())
-    sent = Image.open(io.BytesIO(encode_photo(image)))
-    assert (np.asarray(sent) == gray).all()
+def test_a_16_bit_gray_image_keeps_its_values() -> None:
+    gray = np.arange(0, 60_000, 1000, dtype=np.uint16).reshape(6, 10)
+    for photo in (gray, Image.fromarray(gray)):
+        assert (np.asarray(Image.open(io.BytesIO(encode_photo(photo)))) == gray).all()
 
 
-@pytest.mark.parametrize("mode", ["F", "La", "RGBa"])
+@pytest.mark.parametrize("mode", ["F", "I", "I;16B", "La", "RGBa"])
 def test_an_image_mode_without_a_white_level_is_refused(mode: str) -> None:
     with pytest.raises(ValueError, match=f"mode {mode} is not a photo: convert it"):
         encode_photo(Image.new(mode, (4, 4)))
-
-
-def test_gray_values_above_16_bits_are_refused() -> None:
-    with pytest.raises(ValueError, match="from 0 to 65535"):
-        encode_photo(Image.new("I", (4, 4), 70_000))
 
 
 def test_an_embedding_with_nan_is_refused() -> None:
