@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from kith import Kith, KithClientError
 from service.cli.main import app
-from service.core.errors import SubjectNotFoundError
+from service.core.errors import StorageError, SubjectNotFoundError
 from service.domain.albums import FaceRecord, NewAlbumFace
 from service.domain.events import EventFilter
 from service.domain.gallery import Gallery, IdempotentResponse, NewTemplate
@@ -36,39 +36,32 @@ from tests.service.storage.privacy.test_erasure import DIMENSION, made, some
 
 PLACES: Final[dict[str, dict[str, str]]] = {
     "subjects": {
-        "pk": "subject.key",
         "lookup": "pseudonym",
         "sealed": "subject.id",
         "created_at": "subject.created_at",
         "updated_at": "subject.updated_at",
     },
-    "labels": {"label": "subject.labels", "subject_pk": "subject.key"},
+    "labels": {"label": "subject.labels"},
     "templates": {
-        "pk": "templates.key",
         "id": "templates.id",
-        "subject_pk": "subject.key",
         "kind": "templates.kind",
         "quality": "templates.quality",
         "detection_score": "templates.detection_score",
         "created_at": "templates.created_at",
     },
     "vectors": {
-        "template_pk": "templates.key",
         "generation": "templates.embeddings.generation",
         "vector": "templates.embeddings.embedding",
     },
-    "crops": {"template_pk": "templates.key", "sealed": "templates.crop.image"},
+    "crops": {"sealed": "templates.crop.image"},
     "decoys": {
         "id": "decoys.id",
-        "subject_pk": "subject.key",
         "generation": "decoys.generation",
         "kind": "decoys.kind",
         "created_at": "decoys.created_at",
     },
-    "changes": {"sequence": "changes.number", "template_pk": "changes.template", "subject_pk": "subject.key"},
     "idempotency": {
         "lookup": "answers.request",
-        "subject_pk": "subject.key",
         "digest": "answers.digest",
         "sealed": "answers.response",
         "created_at": "answers.created_at",
@@ -120,12 +113,14 @@ PLACES: Final[dict[str, dict[str, str]]] = {
 }
 """Path in the export for each column with personal data."""
 OTHERS: Final[dict[str, set[str]]] = {
-    "subjects": {"gallery_pk", "erased"},
-    "labels": {"gallery_pk"},
-    "templates": {"gallery_pk", "erased", "moved"},
-    "decoys": {"pk", "gallery_pk", "sealed"},  # vectors of other people
-    "changes": {"gallery_pk"},
-    "idempotency": {"gallery_pk"},
+    "subjects": {"pk", "gallery_pk", "erased"},
+    "labels": {"gallery_pk", "subject_pk"},
+    "templates": {"pk", "gallery_pk", "subject_pk", "erased", "moved"},
+    "vectors": {"template_pk"},
+    "crops": {"template_pk"},
+    "decoys": {"pk", "gallery_pk", "subject_pk", "sealed"},  # vectors of other people
+    "changes": {"gallery_pk", "sequence", "template_pk", "subject_pk"},
+    "idempotency": {"gallery_pk", "subject_pk"},
     "generations": {"gallery_pk", "dimension", "state", "details", "created_at", "updated_at"},
     "job_items": {"pk", "job_pk", "lookup", "failed"},
     "events": {"pk", "id", "gallery_pk"},
@@ -211,7 +206,7 @@ OTHERS: Final[dict[str, set[str]]] = {
     },
     "api_key_versions": {"pk", "version"},
 }
-"""Columns without personal data: counts, settings, keys, anonymous scores."""
+"""Columns without personal data: counts, settings, keys of rows, anonymous scores."""
 
 
 def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[NewTemplate]]:
@@ -294,8 +289,30 @@ def test_the_export_contains_all_data_of_one_subject_only(database_url: Database
     assert {i["item"] for i in document["job_items"]} == {"ada/1.jpg", "ada/2.jpg"}
     assert [a["response"] for a in document["answers"]] == ["another to ada"]
     assert "bob" not in json.dumps(document)
-    assert document["audit"][-1]["event"] == "subject_exported"
+    exported = [line["event"] for line in everything_about(database, gallery, "ada")["audit"]][-2:]
+    assert exported == ["album_named", "subject_exported"]  # by the export before
     database.close()
+
+
+def test_an_export_holds_no_write_lock(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    """However long it searches the audit, the gallery and others can be written."""
+    database, other = (open_database(url := database_url()), open_database(url))
+    gallery, _ = filled(database, rng)
+    written = list[str]()
+
+    def write(_connection: object, _cursor: object, statement: str, *_others: object) -> None:
+        if "FROM audit" in statement and "details" in statement and not written:
+            with other.write(StorageError("conflict")) as connection:
+                if other.file is None:
+                    connection.exec_driver_sql("SET LOCAL lock_timeout = '1s'")
+                connection.execute(metadata.tables["galleries"].update().values(version=1))
+            written.append(statement)
+
+    sa.event.listen(database.engine, "before_cursor_execute", write)
+    everything_about(database, gallery, "ada")
+    assert written
+    database.close()
+    other.close()
 
 
 def told(document: Any, place: list[str]) -> bool:
@@ -315,7 +332,7 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
     keys = {"subject_pk": own, "template_pk": template_keys(database, ada)}
     words = [subject_lookup(gallery.seal, "ada"), *(t.id for t in ada)]
     not_of_ada = {"jobs", "albums", "album_faces", "generations"}
-    assert set(concerning(database, gallery, keys, words)) == set(PLACES) - not_of_ada
+    assert set(concerning(database, gallery, keys, words)) == {*PLACES, "changes"} - not_of_ada
     bobs = everything_about(database, gallery, "bob")
 
     receipt = store.subjects.delete(gallery, "ada")
@@ -360,7 +377,7 @@ def test_the_export_of_an_expired_subject_contains_the_audit(
     assert Retention(database).sweep(datetime.now(UTC) + timedelta(days=2)).subjects == 1
     left = everything_about(database, gallery, "ada")
     assert (left["subject"], left["receipts"]) == (None, [])
-    assert [line["event"] for line in left["audit"]] == ["templates_enrolled", "subject_exported"]
+    assert [line["event"] for line in left["audit"]] == ["templates_enrolled"]
     for _ in range(2):
         with pytest.raises(SubjectNotFoundError):
             everything_about(database, gallery, "nobody")
