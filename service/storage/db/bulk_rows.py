@@ -1,4 +1,4 @@
-"""Bulk reads and writes by the driver itself: executemany on SQLite, COPY on PostgreSQL. Callers assign the keys."""
+"""Reads and writes of thousands of rows. Callers assign the keys."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain, islice
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.storage.db.tables import vectors as vectors_table
-
 SQLITE_CACHE_KIB: Final = 65_536
 """SQLite page cache of a bulk writer. With the default of 2 MB, pages are written more than once per block."""
-EMPTY_JSON: Final[dict[type, str]] = {dict: "{}", list: "[]"}
-VECTOR_TYPES: Final = {"template_pk": "int8", "generation": "int4", "vector": "bytea"}
-"""PostgreSQL types of the columns of ``vectors``."""
+ROWS_PER_STATEMENT: Final = 50
+"""Rows of an INSERT. Triggers change the same pages for each row, and many rows of a statement change them once."""
 
 
 def reserve_keys(connection: Connection, table: sa.Table, count: int) -> list[int]:
@@ -70,43 +68,13 @@ def is_in(
     return column == sa.any_(sa.literal(values, sa.ARRAY(kind)))
 
 
-def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows: Iterable[Any]) -> None:
+def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Insert rows given in the order of ``columns``, with values from :func:`as_json` and :func:`as_time`."""
-    names = ", ".join(columns)
-    driver = connection.dialect.loaded_dbapi
-    cursor: Any = connection.connection.cursor()
-    try:
-        if connection.dialect.name == "sqlite":
-            marks = ", ".join("?" * len(columns))
-            cursor.executemany(f"INSERT INTO {table.name} ({names}) VALUES ({marks})", rows)  # noqa: S608
-        else:
-            binary = table is vectors_table  # the text format would double the size of each vector
-            with cursor.copy(f"COPY {table.name} ({names}) FROM STDIN{' (FORMAT BINARY)' if binary else ''}") as copy:
-                if binary:
-                    copy.set_types([VECTOR_TYPES[column] for column in columns])
-                for row in rows:
-                    copy.write_row(row)
-    except driver.Error as error:
-        # The error that SQLAlchemy would raise: Database translates it.
-        raise sa.exc.DBAPIError.instance(f"bulk insertion into {table.name}", None, error, driver.Error) from error
-    finally:
-        cursor.close()
-
-
-def insert_vectors(connection: Connection, keys: Sequence[int], generation: int, vectors: bytes, size: int) -> None:
-    """Insert the vectors of templates with ascending ``keys``, concatenated, ``size`` bytes each."""
-    if connection.dialect.name == "sqlite" and keys[-1] - keys[0] == len(keys) - 1:
-        # One statement: no row passes through Python.
-        connection.exec_driver_sql(
-            "INSERT INTO vectors (template_pk, generation, vector) "
-            "WITH RECURSIVE n(i) AS (VALUES (0) UNION ALL SELECT i + 1 FROM n WHERE i < ? - 1) "
-            "SELECT ? + i, ?, substr(?, i * ? + 1, ?) FROM n",
-            (len(keys), keys[0], generation, vectors, size, size),
-        )
-        return
-    parts = (vectors[size * i : size * (i + 1)] for i in range(len(keys)))
-    rows = ((key, generation, vector) for key, vector in zip(keys, parts, strict=True))
-    insert(connection, vectors_table, ("template_pk", "generation", "vector"), rows)
+    row = f"({', '.join(['?' if connection.dialect.name == 'sqlite' else '%s'] * len(columns))})"
+    start = f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES "  # noqa: S608
+    rest = iter(rows)
+    while some := list(islice(rest, ROWS_PER_STATEMENT)):
+        connection.exec_driver_sql(start + ", ".join([row] * len(some)), tuple(chain.from_iterable(some)))
 
 
 @contextmanager
@@ -125,7 +93,7 @@ def large_page_cache(connection: Connection) -> Iterator[None]:
 
 def as_json(value: Any) -> str | None:
     """Return the JSON that SQLAlchemy would write; None stays None."""
-    return None if value is None else json.dumps(value) if value else EMPTY_JSON[type(value)]
+    return None if value is None else json.dumps(value)
 
 
 def as_time(connection: Connection, at: datetime) -> datetime | str:

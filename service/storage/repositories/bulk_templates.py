@@ -50,6 +50,8 @@ SUBJECT_COLUMNS: Final = ("pk", "gallery_pk", "lookup", "sealed", "created_at", 
 SHOWN_COLUMNS: Final = ("kind", "quality", "detection_score", "created_at")
 TEMPLATE_COLUMNS: Final = ("pk", "id", "gallery_pk", "subject_pk", *SHOWN_COLUMNS, "erased")
 
+VECTOR_COLUMNS: Final = ("template_pk", "generation", "vector")
+
 
 @dataclass(frozen=True)
 class BlockResult:
@@ -229,7 +231,8 @@ def _add_templates(connection: Connection, gallery: Gallery, items: GalleryItems
     )
     bulk_rows.insert(connection, templates, TEMPLATE_COLUMNS, zip(*columns, strict=True))
     sealed = gallery.seal.close_vectors(items.vectors, gallery.generation)
-    bulk_rows.insert_vectors(connection, keys, gallery.generation, b"".join(sealed), len(sealed[0]))
+    generations = [gallery.generation] * len(keys)
+    bulk_rows.insert(connection, vectors, VECTOR_COLUMNS, zip(keys, generations, sealed, strict=True))
     given = [(key, crop) for key, crop in zip(keys, items.crops, strict=True) if crop is not None]
     if given and gallery.settings.keep_crops:
         kept = [(key, seal_crop(gallery.seal, Crop(*crop))) for key, crop in given]
