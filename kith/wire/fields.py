@@ -43,7 +43,7 @@ MODEL: Final = "Name of the pack, or fingerprint of its recognizer; default: the
 class RequestModel(BaseModel):
     """Base of request models. It rejects unknown fields, because a misspelled option would otherwise be ignored."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", val_json_bytes="base64")
 
 
 def _storable(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final
 
 from pydantic import (
-    Base64Bytes,
     Field,
     StringConstraints,
-    ValidationInfo,
+    ValidationError,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
 )
 from pydantic_core import PydanticCustomError
 
-from kith.wire.base64_text import decode_base64, unescape
 from kith.wire.common import Detail
 from kith.wire.fields import DETAIL, MAX_URL_LENGTH, Embedding, Fingerprint, RequestModel
 
@@ -22,26 +21,45 @@ MAX_PHOTOS: Final = 1000
 """Upper bound of KITH_MAX_IMAGES, which limits requests further."""
 MAX_EMBEDDINGS: Final = 16
 """Maximum number of embeddings per request."""
+MARKER: Final = ";base64"
+MAX_HEADER_CHARACTERS: Final = 1000
+"""Length of a data URL's media type with parameters."""
 
 
-class LongStrings(dict[str, bytearray]):
-    """Long strings of a JSON body, kept outside of the document, by the placeholder that replaces each."""
+def _decode_photo(value: Any, decode: ValidatorFunctionWrapHandler) -> bytes:
+    """Decode base64, of the standard or the URL-safe alphabet (RFC 4648), with or without padding and line breaks.
 
-
-def _decode_photo(value: Any, decode: ValidatorFunctionWrapHandler, info: ValidationInfo) -> bytes:
-    """Decode base64. The photo is removed from the LongStrings in ``info.context`` to free its memory early."""
-    if not isinstance(value, str):
-        return cast(bytes, decode(value))
-    text: bytes | bytearray | None = info.context.pop(value, None) if isinstance(info.context, LongStrings) else None
+    A data URL (RFC 2397), such as ``data:image/jpeg;base64,...``, is accepted, too.
+    """
+    if isinstance(value, str):
+        start = value[:8].lower()
+        if start.startswith(("http://", "https://")):
+            raise _refusal("the photo is a URL: send it in 'urls', or send the content of the photo in base64")
+        if start.startswith("data:"):
+            # Parameters may follow, and parameters before may have commas, as in a file's name.
+            marker = value[:MAX_HEADER_CHARACTERS].lower().find(MARKER)
+            _, comma, value = value[max(0, marker) :].partition(",")
+            if marker < 0 or not comma:
+                raise _refusal("the data URL is not base64: write data:image/jpeg;base64, and the photo in base64")
+        if "\n" in value or "\r" in value:
+            value = "".join(value.split())
     try:
-        if text is not None and b"\\" in text:  # some JSON encoders write / as \/, and line breaks are \n
-            text = unescape(text)
-        return decode_base64(value.encode("utf-8", "replace") if text is None else text)
-    except ValueError as error:
-        raise PydanticCustomError("photo_base64", "{reason}", {"reason": str(error)}) from error
+        photo: bytes = decode(value)
+    except ValidationError:
+        raise _refusal(
+            "the photo is not base64: it has other characters or spaces, or ends early. Encode the file again, and "
+            "escape '+' as %2B where it passes a form"
+        ) from None
+    return photo
 
 
-PhotoBytes = Annotated[Base64Bytes, WrapValidator(_decode_photo)]
+def _refusal(reason: str) -> PydanticCustomError:
+    return PydanticCustomError("photo_base64", "{reason}", {"reason": reason})
+
+
+PhotoBytes = Annotated[
+    bytes, WrapValidator(_decode_photo), WithJsonSchema({"type": "string", "format": "base64"}, mode="validation")
+]
 PhotoUrl = Annotated[str, StringConstraints(min_length=1, max_length=MAX_URL_LENGTH)]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from uuid import UUID
 
 from fastapi import Depends, Path, Query
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from kith.wire.fields import NORMALIZED, SubjectId
 from kith.wire.photos import PhotoBytes
@@ -17,7 +17,6 @@ from service.api.compreface.access import Ask
 from service.api.compreface.similarity import to_probability
 from service.api.http.bodies import media_type, read_json, read_parts, unsupported
 from service.core.errors import InvalidRequestError
-from service.core.json_limits import DEFAULT_LIMITS
 from service.core.photo_errors import ImageTooLargeError, NoFaceError
 from service.inference.photo_pipeline import Face
 
@@ -68,6 +67,8 @@ class SubjectBody(BaseModel):
 
 
 class FileBody(BaseModel):
+    model_config = ConfigDict(val_json_bytes="base64")
+
     file: PhotoBytes
 
 
@@ -84,7 +85,7 @@ async def read_file(ask: Ask) -> bytes:
     with ask.backend.operations.metrics.stage("read"):
         kind = media_type(ask.request)
         if kind == "application/json":
-            photo = (await read_json(ask.request, FileBody, 1, max_bytes, DEFAULT_LIMITS)).file
+            photo = (await read_json(ask.request, FileBody)).file
         elif kind == "multipart/form-data":
             parts = {part.name: part.payload for part in await read_parts(ask.request, 1, max_bytes)}
             if "file" not in parts:

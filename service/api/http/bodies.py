@@ -1,14 +1,9 @@
-"""Request bodies: JSON with base64 photos, multipart forms with photo files, or one photo as the body.
-
-A JSON body with photos may have hundreds of megabytes, and parsing it whole would block the interpreter for seconds.
-The body is therefore scanned as it arrives: long strings are set aside, which leaves a small document to parse.
-"""
+"""Request bodies: JSON with base64 photos, multipart forms with photo files, or one photo as the body."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -19,12 +14,12 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from kith.wire.fields import MAX_FILTER_TAGS
-from kith.wire.photos import MAX_EMBEDDINGS, MAX_PHOTOS, LongStrings, Photos, Probes
+from kith.wire.photos import MAX_EMBEDDINGS, MAX_PHOTOS, Photos, Probes
 from kith.wire.risk import RiskIn
 from kith.wire.verification import SideIn, VerifyIn
 from service.api.http.problems import validation_error
-from service.core.errors import InvalidRequestError, RequestTooLargeError, UnsupportedMediaTypeError
-from service.core.json_limits import DEFAULT_LIMITS, JsonLimits, JsonScanner, check_json
+from service.core.errors import InvalidRequestError, UnsupportedMediaTypeError
+from service.core.json_limits import DEFAULT_LIMITS, JsonLimits, check_json
 from service.core.photo_errors import ImageTooLargeError
 from service.settings import Settings
 
@@ -60,12 +55,6 @@ MAX_FORM_FIELDS: Final = 16
 MAX_FORM_FIELD_BYTES: Final = 1_048_576
 MAX_INLINE_PARSE_BYTES: Final = 65_536
 """Larger JSON is parsed in a worker thread."""
-MAX_SHORT_STRING_BYTES: Final = 100_000
-"""Longer strings are set aside before the document is parsed."""
-MAX_DOCUMENT_BYTES: Final = 1_000_000
-"""Maximum size of a document without its photos and embeddings."""
-MAX_NUMBER_BYTES: Final = 64
-"""Bytes of one number of an embedding, with the white space of indented JSON."""
 
 Body = TypeVar("Body", bound=BaseModel)
 Result = TypeVar("Result")
@@ -89,7 +78,7 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
     bare = kind.startswith("image/") or kind == "application/octet-stream"
     limits = JsonLimits(numbers=MAX_EMBEDDINGS * dimension, lists=MAX_EMBEDDINGS)
     if kind == "application/json":
-        body = await read_json(request, model, settings.max_images, settings.max_image_bytes, limits)
+        body = await read_json(request, model, limits)
     elif kind == "multipart/form-data":
         options, plain, files = await _read_form(request, settings)
         unknown = {name for name, _ in files} - {"images", "image"}
@@ -127,7 +116,7 @@ async def read_verify(request: Request, settings: Settings, dimension: int = 0) 
     kind = media_type(request)
     limits = JsonLimits(numbers=VERIFY_SIDES * dimension)
     if kind == "application/json":
-        return await read_json(request, VerifyIn, VERIFY_SIDES, settings.max_image_bytes, limits)
+        return await read_json(request, VerifyIn, limits)
     if kind != "multipart/form-data":
         raise unsupported(kind)
     options, plain, files = await _read_form(request, settings)
@@ -352,83 +341,37 @@ class JsonRequest(Request):
         return await _parse_in_thread_if_large(len(body), lambda: _parse_json(body))
 
 
-async def read_json(request: Request, model: type[Body], photos: int, photo_bytes: int, limits: JsonLimits) -> Body:
-    """Read a JSON body with at most ``photos`` photos and the values that ``limits`` allows.
+async def read_json(request: Request, model: type[Body], limits: JsonLimits = DEFAULT_LIMITS) -> Body:
+    """Read a JSON body.
 
     Raises:
-        InvalidRequestError: the body is not JSON of the model, or has too many values.
-        ImageTooLargeError: a string is longer than the base64 of the largest photo.
-        RequestTooLargeError: the document without its photos is too large.
+        InvalidRequestError: the body is not JSON of the model, or has more values than ``limits`` allows.
     """
-    max_document_bytes = MAX_DOCUMENT_BYTES + photos * MAX_SHORT_STRING_BYTES + limits.numbers * MAX_NUMBER_BYTES
-    reader = _JsonReader(limits, max_document_bytes, 2 * photo_bytes)
-    async for chunk in request.stream():
-        reader.feed(chunk)
-    return await _parse_in_thread_if_large(reader.size, lambda: reader.parse(model))
+    chunks = [chunk async for chunk in request.stream()]
+    body = b"".join(chunks)
+    chunks.clear()
+
+    def parse() -> Body:
+        _check_limits(body, limits)
+        try:
+            return model.model_validate_json(body)
+        except ValidationError as error:
+            raise validation_error(error.errors(include_input=False, include_url=False)) from error
+
+    return await _parse_in_thread_if_large(len(body), parse)
 
 
 async def _parse_in_thread_if_large(size: int, parse: Callable[[], Result]) -> Result:
     return parse() if size <= MAX_INLINE_PARSE_BYTES else await asyncio.to_thread(parse)
 
 
-def _parse_json(body: bytes) -> Any:
+def _check_limits(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> None:
     try:
-        check_json(body)
+        check_json(body, limits)
     except ValueError as error:
         raise InvalidRequestError(f"the JSON has {error}") from error
+
+
+def _parse_json(body: bytes) -> Any:
+    _check_limits(body)
     return json.loads(body)
-
-
-class _JsonReader:
-    """Incremental reader of one body, which sets long strings aside."""
-
-    def __init__(self, limits: JsonLimits, max_document_bytes: int, max_string_bytes: int) -> None:
-        self.size = 0
-        self._scanner = JsonScanner(limits)
-        self._max_document_bytes = max_document_bytes
-        self._max_string_bytes = max(max_string_bytes, MAX_SHORT_STRING_BYTES)
-        self._document = bytearray()
-        self._string = bytearray()  # one buffer: many small chunks would fragment the heap
-        self._long_strings = LongStrings()
-
-    def feed(self, chunk: bytes) -> None:
-        self.size += len(chunk)
-        try:
-            for in_string, run in self._scanner.runs(chunk):
-                self._append(in_string, run)
-        except ValueError as error:
-            raise InvalidRequestError(f"the JSON has {error}") from error
-
-    def _append(self, in_string: bool, run: bytes) -> None:
-        if in_string:
-            self._string += run
-            if len(self._string) > self._max_string_bytes:
-                raise ImageTooLargeError(f"a photo has more than {self._max_string_bytes} bytes in base64")
-        else:
-            self._end_string()
-            self._append_to_document(run)
-
-    def _end_string(self) -> None:
-        if len(self._string) > MAX_SHORT_STRING_BYTES:
-            # Random, so that no string of the body can be mistaken for the placeholder.
-            placeholder = secrets.token_hex(16)
-            self._long_strings[placeholder] = self._string
-            self._append_to_document(placeholder.encode())
-        else:
-            self._append_to_document(self._string)
-        self._string = bytearray()
-
-    def _append_to_document(self, run: bytes | bytearray) -> None:
-        self._document += run
-        if len(self._document) > self._max_document_bytes:
-            raise RequestTooLargeError(f"without its photos the JSON has more than {self._max_document_bytes} bytes")
-
-    def parse(self, model: type[Body]) -> Body:
-        self._end_string()  # a truncated body may end within a string
-        try:
-            body = model.model_validate_json(self._document, context=self._long_strings)
-        except ValidationError as error:
-            raise validation_error(error.errors(include_input=False, include_url=False)) from error
-        if self._long_strings:
-            raise InvalidRequestError(f"a string that is not a photo has more than {MAX_SHORT_STRING_BYTES} bytes")
-        return body

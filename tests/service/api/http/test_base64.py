@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kith.wire.base64_text import CHUNK_BYTES, decode_base64, unescape
+from kith.wire.photos import Photos
 from tests.conftest import jpeg
 
 Photo = NDArray[np.uint8]
@@ -25,36 +25,24 @@ FORMS: dict[str, Callable[[bytes], str]] = {
     "lines": lambda photo: base64.encodebytes(photo).decode(),
     "Windows lines": lambda photo: base64.encodebytes(photo).decode().replace("\n", "\r\n"),
     "indented lines": lambda photo: base64.encodebytes(photo).decode().replace("\n", "\r\n    "),
-    "byte order mark": lambda photo: "\ufeff" + base64.b64encode(photo).decode(),
     "data URL with a comma": lambda photo: "data:image/jpeg;name=a,b.jpg;base64," + base64.b64encode(photo).decode(),
     "data URL with later parameters": lambda photo: (
         "data:image/jpeg;base64;charset=utf-8," + base64.b64encode(photo).decode()
     ),
     "data URL": lambda photo: "data:image/jpeg;base64," + base64.b64encode(photo).decode(),
     "data URL with parameters": lambda photo: "DATA:image/jpeg;name=a.jpg;BASE64," + base64.b64encode(photo).decode(),
-    "data URL, escaped": lambda photo: "data:;base64," + base64.b64encode(photo).decode().replace("=", "%3D"),
     "data URL, unpadded lines": lambda photo: "data:;base64,\n" + base64.encodebytes(photo).decode().rstrip("=\n"),
 }
 
 
 @given(st.binary(max_size=100), st.sampled_from(sorted(FORMS)))
 def test_every_form_of_base64(content: bytes, form: str) -> None:
-    assert decode_base64(FORMS[form](content).encode()) == content
+    assert Photos.model_validate_json(json.dumps({"images": [FORMS[form](content)]})).images == [content]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_long_text_is_decoded_in_parts(form: str) -> None:
-    content = np.random.default_rng(0).bytes(2 * CHUNK_BYTES + 1)
-    assert decode_base64(bytearray(FORMS[form](content).encode())) == content
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
-def test_a_photo_in_every_form(server: str, astronaut: Photo, form: str, large: bool) -> None:
-    """Small photos are parsed with the document, large ones are set aside."""
-    photo = jpeg(astronaut, 98 if large else 30)
-    assert (len(photo) > 100_000) == large
-    text = FORMS[form](photo)
+def test_a_photo_in_every_form(server: str, astronaut: Photo, form: str) -> None:
+    text = FORMS[form](jpeg(astronaut, 98))
     found = httpx.post(f"{server}/v1/detect", json={"images": [text]})
     assert (found.status_code, len(found.json()["images"][0]["faces"])) == (200, 1)
     pair = {"a": {"image": text}, "b": {"image": text}}
@@ -65,11 +53,11 @@ def test_a_photo_in_every_form(server: str, astronaut: Photo, form: str, large: 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda text: "+/" + text[2:-4] + "-_==", "alphabet"),
+        (lambda text: "+/" + text[2:-4] + "-_==", "characters"),
         (lambda text: text[:20] + " " + text[21:], "spaces"),
-        (lambda text: text[: len(text) // 4 * 4 - 3], "length"),
+        (lambda text: text[: len(text) // 4 * 4 - 3], "ends early"),
         (lambda text: text[:20] + "!" + text[21:], "characters"),
-        (lambda text: text[:20] + "=" + text[21:], "padding|ends early"),
+        (lambda text: text[:20] + "=" + text[21:], "ends early"),
         (lambda text: text[:20] + "\u00e9" + text[22:], "characters"),
         (lambda text: "data:image/jpeg," + text, "data URL"),
         (lambda text: "https://example.org/" + text, "urls"),
@@ -84,7 +72,7 @@ def test_other_text_is_refused_with_the_reason(
     refused = httpx.post(f"{server}/v1/detect", content=body, headers={"Content-Type": "application/json"})
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
     assert [field["field"] for field in refused.json()["fields"]] == ["images.0"]
-    assert any(word in refused.json()["detail"] for word in reason.split("|"))
+    assert reason in refused.json()["detail"]
 
 
 @pytest.mark.parametrize("kind", ["data URL", "standard", "URL-safe"])
@@ -98,21 +86,3 @@ def test_base64_where_a_file_is_expected(server: str, astronaut: Photo, kind: st
     field = httpx.post(f"{server}/v1/detect", files={"images": (None, text)})
     assert (field.status_code, field.json()["code"]) == (422, "invalid_request")
     assert "as a file" in field.json()["detail"]
-
-
-def test_padding_within_the_text_is_refused_in_every_place() -> None:
-    text = base64.b64encode(bytes(2 * CHUNK_BYTES))
-    for place in (1, CHUNK_BYTES - 1, CHUNK_BYTES):
-        with pytest.raises(ValueError, match="ends early"):
-            decode_base64(text[:place] + b"=" + text[place + 1 :])
-
-
-@pytest.mark.parametrize("between", [b"\n", b"\r\n", b"\n  ", b" \r\n\t"])
-def test_long_text_is_decoded_piece_by_piece(between: bytes) -> None:
-    """Replacements in 25 MB at once held the GIL for 1.8 s, and no other request was answered."""
-    photo = bytes(range(256)) * 10_000
-    text = base64.b64encode(photo)
-    lines = between.join(text[at : at + 76] for at in range(0, len(text), 76))
-    assert decode_base64(lines) == photo
-    escaped = lines.replace(b"/", rb"\/").replace(b"\n", rb"\n").replace(b"\r", rb"\r").replace(b"\t", rb"\u0009")
-    assert unescape(escaped) == lines
