@@ -62,20 +62,21 @@ class End(NamedTuple):
     hash: str
 
 
-def record(
+def note(
     vault: Vault,
     connection: Connection,
     event: str,
     gallery: Gallery | None = None,
     subject: str | None = None,
     outcome: str = "done",
+    published: Sequence[Event] = (),
     **details: Any,
 ) -> End:
-    """Append a line in the current transaction, which must hold the gallery's lock.
+    """Append the line of one effect, and its events, in the effect's transaction, which must hold the gallery's lock.
 
     Call it at the end of the transaction: other writers of the chain wait from here on. Creating or deleting a gallery
     also adds a line to the service's chain. ``subject``: the id; the line holds a pseudonym under the gallery's key.
-    Raises MasterKeyError.
+    ``published``: events of the gallery for webhooks and streams. Raises MasterKeyError.
     """
     if gallery is None:
         return append(vault, connection, OF_SERVICE, [Entry(event, None, None, outcome, details)])
@@ -85,6 +86,7 @@ def record(
         first = connection.execute(FIRST, {"chain": gallery.pk}).scalar()
         said = {"chain": first} if event == BEGINS else {"chain": first, "lines": end.lines, "last": end.hash}
         append(vault, connection, OF_SERVICE, [replace(entry, details=said)])
+    publish(vault, connection, gallery, published)
     return end
 
 

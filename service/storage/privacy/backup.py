@@ -26,7 +26,7 @@ from kith.wire.fields import rfc3339
 from service.core.atomic_files import atomic_write
 from service.core.errors import BackupError, MasterKeyError
 from service.security.master_keys import MasterKeys
-from service.storage.audit.log import record
+from service.storage.audit.log import note
 from service.storage.db import bulk_rows
 from service.storage.db.audit_triggers import audit_triggers_off
 from service.storage.db.engine import Database
@@ -229,7 +229,7 @@ def restore(
                 bulk_rows.raise_highest_key(connection, table, offsets[table.name] + manifest.highest[table.name])
             keep_restrictions(connection, database.vault, ended)
             # after the restore of the secret that signs the chains
-            record(database.vault, connection, "database_restored", as_of=manifest.created_at)
+            note(database.vault, connection, "database_restored", as_of=manifest.created_at)
             for receipt in repeated_erasures.repeat(database.vault, connection, erased):
                 report(f"repeated erasure: {receipt.kind}, erased on {receipt.at:%Y-%m-%d %H:%M} UTC")
     database.truncate_wal()

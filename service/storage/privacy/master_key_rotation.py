@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection
 
 from service.core.errors import MasterKeyError, StorageError
 from service.security.master_keys import LocalKey
-from service.storage.audit.log import record
+from service.storage.audit.log import note
 from service.storage.db.engine import Database
 from service.storage.db.key_vault import GALLERY
 from service.storage.db.tables import data_keys, secrets
@@ -62,5 +62,5 @@ def rewrap(database: Database, to: LocalKey) -> Use:
         changed = Use(done[secrets.name], done[data_keys.name])
         if done:
             keys, galleries = sorted(before), changed.galleries
-            record(database.vault, connection, "master_key_rotated", before=keys, after=to.id, galleries=galleries)
+            note(database.vault, connection, "master_key_rotated", before=keys, after=to.id, galleries=galleries)
     return changed

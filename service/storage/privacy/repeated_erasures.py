@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 from service.core.errors import InvalidRequestError, StorageError
 from service.domain.gallery import Gallery
 from service.storage.audit.chain import OF_SERVICE
-from service.storage.audit.log import End, Entry, append, record
+from service.storage.audit.log import End, Entry, append, note
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import Vault
 from service.storage.db.tables import albums, decoys, erasures, galleries, strangers, subjects, templates
@@ -73,7 +73,7 @@ def _erase(vault: Vault, connection: Connection, gallery: Gallery | None, receip
         return False, append(vault, connection, OF_SERVICE, [Entry(event, None, receipt.subject, REPEATED, about)])
     if receipt.kind == "gallery":
         erasure.delete_gallery(connection, gallery)
-        return True, record(vault, connection, event, gallery, outcome=REPEATED, **about)
+        return True, note(vault, connection, event, gallery, outcome=REPEATED, **about)
     subject = receipt.subject
     if receipt.kind in ("stranger", "strangers"):
         # All strangers of an older backup were remembered before the receipt.

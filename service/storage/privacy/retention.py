@@ -19,7 +19,7 @@ from service.core.errors import (
     StorageError,
 )
 from service.domain.gallery import Gallery
-from service.storage.audit.log import record
+from service.storage.audit.log import note
 from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
 from service.storage.db.tables import (
@@ -185,7 +185,7 @@ class Retention:
             counts = {what: count for what, count in sorted(removed.items()) if count}
             if counts:
                 past = rfc3339(before)
-                record(self._database.vault, connection, "retention_applied", gallery, before=past, removed=counts)
+                note(self._database.vault, connection, "retention_applied", gallery, before=past, removed=counts)
         return removed
 
     def _sweep_decoys(self, gallery: Gallery, before: datetime) -> Counter[str]:
@@ -201,7 +201,7 @@ class Retention:
                 return Counter()
             removed = delete_decoys(connection, decoys.c.pk.in_(some))
             past = rfc3339(before)
-            record(self._database.vault, connection, "retention_applied", gallery, before=past, removed=dict(removed))
+            note(self._database.vault, connection, "retention_applied", gallery, before=past, removed=dict(removed))
         return removed
 
     def _remembering(self) -> list[int]:
@@ -224,7 +224,7 @@ class Retention:
                     break  # changed in the meantime; left to the next sweep
                 removed = delete_strangers(connection, gallery, strangers.c.pk.in_(old))
                 counts = {what: count for what, count in sorted(removed.items()) if count}
-                record(self._database.vault, connection, "retention_applied", gallery, removed=counts)
+                note(self._database.vault, connection, "retention_applied", gallery, removed=counts)
             forgotten += removed["strangers"]
         return forgotten
 

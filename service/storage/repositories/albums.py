@@ -40,7 +40,7 @@ from service.domain.albums import (
 )
 from service.domain.gallery import Gallery, NewTemplate
 from service.security.sealing import Seal
-from service.storage.audit.log import Entry, append, record
+from service.storage.audit.log import Entry, append, note
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import (
     ALBUM_FACE,
@@ -236,7 +236,7 @@ class AlbumStore:
             group = _read_group(connection, gallery, album, number)
             _set_name(connection, gallery, group.pk, subject_id, name)
             vault = self._database.vault
-            record(vault, connection, "album_named", gallery, subject_id, album=album_id, group=group.id)
+            note(vault, connection, "album_named", gallery, subject_id, album=album_id, group=group.id)
             return _read_group(connection, gallery, album, number)
 
     def merge(self, gallery: Gallery, album_id: str, number: int, into: int) -> AlbumGroup:
@@ -251,8 +251,8 @@ class AlbumStore:
             if target.subject is None and source.subject is not None:
                 _copy_name(connection, source.pk, target.pk)
             connection.execute(album_groups.delete().where(album_groups.c.pk == source.pk))
-            about = {"album": album_id, "group": source.id, "into": target.id}
-            record(self._database.vault, connection, "album_merged", gallery, **about)
+            about: dict[str, Any] = {"album": album_id, "group": source.id, "into": target.id}
+            note(self._database.vault, connection, "album_merged", gallery, **about)
             return _read_group(connection, gallery, album, into)
 
     def split(self, gallery: Gallery, album_id: str, number: int, face_ids: Sequence[str]) -> AlbumGroup:
@@ -277,7 +277,7 @@ class AlbumStore:
             into = connection.execute(made).scalar_one()
             connection.execute(album_faces.update().where(own).values(group_pk=into, certainty=None))
             about: dict[str, Any] = {"album": album_id, "group": group.id, "into": f"g{new}", "faces": len(found)}
-            record(self._database.vault, connection, "album_split", gallery, **about)
+            note(self._database.vault, connection, "album_split", gallery, **about)
             return _read_group(connection, gallery, album, new)
 
     def to_enroll(

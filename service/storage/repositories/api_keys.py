@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection
 from kith.wire.fields import rfc3339
 from service.core.errors import KeyEndedError, KeyNotFoundError, StorageBusyError
 from service.security.api_keys import ApiKey, Keyring, Rights, digest, mac, new_token
-from service.storage.audit.log import record
+from service.storage.audit.log import note
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import Vault
 from service.storage.db.tables import api_key_versions, api_keys, galleries
@@ -175,7 +175,7 @@ class KeyStore:
         galleries = None if key.rights.galleries is None else sorted(key.rights.galleries)
         expires = None if key.expires_at is None else rfc3339(key.expires_at)
         about: dict[str, Any] = {"key": key.id, "scopes": sorted(key.rights.scopes), "galleries": galleries, **details}
-        record(self._database.vault, connection, event, **about, expires_at=expires)
+        note(self._database.vault, connection, event, **about, expires_at=expires)
 
 
 def keep_restrictions(connection: Connection, vault: Vault, before: Iterable[ApiKey]) -> None:

@@ -26,7 +26,7 @@ from service.domain.gallery_items import (
     vector_bytes,
 )
 from service.security.sealing import VECTOR_TYPE
-from service.storage.audit.log import record
+from service.storage.audit.log import note
 from service.storage.db import bulk_rows
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import (
@@ -39,7 +39,6 @@ from service.storage.db.row_sealing import (
     subject_lookup,
 )
 from service.storage.db.tables import changes, crops, galleries, labels, subjects, templates, vectors
-from service.storage.events.outbox import publish
 from service.storage.repositories.erasures import erased_error, erased_since, erased_templates_since
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows, update_gallery
 
@@ -106,10 +105,9 @@ class BulkStore:
                 template_count=galleries.c.template_count + len(new),
             )
             counts: dict[str, Any] = {"subjects": len(unknown), "templates": len(new), "refused": len(refusals)}
-            record(self._database.vault, connection, "gallery_imported", gallery, **counts)
-            if new:
-                imported = Event("enrollment", {"subject_count": len(unknown), "template_count": len(new)})
-                publish(self._database.vault, connection, gallery, [imported])
+            imported = Event("enrollment", {"subject_count": len(unknown), "template_count": len(new)})
+            published = [imported] if new else []
+            note(self._database.vault, connection, "gallery_imported", gallery, published=published, **counts)
         present = int(items.given.sum()) - len(new) - sum(bool(items.given[row]) for row in refused)
         return BlockResult(len(unknown), len(new), present, refusals)
 

@@ -16,7 +16,7 @@ from kith.wire.fields import MAX_DECOYS
 from models.runtime.network import Float
 from service.core.errors import DecoyEnrolledError, DecoyNotFoundError, TooManyDecoysError
 from service.domain.gallery import Decoy, Gallery
-from service.storage.audit.log import record
+from service.storage.audit.log import note
 from service.storage.db.bulk_rows import is_in
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_decoys, seal_decoy
@@ -73,7 +73,7 @@ class DecoyStore:
                 "created_at": datetime.now(UTC),
             }
             new = connection.execute(decoys.insert().values(row).returning(decoys)).one()
-            record(self._database.vault, connection, "decoy_added", gallery, subject_id, decoy=new.id)
+            note(self._database.vault, connection, "decoy_added", gallery, subject_id, decoy=new.id)
             return _decoy_of(new, gallery, subject_id), True
 
     def list_all(self, gallery: Gallery, subject_id: str) -> list[Decoy]:

@@ -23,7 +23,7 @@ from kith.wire.fields import rfc3339
 from service.core.errors import MasterKeyError, ReceiptNotFoundError, SubjectErasedError
 from service.domain.gallery import Gallery
 from service.security.sealing import Seal
-from service.storage.audit.log import record
+from service.storage.audit.log import note
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import ITEM, subject_lookup
@@ -392,7 +392,7 @@ def record_erasure(
     }
     named: Iterator[ErasedKind] = (each for each, given in ids.items() if given is not None)
     what: ErasedKind = next(named, "gallery") if kind is None else kind
-    end = record(vault, connection, event or EVENTS[what], gallery, subject_id, **about)
+    end = note(vault, connection, event or EVENTS[what], gallery, subject_id, **about)
     other = stranger_id or album_id
     subject, now = other if subject_id is None else subject_lookup(gallery.seal, subject_id), datetime.now(UTC)
     receipt = Receipt(

@@ -10,10 +10,9 @@ import sqlalchemy as sa
 from models.risk.impostor_evidence import ImpostorEvidence
 from service.domain.events import Event
 from service.domain.gallery import Gallery, StoredEvidence
-from service.storage.audit.log import record
+from service.storage.audit.log import note
 from service.storage.db.engine import Database
 from service.storage.db.tables import audit, evidence, galleries
-from service.storage.events.outbox import publish
 from service.storage.repositories.gallery_rows import gallery_value
 
 
@@ -54,8 +53,8 @@ class EvidenceStore:
             else:
                 connection.execute(evidence.update().where(_evidence_of(gallery)).values(**values))
             if event is not None:
-                record(self._database.vault, connection, event, gallery, **details)
-                publish(self._database.vault, connection, gallery, [Event("threshold_moved", details)])
+                moved = [Event("threshold_moved", details)]
+                note(self._database.vault, connection, event, gallery, published=moved, **details)
 
     def last_event(self, gallery: Gallery, event: str) -> dict[str, Any]:
         """Return the details of the gallery's latest audit line of this event, empty without one."""

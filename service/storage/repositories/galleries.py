@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from service.core.errors import GalleryExistsError, GalleryNotFoundError, MasterKeyError
 from service.domain.gallery import Gallery, GalleryCounts, GallerySettings
-from service.storage.audit.log import record
+from service.storage.audit.log import note
 from service.storage.db.engine import Database, new_version
 from service.storage.db.tables import decoys, galleries, generations
 from service.storage.events.outbox import read_webhooks
@@ -64,7 +64,7 @@ class GalleryStore:
             first = {"gallery_pk": pk, "generation": 0, "state": "current", "details": {}, "updated_at": now}
             connection.execute(generations.insert().values(**first, **common))
             gallery = Gallery(pk, name, fingerprint, dimension, settings, now, seal, version=version)
-            record(self._database.vault, connection, "gallery_created", gallery)
+            note(self._database.vault, connection, "gallery_created", gallery)
         return gallery
 
     def get(self, name: str) -> Gallery:
@@ -138,7 +138,7 @@ class GalleryStore:
             update_gallery(connection, before.pk, settings=asdict(settings), version=version)
             old, new = asdict(before.settings), asdict(settings)
             changed = {name: value for name, value in new.items() if value != old[name]}
-            record(self._database.vault, connection, "gallery_updated", before, changed=changed)
+            note(self._database.vault, connection, "gallery_updated", before, changed=changed)
         return replace(before, settings=settings, version=version)
 
     def delete(self, name: str) -> tuple[Gallery, Receipt]:

@@ -19,7 +19,7 @@ from models.runtime.network import Float
 from service.core.errors import InvalidRequestError, MigrationIncompleteError, MigrationStateError
 from service.domain.gallery import Gallery, Generation
 from service.domain.outcomes import RiskTarget
-from service.storage.audit.log import record
+from service.storage.audit.log import note
 from service.storage.db.engine import Database
 from service.storage.db.tables import (
     albums,
@@ -121,7 +121,7 @@ class GenerationStore:
             repeated = other is not None and other.state == "shadow"
             if not repeated:
                 details: dict[str, Any] = {"recognizer": fingerprint, "model": model}
-                record(self._database.vault, connection, "migration_started", gallery, **details)
+                note(self._database.vault, connection, "migration_started", gallery, **details)
             _queue_job(connection, gallery, FILL, number, fingerprint, unless_running=repeated)
 
     def cut_over(self, gallery: Gallery, min_share: float, risk: RiskTarget | None) -> None:
@@ -160,7 +160,7 @@ class GenerationStore:
             # For templates enrolled since the last fill.
             _queue_job(connection, gallery, FILL, other.number, other.fingerprint)
             details = _fingerprints(current, other) | covered.counts
-            record(self._database.vault, connection, "migration_cut_over", gallery, **details)
+            note(self._database.vault, connection, "migration_cut_over", gallery, **details)
 
     def roll_back(self, gallery: Gallery) -> None:
         """Make the previous generation current again, or set the new one aside; delete nothing.
@@ -180,7 +180,7 @@ class GenerationStore:
             # Templates enrolled meanwhile may lack its vectors.
             _queue_job(connection, gallery, FILL, back.number, back.fingerprint)
             details = _fingerprints(away, back) | _coverage(connection, gallery, back.number).counts
-            record(self._database.vault, connection, "migration_rolled_back", gallery, **details)
+            note(self._database.vault, connection, "migration_rolled_back", gallery, **details)
 
     def finish(self, gallery: Gallery, force: bool) -> None:
         """Drop the generation that is not current.
@@ -217,7 +217,7 @@ class GenerationStore:
             unusable = delete_albums(connection, outdated)["albums"]
             details = _fingerprints(away, current) | {"left_out": lost, "decoys": forgotten}
             details |= {"strangers": unreadable, "albums": unusable}
-            record(self._database.vault, connection, "migration_finished", gallery, **details)
+            note(self._database.vault, connection, "migration_finished", gallery, **details)
 
     def delete_vectors(self, gallery: Gallery, generation: int, keys: Sequence[int]) -> None:
         """Delete these templates' vectors of a dropped generation; do nothing for any other."""

@@ -26,7 +26,7 @@ from service.core.errors import (
 from service.domain.events import Event
 from service.domain.gallery import Gallery, NewTemplate
 from service.security.sealing import Seal
-from service.storage.audit.log import Entry, append, record
+from service.storage.audit.log import Entry, append, note
 from service.storage.db.engine import Database, deleted_meanwhile
 from service.storage.db.row_sealing import ITEM, PROBLEM
 from service.storage.db.tables import data_keys, galleries, job_items, jobs
@@ -96,7 +96,7 @@ class JobStore:
             created = create_in(connection, gallery, kind, parameters, job_id)
             if beginning is not None:
                 beginning(connection, created)
-            record(self._database.vault, connection, "job_queued", gallery, job=created, kind=kind)
+            note(self._database.vault, connection, "job_queued", gallery, job=created, kind=kind)
             return self._job(_row(connection, created))
 
     def job(self, job_id: str) -> Job:

@@ -17,7 +17,7 @@ from service.core.errors import InvalidRequestError, KithError, SubjectExistsErr
 from service.domain.gallery import Gallery, Subject, SubjectFilter, SubjectLabel
 from service.domain.person_search import matches
 from service.security.sealing import Seal
-from service.storage.audit.log import pseudonym, record
+from service.storage.audit.log import note, pseudonym
 from service.storage.db.engine import Database
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import (
@@ -85,7 +85,7 @@ class SubjectStore:
                 insert_subject(connection, gallery, about, now)
             else:
                 _update(connection, gallery, subject_pk, about)
-            record(self._database.vault, connection, "subject_put", gallery, subject_id, created=created)
+            note(self._database.vault, connection, "subject_put", gallery, subject_id, created=created)
             return read_subject(connection, gallery, subject_id), created
 
     def patch(self, gallery: Gallery, subject_id: str, given: dict[str, Any]) -> Subject:
@@ -95,7 +95,7 @@ class SubjectStore:
             erasures.refuse_erased(connection, gallery, subject_id)
             about = replace(_record_of(subject), **given)
             _update(connection, gallery, subject.pk, about)
-            record(self._database.vault, connection, "subject_changed", gallery, subject_id, changed=sorted(given))
+            note(self._database.vault, connection, "subject_changed", gallery, subject_id, changed=sorted(given))
             return read_subject(connection, gallery, subject_id)
 
     def get(self, gallery: Gallery, subject_id: str) -> Subject:
@@ -231,7 +231,7 @@ class SubjectStore:
                 _update(connection, gallery, target.pk, about)
             removed = erasures.delete_subjects(connection, gallery, [source.pk])
             vault, count, by = self._database.vault, len(moved), pseudonym(gallery, subject_id)
-            record(vault, connection, "subject_changed", gallery, into, changed=changed, merged=by, templates=count)
+            note(vault, connection, "subject_changed", gallery, into, changed=changed, merged=by, templates=count)
             details = {"into": pseudonym(gallery, into), "templates": count}
             receipt = erasures.record_erasure(
                 vault, connection, gallery, removed, subject_id, event=MERGED_EVENT, details=details

@@ -13,7 +13,7 @@ from models.runtime.network import Float
 from service.core.errors import CropNotFoundError, IdempotencyConflictError, TemplateNotFoundError
 from service.domain.events import Event
 from service.domain.gallery import Crop, Gallery, IdempotentResponse, NewTemplate, Subject, Template
-from service.storage.audit.log import pseudonym, record
+from service.storage.audit.log import note, pseudonym
 from service.storage.db.engine import Database
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import (
@@ -27,7 +27,6 @@ from service.storage.db.row_sealing import (
     subject_lookup,
 )
 from service.storage.db.tables import crops, galleries, generations, idempotency, subjects, templates, vectors
-from service.storage.events.outbox import publish
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import append_changes, read_snapshot
 from service.storage.repositories.erasures import Receipt
@@ -195,8 +194,8 @@ class TemplateStore:
             connection.execute(idempotency.delete().where(idempotency.c.subject_pk == source.pk))
             # Reindex both subjects.
             append_changes(connection, gallery, [(template_pk, source.pk), (template_pk, target.pk)])
-            details = {"template": template_id, "to": pseudonym(gallery, to)}
-            record(self._database.vault, connection, "template_moved", gallery, subject_id, **details)
+            details: dict[str, Any] = {"template": template_id, "to": pseudonym(gallery, to)}
+            note(self._database.vault, connection, "template_moved", gallery, subject_id, **details)
 
 
 # Rows, within a transaction of the caller
@@ -238,9 +237,8 @@ def report_enrollment(
     vault: Vault, connection: Connection, gallery: Gallery, subject_id: str, count: int, **details: Any
 ) -> None:
     """Write the audit line and the event of ``count`` enrolled templates, at the end of their transaction."""
-    record(vault, connection, "templates_enrolled", gallery, subject_id, templates=count, **details)
-    said = {"subject": subject_id, "template_count": count, **details}
-    publish(vault, connection, gallery, [Event("enrollment", said, subject_id)])
+    enrolled = Event("enrollment", {"subject": subject_id, "template_count": count, **details}, subject_id)
+    note(vault, connection, "templates_enrolled", gallery, subject_id, published=[enrolled], templates=count, **details)
 
 
 def existing_ids(connection: Connection, gallery: Gallery, ids: Collection[str]) -> set[str]:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from service.core.errors import StorageBusyError, TooManyWebhooksError, WebhookNotFoundError
 from service.domain.events import EventFilter
 from service.security.webhook_signature import new_secret
-from service.storage.audit.log import record
+from service.storage.audit.log import note
 from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
 from service.storage.db.tables import webhooks
@@ -49,7 +49,7 @@ class WebhookStore:
             galleries = None if chosen.galleries is None else sorted(chosen.galleries)
             types = None if chosen.types is None else sorted(chosen.types)
             about: dict[str, Any] = {"webhook": webhook.id, "types": types, "galleries": galleries}
-            record(self._database.vault, connection, "webhook_created", **about)
+            note(self._database.vault, connection, "webhook_created", **about)
         return replace(webhook, pk=pk)
 
     def list_all(self) -> Sequence[Webhook]:
@@ -70,7 +70,7 @@ class WebhookStore:
         with self._database.write(_CONFLICT) as connection:
             if connection.execute(webhooks.delete().where(webhooks.c.id == webhook_id)).rowcount == 0:
                 raise WebhookNotFoundError(f"there is no webhook {webhook_id!r}")
-            record(self._database.vault, connection, "webhook_deleted", webhook=webhook_id)
+            note(self._database.vault, connection, "webhook_deleted", webhook=webhook_id)
 
     def claim(self, receiver: BuiltIn) -> None:
         """Have all events from now on stored for a built-in receiver, until ``MAX_AGE`` after its last claim."""
@@ -87,7 +87,7 @@ class WebhookStore:
                 webhook = Webhook(0, receiver, None, "", "", EventFilter(), datetime.now(UTC))
                 sealed = seal_webhook(webhook_seal(connection, self._database.vault), webhook)
                 connection.execute(webhooks.insert().values(id=receiver, sealed=sealed, created_at=webhook.created_at))
-                record(self._database.vault, connection, "webhook_created", webhook=receiver)
+                note(self._database.vault, connection, "webhook_created", webhook=receiver)
         except StorageBusyError as error:
             if error is not _CONFLICT:  # otherwise another process inserted it
                 raise

@@ -20,7 +20,7 @@ from service.core.actor import Actor
 from service.core.errors import AuditFileError
 from service.domain.gallery import Gallery, GallerySettings
 from service.storage.audit.chain import Anchor, Fault, Line, Report, examine
-from service.storage.audit.log import Entry, record, record_entries
+from service.storage.audit.log import Entry, note, record_entries
 from service.storage.audit.reader import (
     AuditFilter,
     anchor_lines,
@@ -54,7 +54,7 @@ def gallery_with_lines(database: Database, name: str = "g", lines: int = LINES) 
     gallery = Store(database).galleries.create(name, "f", 8, GallerySettings())
     for number in range(2, lines + 1):
         with database.change(gallery) as connection:
-            record(database.vault, connection, "event", gallery, "ada", number=number, share=0.1 * number)
+            note(database.vault, connection, "event", gallery, "ada", number=number, share=0.1 * number)
     return gallery
 
 
@@ -275,7 +275,7 @@ def test_anchors_detect_an_older_signed_head(database: Database, url: str) -> No
     with other.begin() as connection:
         signed = connection.execute(sa.text("SELECT * FROM audit_heads WHERE chain = :c"), {"c": gallery.pk}).one()
     with database.change(gallery) as connection:
-        record(database.vault, connection, "event", gallery)
+        note(database.vault, connection, "event", gallery)
     noted = report_of(url, None).ends
     with other.begin() as connection:
         drop_audit_triggers(connection)
@@ -325,7 +325,7 @@ def test_a_restored_backup_verifies_with_shifted_keys(
         report = report_of(other_url, secret, noted)
         assert report.faults == [] and len(report.ends) == 3
         with database.change(gallery) as connection:
-            record(database.vault, connection, "event", gallery)
+            note(database.vault, connection, "event", gallery)
         # Later lines are missing.
         assert brief(report_of(other_url, secret, report_of(url, None).ends).faults) == [("anchor", "g", 7, 7)]
         with pytest.raises(sa.exc.DBAPIError, match=REFUSAL), other.engine.begin() as connection:

@@ -26,7 +26,7 @@ from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentRes
 from service.domain.strangers import Recalled
 from service.index.follower import Followers, in_process
 from service.security.api_keys import Rights
-from service.storage.audit.log import record
+from service.storage.audit.log import note
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import ITEM, PROBLEM, seal_crop
@@ -107,8 +107,8 @@ def filled(database: Database) -> Store:
         connection.execute(
             crops.insert().values(template_pk=template_pk, sealed=seal_crop(one.seal, Crop(b"\0\xff", ((1, 2.5),))))
         )
-        record(database.vault, connection, "e", one, a=None)
-        record(database.vault, connection, "of none")
+        note(database.vault, connection, "e", one, a=None)
+        note(database.vault, connection, "of none")
         job = {"id": "j", "kind": "k", "gallery_pk": one.pk, "state": "running", "parameters": {}, "progress": {}}
         job |= {"problem": one.seal.close_json({}, PROBLEM), "actor": "service", "cancel": False}
         connection.execute(jobs.insert().values(**job, created_at=now, updated_at=now))
