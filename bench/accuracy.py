@@ -165,7 +165,7 @@ def through_another(pack: ModelPack, detection: DetectionSpec, lfw: Path) -> dic
 def markdown(columns: Sequence[Column]) -> str:
     """Format one row per figure; goals are judged for the first column."""
     values = [column.values() for column in columns]
-    names = ["Detector", "Recognizer", "Dimensions", *(m.name for m in MEASURES)]
+    names = ["Detector", "Recognizer", "Dimensions", *MEASURES]
     names[4:4] = [THROUGH_YUNET, DIFFERENCE]
     yunet = next((column.metrics for column in columns if column.title == "YuNet"), {})
     rows = []

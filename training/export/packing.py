@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,19 +155,9 @@ def refresh_pack(directory: Path, data: Path, note: str | None = None, log: str 
     check_provenance(pack)
     changes = {key: value for key, value in (("note", note), ("log", log)) if value is not None}
     metrics = evaluate_pack(pack, data)
-    if "groups" in pack.metrics:  # measured by store_group_figures' caller
+    if "groups" in pack.metrics:  # not measured here
         metrics["groups"] = pack.metrics["groups"]
     measured = update_manifest(pack.directory, {**pack.provenance, **changes}, metrics)
-    write_model_card(measured)
-    return measured
-
-
-def store_group_figures(directory: Path, figures: Mapping[str, Any]) -> ModelPack:
-    """Add the error rates of groups, as written by bench.groups, to a pack's metrics and model card. Raises as
-    `refresh_pack`."""
-    pack = load_pack(directory)
-    check_provenance(pack)
-    measured = update_manifest(pack.directory, pack.provenance, {**pack.metrics, "groups": figures})
     write_model_card(measured)
     return measured
 
