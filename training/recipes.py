@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
+from models.pack.loading import BUNDLED_PACK
 from models.vision.alignment import CROP_SIZE_PX
+from training.bounds import fixed_scale
 from training.config import (
     AugmentConfig,
     BackboneConfig,
@@ -23,6 +25,13 @@ from training.config import (
 
 Recipe = Callable[[Path, Path, Path | None], RunConfig]
 """Function of the data path, the output path and an optional teacher (pack, network or run)."""
+SMALL_SET_IMAGES: Final = 20_000
+"""Images below which `few` is chosen. It was tried with 5,851."""
+MIN_BATCH: Final = 16
+BATCHES_PER_EPOCH: Final = 16
+"""Small sets get smaller batches, so that an epoch has at least this many of them."""
+USUAL_STEPS: Final = 2600
+"""Steps of `compact` on the 42,000 crops that it was made for."""
 
 
 def compact(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
@@ -35,6 +44,38 @@ def compact(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
         head=HeadConfig("cosface", {"scale": 20.0, "margin": 0.25}),
         distill=DistillConfig(teacher),
         loop=LoopConfig(epochs=8, margin_warmup=0.2),
+    )
+
+
+def few(data: Path, output: Path, teacher: Path | None = None) -> RunConfig:
+    """Return a recipe for fewer than 20,000 photos: AdamW, and mostly the embeddings of a teacher, by default the
+    bundled pack (training/losses/README.md, "Below 1,000 people"). `sized` sets what depends on their number."""
+    return RunConfig(
+        name="few",
+        output=output,
+        data=DataConfig(root=data),
+        head=HeadConfig("cosface", {"scale": 10.0, "margin": 0.35}),
+        distill=DistillConfig(teacher or BUNDLED_PACK, weight=30.0),
+        loop=LoopConfig(
+            epochs=40, batch_size=64, optimizer="adamw", learning_rate=0.002, weight_decay=0.05, margin_warmup=0.2
+        ),
+    )
+
+
+def sized(config: RunConfig, people: int, images: int) -> RunConfig:
+    """Return the recipe `few` with epochs, batch, rate and scale for a number of people and images: about USUAL_STEPS
+    in 8 to 40 epochs, a rate in proportion to the batch, and the trials' scale or AdaCos's, whichever is larger."""
+    trained = round(images * (1 - config.data.held_out_people) * (1 - config.data.held_out_photos))
+    usual = config.loop
+    power = 2 ** (trained // BATCHES_PER_EPOCH).bit_length() // 2
+    batch = max(min(MIN_BATCH, trained), min(usual.batch_size, power))
+    epochs = min(max(LoopConfig.epochs, round(USUAL_STEPS / (trained // batch))), usual.epochs)
+    rate = usual.learning_rate * batch / usual.batch_size
+    scale = max(config.head.options["scale"], round(fixed_scale(max(people, 3)), 1))
+    return replace(
+        config,
+        head=replace(config.head, options={**config.head.options, "scale": scale}),
+        loop=replace(usual, epochs=epochs, batch_size=batch, learning_rate=rate),
     )
 
 
@@ -118,7 +159,7 @@ def _large_scale(
 
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
-    {recipe.__name__: recipe for recipe in (compact, smoke, medium, papers, ms1mv3, glint360k, webface42m)}
+    {recipe.__name__: recipe for recipe in (few, compact, smoke, medium, papers, ms1mv3, glint360k, webface42m)}
 )
 
 # Heads and terms: the papers' losses at the settings of ArcFace, section 3.2, AdaCos, and two margins at scales for

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from models.pack.loading import BUNDLED_PACK
 from models.pack.manifest import ModelPack
 from tests.training.runs import write_people
+from training.cli import commands
 from training.cli.commands import app
 from training.config import ConfigError
 from training.losses import HEADS, TERMS
-from training.optimization.run_folder import write_run_config
-from training.recipes import PUBLISHED_LOSSES, compared
+from training.optimization.run_folder import read_run_config, write_run_config
+from training.recipes import PUBLISHED_LOSSES, RECIPES, compared, sized
 from training.run import compare
 
 
@@ -25,7 +28,7 @@ def call(*words: object) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("run", "large", "--data", ".", "--output", "runs/x"), "unknown recipe 'large'. Recipes: compact"),
+        (("run", "large", "--data", ".", "--output", "runs/x"), "unknown recipe 'large'. Recipes: few, compact"),
         (("run", "smoke", "--data", ".", "--output", "runs/x", "--set", "head.scale"), "section.key=value"),
         (("run", "smoke", "--data", ".", "--output", "runs/x", "--head", "archface"), "not one of softmax"),
         (
@@ -77,6 +80,55 @@ def test_an_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "train first" in " ".join(done.stderr.split())
+
+
+SMALL = ["--threads", "1", "--epochs", "1"]
+SMALL += ["--set", "backbone.widths=[16,16,16]", "--set", "backbone.depths=[1,1,1]"]
+
+
+def test_the_number_of_photos_chooses_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    people = write_people(tmp_path / "people", images=8)
+    call("run", "--data", "people", *SMALL)
+    few = read_run_config(tmp_path / "runs" / "people")
+    assert (few.name, few.loop.optimizer, few.loop.batch_size) == ("few", "adamw", 16)
+    assert (few.loop.epochs, few.distill.teacher, few.distill.weight) == (1, BUNDLED_PACK, 30)
+    assert few.data.manifest is None and few.data.aligned
+    for i in range(200):  # the same command goes on, though so many would get larger batches
+        shutil.copy(people / "p0" / "0.png", people / "p1" / f"more{i}.png")
+    call("run", "--data", "people", *SMALL)
+    assert read_run_config(tmp_path / "runs" / "people") == few
+    monkeypatch.setattr(commands, "SMALL_SET_IMAGES", 20)
+    call("run", "--data", "people", "--output", "runs/large", "--set", "data.max_identities=2", *SMALL)
+    large = read_run_config(tmp_path / "runs" / "large")
+    assert (large.name, large.loop.optimizer, large.distill.teacher) == ("compact", "sgd", None)
+    call("run", "few", "--data", "people", "--output", "runs/named", "--set", "data.max_identities=2", *SMALL)
+    assert read_run_config(tmp_path / "runs" / "named").name == "few"
+
+
+def test_the_bundled_pack_aligns_photos_that_are_no_crops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(commands, "_train", lambda config, align_with, threads: seen.append((config, align_with)))
+    people = write_people(tmp_path / "people", side=144)
+    for words in ((), ("--set", "data.crop_px=144"), ("--align-with", tmp_path)):
+        call("run", "--data", people, "--output", tmp_path / "run", *words)
+    assert [(config.data.aligned, align_with) for config, align_with in seen] == [
+        (False, BUNDLED_PACK),
+        (True, None),
+        (False, tmp_path),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("people", "images", "batch", "epochs", "scale"),
+    [(10, 50, 16, 40, 10), (300, 1000, 32, 40, 10), (300, 5093, 64, 37, 10), (2000, 60_000, 64, 8, 10.7)],
+)
+def test_few_photos_get_small_batches_and_many_epochs(
+    tmp_path: Path, people: int, images: int, batch: int, epochs: int, scale: float
+) -> None:
+    config = sized(RECIPES["few"](tmp_path, tmp_path / "run", None), people, images)
+    assert (config.loop.batch_size, config.loop.epochs, config.head.options["scale"]) == (batch, epochs, scale)
+    assert config.loop.learning_rate == pytest.approx(0.002 * batch / 64)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from training import distributed
 from training.cli.light import app as light
 from training.cli.light import print_figures
 from training.config import ConfigError, DataConfig, RunConfig
+from training.data.identities import list_identities
 from training.data.preflight import preflight
 from training.evaluation.benchmarks import Benchmarks, evaluate_other_benchmarks
 from training.evaluation.embedding import load_embedder
@@ -43,10 +45,9 @@ from training.export.packing import (
 from training.losses import HEADS, TERMS, list_options
 from training.optimization.loop import Checkpoint
 from training.optimization.run_folder import CONFIG, read_run_config
-from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES
+from training.recipes import COMPARISON_PEOPLE, PUBLISHED_LOSSES, RECIPES, SMALL_SET_IMAGES, sized
 from training.run.compare import compare as compare_losses
 from training.run.people import MeasuredPeople, measure_folder, own_photos, people_figures, write_worst_pairs
-from training.run.proposal import Proposal, propose
 from training.run.report import report_run, write_pack_report, write_report
 from training.run.train import train_recognizer
 
@@ -62,6 +63,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="section.key=value, e.g. head.margin=0.3, terms.intra=1, loop.epochs=2; repeatable."),
 ]
+log = logging.getLogger(__name__)
 RECIPE = f"One of: {', '.join(RECIPES)}."
 Teacher = Annotated[Path | None, typer.Option(help="Teacher: pack, ONNX or .pt2 file, or run.", exists=True)]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")]
@@ -74,34 +76,29 @@ def inspect(
     unaligned: Annotated[bool, typer.Option("--unaligned", help="Photos are not aligned crops.")] = False,
     crop_px: Annotated[int, typer.Option(min=32, help="Side of the crops in pixels.")] = CROP_SIZE_PX,
     sample: Annotated[int | None, typer.Option(min=1, help="Number of images to check; default: all.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print findings and proposal as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
 ) -> None:
-    """Check a data set before training (damage, duplicates), and propose settings for it."""
-    config = DataConfig(data, None if folder else "manifest.csv", aligned=not unaligned, crop_px=crop_px)
-    found = preflight(config, sample)
-    proposed = propose(config, found.people, found.images, distributed.device())
+    """Check a data set before training: damage, duplicates, sizes."""
+    found = preflight(
+        DataConfig(data, None if folder else "manifest.csv", aligned=not unaligned, crop_px=crop_px), sample
+    )
     if as_json:
-        print(json.dumps({**asdict(found), "warnings": found.warnings, "proposal": proposed.as_dict()}))
+        print(json.dumps({**asdict(found), "warnings": found.warnings}))
     else:
         print_figures(found.rows)
-        _print_proposal(proposed)
-    for warning in (*found.warnings, *proposed.notes):
+    for warning in found.warnings:
         Console(stderr=True).print(f"[yellow]warning:[/yellow] {escape(warning)}", highlight=False)
-
-
-def _print_proposal(proposed: Proposal) -> None:
-    table = Table("Setting", "Proposal", "Why")
-    for row in proposed.rows():
-        table.add_row(*map(escape, row))
-    Console().print(table)
-    print(proposed.command)  # one line, which no terminal's width breaks
 
 
 @app.command()
 def run(
-    recipe: Annotated[str, typer.Argument(help=RECIPE)],
     data: Identities,
-    output: Output,
+    recipe: Annotated[
+        str | None, typer.Argument(help=f"{RECIPE} Default: few below 20,000 photos, or compact.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Output folder of the run; default: runs/NAME of the data.")
+    ] = None,
     head: Annotated[
         str | None, typer.Option(help="Head instead of the recipe's; `kith-train losses` lists them.")
     ] = None,
@@ -112,11 +109,18 @@ def run(
     settings: Settings = None,
     threads: Threads = None,
 ) -> None:
-    """Train a recognizer by a recipe; run again to resume. Supports torchrun."""
-    config = _configured(recipe, data, output, teacher, folder, align_with)
+    """Train a recognizer by a recipe; run again to resume. Supports torchrun.
+
+    Without a recipe, the number of photos chooses it, and the bundled pack aligns photos that are no crops.
+    """
     shortcuts = {"head.name": head, "loop.epochs": None if epochs is None else str(epochs)}
-    overrides = {key: value for key, value in shortcuts.items() if value is not None}
-    _train(config.overridden({**overrides, **_settings(settings)}), align_with, threads)
+    overrides = {key: value for key, value in shortcuts.items() if value is not None} | _settings(settings)
+    output = output or Path("runs") / data.resolve().stem
+    config = _configured(recipe or "few", data, output, teacher, folder, align_with)
+    if recipe in (None, "few"):
+        large = None if recipe else _configured("compact", data, output, teacher, folder, align_with)
+        config, align_with = _by_size(config, large, overrides, align_with)
+    _train(config.overridden(overrides), align_with, threads)
 
 
 def _configured(
@@ -126,11 +130,28 @@ def _configured(
     if recipe not in RECIPES:
         raise ConfigError(f"unknown recipe {recipe!r}. Recipes: {', '.join(RECIPES)}")
     config = RECIPES[recipe](data, output, teacher)
-    if folder or data.suffix == ".rec":
-        config = replace(config, data=replace(config.data, manifest=None))
-    if align_with is not None:
-        config = replace(config, data=replace(config.data, aligned=False))
-    return config
+    listed = config.data.manifest is not None and (data / config.data.manifest).is_file()
+    manifest = config.data.manifest if listed and not folder else None
+    return replace(config, data=replace(config.data, manifest=manifest, aligned=align_with is None))
+
+
+def _by_size(
+    few: RunConfig, large: RunConfig | None, overrides: dict[str, str], align_with: Path | None
+) -> tuple[RunConfig, Path | None]:
+    """Return the settings for the photos, and the pack that aligns them. ``large``: for large sets, None if the user
+    named the recipe; otherwise the bundled pack aligns photos that are no crops. A started run keeps its settings."""
+    if (few.output / CONFIG).is_file():  # photos may have been added since
+        started = read_run_config(few.output)
+        return started, align_with or (None if started.data.aligned or large is None else BUNDLED_PACK)
+    data = few.overridden({key: value for key, value in overrides.items() if key.startswith("data.")}).data
+    listed = list_identities(data)
+    if large is not None and align_with is None and listed.read(0).shape[:2] != (data.crop_px, data.crop_px):
+        align_with = BUNDLED_PACK
+    chosen = sized(few, len(listed.names), len(listed))
+    if large is not None and len(listed) >= SMALL_SET_IMAGES:
+        chosen = large
+    log.info("recipe %s for %d photos of %d people", chosen.name, len(listed), len(listed.names))
+    return replace(chosen, data=replace(chosen.data, aligned=align_with is None)), align_with
 
 
 @app.command()
