@@ -61,7 +61,7 @@ def config(tmp_path: Path) -> RunConfig:
     ],
 )
 def test_invalid_settings_are_named(make: Callable[[], object]) -> None:
-    with pytest.raises(ConfigError, match=r"(loop|head|data|backbone|augment|terms|distill)\."):
+    with pytest.raises(ConfigError, match=r"(loop|head|data|backbone|augment|terms?|distill)\."):
         make()
 
 
@@ -109,12 +109,12 @@ def test_settings_are_overridden_by_text(config: RunConfig) -> None:
         ("loop.epochs", "many", "loop.epochs"),
         ("loop.epochs", "1.5", "loop.epochs"),
         ("loop.optimizer", "lion", "loop.optimizer"),
-        ("loop.batch_size", "1", "for batch norm"),
+        ("loop.batch_size", "1", "loop.batch_size: Input should be greater than or equal to 2, not 1"),
         ("loops.epochs", "1", "unknown setting"),
         ("backbone.widths", "[8]", "backbone.widths"),
         ("data.root", "/no/such", "does not exist"),
-        ("terms.intra", "-1", "positive weight"),
-        ("validation", "/no/such.bin", "does not exist"),
+        ("terms.intra", "-1", "greater than 0, not -1"),
+        ("validation", "/no/such.bin", "validation.0: Path does not point to a file, not /no/such.bin"),
         ("data.images_per_person", "3", "multiple of 3"),
     ],
 )

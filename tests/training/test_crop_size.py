@@ -145,7 +145,7 @@ def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     people = write_people(tmp_path / "people")
     with pytest.raises(ConfigError, match=r"data\.crop_px must be a multiple of 16 for a network, not 150"):
         run_of_size(people, tmp_path / "run", side=150)
-    with pytest.raises(ConfigError, match=r"data\.crop_px must be a side up to 512, not 0"):
+    with pytest.raises(ConfigError, match=r"data\.crop_px: Input should be greater than or equal to 1, not 0"):
         DataConfig(people, None, crop_px=0)
     # Crops of 112 for a run of 144, from files and streamed.
     for workers in (0, 1):

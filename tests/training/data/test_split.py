@@ -126,5 +126,5 @@ def test_streamed_crops_are_split_alike(tmp_path: Path) -> None:
 def test_shares_are_checked(tmp_path: Path, name: str) -> None:
     config = tiny_run(tmp_path, tmp_path / "run")
     for wrong in ("-0.1", "0.6"):
-        with pytest.raises(ConfigError, match=f"data.{name} must be a share"):
+        with pytest.raises(ConfigError, match=f"data.{name}: Input should be"):
             config.overridden({f"data.{name}": wrong})
