@@ -51,6 +51,16 @@ def table(header: str | Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
 
 
+def figures_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format figures by name as a Markdown table: names as columns, numbers with four significant digits."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+
+    def cell(value: Any) -> str:
+        return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+    return table([name.replace("_", " ") for name in names], ([cell(row.get(n, "")) for n in names] for row in rows))
+
+
 def write(path: Path, text: str | None, figures: Any = None, indent: int | None = 1) -> None:
     """Write a Markdown page and, beside it, its figures as JSON; either may be None."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,19 +3,17 @@ log.
 
 Uses simulated people with two photos each, as alike as those of LFW in the bundled recognizer's vectors: photos of
 different people have cosines of standard deviation 0.1, those of one person a median of 0.64. Probes are third photos.
-Prints, and writes bench/results/gallery.json and .md.
+Prints, and writes bench/results/gallery.json and .md, except with fewer templates than a million.
 
-    python -m bench.gallery [--templates 1000000] [--quick]
-
-With hnswlib and usearch installed, it compares them, too.
+    python -m bench.gallery [TEMPLATES]
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import platform
+import sys
 import tempfile
 import threading
 import time
@@ -31,9 +29,8 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from bench.common import RESULTS, say, table, write
+from bench.common import RESULTS, figures_table, say, write
 from bench.load import Worker, look_at
-from bench.peers.indexes import indexes
 from models.runtime.network import Float
 from models.runtime.onnx_runtime import available_cores
 from models.vision.recognition import l2_normalize
@@ -59,8 +56,7 @@ DECAY: Final = 51
 """Dimensions in which the variance falls to 1/e. That makes 102 effective ones, as measured on LFW."""
 PEOPLE_AT_ONCE: Final = 16_384
 PROBES: Final = 1000
-OF_PEERS: Final = 200_000
-"""Templates in the indexes of other libraries, whose graphs take minutes to build."""
+LARGE: Final = 1_000_000
 BATCH: Final = 64
 K: Final = 10
 SEED: Final = 11
@@ -70,22 +66,16 @@ Row = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--templates", type=int, default=1_000_000)
-    parser.add_argument("--quick", action="store_true", help="50,000 templates and 500 galleries, to test the script")
-    options = parser.parse_args()
-    size, count = (50_000, 500) if options.quick else (options.templates, 10_000)
-    searches = compared(size, ["exact", "compact"])
-    if not options.quick:
-        searches += compared(OF_PEERS, ["compact"]) + peers(OF_PEERS)
+    size = int(sys.argv[1]) if sys.argv[1:] else LARGE
     report = {
         "machine": {"platform": platform.platform(), "cores": available_cores(), "faiss": faiss.__version__},
-        "searches": searches,
+        "searches": compared(size, ["exact", "compact"]),
         "order": in_order(size),
         "log": following(size),
-        "many": many(count, 100),
+        "many": many(size // 100, 100),
     }
-    write(RESULTS / "gallery.md", text(report), report)
+    if size >= LARGE:
+        write(RESULTS / "gallery.md", text(report), report)
     print(text(report))
 
 
@@ -131,44 +121,30 @@ def gallery(size: int) -> tuple[Float, Float, NDArray[np.int64]]:
 def compared(size: int, kinds: list[Kind]) -> list[Row]:
     held, probes, _ = gallery(size)
     say(f"{size:,} templates; probes' best similarity {float((probes[:50] @ held.T).max(1).mean()):.2f}")
-    truth, rows = exact(probes, held, K)[0], []
+    truth, rows = exact(probes, held, K)[0], list[Row]()
     faiss.omp_set_num_threads(available_cores())
     flat = faiss.IndexFlatIP(DIMENSION)
-    row: Row = {"index": "", "templates": size, "build_s": timed(flat.add, held) / 1000, "memory_bytes": held.nbytes}
+    built_s = timed(flat.add, held) / 1000
     for name, threshold in (("IndexFlatIP as it comes", 128_000), ("IndexFlatIP with BLAS", 20)):
         faiss.cvar.distance_compute_blas_threshold = threshold
-        figures = speed(partial(flat.search, k=K), probes, 30)
-        rows.append(row | {"index": name, "recall_1": 1.0, "recall_10": 1.0} | figures)
+        row = {"index": name, "templates": size, **speed(partial(flat.search, k=K), probes, 30)}
+        rows.append({**row, "recall_1": 1.0, "recall_10": 1.0, "GB": held.nbytes / 1e9, "build_s": built_s})
     del flat
-    gc.collect()
     for kind in kinds:
         say(f"building {kind}")
-        index = loaded(held, kind)
-        started = time.perf_counter()
-        while index.merge_next():  # merge without measuring recall
-            pass
-        ready = time.perf_counter()
-        index.compact()
-        measured, stats = time.perf_counter(), index.stats()
-        search = partial(index.search, index.view, k=K)
-        found = np.concatenate([search(probes[i : i + BATCH]).similarities for i in range(0, len(probes), BATCH)])
-        rows.append(
-            {
-                "index": f"Kith {stats.kind}",
-                "templates": size,
-                "build_s": ready - started,
-                "measuring_s": measured - ready,
-                "memory_bytes": stats.memory_bytes,
-                "segments": stats.segment_count,
-                "depth": stats.candidate_count,
-                "own_recall": None if stats.recall is None else [stats.recall.at_1, stats.recall.at_10],
-                **speed(search, probes, 50 if kind == "exact" else 500),
-                **recalls(found, truth),
-            }
-        )
-        del index, search
         gc.collect()
-    return rows
+        index = loaded(held, kind)
+        built_s = timed(index.compact) / 1000
+        search, stats = partial(index.search, index.view, k=K), index.stats()
+        found = np.concatenate([search(probes[i : i + BATCH]).similarities for i in range(0, len(probes), BATCH)])
+        row = {
+            "index": f"Kith {stats.kind}",
+            "templates": size,
+            **speed(search, probes, 50 if kind == "exact" else 500),
+        }
+        rows.append({**row, **recalls(found, truth), "GB": stats.memory_bytes / 1e9, "build_s": built_s})
+        del index, search
+    return [row | {"times_blas": rows[1]["p50_ms"] / row["p50_ms"]} for row in rows]
 
 
 def loaded(held: Float, kind: Kind) -> SegmentedIndex:
@@ -178,37 +154,13 @@ def loaded(held: Float, kind: Kind) -> SegmentedIndex:
     return index
 
 
-def peers(size: int) -> list[Row]:
-    """Measure indexes of other libraries in a gallery that they build in minutes."""
-    held, probes, _ = gallery(size)
-    truth, rows = exact(probes, held, K)[0], []
-    for peer in indexes(held, K):
-        say(f"building {peer.name}")
-        gc.collect()
-        before, started = look_at(os.getpid()).rss_bytes, time.perf_counter()
-        search = peer.build()
-        row = {"build_s": time.perf_counter() - started, "memory_bytes": look_at(os.getpid()).rss_bytes - before}
-        for setting, depth in peer.depths.items():
-            at_depth = partial(search, depth=depth)
-            found = np.concatenate([at_depth(probes[i : i + BATCH]) for i in range(0, len(probes), BATCH)])
-            named = {"index": f"{peer.name}, {setting}", "templates": size, **row}
-            rows.append(named | speed(at_depth, probes, 300) | recalls(found, truth))
-        del search, at_depth
-    return rows
-
-
 def speed(search: Callable[[Float], object], probes: Float, singles: int) -> Row:
     """Measure the latency of one query in ms, and the highest rate of queries in batches."""
-    for _ in range(3):
-        search(probes[:1])
+    search(probes[:1])
     single = [timed(search, probes[i % len(probes)][None]) for i in range(singles)]
     search(probes[:BATCH])
     batches = [timed(search, probes[i * BATCH : (i + 1) * BATCH]) for i in range(5)]
-    return {
-        **times("", single),
-        "batch_qps": BATCH * 1000 / min(batches),
-        "batch_qps_median": BATCH * 1000 / float(np.median(batches)),
-    }
+    return {**times("", single), "batch_qps": BATCH * 1000 / min(batches)}
 
 
 def times(name: str, taken_ms: list[float]) -> Row:
@@ -260,16 +212,9 @@ def in_order(size: int) -> Row:
     while not done.is_set():
         busy.append(timed(index.search, index.view, probes[len(busy) % PROBES][None], K))
     thread.join()
-    return {
-        "templates": size,
-        "replaced": sum(replaced),
-        "seconds": time.perf_counter() - started,
-        "searches": len(busy),
-        "quiet_p50_ms": float(np.median(quiet)),
-        **times("busy_", busy),
-        "longest_ms": max(busy),
-        "stall_ms": max(busy) - float(np.median(quiet)),
-    }
+    figures = {"templates": size, "replaced": sum(replaced), "seconds": time.perf_counter() - started}
+    figures |= times("quiet_", quiet) | times("busy_", busy)
+    return figures | {"searches": len(busy), "stall_ms": max(busy) - float(np.median(quiet))}
 
 
 # The change log
@@ -308,24 +253,15 @@ def following(size: int) -> Row:
             deleted.append(timed(store.subjects.delete, found, f"new{number}"))
             search(probes[:1], K)
         lag = after_another_process(url, search)
-        stats = follower.stats()
         followers.close()
-    return {
-        "templates": size,
-        "first_search_s": first / 1000,
-        "kind": stats.kind,
-        "raw_bytes": size * DIMENSION * 4,
-        "index_bytes": stats.memory_bytes,
-        "resident_bytes": figures.rss_bytes - before,
-        "peak_bytes": figures.peak_bytes - before,
-        **times("search_", plain),
-        **times("enroll_", enrolled),
-        **times("delete_", deleted),
-        "after_own_write_ms": float(np.median(seen)),
-        "after_others_write_ms": float(np.median(lag)),
-        "after_others_write_p99_ms": float(np.percentile(lag, 99)),
-        "lag_ms": float(np.median(lag)) - float(np.median(plain)),
-    }
+    raw = size * DIMENSION * 4
+    sizes = {"resident_of_raw": (figures.rss_bytes - before) / raw, "peak_of_raw": (figures.peak_bytes - before) / raw}
+    series = {"search_": plain, "after_own_write_": seen, "after_others_write_": lag}
+    series |= {"enroll_": enrolled, "delete_": deleted}
+    row: Row = {"templates": size, "first_search_s": first / 1000, **sizes}
+    for name, taken in series.items():
+        row |= times(name, taken)
+    return row
 
 
 def after_another_process(url: str, search: Callable[[Float, int], Any]) -> list[float]:
@@ -379,16 +315,9 @@ def many(count: int, size: int) -> Row:
         after = look_at(os.getpid()).rss_bytes
         again = [timed(search, each) for each in found]
         followers.close()
-    raw = count * size * DIMENSION * 4
-    return {
-        "galleries": count,
-        "people": size,
-        "raw_bytes": raw,
-        "resident_bytes": after - before,
-        "times_raw": (after - before) / raw,
-        **times("first_", first),
-        **times("again_", again),
-    }
+    figures: Row = {"galleries": count, "people": size}
+    figures["resident_of_raw"] = (after - before) / (count * size * DIMENSION * 4)
+    return figures | times("first_", first) | times("again_", again)
 
 
 @contextmanager
@@ -401,33 +330,27 @@ def database() -> Iterator[tuple[Store, str]]:
 
 
 def fill(connection: sa.Connection, gallery_pk: int, seal: Seal, held: Float, each: int) -> None:
-    """Write a gallery's rows as enrollment would, many in one transaction."""
-    now = datetime.now(UTC)
-    here = {"gallery_pk": gallery_pk}
-    first_subject = (connection.execute(sa.select(sa.func.max(subjects.c.pk))).scalar() or 0) + 1
-    first_template = (connection.execute(sa.select(sa.func.max(templates.c.pk))).scalar() or 0) + 1
+    """Write a gallery's rows as enrollment would, ``each`` templates a subject, many rows in one transaction."""
+    here, now = {"gallery_pk": gallery_pk}, datetime.now(UTC)
+    first_subject, first_template = (
+        (connection.execute(sa.select(sa.func.max(table.c.pk))).scalar() or 0) + 1 for table in (subjects, templates)
+    )
     count = -(-len(held) // each)
-    of_subject = {**here, "created_at": now, "updated_at": now}
-    of_template = {**here, "kind": "embedding", "created_at": now}
     for start in range(0, count, ROWS_PER_READ):
-        block = range(start, min(count, start + ROWS_PER_READ))
-        named = [(first_subject + i, SubjectRecord(f"s{i}", None, {}, [])) for i in block]
-        connection.execute(
-            subjects.insert(),
-            [
-                {**of_subject, "pk": pk, "lookup": subject_lookup(seal, one.id), "sealed": seal_subject(seal, one)}
-                for pk, one in named
-            ],
-        )
+        rows = []
+        for i in range(start, min(count, start + ROWS_PER_READ)):
+            one = SubjectRecord(f"s{i}", None, {}, [])
+            sealed = {"lookup": subject_lookup(seal, one.id), "sealed": seal_subject(seal, one)}
+            rows.append({**here, **sealed, "pk": first_subject + i, "created_at": now, "updated_at": now})
+        connection.execute(subjects.insert(), rows)
     for start in range(0, len(held), ROWS_PER_READ):
-        block = range(start, min(len(held), start + ROWS_PER_READ))
-        pks = [(first_template + i, first_subject + i // each) for i in block]
-        connection.execute(
-            templates.insert(), [{**of_template, "pk": t, "id": f"{t:032x}", "subject_pk": s} for t, s in pks]
-        )
-        closed = seal.close_vectors(held[block.start : block.stop], 0)
-        sealed = [{"template_pk": t, "generation": 0, "vector": v} for (t, _), v in zip(pks, closed, strict=True)]
-        connection.execute(vectors.insert(), sealed)
+        closed = seal.close_vectors(held[start : start + ROWS_PER_READ], 0)
+        pks = [(first_template + i, first_subject + i // each) for i in range(start, start + len(closed))]
+        of_template = {**here, "kind": "embedding", "created_at": now}
+        rows = [{**of_template, "pk": t, "id": f"{t:032x}", "subject_pk": s} for t, s in pks]
+        connection.execute(templates.insert(), rows)
+        rows = [{"template_pk": t, "generation": 0, "vector": v} for (t, _), v in zip(pks, closed, strict=True)]
+        connection.execute(vectors.insert(), rows)
         connection.execute(changes.insert(), [{**here, "template_pk": t, "subject_pk": s} for t, s in pks])
     counts = {"subject_count": count, "template_count": len(held)}
     connection.execute(galleries.update().where(galleries.c.pk == gallery_pk).values(**counts))
@@ -437,48 +360,20 @@ def fill(connection: sa.Connection, gallery_pk: int, seal: Seal, held: Float, ea
 
 
 def text(report: Row) -> str:
-    flat = {row["templates"]: row for row in report["searches"] if row["index"] == "IndexFlatIP with BLAS"}
-    machine, order, log, small = (report[part] for part in ("machine", "order", "log", "many"))
-    rows = []
-    for row in report["searches"]:
-        base = flat[row["templates"]]
-        faster, more = base["p50_ms"] / row["p50_ms"], row["batch_qps"] / base["batch_qps"]
-        cells = [
-            f"{row['p50_ms']:.2f}",
-            f"{row['p99_ms']:.2f}",
-            f"{faster:.1f}",
-            f"{row['batch_qps']:.0f}",
-            f"{more:.1f}",
+    titles = {
+        "order": "Searches while a fifth of the vectors is replaced and the segments are rebuilt in the background",
+        "log": "Following SQLite: a search, the first one after a write of this and of another process, and writes",
+        "many": "Many small galleries, each searched once and then again",
+    }
+    sections = [f"## {title}\n\n{figures_table([report[key]])}\n" for key, title in titles.items()]
+    return "\n".join(
+        [
+            f"# Searching a gallery\n\n`python -m bench.gallery`; {report['machine']['cores']} cores, faiss "
+            f"{report['machine']['faiss']}; {DIMENSION} numbers a vector, {K} results, batches of {BATCH}.\n",
+            f"{figures_table(report['searches'])}\n",
+            *sections,
         ]
-        cells += [f"{row['recall_1']:.4f}", f"{row['recall_10']:.3f}", f"{row['memory_bytes'] / 1e9:.2f}"]
-        rows.append([row["index"], f"{row['templates']:,}", *cells, f"{row['build_s']:.1f}"])
-    header = (
-        "Index | Templates | One query p50, ms | p99 | faster by | Batch, queries/s | more by | Recall@1 | @10 | GB"
     )
-    held, most = log["resident_bytes"] / log["raw_bytes"], log["peak_bytes"] / log["raw_bytes"]
-    return f"""# Searching a gallery
-
-`python -m bench.gallery`; {machine["cores"]} cores, faiss {machine["faiss"]}. One query at a time, and batches of
-{BATCH}; {DIMENSION} numbers a vector, {K} results. Ratios are to IndexFlatIP with BLAS.
-
-{table(f"{header} | Build, s", rows)}
-
-Index maintenance: {order["replaced"]:,} of {order["templates"]:,} vectors replaced and their segments rebuilt in
-{order["seconds"]:.0f} s, under {order["searches"]:,} searches: p50 {order["busy_p50_ms"]:.1f} ms (quiet
-{order["quiet_p50_ms"]:.1f}), p99 {order["busy_p99_ms"]:.1f}, longest {order["longest_ms"]:.1f}: a stall of
-{order["stall_ms"]:.1f} ms.
-
-Following SQLite with {log["templates"]:,} templates: the first search takes {log["first_search_s"]:.1f} s; then
-{held:.2f} times the raw vectors are resident, {most:.2f} at the highest. A search takes {log["search_p50_ms"]:.2f} ms
-(p99 {log["search_p99_ms"]:.2f}), the first after another process enrolled {log["after_others_write_ms"]:.2f} ms (p99
-{log["after_others_write_p99_ms"]:.2f}): a lag of {log["lag_ms"]:.2f} ms. Enroll {log["enroll_p50_ms"]:.2f} ms (p99
-{log["enroll_p99_ms"]:.2f}), delete {log["delete_p50_ms"]:.2f} ms (p99 {log["delete_p99_ms"]:.2f}), each flushed to
-disk.
-
-{small["galleries"]:,} galleries of {small["people"]} people: {small["times_raw"]:.2f} times the raw vectors resident; a
-gallery's first search {small["first_p50_ms"]:.2f} ms (p99 {small["first_p99_ms"]:.2f}), later ones
-{small["again_p50_ms"]:.2f} ms (p99 {small["again_p99_ms"]:.2f}).
-"""
 
 
 if __name__ == "__main__":

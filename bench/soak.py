@@ -12,7 +12,7 @@ criteria were fixed before the first run:
 - at the end both servers stop on request, `kith doctor`, `kith audit verify` and tests/soundness.py find nothing, and
   the spool contains only uploads that broke off with their server.
 
-Prints, and writes bench/results/soak.json, .md and .png; exits 1 if a criterion fails.
+Prints, and writes bench/results/soak.json and .md; exits 1 if a criterion fails.
 
     python -m bench.soak [--minutes 30] [--database sqlite | postgresql]
 """
@@ -34,6 +34,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -41,7 +42,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from PIL import Image
 
-from bench.common import RESULTS, say, table, write
+from bench.common import RESULTS, figures_table, say, table, write
 from bench.load import Generator, Order, look_at, multipart
 from bench.machine import commit, machine
 from bench.memory import scaled
@@ -54,7 +55,6 @@ from tests.databases import ENVIRONMENT
 from tests.faults.servers import Server
 from tests.postgres import Postgres
 from tests.soundness import problems
-from tools import plots
 
 API_KEY: Final = "the operator's, of more than 32 characters"
 KILLED_EVERY: Final = 3
@@ -105,10 +105,6 @@ class Plan:
     def warm(self) -> int:
         """Return the first round that counts."""
         return round(WARM * self.rounds)
-
-    @property
-    def faces(self) -> int:
-        return self.clients * self.own + 2 * self.fixed + MOVED
 
 
 class Replica(Server):
@@ -177,12 +173,9 @@ class Pair:
 
 @dataclass
 class Series:
-    """Readings: ``rest`` of both servers after each round; ``running`` of the living one throughout, each with its time
-    in seconds; ``rounds``: start and end of each."""
+    """``rest``: readings of the living server after each round; ``rounds``: start and end of each."""
 
-    began: float
-    rest: list[tuple[Reading, Reading]] = field(default_factory=list)
-    running: list[tuple[float, Reading]] = field(default_factory=list)
+    rest: list[Reading] = field(default_factory=list)
     rounds: list[tuple[float, float]] = field(default_factory=list)
     bursts: list[dict[str, int]] = field(default_factory=list)
 
@@ -197,7 +190,6 @@ def main() -> None:
         figures = soak(Plan.of(options.minutes), data, url)
     figures |= {"machine": machine(), "commit": commit(), "database": options.database}
     write(RESULTS / "soak.md", markdown(figures), figures)
-    plots.soak(figures, RESULTS / "soak.png")
     print(markdown(figures))
     sys.exit(bool(figures["failures"]))
 
@@ -219,30 +211,31 @@ def database(kind: str) -> Iterator[str | None]:
 
 
 def soak(plan: Plan, data: Path, database_url: str | None) -> Figures:
-    chance = random.Random(0)
-    book = Book()
+    chance, book, series = random.Random(0), Book(), Series()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         pair = Pair(Path(name), database_url)
         for replica in pair.both:
             stack.callback(replica.stop)
-        faces = known_faces(pair.living.url, data, plan.faces)
-        photos = the_photos(pair.living.url, faces, data, plan, chance)
-        own = faces[2 * plan.fixed + MOVED :]
+        faces = iter(known_faces(pair.living.url, data, plan.clients * plan.own + 2 * plan.fixed + MOVED))
+        photos = the_photos(pair.living.url, list(islice(faces, 2 * plan.fixed)), data, plan, chance)
+        moved = [(f"moved-{i}", one) for i, one in enumerate(islice(faces, MOVED))]
         clients = [
-            Client(i, Asking(pair, book, random.Random(i)), own[i * plan.own : (i + 1) * plan.own], photos)
+            Client(i, Asking(pair, book, random.Random(i)), list(islice(faces, plan.own)), photos)
             for i in range(plan.clients)
         ]
-        moved = faces[2 * plan.fixed : 2 * plan.fixed + MOVED]
-        mover = Mover(Asking(pair, book, random.Random(-1)), [(f"moved-{i}", one) for i, one in enumerate(moved)])
-        nuisance = Nuisance(pair, book, photos.others, random.Random(-2))
-        series = Series(time.monotonic())
-        with Generator() as generator, ThreadPoolExecutor(plan.clients + 3) as threads:
+        mover = Mover(Asking(pair, book, random.Random(-1)), moved)
+        load: list[Client | Mover | Nuisance] = [
+            *clients,
+            mover,
+            Nuisance(pair, book, photos.others, random.Random(-2)),
+        ]
+        with Generator() as generator, ThreadPoolExecutor(plan.clients + 2) as threads:
             send_burst = partial(burst, pair.living, generator, photos, book)
             for number in range(plan.rounds):
-                run_round(number, plan, pair, [*clients, mover, nuisance], threads, send_burst, series)
+                run_round(number, plan, pair, load, threads, send_burst, series)
                 compare(pair, clients, photos, book)
-                series.rest.append(at_rest(pair, plan.rest_s))
-                tell(number, plan, book, series)
+                series.rest.append(at_rest(pair.living, plan.rest_s))
+                say(f"  round {number + 1} of {plan.rounds}: {len(book.answers)} answers; at rest {series.rest[-1]}")
         ends(pair, Path(name) / "data", book)
         book.must(not (wrong := problems(database_url or f"sqlite:///{name}/data/kith.db")), f"the database: {wrong}")
         return judged(plan, book, series, pair)
@@ -289,10 +282,7 @@ def run_round(
     series: Series,
 ) -> None:
     began = time.monotonic()
-    until = began + plan.round_s
-    running = [threads.submit(one.run, until) for one in load]
-    done = threading.Event()
-    watching = threads.submit(watch, pair.living, series, done)
+    running = [threads.submit(one.run, began + plan.round_s) for one in load]
     # The killed server is back by the middle of the round.
     threading.Event().wait(plan.round_s / 4)
     if number % KILLED_EVERY == 1:
@@ -301,8 +291,6 @@ def run_round(
         series.bursts.append(send_burst())
     for one in running:
         one.result()
-    done.set()
-    watching.result()
     series.rounds.append((began, time.monotonic()))
 
 
@@ -315,11 +303,6 @@ def burst(replica: Replica, generator: Generator, photos: Photos, book: Book) ->
     return {str(status): count for status, count in sorted(tally.statuses.items())}
 
 
-def watch(replica: Replica, series: Series, done: threading.Event) -> None:
-    while not done.wait(1.0):
-        series.running.append((time.monotonic() - series.began, replica.holds()))
-
-
 def compare(pair: Pair, clients: Sequence[Client], photos: Photos, book: Book) -> None:
     """Compare every subject, through both servers, with the clients' records."""
     expected = {name: 1 for name, _ in photos.theirs}
@@ -330,8 +313,6 @@ def compare(pair: Pair, clients: Sequence[Client], photos: Photos, book: Book) -
             found = {subject.id: subject.template_count for subject in kith.subjects(PEOPLE)}
             differing = {name for name in found | expected if found.get(name) != expected.get(name)}
             book.must(not differing, f"listed otherwise than enrolled: {sorted(differing)[:5]}")
-            galleries = {gallery.name for gallery in kith.galleries()}
-            book.outcomes["galleries looked through"] += len(galleries)
     with Asking(pair, book, random.Random(0)) as ask:
         for subject in subjects:
             for probe in subject.templates.values():
@@ -339,25 +320,13 @@ def compare(pair: Pair, clients: Sequence[Client], photos: Photos, book: Book) -
                 book.must(found_by == subject.id, f"at rest {found_by} was found, not {subject.id}")
 
 
-def at_rest(pair: Pair, seconds: float) -> tuple[Reading, Reading]:
-    looks: list[tuple[Reading, Reading]] = []
+def at_rest(replica: Replica, seconds: float) -> Reading:
+    looks: list[Reading] = []
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        looks.append((pair.living.holds(), pair.killed.holds()))
+        looks.append(replica.holds())
         threading.Event().wait(0.1)
-    least = [Reading(*np.min([astuple(look) for look in each], axis=0).tolist()) for each in zip(*looks, strict=True)]
-    return least[0], least[1]
-
-
-def tell(number: int, plan: Plan, book: Book, series: Series) -> None:
-    rest = series.rest[-1][0]
-    for wrong in book.wrong[book.told :]:
-        say(f"  wrong: {wrong}")
-    book.told = len(book.wrong)
-    say(
-        f"  round {number + 1} of {plan.rounds}: {len(book.answers)} answers, {len(book.wrong)} wrong; at rest "
-        f"{rest.memory_mb:.0f} MB, {rest.descriptors} descriptors, {rest.threads} threads"
-    )
+    return Reading(*np.min([astuple(look) for look in looks], axis=0).tolist())
 
 
 def ends(pair: Pair, folder: Path, book: Book) -> None:
@@ -385,27 +354,26 @@ def judged(plan: Plan, book: Book, series: Series, pair: Pair) -> Figures:
         failures.append(f"p99 went from {first['p99_ms']:.0f} to {last['p99_ms']:.0f} ms")
     return {
         "minutes": round(plan.rounds * plan.round_s / 60, 2),
-        "rounds": plan.rounds,
-        "warm": plan.warm,
         "clients": plan.clients,
         "answers": len(book.answers),
         "outcomes": dict(sorted(book.outcomes.items())),
         "wrong": book.wrong[:50],
         "bursts": series.bursts,
-        "killed": [[round(gone - series.began, 1), round(back - series.began, 1)] for gone, back in pair.killed.away],
-        "rises": {name: round(risen, 2) for name, risen in rises.items()},
+        "killed": len(pair.killed.away),
+        "rises": [
+            {"resource": name, "at_rest": [round(getattr(one, name)) for one in series.rest[plan.warm :]]}
+            | {"rise": round(risen, 2), "allowed": RISE[name]}
+            for name, risen in rises.items()
+        ],
         "thirds": thirds,
-        "rest": [[vars(living), vars(killed)] for living, killed in series.rest],
-        "rest_at_s": [round(ended - series.began, 1) for _, ended in series.rounds],
-        "running": [[round(at, 1), round(reading.memory_mb, 1)] for at, reading in series.running],
         "failures": failures,
     }
 
 
-def judged_rises(plan: Plan, rest: Sequence[tuple[Reading, Reading]]) -> dict[str, float]:
+def judged_rises(plan: Plan, rest: Sequence[Reading]) -> dict[str, float]:
     """Return the rise of the regression line of each resource of the living server after the warm-up (least squares),
     from the first round to the last."""
-    found = {name: np.array([getattr(living, name) for living, _ in rest[plan.warm :]], np.float64) for name in RISE}
+    found = {name: np.array([getattr(one, name) for one in rest[plan.warm :]], np.float64) for name in RISE}
     return {
         name: float(np.polyfit(range(len(values)), values, 1)[0]) * (len(values) - 1) if len(values) > 1 else 0.0
         for name, values in found.items()
@@ -429,34 +397,27 @@ def p99_of_thirds(plan: Plan, book: Book, series: Series) -> list[Figures]:
 
 def markdown(figures: Figures) -> str:
     """Format the verdict and its evidence."""
-    failures, thirds = figures["failures"], figures["thirds"]
-    rest = [living for living, _ in figures["rest"]][figures["warm"] :]
-    resources = []
-    for name, allowed in RISE.items():
-        values = [reading[name] for reading in rest]
-        held = [f"{mb:.0f}" for mb in (values[0], values[-1], max(values))]
-        resources.append([name.replace("_mb", ", MB"), *held, f"{figures['rises'][name]:+.1f}", f"{allowed:g}"])
-    times = [[i, t["answers"], f"{t['p50_ms']:.0f}", f"{t['p99_ms']:.0f}"] for i, t in enumerate(thirds, start=1)]
-    bursts = [f"{', '.join(f'{count} times {status}' for status, count in one.items())}" for one in figures["bursts"]]
-    header = "At rest, the living server | after the warm-up | at the end | most | rise by the line | allowed"
+    failures = figures["failures"]
     return f"""# Soak
 
 `make soak`: {figures["minutes"]:g} minutes on {figures["database"]}, {figures["clients"]} clients,
-{len(figures["killed"])} times a server was killed or stopped. {figures["machine"]}, commit {figures["commit"]}.
+{figures["killed"]} times a server was killed or stopped. {figures["machine"]}, commit {figures["commit"]}.
 
 {"**Failed:** " + "; ".join(failures) if failures else "**Passed.**"}
 
 {figures["answers"]:,} answers, {len(figures["wrong"])} wrong.
 
-{table(header, resources)}
+The living server at rest, round by round after the warm-up, and the rise of the regression line:
 
-{table("Identifying a photo, third after the warm-up | answers | p50, ms | p99, ms", times)}
+{figures_table(figures["rises"])}
+
+Identifying a photo, by third of the rounds after the warm-up:
+
+{figures_table(figures["thirds"])}
 
 {table("What was asked: what came | times", figures["outcomes"].items())}
 
-Bursts of {BURST} clients: {"; ".join(bursts)}.
-
-![Memory](soak.png)
+Bursts of {BURST} clients, answers by status: {figures["bursts"]}.
 """
 
 

@@ -80,8 +80,6 @@ class Book:
     """End time, request, server, and duration in seconds of each answer."""
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    told: int = 0
-    """Number of errors reported."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answered(self, kind: str, which: int, began: float, outcome: str) -> None:

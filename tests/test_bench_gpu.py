@@ -32,7 +32,7 @@ def test_a_rehearsal_prints_its_tables_and_writes_nothing() -> None:
     done = bench("--rehearse", "detector", "memory", "search")
     assert done.returncode == 0, done.stderr
     assert "| fp16 |" in done.stdout
-    assert "| Memory, " in done.stdout
-    assert "| compact, 20,000 templates |" in done.stdout
+    assert "| growth after the first tenth MB |" in done.stdout
+    assert "| compact | 20,000 |" in done.stdout
     assert "meaningless figures" in done.stdout
     assert sorted((ROOT / "bench" / "results").iterdir()) == before

@@ -29,31 +29,6 @@ def memory(figures: Mapping[str, Any], warm: float, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def soak(figures: Mapping[str, Any], path: Path) -> None:
-    """Plot memory, descriptors and threads over the minutes of a soak test."""
-    figure = Figure(figsize=(8, 6), layout=LAYOUT)
-    memory, counts = figure.subplots(2, 1, sharex=True)
-    minutes = [at / 60 for at in figures["rest_at_s"]]
-    living, killed = zip(*figures["rest"], strict=True)
-    memory.plot([at / 60 for at, _ in figures["running"]], [mb for _, mb in figures["running"]], label="under load")
-    memory.plot(minutes, [reading["memory_mb"] for reading in living], "o-", label="at rest")
-    memory.plot(minutes, [reading["memory_mb"] for reading in killed], "x", label="the other, at rest")
-    for name in ("descriptors", "threads"):
-        counts.plot(minutes, [reading[name] for reading in living], "o-", label=f"{name}, at rest")
-    for axes in (memory, counts):
-        for gone, _ in figures["killed"]:
-            axes.axvline(gone / 60, color="gray", linewidth=0.5)
-        axes.axvline(minutes[figures["warm"]], linestyle=":", color="gray")
-        axes.set_ylim(0, None)
-        axes.legend()
-    memory.set(
-        ylabel="resident, MB",
-        title=f"{figures['rises']['memory_mb']:+.1f} MB at rest right of the dotted line; gray: the other is killed",
-    )
-    counts.set(xlabel="minutes")
-    figure.savefig(path, dpi=120)
-
-
 def risk(rows: Sequence[Mapping[str, Any]], asked: Sequence[float], goal: tuple[float, float], path: Path) -> None:
     """Plot measured over requested FPIR, by pack and domain, from the rows of open_set.json.
 
