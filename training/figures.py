@@ -1,14 +1,16 @@
-"""Redraw the figures of the margin-loss papers: ``python -m training.figures OUTPUT [--run RUN ...] [--data DATA]``.
+"""Redraw the figures of the margin-loss papers: ``python -m training.figures OUTPUT [RUN ...] [DATA]``.
 
-Without options it draws those that need no data, in a minute of one core; with runs also their angles, and with data
-those of verification pairs. Toys are eight people, random patterns of 16x16 pixels, with embeddings of two dimensions.
+Without more it draws those that need no data, in a minute of one core; with runs also their angles, and with a folder
+of lfw and cfp those of verification pairs. Toys are eight people, random patterns of 16x16 pixels, with embeddings of
+two dimensions.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
+import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
@@ -38,8 +40,6 @@ from training.optimization.run_folder import ANGLES, CONFIG, LOSSES
 
 COLORS: Final = ("#E69F00", "#56B4E9", BLUE, "#F0E442", GREEN, VERMILION, "#CC79A7", "#000000")
 PEOPLE, IMAGES, SIDE_PX, STEPS, BATCH, RATE = 8, 150, 16, 400, 128, 3e-3
-BIASED_SEED: Final = 2
-"""Of six, the seed with which a person comes nearest to zero."""
 Curves = Mapping[str, Floats]
 VIEW2: Final[tuple[Part, ...]] = ("view2",)
 CLASSES: Final = 10_575
@@ -91,9 +91,6 @@ class Toy(NamedTuple):
     labels_N: Ints
     weights_C2: Floats
 
-    def of_person(self, person: int) -> Floats:
-        return np.asarray(self.x_N2[self.labels_N == person])
-
 
 def train_toy(head: str, seed: int = 0, options: Mapping[str, Option] | None = None) -> Toy:
     """Train a small network with a head, in seconds. Equal seeds give equal results."""
@@ -133,7 +130,8 @@ def misleading_triple(toy: Toy) -> tuple[int, int, int]:
 def arcs_rad(toy: Toy) -> Floats:
     """Return (C, 2) ends of the arcs around the people's mean directions that cover 95 % of their embeddings."""
     found = []
-    for own in map(toy.of_person, range(PEOPLE)):
+    for person in range(PEOPLE):
+        own = toy.x_N2[toy.labels_N == person]
         directions = np.arctan2(own[:, 1], own[:, 0])
         middle = np.arctan2(np.sin(directions).mean(), np.cos(directions).mean())
         found.append(middle + np.quantile(np.angle(np.exp(1j * (directions - middle))), [0.025, 0.975]))
@@ -193,7 +191,7 @@ def draw_toys() -> dict[str, Figure]:
     drawn = second.contourf(ticks, ticks, logits.softmax(2)[:, :, softmax.labels_N[f2]].numpy(), cmap="Blues")
     plane.colorbar(drawn, ax=second, label="probability of the person of f2")
     bias, row = panels("softmax with bias", "on the unit circle")
-    biased = train_toy("softmax", BIASED_SEED)
+    biased = train_toy("softmax", seed=2)  # of six, the seed with which a person comes nearest to zero
     _scatter(row[0], biased)
     _scatter(row[1], biased, on_circle=True)
     arcs, row = panels("softmax", "ArcFace, s = 16, m = 0.5")
@@ -234,27 +232,21 @@ def draw_pairs(models: Sequence[Path], data: Path) -> Figure:
     lists = {"LFW": read_pairs(data / "lfw" / "pairs.txt"), **cfp.pairs}
     figure, axes = panels(*(f"{model.name}, {name}" for model in models for name in lists), columns=len(lists))
     for i, model in enumerate(models):
-        network, alignment = load_embedder(model)
-
-        def embed(crops: Crops, network: Embed = network, alignment: Alignment = alignment) -> Float:
-            return network(realign_crops(crops, alignment))
-
-        embedded = {"LFW": embed_lfw(embed, lfw, parts=VIEW2), **dict.fromkeys(cfp.pairs, embed_cfp(embed, cfp))}
+        embed = partial(_embed, *load_embedder(model))
+        of_lfw, of_cfp = embed_lfw(embed, lfw, parts=VIEW2), embed_cfp(embed, cfp)
         for panel, (name, pairs) in zip(axes[i * len(lists) :], lists.items(), strict=False):
-            found = embedded[name]
+            found = of_lfw if name == "LFW" else of_cfp
             seen = found.found[found.rows(pairs.first)] & found.found[found.rows(pairs.second)]
             cosines, same = np.clip(found.similarities(pairs)[seen], -1, 1), pairs.same[seen]
-            for chosen, color in ((same, VERMILION), (~same, BLUE)):
-                panel.hist(
-                    np.degrees(np.arccos(cosines[chosen])),
-                    bins=52,
-                    range=(0, 130),
-                    density=True,
-                    color=color,
-                    alpha=0.5,
-                )
+            angles, bins = np.degrees(np.arccos(cosines)), np.linspace(0, 130, 53).tolist()
+            panel.hist(angles[same], bins, density=True, color=VERMILION, alpha=0.5)
+            panel.hist(angles[~same], bins, density=True, color=BLUE, alpha=0.5)
             panel.set_xlabel(f"angle (degrees), EER {equal_error_rate(cosines, same):.1%}")
     return figure
+
+
+def _embed(network: Embed, alignment: Alignment, crops: Crops) -> Float:
+    return network(realign_crops(crops, alignment))
 
 
 def panels(*titles: str, columns: int | None = None) -> tuple[Figure, list[Axes]]:
@@ -284,18 +276,16 @@ def _scatter(axes: Axes, toy: Toy, on_circle: bool = False) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("output", type=Path, help="folder for the PNG files")
-    parser.add_argument("--run", type=Path, action="append", default=[], help="run, or pack for pairs; repeatable")
-    parser.add_argument("--data", type=Path, help="folder with lfw and cfp, for the angles of pairs")
-    options = parser.parse_args()
+    output, *given = map(Path, sys.argv[1:])
+    data = [path for path in given if (path / "lfw").is_dir()]
+    models = [path for path in given if path not in data]
     figures = draw_formulas() | draw_toys()
-    figures |= {f"run-angles-{run.name}": draw_run(run) for run in options.run if (run / CONFIG).is_file()}
-    if options.run and options.data:
-        figures["pair-angles"] = draw_pairs(options.run, options.data)
-    options.output.mkdir(parents=True, exist_ok=True)
+    figures |= {f"run-angles-{run.name}": draw_run(run) for run in models if (run / CONFIG).is_file()}
+    if models and data:
+        figures["pair-angles"] = draw_pairs(models, data[0])
+    output.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        (options.output / f"{name}.png").write_bytes(png(figure, 72))
+        (output / f"{name}.png").write_bytes(png(figure, 72))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def test_every_figure_is_drawn(tmp_path: Path, rng: np.random.Generator, monkeyp
     monkeypatch.setattr(figures, "load_lfw_crops", aligned)
     write_cfp(tmp_path / "cfp")
     output = tmp_path / "figures"
-    words = ["figures", str(output), "--run", str(tmp_path / "run"), "--data", str(tmp_path)]
+    words = ["figures", str(output), str(tmp_path / "run"), str(tmp_path)]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", words)
     figures.main()
