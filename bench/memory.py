@@ -3,7 +3,7 @@
 The requests are photos of LFW scaled to between 80 and 2000 pixels, group photos, other formats, and invalid images, in
 a random order. After each part, the script reads the server's resident memory. Before the measurement it sends every
 payload once, so that networks are compiled for every canvas. Memory counts as flat if, once warm, its regression line
-rises by at most 2 MB in 10,000 requests. Prints, and writes bench/results/memory.json and .png.
+rises by at most 2 MB in 10,000 requests. Prints, and writes bench/results/memory.json.
 
     python -m bench.memory [--requests 100000]
 """
@@ -31,7 +31,6 @@ from bench.machine import machine
 from bench.photos import gallery_of, groups, lfw_or_exit, people
 from bench.servers import GALLERY, Running, kith_server
 from models.pack.loading import BUNDLED_PACK, load_pack
-from tools import plots
 
 SIDES_PX: Final = (80, 2000)
 POOL: Final = 400
@@ -63,7 +62,6 @@ def main() -> None:
             generator.run(Order(server.port, requests, CLIENTS, 3600.0, 0.0, b"", limit=len(requests)))
         figures = ask(generator, server, requests, options.requests, chance)
     write(RESULTS / "memory.json", None, figures)
-    plots.memory(figures, WARM, RESULTS / "memory.png")
     print(verdict(figures))
     sys.exit(not is_flat(figures))
 

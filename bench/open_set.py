@@ -2,7 +2,7 @@
 
 Domains and sets are those of `bench.risk_trials` and `bench.risk_photos`. Decisions are those of the service's own
 functions. One gallery is also enrolled and searched over HTTP, which must decide in the same way. Prints, and writes
-bench/results/open_set.md, .json and .png.
+bench/results/open_set.md and .json.
 
     python -m bench.open_set [--draws 8] [--cache runs/cache] [--quick] [--packs NAME...]
 """
@@ -36,7 +36,6 @@ from service.domain.outcomes import RiskTarget
 from service.risk.decision import thresholds_for
 from service.server import embedded
 from service.settings import load_settings
-from tools import plots
 from training.evaluation.embedding import Embedder
 from training.export.calibrate import calibrate
 
@@ -111,7 +110,6 @@ def main() -> None:
     page = f"# Requested and measured risk\n\n`make bench-open-set`\n\n{NOTES}\n{text}\n"
     if not options.quick:
         write(RESULTS / "open_set.md", page, {"draws": count, "rows": [asdict(row) for row in rows]}, indent=0)
-        plots.risk([asdict(row) for row in rows], JUDGED, MEDIAN, RESULTS / "open_set.png")
     print(text)
 
 

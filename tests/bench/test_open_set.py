@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from bench.open_set import (
-    JUDGED,
-    MEDIAN,
     Row,
     calibration_of,
     goals,
@@ -30,7 +28,6 @@ from service.domain.fusion import fuse_similarities
 from service.domain.outcomes import RiskTarget
 from service.risk.decision import thresholds_for
 from tests.packs import BUNDLED_DIMENSION
-from tools import plots
 
 SIMULATED = Domain("simulated", "LFW", "faces", "faces", "faces", ((1, (40, 100)), (2, (40,))))
 
@@ -139,12 +136,6 @@ def test_the_table_has_one_line_per_gallery() -> None:
         "| kith-compact | LFW | 2 | 300 | 1.10 (0.80-1.50) | 1.10 (0.80-1.50) | 1.10 (0.80-1.50) | 1.10 (0.80-1.50) "
         "| 20.0 / 19.0 / 22.0 | 20.0 / 19.0 / 22.0 |"
     )
-
-
-def test_the_picture_is_drawn(tmp_path: Path) -> None:
-    rows = [asdict(row(fpir=fpir, pack=pack)) for pack in ("a", "b") for fpir in FPIR]
-    plots.risk(rows, JUDGED, MEDIAN, tmp_path / "drawn.png")
-    assert (tmp_path / "drawn.png").stat().st_size > 10_000
 
 
 def test_http_decides_as_the_functions(pack: ModelPack, rng: np.random.Generator, tmp_path: Path) -> None:
