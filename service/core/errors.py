@@ -335,8 +335,8 @@ class JobCrashedError(KithError):
 class JobUnrunnableError(KithError):
     """Problem of a failed job. No request is answered with it."""
 
-    code, title = "job_unrunnable", "No server could run the job"
-    remedy = "Send the archive again, or serve the required pack and start the job again. Finished items stay."
+    code, title = "job_unrunnable", "No server can run the job"
+    remedy = "Send the archive again. Finished items stay."
 
 
 # Albums

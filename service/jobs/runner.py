@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import inspect
 import logging
-import os
-import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any, Final, TypeVar, TypeVarTuple
 
-from service.core.actor import Actor, acting_as, run_in_thread
+from service.core.actor import Actor, acting_as
 from service.core.clock import Clock
 from service.core.errors import (
     ClockSteppedError,
@@ -26,19 +23,20 @@ from service.core.errors import (
     StorageError,
 )
 from service.core.periodic import PeriodicTask
+from service.core.single_flight import run_in_daemon
 from service.storage.repositories.job_records import ItemOutcome, Job, LeaseLostError
 from service.storage.repositories.jobs import FINISHED, DoneItems, JobStore
 
 MAX_JOBS: Final = 2
-LEASE_S: Final = 20.0
-"""Time until another machine takes over the job of a dead process."""
+LEASE_S: Final = 15.0
+"""Time after which another process takes over the job of a dead one, within 20 s with its next look."""
 POLL_S: Final = 1.0
 STOP_S: Final = 5.0
-"""Time for a job to finish its current item when the service stops; then it is canceled."""
+"""Time for a job to finish its current item when the service stops; then it is canceled, and released to the queue in
+as much again."""
 RETENTION_DAYS: Final = 14
 """Age at which finished jobs are deleted."""
 TIDY_INTERVAL_S: Final = 3600.0
-BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 MAX_TAKEOVERS: Final = 5
 """Attempts at one job that may fail, or whose process may die, without finishing an item, before the job fails."""
 RETRY_S: Final = 1.0
@@ -60,11 +58,10 @@ class JobStoppedError(Exception):
 class JobContext:
     """Interface of a job's function to the runner. Safe to share between threads; all but :meth:`run` block."""
 
-    def __init__(self, job: Job, store: JobStore, threads: ThreadPoolExecutor, stopping: Callable[[], bool]) -> None:
+    def __init__(self, job: Job, store: JobStore, stopping: Callable[[], bool]) -> None:
         """``stopping``: whether the job is to stop at its next check."""
         self.job = job
         self.store = store
-        self._threads = threads
         self._stopping = stopping
         self._since = time.monotonic()
         self._canceled = job.cancel
@@ -100,8 +97,8 @@ class JobContext:
         self._canceled = self._canceled or cancel
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        """Run a blocking function in the threads of jobs."""
-        return await run_in_thread(self._threads, function, *arguments)
+        """Run a blocking function in a thread, with the current actor and context."""
+        return await _in_thread(function, *arguments)
 
 
 @dataclass(frozen=True)
@@ -143,9 +140,7 @@ class Runner(PeriodicTask):
         self._lease_s = lease_s
         self._retention_days = retention_days
         self._clock = Clock() if clock is None else clock
-        self._process = f"{_machine() or 'unknown'}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        # Two threads per job, one per lease, and one to poll.
-        self._threads = ThreadPoolExecutor(3 * max_jobs + 1, thread_name_prefix="jobs")
+        self._process = uuid.uuid4().hex
         self._contexts: set[JobContext] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -154,8 +149,8 @@ class Runner(PeriodicTask):
             _, late = await asyncio.wait(self._tasks, timeout=STOP_S)
             for task in late:
                 task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
-        self._threads.shutdown()
+            if late:
+                await asyncio.wait(late, timeout=STOP_S)
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job as :meth:`JobStore.cancel`; blocks."""
@@ -167,9 +162,9 @@ class Runner(PeriodicTask):
     async def _look(self) -> None:
         if time.monotonic() - self._tidied_s > TIDY_INTERVAL_S:
             self._tidied_s = time.monotonic()
-            await self._in_thread(self._tidy)
+            await _in_thread(self._tidy)
         while len(self._tasks) < self._max_jobs and not self._stopping:
-            job = await self._in_thread(self.store.claim, self._process, self._lease_s, self._is_ready, has_ended)
+            job = await _in_thread(self.store.claim, self._process, self._lease_s, self._is_ready)
             if job is None:
                 return
             task = asyncio.create_task(self._run(job))
@@ -185,16 +180,12 @@ class Runner(PeriodicTask):
         if any(context.job.pk == job.pk for context in list(self._contexts)):
             return False
         # Any process can end a canceled job.
-        return job.cancel or self._can_run(job)
-
-    def _can_run(self, job: Job) -> bool:
-        return job.kind in self._kinds and self._kinds[job.kind].ready(job)
+        return job.cancel or (job.kind in self._kinds and self._kinds[job.kind].ready(job))
 
     def _tidy(self) -> None:
         try:
             self._clock.check()  # deletion by age needs a reliable clock
             self.store.delete_finished(self._retention_days)
-            self.store.fail_unrunnable(self._retention_days, self._can_run)
             for kind in self._kinds.values():
                 kind.tidy(self.store)
         except (ClockSteppedError, StorageError, OSError) as error:
@@ -202,14 +193,14 @@ class Runner(PeriodicTask):
 
     async def _run(self, job: Job) -> None:
         """Run a job until it ends or the service stops. Never raises: errors go to the job or the log."""
-        context = JobContext(job, self.store, self._threads, lambda: self._stopping)
+        context = JobContext(job, self.store, lambda: self._stopping)
         self._contexts.add(context)
         try:
             with acting_as(Actor(job.actor)):
                 await self._run_to_result(context)
         except LeaseLostError:
             log.info("job %s (%s) was taken over by another process", job.id, job.kind)
-            await self._in_thread(self._discard_if_gone, job)
+            await _in_thread(self._discard_if_gone, job)
         except StorageError as error:
             # The lease expires, and the first process with a connection resumes the job.
             log.warning("job %s (%s) waits for the database: %s", job.id, job.kind, error.detail)
@@ -236,24 +227,24 @@ class Runner(PeriodicTask):
         except (LeaseLostError, StorageError):
             raise
         except (JobStoppedError, asyncio.CancelledError):
-            await self._in_thread(self.store.release, job)
+            await _in_thread(self.store.release, job)
             return
         except JobCancelledError:
-            await self._in_thread(self.store.finish, job, "canceled", None)
+            await _in_thread(self.store.finish, job, "canceled", None)
         except Exception as error:
             if not isinstance(error, KithError):
                 log.exception("job %s (%s) failed", job.id, job.kind)
                 error = JobCrashedError(f"unexpected error; see the log entries of job {job.id}")
             if await self._postpone(job, error):
                 return
-            await self._in_thread(self.store.finish, job, "failed", error.document())
+            await _in_thread(self.store.finish, job, "failed", error.document())
         else:
-            await self._in_thread(self.store.finish, job, "succeeded", None)
-        await self._in_thread(self._discard, job)
+            await _in_thread(self.store.finish, job, "succeeded", None)
+        await _in_thread(self._discard, job)
 
     async def _postpone(self, job: Job, error: KithError) -> bool:
         """Let a job be tried again later. Return False if it fails: by its request, or after MAX_TAKEOVERS attempts."""
-        if not is_fault(error) or not await self._in_thread(self.store.postpone, job, RETRY_S, MAX_TAKEOVERS):
+        if not is_fault(error) or not await _in_thread(self.store.postpone, job, RETRY_S, MAX_TAKEOVERS):
             return False
         log.warning("job %s (%s) is tried again: %s", job.id, job.kind, error.detail)
         return True
@@ -265,7 +256,7 @@ class Runner(PeriodicTask):
     async def _run_with_lease(self, context: JobContext) -> None:
         kind = self._kinds[context.job.kind]
         work = asyncio.ensure_future(
-            kind.run(context) if inspect.iscoroutinefunction(kind.run) else self._in_thread(kind.run, context)
+            kind.run(context) if inspect.iscoroutinefunction(kind.run) else _in_thread(kind.run, context)
         )
         renewal = asyncio.create_task(self._renew(context, work))
         try:
@@ -280,7 +271,7 @@ class Runner(PeriodicTask):
         while True:
             await asyncio.sleep(self._lease_s / 4)
             try:
-                context.note_cancellation(await self._in_thread(self.store.renew, context.job, self._lease_s))
+                context.note_cancellation(await _in_thread(self.store.renew, context.job, self._lease_s))
             except LeaseLostError:
                 context.owned = False
                 work.cancel()
@@ -288,33 +279,13 @@ class Runner(PeriodicTask):
             except StorageError as error:
                 log.warning("renewing the lease of job %s failed: %s", context.job.id, error.detail)
 
-    async def _in_thread(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        return await run_in_thread(self._threads, function, *arguments)
-
 
 def is_fault(error: KithError) -> bool:
     """Return whether an error is a fault of the service, which may be over at the next attempt."""
     return error.status >= 500
 
 
-def _machine() -> str | None:
-    """Return an id of the host, its boot and its PID namespace, within which process ids are unique; None: unknown."""
-    try:
-        known = f"{socket.gethostname()}\0{BOOT_ID.read_text().strip()}\0{Path('/proc/self/ns/pid').stat().st_ino}"
-    except OSError:
-        return None
-    return hashlib.sha256(known.encode()).hexdigest()[:16]
-
-
-def has_ended(owner: str) -> bool:
-    """Return whether a job's owner was a process of this machine and has ended; False if unknown."""
-    machine, _, process = owner.rpartition(":")[0].rpartition(":")[0].rpartition(":")
-    if machine != _machine() or not process.isdigit():
-        return False
-    try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
+async def _in_thread(function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+    """Run a step in a thread of its own that does not keep the process from exiting, whatever the step waits for."""
+    step = partial(copy_context().run, function, *arguments)
+    return await asyncio.wrap_future(run_in_daemon("job", step))

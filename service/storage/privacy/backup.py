@@ -58,6 +58,7 @@ from service.storage.privacy import repeated_erasures
 from service.storage.privacy.backup_rows import read_rows, write_rows
 from service.storage.privacy.master_key_rotation import uses
 from service.storage.repositories.api_keys import all_keys, keep_restrictions
+from service.storage.repositories.jobs import fail_archive_jobs
 
 FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
@@ -228,6 +229,8 @@ def restore(
             for table in AUTOINCREMENT_TABLES:
                 bulk_rows.raise_highest_key(connection, table, offsets[table.name] + manifest.highest[table.name])
             keep_restrictions(connection, database.vault, ended)
+            if failed := fail_archive_jobs(database.vault, connection):
+                report(f"failed jobs: {failed}, whose archives no backup holds")
             # after the restore of the secret that signs the chains
             note(database.vault, connection, "database_restored", as_of=manifest.created_at)
             for receipt in repeated_erasures.repeat(database.vault, connection, erased):

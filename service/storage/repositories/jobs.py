@@ -28,6 +28,7 @@ from service.domain.gallery import Gallery, NewTemplate
 from service.security.sealing import Seal
 from service.storage.audit.log import Entry, append, note
 from service.storage.db.engine import Database, deleted_meanwhile
+from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import ITEM, PROBLEM
 from service.storage.db.tables import data_keys, galleries, job_items, jobs
 from service.storage.events.outbox import Origin, publish
@@ -40,6 +41,8 @@ ENROLLED: Final = "enrolled"
 ALREADY_ENROLLED: Final = "already_enrolled"
 ERASED: Final = "subject_erased"
 IGNORED: Final = "ignored"
+ARCHIVE_KINDS: Final = ("enrollment", "album")
+"""Kinds of jobs that read an archive from the disk of one server (service.jobs.spool)."""
 NO_PROCESS: Final = "none"
 """Owner of a job that waits for its next attempt."""
 MAX_CANDIDATES: Final = 16
@@ -163,32 +166,23 @@ class JobStore:
 
     # Running jobs
 
-    def claim(
-        self,
-        process: str,
-        lease_s: float,
-        ready: Callable[[Job], bool] = lambda job: True,
-        dead: Callable[[str], bool] = lambda owner: False,
-    ) -> Job | None:
-        """Claim the oldest free job that is ``ready``; None if there is none.
+    def claim(self, process: str, lease_s: float, ready: Callable[[Job], bool] = lambda job: True) -> Job | None:
+        """Claim the oldest free job that is ``ready`` to be run here; None if there is none.
 
-        Args:
-            process: name of at most 48 characters. Each claim gets a unique owner name.
-            lease_s: duration of the lease.
-            ready: whether this process can run a job.
-            dead: whether an owner is known to have ended, so that its lease can be ignored.
+        ``process``: name of at most 48 characters. Each claim gets a unique owner name.
         """
         active = _rows().where(jobs.c.state.not_in(FINISHED)).order_by(jobs.c.pk)
         # Read first: polling takes no write lock.
         with self._database.read() as connection:
             now = self._database.now(connection)
             rows = connection.execute(active).all()
-        owners = {row.owner for row in rows if row.owner is not None and dead(row.owner)}
-        free = (jobs.c.state == "queued") | _expired(now) | jobs.c.owner.in_(owners)
-        waiting = [row.pk for row in rows if (_is_free(row, now) or row.owner in owners) and ready(self._job(row))]
+        waiting = [row.pk for row in rows if _is_free(row, now) and ready(self._job(row))]
         if not waiting:
             return None
         with self._database.write(_CONFLICT) as connection:
+            # A lease that is longer than any valid one was written by a wrong clock.
+            ended = (jobs.c.lease_until < now) | (jobs.c.lease_until > now + MAX_LEASE)
+            free = (jobs.c.state == "queued") | ended
             chosen = active.where(free, jobs.c.pk.in_(waiting[:MAX_CANDIDATES])).limit(1)
             row = connection.execute(chosen.with_for_update(of=jobs, skip_locked=True)).first()
             if row is None:
@@ -262,7 +256,7 @@ class JobStore:
 
     def finish(self, job: Job, state: JobState, problem: dict[str, Any] | None = None) -> None:
         """Raises LeaseLostError."""
-        sealed = None if problem is None else _sealed_problem(job, problem)
+        sealed = None if problem is None else _sealed_problem(job.seal, problem)
         with self._database.write(_CONFLICT) as connection:
             own_row(connection, job)
             _end(connection, job.pk, state, sealed)
@@ -309,34 +303,6 @@ class JobStore:
                 append(self._database.vault, connection, row.gallery_pk, [entry])
         return self.job(job_id)
 
-    def fail_unrunnable(self, days: float, ready: Callable[[Job], bool]) -> int:
-        """Fail jobs that no process could run for ``days``; return their number.
-
-        ``ready`` returns whether this process can run a job, which postpones its failure. Call this far more often than
-        every ``days``.
-        """
-        with self._database.read() as connection:
-            now = self._database.now(connection)
-            free = (jobs.c.state == "queued") | ((jobs.c.state == "running") & _expired(now))
-            stale = free & (jobs.c.updated_at < now - timedelta(days=days) / 2)
-            query = _rows().where(stale).order_by(jobs.c.gallery_pk, jobs.c.pk)
-            found = [self._job(row) for row in connection.execute(query)]
-        if not found:
-            return 0
-        could = {job.pk for job in found if ready(job)}
-        problem = JobUnrunnableError(f"no server could run this job for {days:g} days").document()
-        sealed = {job.pk: _sealed_problem(job, problem) for job in found}
-        with self._database.write(_CONFLICT) as connection:
-            # Galleries in ascending order, in which every transaction locks their audit chains.
-            connection.execute(jobs.update().where(stale, jobs.c.pk.in_(could)).values(updated_at=now))
-            expired, failed = stale & (jobs.c.updated_at < now - timedelta(days=days)), 0
-            for job in found:
-                ended = _ended("failed", sealed[job.pk], now)
-                if connection.execute(jobs.update().where(expired, jobs.c.pk == job.pk).values(**ended)).rowcount:
-                    self._report(connection, job.id)
-                    failed += 1
-            return failed
-
     def delete_finished(self, days: float) -> int:
         """Delete jobs that finished more than ``days`` ago; return their number."""
         with self._database.read() as connection:
@@ -374,10 +340,10 @@ def _problem(seal: Seal, sealed: bytes) -> dict[str, Any]:
     return opened
 
 
-def _sealed_problem(job: Job, problem: dict[str, Any]) -> bytes | None:
+def _sealed_problem(seal: Seal, problem: dict[str, Any]) -> bytes | None:
     """Seal a job's problem; None if the gallery's key is lost."""
     try:
-        return job.seal.close_json(problem, PROBLEM)
+        return seal.close_json(problem, PROBLEM)
     except MasterKeyError:
         return None
 
@@ -386,18 +352,10 @@ def _is_free(row: sa.Row[Any], now: datetime) -> bool:
     return bool(row.state == "queued" or row.lease_until < now or row.lease_until > now + MAX_LEASE)
 
 
-def _expired(now: datetime) -> sa.ColumnElement[bool]:
-    """Return a condition: the lease has ended, or is longer than any valid one because a clock was wrong."""
-    return (jobs.c.lease_until < now) | (jobs.c.lease_until > now + MAX_LEASE)
-
-
 def _end(connection: Connection, pk: int, state: JobState, problem: bytes | None) -> None:
     """Set a job's final or queued state. ``problem`` is sealed."""
-    _update(connection, pk, **_ended(state, problem, datetime.now(UTC)))
-
-
-def _ended(state: JobState, problem: bytes | None, now: datetime) -> dict[str, Any]:
-    return {"state": state, "problem": problem, "owner": None, "lease_until": None, "updated_at": now}
+    ended = {"state": state, "problem": problem, "owner": None, "lease_until": None}
+    _update(connection, pk, **ended, updated_at=datetime.now(UTC))
 
 
 def _update(connection: Connection, pk: int, **values: Any) -> None:
@@ -417,6 +375,17 @@ def _rows() -> sa.Select[Any]:
     columns = sa.select(jobs, galleries.c.name.label("gallery"), data_keys.c.wrapped, data_keys.c.master_key)
     named = columns.select_from(jobs).join(galleries, galleries.c.pk == jobs.c.gallery_pk)
     return named.outerjoin(data_keys, data_keys.c.gallery_pk == jobs.c.gallery_pk)
+
+
+def fail_archive_jobs(vault: Vault, connection: Connection) -> int:
+    """End restored jobs that wait for an archive, which no backup holds, as failed; return their number."""
+    problem = JobUnrunnableError("the database was restored from a backup, which holds no archives").document()
+    lost = _rows().where(jobs.c.kind.in_(ARCHIVE_KINDS), jobs.c.state.not_in(FINISHED))
+    found = connection.execute(lost).all()
+    for row in found:
+        seal = vault.seal(row.gallery_pk, row.wrapped, row.master_key)
+        _end(connection, row.pk, "failed", _sealed_problem(seal, problem))
+    return len(found)
 
 
 def missing(job_id: str) -> JobNotFoundError:

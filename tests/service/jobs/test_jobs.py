@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import subprocess
 import sys
 import threading
@@ -24,12 +22,13 @@ from service.core.errors import GalleryChangedError, GalleryNotFoundError, JobNo
 from service.core.photo_errors import LowQualityError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.jobs import runner as runner_module
-from service.jobs.runner import MAX_TAKEOVERS, JobContext, JobKind, Runner, has_ended
+from service.jobs.runner import MAX_TAKEOVERS, JobContext, JobKind, Runner
 from service.settings import Settings
 from service.storage.db.engine import Database
 from service.storage.db.tables import jobs
+from service.storage.privacy.backup import back_up, restore
 from service.storage.repositories.job_records import ItemOutcome, Job, LeaseLostError
-from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.jobs import ARCHIVE_KINDS, JobStore
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 
@@ -137,47 +136,6 @@ def test_a_process_without_the_lease_records_nothing(store: JobStore, gallery: G
     assert store.job(heir.id).progress.takeovers == 0
 
 
-def test_a_process_of_this_machine_that_ended_is_not_waited_for(store: JobStore, gallery: Gallery) -> None:
-    def work(context: JobContext) -> None:
-        context.record([ItemOutcome("a", "done")])
-
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait(WAIT_S)
-    job = store.create(gallery, "work", {})
-    here, _, nonce = runner(store, work)._process.split(":")
-    for other in (f"{here}:{os.getpid()}", f"elsewhere:{ended.pid}"):
-        assert not has_ended(f"{other}:{nonce}:claim")
-    taken(store, f"{here}:{ended.pid}:{nonce}")
-    done = run_until(store, job, runner(store, work))
-    assert (done.state, done.progress.takeovers) == ("succeeded", 0)  # counted until something was done
-
-
-def test_a_process_of_another_machine_is_not_taken_for_dead(
-    store: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait(WAIT_S)
-
-    def owner() -> str:
-        here, _, nonce = runner(store, print)._process.rsplit(":", 2)
-        assert len(f"{here}:{2**22}:{nonce}") <= 48
-        return f"{here}:{ended.pid}:{nonce}:claim"
-
-    monkeypatch.setattr(socket, "gethostname", lambda: "kith-production-node-1")
-    theirs = owner()
-    assert has_ended(theirs)
-    monkeypatch.setattr(socket, "gethostname", lambda: "kith-production-node-2")
-    assert not has_ended(theirs)
-    # Of the same name, and without one that is known to be of this start of it.
-    monkeypatch.setattr(socket, "gethostname", lambda: "kith-production-node-1")
-    monkeypatch.setattr(runner_module, "BOOT_ID", tmp_path / "boot_id")
-    assert not has_ended(theirs)
-    assert not has_ended(owner())
-    (tmp_path / "boot_id").write_text("another\n")
-    assert not has_ended(theirs)
-    assert has_ended(owner())
-
-
 def test_a_lease_is_kept_by_renewing_it(store: JobStore, gallery: Gallery) -> None:
     store.create(gallery, "work", {})
     job = taken(store, lease_s=-1)
@@ -227,25 +185,23 @@ def test_a_lease_from_a_wrong_clock_is_ignored(store: JobStore, gallery: Gallery
     assert store.cancel(job.id).state == "canceled"
 
 
-def test_a_job_that_no_server_can_run_fails_after_a_time(store: JobStore, database: Database, gallery: Gallery) -> None:
-    made = {name: store.create(gallery, name, {}) for name in ("lives", "died", "can be run here", "waits")}
-    taken(store, lease_s=60)
-    taken(store, lease_s=-1)
-    ages = {"died": 15, "lives": 15, "can be run here": 15, "waits": 13}
-    with database.write(GalleryNotFoundError("")) as connection:
-        for name, days in ages.items():
-            long_ago = datetime.now(UTC) - timedelta(days=days)
-            connection.execute(jobs.update().where(jobs.c.id == made[name].id).values(updated_at=long_ago))
-    assert [store.fail_unrunnable(14, lambda job: job.kind == "can be run here") for _ in range(2)] == [1, 0]
-    ended = {name: store.job(job.id) for name, job in made.items()}
-    assert {name: job.state for name, job in ended.items()} == {
-        "died": "failed",
-        "lives": "running",
-        "can be run here": "queued",
-        "waits": "queued",
-    }
-    assert (ended["died"].problem or {})["code"] == "job_unrunnable"
-    assert store.fail_unrunnable(14, lambda job: False) == 0  # noted above
+def test_a_restored_job_whose_archive_no_backup_holds_fails(
+    store: JobStore, database: Database, gallery: Gallery, tmp_path: Path
+) -> None:
+    kinds = ("migrate", *ARCHIVE_KINDS, "album")
+    made = [store.create(gallery, kind, {}) for kind in kinds]
+    store.cancel(made[-1].id)
+    claimed = store.claim("p", 60, lambda job: job.id == made[1].id)
+    assert claimed is not None
+    back_up(database, tmp_path / "backup")
+    restore(database, tmp_path / "backup", replace=True)
+    ended = [store.job(job.id) for job in made]
+    assert [(job.kind, job.state) for job in ended] == list(
+        zip(kinds, ("queued", "failed", "failed", "canceled"), strict=True)
+    )
+    assert [(job.problem or {}).get("code") for job in ended] == [None, "job_unrunnable", "job_unrunnable", None]
+    with pytest.raises(LeaseLostError):
+        store.record(claimed, [], 1)
 
 
 def test_lists_and_what_is_forgotten(store: JobStore, database: Database, gallery: Gallery) -> None:
@@ -483,16 +439,50 @@ def test_a_job_outlives_a_lease_that_could_not_be_renewed(store: JobStore, galle
     assert runs == 1
 
 
+def _take(store: JobStore) -> Job | None:
+    _expire(store)
+    return store.claim("heir", 60)
+
+
 def _expire(store: JobStore) -> None:
     with store._database.write(GalleryNotFoundError("")) as connection:
         connection.execute(jobs.update().values(lease_until=datetime.now(UTC) - timedelta(seconds=1)))
+
+
+BLOCKED = """
+import asyncio, sys, threading
+from service.jobs import runner
+from service.storage.repositories.jobs import ARCHIVE_KINDS, JobStore
+from tests.databases import open_database
+
+async def main():
+    begun = threading.Event()
+    def blocked(context):
+        begun.set()
+        threading.Event().wait()
+    kinds = {"work": runner.JobKind(blocked)}
+    async with runner.Runner(JobStore(open_database(sys.argv[1])), kinds, poll_s=0.01):
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+
+runner.STOP_S = 0.1
+asyncio.run(main())
+"""
+
+
+def test_a_blocked_job_keeps_no_process_from_exiting(url: str, store: JobStore, gallery: Gallery) -> None:
+    """Its lease is given back, so that another process goes on at once."""
+    job = store.create(gallery, "work", {})
+    subprocess.run([sys.executable, "-c", BLOCKED, url], check=True, timeout=WAIT_S)
+    assert (store.job(job.id).state, store.job(job.id).owner) == ("queued", None)
 
 
 def test_a_runner_that_lost_its_job_stops(store: JobStore, gallery: Gallery) -> None:
     ended = threading.Event()
 
     async def work(context: JobContext) -> None:
-        await context.run(lambda: store.claim("heir", 60, dead=lambda owner: True))
+        while await context.run(_take, store) is None:
+            pass  # renewed in between
         try:
             await asyncio.sleep(WAIT_S)
         finally:
@@ -559,7 +549,6 @@ def test_jobs_over_http(kith: Kith, settings: Settings) -> None:
 
 
 def test_a_clock_that_jumps_forgets_no_job(store: JobStore, database: Database, gallery: Gallery) -> None:
-    """Neither those that are finished, nor those that wait for a server that can run them."""
     over, waits = store.create(gallery, "work", {}), store.create(gallery, "elsewhere", {})
     store.cancel(over.id)
     offset = [timedelta()]
@@ -572,5 +561,4 @@ def test_a_clock_that_jumps_forgets_no_job(store: JobStore, database: Database, 
     assert {store.job(job.id).state for job in (over, waits)} == {"canceled", "queued"}
     offset[0] = timedelta()
     looking._tidy()
-    assert [job.id for job in store.list_jobs(None, (), None, 9)] == [waits.id]
-    assert store.job(waits.id).state == "failed"
+    assert [(job.id, job.state) for job in store.list_jobs(None, (), None, 9)] == [(waits.id, "queued")]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -15,14 +13,11 @@ import sqlalchemy as sa
 
 from service.domain.events import Event, EventFilter
 from service.domain.gallery import Gallery, GallerySettings
-from service.storage.audit import log
 from service.storage.audit.log import record_entries
 from service.storage.db.engine import Database
-from service.storage.db.tables import events, jobs
+from service.storage.db.tables import events
 from service.storage.events import outbox
 from service.storage.repositories import erasures
-from service.storage.repositories import jobs as job_repository
-from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
 from tests.receivers import receiving
@@ -125,31 +120,3 @@ def test_waiting_events_are_not_sent_after_a_deletion(database: Database, what: 
 
         asyncio.run(work())
         assert len(receiver.messages) <= 1
-
-
-def test_jobs_that_fail_together_do_not_deadlock_with_searches(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if database.file is not None:
-        pytest.skip("SQLite has one writer at a time")
-    store, own_jobs = Store(database), JobStore(database)
-    galleries = [make_gallery(store, name) for name in "ab"]
-    WebhookStore(database).create(URL, None, EventFilter())
-    for gallery in reversed(galleries):
-        own_jobs.create(gallery, "import", {})
-    with database.engine.begin() as connection:
-        connection.execute(jobs.update().values(updated_at=datetime.now(UTC) - timedelta(days=9)))
-    for module in (job_repository, log):
-        publish = module.publish
-
-        def slow(*arguments: Any, publish: Callable[..., None] = publish) -> None:
-            publish(*arguments)
-            time.sleep(0.5)
-
-        monkeypatch.setattr(module, "publish", slow)
-    failed: list[int] = []
-    thread = threading.Thread(target=lambda: failed.append(own_jobs.fail_unrunnable(1, lambda _: False)))
-    thread.start()
-    record_entries(database, [], [(gallery, [DECISION]) for gallery in galleries])
-    thread.join(20)
-    assert failed == [2]

@@ -101,6 +101,7 @@ def filled(database: Database) -> Store:
     ((found,), _) = store.albums.faces_to_group(album, two)
     store.albums.set_groups(made, album, [[(found.pk, None)]], None)
     store.albums.name(two, album.id, 1, "mona", None)
+    jobs_of.finish(made, "succeeded")
     now = sa.func.current_timestamp()
     with database.write(BackupError("")) as connection:
         template_pk = connection.execute(sa.select(sa.func.min(templates.c.pk))).scalar()
