@@ -225,7 +225,7 @@ def following(size: int) -> Row:
     say(f"reading the change log of {size:,} templates")
     held, probes, _ = gallery(size)
     with database() as (store, url):
-        made = store.galleries.create("large", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+        made = store.galleries.create("large", "f" * 32, DIMENSION, GallerySettings())
         with open_database(url).engine.execution_options(write=True).begin() as connection:
             fill(connection, made.pk, made.seal, held, 2)
         gc.collect()

@@ -156,7 +156,7 @@ def rows_by_person(faces: Faces, view: str, without: Collection[str] = ()) -> di
 
 def risk_of(snapshot: Snapshot, calibration: Calibration | None) -> tuple[GalleryRisk, ImpostorRisk]:
     """Return the risk model that the service derives of a gallery."""
-    risk = GalleryRisk(impostor_evidence(snapshot, SETTINGS.fusion), calibration)
+    risk = GalleryRisk(impostor_evidence(snapshot), calibration)
     return risk, impostor_risk(risk, "gallery" if calibration is None else "both")
 
 
@@ -195,7 +195,7 @@ def search(snapshot: Snapshot, probes: Float) -> Searches:
     """Search by brute force."""
     if not len(probes):
         return Searches(np.empty((0, 2), np.int64), np.empty((0, 2)))
-    fused = fuse_similarities(probes, snapshot.vectors, snapshot.subject_pks, snapshot.qualities, SETTINGS.fusion)
+    fused = fuse_similarities(probes, snapshot.vectors, snapshot.subject_pks, snapshot.qualities)
     two = np.argpartition(-fused, 1, axis=1)[:, :2]
     similarities = np.take_along_axis(fused, two, 1)
     order = np.argsort(-similarities, axis=1, kind="stable")

@@ -261,7 +261,7 @@ def the_photos(url: str, faces: Sequence[Known], data: Path, plan: Plan, chance:
     theirs = [(f"fixed-{i}", known) for i, known in enumerate(faces[: plan.fixed])]
     with Kith(url, api_key=API_KEY) as kith:
         # The nearest template decides, so each template's own photo finds the subject.
-        kith.create_gallery(PEOPLE, fusion="max")
+        kith.create_gallery(PEOPLE)
         for subject, known in theirs:
             kith.enroll(PEOPLE, subject, known.photo, allow_duplicate=True, allow_low_quality=True)
     everybody = people(data)

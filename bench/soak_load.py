@@ -404,7 +404,7 @@ class Mover:
         ask, (file, archive) = self._ask, (folder / "export.ndjson", folder / "people.zip")
         archive.write_bytes(self._archive)
         for name in (first, second):
-            ask.unless(409, "create gallery", methodcaller("create_gallery", name, fusion="max"))
+            ask.unless(409, "create gallery", methodcaller("create_gallery", name))
         options: ArchiveOptions = {"allow_duplicate": True, "allow_low_quality": True, "face": "largest"}
         job = ask("enroll archive", lambda kith: kith.enroll_archive(first, archive, **options)).id
         deadline = time.monotonic() + PATIENCE_S

@@ -10,7 +10,6 @@ from kith.wire.common import (
     Detail,
     EventType,
     FaceChoice,
-    Fusion,
     IdentifyOutcome,
     IndexSetting,
     LivenessSetting,
@@ -53,7 +52,6 @@ class GalleryOptions(TypedDict, total=False):
     """Settings of a gallery; /docs of the server has their ranges. None selects the server's default."""
 
     risk: Risk | None
-    fusion: Fusion | None
     quality_gate: QualityGateOptions | None
     review_factor: float | None
     one_face_per_person: bool | None

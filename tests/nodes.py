@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kith.wire.common import Fusion
 from models.runtime.network import Float
 from service.domain.gallery import NewTemplate, SubjectFilter
 from service.index.follower import Follower, Followers, in_process
@@ -50,8 +49,7 @@ Nodes = Callable[..., Node]
 class Model:
     """Model of the enrolled subjects, in plain lists."""
 
-    def __init__(self, fusion: Fusion) -> None:
-        self.fusion = fusion
+    def __init__(self) -> None:
         self.enrolled: dict[str, list[NewTemplate]] = {}
 
     def check(self, node: Node, probes: Float, k: int, among: set[str] | None = None) -> None:
@@ -61,6 +59,6 @@ class Model:
         results, compared = node.followers.catch_up_blocking(gallery).search(probes, k, keys)
         assert compared == sum(bool(t) and (among is None or name in among) for name, t in self.enrolled.items())
         for probe, hits in zip(probes, results, strict=True):
-            expected = brute_force(self.enrolled, probe, k, among, self.fusion)
+            expected = brute_force(self.enrolled, probe, k, among)
             assert [names[hit.subject_pk] for hit in hits] == [name for name, _ in expected]
             assert np.allclose([hit.similarity for hit in hits], [s for _, s in expected], atol=1e-4)

@@ -110,7 +110,7 @@ def _wrong_answers(store: Store, followers: Followers, gallery: Gallery) -> Iter
     found, compared = follower.search(probes, NEAREST)
     if follower.stats().kind not in ("exact", "flat"):
         return  # of limited recall
-    expected = fuse_similarities(probes, taken.vectors, taken.subject_pks, taken.qualities, gallery.settings.fusion)
+    expected = fuse_similarities(probes, taken.vectors, taken.subject_pks, taken.qualities)
     subject_pks = np.unique(taken.subject_pks).tolist()
     right = compared == len(subject_pks)
     for hits, row in zip(found, expected, strict=True):

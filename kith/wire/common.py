@@ -23,7 +23,6 @@ EventType = Literal[
 ]
 FaceChoice = Literal["only", "largest"]
 FacesChoice = Literal["all", "largest"]
-Fusion = Literal["max", "mean_top_k", "centroid", "quality_weighted"]
 HygieneKind = Literal["duplicate_subjects", "mislabeled_template", "lookalikes"]
 IdentifyOutcome = Literal["identified", "uncertain", "unknown", "no_face", "rejected_quality", "rejected_liveness"]
 IndexSetting = Literal["auto", "exact", "compact"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field, FiniteFloat
 
-from kith.wire.common import DriftState, Fusion, IdentifyOutcome, IndexSetting, LivenessSetting, Page
+from kith.wire.common import DriftState, IdentifyOutcome, IndexSetting, LivenessSetting, Page
 from kith.wire.fields import GalleryName, RequestModel, Timestamp
 from kith.wire.risk import RiskIn
 
@@ -20,7 +20,6 @@ class QualityGateIn(RequestModel):
 
 class GallerySettingsIn(RequestModel):
     risk: RiskIn | None = None
-    fusion: Fusion | None = None
     quality_gate: QualityGateIn | None = None
     review_factor: FiniteFloat | None = Field(
         None,
@@ -98,7 +97,6 @@ class GalleryOut(BaseModel):
     recognizer: str
     dimension: int
     risk: dict[str, float]
-    fusion: Fusion
     quality_gate: QualityGateOut
     review_factor: float
     one_face_per_person: bool

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, Field, model_validator
 
-from kith.wire.common import Fusion, Preset, RiskWarning, Source
+from kith.wire.common import Preset, RiskWarning, Source
 from kith.wire.fields import RequestModel, Timestamp
 
 Probability = Annotated[float, Field(ge=1e-12, lt=1)]
@@ -98,7 +98,6 @@ class MoveOut(BaseModel):
 
 class GalleryRiskOut(BaseModel):
     gallery: str
-    fusion: Fusion
     subject_count: int = Field(description="Subjects with a template when the evidence was derived.")
     risk: dict[str, float] = Field(description="The gallery's setting.")
     threshold: float = Field(description="Threshold of a search whose runner-up has the similarity 'rival'.")

@@ -129,7 +129,7 @@ class GenuineScores:
 class GenuineProbes:
     """Similarities of (q,) probes to their own subjects without the probe; NaN for subjects of one template.
 
-    ``fused`` follows the gallery's fusion rule, ``single`` is the mean over the subject's other templates.
+    ``fused`` is the similarity to their weighted mean, ``single`` the mean over the subject's other templates.
     """
 
     fused: Floats
@@ -145,7 +145,7 @@ class GenuineProbes:
 
 @dataclass(frozen=True, eq=False)
 class ImpostorEvidence:
-    """Similarities between subjects of one gallery under its fusion.
+    """Similarities between subjects of one gallery.
 
     One photo of each of some subjects is compared, as a probe, with every other subject.
 
@@ -156,7 +156,7 @@ class ImpostorEvidence:
         genuine: scores of the probes in their own subjects, None without ``adjusted``.
         probes: number of probes.
         subjects: number of subjects in the gallery.
-        templates: number of templates, if the fusion rule averages their vectors; else ``subjects``.
+        templates: number of templates.
     """
 
     raw: PairScores

@@ -12,19 +12,12 @@ const DEFAULT = {
   remember_strangers_days: null,
   liveness: "off",
   liveness_threshold: null,
-  fusion: "quality_weighted",
   review_factor: 10,
   one_face_per_person: true,
   index: "auto",
   recall: 0.999,
   quality_gate: { min_eye_distance_px: 12, min_sharpness: 2, min_brightness: 25, max_brightness: 235, min_contrast: 10, max_abs_yaw: 0.75 },
 };
-const FUSION = [
-  ["quality_weighted", "All photos, weighted by quality"],
-  ["centroid", "All photos, equal weight"],
-  ["mean_top_k", "The three most similar photos"],
-  ["max", "The most similar photo"],
-];
 const INDEX = [
   ["auto", "Automatic, by gallery size"],
   ["exact", "Exact: compare every photo"],
@@ -69,7 +62,6 @@ export function galleryForm(from = DEFAULT) {
   const remember = number(from.remember_strangers_days, { min: 1, max: 3650, step: 1, placeholder: "never" });
   const live = checked(from.liveness === "required");
   const liveFrom = number(from.liveness_threshold, { min: 0, max: 1, placeholder: "model default" });
-  const fusion = options(FUSION, from.fusion);
   const review = number(from.review_factor, { min: 1, max: 1000, required: true });
   const once = checked(from.one_face_per_person);
   const index = options(INDEX, from.index);
@@ -95,7 +87,6 @@ export function galleryForm(from = DEFAULT) {
     remember_strangers_days: remember.value === "" ? null : remember.valueAsNumber,
     liveness: live.checked ? "required" : "off",
     liveness_threshold: liveFrom.value === "" ? null : liveFrom.valueAsNumber,
-    fusion: fusion.value,
     review_factor: review.valueAsNumber,
     one_face_per_person: once.checked,
     index: index.value,
@@ -109,7 +100,6 @@ export function galleryForm(from = DEFAULT) {
     h("summary", {}, "Advanced"),
     tick(live, "Only live people", "Refuses pictures of people. Needs a pack with a liveness model."),
     field("Minimum liveness", liveFrom, "0 to 1. Empty: the default of the model."),
-    field("Photos of a person to compare", fusion),
     field("Review factor", review, "“Not sure” up to this multiple of the risk. 1: never."),
     tick(once, "One face per person", "Names a person in one face of a photo only. Clear it for collages of different photos."),
     h("fieldset", { class: "stack" }, h("legend", {}, "Quality limits"), gate.map(([, label, input]) => field(label, input))),

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kith.wire.common import Fusion, IndexSetting, LivenessSetting, TemplateKind
+from kith.wire.common import IndexSetting, LivenessSetting, TemplateKind
 from models.risk.impostor_evidence import ImpostorEvidence
 from models.runtime.network import Float
 from models.vision.quality_gate import QualityGate
 from service.core.errors import GalleryMovedError
 from service.domain.events import EventFilter
-from service.domain.fusion import DEFAULT_FUSION
 from service.domain.outcomes import REVIEW_FACTOR, RiskTarget
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ DEFAULT_RECALL: Final = 0.999
 @dataclass(frozen=True)
 class GallerySettings:
     risk: RiskTarget = DEFAULT_RISK
-    fusion: Fusion = DEFAULT_FUSION
     quality_gate: QualityGate = field(default_factory=QualityGate)
     review_factor: float = REVIEW_FACTOR
     one_face_per_person: bool = True
@@ -138,7 +136,6 @@ class StoredEvidence:
     """Evidence of a gallery at ``sequence`` of its change log, from ``templates`` templates."""
 
     sequence: int
-    fusion: Fusion
     templates: int
     evidence: ImpostorEvidence
     derived_at: datetime
@@ -221,16 +218,6 @@ class NewTemplate:
     others: Mapping[int, Float] = field(default_factory=dict)
     crop: Crop | None = None
     face_count: int | None = None
-
-
-@dataclass(frozen=True)
-class Change:
-    """Entry of the change log. ``vector`` is None for a removal."""
-
-    sequence: int
-    template_pk: int
-    subject_pk: int
-    vector: Float | None
 
 
 @dataclass(frozen=True, eq=False)

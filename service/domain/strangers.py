@@ -9,10 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from kith.wire.common import Fusion
 from kith.wire.fields import rfc3339
 from models.runtime.network import Float
-from service.domain.fusion import VECTOR_FUSIONS, Ints, fuse_similarities, subject_vectors
+from service.domain.fusion import Ints, subject_vectors
 
 MAX_STRANGERS: Final = 5000
 """Strangers of a gallery. A new one replaces the one that was last seen the longest ago."""
@@ -80,7 +79,7 @@ class Remembered:
     stranger_pks: Ints
     vectors: Float
     qualities: Float
-    _fused: dict[Fusion, Float] = field(default_factory=dict)
+    _means: list[Float] = field(default_factory=list)  # computed at the first comparison, shared by copies
 
     @classmethod
     def none(cls, dimension: int) -> Remembered:
@@ -98,11 +97,8 @@ class Remembered:
         keys, owners = self.template_pks[kept], self.stranger_pks[kept]
         return Remembered(self.version, self.strangers, keys, owners, self.vectors[kept], self.qualities[kept])
 
-    def similarities(self, vector: Float, fusion: Fusion) -> tuple[Ints, Float]:
+    def similarities(self, vector: Float) -> tuple[Ints, Float]:
         """Return the (s,) ascending keys of the strangers, and their (s,) fused similarities to a (d,) unit vector."""
-        keys = np.unique(self.stranger_pks)
-        if fusion not in VECTOR_FUSIONS:
-            return keys, fuse_similarities(vector[None], self.vectors, self.stranger_pks, self.qualities, fusion)[0]
-        if fusion not in self._fused:
-            self._fused[fusion] = subject_vectors(self.vectors, self.stranger_pks, self.qualities, fusion)
-        return keys, self._fused[fusion] @ vector
+        if not self._means:
+            self._means.append(subject_vectors(self.vectors, self.stranger_pks, self.qualities))
+        return np.unique(self.stranger_pks), self._means[0] @ vector

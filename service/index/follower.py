@@ -1,6 +1,6 @@
 """Followers: indexes of galleries, which apply the change log before a search, and their cache.
 
-Those of this module are in memory: a gallery's vectors in a segmented index, searched by its fusion rule.
+Those of this module are in memory: one vector per subject, in a segmented index.
 service.index.milvus_follower has those in Milvus.
 """
 
@@ -20,14 +20,14 @@ import numpy as np
 
 from models.runtime.network import Float
 from service.core.errors import GalleryMovedError, GalleryNotFoundError, OverloadedError
-from service.domain.fusion import TOP_K, VECTOR_FUSIONS, VectorFusion, subject_vectors
-from service.domain.gallery import Change, Gallery, GallerySettings, Hit, Keys, LogTrimmedError, Snapshot
-from service.index.faiss_structures import lower_thread_priority, products, trainer_for
+from service.domain.fusion import subject_vectors
+from service.domain.gallery import Gallery, GallerySettings, Hit, Keys, LogTrimmedError, Snapshot
+from service.index.faiss_structures import lower_thread_priority, trainer_for
 from service.index.joint_search import JointSearch
 from service.index.protocol import IndexStats
 from service.index.segment_builder import Batch
 from service.index.segmented_index import SegmentedIndex
-from service.index.segments import Matches, Rows, View
+from service.index.segments import Rows, View
 from service.index.selection import Sizes
 from service.storage.repositories.change_log import MIN_KEPT_LINES
 from service.storage.repositories.store import Store
@@ -183,7 +183,7 @@ def _close(followers: list[Follower]) -> None:
 
 
 def _index_settings(settings: GallerySettings) -> tuple[object, ...]:
-    return settings.fusion, settings.index, settings.recall
+    return settings.index, settings.recall
 
 
 class Follower(ABC):
@@ -219,7 +219,7 @@ class Follower(ABC):
             among: ascending keys of the subjects to search; None: all.
 
         Returns:
-            The ``k`` best subjects of each probe by the gallery's fusion, best first, and the number of subjects
+            The ``k`` best subjects of each probe, best first, and the number of subjects
             compared. Subjects without templates do not count.
         """
 
@@ -266,14 +266,13 @@ def in_process(
             sizes,
             device == "gpu",
         )
-        kind = SubjectsFollower if settings.fusion in VECTOR_FUSIONS else TemplatesFollower
-        return kind(store, gallery, index, run_later)
+        return MemoryFollower(store, gallery, index, run_later)
 
     return make
 
 
 class MemoryFollower(Follower):
-    """Follower that applies a gallery's change log to a segmented index."""
+    """Follower that applies a gallery's change log to a segmented index of one vector per subject."""
 
     def __init__(
         self, store: Store, gallery: Gallery, index: SegmentedIndex, run_later: Callable[[Callable[[], None]], None]
@@ -309,6 +308,17 @@ class MemoryFollower(Follower):
                 self._version = version
             self._trim_if_long()
 
+    def search(self, probes: Float, k: int, among: Keys | None = None) -> tuple[list[list[Hit]], int]:
+        view = self._index.view
+        chosen, compared = _searched(view, among)
+        if not compared or not len(probes):
+            return [[] for _ in probes], compared
+        found = self._index.search(view, probes, min(k, compared), chosen)
+        return [
+            [Hit(subject, similarity) for subject, similarity in zip(row, values, strict=True) if subject >= 0]
+            for row, values in zip(found.owners.tolist(), found.similarities.tolist(), strict=True)
+        ], compared
+
     def stats(self) -> IndexStats:
         return self._index.stats()
 
@@ -329,109 +339,9 @@ class MemoryFollower(Follower):
         self._index.load(rows, sequence)
         self._loaded = True
 
-    @abstractmethod
-    def _follow(self) -> None:
-        """Apply new lines of the change log. Raises LogTrimmedError."""
-
-    @abstractmethod
-    def _rows(self, snapshot: Snapshot) -> Rows:
-        """Return the index rows of these templates, sorted by owner and key."""
-
-    def _trim_if_long(self) -> None:
-        sequence = self._index.view.sequence
-        if sequence - self._trimmed_at > TRIM_AFTER:
-            self._trimmed_at = sequence
-            self._run_later(self._trim)
-
-    def _trim(self) -> None:
-        try:
-            self._store.changes.trim(self._gallery, stopped=lambda: self._closed)
-        except (GalleryNotFoundError, GalleryMovedError):
-            pass  # deleted or moved meanwhile; the next search handles it
-        except Exception:  # no caller waits for this thread, so the log is the only report
-            log.exception("trimming the change log of gallery %s failed", self._gallery.name)
-
-
-class TemplatesFollower(MemoryFollower):
-    """Follower for the mean of a subject's most similar templates. The index holds all templates."""
-
-    @property
-    def _best(self) -> int:
-        """Number of templates whose similarities are averaged."""
-        return TOP_K if self.settings.fusion == "mean_top_k" else 1
-
-    def _rows(self, snapshot: Snapshot) -> Rows:
-        return Rows(snapshot.template_pks, snapshot.subject_pks, snapshot.vectors)
-
-    def _follow(self) -> None:
-        sequence = self._index.view.sequence
-        if lines := self._store.changes.read_after(self._gallery, sequence, LINES_PER_BATCH):
-            self._index.apply(self._batches(lines))
-
-    def _batches(self, lines: list[Change]) -> Iterator[Batch]:
-        while lines:
-            # Only the last line of a template counts.
-            latest = {line.template_pk: line for line in lines}
-            present = [(line.template_pk, line.subject_pk, line.vector) for line in latest.values()]
-            here = [line for line in present if line[2] is not None]
-            keys, owners = (np.array([line[i] for line in here], np.int64) for i in (0, 1))
-            vectors = np.array([line[2] for line in here], np.float32).reshape(-1, self._gallery.dimension)
-            yield Batch(np.array(sorted(latest), np.int64), Rows(keys, owners, vectors), lines[-1].sequence)
-            if len(lines) < LINES_PER_BATCH:
-                return
-            lines = self._store.changes.read_after(self._gallery, lines[-1].sequence, LINES_PER_BATCH)
-
-    def search(self, probes: Float, k: int, among: Keys | None = None) -> tuple[list[list[Hit]], int]:
-        view = self._index.view
-        chosen, compared = _searched(view, among)
-        if not compared or not len(probes):
-            return [[] for _ in probes], compared
-        total = len(view) if chosen is None else int(view.count_of(chosen).sum())
-        wanted = min(k, compared)
-        depth = min(total, 4 * wanted * self._best)
-        while True:
-            found = self._index.search(view, probes, depth, chosen)
-            hits = self._fuse(view, probes, found, wanted)
-            # The fused similarity of an unseen subject is at most the last similarity seen.
-            if depth >= total or all(
-                len(h) == wanted and h[-1].similarity >= last
-                for h, last in zip(hits, found.similarities[:, -1].tolist(), strict=True)
-            ):
-                return hits, compared
-            depth = min(total, depth * 4)
-
-    def _fuse(self, view: View, probes: Float, found: Matches, k: int) -> list[list[Hit]]:
-        similarities, owners = found.similarities, found.owners
-        if self._best > 1:
-            # Include templates below the search depth.
-            seen = view.vectors_of(np.unique(owners[owners >= 0]))
-            similarities = products(probes, seen.vectors)
-            order = np.argsort(-similarities, axis=1, kind="stable")
-            similarities, owners = np.take_along_axis(similarities, order, 1), seen.owners[order]
-        return [
-            sorted(self._means(s.tolist(), o.tolist()), key=lambda hit: -hit.similarity)[:k]
-            for s, o in zip(similarities, owners, strict=True)
-        ]
-
-    def _means(self, similarities: list[float], owners: list[int]) -> list[Hit]:
-        """Return one hit per subject from templates by descending similarity."""
-        counted: dict[int, list[float]] = {}
-        for similarity, owner in zip(similarities, owners, strict=True):
-            if owner >= 0:
-                best = counted.setdefault(owner, [])
-                if len(best) < self._best:
-                    best.append(similarity)
-        return [Hit(subject, sum(best) / len(best)) for subject, best in counted.items()]
-
-
-class SubjectsFollower(MemoryFollower):
-    """Follower for a rule that fuses templates into one vector. The index holds one vector per subject."""
-
     def _rows(self, snapshot: Snapshot) -> Rows:
         subjects = np.unique(snapshot.subject_pks)
-        rule: VectorFusion = "centroid" if self.settings.fusion == "centroid" else "quality_weighted"
-        vectors = subject_vectors(snapshot.vectors, snapshot.subject_pks, snapshot.qualities, rule)
-        return Rows(subjects, subjects, vectors)
+        return Rows(subjects, subjects, subject_vectors(snapshot.vectors, snapshot.subject_pks, snapshot.qualities))
 
     def _follow(self) -> None:
         changed, now, more = self._next_changes(self._index.view.sequence)
@@ -448,16 +358,19 @@ class SubjectsFollower(MemoryFollower):
     def _next_changes(self, sequence: int) -> tuple[set[int], Snapshot, bool]:
         return self._store.changes.changed_subjects(self._gallery, sequence, LINES_PER_BATCH)
 
-    def search(self, probes: Float, k: int, among: Keys | None = None) -> tuple[list[list[Hit]], int]:
-        view = self._index.view
-        chosen, compared = _searched(view, among)
-        if not compared or not len(probes):
-            return [[] for _ in probes], compared
-        found = self._index.search(view, probes, min(k, compared), chosen)
-        return [
-            [Hit(subject, similarity) for subject, similarity in zip(row, values, strict=True) if subject >= 0]
-            for row, values in zip(found.owners.tolist(), found.similarities.tolist(), strict=True)
-        ], compared
+    def _trim_if_long(self) -> None:
+        sequence = self._index.view.sequence
+        if sequence - self._trimmed_at > TRIM_AFTER:
+            self._trimmed_at = sequence
+            self._run_later(self._trim)
+
+    def _trim(self) -> None:
+        try:
+            self._store.changes.trim(self._gallery, stopped=lambda: self._closed)
+        except (GalleryNotFoundError, GalleryMovedError):
+            pass  # deleted or moved meanwhile; the next search handles it
+        except Exception:  # no caller waits for this thread, so the log is the only report
+            log.exception("trimming the change log of gallery %s failed", self._gallery.name)
 
 
 def _searched(view: View, among: Keys | None) -> tuple[Keys | None, int]:

@@ -1,7 +1,7 @@
 """Milvus adapter: an index shared by all nodes, for galleries larger than one machine. The only pymilvus import.
 
-A collection holds the rows of one recognizer, generation and kind: one row per template, or one fused row per subject.
-The gallery is the partition key. Rows have the primary key of the database, so that changes are idempotent.
+A collection holds the rows of one recognizer and generation: one per subject, with the subject's key in the database,
+so that changes are idempotent. The gallery is the partition key.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 import grpc
 import numpy as np
-from numpy.typing import NDArray
 from pymilvus import DataType, MilvusClient, MilvusException
 
 from models.runtime.network import Float
 from service.core.errors import IndexUnavailableError
+from service.domain.gallery import Hit, Keys
 
 # Errors are raised and logged once by the caller; the library would also print a traceback for each.
 logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-
-RowKind = Literal["templates", "centroid", "quality_weighted"]
 
 MAX_RESULTS: Final = 16_384
 """Limit of results per search in Milvus."""
@@ -56,7 +54,6 @@ class MilvusOptions:
 class Place:
     """Content of a collection."""
 
-    rows: RowKind
     fingerprint: str
     dimension: int
     generation: int
@@ -113,7 +110,7 @@ class Milvus:
         collection is not mistaken for one that has already applied changes.
         """
         alias = (
-            f"{self.options.prefix}_{place.rows}_{place.fingerprint[:16]}_{place.dimension}_g{place.generation}"
+            f"{self.options.prefix}_subjects_{place.fingerprint[:16]}_{place.dimension}_g{place.generation}"
             f"_{INDEX.lower()}"
         )
         found = self._behind(alias)
@@ -143,19 +140,16 @@ class Milvus:
 
     def collections(self) -> Iterator[tuple[Place, Collection]]:
         """Yield all collections of this installation."""
-        named = re.compile(rf"{re.escape(self.options.prefix)}_([a-z_]+)_([0-9a-f]+)_(\d+)_g(\d+)_[a-z0-9_]+_[0-9a-f]+")
+        named = re.compile(rf"{re.escape(self.options.prefix)}_subjects_([0-9a-f]+)_(\d+)_g(\d+)_[a-z0-9]+_[0-9a-f]+")
         for name in self.call(lambda client: client.list_collections(timeout=self.timeout_s)):
-            if (parts := named.fullmatch(name)) and parts[1] in ("templates", "centroid", "quality_weighted"):
-                place = Place(parts[1], parts[2], int(parts[3]), int(parts[4]))  # type: ignore[arg-type]
-                yield place, Collection(self, name)
+            if parts := named.fullmatch(name):
+                yield Place(parts[1], int(parts[2]), int(parts[3])), Collection(self, name)
 
 
 def _create(client: MilvusClient, name: str, dimension: int, options: MilvusOptions) -> None:
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
     schema.add_field("key", DataType.INT64, is_primary=True)
     schema.add_field("gallery", DataType.INT64, is_partition_key=True)
-    schema.add_field("subject", DataType.INT64)
-    schema.add_field("first", DataType.BOOL)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
     index = client.prepare_index_params()
     index.add_index("vector", index_type=INDEX, metric_type="IP")
@@ -169,16 +163,8 @@ def _create(client: MilvusClient, name: str, dimension: int, options: MilvusOpti
     )
 
 
-class RowMatches(NamedTuple):
-    """Rows for one probe, most similar first; ``all``: no further rows exist."""
-
-    similarities: list[float]
-    subjects: list[int]
-    all: bool
-
-
 class Collection:
-    """Rows in Milvus: (key, gallery, subject, first, vector), ``first`` in one row of each subject."""
+    """Rows in Milvus: (key of a subject, gallery, vector)."""
 
     def __init__(self, milvus: Milvus, name: str) -> None:
         self._milvus = milvus
@@ -190,19 +176,14 @@ class Collection:
         """Name of this index in the table of shared indexes."""
         return f"milvus/{self._name.rpartition('_')[2]}"
 
-    def put(self, gallery_pk: int, keys: NDArray[np.int64], subjects: NDArray[np.int64], vectors: Float) -> None:
-        """Insert or replace rows; (n,) keys and subjects, ascending by subject."""
-        first = np.diff(subjects, prepend=-1) != 0
-        for start in range(0, len(keys), ROWS_PER_REQUEST):
-            rows = [
-                {"key": key, "gallery": gallery_pk, "subject": subject, "first": leads, "vector": vector}
-                for key, subject, leads, vector in zip(
-                    *(a[start : start + ROWS_PER_REQUEST].tolist() for a in (keys, subjects, first)),
-                    vectors[start : start + ROWS_PER_REQUEST],
-                    strict=True,
-                )
-            ]
-            self._put(rows)
+    def put(self, gallery_pk: int, keys: Keys, vectors: Float) -> None:
+        """Insert or replace the rows of subjects, (n,) keys and (n, d) vectors."""
+        rows = [
+            {"key": key, "gallery": gallery_pk, "vector": vector}
+            for key, vector in zip(keys.tolist(), vectors, strict=True)
+        ]
+        for start in range(0, len(rows), ROWS_PER_REQUEST):
+            self._put(rows[start : start + ROWS_PER_REQUEST])
 
     def remove(self, keys: Iterable[int]) -> None:
         """Delete the rows with these keys."""
@@ -232,32 +213,23 @@ class Collection:
     def count(self, where: str) -> int:
         return int(self._query(where, ["count(*)"])[0]["count(*)"])
 
-    def vectors(self, where: str) -> tuple[NDArray[np.int64], Float]:
-        """Return (m,) ascending subjects and the (m, d) vectors of their rows."""
-        rows = self._query(where, ["subject", "vector"])
-        subjects = np.array([row["subject"] for row in rows], np.int64)
-        order = np.argsort(subjects, kind="stable")
-        return subjects[order], np.array([row["vector"] for row in rows], np.float32)[order]
-
-    def search(self, probes: Float, limit: int, where: str, settled: bool) -> list[RowMatches]:
-        """Return the ``limit`` most similar rows of each (d,) probe.
+    def search(self, probes: Float, limit: int, where: str, settled: bool) -> list[list[Hit]]:
+        """Return the ``limit`` most similar subjects of each (d,) probe, best first; at most MAX_RESULTS.
 
         ``settled``: all changes that must be visible are older than the bounded staleness.
         """
-        depth = min(MAX_RESULTS, limit)
         answers = self._call(
             lambda client: client.search(
                 self._name,
                 data=list(np.ascontiguousarray(probes, np.float32)),
                 filter=where,
-                limit=depth,
-                output_fields=["subject"],
+                limit=min(MAX_RESULTS, limit),
                 search_params={"metric_type": "IP"},
                 consistency_level="Bounded" if settled else "Strong",
                 timeout=self._timeout_s,
             )
         )
-        return [_found(hits, depth) for hits in answers]
+        return [[Hit(hit["key"], hit["distance"]) for hit in hits] for hits in answers]
 
     def _put(self, rows: list[dict[str, Any]]) -> None:
         self._call(lambda client: client.upsert(self._name, rows, timeout=self._timeout_s))
@@ -291,14 +263,9 @@ class Collection:
         return self._milvus.call(loaded)
 
 
-def _found(hits: Sequence[Any], depth: int) -> RowMatches:
-    return RowMatches([hit["distance"] for hit in hits], [hit["entity"]["subject"] for hit in hits], len(hits) < depth)
-
-
-def parts(keys: list[int], size: int | None = None) -> Iterator[list[int]]:
-    """Yield slices of at most ``size`` keys."""
-    step = size or KEYS_PER_EXPRESSION
-    return (keys[start : start + step] for start in range(0, len(keys), step))
+def parts(keys: list[int]) -> Iterator[list[int]]:
+    """Yield slices of keys for one filter expression each."""
+    return (keys[start : start + KEYS_PER_EXPRESSION] for start in range(0, len(keys), KEYS_PER_EXPRESSION))
 
 
 def _unavailable(error: Exception) -> IndexUnavailableError:

@@ -1,4 +1,4 @@
-"""Followers in Milvus: shared by all nodes, updated by one node at a time, searched by every fusion rule."""
+"""Followers in Milvus: shared by all nodes, updated by one node at a time."""
 
 from __future__ import annotations
 
@@ -11,32 +11,18 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from kith.wire.common import Fusion
 from models.runtime.network import Float
 from service.core.errors import GalleryNotFoundError, IndexUnavailableError, KithError
-from service.domain.fusion import TOP_K, fuse_similarities, subject_vectors
+from service.domain.fusion import subject_vectors
 from service.domain.gallery import Gallery, Hit, Keys, Snapshot
 from service.index.follower import Follower
-from service.index.milvus import (
-    INDEX,
-    MAX_RESULTS,
-    NOT_FOUND,
-    Collection,
-    Milvus,
-    MilvusOptions,
-    Place,
-    RowKind,
-    RowMatches,
-    parts,
-)
+from service.index.milvus import INDEX, NOT_FOUND, Collection, Milvus, MilvusOptions, Place, parts
 from service.index.protocol import IndexStats
 from service.storage.repositories.shared_indexes import Changed, Position, SharedIndexes, Turn
 
 SETTLED_S: Final = 15.0
 """Age after which changes are visible with bounded consistency: three times Milvus' ``common.gracefulTime``."""
 PROBES_PER_REQUEST: Final = 64
-SUBJECTS_PER_REQUEST: Final = 500
-"""Subjects whose vectors are read at once."""
 SWEEP_S: Final = 600.0
 """Time between sweeps for rows of deleted galleries."""
 log = logging.getLogger(__name__)
@@ -62,9 +48,6 @@ class MilvusFollower(Follower):
         self._milvus = milvus
         self._shared = shared
         self._gallery = gallery
-        self._fusion: Fusion = gallery.settings.fusion
-        self._rows: RowKind = "templates" if self._fusion in ("max", "mean_top_k") else self._fusion  # type: ignore[assignment]
-        self._best = TOP_K if self._fusion == "mean_top_k" else 1
         self._collection: Collection | None = None
         self._lock = threading.Lock()
         self._failed: tuple[float, IndexUnavailableError] | None = None
@@ -135,7 +118,7 @@ class MilvusFollower(Follower):
         if self._collection is None:
             gallery = self._gallery
             self._collection = self._milvus.collection(
-                Place(self._rows, gallery.fingerprint, gallery.dimension, gallery.generation)
+                Place(gallery.fingerprint, gallery.dimension, gallery.generation)
             )
         return self._collection
 
@@ -178,83 +161,40 @@ class MilvusFollower(Follower):
         after = turn.scan_position()
         until, now = turn.next_subjects(after)
         keys = self._put(collection, now)
-        within = f"{self._own} and subject > {after}" + ("" if until is None else f" and subject <= {until}")
+        within = f"{self._own} and key > {after}" + ("" if until is None else f" and key <= {until}")
         collection.remove(collection.keys(within) - keys)
         turn.record_scan(until)
 
     def apply(self, collection: Collection, changed: Changed) -> None:
         """Replace the rows of changed subjects by their current ones."""
-        keys = self._put(collection, changed.now)
-        # Remove last, so that no subject is missing at any time.
-        collection.remove((changed.templates if self._rows == "templates" else changed.subjects) - keys)
+        collection.remove(changed.subjects - self._put(collection, changed.now))
 
     def _put(self, collection: Collection, now: Snapshot) -> set[int]:
-        if self._rows == "templates":
-            keys, subjects, vectors = now.template_pks, now.subject_pks, now.vectors
-        else:
-            keys = subjects = np.unique(now.subject_pks)
-            vectors = subject_vectors(now.vectors, now.subject_pks, now.qualities, self._rows)
-        collection.put(self._gallery.pk, keys, subjects, vectors)
+        keys = np.unique(now.subject_pks)
+        collection.put(self._gallery.pk, keys, subject_vectors(now.vectors, now.subject_pks, now.qualities))
         return set(keys.tolist())
 
     def _compared(self, among: Keys | None) -> int:
         reached = self._reached
         if among is not None:
-            return sum(reached.collection.count(f"{where} and first == true") for where in self._within(among))
+            return sum(reached.collection.count(where) for where in self._within(among))
         counted = self._counted
         if counted is None or counted[0] is not reached:
-            counted = self._counted = (reached, reached.collection.count(f"{self._own} and first == true"))
+            counted = self._counted = (reached, reached.collection.count(self._own))
         return counted[1]
 
     def _within(self, among: Keys | None) -> list[str]:
         """Return disjoint filter expressions."""
         if among is None:
             return [self._own]
-        return [f"{self._own} and subject in {some}" for some in parts(among.tolist())]
+        return [f"{self._own} and key in {some}" for some in parts(among.tolist())]
 
     def _search(self, probes: Float, k: int, among: Keys | None) -> list[list[Hit]]:
         best: list[list[Hit]] = [[] for _ in probes]
         for where in self._within(among):
-            best = [_best(have + new, k) for have, new in zip(best, self._distinct(probes, k, where), strict=True)]
+            found = self._reached.collection.search(probes, k, where, self._settled)
+            best = [_best(have + new, k) for have, new in zip(best, found, strict=True)]
         return best
-
-    def _distinct(self, probes: Float, k: int, where: str) -> list[list[Hit]]:
-        """Return the ``k`` best subjects of each probe among the matching rows."""
-        depth = min(MAX_RESULTS, k if self._rows != "templates" else 4 * k * self._best)
-        answers = self._reached.collection.search(probes, depth, where, self._settled)
-        fused = self._fused(probes, answers, where)
-        return [
-            self._widened(probe, k, where, depth, answer, hits)
-            for probe, answer, hits in zip(probes, answers, fused, strict=True)
-        ]
-
-    def _widened(self, probe: Float, k: int, where: str, depth: int, answer: RowMatches, hits: list[Hit]) -> list[Hit]:
-        """Search further until no unseen subject can surpass the best ``k``."""
-        best = hits
-        # The fused similarity of an unseen subject is at most the last similarity seen.
-        while not answer.all and (len(best) < k or _best(best, k)[-1].similarity < answer.similarities[-1]):
-            depth = min(MAX_RESULTS, depth * 4)
-            others = f"{where} and subject not in {[hit.subject_pk for hit in best]}"
-            (answer,) = self._reached.collection.search(probe[None], depth, others, self._settled)
-            best = best + self._fused(probe[None], [answer], others)[0]
-        return _best(best, k)
-
-    def _fused(self, probes: Float, answers: list[RowMatches], where: str) -> list[list[Hit]]:
-        """Return the subjects of each answer with their fused similarity."""
-        if self._best == 1:
-            return [_best_of_each(answer) for answer in answers]
-        subjects = sorted({subject for answer in answers for subject in answer.subjects})
-        similarity: list[dict[int, float]] = [{} for _ in probes]
-        # Include templates below the search depth.
-        for some in parts(subjects, SUBJECTS_PER_REQUEST):
-            owners, vectors = self._reached.collection.vectors(f"{self._own} and subject in {some}")
-            fused = fuse_similarities(probes, vectors, owners, np.full(len(owners), np.nan, np.float32), self._fusion)
-            for known, row in zip(similarity, fused.tolist(), strict=True):
-                known.update(zip(np.unique(owners).tolist(), row, strict=True))
-        return [
-            [Hit(subject, known[subject]) for subject in dict.fromkeys(answer.subjects) if subject in known]
-            for known, answer in zip(similarity, answers, strict=True)
-        ]
 
     @property
     def _settled(self) -> bool:
@@ -263,13 +203,6 @@ class MilvusFollower(Follower):
 
 def _best(hits: list[Hit], k: int) -> list[Hit]:
     return sorted(hits, key=lambda hit: -hit.similarity)[:k]
-
-
-def _best_of_each(answer: RowMatches) -> list[Hit]:
-    best: dict[int, float] = {}
-    for subject, similarity in zip(answer.subjects, answer.similarities, strict=True):
-        best.setdefault(subject, similarity)
-    return [Hit(subject, similarity) for subject, similarity in best.items()]
 
 
 class MilvusEngine:

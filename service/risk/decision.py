@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from kith.wire.common import Fusion, IdentifyOutcome, Source, VerifyOutcome
+from kith.wire.common import IdentifyOutcome, Source, VerifyOutcome
 from models.risk.calibration import (
     UNREACHABLE_SIMILARITY,
     Calibration,
@@ -283,7 +283,6 @@ class EnrolledSubject:
 
     vectors: Float
     qualities: Float
-    fusion: Fusion
     model: ImpostorRisk | None
     review_factor: float = REVIEW_FACTOR
     decoys: Float | None = None
@@ -310,9 +309,7 @@ def compare_faces(a: Float, b: Float, pack_risk: ImpostorRisk | None) -> PairSim
 def compare_with_subject(probe: Float, subject: EnrolledSubject) -> PairSimilarity:
     """Compare the (d,) vector of a face with a subject, as a search of one subject does."""
     count = len(subject.vectors)
-    (fused,) = fuse_similarities(
-        probe[None], subject.vectors, np.zeros(count, np.int64), subject.qualities, subject.fusion
-    )[0]
+    (fused,) = fuse_similarities(probe[None], subject.vectors, np.zeros(count, np.int64), subject.qualities)[0]
     model = subject.model
     if model is not None:
         # Strangers score higher against a subject with more templates. In a search the subjects' template counts

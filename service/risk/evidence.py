@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kith.wire.common import Fusion
 from models.risk.calibration import BIN_COUNT
 from models.risk.impostor_evidence import GenuineProbes, ImpostorEvidence
 from models.runtime.network import Float
-from service.domain.fusion import VECTOR_FUSIONS, fuse_similarities
+from service.domain.fusion import Ints, fuse_similarities, subject_vectors
 from service.domain.gallery import Snapshot
 
 MAX_PROBES: Final = 2048
@@ -20,11 +20,15 @@ MAX_BLOCK_CELLS: Final = 16_000_000
 """Similarities in memory at a time."""
 
 
-def impostor_evidence(snapshot: Snapshot, fusion: Fusion) -> ImpostorEvidence:
+def impostor_evidence(
+    snapshot: Snapshot, vectors_of: Callable[[Float, Ints, Float], Float] = subject_vectors
+) -> ImpostorEvidence:
     """Search one template of each sampled subject among all other subjects, and count the similarities.
 
     The template is also compared with the other templates of its own subject. The sample depends on the subject keys
     only. So all processes draw the same sample, and adding or removing a subject hardly changes it.
+
+    ``vectors_of``: the vectors of subjects from their templates, keys and qualities.
     """
     pks, first, templates = np.unique(snapshot.subject_pks, return_index=True, return_counts=True)
     sample = np.argsort(_hashes(pks), kind="stable") if len(pks) > 1 else np.empty(0, np.int64)
@@ -37,9 +41,7 @@ def impostor_evidence(snapshot: Snapshot, fusion: Fusion) -> ImpostorEvidence:
     for begin in range(0, len(pks) if len(drawn) else 0, width):
         end = min(begin + width, len(pks))
         part = slice(int(first[begin]), int(ends[end - 1]))
-        found = fuse_similarities(
-            probes, snapshot.vectors[part], snapshot.subject_pks[part], snapshot.qualities[part], fusion
-        )
+        found = probes @ vectors_of(snapshot.vectors[part], snapshot.subject_pks[part], snapshot.qualities[part]).T
         own = np.flatnonzero((drawn >= begin) & (drawn < end))
         found[own, drawn[own] - begin] = -1.0
         for histogram, row in zip(histograms, found, strict=True):
@@ -49,9 +51,8 @@ def impostor_evidence(snapshot: Snapshot, fusion: Fusion) -> ImpostorEvidence:
         found[places, best] = -1.0
         nearest = np.sort(np.column_stack([nearest, highest, found.max(1)]))[:, :1:-1]
     histograms[:, :1] -= 1  # the own subject
-    genuine = _genuine_probes(snapshot, fusion, first[drawn], templates[drawn])
-    averaged = len(snapshot.vectors) if fusion in VECTOR_FUSIONS else len(pks)
-    return ImpostorEvidence.of(histograms, nearest, len(pks), averaged, genuine)
+    genuine = _genuine_probes(snapshot, first[drawn], templates[drawn])
+    return ImpostorEvidence.of(histograms, nearest, len(pks), len(snapshot.vectors), genuine)
 
 
 def _fast_histogram(similarities: Float) -> NDArray[np.int64]:
@@ -61,16 +62,14 @@ def _fast_histogram(similarities: Float) -> NDArray[np.int64]:
     return counts[:BIN_COUNT]
 
 
-def _genuine_probes(
-    snapshot: Snapshot, fusion: Fusion, first: NDArray[np.int64], templates: NDArray[np.int64]
-) -> GenuineProbes:
+def _genuine_probes(snapshot: Snapshot, first: Ints, templates: Ints) -> GenuineProbes:
     """Compare the first template of each subject with the subject's others."""
     fused, single = np.full(len(first), np.nan), np.full(len(first), np.nan)
     for i in np.flatnonzero(templates > 1):
         probe, others = snapshot.vectors[first[i]], slice(first[i] + 1, first[i] + templates[i])
         vectors, qualities = snapshot.vectors[others], snapshot.qualities[others]
         one = np.zeros(len(vectors), np.int64)
-        fused[i] = fuse_similarities(probe[None], vectors, one, qualities, fusion)[0, 0]
+        fused[i] = fuse_similarities(probe[None], vectors, one, qualities)[0, 0]
         single[i] = float((vectors @ probe).mean())
     return GenuineProbes(fused, single, templates)
 

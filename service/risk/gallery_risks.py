@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from kith.wire.common import Fusion, Source
+from kith.wire.common import Source
 from models.risk.calibration import Calibration
 from models.risk.gallery_risk import GalleryRisk, min_supported_fmr
 from service.core.errors import GalleryMovedError, GalleryNotFoundError
@@ -44,7 +44,7 @@ class GalleryRisks:
         self._store = store
         self._calibrations = dict(calibrations)
         self._of_packs = {f: None if c is None else _pack_risk(c) for f, c in calibrations.items()}
-        self._models: OrderedDict[tuple[int, int], tuple[int, Fusion, ImpostorRisk | None]] = OrderedDict()
+        self._models: OrderedDict[tuple[int, int], tuple[int, ImpostorRisk | None]] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="risk")
         self._waiting: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
@@ -68,12 +68,11 @@ class GalleryRisks:
             if gallery.subjects >= MIN_SUBJECTS:
                 self.derive_later(gallery)
             return self.with_pack(gallery, None)
-        fusion = gallery.settings.fusion
         with self._lock:
-            *derived, model = self._models.get(_key(gallery), (-1, fusion, None))
+            derived, model = self._models.get(_key(gallery), (-1, None))
             if _key(gallery) in self._models:
                 self._models.move_to_end(_key(gallery))
-        if derived != [gallery.evidence_sequence, fusion]:
+        if derived != gallery.evidence_sequence:
             stored = self._store.evidence.get(gallery)
             if stored is None:
                 return self.with_pack(gallery, None)
@@ -81,12 +80,11 @@ class GalleryRisks:
             model = self.with_pack(gallery, self.fit(gallery, stored))
             if model is not None and model.source != "pack":
                 model = replace(model, mean_templates=max(1.0, stored.templates / stored.evidence.subjects))
-            if stored.fusion == fusion:  # otherwise it is replaced soon, at this sequence
-                with self._lock:
-                    self._models[_key(gallery)] = (stored.sequence, fusion, model)
-                    self._models.move_to_end(_key(gallery))
-                    if len(self._models) > MAX_CACHED:
-                        self._models.popitem(last=False)
+            with self._lock:
+                self._models[_key(gallery)] = (stored.sequence, model)
+                self._models.move_to_end(_key(gallery))
+                if len(self._models) > MAX_CACHED:
+                    self._models.popitem(last=False)
         return model
 
     def is_cached(self, gallery: Gallery) -> bool:
@@ -94,24 +92,21 @@ class GalleryRisks:
         if gallery.evidence_sequence is None:
             return True
         with self._lock:
-            *derived, _ = self._models.get(_key(gallery), (-1, gallery.settings.fusion, None))
-        return derived == [gallery.evidence_sequence, gallery.settings.fusion]
+            derived, _ = self._models.get(_key(gallery), (-1, None))
+        return derived == gallery.evidence_sequence
 
     def with_pack(self, gallery: Gallery, risk: GalleryRisk | None) -> ImpostorRisk | None:
         """Return the risk model of pack and gallery combined."""
         of_pack = self.of_pack(gallery.fingerprint)
-        if risk is not None:
-            return impostor_risk(risk, "gallery" if of_pack is None else "both")
-        if of_pack is None or gallery.settings.fusion != "max":
+        if risk is None:
             return of_pack
-        # The pack's calibration compares single photos; each template of a subject is another chance to match.
-        return replace(of_pack, comparisons_per_subject=max(1.0, gallery.templates / max(1, gallery.subjects)))
+        return impostor_risk(risk, "gallery" if of_pack is None else "both")
 
     def fit(self, gallery: Gallery, stored: StoredEvidence | None) -> GalleryRisk | None:
-        """Return the gallery's own risk model; None: too little evidence, or evidence of another fusion rule."""
+        """Return the gallery's own risk model; None: too little evidence."""
         calibration = self.calibration(gallery)
         fewest = MIN_SUBJECTS_UNCALIBRATED if calibration is None else MIN_SUBJECTS
-        if stored is None or stored.evidence.subjects < fewest or stored.fusion != gallery.settings.fusion:
+        if stored is None or stored.evidence.subjects < fewest:
             return None
         return GalleryRisk(stored.evidence, calibration)
 
@@ -153,9 +148,9 @@ class GalleryRisks:
             if stored is not None and not self.is_stale(gallery, stored, 0.0 if exact else STALE_SHARE):
                 return stored
             snapshot = self._store.changes.snapshot(gallery)
-            scores = impostor_evidence(snapshot, gallery.settings.fusion)
+            scores = impostor_evidence(snapshot)
             templates = len(snapshot.template_pks)
-            new = StoredEvidence(snapshot.sequence, gallery.settings.fusion, templates, scores, datetime.now(UTC))
+            new = StoredEvidence(snapshot.sequence, templates, scores, datetime.now(UTC))
             # Both use the current risk target, so that a difference comes from the evidence alone.
             before, after = self._described(gallery, stored), self._described(gallery, new)
             moved = _shown(before) != _shown(after) and gallery.settings.risk.kind != "threshold"
@@ -173,7 +168,7 @@ class GalleryRisks:
 
         That is so if more than this share of templates changed, or the trimmed log cannot tell.
         """
-        if stored.fusion != gallery.settings.fusion or stored.sequence < gallery.log_floor:
+        if stored.sequence < gallery.log_floor:
             return True
         return self._store.changes.count_after(gallery, stored.sequence) > share * stored.templates
 
@@ -191,9 +186,8 @@ class GalleryRisks:
         """Return the threshold of the gallery's own risk and its basis, for the audit."""
         if stored is None:
             return None
-        then = replace(gallery, settings=replace(gallery.settings, fusion=stored.fusion))
-        risk = self.fit(then, stored)
-        model = self.with_pack(then, risk)
+        risk = self.fit(gallery, stored)
+        model = self.with_pack(gallery, risk)
         if model is None:
             return None
         thresholds = thresholds_for(gallery.settings.risk, model, stored.evidence.subjects)
@@ -201,7 +195,6 @@ class GalleryRisks:
             "threshold": round(thresholds.accept, 4),
             "source": thresholds.source,
             "extrapolated": thresholds.extrapolated,
-            "fusion": stored.fusion,
             "subjects": stored.evidence.subjects,
             "templates": stored.templates,
             "pairs": stored.evidence.pairs,
@@ -219,8 +212,6 @@ def _reason(before: StoredEvidence | None, after: StoredEvidence) -> str:
     """Return why the threshold moved, for the audit."""
     if before is None:
         return "The first estimate from the photos of this gallery."
-    if before.fusion != after.fusion:
-        return f"The fusion rule changed from {before.fusion} to {after.fusion}."
     then, now = before.evidence.subjects, after.evidence.subjects
     if then != now:
         return f"{'More' if now > then else 'Fewer'} people are enrolled: {now:,} instead of {then:,}."

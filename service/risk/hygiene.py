@@ -91,7 +91,8 @@ def find_problems(snapshot: Snapshot, calibration: Calibration) -> HygieneReport
     means = np.stack([snapshot.vectors[group.rows].mean(0) for group in groups])
     shown = _shown_rows(groups)
     known = np.full(len(shown), np.nan, np.float32)
-    evidence = impostor_evidence(Snapshot(0, shown, subjects[shown], means[shown], known), "max")
+    # One row per subject, of which the length counts: the mean similarity of its photos, not the cosine of their mean.
+    evidence = impostor_evidence(Snapshot(0, shown, subjects[shown], means[shown], known), lambda means, *_: means)
     odds = PairOdds.of(evidence, calibration, _halves(snapshot, groups))
     near = _score(groups, _neighbors(means, subjects, _usual_level(evidence)), odds, evidence)
     groups = _with_one_core(groups, near)

@@ -1,7 +1,7 @@
 """Online clustering of unknown faces: which remembered stranger a face matches. Pure.
 
-A face is compared with N remembered strangers as a probe with N subjects (:mod:`service.risk.decision`): by the
-gallery's fusion rule, at its accepted risk. So a new stranger is taken for one of them at that rate, however many they
+A face is compared with N remembered strangers as a probe with N subjects (:mod:`service.risk.decision`): at
+the gallery's accepted risk. So a new stranger is taken for one of them at that rate, however many they
 are, if the risk is an FPIR.
 """
 
@@ -24,7 +24,7 @@ def recall(vector: Float, known: Remembered, model: ImpostorRisk | None, setting
     """
     if not len(known.stranger_pks):
         return Recalled(is_new=True)
-    keys, similarities = known.similarities(vector, settings.fusion)
+    keys, similarities = known.similarities(vector)
     best = int(similarities.argmax())
     thresholds = thresholds_for(
         settings.risk, _among(model, len(known.stranger_pks) / len(keys)), len(keys), settings.review_factor

@@ -156,7 +156,7 @@ def check_identities(
         try:
             if not overrides.allow_duplicate:
                 one = np.zeros(len(own), np.int64)
-                itself = fuse_similarities(face, own, one, qualities, gallery.settings.fusion).max(initial=-1.0)
+                itself = fuse_similarities(face, own, one, qualities).max(initial=-1.0)
                 others = [(hit.subject_pk, hit.similarity) for hit in hits if hit.subject_pk != own_pk]
                 _require_no_duplicate(others, float(itself), gallery, subject_id, store, model, subjects)
             if len(own) and not overrides.allow_inconsistent:

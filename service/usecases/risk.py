@@ -52,7 +52,6 @@ def _report(backend: Backend, gallery: Gallery, targets: Sequence[float]) -> Gal
     ratio = risk.fmr_over_pack() if risk else None
     return GalleryRiskOut(
         gallery=gallery.name,
-        fusion=gallery.settings.fusion,
         subject_count=subjects,
         risk={target.kind: target.value},
         threshold=round(own.accept, 4),

@@ -225,7 +225,7 @@ def _read_subject(backend: Backend, gallery: Gallery, subject_id: str) -> Enroll
     if not len(faces.vectors):
         raise InvalidRequestError(f"subject {subject_id!r} has no template")
     model, settings = backend.galleries.risks.current(gallery), gallery.settings
-    return EnrolledSubject(faces.vectors, faces.qualities, settings.fusion, model, settings.review_factor, faces.decoys)
+    return EnrolledSubject(faces.vectors, faces.qualities, model, settings.review_factor, faces.decoys)
 
 
 def _subject_faces(store: Store, gallery: Gallery, subject_id: str) -> SubjectFaces:

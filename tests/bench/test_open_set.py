@@ -80,7 +80,7 @@ def test_ratios_are_of_what_the_service_decides(pack: ModelPack, rng: np.random.
     assert {(outcome.templates, outcome.people) for outcome in outcomes} == {(2, 60)}
     _, known = risk_of(draw.snapshot, calibration_of(pack))
     held = draw.snapshot.vectors, draw.snapshot.subject_pks, draw.snapshot.qualities
-    similarities = fuse_similarities(draw.strangers, *held, "quality_weighted")
+    similarities = fuse_similarities(draw.strangers, *held)
     for outcome in outcomes:
         thresholds = thresholds_for(RiskTarget("fpir", outcome.fpir), known, 60)
         named = identified(search(draw.snapshot, draw.strangers), thresholds)

@@ -51,7 +51,7 @@ def client(server: str, kith: Kith, astronaut: NDArray[np.uint8], actor: NDArray
     """Client that enrolled one photo into an otherwise empty gallery."""
     vector = np.asarray(l2_normalize(np.ones((1, kith.model().dimension))), np.float32)[0]
     mine, theirs = Known(jpeg(astronaut), vector), Known(jpeg(actor), vector)
-    kith.create_gallery(PEOPLE, fusion="max")
+    kith.create_gallery(PEOPLE)
     book = Book()
     with Asking(One(server), book, random.Random(0)) as ask:
         client = Client(0, ask, [mine], Photos([("fixed-0", theirs)], [], [], []))

@@ -143,7 +143,7 @@ def test_a_node_is_killed_and_comes_back(
 ) -> None:
     nodes, url = scaled
     with Kith(url, KEY) as kith:
-        kith.create_gallery("g", fusion="max")
+        kith.create_gallery("g")
         kith.enroll("g", "collins", jpeg(astronaut))
         writer = Writer(url)
         writer.start()

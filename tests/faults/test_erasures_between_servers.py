@@ -38,7 +38,7 @@ def test_an_erasure_reaches_every_server_job_and_export(
     url, photo, other = some_database_url(), jpeg(astronaut), jpeg(actor)
     with serving(tmp_path, url, url) as servers:
         here, there = (server.client(attempts=4) for server in servers)
-        here.create_gallery("g", fusion="max", keep_crops=True)
+        here.create_gallery("g", keep_crops=True)
         here.put_subject("g", "eileen", "Eileen Collins", {"born": 1956}, ["commander"])
         assert here.enroll("g", "eileen", photo).enrolled_count == 1
         assert here.enroll("g", "tom", other).enrolled_count == 1

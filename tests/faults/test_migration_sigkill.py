@@ -78,7 +78,7 @@ def people(
     """Create a gallery ``g`` of one photo in many lights, each with its crop; return vector and crop by subject."""
     (faces,) = detector.detect([astronaut])
     gallery = store.galleries.create(
-        "g", recognizer.fingerprint, recognizer.dimension, GallerySettings(fusion="max", keep_crops=True)
+        "g", recognizer.fingerprint, recognizer.dimension, GallerySettings(keep_crops=True)
     )
     rng = np.random.default_rng(1)
     made: dict[str, tuple[Float, Crop]] = {}

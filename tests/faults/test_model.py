@@ -14,7 +14,6 @@ import pytest
 import sqlalchemy as sa
 
 from kith import Kith, Risk
-from kith.wire.common import Fusion
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.domain.gallery import GallerySettings, NewTemplate, SubjectFilter
@@ -24,16 +23,15 @@ from tests.faults import LONG
 from tests.faults.history import NEVER, Kind, Operation, has_an_order
 from tests.faults.judging import operations_of, without_an_order
 from tests.faults.servers import serving
-from tests.faults.workers import CONTEXT, Answered, Asked, Found, Node, Task, Worker, Writer, seen
+from tests.faults.workers import CONTEXT, DIMENSION, Answered, Asked, Found, Node, Task, Worker, Writer, seen
 from tests.postgres import DatabaseUrl
-from tests.service.domain.test_fusion import RULES, fused_similarity
+from tests.service.domain.test_fusion import fused_similarity
 
 pytestmark = pytest.mark.long
 
 SEAL = Seal(new_key())
 
 SUBJECTS = 8
-DIMENSION = 32
 WRITERS = 4
 
 
@@ -43,8 +41,7 @@ WRITERS = 4
 class Model:
     """Model of a gallery, searched by brute force in float64."""
 
-    def __init__(self, fusion: Fusion) -> None:
-        self.fusion = fusion
+    def __init__(self) -> None:
         self.enrolled: dict[str, list[NewTemplate]] = {}
         self.said: dict[str, tuple[dict[str, Any], list[str]]] = {}
 
@@ -53,7 +50,7 @@ class Model:
 
     def _nearest(self, probe: Float, k: int, chosen: SubjectFilter | None) -> list[tuple[str, float]]:
         fused = [
-            (subject, fused_similarity(probe, [t.vector for t in owned], [_quality(t) for t in owned], self.fusion))
+            (subject, fused_similarity(probe, [t.vector for t in owned], [_quality(t) for t in owned]))
             for subject, owned in self.enrolled.items()
             if owned and (chosen is None or self._passes(subject, chosen))
         ]
@@ -95,9 +92,6 @@ class HttpActor:
     def _move_template(self, gallery: str, subject: str, template: str, to: str) -> None:
         self._kith.move_template(gallery, subject, template, to)
 
-    def _change_fusion(self, gallery: str, fusion: Fusion) -> None:
-        self._kith.update_gallery(gallery, fusion=fusion)
-
     def _enroll(self, gallery: str, subject: str, new: list[NewTemplate]) -> list[str | None]:
         given = [template.vector for template in new]
         answer = self._kith.enroll(gallery, subject, embeddings=given, allow_duplicate=True, allow_inconsistent=True)
@@ -124,8 +118,8 @@ def play(actors: list[Actor], gallery: str, model: Model, dimension: int, steps:
         owned = model.enrolled.get(subject, [])
         step = str(
             rng.choice(
-                ["enroll", "put subject", "delete subject", "delete template", "move", "change the fusion"],
-                p=[0.4, 0.14, 0.06, 0.15, 0.17, 0.08],
+                ["enroll", "put subject", "delete subject", "delete template", "move"],
+                p=[0.44, 0.16, 0.06, 0.16, 0.18],
             )
         )
         if step == "enroll":
@@ -150,9 +144,6 @@ def play(actors: list[Actor], gallery: str, model: Model, dimension: int, steps:
             moved = owned.pop(int(rng.integers(len(owned))))
             actor.call("move_template", gallery, subject, moved.id, other)
             model.enrolled[other].append(moved)
-        elif step == "change the fusion":
-            model.fusion = RULES[rng.integers(len(RULES))]
-            actor.call("change_fusion", gallery, model.fusion)
         else:
             continue
         done[step] += 1
@@ -187,35 +178,35 @@ def _compare(found: Found, expected: Found, tolerance: float) -> None:
 
 
 def test_four_processes_answer_as_the_model_after_every_write(database_url: DatabaseUrl) -> None:
-    url = fresh(database_url(), "max")
+    url = fresh(database_url())
     workers = [Worker(url) for _ in range(4)]
     try:
-        done = play(list(workers), "g", Model("max"), DIMENSION, 400 if LONG else 40, seed=3)
+        done = play(list(workers), "g", Model(), DIMENSION, 400 if LONG else 40, seed=3)
     finally:
         for worker in workers:
             worker.close()
-    assert len(done) == 6 or not LONG, done
+    assert len(done) == 5 or not LONG, done
 
 
 def test_servers_and_stores_answer_alike(tmp_path: Path, some_database_url: DatabaseUrl) -> None:
     url = some_database_url()
     with serving(tmp_path, url, url) as (one, two), one.client() as first, two.client() as second:
-        first.create_gallery("g", fusion="mean_top_k")
+        first.create_gallery("g")
         workers = [Worker(url)]
         actors: list[Actor] = [HttpActor(first), HttpActor(second), *workers]
         try:
-            done = play(actors, "g", Model("mean_top_k"), first.model().dimension, 150 if LONG else 25, seed=4)
+            done = play(actors, "g", Model(), first.model().dimension, 150 if LONG else 25, seed=4)
         finally:
             for worker in workers:
                 worker.close()
     assert done.total() > 12
 
 
-def fresh(url: str, fusion: Fusion, *galleries: str) -> str:
+def fresh(url: str, *galleries: str) -> str:
     """Create empty galleries (default: one, "g") in the database at ``url``."""
     with Node(url) as node:
         for name in galleries or ("g",):
-            node.store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+            node.store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings())
     return url
 
 
@@ -247,11 +238,9 @@ def after_all(url: str, gallery: str, histories: list[list[Any]]) -> list[list[A
     return [*histories, [Asked(1, "read", 1e15, templates, None), Answered(1, 1e15, dict(by_search))]]
 
 
-@pytest.mark.parametrize(("fusion", "shared_subjects"), [("max", 6), ("quality_weighted", 0)])
-def test_concurrent_operations_are_linearizable(
-    database_url: DatabaseUrl, fusion: Fusion, shared_subjects: int
-) -> None:
-    url = fresh(database_url(), fusion)
+@pytest.mark.parametrize("shared_subjects", [6, 0])
+def test_concurrent_operations_are_linearizable(database_url: DatabaseUrl, shared_subjects: int) -> None:
+    url = fresh(database_url())
     if not url.startswith("sqlite"):
         commit_late(url)
     histories = at_once(url, "g", shared_subjects, 1500 if LONG else 100)
@@ -266,7 +255,7 @@ def test_many_galleries_at_once(database_url: DatabaseUrl) -> None:
     theirs.
     """
     names = ["a", "b", "c"]
-    url = fresh(database_url(), "max", *names)
+    url = fresh(database_url(), *names)
     if not url.startswith("sqlite"):
         commit_late(url)
     weights = {"enroll": 3.0, "move": 2.0, "read": 4.0}
@@ -282,7 +271,7 @@ def test_many_galleries_at_once(database_url: DatabaseUrl) -> None:
 
 def test_without_taking_turns_a_write_is_lost_to_the_followers(postgres: Any) -> None:
     """Mutation test: the checks fail when numbers are not in commit order."""
-    url = fresh(postgres.create(f"kith_{uuid.uuid4().hex}"), "max")
+    url = fresh(postgres.create(f"kith_{uuid.uuid4().hex}"))
     commit_late(url)
     histories = at_once(url, "g", 6, 80, unlocked=True)
     assert without_an_order(operations_of(histories)) != {}

@@ -47,7 +47,7 @@ def test_postgresql_restarts_under_load(tmp_path: Path, postgres: Postgres, mode
     with serving(tmp_path, url) as (server,):
         with server.client() as kith:
             dimension = kith.model().dimension
-            kith.create_gallery("g", fusion="max")
+            kith.create_gallery("g")
 
         def enroll(client: int) -> None:
             """Repeat each request under one idempotency key until it is answered."""

@@ -47,7 +47,7 @@ def test_writers_killed_at_work(database_url: DatabaseUrl, kind: str, tally: Tal
     url, rng = database_url(), np.random.default_rng()
     for i in range(14 if LONG else 1):
         with Node(url) as node:
-            node.store.galleries.create(f"g{i}", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+            node.store.galleries.create(f"g{i}", "f" * 32, DIMENSION, GallerySettings())
         counters = CONTEXT.Array("q", WRITERS, lock=False)
         writers = [Writer(Task(url, f"g{i}", w, WRITERS, 6, 60, WORK[kind]), counters) for w in range(WRITERS)]
         for writer in writers:
@@ -87,7 +87,7 @@ def test_a_gallery_is_deleted_whole_or_not_at_all(database_url: DatabaseUrl, tal
     took = 0.05
     for i in range(12 if LONG else 2):
         with Node(url) as node:
-            gallery = node.store.galleries.create(f"g{i}", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+            gallery = node.store.galleries.create(f"g{i}", "f" * 32, DIMENSION, GallerySettings())
             node.store.templates.enroll(gallery, "a", [new_template(template) for template in templates], None)
         process = CONTEXT.Process(target=_delete_gallery, args=(url, f"g{i}"), daemon=True)
         started = time.monotonic()
@@ -128,8 +128,7 @@ def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl,
     with serving(tmp_path, url) as (server,):
         with server.client() as kith:
             dimension = kith.model().dimension
-            # With fusion max, a subject answers for each of its templates.
-            kith.create_gallery("g", fusion="max")
+            kith.create_gallery("g")
         for kill in range(12 if LONG else 1):
             alive, dead = threading.Semaphore(0), threading.Event()
 
@@ -173,7 +172,7 @@ def test_a_server_killed_at_work(tmp_path: Path, some_database_url: DatabaseUrl,
                 assert kith.gallery("g").template_count == sum(stored.values())
                 for first in range(0, len(of_this_kill), 16):
                     batch = of_this_kill[first : first + 16]
-                    probes = [sent[subject][0] for subject in batch]
+                    probes = list(l2_normalize(np.stack([sent[subject].mean(0) for subject in batch])))
                     results = kith.identify("g", embeddings=probes, risk={"threshold": 0.99}).results
                     assert [r.subject for r in results] == batch
     with tally.judging():

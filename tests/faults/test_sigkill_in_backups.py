@@ -44,7 +44,7 @@ def _restore(url: str, path: Path, pipe: Pipe) -> None:
 def test_a_killed_backup_leaves_the_one_before(some_database_url: DatabaseUrl, tmp_path: Path, tally: Tally) -> None:
     url, rng, path = some_database_url(), np.random.default_rng(), tmp_path / "kith.backup"
     with Node(url) as node:
-        gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+        gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
         node.store.templates.enroll(gallery, "a", [new_template(template) for template in TEMPLATES], None)
     started = time.monotonic()
     assert Killed(_back_up, url, path).at_its_end() == ["begun", "done"]

@@ -75,7 +75,7 @@ def test_a_person_is_erased_whole_or_not_at_all(some_database_url: DatabaseUrl, 
     with Node(url) as node:
         _fill(
             node.store,
-            node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion="max", keep_crops=True)),
+            node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(keep_crops=True)),
         )
     acknowledged: dict[str, str] = {}
     left = {f"s{person}" for person in range(PEOPLE)}

@@ -59,7 +59,7 @@ def test_an_import_killed_midway_goes_on_with_the_same_file(some_database_url: D
     for i in range(6 if LONG else 1):
         name = f"g{i}"
         with Node(url) as node:
-            node.store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+            node.store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings())
         for _ in range(2):
             said = Killed(_import, url, name).after(int(rng.integers(0, BLOCKS // 2)), rng.uniform(0, 0.05))
             tally.kills["import"] += 1

@@ -72,7 +72,7 @@ def _grow(url: str, seed: int, pipe: Pipe) -> None:
 def test_killed_while_an_index_is_compacted(some_database_url: DatabaseUrl, tally: Tally) -> None:
     url, rng = some_database_url(), np.random.default_rng()
     with Node(url) as node:
-        settings = GallerySettings(fusion="max", index="compact", recall=0.9)
+        settings = GallerySettings(index="compact", recall=0.9)
         node.store.galleries.create("g", "f" * 32, DIMENSION, settings)
     present: set[str] = set()
     deleted: set[str] = set()

@@ -46,7 +46,7 @@ def test_an_archive_is_enrolled_as_if_no_server_had_been_killed(
     for kills in (0, KILLS):
         url = some_database_url()
         with serving(tmp_path / f"{kills}-kills", url) as (server,), server.client(attempts=4) as kith:
-            kith.create_gallery("g", fusion="max")
+            kith.create_gallery("g")
             job = kith.enroll_archive("g", FileStream(archive), face="largest", allow_duplicate=True)
             for _ in range(kills):
                 pause(rng.uniform(0, 2.0))

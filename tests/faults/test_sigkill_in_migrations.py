@@ -154,7 +154,7 @@ def test_a_migration_killed_midway_goes_on(some_database_url: DatabaseUrl, also:
     url, rng = some_database_url(), np.random.default_rng()
     with Place(url, also) as place:
         first = place.recognizers.default
-        settings = GallerySettings(fusion="max", keep_crops=True)
+        settings = GallerySettings(keep_crops=True)
         gallery = place.store.galleries.create("g", first.fingerprint, first.dimension, settings)
         enrolled = {place.enroll(gallery, number) for number in range(TEMPLATES_AT_FIRST)}
         state = "none"

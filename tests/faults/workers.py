@@ -7,14 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from typing import Any, Self
 
 import numpy as np
 import sqlalchemy as sa
 
-from kith.wire.common import Fusion
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import KithError, StorageError
@@ -27,16 +26,18 @@ from tests.databases import open_database
 from tests.faults.history import NEVER, Kind
 
 ANSWER_TIMEOUT_S = 60
-EXACT = 0.999
-"""Minimum similarity of a template to its own vector, which no other vector reaches."""
+MEMBER = 0.01
+"""Similarity above which a subject has a template: 1/sqrt(n) to one of its n templates, 0 to those of others."""
 KEPT_LINES = 5
 """Lines that a writer leaves when it trims the change log: too few for followers, which must start over."""
 Found = list[list[tuple[str, float]]]
+MAX_WRITERS = 4
+"""Writers of one gallery."""
 # Started once with all imports, so that each worker is forked in milliseconds.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__])
 
-DIMENSION = 32
+DIMENSION = 4096
 
 
 class Unlocked(Database):
@@ -80,9 +81,6 @@ class Node:
 
     def move_template(self, gallery: str, subject: str, template: str, to: str) -> None:
         self.store.templates.move(self.store.galleries.get(gallery), subject, template, to)
-
-    def change_fusion(self, gallery: str, fusion: Fusion) -> None:
-        self.store.galleries.update(gallery, lambda settings: replace(settings, fusion=fusion))
 
     def search(self, gallery: str, probes: Float, k: int, chosen: SubjectFilter | None = None) -> Found:
         found = self.store.galleries.get(gallery)
@@ -191,6 +189,13 @@ def vector_of(template: str, dimension: int) -> Float:
     return np.asarray(vector, np.float32)
 
 
+def axis_of(template: str, dimension: int) -> Float:
+    """Return a vector that is orthogonal to those of the other templates of the writers of one gallery."""
+    axis = np.zeros(dimension, np.float32)
+    axis[int(template[8:], 16) * MAX_WRITERS + int(template[:8], 16)] = 1
+    return axis
+
+
 class Writer:
     """Process that runs a :class:`Task`. Messages are read as they arrive, so that messages before a kill are known."""
 
@@ -283,7 +288,7 @@ class _Steps:
             ids = ids[:1]
         self._counters[self._task.writer] = first + len(ids)
         subject = self._subject() if self._task.shared_subjects else f"s{ids[0]}"
-        new = [NewTemplate(t, vector_of(t, self._gallery.dimension), "embedding") for t in ids]
+        new = [NewTemplate(t, axis_of(t, self._gallery.dimension), "embedding") for t in ids]
         self._do("enroll", ids, subject, None, lambda: self._node.enroll(self._gallery.name, subject, new))
 
     def _templates_of(self, subject: str) -> list[str]:
@@ -334,13 +339,13 @@ def seen(node: Node, gallery: Gallery, templates: tuple[str, ...]) -> dict[str, 
     """Return the subject of each template by search. Templates whose subject was deleted between the search and the
     lookup of its name are omitted.
     """
-    probes = np.stack([vector_of(template, gallery.dimension) for template in templates])
+    probes = np.stack([axis_of(template, gallery.dimension) for template in templates])
     current = node.store.galleries.get(gallery.name)
     results, _ = node.followers.catch_up_blocking(current).search(probes, 1)
     named = node.store.subjects.names(current, {hit.subject_pk for hits in results for hit in hits})
     found: dict[str, str | None] = {}
     for template, hits in zip(templates, results, strict=True):
-        if not hits or hits[0].similarity < EXACT:
+        if not hits or hits[0].similarity < MEMBER:
             found[template] = None
         elif hits[0].subject_pk in named:
             found[template] = named[hits[0].subject_pk].id

@@ -47,7 +47,7 @@ from tests.service.inference.image_files import (
 )
 
 DIMENSION: Final = 4
-HEADER: Final = GalleryFileHeader("ab" * 16, DIMENSION, "g", {"fusion": "best"}, subject_count=2, template_count=2)
+HEADER: Final = GalleryFileHeader("ab" * 16, DIMENSION, "g", {"index": "best"}, subject_count=2, template_count=2)
 
 
 @dataclass(frozen=True)

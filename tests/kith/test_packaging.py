@@ -44,9 +44,9 @@ def use(kith: Kith) -> None:
     assert_type(kith.identify("g", b"photo", risk=RISK, top_k=3), IdentifyOut)
     assert_type(kith.verify("a.jpg", ("g", "ada"), risk={"fmr": 0.001}), VerifyOut)
     assert_type(kith.subjects("g", tags=["a"]), Iterator[SubjectOut])
-    assert_type(kith.create_gallery("g", risk=RISK, fusion="max", retention_days=None), GalleryOut)
+    assert_type(kith.create_gallery("g", risk=RISK, retention_days=None), GalleryOut)
     kith.create_gallery("g", rsk=RISK)  # type: ignore[call-arg]
-    kith.create_gallery("g", fusion="median")  # type: ignore[arg-type]
+    kith.create_gallery("g", index="median")  # type: ignore[arg-type]
     kith.identify("g", b"photo", risk={"fpr": 0.001})  # type: ignore[arg-type]
     kith.identify(b"photo")  # type: ignore[arg-type]
     kith.export_gallery("g").close()

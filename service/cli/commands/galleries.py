@@ -37,10 +37,6 @@ MAX_FINDINGS_PER_REQUEST: Final = 1000
 class SettingOptions:
     """Settings of a gallery other than its risk."""
 
-    fusion: Annotated[
-        Literal["max", "mean_top_k", "centroid", "quality_weighted"] | None,
-        typer.Option(help="Rule that combines the similarities of a subject's templates."),
-    ] = None
     one_face_per_person: Annotated[
         bool | None, typer.Option(help="Identify a person in at most one face of a photo.")
     ] = None
@@ -257,7 +253,6 @@ def _stats_table(gallery: GalleryOut) -> Table:
             ("Gallery", gallery.name),
             ("Enrolled", f"{gallery.subject_count:,} subjects, {gallery.template_count:,} templates"),
             ("Risk", format_risk(gallery.risk)),
-            ("Fusion", gallery.fusion),
             ("One face per person", "yes" if gallery.one_face_per_person else "no"),
             ("Retention", "unlimited" if gallery.retention_days is None else f"{gallery.retention_days} days"),
             (

@@ -69,8 +69,7 @@ def _print_risk(report: GalleryRiskOut) -> None:
 
     evidence = report.evidence
     print_line(
-        f"{report.subject_count} subjects, fusion {report.fusion}; {format_risk(report.risk)}: threshold "
-        f"{_format_threshold(report.threshold)}"
+        f"{report.subject_count} subjects; {format_risk(report.risk)}: threshold {_format_threshold(report.threshold)}"
     )
     grown = f"At {report.subject_count * GROWTH_FACTOR:,} subjects"
     headers = ("FPIR", "Threshold", "95 % interval", "FNIR", grown)

@@ -340,7 +340,7 @@ function detailsOf(stop, report, exactly, detail) {
         "FNIR",
         today.fnir === null ? "not measured" : `${today.fnir} (95 %: ${today.fnir_low} to ${today.fnir_high})`,
       ),
-      row("People", `${whole(today.subject_count)}, fused by ${report.fusion.replaceAll("_", " ")}`),
+      row("People", whole(today.subject_count)),
       row(
         `At ${whole(grown.subject_count)} people`,
         grown.threshold > 1

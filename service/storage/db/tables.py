@@ -249,7 +249,6 @@ evidence = _table(
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
     sa.Column("generation", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("sequence", Key, nullable=False),
-    sa.Column("fusion", sa.String(32), nullable=False),
     sa.Column("templates", sa.Integer, nullable=False),
     sa.Column("document", sa.Text, nullable=False),
     sa.Column("derived_at", Utc, nullable=False),

@@ -13,7 +13,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.domain.gallery import Change, Gallery, LogTrimmedError, Snapshot
+from service.domain.gallery import Gallery, LogTrimmedError, Snapshot
 from service.storage.db.engine import Database, deleted_meanwhile
 from service.storage.db.tables import changes, galleries, index_states, templates, vectors
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows, gallery_value, update_gallery
@@ -42,32 +42,6 @@ class ChangeLog:
             last = sa.select(sa.func.max(changes.c.sequence)).where(changes.c.gallery_pk == gallery.pk)
             sequence = connection.execute(last).scalar() or gallery_value(connection, gallery.pk, galleries.c.log_floor)
             return read_snapshot(connection, gallery, sequence or 0)
-
-    def read_after(self, gallery: Gallery, sequence: int, limit: int | None = None) -> list[Change]:
-        """Return the lines after ``sequence``, in order.
-
-        A line carries the current vector of its template, if it still exists. Applying a line twice, or after its
-        template was deleted, is therefore harmless. Raises LogTrimmedError if some of the lines were trimmed.
-        """
-        owner = sa.func.coalesce(templates.c.subject_pk, changes.c.subject_pk).label("subject_pk")
-        own = (vectors.c.template_pk == changes.c.template_pk) & (vectors.c.generation == gallery.generation)
-        query = (
-            sa.select(changes.c.sequence, changes.c.template_pk, owner, vectors.c.vector)
-            .outerjoin(templates, templates.c.pk == changes.c.template_pk)
-            .outerjoin(vectors, own)
-            .where(_lines_after(gallery, sequence))
-            .order_by(changes.c.sequence)
-            .limit(limit)
-        )
-        with self._database.read() as connection:
-            _check_floor(connection, gallery, sequence)
-            rows = connection.execute(query).all()
-            sealed = [row.vector for row in rows if row.vector is not None]
-            opened = iter(gallery.seal.open_vectors(sealed, gallery.generation, gallery.dimension))
-            return [
-                Change(row.sequence, row.template_pk, row.subject_pk, None if row.vector is None else next(opened))
-                for row in rows
-            ]
 
     def changed_subjects(self, gallery: Gallery, sequence: int, limit: int) -> tuple[set[int], Snapshot, bool]:
         """Read the subjects that the next ``limit`` lines after ``sequence`` name. Raises LogTrimmedError.

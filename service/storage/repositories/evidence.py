@@ -12,8 +12,7 @@ from service.domain.events import Event
 from service.domain.gallery import Gallery, StoredEvidence
 from service.storage.audit.log import note
 from service.storage.db.engine import Database
-from service.storage.db.tables import audit, evidence, galleries
-from service.storage.repositories.gallery_rows import gallery_value
+from service.storage.db.tables import audit, evidence
 
 
 class EvidenceStore:
@@ -32,20 +31,18 @@ class EvidenceStore:
         if row is None:
             return None
         scores = ImpostorEvidence.from_document(json.loads(row.document))
-        return StoredEvidence(row.sequence, row.fusion, row.templates, scores, row.derived_at)
+        return StoredEvidence(row.sequence, row.templates, scores, row.derived_at)
 
     def put(self, gallery: Gallery, new: StoredEvidence, event: str | None, details: dict[str, Any]) -> None:
         """Replace a gallery's evidence and write ``event`` to the audit.
 
-        Does nothing if later evidence is stored, or if the gallery's fusion rule changed.
+        Does nothing if later evidence is stored.
         """
-        values = {name: getattr(new, name) for name in ("sequence", "fusion", "templates", "derived_at")}
+        values = {name: getattr(new, name) for name in ("sequence", "templates", "derived_at")}
         values["document"] = json.dumps(new.evidence.document())
         with self._database.change(gallery) as connection:
             stored = connection.execute(sa.select(evidence).where(_evidence_of(gallery))).first()
-            settings = gallery_value(connection, gallery.pk, galleries.c.settings)
-            overtaken = stored is not None and stored.sequence > new.sequence
-            if overtaken or settings is None or settings["fusion"] != new.fusion:
+            if stored is not None and stored.sequence > new.sequence:
                 return
             if stored is None:
                 key = {"gallery_pk": gallery.pk, "generation": gallery.generation}

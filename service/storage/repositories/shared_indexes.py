@@ -57,10 +57,9 @@ class Position:
 
 
 class Changed(NamedTuple):
-    """Keys of the subjects and templates in a batch of lines, and the subjects' current templates."""
+    """Keys of the subjects in a batch of lines, and their current templates."""
 
     subjects: set[int]
-    templates: set[int]
     now: Snapshot
 
 
@@ -205,7 +204,7 @@ class Turn:
             affected = {line.subject_pk for line in lines} | {line.owner for line in lines if line.owner is not None}
             chosen = templates.c.subject_pk.in_(sorted(affected))
             now = read_snapshot(connection, self._gallery, last, chosen)
-        return Changed(affected, {line.template_pk for line in lines}, now)
+        return Changed(affected, now)
 
     def advance(self, sequence: int) -> None:
         """Record that the index applied the log up to this sequence number."""

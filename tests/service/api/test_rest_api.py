@@ -19,7 +19,6 @@ import sqlalchemy.exc
 from numpy.typing import NDArray
 
 from kith import Kith, KithClientError, Risk
-from kith.wire.common import Fusion
 from models.errors import ModelError
 from models.vision.recognition import l2_normalize
 from service.api.http.auth import Authenticator
@@ -211,7 +210,6 @@ def test_filters_restrict_the_search(kith: Kith, gallery: str, rng: np.random.Ge
 
 
 def test_several_templates_count_as_one_subject(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
-    kith.update_gallery(gallery, fusion="max")
     probe = rng.normal(size=kith.model().dimension)
     near = [probe + rng.normal(scale=0.1, size=probe.shape) for _ in range(30)]
     kith.enroll(gallery, "many", embeddings=near, allow_inconsistent=True)
@@ -221,7 +219,8 @@ def test_several_templates_count_as_one_subject(kith: Kith, gallery: str, rng: n
     assert result.subject == "many"
     assert len({c.subject for c in result.candidates}) == 4
     unit_near = np.stack(near) / np.linalg.norm(near, axis=1, keepdims=True)
-    assert result.similarity == pytest.approx(float((unit_near @ (probe / np.linalg.norm(probe))).max()), abs=1e-3)
+    (mean, unit_probe) = l2_normalize(np.stack([unit_near.mean(0), probe]))
+    assert result.similarity == pytest.approx(float(mean @ unit_probe), abs=1e-3)
 
 
 def test_enrollment_rejects_unsuitable_photos(
@@ -347,7 +346,6 @@ def test_photos_of_one_request_are_compared_with_each_other(
 
 def test_more_templates_do_not_weaken_a_verification(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
     vectors = rng.normal(size=(50, kith.model().dimension))
-    kith.update_gallery(gallery, fusion="max")
     kith.enroll(gallery, "many", embeddings=list(vectors), allow_inconsistent=True)
     one = kith.verify(vectors[0], vectors[1], risk={"fmr": 0.001})
     many = kith.verify(vectors[0], (gallery, "many"), risk={"fmr": 0.001})
@@ -367,27 +365,14 @@ def test_gallery_settings(kith: Kith, gallery: str) -> None:
     assert (gate.min_sharpness, gate.min_eye_distance_px) == (5.0, 40)
 
 
-def test_a_search_uses_the_fusion_of_the_gallery(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
+def test_a_search_compares_with_the_mean_of_a_persons_templates(
+    kith: Kith, gallery: str, rng: np.random.Generator
+) -> None:
     one, other, probe = l2_normalize(rng.normal(size=(3, kith.model().dimension))).astype(np.float64)
     kith.enroll(gallery, "a", embeddings=[one, other], allow_inconsistent=True)
-    both = [float(one @ probe), float(other @ probe)]
-    mean = sum(both) / float(np.linalg.norm(one + other))
-    expected: dict[Fusion, float] = {
-        "max": max(both),
-        "mean_top_k": sum(both) / 2,
-        "centroid": mean,
-        "quality_weighted": mean,
-    }
-    assert kith.gallery(gallery).fusion == "quality_weighted"
-    for fusion, similarity in expected.items():
-        assert kith.update_gallery(gallery, fusion=fusion).fusion == fusion
-        (found,) = kith.identify(gallery, embeddings=[probe]).results
-        assert found.candidates[0].similarity == pytest.approx(similarity, abs=1e-3)
-    created = kith.create_gallery(f"{gallery}-2", fusion="centroid")
-    assert created.fusion == "centroid"
-    kith.delete_gallery(f"{gallery}-2")
-    with pytest.raises(KithClientError, match="fusion"):
-        kith.update_gallery(gallery, fusion="median")  # type: ignore[arg-type]
+    (found,) = kith.identify(gallery, embeddings=[probe]).results
+    mean = float((one + other) @ probe / np.linalg.norm(one + other))
+    assert found.candidates[0].similarity == pytest.approx(mean, abs=1e-3)
 
 
 def test_subjects_are_paged_patched_and_have_free_names(kith: Kith, gallery: str, server: str) -> None:

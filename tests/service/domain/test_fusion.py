@@ -1,4 +1,4 @@
-"""A subject's score from its templates: every rule against its definition, and what all rules have in common."""
+"""A subject's score from its templates: against its definition, and what follows from it."""
 
 from __future__ import annotations
 
@@ -6,44 +6,25 @@ import math
 import statistics
 import tracemalloc
 from collections.abc import Sequence
-from typing import get_args
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kith.wire.common import Fusion
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.domain.fusion import (
-    MAX_BLOCK_TEMPLATES,
-    TOP_K,
-    VECTOR_FUSIONS,
-    Ints,
-    VectorFusion,
-    fuse_similarities,
-    subject_vectors,
-)
+from service.domain.fusion import MAX_BLOCK_TEMPLATES, Ints, fuse_similarities, subject_vectors
 
-RULES: tuple[Fusion, ...] = get_args(Fusion)
 DIMENSION = 8
 
 
-def fused_similarity(probe: Float, vectors: Sequence[Float], qualities: Sequence[float], fusion: Fusion) -> float:
-    """The definitions, in float64, one subject at a time."""
+def fused_similarity(probe: Float, vectors: Sequence[Float], qualities: Sequence[float]) -> float:
+    """The definition, in float64, one subject at a time."""
     wide = np.stack(vectors).astype(np.float64)
-    similarities: list[float] = sorted((wide @ probe.astype(np.float64)).tolist(), reverse=True)
-    if fusion == "max":
-        return similarities[0]
-    if fusion == "mean_top_k":
-        return statistics.fmean(similarities[:3])
-    weights = np.ones(len(wide))
-    if fusion == "quality_weighted":
-        known = [q for q in qualities if not math.isnan(q)]
-        missing = statistics.median(known) if known else 1.0
-        weights = np.array([missing if math.isnan(q) else q for q in qualities])
-        weights = weights if weights.any() else np.ones(len(wide))
+    known = [q for q in qualities if not math.isnan(q)]
+    missing = statistics.median(known) if known else 1.0
+    weights = np.array([missing if math.isnan(q) else q for q in qualities])
+    weights = weights if weights.any() else np.ones(len(wide))
     mean = weights @ wide
     return float(mean @ probe / np.linalg.norm(mean))
 
@@ -63,101 +44,82 @@ def galleries(draw: st.DrawFn, most_templates: int = 9) -> tuple[Float, Float, I
     return l2_normalize(rng.normal(size=(3, DIMENSION))), vectors, keys, np.array(qualities, np.float32)
 
 
-@pytest.mark.parametrize("fusion", RULES)
 @given(galleries())
-def test_every_rule_is_its_definition(fusion: Fusion, drawn: tuple[Float, Float, Ints, Float]) -> None:
+def test_a_score_is_its_definition(drawn: tuple[Float, Float, Ints, Float]) -> None:
     probes, vectors, keys, qualities = drawn
     expected = [
-        [fused_similarity(p, list(vectors[keys == key]), qualities[keys == key].tolist(), fusion) for p in probes]
+        [fused_similarity(p, list(vectors[keys == key]), qualities[keys == key].tolist()) for p in probes]
         for key in np.unique(keys)
     ]
-    np.testing.assert_allclose(
-        fuse_similarities(probes, vectors, keys, qualities, fusion), np.transpose(expected), atol=1e-4
-    )
-
-
-@given(galleries())
-def test_no_mean_is_above_the_best_template(drawn: tuple[Float, Float, Ints, Float]) -> None:
-    assert (fuse_similarities(*drawn, "max") >= fuse_similarities(*drawn, "mean_top_k") - 1e-6).all()
+    np.testing.assert_allclose(fuse_similarities(probes, vectors, keys, qualities), np.transpose(expected), atol=1e-4)
 
 
 @given(galleries(most_templates=1))
-def test_of_one_template_all_rules_make_the_same(drawn: tuple[Float, Float, Ints, Float]) -> None:
+def test_one_template_scores_its_own_cosine(drawn: tuple[Float, Float, Ints, Float]) -> None:
     probes, vectors, *_ = drawn
-    for fusion in RULES:
-        np.testing.assert_allclose(fuse_similarities(*drawn, fusion), probes @ vectors.T, atol=1e-6)
+    np.testing.assert_allclose(fuse_similarities(*drawn), probes @ vectors.T, atol=1e-6)
 
 
-@pytest.mark.parametrize("fusion", RULES)
 @given(galleries(), st.integers(0, 2**32 - 1))
-def test_the_order_of_templates_says_nothing(
-    fusion: Fusion, drawn: tuple[Float, Float, Ints, Float], seed: int
-) -> None:
+def test_the_order_of_templates_says_nothing(drawn: tuple[Float, Float, Ints, Float], seed: int) -> None:
     probes, vectors, keys, qualities = drawn
     order = np.lexsort((np.random.default_rng(seed).random(len(keys)), keys))
-    again = fuse_similarities(probes, vectors[order], keys[order], qualities[order], fusion)
-    np.testing.assert_allclose(again, fuse_similarities(probes, vectors, keys, qualities, fusion), atol=1e-5)
+    again = fuse_similarities(probes, vectors[order], keys[order], qualities[order])
+    np.testing.assert_allclose(again, fuse_similarities(probes, vectors, keys, qualities), atol=1e-5)
 
 
-@pytest.mark.parametrize("fusion", VECTOR_FUSIONS)
 @given(drawn=galleries())
-def test_one_vector_a_subject_is_of_unit_norm(fusion: VectorFusion, drawn: tuple[Float, Float, Ints, Float]) -> None:
+def test_one_vector_a_subject_is_of_unit_norm(drawn: tuple[Float, Float, Ints, Float]) -> None:
     _, vectors, keys, qualities = drawn
-    found = subject_vectors(vectors, keys, qualities, fusion)
+    found = subject_vectors(vectors, keys, qualities)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("fusion", VECTOR_FUSIONS)
-def test_little_memory_is_used_beside_one_vector_a_subject(fusion: VectorFusion, rng: np.random.Generator) -> None:
+def test_little_memory_is_used_beside_one_vector_a_subject(rng: np.random.Generator) -> None:
     """Evidence uses all templates of a gallery, so additional copies of them would exhaust memory."""
     each = np.append(rng.integers(1, 4, 10_000), 2 * MAX_BLOCK_TEMPLATES)
     keys = np.repeat(np.arange(len(each)), each)
     vectors, qualities = l2_normalize(rng.normal(size=(len(keys), 128))), rng.random(len(keys), np.float32)
     tracemalloc.start()
-    found = subject_vectors(vectors, keys, qualities, fusion)
+    found = subject_vectors(vectors, keys, qualities)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < found.nbytes + vectors.nbytes
     for subject in (0, 5000, 9999, 10_000):
         own = keys == subject
-        (alone,) = subject_vectors(vectors[own], keys[own], qualities[own], fusion)
+        (alone,) = subject_vectors(vectors[own], keys[own], qualities[own])
         np.testing.assert_array_equal(found[subject], alone)
 
 
-@pytest.mark.parametrize("fusion", VECTOR_FUSIONS)
-def test_templates_that_cancel_out_are_similar_to_nobody(fusion: VectorFusion, rng: np.random.Generator) -> None:
+def test_templates_that_cancel_out_are_similar_to_nobody(rng: np.random.Generator) -> None:
     vectors = l2_normalize(rng.normal(size=(2, DIMENSION)))
     found = subject_vectors(
-        np.stack([vectors[0], -vectors[0], vectors[1]]), np.array([3, 3, 5]), np.ones(3, np.float32), fusion
+        np.stack([vectors[0], -vectors[0], vectors[1]]), np.array([3, 3, 5]), np.ones(3, np.float32)
     )
     np.testing.assert_allclose(found, [np.zeros(DIMENSION), vectors[1]], atol=1e-6)
 
 
 def test_a_poor_photo_weighs_little_and_a_bare_embedding_as_the_median() -> None:
     axes = np.eye(3, dtype=np.float32)
-    (poor,) = subject_vectors(axes[:2], np.zeros(2, np.int64), np.array([0.9, 0.1], np.float32), "quality_weighted")
+    (poor,) = subject_vectors(axes[:2], np.zeros(2, np.int64), np.array([0.9, 0.1], np.float32))
     np.testing.assert_allclose(poor, [0.9 / math.hypot(0.9, 0.1), 0.1 / math.hypot(0.9, 0.1), 0], rtol=1e-6)
     qualities = np.array([0.2, np.nan, 0.6], np.float32)
-    (bare,) = subject_vectors(axes, np.zeros(3, np.int64), qualities, "quality_weighted")
+    (bare,) = subject_vectors(axes, np.zeros(3, np.int64), qualities)
     np.testing.assert_allclose(bare / bare[0], [1, 2, 3], rtol=1e-5)
 
 
-@pytest.mark.parametrize("fusion", RULES)
-def test_nobody_and_no_probe(fusion: Fusion) -> None:
+def test_nobody_and_no_probe() -> None:
     nothing = np.empty((0, DIMENSION), np.float32)
     no_keys, no_qualities = np.empty(0, np.int64), np.empty(0, np.float32)
     one = np.eye(DIMENSION, dtype=np.float32)[:1]
-    assert fuse_similarities(one, nothing, no_keys, no_qualities, fusion).shape == (1, 0)
-    assert fuse_similarities(nothing, one, np.array([7]), np.ones(1, np.float32), fusion).shape == (0, 1)
+    assert fuse_similarities(one, nothing, no_keys, no_qualities).shape == (1, 0)
+    assert fuse_similarities(nothing, one, np.array([7]), np.ones(1, np.float32)).shape == (0, 1)
 
 
-@pytest.mark.parametrize("fusion", RULES)
-def test_more_subjects_than_are_fused_at_once(fusion: Fusion, rng: np.random.Generator) -> None:
-    keys = np.repeat(np.arange(900), rng.integers(1, TOP_K + 3, 900))
+def test_more_subjects_than_are_fused_at_once(rng: np.random.Generator) -> None:
+    keys = np.repeat(np.arange(900), rng.integers(1, 6, 900))
     vectors, probes = l2_normalize(rng.normal(size=(len(keys), 4))), l2_normalize(rng.normal(size=(3000, 4)))
     qualities = np.ones(len(keys), np.float32)
-    whole = fuse_similarities(probes, vectors, keys, qualities, fusion)
+    whole = fuse_similarities(probes, vectors, keys, qualities)
     for row in range(0, 3000, 500):
-        np.testing.assert_allclose(
-            whole[row], fuse_similarities(probes[[row]], vectors, keys, qualities, fusion)[0], atol=1e-5
-        )
+        np.testing.assert_allclose(whole[row], fuse_similarities(probes[[row]], vectors, keys, qualities)[0], atol=1e-5)

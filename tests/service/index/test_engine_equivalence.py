@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from kith.wire.common import Fusion
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.domain.gallery import GallerySettings, NewTemplate
 from service.index import milvus
 from tests.nodes import Model, Nodes
-from tests.service.domain.test_fusion import RULES
 from tests.service.index.test_gallery import of_some_quality, template
 
 DIMENSION = 8
@@ -24,20 +20,18 @@ STEPS = [
     "delete template",
     "move",
     "merge",
-    "change the fusion",
     "search",
     "search",
 ]
 
 
 @pytest.mark.usefixtures("database_url")
-@pytest.mark.parametrize("fusion", RULES)
 @pytest.mark.parametrize("engine", ["faiss", "milvus lite", "milvus server"])
-def test_two_nodes_answer_as_brute_force(engine: str, fusion: Fusion, nodes: Nodes) -> None:
+def test_two_nodes_answer_as_brute_force(engine: str, nodes: Nodes) -> None:
     here, there = nodes(engine), nodes(engine)
-    gallery = here.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
-    model = Model(fusion)
-    rng = np.random.default_rng(RULES.index(fusion))
+    gallery = here.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
+    model = Model()
+    rng = np.random.default_rng(3)
     for step in [*rng.choice(STEPS, 40), "search"]:
         subject = f"s{rng.integers(8)}"
         owned = model.enrolled.get(subject)
@@ -58,9 +52,6 @@ def test_two_nodes_answer_as_brute_force(engine: str, fusion: Fusion, nodes: Nod
             to = others[rng.integers(len(others))]
             there.store.subjects.merge(there.store.galleries.get("g"), subject, to)
             model.enrolled[to] += model.enrolled.pop(subject)
-        elif step == "change the fusion":
-            model.fusion = RULES[rng.integers(len(RULES))]
-            gallery = there.store.galleries.update("g", lambda now, rule=model.fusion: replace(now, fusion=rule))  # type: ignore[misc]
         elif step == "search":
             probes = l2_normalize(rng.normal(size=(3, DIMENSION)))
             among = None if rng.random() < 0.5 else {f"s{i}" for i in range(4)}
@@ -76,14 +67,13 @@ def at(cosine: float, probe: Float, rng: np.random.Generator) -> NewTemplate:
 
 
 @pytest.mark.parametrize("engine", ["faiss", "milvus lite", "milvus server"])
-@pytest.mark.parametrize("fusion", ["max", "mean_top_k"])
 def test_subjects_are_found_below_one_persons_many_templates(
-    engine: str, fusion: Fusion, nodes: Nodes, rng: np.random.Generator
+    engine: str, nodes: Nodes, rng: np.random.Generator
 ) -> None:
     node = nodes(engine)
-    gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion=fusion))
+    gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
     (probe,) = l2_normalize(rng.normal(size=(1, DIMENSION)))
-    model = Model(fusion)
+    model = Model()
     model.enrolled["often"] = [at(0.8 + 0.0005 * i, probe, rng) for i in range(300)]
     for i in range(20):
         model.enrolled[f"once{i}"] = [at(c, probe, rng) for c in (0.7 + 0.003 * i, 0.0, 0.1)]
@@ -100,8 +90,8 @@ def test_filters_longer_than_an_expression(
 ) -> None:
     monkeypatch.setattr(milvus, "KEYS_PER_EXPRESSION", 4)
     node = nodes()
-    gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
-    model = Model("max")
+    gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
+    model = Model()
     for i in range(30):
         model.enrolled[f"s{i}"] = [template(v) for v in l2_normalize(rng.normal(size=(2, DIMENSION)))]
         node.store.templates.enroll(gallery, f"s{i}", model.enrolled[f"s{i}"], None)

@@ -13,7 +13,7 @@ from kith import Kith
 from models.runtime.network import Float
 from service.core.actor import RequestThreads
 from service.domain.gallery import Hit, Keys
-from service.index.follower import MemoryFollower, SubjectsFollower
+from service.index.follower import MemoryFollower
 from service.index.joint_search import MAX_PROBES, Found, JointSearch
 from service.risk.search import MAX_INLINE_FLOATS
 from service.server import embedded
@@ -152,13 +152,13 @@ def test_only_a_short_search_in_memory_runs_on_the_event_loop(
 ) -> None:
     """A follower that other nodes move, as Milvus's, waits for a server."""
     searched_in: list[str] = []
-    search = SubjectsFollower.search
+    search = MemoryFollower.search
 
-    def recorded(self: SubjectsFollower, probes: Float, k: int, among: Keys | None = None) -> Found:
+    def recorded(self: MemoryFollower, probes: Float, k: int, among: Keys | None = None) -> Found:
         searched_in.append(threading.current_thread().name)
         return search(self, probes, k, among)
 
-    monkeypatch.setattr(SubjectsFollower, "search", recorded)
+    monkeypatch.setattr(MemoryFollower, "search", recorded)
     monkeypatch.setattr("service.risk.search.MAX_INLINE_FLOATS", floats)
     if may_be_behind:
         monkeypatch.setattr(MemoryFollower, "is_at", lambda *_: False)

@@ -6,7 +6,6 @@ import itertools
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 from kith import Kith, KithClientError
-from kith.wire.common import Fusion
 from kith.wire.identification import IdentityOut
 from kith.wire.risk import GalleryRiskOut
 from models.pack.manifest import ModelPack
@@ -78,16 +76,15 @@ def small(kith: Kith, gallery: str, rng: np.random.Generator) -> Iterator[str]:
 # Evidence
 
 
-@pytest.mark.parametrize("fusion", ["max", "mean_top_k", "centroid", "quality_weighted"])
-def test_evidence_is_what_a_loop_over_subjects_finds(fusion: Fusion, rng: np.random.Generator) -> None:
+def test_evidence_is_what_a_loop_over_subjects_finds(rng: np.random.Generator) -> None:
     owners = [int(o) for o in rng.integers(0, 15, 40)]
     taken = snapshot(people(rng, 40), owners)
-    found = impostor_evidence(taken, fusion)
+    found = impostor_evidence(taken)
     subjects = np.unique(taken.subject_pks)
     counts, best, squares = np.zeros(BIN_COUNT, int), np.zeros(BIN_COUNT, int), np.zeros(len(EDGES))
     for i, subject in enumerate(subjects):
         probe = taken.vectors[taken.subject_pks == subject][:1]
-        others = np.delete(fuse_similarities(probe, taken.vectors, taken.subject_pks, taken.qualities, fusion)[0], i)
+        others = np.delete(fuse_similarities(probe, taken.vectors, taken.subject_pks, taken.qualities)[0], i)
         own = np.bincount(bin_indices(others), minlength=BIN_COUNT)
         counts, squares = counts + own, squares + count_at_or_above(own) ** 2
         best[bin_indices(others).max()] += 1
@@ -100,16 +97,16 @@ def test_evidence_is_what_a_loop_over_subjects_finds(fusion: Fusion, rng: np.ran
 
 def test_a_large_gallery_is_sampled_and_a_newcomer_hardly_changes_the_sample(rng: np.random.Generator) -> None:
     vectors = people(rng, MAX_PROBES + 300)
-    taken = impostor_evidence(snapshot(vectors[:-1], list(range(1, len(vectors)))), "max")
+    taken = impostor_evidence(snapshot(vectors[:-1], list(range(1, len(vectors)))))
     assert (taken.probes, taken.subjects) == (MAX_PROBES, MAX_PROBES + 299)
     assert taken.raw.counts.sum() == MAX_PROBES * (MAX_PROBES + 298)
-    grown = impostor_evidence(snapshot(vectors, list(range(1, len(vectors) + 1))), "max")
+    grown = impostor_evidence(snapshot(vectors, list(range(1, len(vectors) + 1))))
     assert np.abs(grown.raw.counts - taken.raw.counts).sum() < 0.01 * taken.raw.counts.sum()
 
 
 @pytest.mark.parametrize("owners", [[], [1], [1, 1]])
 def test_a_gallery_of_nobody_or_of_one_has_no_strangers(owners: list[int], rng: np.random.Generator) -> None:
-    found = impostor_evidence(snapshot(people(rng, len(owners)).reshape(-1, DIMENSION), owners), "max")
+    found = impostor_evidence(snapshot(people(rng, len(owners)).reshape(-1, DIMENSION), owners))
     assert found.raw.counts.sum() == found.raw.best.sum() == 0
 
 
@@ -157,7 +154,7 @@ def test_the_threshold_is_the_gallerys_not_the_packs(
     alone = calibration.threshold_at_fmr(fmr_for_fpir(0.01, 60)).score
     report = kith.calibrate(gallery)
     assert report.threshold < alone - 0.05
-    expected = GalleryRisk(impostor_evidence(snapshot(vectors, list(range(60))), "max"), calibration)
+    expected = GalleryRisk(impostor_evidence(snapshot(vectors, list(range(60)))), calibration)
     assert report.threshold == pytest.approx(expected.curve.threshold_at_fmr(fmr_for_fpir(0.01, 60)).score, abs=0.002)
 
 
@@ -186,24 +183,6 @@ def test_evidence_follows_the_gallery_by_itself_and_each_move_is_written_down(
         assert round(before, 3) == round(left, 3)
     kith.delete_subject(gallery, "s0")
     wait_for(lambda: kith.risk(gallery).subject_count == 13)
-
-
-def test_another_rule_of_fusion_has_evidence_of_its_own(kith: Kith, gallery: str, rng: np.random.Generator) -> None:
-    for i, center in enumerate(people(rng, 12)):
-        vectors = l2_normalize(center + 0.05 * rng.normal(size=(3, DIMENSION)))
-        kith.enroll(gallery, f"s{i}", embeddings=list(vectors), allow_duplicate=True, allow_inconsistent=True)
-    kith.calibrate(gallery)
-    kith.update_gallery(gallery, fusion="max")
-    # Searches before the new rule's evidence is ready use the pack only, and later ones use both.
-    kith.identify(gallery, embeddings=[people(rng, 1)[0]])
-    wait_for(lambda: kith.risk(gallery).evidence.source == "both")
-    kith.update_gallery(gallery, fusion="centroid")
-    kith.identify(gallery, embeddings=[people(rng, 1)[0]])
-    wait_for(lambda: kith.risk(gallery).evidence.source == "both")
-    report = kith.risk(gallery)
-    assert (report.fusion, report.subject_count, report.evidence.up_to_date) == ("centroid", 12, True)
-    (found,) = kith.identify(gallery, embeddings=[people(rng, 1)[0]]).results
-    assert usual_threshold(found, report) == pytest.approx(report.threshold, abs=ROUNDED)
 
 
 def test_a_face_is_verified_against_a_subject_as_it_is_searched_for(
@@ -315,24 +294,23 @@ def test_what_a_server_left_undone_the_next_one_does(tmp_path: Path, rng: np.ran
         wait_for(lambda: kith.risk("g").subject_count == 20)
 
 
-def test_evidence_of_another_rule_than_the_gallerys_is_not_stored(tmp_path: Path, rng: np.random.Generator) -> None:
-    """One process derives for max while another one, after a change of rule, has derived for centroid."""
+def test_earlier_evidence_does_not_replace_later(tmp_path: Path, rng: np.random.Generator) -> None:
+    """One process derives from an earlier state of the gallery than another one, and is done later."""
     database = open_database(f"sqlite:///{tmp_path / 'kith.db'}")
     store = Store(database)
-    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings(fusion="max"))
-    for i, vector in enumerate(people(rng, 3)):
+    gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
+    taken = []
+    for i, vector in enumerate(people(rng, 4)):
         store.templates.enroll(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
-    taken = store.changes.snapshot(gallery)
+        taken.append(store.changes.snapshot(gallery))
     late, now = (
-        StoredEvidence(taken.sequence, rule, 3, impostor_evidence(taken, rule), datetime.now(UTC))
-        for rule in ("max", "centroid")
+        StoredEvidence(s.sequence, len(s.template_pks), impostor_evidence(s), datetime.now(UTC)) for s in taken[2:]
     )
-    store.galleries.update("g", lambda settings: replace(settings, fusion="centroid"))
     store.evidence.put(gallery, now, None, {})
     store.evidence.put(gallery, late, THRESHOLD_MOVED, {})
     stored = store.evidence.get(gallery)
     assert stored is not None
-    assert stored.fusion == "centroid"
+    assert (stored.sequence, stored.templates) == (now.sequence, 4)
     assert listed_lines(database, AuditFilter(event=THRESHOLD_MOVED), None, 10) == []
     store.close()
 
@@ -352,7 +330,7 @@ def test_the_risk_of_so_many_galleries_is_kept_as_fits_in_memory(
         return evidence(gallery)
 
     for name in "abc":
-        gallery = store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings(fusion="max"))
+        gallery = store.galleries.create(name, "f" * 32, DIMENSION, GallerySettings())
         for i, vector in enumerate(people(rng, 60)):
             store.templates.enroll(gallery, f"s{i}", [NewTemplate(uuid.uuid4().hex, vector, "embedding")], None)
         risks.refresh(name)
@@ -366,16 +344,6 @@ def test_the_risk_of_so_many_galleries_is_kept_as_fits_in_memory(
         assert name != "a" or known is first
     risks.close()
     store.close()
-
-
-def test_with_max_each_template_is_a_chance_until_the_gallery_is_known(
-    kith: Kith, gallery: str, rng: np.random.Generator
-) -> None:
-    kith.update_gallery(gallery, fusion="max")
-    enroll(kith, gallery, people(rng, 1))
-    one = kith.risk(gallery).threshold
-    kith.enroll(gallery, "s0", embeddings=list(people(rng, 3)), allow_duplicate=True, allow_inconsistent=True)
-    assert kith.risk(gallery).threshold > one
 
 
 def test_few_changes_of_a_large_gallery_are_not_followed(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -148,14 +148,14 @@ def test_strangers_of_corrected_mistakes_are_known_at_their_next_photo(
 def test_a_comparison_with_the_subject_knows_the_stranger_too() -> None:
     vectors = l2_normalize(np.array([[1.0, 0.2, 0.0]])).astype(np.float32)
     stranger = l2_normalize(np.array([[0.9, 0.0, 0.5]])).astype(np.float32)
-    subject = EnrolledSubject(vectors, np.ones(1, np.float32), "max", None, decoys=stranger)
+    subject = EnrolledSubject(vectors, np.ones(1, np.float32), None, decoys=stranger)
     pair = compare_with_subject(stranger[0], subject)
     assert pair.decoy == pytest.approx(1, abs=1e-6)
     assert decide_pair(pair.similarity, AT, pair.decoy) == ("different", [KNOWN_STRANGER])
     itself = compare_with_subject(vectors[0], subject)
     assert decide_pair(itself.similarity, AT, itself.decoy) == ("same", [])
     assert decide_pair(0.3, AT, 0.9) == ("different", [])
-    alone = EnrolledSubject(vectors, np.ones(1, np.float32), "max", None)
+    alone = EnrolledSubject(vectors, np.ones(1, np.float32), None)
     assert decide_pair(compare_with_subject(stranger[0], alone).similarity, AT) == ("same", [])
 
 

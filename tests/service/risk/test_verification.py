@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, get_args
 
 import numpy as np
 import pytest
 
-from kith.wire.common import Fusion
 from models.risk.calibration import Calibration
 from models.risk.gallery_risk import GalleryRisk
 from models.runtime.network import Float
@@ -17,8 +15,6 @@ from service.domain.gallery import Snapshot
 from service.domain.outcomes import RiskTarget
 from service.risk.decision import EnrolledSubject, ImpostorRisk, compare_faces, compare_with_subject, thresholds_for
 from service.risk.evidence import impostor_evidence
-
-RULES: Final = get_args(Fusion)
 
 
 def units(rng: np.random.Generator, count: int, dimension: int = 16) -> Float:
@@ -34,29 +30,17 @@ def of_pack(calibration: Calibration) -> ImpostorRisk:
 @pytest.fixture
 def subject(rng: np.random.Generator, of_pack: ImpostorRisk) -> EnrolledSubject:
     return EnrolledSubject(
-        units(rng, 5), np.array([0.9, 0.2, 0.5, 0.7, 0.4], np.float32), "max", replace(of_pack, source="both")
+        units(rng, 5), np.array([0.9, 0.2, 0.5, 0.7, 0.4], np.float32), replace(of_pack, source="both")
     )
 
 
 def by_hand(probe: Float, subject: EnrolledSubject) -> float:
-    """Reference implementation of each rule in double precision."""
-    to_each = subject.vectors.astype(np.float64) @ probe
-    match subject.fusion:
-        case "max":
-            return float(to_each.max())
-        case "mean_top_k":
-            return float(np.sort(to_each)[-3:].mean())
-        case rule:
-            weights = subject.qualities if rule == "quality_weighted" else np.ones(len(to_each))
-            mean = (weights[:, None] * subject.vectors.astype(np.float64)).sum(0)
-            return float(mean @ probe / np.linalg.norm(mean))
+    """Reference implementation in double precision."""
+    mean = (subject.qualities[:, None] * subject.vectors.astype(np.float64)).sum(0)
+    return float(mean @ probe / np.linalg.norm(mean))
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_face_meets_a_subject_by_the_gallerys_rule(
-    rule: Fusion, rng: np.random.Generator, subject: EnrolledSubject
-) -> None:
-    subject = replace(subject, fusion=rule)
+def test_a_face_meets_a_subject_as_a_search_does(rng: np.random.Generator, subject: EnrolledSubject) -> None:
     for probe in units(rng, 20):
         assert compare_with_subject(probe, subject).similarity == pytest.approx(by_hand(probe, subject), abs=1e-6)
 
@@ -77,14 +61,13 @@ def test_each_template_is_a_chance_where_only_photos_were_compared(
     assert of_five > threshold(one)
 
 
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("usual", [1.0, 2.5, 20.0])
 def test_who_has_more_templates_than_the_galleries_strangers_met_is_judged_by_more(
-    rule: Fusion, usual: float, rng: np.random.Generator, subject: EnrolledSubject, of_pack: ImpostorRisk
+    usual: float, rng: np.random.Generator, subject: EnrolledSubject, of_pack: ImpostorRisk
 ) -> None:
     (probe,) = units(rng, 1)
     known = replace(of_pack, source="both", mean_templates=usual)
-    found = compare_with_subject(probe, replace(subject, fusion=rule, model=known))
+    found = compare_with_subject(probe, replace(subject, model=known))
     assert found.model is not None
     assert found.model.source == "both"
     assert found.model.comparisons_per_subject == max(1, 5 / usual)
@@ -100,18 +83,17 @@ def test_strangers_of_a_person_of_many_templates_are_within_the_rate(rng: np.ran
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     qualities = np.full(len(pks), 0.8, np.float32)
     strangers = units(rng, 1500, 64)
-    for rule in RULES:
-        evidence = impostor_evidence(Snapshot(0, np.arange(len(pks)), pks, vectors, qualities), rule)
-        known = ImpostorRisk(GalleryRisk(evidence, None).raw_curve, "gallery", mean_templates=len(pks) / 330)
-        alarms = []
-        for person in range(300, 330):
-            own = pks == person
-            enrolled = EnrolledSubject(vectors[own], qualities[own], rule, known)
-            found = compare_with_subject(strangers[0], enrolled)
-            accept = thresholds_for(RiskTarget("fpir", 0.01), found.model, 1).accept
-            fused = fuse_similarities(strangers, vectors[own], np.zeros(20, np.int64), qualities[own], rule)
-            alarms.append((fused >= accept).mean())
-        assert np.mean(alarms) <= 0.0125
+    evidence = impostor_evidence(Snapshot(0, np.arange(len(pks)), pks, vectors, qualities))
+    known = ImpostorRisk(GalleryRisk(evidence, None).raw_curve, "gallery", mean_templates=len(pks) / 330)
+    alarms = []
+    for person in range(300, 330):
+        own = pks == person
+        enrolled = EnrolledSubject(vectors[own], qualities[own], known)
+        found = compare_with_subject(strangers[0], enrolled)
+        accept = thresholds_for(RiskTarget("fpir", 0.01), found.model, 1).accept
+        fused = fuse_similarities(strangers, vectors[own], np.zeros(20, np.int64), qualities[own])
+        alarms.append((fused >= accept).mean())
+    assert np.mean(alarms) <= 0.0125
 
 
 def test_two_faces_by_the_pack(rng: np.random.Generator, of_pack: ImpostorRisk) -> None:

@@ -167,7 +167,7 @@ def test_what_was_altered_is_damage_and_never_passed_over(database_url: Database
         ],
         vectors.c.vector: [
             lambda: store.changes.snapshot(gallery),
-            lambda: store.changes.read_after(gallery, 0),
+            lambda: store.changes.changed_subjects(gallery, 0, 9),
             lambda: store.templates.vectors(gallery, ID),
             exported,
         ],

@@ -29,7 +29,7 @@ DECISION = Event("decision", {"outcome": "unknown"})
 
 
 def make_gallery(store: Store, name: str = "g") -> Gallery:
-    gallery = store.galleries.create(name, "f" * 32, 8, GallerySettings(fusion="max"))
+    gallery = store.galleries.create(name, "f" * 32, 8, GallerySettings())
     store.templates.enroll(gallery, "ada", some(np.random.default_rng(1), 1), None)
     return store.galleries.get(name)
 

@@ -38,7 +38,7 @@ def store(database: Database) -> Store:
 
 @pytest.fixture
 def gallery(store: Store) -> Gallery:
-    return store.galleries.create("g", "f" * 32, 8, GallerySettings(fusion="max"))
+    return store.galleries.create("g", "f" * 32, 8, GallerySettings())
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_erased_subjects_and_galleries_take_their_events_along(
     database: Database, store: Store, gallery: Gallery, outbox: DeliveryStore, rng: np.random.Generator
 ) -> None:
     subscribe(database)
-    other = store.galleries.create("other", "f" * 32, 8, GallerySettings(fusion="max"))
+    other = store.galleries.create("other", "f" * 32, 8, GallerySettings())
     for name in ("ada", "bob"):
         enroll(store, gallery, name, rng)
         enroll(store, other, name, rng)

@@ -53,7 +53,7 @@ def some(rng: np.random.Generator, count: int = 1, others: Sequence[int] = ()) -
 
 
 def made(database: Database, name: str = "g") -> Gallery:
-    return Store(database).galleries.create(name, "f" * 32, DIMENSION, GallerySettings(fusion="max", keep_crops=True))
+    return Store(database).galleries.create(name, "f" * 32, DIMENSION, GallerySettings(keep_crops=True))
 
 
 def items_of(subject: str, template: NewTemplate) -> GalleryItems:

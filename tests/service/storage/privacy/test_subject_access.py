@@ -184,7 +184,7 @@ OTHERS: Final[dict[str, set[str]]] = {
     # Of people who are no subjects; with an export of their own.
     "strangers": {"pk", "id", "gallery_pk", "generation", "first_seen", "last_seen", "seen_count", "erased"},
     "stranger_templates": {"pk", "stranger_pk", "vector", "crop", "quality", "detection_score", "created_at"},
-    "evidence": {"gallery_pk", "generation", "sequence", "fusion", "templates", "document", "derived_at"},
+    "evidence": {"gallery_pk", "generation", "sequence", "templates", "document", "derived_at"},
     "index_states": {"gallery_pk", "generation", "engine", "sequence", "updated_at"},
     "data_keys": {"gallery_pk", "wrapped", "master_key", "created_at"},
     "secrets": {"name", "wrapped", "master_key", "created_at"},

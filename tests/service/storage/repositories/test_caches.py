@@ -183,8 +183,8 @@ def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl
 
         def derive() -> None:
             snapshot = store.changes.snapshot(now())
-            scores = impostor_evidence(snapshot, now().settings.fusion)
-            stored = StoredEvidence(snapshot.sequence, now().settings.fusion, 4, scores, datetime.now(UTC))
+            scores = impostor_evidence(snapshot)
+            stored = StoredEvidence(snapshot.sequence, 4, scores, datetime.now(UTC))
             store.evidence.put(now(), stored, None, {})
 
         def import_one() -> None:
@@ -407,7 +407,7 @@ def test_verifications_read_a_subject_only_after_a_write(tmp_path: Path, rng: np
         process(url) as other,
         counted() as statements,
     ):
-        kith.create_gallery("g", risk={"threshold": 0.5}, fusion="max")
+        kith.create_gallery("g", risk={"threshold": 0.5})
         kith.enroll("g", "ada", embeddings=[ada], allow_duplicate=True)
         kith.create_gallery("elsewhere")
 
@@ -433,8 +433,9 @@ def test_verifications_read_a_subject_only_after_a_write(tmp_path: Path, rng: np
         here = other.store.galleries.get("g")
         stored = NewTemplate(uuid.uuid4().hex, np.array(bob, np.float32), "embedding")
         other.store.templates.enroll(here, "ada", [stored], None)
-        assert similarity(bob) == pytest.approx(1, abs=1e-3) and faces_read()
-        settle(bob)
+        both = (np.array(ada) + np.array(bob)).tolist()
+        assert similarity(both) == pytest.approx(1, abs=1e-3) and faces_read()
+        settle(both)
         other.store.templates.delete(other.store.galleries.get("g"), "ada", stored.id)
         assert similarity(bob) < 0.9
         other.store.subjects.delete(other.store.galleries.get("g"), "ada")

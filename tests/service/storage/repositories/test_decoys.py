@@ -41,7 +41,7 @@ D = 16
 @pytest.fixture
 def store(database: Database, rng: np.random.Generator) -> Store:
     made = Store(database)
-    gallery = made.galleries.create("g", "a" * 32, D, GallerySettings(fusion="max"))
+    gallery = made.galleries.create("g", "a" * 32, D, GallerySettings())
     for name in ("ada", "bo"):
         made.templates.enroll(gallery, name, [NewTemplate(uuid.uuid4().hex, drawn(rng), "photo")], None)
     return made
@@ -187,7 +187,7 @@ def test_it_counts_for_the_recognizer_that_made_it_only(
 def test_retention_erases_it(database: Database, store: Store, rng: np.random.Generator) -> None:
     store.decoys.add(now(store), "ada", drawn(rng), "photo")
     gallery = now(store)
-    store.galleries.update("g", lambda _: GallerySettings(fusion="max", retention_days=10))
+    store.galleries.update("g", lambda _: GallerySettings(retention_days=10))
     old = datetime.now(UTC) - timedelta(days=11)
     with database.change(now(store)) as connection:
         connection.execute(tables.decoys.update().values(created_at=old))

@@ -40,7 +40,7 @@ def generations(database: Database) -> GenerationStore:
 
 @pytest.fixture
 def gallery(store: Store) -> Gallery:
-    return store.galleries.create("g", OLD, OLD_D, GallerySettings(fusion="max"))
+    return store.galleries.create("g", OLD, OLD_D, GallerySettings())
 
 
 def vector(rng: np.random.Generator, dimension: int) -> Float:
@@ -216,8 +216,8 @@ def test_the_log_is_shortened_by_who_read_the_gallery_before_the_cut_over(
     n = started(store, generations)
 
     def derive(view: Gallery, sequence: int) -> None:
-        scores = impostor_evidence(store.changes.snapshot(view), "max")
-        store.evidence.put(view, StoredEvidence(sequence, "max", 0, scores, gallery.created_at), None, {})
+        scores = impostor_evidence(store.changes.snapshot(view))
+        store.evidence.put(view, StoredEvidence(sequence, 0, scores, gallery.created_at), None, {})
 
     derive(now(store), 6)
     derive(now(store).at_generation(n), 4)

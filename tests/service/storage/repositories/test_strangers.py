@@ -44,7 +44,7 @@ from tests.service.storage.events.test_outbox import pending, subscribe
 
 DIMENSION = 8
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
-SETTINGS = GallerySettings(risk=RiskTarget("threshold", 0.6), fusion="max", remember_strangers_days=30)
+SETTINGS = GallerySettings(risk=RiskTarget("threshold", 0.6), remember_strangers_days=30)
 LANDMARKS = ((1.0, 2.0),) * 5
 
 

@@ -31,7 +31,6 @@ from typer.testing import CliRunner
 
 from kith import Kith, KithClientError
 from kith.options import GalleryOptions, QualityGateOptions
-from kith.wire.common import Fusion
 from kith.wire.galleries import GallerySettingsIn
 from kith.wire.identifiers import FORBIDDEN_IN_IDS_PATTERN, FORBIDDEN_PATTERN, JOINERS, remove_strays, to_nfc
 from models.runtime.network import Float
@@ -62,14 +61,14 @@ HEADER = GalleryFileHeader(FINGERPRINT, DIMENSION)
 class Place:
     """Database with one gallery."""
 
-    def __init__(self, url: str, dimension: int = DIMENSION, fusion: Fusion = "max") -> None:
+    def __init__(self, url: str, dimension: int = DIMENSION) -> None:
         self.database = open_database(url)
         self.store, self.bulk = Store(self.database), BulkStore(self.database)
-        self._fusion, self._dimension = fusion, dimension
+        self._dimension = dimension
         self.gallery = self.another("g")
 
     def another(self, name: str) -> Gallery:
-        return self.store.galleries.create(name, FINGERPRINT, self._dimension, GallerySettings(fusion=self._fusion))
+        return self.store.galleries.create(name, FINGERPRINT, self._dimension, GallerySettings())
 
     def take(self, file: bytes, gallery: Gallery | None = None, skip: int = 0) -> ImportReport:
         taking = Import(self.bulk, gallery or self.gallery, skip)
@@ -210,9 +209,8 @@ def test_future_times_become_now(place: Place, rng: np.random.Generator) -> None
     assert (swept.templates, swept.subjects) == (2, 2)
 
 
-@pytest.mark.parametrize("fusion", ["max", "quality_weighted"])
-def test_followers_see_imported_templates(database_url: DatabaseUrl, rng: np.random.Generator, fusion: Fusion) -> None:
-    place = Place(database_url(), fusion=fusion)
+def test_followers_see_imported_templates(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    place = Place(database_url())
     followers = Followers(in_process(place.store))
     one, other, third = (vector(rng) for _ in range(3))
     place.take(line("one", one))
@@ -529,7 +527,7 @@ def test_a_killed_import_is_resumed_by_the_same_file(database_url: DatabaseUrl, 
         there = place.store.galleries.get("g")
         if kill_after:
             assert int(said[-1].split()[0]) <= there.templates <= count
-        assert there.templates == there.subjects == len(place.store.changes.read_after(place.gallery, 0))
+        assert there.templates == there.subjects == place.store.changes.count_after(place.gallery, 0)
         assert len(place.store.changes.snapshot(place.gallery).template_pks) == there.templates
     assert there.templates == count
     place.store.close()
@@ -647,7 +645,6 @@ def test_a_file_without_header_needs_its_recognizer_named(kith: Kith, gallery: s
 def test_an_import_can_create_the_gallery(kith: Kith, gallery: str) -> None:
     given: GalleryOptions = {
         "risk": {"fmr": 0.01},
-        "fusion": "max",
         "quality_gate": cast(
             QualityGateOptions, {**kith.gallery(gallery).quality_gate.model_dump(), "min_sharpness": 1.5}
         ),
