@@ -47,6 +47,7 @@ from service.storage.db.file_system import (
 )
 from service.storage.db.key_vault import SECRETS, SERVICE_SECRETS, Vault
 from service.storage.db.tables import api_key_versions, audit, galleries, last_change, metadata
+from service.storage.db.triggers import create_triggers
 
 BUSY_TIMEOUT_MS: Final = 10_000
 PAGE_BYTES: Final = 16_384
@@ -161,6 +162,7 @@ def _prepare_tables(connection: Connection, vault: Vault) -> None:
 
 def _create_tables(connection: Connection, vault: Vault, revision: str) -> None:
     metadata.create_all(connection)
+    create_triggers(connection)
     create_audit_triggers(connection)
     connection.execute(api_key_versions.insert().values(pk=1, version=new_version()))
     for name in SERVICE_SECRETS:

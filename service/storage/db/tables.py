@@ -241,6 +241,7 @@ idempotency = _table(
     sa.Column("digest", sa.String(32), nullable=False),
     sa.Column("sealed", sa.LargeBinary, nullable=False),
     sa.Column("created_at", Utc, nullable=False),
+    sa.Index("idempotency_by_subject", "subject_pk"),
 )
 
 # Latest score distribution of each generation, derived by one process for all.

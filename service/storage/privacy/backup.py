@@ -53,6 +53,7 @@ from service.storage.db.tables import (
     templates,
     webhooks,
 )
+from service.storage.db.triggers import triggers_off
 from service.storage.events.outbox import BUILT_IN
 from service.storage.privacy import repeated_erasures
 from service.storage.privacy.backup_rows import read_rows, write_rows
@@ -218,14 +219,15 @@ def restore(
                 )
             erased = repeated_erasures.known(connection)
             ended = all_keys(connection, database.vault)
-            _clear(connection, replace)
-            offsets = _key_offsets(connection)
-            for table in TABLES:
-                count = manifest.rows[table.name]
-                with archive.open(_entry(table.name)) as entry:
-                    rows = _restored_rows(connection, table, read_rows(entry, table, count), offsets)
-                    bulk_rows.insert(connection, table, table.columns.keys(), rows)
-                report(f"{table.name}: {count:,} rows")
+            with triggers_off(connection):
+                _clear(connection, replace)
+                offsets = _key_offsets(connection)
+                for table in TABLES:
+                    count = manifest.rows[table.name]
+                    with archive.open(_entry(table.name)) as entry:
+                        rows = _restored_rows(connection, table, read_rows(entry, table, count), offsets)
+                        bulk_rows.insert(connection, table, table.columns.keys(), rows)
+                    report(f"{table.name}: {count:,} rows")
             for table in AUTOINCREMENT_TABLES:
                 bulk_rows.raise_highest_key(connection, table, offsets[table.name] + manifest.highest[table.name])
             keep_restrictions(connection, database.vault, ended)

@@ -38,9 +38,9 @@ from service.storage.db.row_sealing import (
     seal_subject,
     subject_lookup,
 )
-from service.storage.db.tables import changes, crops, galleries, labels, subjects, templates, vectors
+from service.storage.db.tables import crops, galleries, labels, subjects, templates, vectors
 from service.storage.repositories.erasures import erased_error, erased_since, erased_templates_since
-from service.storage.repositories.gallery_rows import gallery_of, gallery_rows, update_gallery
+from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
 
 MAX_ITEMS_WITH_CROPS: Final = 512
 """Items of a block that includes crops."""
@@ -69,7 +69,7 @@ class BulkStore:
         self._database = database
 
     def add(self, gallery: Gallery, items: GalleryItems) -> BlockResult:
-        """Store a block of checked items (service.domain.gallery_items.check) with log lines, all or nothing.
+        """Store a block of checked items (service.domain.gallery_items.check), all or nothing.
 
         Templates that exist are skipped, and existing subjects keep their name, metadata and tags. A template without
         an id gets one derived from its subject and vector. Future times are replaced by now. Subjects and templates
@@ -98,12 +98,6 @@ class BulkStore:
             unknown = [row for subject, row in first.items() if subject not in known]
             known |= _add_subjects(connection, gallery, items.select(unknown), lookups)
             _add_templates(connection, gallery, items.select(new), known)
-            update_gallery(
-                connection,
-                gallery.pk,
-                subject_count=galleries.c.subject_count + len(unknown),
-                template_count=galleries.c.template_count + len(new),
-            )
             counts: dict[str, Any] = {"subjects": len(unknown), "templates": len(new), "refused": len(refusals)}
             imported = Event("enrollment", {"subject_count": len(unknown), "template_count": len(new)})
             published = [imported] if new else []
@@ -235,11 +229,6 @@ def _add_templates(connection: Connection, gallery: Gallery, items: GalleryItems
     if given and gallery.settings.keep_crops:
         kept = [(key, seal_crop(gallery.seal, Crop(*crop))) for key, crop in given]
         bulk_rows.insert(connection, crops, ("template_pk", "sealed"), kept)
-    lines = sa.select(templates.c.gallery_pk, templates.c.pk, templates.c.subject_pk).where(
-        templates.c.pk.between(keys[0], keys[-1]), templates.c.gallery_pk == gallery.pk
-    )
-    columns_of_log = ["gallery_pk", "template_pk", "subject_pk"]
-    connection.execute(changes.insert().from_select(columns_of_log, lines.order_by(templates.c.pk)))
 
 
 def _each(column: list[Any], convert: Callable[[Any], Any]) -> list[Any]:

@@ -1,6 +1,6 @@
 """Change log: the template changes of a gallery, in commit order, that indexes follow.
 
-Every change of templates appends lines within its own transaction.
+Triggers (service.storage.db.triggers) append a line for each template that is added or removed, two for one that moves.
 """
 
 from __future__ import annotations

@@ -33,13 +33,10 @@ from service.storage.db.tables import (
     albums,
     audit,
     audit_heads,
-    changes,
     crops,
-    data_keys,
     decoys,
     erasures,
     events,
-    evidence,
     galleries,
     idempotency,
     job_items,
@@ -51,7 +48,6 @@ from service.storage.db.tables import (
     templates,
     vectors,
 )
-from service.storage.repositories.change_log import append_changes
 from service.storage.repositories.gallery_rows import gallery_value, update_gallery
 
 EVENTS: Final[dict[ErasedKind, str]] = {
@@ -233,24 +229,18 @@ def delete_decoys(connection: Connection, chosen: sa.ColumnElement[bool]) -> Cou
 
 
 def delete_templates(connection: Connection, gallery: Gallery, chosen: sa.ColumnElement[bool]) -> Counter[str]:
-    """Delete templates with all vectors and crops, append change log lines, and return deleted rows by kind.
+    """Delete templates with all vectors and crops, and return deleted rows by kind.
 
     Idempotent answers of their subjects are deleted too: they describe the photos, and a request that is repeated after
     a deletion is meant to enroll again.
     """
-    doomed = connection.execute(sa.select(templates.c.pk, templates.c.subject_pk).where(chosen)).all()
-    if not doomed:
-        return Counter()
     keys, owners = (sa.select(templates.c[name]).where(chosen) for name in ("pk", "subject_pk"))
-    removed = Counter(
+    return Counter(
         answers=connection.execute(idempotency.delete().where(idempotency.c.subject_pk.in_(owners))).rowcount,
         vectors=connection.execute(vectors.delete().where(vectors.c.template_pk.in_(keys))).rowcount,
         crops=connection.execute(crops.delete().where(crops.c.template_pk.in_(keys))).rowcount,
         templates=connection.execute(templates.delete().where(chosen)).rowcount,
     )
-    append_changes(connection, gallery, [(row.pk, row.subject_pk) for row in doomed])
-    update_gallery(connection, gallery.pk, template_count=galleries.c.template_count - len(doomed))
-    return removed
 
 
 def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Sequence[int]) -> Counter[str]:
@@ -264,7 +254,7 @@ def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
     items_of_gallery = job_items.c.job_pk.in_(sa.select(jobs.c.pk).where(jobs.c.gallery_pk == gallery.pk))
     named = job_items.update().where(job_items.c.subject.in_(lookups), items_of_gallery)
     reported = events.delete().where(events.c.gallery_pk == gallery.pk, events.c.subject.in_(lookups))
-    removed = Counter(
+    return Counter(
         job_items=connection.execute(named.values(sealed=blank_item(gallery.seal), subject=None)).rowcount,
         labels=connection.execute(labels.delete().where(labels.c.subject_pk.in_(subject_pks))).rowcount,
         answers=connection.execute(idempotency.delete().where(idempotency.c.subject_pk.in_(subject_pks))).rowcount,
@@ -273,8 +263,6 @@ def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
         album_faces=delete_named_groups(connection, gallery, lookups),
         subjects=connection.execute(subjects.delete().where(subjects.c.pk.in_(subject_pks))).rowcount,
     )
-    update_gallery(connection, gallery.pk, subject_count=galleries.c.subject_count - removed["subjects"])
-    return removed
 
 
 def delete_strangers(connection: Connection, gallery: Gallery, chosen: sa.ColumnElement[bool]) -> Counter[str]:
@@ -332,23 +320,7 @@ def delete_albums(connection: Connection, chosen: sa.ColumnElement[bool], with_j
 
 
 def delete_gallery(connection: Connection, gallery: Gallery) -> None:
-    """Delete all rows of a gallery but receipts and audit lines, its data key first: copies become unreadable."""
-    # Foreign keys cascade to rows of templates, jobs, strangers and albums.
-    for table in (
-        data_keys,
-        evidence,
-        idempotency,
-        jobs,
-        changes,
-        labels,
-        events,
-        templates,
-        decoys,
-        subjects,
-        strangers,
-        albums,
-    ):
-        connection.execute(table.delete().where(table.c.gallery_pk == gallery.pk))
+    """Delete all rows of a gallery, by cascade, but receipts and audit lines. Copies are unreadable without its key."""
     connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
 
 

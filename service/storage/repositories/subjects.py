@@ -28,11 +28,9 @@ from service.storage.db.row_sealing import (
     seal_subject,
     subject_lookup,
 )
-from service.storage.db.tables import album_groups, albums, decoys, galleries, labels, subjects, templates
+from service.storage.db.tables import album_groups, albums, decoys, labels, subjects, templates
 from service.storage.repositories import erasures
-from service.storage.repositories.change_log import append_changes
 from service.storage.repositories.erasures import Receipt
-from service.storage.repositories.gallery_rows import update_gallery
 from service.storage.repositories.read_cache import ReadCache
 
 MERGED_EVENT: Final = "subject_merged"
@@ -219,18 +217,14 @@ class SubjectStore:
             before = _record_of(target)
             about = merged_record(before, _record_of(source))
             owned = templates.c.subject_pk == source.pk
-            moved = connection.execute(sa.select(templates.c.pk).where(owned).order_by(templates.c.pk)).scalars().all()
-            if moved:
-                connection.execute(templates.update().where(owned).values(subject_pk=target.pk))
-                # Reindex both subjects.
-                append_changes(connection, gallery, [(pk, owner) for pk in moved for owner in (source.pk, target.pk)])
+            count = connection.execute(templates.update().where(owned).values(subject_pk=target.pk)).rowcount
             _move_decoys(connection, source.pk, target.pk)
             _rename_groups(connection, gallery, subject_id, into)
             changed = sorted(name for name, value in vars(about).items() if value != vars(before)[name])
             if changed:
                 _update(connection, gallery, target.pk, about)
             removed = erasures.delete_subjects(connection, gallery, [source.pk])
-            vault, count, by = self._database.vault, len(moved), pseudonym(gallery, subject_id)
+            vault, by = self._database.vault, pseudonym(gallery, subject_id)
             note(vault, connection, "subject_changed", gallery, into, changed=changed, merged=by, templates=count)
             details = {"into": pseudonym(gallery, into), "templates": count}
             receipt = erasures.record_erasure(
@@ -270,7 +264,7 @@ def refuse_existing(connection: Connection, gallery: Gallery, subject_id: str) -
 
 
 def insert_subject(connection: Connection, gallery: Gallery, about: SubjectRecord, now: datetime) -> int:
-    """Insert a subject, count it, and return its row key."""
+    """Insert a subject and return its row key."""
     inserted = subjects.insert().values(
         gallery_pk=gallery.pk,
         lookup=subject_lookup(gallery.seal, about.id),
@@ -281,7 +275,6 @@ def insert_subject(connection: Connection, gallery: Gallery, about: SubjectRecor
     )
     pk: int = connection.execute(inserted.returning(subjects.c.pk)).scalar_one()
     _insert_labels(connection, gallery, pk, about)
-    update_gallery(connection, gallery.pk, subject_count=galleries.c.subject_count + 1)
     return pk
 
 

@@ -26,11 +26,10 @@ from service.storage.db.row_sealing import (
     seal_crop,
     subject_lookup,
 )
-from service.storage.db.tables import crops, galleries, generations, idempotency, subjects, templates, vectors
+from service.storage.db.tables import crops, generations, idempotency, subjects, templates, vectors
 from service.storage.repositories import erasures
-from service.storage.repositories.change_log import append_changes, read_snapshot
+from service.storage.repositories.change_log import read_snapshot
 from service.storage.repositories.erasures import Receipt
-from service.storage.repositories.gallery_rows import update_gallery
 from service.storage.repositories.read_cache import ReadCache
 from service.storage.repositories.subjects import find_subject_pk, insert_subject, read_subject, refuse_existing
 
@@ -55,7 +54,7 @@ class TemplateStore:
         only_new: bool = False,
         as_read: bool = False,
     ) -> str | None:
-        """Store templates, a missing subject and change log lines, all or nothing.
+        """Store templates and a missing subject, all or nothing.
 
         If ``keyed`` was answered before, store nothing and return the stored response. Otherwise return None.
         ``as_read``: require that no template was enrolled or removed since ``gallery`` was read, so that checks of
@@ -192,8 +191,6 @@ class TemplateStore:
             moving = templates.update().where(templates.c.pk == template_pk)
             connection.execute(moving.values(subject_pk=target.pk, moved=True))
             connection.execute(idempotency.delete().where(idempotency.c.subject_pk == source.pk))
-            # Reindex both subjects.
-            append_changes(connection, gallery, [(template_pk, source.pk), (template_pk, target.pk)])
             details: dict[str, Any] = {"template": template_id, "to": pseudonym(gallery, to)}
             note(self._database.vault, connection, "template_moved", gallery, subject_id, **details)
 
@@ -204,7 +201,7 @@ class TemplateStore:
 def add_templates(
     connection: Connection, gallery: Gallery, subject_id: str, new: Sequence[NewTemplate], now: datetime
 ) -> int:
-    """Insert templates, a missing subject and change log lines within ``Database.change``; return the subject's key."""
+    """Insert templates and a missing subject within ``Database.change``; return the subject's key."""
     subject_pk = find_subject_pk(connection, gallery, subject_id)
     if subject_pk is None:
         subject_pk = insert_subject(connection, gallery, SubjectRecord(subject_id, None, {}, []), now)
@@ -227,9 +224,6 @@ def add_templates(
         if template.crop is not None:
             face = seal_crop(gallery.seal, template.crop)
             connection.execute(crops.insert().values(template_pk=template_pk, sealed=face))
-        append_changes(connection, gallery, [(template_pk, subject_pk)])
-    # A running count: counting a million rows for each request would cost more than searching them.
-    update_gallery(connection, gallery.pk, template_count=galleries.c.template_count + len(new))
     return subject_pk
 
 

@@ -14,13 +14,30 @@ import sqlalchemy as sa
 
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
-from service.core.errors import GalleryNotFoundError, InvalidRequestError, SubjectErasedError, SubjectNotFoundError
+from service.core.errors import (
+    GalleryNotFoundError,
+    InvalidRequestError,
+    StorageError,
+    SubjectErasedError,
+    SubjectNotFoundError,
+)
 from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
 from service.domain.gallery_items import GalleryItems
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import subject_lookup
-from service.storage.db.tables import audit, crops, vectors
+from service.storage.db.tables import (
+    audit,
+    crops,
+    erasures,
+    galleries,
+    idempotency,
+    labels,
+    metadata,
+    subjects,
+    templates,
+    vectors,
+)
 from service.storage.privacy.backup import back_up, restore
 from service.storage.privacy.repeated_erasures import repeat_saved, saved
 from service.storage.repositories.bulk_templates import BulkStore
@@ -61,6 +78,46 @@ def items_of(subject: str, template: NewTemplate) -> GalleryItems:
     columns: list[Any] = [range(1, 2), [subject], *[nothing] * 5, [template.id], ["embedding"], *[nothing] * 4]
     columns += [template.vector[None], np.ones(1, np.bool_)]
     return GalleryItems(*columns)
+
+
+def test_any_deletion_keeps_counts_and_change_log(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
+    database = open_database(database_url())
+    store, gallery = Store(database), made(database)
+    bystander = made(database, "other")
+    for name, count in (("ada", 2), ("tom", 1)):
+        store.templates.enroll(gallery, name, some(rng, count), IdempotentResponse(name, "d", "answer"))
+        store.subjects.put(gallery, name, name, {}, ["old"])
+    store.templates.enroll(bystander, "ada", some(rng), None)
+    lines = [line.subject_pk for line in store.changes.read_after(gallery, 0)]
+    ada, tom = lines[0], lines[-1]
+    assert lines == [ada, ada, tom]
+
+    def delete(table: sa.Table, condition: sa.ColumnElement[bool]) -> None:
+        with database.write(StorageError("a constraint")) as connection:
+            connection.execute(table.delete().where(condition))
+
+    delete(subjects, subjects.c.pk == ada)
+    now = store.galleries.list_page(None, 2)
+    assert [(one.name, one.subjects, one.templates) for one in now] == [("g", 1, 1), ("other", 1, 1)]
+    later = store.changes.read_after(gallery, 0)
+    assert [(line.subject_pk, line.vector is None) for line in later] == [
+        (ada, True),
+        (ada, True),
+        (tom, False),
+        (ada, True),
+        (ada, True),
+    ]
+    with database.read() as connection:
+        for table in (templates, vectors, crops, labels, idempotency):
+            held = connection.execute(sa.select(sa.func.count()).select_from(table)).scalar()
+            assert held == (2 if table in (templates, vectors, crops) else 1), table
+    delete(galleries, galleries.c.pk == gallery.pk)
+    with database.read() as connection:
+        for table in metadata.sorted_tables:
+            if (column := table.columns.get("gallery_pk")) is not None and table not in (audit, erasures):
+                owners = set(connection.execute(sa.select(column)).scalars())
+                assert owners <= {bystander.pk}, table
+    database.close()
 
 
 def test_the_receipt_matches_the_erased_rows_and_the_audit(database_url: DatabaseUrl, rng: np.random.Generator) -> None:

@@ -1,0 +1,86 @@
+"""Triggers that keep a gallery's counts and change log, whichever statement or cascade changes its rows.
+
+The condition that a gallery exists leaves out the rows of a deleted gallery, which the cascade reaches after it.
+"""
+# ruff: noqa: S608 - the statements are constants
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from sqlalchemy.engine import Connection
+
+_LINE: Final = "INSERT INTO changes (gallery_pk, template_pk, subject_pk)"
+SQLITE: Final = {
+    "subjects_added": "AFTER INSERT ON subjects BEGIN "
+    "UPDATE galleries SET subject_count = subject_count + 1 WHERE pk = new.gallery_pk; END",
+    "subjects_removed": "AFTER DELETE ON subjects BEGIN "
+    "UPDATE galleries SET subject_count = subject_count - 1 WHERE pk = old.gallery_pk; END",
+    "templates_added": "AFTER INSERT ON templates BEGIN "
+    "UPDATE galleries SET template_count = template_count + 1 WHERE pk = new.gallery_pk; "
+    f"{_LINE} VALUES (new.gallery_pk, new.pk, new.subject_pk); END",
+    "templates_removed": "AFTER DELETE ON templates BEGIN "
+    "UPDATE galleries SET template_count = template_count - 1 WHERE pk = old.gallery_pk; "
+    f"{_LINE} SELECT pk, old.pk, old.subject_pk FROM galleries WHERE pk = old.gallery_pk; END",
+    # The index reads both subjects again.
+    "templates_moved": "AFTER UPDATE OF subject_pk ON templates BEGIN "
+    f"{_LINE} VALUES (old.gallery_pk, old.pk, old.subject_pk), (new.gallery_pk, new.pk, new.subject_pk); END",
+}
+"""Triggers of SQLite, by name, for each row."""
+RESTORING: Final = "kith.restoring_rows"
+"""PostgreSQL setting of a transaction that restores counts and change log as they were."""
+
+
+def _counting(table: str, count: str, event: str, sign: str, line: str = "") -> list[str]:
+    """Return a PostgreSQL trigger that runs once for all rows of a statement or COPY."""
+    name, rows = f"{table}_{event}", "NEW" if event == "added" else "OLD"
+    return [
+        f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ DECLARE one record; BEGIN "
+        "FOR one IN SELECT gallery_pk, count(*) AS number FROM changed GROUP BY gallery_pk LOOP "
+        f"UPDATE galleries SET {count} = {count} {sign} one.number WHERE pk = one.gallery_pk; "
+        f"IF FOUND THEN {line} END IF; END LOOP; RETURN NULL; END $$",
+        f"CREATE TRIGGER {name} AFTER {'INSERT' if event == 'added' else 'DELETE'} ON {table} "
+        f"REFERENCING {rows} TABLE AS changed FOR EACH STATEMENT "
+        f"WHEN (current_setting('{RESTORING}', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION {name}()",
+    ]
+
+
+_LINES: Final = f"{_LINE} SELECT gallery_pk, pk, subject_pk FROM changed WHERE gallery_pk = one.gallery_pk ORDER BY pk;"
+POSTGRESQL: Final = [
+    *_counting("subjects", "subject_count", "added", "+", "NULL;"),
+    *_counting("subjects", "subject_count", "removed", "-", "NULL;"),
+    *_counting("templates", "template_count", "added", "+", _LINES),
+    *_counting("templates", "template_count", "removed", "-", _LINES),
+    "CREATE FUNCTION templates_moved() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+    f"{_LINE} VALUES (old.gallery_pk, old.pk, old.subject_pk), (new.gallery_pk, new.pk, new.subject_pk); "
+    "RETURN NULL; END $$",
+    "CREATE TRIGGER templates_moved AFTER UPDATE OF subject_pk ON templates "
+    "FOR EACH ROW EXECUTE FUNCTION templates_moved()",
+]
+
+
+def create_triggers(connection: Connection) -> None:
+    """Create the triggers of a new database."""
+    if connection.dialect.name == "sqlite":
+        statements = [f"CREATE TRIGGER {name} {body}" for name, body in SQLITE.items()]
+    else:
+        statements = POSTGRESQL
+    for statement in statements:
+        connection.exec_driver_sql(statement)
+
+
+@contextmanager
+def triggers_off(connection: Connection) -> Iterator[None]:
+    """Let this transaction restore rows with their counts and change log, until the block ends."""
+    if connection.dialect.name == "sqlite":
+        for name in SQLITE:
+            connection.exec_driver_sql(f"DROP TRIGGER {name}")
+        yield
+        create_triggers(connection)
+        return
+    # A setting of the transaction: the account that restores need not own the tables.
+    connection.exec_driver_sql(f"SELECT set_config('{RESTORING}', 'on', true)")
+    yield
+    connection.exec_driver_sql(f"SELECT set_config('{RESTORING}', 'off', true)")
