@@ -232,15 +232,14 @@ def following(size: int) -> Row:
         found = store.galleries.get("large")
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset the peak
         before = look_at(os.getpid()).rss_bytes
-        followers = Followers(in_process(store))
-        follower = followers.of(found)
+        follower = in_process(store)(found)
 
         def search(some: NDArray[np.float32], k: int) -> object:
             follower.catch_up()
             return follower.search(some, k)
 
         first = timed(search, probes[:1], K)
-        while follower.stats().compacted_at is None:
+        while follower.index.stats().compacted_at is None:
             time.sleep(0.2)
         plain = [timed(search, probes[i : i + 1], K) for i in range(100)]
         figures = look_at(os.getpid())
@@ -253,7 +252,7 @@ def following(size: int) -> Row:
             deleted.append(timed(store.subjects.delete, found, f"new{number}"))
             search(probes[:1], K)
         lag = after_another_process(url, search)
-        followers.close()
+        follower.close()
     raw = size * DIMENSION * 4
     sizes = {"resident_of_raw": (figures.rss_bytes - before) / raw, "peak_of_raw": (figures.peak_bytes - before) / raw}
     series = {"search_": plain, "after_own_write_": seen, "after_others_write_": lag}

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 from models.vision.recognition import l2_normalize
 from service.domain.fusion import fuse_similarities
 from service.domain.gallery import Gallery
-from service.index.follower import Followers, in_process
+from service.index.follower import Followers, MemoryFollower, in_process
 from service.storage.db.row_sealing import labels_of, open_subject, subject_lookup
 from service.storage.db.tables import (
     changes,
@@ -108,7 +108,7 @@ def _wrong_answers(store: Store, followers: Followers, gallery: Gallery) -> Iter
     probes = l2_normalize(drawn + rng.normal(size=drawn.shape) * 0.3 / np.sqrt(drawn.shape[1]))
     follower = followers.catch_up_blocking(gallery)
     found, compared = follower.search(probes, NEAREST)
-    if follower.stats().kind not in ("exact", "flat"):
+    if isinstance(follower, MemoryFollower) and follower.index.stats().kind != "exact":
         return  # of limited recall
     expected = fuse_similarities(probes, taken.vectors, taken.subject_pks, taken.qualities)
     subject_pks = np.unique(taken.subject_pks).tolist()

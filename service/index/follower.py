@@ -24,7 +24,6 @@ from service.domain.fusion import subject_vectors
 from service.domain.gallery import Gallery, GallerySettings, Hit, Keys, LogTrimmedError, Snapshot
 from service.index.faiss_structures import lower_thread_priority, trainer_for
 from service.index.joint_search import JointSearch
-from service.index.protocol import IndexStats
 from service.index.segment_builder import Batch
 from service.index.segmented_index import SegmentedIndex
 from service.index.segments import Rows, View
@@ -224,10 +223,6 @@ class Follower(ABC):
         """
 
     @abstractmethod
-    def stats(self) -> IndexStats:
-        """Return the state of the index, as of the last catch-up."""
-
-    @abstractmethod
     def sequence(self) -> int | None:
         """Return the last applied line of the change log, without I/O; None: not loaded."""
 
@@ -238,7 +233,7 @@ class Follower(ABC):
 
 def in_process(
     store: Store, device: str = "cpu", sizes: Sizes | None = None, in_foreground: bool = False
-) -> Callable[[Gallery], Follower]:
+) -> Callable[[Gallery], MemoryFollower]:
     """Return the factory of followers in memory of ``store``.
 
     Args:
@@ -255,7 +250,7 @@ def in_process(
         with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
             background.submit(work)
 
-    def make(gallery: Gallery) -> Follower:
+    def make(gallery: Gallery) -> MemoryFollower:
         settings = gallery.settings
         index = SegmentedIndex(
             gallery.dimension,
@@ -280,7 +275,7 @@ class MemoryFollower(Follower):
         super().__init__(gallery)
         self._store = store
         self._gallery = gallery
-        self._index = index
+        self.index = index
         self._run_later = run_later
         self._loaded = False
         self._closed = False
@@ -309,34 +304,31 @@ class MemoryFollower(Follower):
             self._trim_if_long()
 
     def search(self, probes: Float, k: int, among: Keys | None = None) -> tuple[list[list[Hit]], int]:
-        view = self._index.view
+        view = self.index.view
         chosen, compared = _searched(view, among)
         if not compared or not len(probes):
             return [[] for _ in probes], compared
-        found = self._index.search(view, probes, min(k, compared), chosen)
+        found = self.index.search(view, probes, min(k, compared), chosen)
         return [
             [Hit(subject, similarity) for subject, similarity in zip(row, values, strict=True) if subject >= 0]
             for row, values in zip(found.owners.tolist(), found.similarities.tolist(), strict=True)
         ], compared
 
-    def stats(self) -> IndexStats:
-        return self._index.stats()
-
     def sequence(self) -> int | None:
-        return self._index.view.sequence if self._loaded else None
+        return self.index.view.sequence if self._loaded else None
 
     def close(self) -> None:
         self._closed = True
-        self._index.close()
+        self.index.close()
 
     def _load(self) -> None:
         # Release each copy before the next is made, so that memory holds two of each vector at most.
         self._loaded, self._version = False, UNKNOWN_VERSION
-        self._index.unload()
+        self.index.unload()
         snapshot = self._store.changes.snapshot(self._gallery)
         rows, sequence = self._rows(snapshot), snapshot.sequence
         del snapshot
-        self._index.load(rows, sequence)
+        self.index.load(rows, sequence)
         self._loaded = True
 
     def _rows(self, snapshot: Snapshot) -> Rows:
@@ -344,9 +336,9 @@ class MemoryFollower(Follower):
         return Rows(subjects, subjects, subject_vectors(snapshot.vectors, snapshot.subject_pks, snapshot.qualities))
 
     def _follow(self) -> None:
-        changed, now, more = self._next_changes(self._index.view.sequence)
+        changed, now, more = self._next_changes(self.index.view.sequence)
         if changed:
-            self._index.apply(self._batches(changed, now, more))
+            self.index.apply(self._batches(changed, now, more))
 
     def _batches(self, changed: set[int], now: Snapshot, more: bool) -> Iterator[Batch]:
         while changed:
@@ -359,7 +351,7 @@ class MemoryFollower(Follower):
         return self._store.changes.changed_subjects(self._gallery, sequence, LINES_PER_BATCH)
 
     def _trim_if_long(self) -> None:
-        sequence = self._index.view.sequence
+        sequence = self.index.view.sequence
         if sequence - self._trimmed_at > TRIM_AFTER:
             self._trimmed_at = sequence
             self._run_later(self._trim)

@@ -16,8 +16,7 @@ from service.core.errors import GalleryNotFoundError, IndexUnavailableError, Kit
 from service.domain.fusion import subject_vectors
 from service.domain.gallery import Gallery, Hit, Keys, Snapshot
 from service.index.follower import Follower
-from service.index.milvus import INDEX, NOT_FOUND, Collection, Milvus, MilvusOptions, Place, parts
-from service.index.protocol import IndexStats
+from service.index.milvus import NOT_FOUND, Collection, Milvus, MilvusOptions, Place, parts
 from service.storage.repositories.shared_indexes import Changed, Position, SharedIndexes, Turn
 
 SETTLED_S: Final = 15.0
@@ -84,18 +83,6 @@ class MilvusFollower(Follower):
             for start in range(0, len(probes), PROBES_PER_REQUEST):
                 hits += self._search(probes[start : start + PROBES_PER_REQUEST], min(k, compared), among)
             return hits, compared
-
-    def stats(self) -> IndexStats:
-        self._own_thread.reached = self._latest
-        with self._reopening_if_dropped():
-            reached = self._reached
-            return IndexStats(
-                "milvus",
-                INDEX.lower(),
-                "the only index in Milvus",
-                reached.collection.count(self._own),
-                reached.position.applied or 0,
-            )
 
     def sequence(self) -> int | None:
         return None if self._latest is None else self._latest.position.applied

@@ -64,26 +64,19 @@ class IndexStats:
     """State of a gallery's index.
 
     Attributes:
-        reason: why this kind was selected.
-        sequence: last applied line of the change log.
-        tail_count: vectors not in a sealed segment yet.
         tombstone_count: removed vectors still in memory.
         candidate_count: candidates compared exactly; None: all.
         recall: None while every vector is compared.
     """
 
-    engine: str
-    kind: str
-    reason: str
+    kind: Kind
     vector_count: int
-    sequence: int
-    segment_count: int = 0
-    tail_count: int = 0
-    tombstone_count: int = 0
-    memory_bytes: int = 0
-    candidate_count: int | None = None
-    recall: Recall | None = None
-    compacted_at: datetime | None = None
+    segment_count: int
+    tombstone_count: int
+    memory_bytes: int
+    candidate_count: int | None
+    recall: Recall | None
+    compacted_at: datetime | None
 
 
 class SharedEngine(Protocol):

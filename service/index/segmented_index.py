@@ -19,7 +19,7 @@ from service.index.protocol import Builder, IndexStats, Kind, StoppedError
 from service.index.recall import Measurement, measure, sample_of
 from service.index.segment_builder import Batch, SegmentBuilder
 from service.index.segments import Matches, Rows, View
-from service.index.selection import Choice, Failure, Sizes, choose
+from service.index.selection import Failure, Sizes, choose
 
 REMEASURE_SHARE: Final = 0.2
 """Vectors added or removed, as a share of the gallery, after which recall is measured again."""
@@ -67,7 +67,7 @@ class SegmentedIndex:
         self._epoch = 0
         """Number of loads and unloads. A merge that was begun in an earlier epoch is discarded."""
         self._trained: Trained | None = None
-        self._choice = choose(setting, 0, dimension, self._sizes, None, "exact")
+        self._kind = choose(setting, 0, dimension, self._sizes, None, "exact")
         self._measured: Measurement | None = None
         self._failed: Failure | None = None
         self._compacted_at: datetime | None = None
@@ -89,7 +89,7 @@ class SegmentedIndex:
     def load(self, rows: Rows, sequence: int) -> None:
         """Replace all content with rows sorted by owner and key. The caller must not change them afterwards."""
         with self._changing:
-            self._reset(View(self._segments.load(rows, self._choice.kind), sequence, _count_owners(rows)))
+            self._reset(View(self._segments.load(rows, self._kind), sequence, _count_owners(rows)))
         self._schedule()
 
     def unload(self) -> None:
@@ -102,7 +102,7 @@ class SegmentedIndex:
         with self._changing:
             view = self.view
             for batch in batches:
-                view = self._segments.apply(view, batch, self._choice.kind)
+                view = self._segments.apply(view, batch, self._kind)
             self.view = view
         self._schedule()
 
@@ -111,13 +111,9 @@ class SegmentedIndex:
         view = self.view
         measured = self._measured if view.structured else None
         return IndexStats(
-            "faiss",
-            self._choice.kind,
-            self._choice.reason,
+            self._kind,
             len(view),
-            view.sequence,
             sum(segment.sealed for segment in view.segments),
-            sum(segment.live for segment in view.segments if not segment.sealed),
             sum(segment.dead for segment in view.segments),
             sum(segment.memory_bytes for segment in view.segments),
             measured.depth if measured else None,
@@ -145,24 +141,22 @@ class SegmentedIndex:
     def needs_compaction(self) -> bool:
         """Return whether :meth:`compact` has work to do."""
         view = self.view
-        choice = self._choose(view)
-        if choice.kind != self._choice.kind:
+        kind = self._choose(view)
+        if kind != self._kind:
             return True
-        self._choice = choice
-        return bool(self._segments.select(view, choice.kind, self._has_structures(choice.kind))) or self._is_unmeasured(
-            view
-        )
+        self._kind = kind
+        return bool(self._segments.select(view, kind, self._has_structures(kind))) or self._is_unmeasured(view)
 
     def merge_next(self) -> bool:
         """Merge one group of segments. Return whether there was one."""
         with self._changing:
             epoch = self._epoch
-            choice = self._choose(self.view)
-            if choice.kind != self._choice.kind or not self._has_structures(choice.kind):
+            kind = self._choose(self.view)
+            if kind != self._kind or not self._has_structures(kind):
                 self._drop_structures()
-            view, self._choice = self.view, choice
-        structured = self._has_structures(choice.kind)
-        old = self._segments.select(view, choice.kind, structured)
+            view, self._kind = self.view, kind
+        structured = self._has_structures(kind)
+        old = self._segments.select(view, kind, structured)
         if not old:
             return False
         builder = self._builder_for(view) if structured else None
@@ -201,8 +195,8 @@ class SegmentedIndex:
     def _has_structures(self, kind: Kind) -> bool:
         return kind != "exact" or self._accelerated
 
-    def _choose(self, view: View) -> Choice:
-        return choose(self._setting, len(view), self._dimension, self._sizes, self._failed, self._choice.kind)
+    def _choose(self, view: View) -> Kind:
+        return choose(self._setting, len(view), self._dimension, self._sizes, self._failed, self._kind)
 
     def _drop_structures(self) -> None:
         """Compare every vector from now on."""
@@ -212,7 +206,7 @@ class SegmentedIndex:
 
     def _builder_for(self, view: View) -> Builder:
         """Return the trained builder. It is trained again when the gallery has grown fourfold."""
-        size, kind = len(view), self._choice.kind
+        size, kind = len(view), self._kind
         trained = self._trained
         if trained is None or trained.builder.kind != kind or size >= 4 * trained.size:
             sample = sample_of(view, min(size, MAX_TRAINING_VECTORS), np.random.default_rng(size))
@@ -246,7 +240,7 @@ class SegmentedIndex:
             self._measured = None
             if builder.kind == "exact":
                 self._accelerated = False
-            self._failed = Failure(builder.kind, len(view), measured.recall.at_1, self._promise)
+            self._failed = Failure(builder.kind, len(view))
         return True
 
     def _is_trained_on(self, view: View) -> bool:

@@ -28,54 +28,29 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Selected kind, with the reason for people."""
-
-    kind: Kind
-    reason: str
-
-
-@dataclass(frozen=True)
 class Failure:
     """Kind whose recall stayed below the promise at every depth, in a gallery of ``size`` vectors."""
 
     kind: Kind
     size: int
-    recall: float
-    promise: float
 
 
-def choose(wanted: IndexSetting, size: int, dimension: int, sizes: Sizes, failed: Failure | None, now: Kind) -> Choice:
+def choose(wanted: IndexSetting, size: int, dimension: int, sizes: Sizes, failed: Failure | None, now: Kind) -> Kind:
     """Return the kind for ``size`` vectors. ``failed``: the last failure; ``now``: the current kind."""
     preferred = _preferred(wanted, size, sizes, now)
-    if preferred.kind == "compact" and dimension % CODED_DIMENSIONS:
-        return Choice(
-            "exact", f"{dimension} is not a multiple of {CODED_DIMENSIONS} dimensions: every vector is compared"
-        )
+    if preferred == "compact" and dimension % CODED_DIMENSIONS:
+        return "exact"
     # Retry once the gallery has doubled or halved.
-    if failed is not None and failed.kind == preferred.kind and failed.size < 2 * size and size < 2 * failed.size:
-        return Choice(
-            "exact",
-            f"{failed.kind} reached recall {failed.recall:.4f}, below the required {failed.promise:g}: "
-            "every vector is compared",
-        )
+    if failed is not None and failed.kind == preferred and failed.size < 2 * size and size < 2 * failed.size:
+        return "exact"
     return preferred
 
 
-def _preferred(wanted: IndexSetting, size: int, sizes: Sizes, now: Kind) -> Choice:
+def _preferred(wanted: IndexSetting, size: int, sizes: Sizes, now: Kind) -> Kind:
     if wanted == "exact":
-        return Choice("exact", "the gallery's setting: every vector is compared")
+        return "exact"
     if wanted == "compact":
-        if size < sizes.seal:
-            return Choice(
-                "exact",
-                f"the gallery's setting is compact; below {sizes.seal:,} vectors every vector is compared",
-            )
-        return Choice("compact", "the gallery's setting")
+        return "exact" if size < sizes.seal else "compact"
     # Hysteresis: avoid switching back and forth around the limit.
     limit = sizes.compact_from if now == "exact" else sizes.compact_from // 2
-    if size < limit:
-        return Choice("exact", f"{size:,} vectors, fewer than {limit:,}: every vector is compared")
-    return Choice(
-        "compact", f"{size:,} vectors, {limit:,} or more: codes select candidates, which are compared exactly"
-    )
+    return "exact" if size < limit else "compact"

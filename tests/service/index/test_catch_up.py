@@ -23,7 +23,6 @@ from service.core.errors import StorageError
 from service.domain.gallery import Gallery, GallerySettings, Hit, Snapshot
 from service.index import follower
 from service.index.follower import MAX_LARGE_LOADS, Follower, Followers
-from service.index.protocol import IndexStats
 from service.security.sealing import Seal, new_key
 from service.server import embedded
 from service.settings import load_settings
@@ -115,9 +114,6 @@ class Counted(Follower):
 
     def search(self, probes: Float, k: int, among: Any = None) -> tuple[list[list[Hit]], int]:
         return [[] for _ in probes], 0
-
-    def stats(self) -> IndexStats:
-        return IndexStats("faiss", "exact", "", 0, 0)
 
     def close(self) -> None:
         pass

@@ -110,7 +110,7 @@ def test_a_gallery_loaded_again_is_in_memory_once_less(
     vectors = l2_normalize(rng.normal(size=(1, DIMENSION)))
     searched(follower, vectors, 1)
     assert isinstance(follower, MemoryFollower)
-    held = weakref.ref(follower._index.view.segments[0])
+    held = weakref.ref(follower.index.view.segments[0])
     enroll(store, gallery, "b", vectors)
     store.subjects.delete(gallery, "a")
     assert store.changes.trim(gallery, keep=1) == 2
