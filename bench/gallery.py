@@ -44,7 +44,7 @@ from service.index.segmented_index import SegmentedIndex
 from service.index.segments import Rows
 from service.security.sealing import Seal
 from service.storage.db.row_sealing import SubjectRecord, seal_subject, subject_lookup
-from service.storage.db.tables import changes, galleries, subjects, templates, vectors
+from service.storage.db.tables import galleries, subjects, templates, vectors
 from service.storage.repositories.change_log import ROWS_PER_READ
 from service.storage.repositories.store import Store
 from tests.databases import open_database
@@ -350,9 +350,6 @@ def fill(connection: sa.Connection, gallery_pk: int, seal: Seal, held: Float, ea
         connection.execute(templates.insert(), rows)
         rows = [{"template_pk": t, "generation": 0, "vector": v} for (t, _), v in zip(pks, closed, strict=True)]
         connection.execute(vectors.insert(), rows)
-        connection.execute(changes.insert(), [{**here, "template_pk": t, "subject_pk": s} for t, s in pks])
-    counts = {"subject_count": count, "template_count": len(held)}
-    connection.execute(galleries.update().where(galleries.c.pk == gallery_pk).values(**counts))
 
 
 # Report
