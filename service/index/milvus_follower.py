@@ -17,7 +17,7 @@ from service.domain.fusion import subject_vectors
 from service.domain.gallery import Gallery, Hit, Keys, Snapshot
 from service.index.follower import Follower
 from service.index.milvus import NOT_FOUND, Collection, Milvus, MilvusOptions, Place, parts
-from service.storage.repositories.shared_indexes import Changed, Position, SharedIndexes, Turn
+from service.storage.repositories.shared_indexes import Position, SharedIndexes, Turn
 
 SETTLED_S: Final = 15.0
 """Age after which changes are visible with bounded consistency: three times Milvus' ``common.gracefulTime``."""
@@ -139,9 +139,9 @@ class MilvusFollower(Follower):
                 if turn.position.applied is None:
                     self.pass_on(collection, turn)
                 elif turn.position.behind:
-                    changed = turn.next_changes()
-                    self.apply(collection, changed)
-                    turn.advance(changed.now.sequence)
+                    changed, now = turn.next_changes()
+                    self.apply(collection, changed, now)
+                    turn.advance(now.sequence)
 
     def pass_on(self, collection: Collection, turn: Turn) -> None:
         """Copy the next batch of subjects during the initial load."""
@@ -152,9 +152,9 @@ class MilvusFollower(Follower):
         collection.remove(collection.keys(within) - keys)
         turn.record_scan(until)
 
-    def apply(self, collection: Collection, changed: Changed) -> None:
+    def apply(self, collection: Collection, changed: set[int], now: Snapshot) -> None:
         """Replace the rows of changed subjects by their current ones."""
-        collection.remove(changed.subjects - self._put(collection, changed.now))
+        collection.remove(changed - self._put(collection, now))
 
     def _put(self, collection: Collection, now: Snapshot) -> set[int]:
         keys = np.unique(now.subject_pks)

@@ -44,21 +44,9 @@ class ChangeLog:
             return read_snapshot(connection, gallery, sequence or 0)
 
     def changed_subjects(self, gallery: Gallery, sequence: int, limit: int) -> tuple[set[int], Snapshot, bool]:
-        """Read the subjects that the next ``limit`` lines after ``sequence`` name. Raises LogTrimmedError.
-
-        Return their keys, all their templates with the last line's sequence number, and whether more lines may follow.
-        """
-        later = _lines_after(gallery, sequence)
-        query = sa.select(changes.c.sequence, changes.c.subject_pk).where(later).order_by(changes.c.sequence)
+        """Return :func:`read_changes` of a transaction of its own. Raises LogTrimmedError."""
         with self._database.read() as connection:
-            _check_floor(connection, gallery, sequence)
-            lines = connection.execute(query.limit(limit)).all()
-            last = lines[-1].sequence if lines else sequence
-            # A subquery, because a list of keys may exceed the number of parameters of a statement.
-            named = sa.select(changes.c.subject_pk).where(later, changes.c.sequence <= last)
-            changed = templates.c.subject_pk.in_(named)
-            now = read_snapshot(connection, gallery, last, changed if lines else sa.false())
-        return {line.subject_pk for line in lines}, now, len(lines) == limit
+            return read_changes(connection, gallery, sequence, limit)
 
     def count_after(self, gallery: Gallery, sequence: int) -> int:
         """Count the lines after ``sequence``."""
@@ -164,11 +152,26 @@ def read_snapshot(
     return Snapshot(sequence, template_pks[order], subject_pks[order], stored, np.array(qualities, np.float32)[order])
 
 
-def _lines_after(gallery: Gallery, sequence: int) -> sa.ColumnElement[bool]:
-    return (changes.c.gallery_pk == gallery.pk) & (changes.c.sequence > sequence)
+def read_changes(
+    connection: Connection, gallery: Gallery, sequence: int, limit: int
+) -> tuple[set[int], Snapshot, bool]:
+    """Read the subjects that the next ``limit`` lines after ``sequence`` name. Raises LogTrimmedError.
 
-
-def _check_floor(connection: Connection, gallery: Gallery, sequence: int) -> None:
+    Return their keys, all their templates with the last line's sequence number, and whether more lines may follow.
+    """
+    later = _lines_after(gallery, sequence)
+    query = sa.select(changes.c.sequence, changes.c.subject_pk).where(later).order_by(changes.c.sequence)
     floor = gallery_value(connection, gallery.pk, galleries.c.log_floor)
     if floor is not None and sequence < floor:
         raise LogTrimmedError
+    lines = connection.execute(query.limit(limit)).all()
+    last = lines[-1].sequence if lines else sequence
+    # A subquery, because a list of keys may exceed the number of parameters of a statement.
+    named = sa.select(changes.c.subject_pk).where(later, changes.c.sequence <= last)
+    changed = templates.c.subject_pk.in_(named)
+    now = read_snapshot(connection, gallery, last, changed if lines else sa.false())
+    return {line.subject_pk for line in lines}, now, len(lines) == limit
+
+
+def _lines_after(gallery: Gallery, sequence: int) -> sa.ColumnElement[bool]:
+    return (changes.c.gallery_pk == gallery.pk) & (changes.c.sequence > sequence)

@@ -21,18 +21,24 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from service.core.errors import StorageBusyError, StorageError
-from service.domain.gallery import Gallery, Snapshot
+from service.domain.gallery import Gallery, LogTrimmedError, Snapshot
 from service.storage.db.engine import BUSY_TIMEOUT_MS, Database, deleted_meanwhile
 from service.storage.db.file_system import LOCAL_DISK_REMEDY
 from service.storage.db.tables import changes, galleries, generations, index_states, subjects, templates
-from service.storage.repositories.change_log import INDEX_EXPIRY, MIN_KEPT_LINES, SCAN_SUFFIX, read_snapshot
+from service.storage.repositories.change_log import (
+    INDEX_EXPIRY,
+    MIN_KEPT_LINES,
+    SCAN_SUFFIX,
+    read_changes,
+    read_snapshot,
+)
 from service.storage.repositories.gallery_rows import gallery_value
 from service.storage.repositories.store import Store
 
@@ -54,13 +60,6 @@ class Position:
     @property
     def behind(self) -> bool:
         return self.applied is None or self.applied < self.last
-
-
-class Changed(NamedTuple):
-    """Keys of the subjects in a batch of lines, and their current templates."""
-
-    subjects: set[int]
-    now: Snapshot
 
 
 class SharedIndexes:
@@ -185,26 +184,17 @@ class Turn:
                 connection.execute(index_states.delete().where(self._scan))
                 _update(connection, self._log)
 
-    def next_changes(self) -> Changed:
-        """Read the next lines of the log. A moved template names both its subjects. Raises StorageBusyError."""
+    def next_changes(self) -> tuple[set[int], Snapshot]:
+        """Read the keys of the subjects that the next lines of the log name, and their current templates.
+
+        Raises StorageBusyError: the index was abandoned for days, and the log trimmed; the next turn starts a scan.
+        """
         assert self.position.applied is not None  # noqa: S101 - callers check Position.behind
-        query = (
-            sa.select(changes, templates.c.subject_pk.label("owner"))
-            .outerjoin(templates, templates.c.pk == changes.c.template_pk)
-            .where(changes.c.gallery_pk == self._gallery.pk, changes.c.sequence > self.position.applied)
-            .order_by(changes.c.sequence)
-            .limit(LINES_PER_TURN)
-        )
         with self._read() as connection:
-            lines = connection.execute(query).all()
-            if (gallery_value(connection, self._gallery.pk, galleries.c.log_floor) or 0) > self.position.applied:
-                # The index was abandoned for days: the next turn starts a scan.
-                raise StorageBusyError("the change log was trimmed meanwhile")
-            last = lines[-1].sequence if lines else self.position.last
-            affected = {line.subject_pk for line in lines} | {line.owner for line in lines if line.owner is not None}
-            chosen = templates.c.subject_pk.in_(sorted(affected))
-            now = read_snapshot(connection, self._gallery, last, chosen)
-        return Changed(affected, now)
+            try:
+                return read_changes(connection, self._gallery, self.position.applied, LINES_PER_TURN)[:2]
+            except LogTrimmedError as error:
+                raise StorageBusyError("the change log was trimmed meanwhile") from error
 
     def advance(self, sequence: int) -> None:
         """Record that the index applied the log up to this sequence number."""

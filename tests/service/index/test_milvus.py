@@ -174,7 +174,7 @@ def test_a_node_that_dies_gives_its_turn_up(nodes: Nodes, milvus_lite: MilvusLit
         model.check(node, probes(np.random.default_rng(1)), 4)
         searched.set()
 
-    act = "replica.apply(collection, turn.next_changes())"
+    act = "replica.apply(collection, *turn.next_changes())"
     with ThreadPoolExecutor(1) as threads:
         with dying_node(node, milvus_lite, act):
             waiting = threads.submit(search)
