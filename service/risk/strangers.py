@@ -22,13 +22,12 @@ def recall(vector: Float, known: Remembered, model: ImpostorRisk | None, setting
 
     ``model``: risk of the gallery's searches. Raises RiskUncalibratedError as :func:`thresholds_for`.
     """
-    if not len(known.stranger_pks):
-        return Recalled(is_new=True)
     keys, similarities = known.similarities(vector)
+    if not len(keys):
+        return Recalled(is_new=True)
     best = int(similarities.argmax())
-    thresholds = thresholds_for(
-        settings.risk, _among(model, len(known.stranger_pks) / len(keys)), len(keys), settings.review_factor
-    )
+    among = _among(model, known.compared_templates() / len(keys))
+    thresholds = thresholds_for(settings.risk, among, len(keys), settings.review_factor)
     if similarities[best] < thresholds.review:
         return Recalled(is_new=True)
     if similarities[best] < thresholds.accept:

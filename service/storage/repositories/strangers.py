@@ -10,7 +10,7 @@ import base64
 import threading
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
@@ -80,8 +80,9 @@ class _Memory:
 
 @dataclass
 class _Changes:
-    """Events and audit lines of one transaction."""
+    """Strangers as of now in one transaction, its events and its audit lines."""
 
+    known: Remembered
     events: list[Event] = field(default_factory=list)
     lines: list[Entry] = field(default_factory=list)
 
@@ -111,25 +112,24 @@ class StrangerStore:
                 memory.known = self._current(connection, gallery, memory.known)
             if (settled := _settled(sightings, recall, memory.known, now)) is not None:
                 return settled, False
-            made = _Changes()
             with self._database.write(_CONFLICT) as connection:
                 is_erased = _lock(connection, gallery)
-                known, seen = memory.known, list[Stranger | None]()
+                made, seen = _Changes(self._current(connection, gallery, memory.known)), list[Stranger | None]()
                 for sighting in sightings:
-                    known = self._current(connection, gallery, known)
-                    taken_for = recall(sighting.vector, known.without(_met_in_photo(sightings, seen)))
+                    taken_for = recall(sighting.vector, made.known.hiding(_met_in_photo(sightings, seen)))
                     if taken_for.stranger_pk is not None:
                         one = _see_again(connection, gallery, taken_for, sighting, now, made)
                     elif taken_for.is_new and not is_erased:
                         one = _found(connection, gallery, sighting, now, made)
                     else:
                         one = None
-                    known = known if one is None else known.with_stranger(one)
+                    if one is not None:
+                        made.known = made.known.with_stranger(one)
                     seen.append(one)
                 publish(self._database.vault, connection, gallery, made.events)
                 if made.lines:
                     append(self._database.vault, connection, gallery.pk, made.lines)
-            memory.known = known
+            memory.known = made.known.without(made.known.hidden)
             return seen, bool(made.events)
 
     def list_page(self, gallery: Gallery, before: int | None, limit: int) -> list[Stranger]:
@@ -261,19 +261,31 @@ class StrangerStore:
         return memory
 
     def _current(self, connection: Connection, gallery: Gallery, known: Remembered) -> Remembered:
-        """Return the strangers as of the transaction. Vectors that are known are not read again."""
+        """Return the strangers as of the transaction. Vectors that are known are not read again.
+
+        Keys are given under the lock of the gallery's row and never again: as long as none of the known strangers was
+        deleted, only templates with higher keys are new.
+        """
         version = gallery_value(connection, gallery.pk, galleries.c.strangers)
         if version is None:
             raise deleted_meanwhile(gallery)
         if version == known.version:
             return known
-        people = {row.pk: _stranger_of(row) for row in connection.execute(_stranger_rows(gallery))}
+        former = sa.select(sa.func.count()).select_from(strangers).where(*_own(gallery))
+        former = former.where(strangers.c.pk <= max(known.strangers, default=0))
+        are_all_left = connection.execute(former).scalar_one() == len(known.strangers)
+        base = known if are_all_left else Remembered.none(gallery.dimension)
+        newer = stranger_templates.c.pk > int(base.template_pks.max(initial=0))
+        founded = _stranger_rows(gallery).where(
+            strangers.c.pk.in_(sa.select(stranger_templates.c.stranger_pk).where(newer))
+        )
+        people = {row.pk: _stranger_of(row) for row in connection.execute(founded)}
         columns = stranger_templates.c.pk, stranger_templates.c.stranger_pk, stranger_templates.c.quality
         owned = sa.select(*columns).join(strangers, strangers.c.pk == stranger_templates.c.stranger_pk)
-        rows = connection.execute(owned.where(*_own(gallery)).order_by(columns[1], columns[0])).all()
+        rows = connection.execute(owned.where(*_own(gallery), newer).order_by(columns[0])).all()
         keys = np.array([row.pk for row in rows], np.int64)
         vectors = np.empty((len(rows), gallery.dimension), np.float32)
-        places = {pk: place for place, pk in enumerate(known.template_pks.tolist())}
+        places = {} if are_all_left else {pk: place for place, pk in enumerate(known.template_pks.tolist())}
         old = np.array([places.get(pk, -1) for pk in keys.tolist()], np.int64)
         vectors[old >= 0] = known.vectors[old[old >= 0]]
         missing = np.flatnonzero(old < 0)
@@ -283,8 +295,16 @@ class StrangerStore:
             sealed = dict(connection.execute(sa.select(columns[0], stranger_templates.c.vector).where(chosen)).all())
             opened = [sealed[pk] for pk in keys[part].tolist()]
             vectors[part] = gallery.seal.open_vectors(opened, gallery.generation, gallery.dimension)
-        qualities = np.array([row.quality.get("score", np.nan) for row in rows], np.float32)
-        return Remembered(version, people, keys, np.array([r.stranger_pk for r in rows], np.int64), vectors, qualities)
+        owners = np.concatenate([base.stranger_pks, np.array([row.stranger_pk for row in rows], np.int64)])
+        order = np.argsort(owners, kind="stable")
+        return Remembered(
+            version,
+            {**base.strangers, **people},
+            np.concatenate([base.template_pks, keys])[order],
+            owners[order],
+            np.concatenate([base.vectors, vectors])[order],
+            np.concatenate([base.qualities, np.array([_score(row.quality) for row in rows], np.float32)])[order],
+        )
 
 
 def _settled(
@@ -293,7 +313,7 @@ def _settled(
     """Return the strangers if nothing is to be written; else None."""
     seen: list[Stranger | None] = []
     for sighting in sightings:
-        found = recall(sighting.vector, known.without(_met_in_photo(sightings, seen)))
+        found = recall(sighting.vector, known.hiding(_met_in_photo(sightings, seen)))
         stranger = None if found.stranger_pk is None else known.strangers[found.stranger_pk]
         if found.is_new or found.is_diverse or (stranger is not None and stranger.seen(now) is not stranger):
             return None
@@ -328,13 +348,15 @@ def _found(connection: Connection, gallery: Gallery, sighting: Sighting, now: da
     count = connection.execute(sa.select(sa.func.count()).select_from(strangers).where(own)).scalar_one()
     removed = Counter[str]()
     if count >= MAX_STRANGERS:
-        oldest = sa.select(strangers.c.pk).where(own).order_by(strangers.c.last_seen, strangers.c.pk)
-        removed = delete_strangers(connection, gallery, strangers.c.pk.in_(oldest.limit(count - MAX_STRANGERS + 1)))
+        by_age = sa.select(strangers.c.pk).where(own).order_by(strangers.c.last_seen, strangers.c.pk)
+        oldest = connection.execute(by_age.limit(count - MAX_STRANGERS + 1)).scalars().all()
+        removed = delete_strangers(connection, gallery, strangers.c.pk.in_(oldest))
+        made.known = made.known.hiding(oldest)  # they are left out after the transaction: that copies all vectors
     stranger_id = uuid.uuid4().hex
     seen = {"first_seen": now, "last_seen": now, "seen_count": 1}
     row = {"id": stranger_id, "gallery_pk": gallery.pk, "generation": gallery.generation, "erased": gallery.erased}
     pk = connection.execute(strangers.insert().values(**row, **seen).returning(strangers.c.pk)).scalar_one()
-    _add_template(connection, gallery, pk, sighting, now)
+    _add_template(connection, gallery, pk, sighting, now, made)
     stranger = Stranger(pk, stranger_id, now, now, 1, 1)
     details: dict[str, Any] = {"stranger": stranger_id}
     if removed:
@@ -356,13 +378,13 @@ def _see_again(
     if after.seen_count > before.seen_count:
         made.events.append(Event(SEEN_AGAIN, after.sighting(), stranger=after.id, at=now))
     if taken_for.is_diverse:
-        _add_template(connection, gallery, before.pk, sighting, now)
+        _add_template(connection, gallery, before.pk, sighting, now, made)
         after = replace(after, template_count=before.template_count + 1)
     return after
 
 
 def _add_template(
-    connection: Connection, gallery: Gallery, stranger_pk: int, sighting: Sighting, now: datetime
+    connection: Connection, gallery: Gallery, stranger_pk: int, sighting: Sighting, now: datetime, made: _Changes
 ) -> None:
     (vector,) = gallery.seal.close_vectors(sighting.vector[None], gallery.generation)
     inserted = stranger_templates.insert().values(
@@ -373,8 +395,15 @@ def _add_template(
         detection_score=sighting.detection_score,
         created_at=now,
     )
-    connection.execute(inserted)
-    update_gallery(connection, gallery.pk, strangers=new_version())
+    pk = connection.execute(inserted.returning(stranger_templates.c.pk)).scalar_one()
+    version, quality = new_version(), _score(sighting.quality)
+    update_gallery(connection, gallery.pk, strangers=version)
+    # This transaction holds the lock, so nothing else changed: it need not read what it wrote.
+    made.known = made.known.with_template(version, stranger_pk, pk, sighting.vector, quality)
+
+
+def _score(quality: Mapping[str, float]) -> float:
+    return quality.get("score", np.nan)
 
 
 def _own(gallery: Gallery) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +47,7 @@ DIMENSION = 8
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 SETTINGS = GallerySettings(risk=RiskTarget("threshold", 0.6), remember_strangers_days=30)
 LANDMARKS = ((1.0, 2.0),) * 5
+stranger_of = module._stranger_of
 
 
 @pytest.fixture
@@ -188,6 +190,79 @@ def test_servers_that_meet_one_person_at_once_agree(url: str, store: Store, gall
     assert len(ids) == 4 * len(faces)
     assert len(set(ids)) == len(faces)
     assert {one.id for one in listed(store, gallery)} == set(ids)
+
+
+def known_to(store: Store, gallery: Gallery) -> Remembered:
+    """Return what this process compares a face with; it reads what it does not have."""
+    compared: list[Remembered] = []
+
+    def nothing(vector: Float, known: Remembered) -> Recalled:
+        compared.append(known)
+        return Recalled()
+
+    store.strangers.remember(gallery, [sighting(person(0))], nothing, NOW)
+    return compared[0]
+
+
+def test_a_process_knows_what_it_wrote_as_if_it_had_read_it(
+    url: str, store: Store, gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(*stores: Store) -> None:
+        with closing(open_database(url)) as fresh:
+            expected = known_to(Store(fresh), gallery)
+            for each in stores:
+                known = known_to(each, gallery)
+                assert known.version == expected.version
+                assert {pk: one.id for pk, one in known.strangers.items()} == {
+                    pk: one.id for pk, one in expected.strangers.items()
+                }
+                for pk, one in known.strangers.items():
+                    assert one.template_count == expected.strangers[pk].template_count
+                for name in ("template_pks", "stranger_pks", "vectors", "qualities"):
+                    np.testing.assert_array_equal(getattr(known, name), getattr(expected, name))
+                for number in range(DIMENSION):
+                    mine, right = (all_of.similarities(person(number, 0.2)) for all_of in (known, expected))
+                    np.testing.assert_array_equal(mine[0], right[0])
+                    np.testing.assert_allclose(mine[1], right[1], atol=1e-6)
+
+    monkeypatch.setattr(module, "MAX_STRANGERS", 5)
+    with closing(open_database(url)) as second:
+        other = Store(second)
+        for photo, numbers in enumerate([(0, 1, 2), (1, 2, 0), (3, 0, 4, 1), (5, 1, 6), (2, 5)]):
+            faces = [replace(sighting(person(each, photo / 10), score=0.1 + each / 10), photo=0) for each in numbers]
+            writer = (store, other)[photo % 2]
+            writer.strangers.remember(gallery, faces, diverse, NOW + timedelta(hours=photo))
+            check(store, other)
+        *_, last, first = listed(store, gallery)
+        store.strangers.merge(gallery, last.id, first.id)
+        check(store, other)
+
+
+def test_new_strangers_do_not_read_the_known_ones_again(
+    url: str, store: Store, gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be read within the write transaction: 4,900 of them, once for each of 25 faces, in 20 seconds."""
+    faces = np.eye(400, DIMENSION * 50, dtype=np.float32)
+    gallery = store.galleries.create("wide", "f" * 32, faces.shape[1], SETTINGS)
+    see(store, gallery, *faces[:300])
+    read: list[str] = []
+
+    def noted(row: sa.Row[Any]) -> Stranger:
+        read.append(row.id)
+        return stranger_of(row)
+
+    monkeypatch.setattr(module, "_stranger_of", noted)
+    with closing(open_database(url)) as second:
+        other = Store(second)
+        assert len(known_to(other, gallery).strangers) == len(read) == 300
+        read.clear()
+        see(store, gallery, *faces[300:325])
+        assert read == []
+        see(other, gallery, *faces[325:350])
+        assert len(read) == 25
+        read.clear()
+        see(store, gallery, faces[10], *faces[350:360], at=NOW + SIGHTING_STEP)
+        assert len(read) == 25 + 1
 
 
 def test_a_full_gallery_forgets_who_was_not_seen_for_longest(
