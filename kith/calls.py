@@ -49,7 +49,7 @@ from kith.wire.albums import (
     AlbumsOut,
 )
 from kith.wire.audit import AuditLineOut, AuditOut
-from kith.wire.common import DeliveryState, Detail, FaceChoice, FacesChoice, JobState, Scope
+from kith.wire.common import Detail, FaceChoice, FacesChoice, JobState, Scope
 from kith.wire.crops import CropsOut
 from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut, VerdictOut
 from kith.wire.events import EventOut
@@ -78,8 +78,6 @@ from kith.wire.verification import VerifyOut
 from kith.wire.webhooks import (
     CreatedWebhookOut,
     DeletedWebhookOut,
-    DeliveriesOut,
-    DeliveryOut,
     WebhookOut,
     WebhookReplayOut,
     WebhooksOut,
@@ -708,7 +706,7 @@ class Calls:
 
     @one
     def delete_webhook(self, webhook: str) -> Call[DeletedWebhookOut]:
-        """Delete a webhook with its deliveries. Pending ones are not sent."""
+        """Delete a webhook. Events that wait for it are not sent."""
         return json_call(DeletedWebhookOut, "DELETE", f"/v1/webhooks/{path_segment(webhook)}")
 
     @one
@@ -718,14 +716,8 @@ class Calls:
 
     @one
     def replay_webhook(self, webhook: str) -> Call[WebhookReplayOut]:
-        """Send the dead deliveries of a webhook again, with the same ids, after what was delivered since."""
+        """Send all stored events to a webhook again, with the same ids, and switch it on if it is off."""
         return json_call(WebhookReplayOut, "POST", f"/v1/webhooks/{path_segment(webhook)}/replay")
-
-    @each
-    def deliveries(self, webhook: str, states: Iterable[DeliveryState] = ()) -> Pages[DeliveryOut]:
-        """List the deliveries to a webhook, latest first, optionally only in some states."""
-        path = f"/v1/webhooks/{path_segment(webhook)}/deliveries"
-        return list_call(DeliveriesOut, path, {"state": texts("states", states)})
 
     @following
     def events(self, after: str | None = None, **options: Unpack[EventOptions]) -> Call[EventOut]:

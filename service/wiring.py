@@ -56,13 +56,13 @@ from service.settings import Settings
 from service.storage.audit.writer import AuditWriter
 from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
-from service.storage.events.deliveries import DeliveryStore
 from service.storage.events.log import EventLog
 from service.storage.privacy.retention import Retention
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.erasures import ErasureStore
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.receivers import ReceiverStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
 from service.usecases.albums import KIND as ALBUM
@@ -293,20 +293,21 @@ async def _open_webhooks(
 ) -> Webhooks:
     public, origins = settings.webhook_targets
     http = await stack.enter_async_context(OutboundHttp(public, origins=origins))
-    deliveries, sender = DeliveryStore(database), WebhookSender(http)
-    delivery = WebhookDelivery(deliveries, Lease(database, "webhooks"), sender, metrics)
+    events, receivers, sender = EventLog(database), ReceiverStore(database), WebhookSender(http)
+    delivery = WebhookDelivery(events, receivers, Lease(database, "webhooks"), sender, metrics)
     await stack.enter_async_context(delivery)
     await stack.enter_async_context(DriftReports(galleries.store, galleries.watches))
-    store = WebhookStore(database)
-    streams = await stack.enter_async_context(EventStreams(EventLog(database), store, threads, metrics))
-    mqtt = _mqtt_delivery(settings, database, store, deliveries, metrics)
+    streams = await stack.enter_async_context(
+        EventStreams(events, receivers, KeyStore(database).ring, threads, metrics)
+    )
+    mqtt = _mqtt_delivery(settings, database, events, receivers, metrics)
     if mqtt is not None:
         await stack.enter_async_context(mqtt)
-    return Webhooks(store, deliveries, sender, delivery, streams, mqtt)
+    return Webhooks(WebhookStore(database), receivers, sender, delivery, streams, mqtt)
 
 
 def _mqtt_delivery(
-    settings: Settings, database: Database, receivers: WebhookStore, deliveries: DeliveryStore, metrics: Metrics
+    settings: Settings, database: Database, events: EventLog, receivers: ReceiverStore, metrics: Metrics
 ) -> PeriodicTask | None:
     if settings.mqtt_url is None:
         return None
@@ -315,7 +316,7 @@ def _mqtt_delivery(
     password = settings.mqtt_password
     broker = Broker.of_url(settings.mqtt_url, password, settings.mqtt_discovery)
     names = KeyStore(database).gallery_names
-    return MqttDelivery(broker, deliveries, receivers, Lease(database, "mqtt"), names, metrics)
+    return MqttDelivery(broker, events, receivers, Lease(database, "mqtt"), names, metrics)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ class Receiver:
     origin: str
     status: int = 204
     answers: list[int] = field(default_factory=list)
+    retry_after: str | None = None
     messages: list[Message] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
     open: threading.Event = field(default_factory=threading.Event)
@@ -76,6 +77,8 @@ def receiving() -> Iterator[Receiver]:
                 receiver.changed.notify_all()
             self.send_response(status)
             self.send_header("Content-Length", "0")
+            if receiver.retry_after is not None:
+                self.send_header("Retry-After", receiver.retry_after)
             self.send_header("Location", "http://127.0.0.1:9/elsewhere")
             self.end_headers()
 

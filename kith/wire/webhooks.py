@@ -1,4 +1,4 @@
-"""Webhooks and their deliveries."""
+"""Webhooks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, StringConstraints
 
-from kith.wire.common import DeliveryState, EventType, IdentifyOutcome, Page
+from kith.wire.common import EventType, IdentifyOutcome, Page
 from kith.wire.fields import MAX_URL_LENGTH, NORMALIZED, SINGLE_LINE, GalleryName, RequestModel, Timestamp
 
 
@@ -39,6 +39,11 @@ class WebhookOut(BaseModel):
     outcomes: list[IdentifyOutcome] | None = Field(description="Outcomes of decisions; null: all.")
     min_risk: float | None = Field(description="Minimum false alarm probability of decisions.")
     created_at: Timestamp
+    position: int = Field(description="Number of the event up to which all were sent; 0: from the first one.")
+    waiting_count: int = Field(description="Events after the position, also those that the filters leave out.")
+    failing_since: Timestamp | None = Field(description="Time since which every attempt failed; null: it works.")
+    error: str | None = Field(description="Problem of the last attempt.")
+    off: bool = Field(description="It answered 410 or failed for seven days, and gets nothing until a replay.")
 
 
 class CreatedWebhookOut(WebhookOut):
@@ -60,21 +65,4 @@ class WebhookTestOut(BaseModel):
 
 
 class WebhookReplayOut(BaseModel):
-    replayed_count: int = Field(description="Dead deliveries that are pending again.")
-
-
-class DeliveryOut(BaseModel):
-    event: str = Field(description="ID of the event, as in the header webhook-id.")
-    type: EventType
-    gallery: str
-    state: DeliveryState = Field(description="dead: given up; the receiver will not get the event.")
-    attempt_count: int
-    status: int | None = Field(description="HTTP status of the last attempt; null without a response.")
-    error: str | None = Field(description="Problem of the last attempt.")
-    at: Timestamp = Field(description="Time of the event.")
-    updated_at: Timestamp = Field(description="Time of the last attempt.")
-    next_at: Timestamp | None = Field(description="Time of the next attempt; null once the delivery has ended.")
-
-
-class DeliveriesOut(Page[DeliveryOut]):
-    """Page of the deliveries to a webhook."""
+    replayed_count: int = Field(description="Stored events that are sent again, before the filters.")

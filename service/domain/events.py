@@ -1,11 +1,11 @@
-"""Events that the service reports to webhooks, and the filter of each webhook. Pure."""
+"""Events that the service reports, the filter of each receiver, and when a failing one is tried again. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kith.wire.common import EventType
 from kith.wire.fields import rfc3339
@@ -13,11 +13,17 @@ from kith.wire.fields import rfc3339
 FIRST_RETRY: Final = timedelta(seconds=2)
 RETRY_FACTOR: Final = 3
 LONGEST_RETRY: Final = timedelta(hours=1)
-GIVE_UP_AFTER: Final = timedelta(days=1)
-"""Age of an event from which a failed attempt is the last."""
-MAX_REFUSALS: Final = 4
-"""Attempts, if the receiver itself refuses the event (:func:`is_refusal`). It would refuse later events no less, and
-they wait for this one."""
+GIVE_UP_AFTER: Final = timedelta(days=7)
+"""Time of failing after which a receiver is switched off."""
+GONE: Final = 410
+"""Status by which a receiver says that it wants no events any more."""
+
+
+class Position(NamedTuple):
+    """Place in the log of events: that of its last event before it. ``xid``: transaction in PostgreSQL."""
+
+    xid: int
+    event_pk: int
 
 
 @dataclass(frozen=True)
@@ -53,10 +59,14 @@ class EventFilter:
     min_risk: float | None = None
 
     def wants_decisions_of(self, gallery: str) -> bool:
-        return self._wants_type("decision") and self._wants_gallery(gallery)
+        return self.may_want(gallery, "decision")
+
+    def may_want(self, gallery: str, kind: EventType) -> bool:
+        """Return whether an event of this type can pass, whatever its data."""
+        return self._wants_type(kind) and self._wants_gallery(gallery)
 
     def wants(self, gallery: str, event: Event) -> bool:
-        if not (self._wants_type(event.type) and self._wants_gallery(gallery)):
+        if not self.may_want(gallery, event.type):
             return False
         if event.type != "decision":
             return True
@@ -72,14 +82,7 @@ class EventFilter:
         return self.galleries is None or name in self.galleries
 
 
-def is_refusal(status: int | None) -> bool:
-    """Return whether a response says that a repetition will not help. ``status``: None without a response."""
-    return status is not None and 300 <= status < 500 and status not in (408, 425, 429)
-
-
-def next_attempt(attempts: int, created: datetime, now: datetime, status: int | None) -> datetime | None:
-    """Return the time of the next attempt after so many failed ones; None: give up."""
-    if now - created >= GIVE_UP_AFTER or (is_refusal(status) and attempts >= MAX_REFUSALS):
-        return None
-    wait_s = FIRST_RETRY.total_seconds() * RETRY_FACTOR ** min(attempts - 1, 20)
-    return now + min(timedelta(seconds=wait_s), LONGEST_RETRY)
+def pause_s(failures: int, retry_after_s: float | None) -> float:
+    """Return the time to the next attempt after so many failed ones. ``retry_after_s``: what the receiver asked for."""
+    grown_s: float = FIRST_RETRY.total_seconds() * RETRY_FACTOR ** min(failures - 1, 20)
+    return min(max(grown_s, retry_after_s or 0), LONGEST_RETRY.total_seconds())

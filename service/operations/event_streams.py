@@ -1,61 +1,67 @@
-"""Event streams of one process: how many are open, and when there are new events to read.
+"""Event streams of one process: how many are open, and the new events for them.
 
-One task looks for new events for all streams. Each stream then reads its own pages, so that a slow reader delays no
-other and fills no queue.
+One task reads and decrypts new events once for all streams at the end of the log. A stream that is behind reads its own
+pages, so that a slow reader delays no other and fills no queue.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final, NamedTuple
+from itertools import takewhile
+from typing import Final
 
 from service.core.actor import RequestThreads
 from service.core.errors import EventsExpiredError, OverloadedError, TooManyStreamsError
 from service.core.periodic import PeriodicTask
-from service.domain.events import EventFilter
+from service.domain.events import EventFilter, Position
 from service.observability.metrics import Metrics
-from service.operations.held_lease import CLAIM_S, HeldClaim
-from service.storage.events.deliveries import MAX_AGE, MAX_KEPT
+from service.security.api_keys import Keyring
 from service.storage.events.log import EventLog, StoredEvent
-from service.storage.repositories.webhooks import WebhookStore
+from service.storage.repositories.receivers import ReceiverStore
 
 MAX_STREAMS: Final = 200
 """Open streams of a process."""
 MAX_STREAMS_PER_KEY: Final = 10
 POLL_S: Final = 1.0
-TOGETHER_S: Final = 0.05
+TOGETHER_S: Final = 0.1
 """Events within this time wake the streams only once."""
-RESUMABLE: Final = MAX_AGE - timedelta(seconds=CLAIM_S)
-"""Age up to which a position can be resumed."""
+TAIL: Final = 1000
+"""Latest events in memory, for all streams."""
 RETRY_S: Final = 5
 TRIES: Final = 3
-
-
-class Position(NamedTuple):
-    """Place in the log. All events up to the key ``pk`` were read; later ones are not older than ``at`` (Unix time)."""
-
-    pk: int
-    at: int
 
 
 class EventStreams(PeriodicTask):
     """Open streams of this process. Use it on the event loop."""
 
-    def __init__(self, log: EventLog, receivers: WebhookStore, threads: RequestThreads, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        receivers: ReceiverStore,
+        read_ring: Callable[[], Keyring],
+        threads: RequestThreads,
+        metrics: Metrics,
+    ) -> None:
         super().__init__(POLL_S, "event streams wait", logging.getLogger(__name__))
         self._events = log
+        self._receivers = receivers
+        self._read_ring = read_ring
         self._threads = threads
-        self._claim = HeldClaim(lambda: threads.run(receivers.claim, "stream"))
         self._metrics = metrics
         self._open = Counter[str]()
-        self._end = Position(0, 0)
-        """End of the log when this process last looked."""
+        self._tail = deque[StoredEvent]()
+        """All events after ``_start``, up to ``_end``."""
+        self._start = self._end = Position(0, 0)
+        self._is_reading = False
+        """Whether the end of the log is known, and followed."""
+        self._reading = asyncio.Lock()
+        self.ring: Keyring
+        """API keys, at least as new as the events that were read; set once a stream has begun."""
         self._changed = asyncio.Event()
         self.ending = False
         """Whether open streams should end."""
@@ -81,32 +87,34 @@ class EventStreams(PeriodicTask):
 
         Raises EventsExpiredError, StorageError, MasterKeyError.
         """
-        await self._claim.hold()
-        await self._find_end()
+        await self._threads.run(self._receivers.claim, "stream")
+        await self._read_new()
         if resumed is None:
             return self._end
         for _ in range(TRIES):
-            if resumed.pk <= self._end.pk:
+            if resumed <= self._end:
                 break
             await asyncio.sleep(POLL_S)  # another server may know a later end for as long as a transaction lasts
-            await self._find_end()
-        self._check(resumed)
+            await self._read_new()
+        await self._check(resumed)
         return resumed
 
     async def read(self, position: Position, chosen: EventFilter) -> tuple[list[StoredEvent], Position]:
         """Return wanted events after a position, and the position after them. Raises as :meth:`begin`."""
-        end = self._end
-        if position.pk >= end.pk:
-            return [], max(position, end)
-        found, more = await self._threads.run(self._events.read, position.pk, end.pk, chosen)
-        self._check(position)  # after reading: a sweep may have deleted some events meanwhile
-        return found, end if more is None else Position(more.pk, int(more.at.timestamp()))
+        if position >= self._end:
+            return [], position
+        if position >= self._start:
+            new = list(takewhile(lambda event: event.position > position, reversed(self._tail)))
+            return [event for event in reversed(new) if chosen.wants(event.gallery, event.event)], self._end
+        page = await self._threads.run(self._events.read, position, chosen)
+        await self._check(position)  # after reading: a sweep may have deleted some events meanwhile
+        return page.events, page.position
 
     async def wait(self, position: Position, timeout_s: float) -> None:
         """Wait until there are events after a position, or the streams end, at most ``timeout_s``."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while position.pk >= self._end.pk and not self.ending:
+                while position >= self._end and not self.ending:
                     await self._changed.wait()
 
     def end(self) -> None:
@@ -114,23 +122,35 @@ class EventStreams(PeriodicTask):
         self.ending = True
         self._notify()
 
-    def _check(self, position: Position) -> None:
-        oldest = (datetime.now(UTC) - RESUMABLE).timestamp()
-        if not self._end.pk - MAX_KEPT <= position.pk <= self._end.pk or position.at < oldest:
+    async def _check(self, position: Position) -> None:
+        _, kept, _ = await self._threads.run(self._receivers.built_in, "stream")
+        if not kept.position <= position <= self._end:
             raise EventsExpiredError("events after this position were deleted, or the database was restored")
 
     async def _look(self) -> None:
         if self._open:
-            await self._claim.hold()
-            await self._find_end()
+            await self._threads.run(self._receivers.claim, "stream")
+            await self._read_new()
             await asyncio.sleep(TOGETHER_S)
+        else:
+            self._is_reading = False
+            self._tail.clear()
 
-    async def _find_end(self) -> None:
-        at = int(datetime.now(UTC).timestamp())
-        pk = await self._threads.run(self._events.last)
-        is_new = pk > self._end.pk
-        self._end = Position(pk, at) if (pk, at) > self._end else self._end
-        if is_new:
+    async def _read_new(self) -> None:
+        """Read the events since the last look, once for all streams."""
+        async with self._reading:
+            if not self._is_reading:
+                self._start = self._end = max(self._end, await self._threads.run(self._events.end))
+                self._is_reading = True
+            has_more, has_new = True, False
+            while has_more:
+                events, self._end, has_more = await self._threads.run(self._events.read, self._end, EventFilter())
+                self._tail.extend(events)
+                has_new |= bool(events)
+            self.ring = await self._threads.run(self._read_ring)
+            while len(self._tail) > TAIL:
+                self._start = self._tail.popleft().position
+        if has_new:
             self._notify()
 
     def _notify(self) -> None:

@@ -1,21 +1,17 @@
-"""Lease, and claim of the stored events, that a background task renews for as long as it works."""
+"""Lease that a background task renews for as long as it works."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Final
 
 from service.core.actor import run_in_thread
 from service.core.errors import KithError
 from service.storage.db.leases import Lease
-
-CLAIM_S: Final = 60.0
-"""Time between claims of the stored events."""
 
 
 class HeldLease:
@@ -49,18 +45,3 @@ class HeldLease:
         if self._until_s:
             with suppress(KithError):  # otherwise the lease expires
                 await run_in_thread(self._threads, self._lease.release, self._owner)
-
-
-class HeldClaim:
-    """Claim of the stored events, renewed every ``CLAIM_S`` at most. ``claim``: makes or renews it."""
-
-    def __init__(self, claim: Callable[[], Awaitable[None]]) -> None:
-        self._claim = claim
-        self._due_s = 0.0
-        """Time of the next renewal on the monotonic clock."""
-
-    async def hold(self) -> None:
-        now_s = time.monotonic()
-        if now_s >= self._due_s:
-            await self._claim()
-            self._due_s = now_s + CLAIM_S

@@ -1,7 +1,7 @@
-"""Delivery of events to an MQTT broker: one process at a time sends for all, in order per gallery.
+"""Delivery of events to an MQTT broker: one process at a time sends for all, in order.
 
 Events that are sent but not recorded when a process or the broker ends are sent again with the same ID. While the
-broker is away, deliveries wait; only their age and number end them (``service.storage.events.deliveries``).
+broker is away, events wait (``service.storage.repositories.receivers``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import re
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,12 +25,14 @@ import aiomqtt
 from kith.wire.common import IdentifyOutcome
 from service.core.actor import run_in_thread
 from service.core.periodic import PeriodicTask
+from service.domain.events import EventFilter
 from service.observability.metrics import Metrics
-from service.operations.held_lease import HeldClaim, HeldLease
+from service.operations.held_lease import HeldLease
+from service.operations.progress import Progress
 from service.security.sealing import ENCODER
 from service.storage.db.leases import Lease
-from service.storage.events.deliveries import Attempt, DeliveryStore, DueDelivery
-from service.storage.repositories.webhooks import WebhookStore
+from service.storage.events.log import EventLog, StoredEvent
+from service.storage.repositories.receivers import ReceiverStore
 
 POLL_S: Final = 1.0
 RECONNECT_S: Final = 2.0
@@ -43,8 +45,6 @@ KEEPALIVE_S: Final = 15
 STATUS_S: Final = 30.0
 DISCOVER_S: Final = 30.0
 """Time between looks for new and deleted galleries."""
-MAX_GALLERIES: Final = 16
-"""Galleries whose events are read together."""
 log = logging.getLogger(__name__)
 
 
@@ -84,8 +84,8 @@ class MqttDelivery(PeriodicTask):
     def __init__(
         self,
         broker: Broker,
-        store: DeliveryStore,
-        receivers: WebhookStore,
+        events: EventLog,
+        receivers: ReceiverStore,
         lease: Lease,
         gallery_names: Callable[[], set[str]],
         metrics: Metrics,
@@ -93,19 +93,21 @@ class MqttDelivery(PeriodicTask):
     ) -> None:
         super().__init__(RECONNECT_S, "MQTT waits", log)
         self._broker = broker
-        self._store = store
+        self._events = events
+        self._receivers = receivers
         self._gallery_names = gallery_names
         self._metrics = metrics
         metrics.mqtt_connected[broker.host] = False
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="mqtt")
-        self._lease = HeldLease(lease, store.now, lease_s, self._threads)
-        self._claim = HeldClaim(lambda: run_in_thread(self._threads, receivers.claim, "mqtt"))
+        self._lease = HeldLease(lease, receivers.now, lease_s, self._threads)
+        self._progress: Progress | None = None
         self._announced = set[str]()
-        self._discovered_s: float | None = None
-        self._is_away = False
+        """Topics of devices that the broker may retain."""
+        self._discover_s = 0.0
+        """Time of the next look at the galleries on the monotonic clock."""
 
     async def __aenter__(self) -> Self:
-        await self._claim.hold()  # events are kept before the first request
+        await run_in_thread(self._threads, self._receivers.claim, "mqtt")  # before the first request
         return await super().__aenter__()
 
     async def _close(self) -> None:
@@ -115,22 +117,34 @@ class MqttDelivery(PeriodicTask):
     async def _look(self) -> None:
         if not await self._lease.hold():
             return
+        progress = await self._resumed()
         try:
             async with self._client() as client:
-                if self._is_away:
+                if progress.failures:
                     log.info("the MQTT broker is back")
-                self._is_away, self._discovered_s = False, None
+                    progress.succeeded()
+                self._discover_s = 0.0
                 self._metrics.mqtt_connected[self._broker.host] = True
-                await self._serve(client)
+                await self._serve(client, progress)
                 if self._stopping:  # otherwise the server that sends from now on has said "online"
                     await client.publish(self._broker.status_topic, "offline", qos=1, retain=True)
         except aiomqtt.MqttError as error:
-            if not self._is_away:
+            if not progress.failures:
                 log.warning("the MQTT broker does not respond; events wait: %s", error)
-            self._is_away = True
+            progress.failed("the broker does not respond")
             self._metrics.count_event_failure("mqtt")
+            await progress.record(at_once=progress.failures == 1)
         finally:
             self._metrics.mqtt_connected[self._broker.host] = False
+
+    async def _resumed(self) -> Progress:
+        """Return the progress from the row, or from memory if it is ahead of the row."""
+        await run_in_thread(self._threads, self._receivers.claim, "mqtt")
+        pk, place, topics = await run_in_thread(self._threads, self._receivers.built_in, "mqtt")
+        if self._progress is None or (self._progress.pk, self._progress.stored) != (pk, place):
+            self._progress = Progress(self._receivers, self._threads, pk, place)
+        self._announced |= set(topics)
+        return self._progress
 
     def _client(self) -> aiomqtt.Client:
         broker = self._broker
@@ -145,7 +159,7 @@ class MqttDelivery(PeriodicTask):
             tls_context=ssl.create_default_context() if broker.tls else None,
         )
 
-    async def _serve(self, client: aiomqtt.Client) -> None:
+    async def _serve(self, client: aiomqtt.Client, progress: Progress) -> None:
         """Send until this process stops or loses the lease. Raises MqttError: the connection broke."""
         broken = asyncio.create_task(_until_broken(client))
         said_s: float | None = None
@@ -155,10 +169,10 @@ class MqttDelivery(PeriodicTask):
                     # Again and again: the last will of a server that died may come after this one has begun.
                     await client.publish(self._broker.status_topic, "online", qos=1, retain=True)
                     said_s = time.monotonic()
+                    await run_in_thread(self._threads, self._receivers.claim, "mqtt")
                 self._wake.clear()
-                await self._claim.hold()
-                await self._announce(client)
-                if await self._send_due(client):
+                await self._announce(client, progress.pk)
+                if await self._send(client, progress):
                     continue
                 woken = asyncio.create_task(self._wake.wait())
                 await asyncio.wait((woken, broken), timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
@@ -170,50 +184,46 @@ class MqttDelivery(PeriodicTask):
             with suppress(asyncio.CancelledError, aiomqtt.MqttError):
                 await broken
 
-    async def _send_due(self, client: aiomqtt.Client) -> bool:
-        """Send due events, and return whether there were any."""
-        due = await run_in_thread(self._threads, self._store.due_to_broker, MAX_GALLERIES)
-        for deliveries in due:
-            if not await self._lease.hold():
-                break
-            await self._send_all(client, deliveries)
-        return bool(due)
-
-    async def _send_all(self, client: aiomqtt.Client, deliveries: Sequence[DueDelivery]) -> None:
-        """Send events of one gallery in order, each after the broker has acknowledged the one before."""
-        attempts: list[Attempt] = []
+    async def _send(self, client: aiomqtt.Client, progress: Progress) -> bool:
+        """Send a page of events, each after the broker has acknowledged the one before; return whether to go on."""
+        page = await run_in_thread(self._threads, self._events.read, progress.place.position, EventFilter())
         try:
-            for delivery in deliveries:
-                if not self._lease.is_held or self._stopping:
-                    break
-                if not await run_in_thread(self._threads, self._store.is_pending, delivery.pk):
-                    continue
-                count = delivery.attempts + 1
-                if delivery.body is None:
-                    error = "the event cannot be decrypted"
-                    attempts.append(Attempt(delivery.pk, "dead", delivery.attempts, None, error, None))
-                    continue
-                event = {"id": delivery.event, **json.loads(delivery.body)}
-                await client.publish(self._broker.topic(event), ENCODER.encode(event), qos=1)
-                attempts.append(Attempt(delivery.pk, "delivered", count, None, None, None))
-                self._metrics.count_event("mqtt")
+            for event in page.events:
+                if self._stopping or not await self._lease.hold():
+                    return False
+                if await run_in_thread(self._threads, self._receivers.is_due, progress.pk, event.position.event_pk):
+                    await self._publish(client, event)
+                    progress.succeeded()
+                progress.passed(event.position)
+            progress.passed(page.position)
         finally:
-            await run_in_thread(self._threads, self._store.record, attempts)
+            await progress.record(at_once=progress.has_sent)
+        return page.has_more
 
-    async def _announce(self, client: aiomqtt.Client) -> None:
-        """Announce new galleries to Home Assistant, and remove deleted ones."""
-        now_s = time.monotonic()
-        recent = self._discovered_s is not None and now_s < self._discovered_s + DISCOVER_S
-        if self._broker.discovery is None or recent:
+    async def _publish(self, client: aiomqtt.Client, event: StoredEvent) -> None:
+        document = {"id": event.id, **event.document}
+        await client.publish(self._broker.topic(document), ENCODER.encode(document), qos=1)
+        self._metrics.count_event("mqtt")
+
+    async def _announce(self, client: aiomqtt.Client, receiver_pk: int) -> None:
+        """Announce the galleries to Home Assistant, and remove what was announced before, by any process."""
+        if time.monotonic() < self._discover_s or (self._broker.discovery is None and not self._announced):
             return
-        names = await run_in_thread(self._threads, self._gallery_names)
-        known = self._announced if self._discovered_s is not None else set[str]()
-        for name in sorted(names - known):
-            topic, document = discovery(self._broker, name)
+        names = await run_in_thread(self._threads, self._gallery_names) if self._broker.discovery else set[str]()
+        wanted = dict(discovery(self._broker, name) for name in sorted(names))
+        is_first = not self._discover_s  # the broker may have lost what it retained
+        new = wanted if is_first else {topic: wanted[topic] for topic in wanted.keys() - self._announced}
+        if wanted.keys() - self._announced:
+            self._announced |= wanted.keys()  # first, so that a successor knows what to remove
+            await run_in_thread(self._threads, self._receivers.announce, receiver_pk, list(self._announced))
+        for topic, document in new.items():
             await client.publish(topic, json.dumps(document), qos=1, retain=True)
-        for name in sorted(self._announced - names):
-            await client.publish(discovery(self._broker, name)[0], b"", qos=1, retain=True)
-        self._announced, self._discovered_s = names, now_s
+        if gone := self._announced - wanted.keys():
+            for topic in sorted(gone):
+                await client.publish(topic, b"", qos=1, retain=True)
+            self._announced -= gone
+            await run_in_thread(self._threads, self._receivers.announce, receiver_pk, list(self._announced))
+        self._discover_s = time.monotonic() + DISCOVER_S
 
 
 async def _until_broken(client: aiomqtt.Client) -> None:

@@ -1,35 +1,41 @@
-"""Delivery of events to webhooks: one process at a time sends for all, in order per webhook and gallery.
+"""Delivery of events to webhooks: one process at a time sends for all, in order per webhook.
 
 A process that dies is replaced when its lease ends. What it sent but did not record is sent again with the same ID.
+An event that fails delays the later ones, until the receiver accepts it or is switched off.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import uuid
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Final
 
 from kith.wire.fields import rfc3339
 from service.core.actor import run_in_thread
+from service.core.clock import Clock
 from service.core.errors import KithError, WebhookRefusedError
 from service.core.periodic import PeriodicTask
-from service.domain.events import is_refusal, next_attempt
+from service.domain.events import GONE
 from service.observability.metrics import Metrics
 from service.operations.event_streams import EventStreams
 from service.operations.held_lease import HeldLease
+from service.operations.progress import Progress
 from service.security.outbound_http import TRANSPORT_ERRORS, NotConnectedError, OutboundHttp, TargetRefusedError
 from service.security.sealing import ENCODER
 from service.security.webhook_signature import signature
 from service.storage.db.leases import Lease
-from service.storage.events.deliveries import Attempt, DeliveryStore, DueDelivery, Stream
+from service.storage.events.log import EventLog, StoredEvent
 from service.storage.events.outbox import Webhook
+from service.storage.repositories.receivers import ReceiverStore
 from service.storage.repositories.webhooks import WebhookStore
 
 POLL_S: Final = 1.0
@@ -37,10 +43,8 @@ LEASE_S: Final = 20.0
 """Time until another process takes over the deliveries of a dead one."""
 TIMEOUT_S: Final = 15.0
 """Timeout of one attempt: name resolution, connection and response."""
-MAX_STREAMS: Final = 16
-"""Streams that are sent at the same time."""
-MAX_STREAMS_PER_WEBHOOK: Final = 4
-"""A slow receiver leaves room for the others."""
+BURST: Final = 20
+"""Events that are sent before the place is recorded."""
 SWEEP_S: Final = 60.0
 HEADERS: Final = {"User-Agent": "kith", "Content-Type": "application/json", "Connection": "close"}
 log = logging.getLogger(__name__)
@@ -52,6 +56,7 @@ class Answer:
 
     status: int | None
     error: str | None
+    retry_after_s: float | None = None
 
 
 class WebhookSender:
@@ -83,7 +88,7 @@ class WebhookSender:
             async with asyncio.timeout(self._timeout_s):
                 target = self._http.target(webhook.url)
                 async with self._http.request("POST", target, headers, self._timeout_s, body) as response:
-                    status = response.status_code
+                    status, wanted = response.status_code, response.headers.get("Retry-After", "")
         except TargetRefusedError:
             return Answer(None, "the address is not allowed, or its host does not exist")
         except NotConnectedError:
@@ -92,7 +97,9 @@ class WebhookSender:
             return Answer(None, f"no response within {self._timeout_s:g} s")
         except TRANSPORT_ERRORS:
             return Answer(None, "the connection broke")
-        return Answer(status, None if 200 <= status < 300 else f"the receiver returned status {status}")
+        if 200 <= status < 300:
+            return Answer(status, None)
+        return Answer(status, f"the receiver returned status {status}", _seconds(wanted))
 
     async def test(self, webhook: Webhook) -> Answer:
         """Send an event of the type ``test``, which is not stored."""
@@ -105,90 +112,125 @@ class WebhookDelivery(PeriodicTask):
 
     def __init__(
         self,
-        store: DeliveryStore,
+        events: EventLog,
+        receivers: ReceiverStore,
         lease: Lease,
         sender: WebhookSender,
         metrics: Metrics,
         poll_s: float = POLL_S,
         lease_s: float = LEASE_S,
+        clock: Clock | None = None,
     ) -> None:
         super().__init__(poll_s, "webhooks wait", log)
-        self._store = store
+        self._events = events
+        self._receivers = receivers
         self._sender = sender
         self._metrics = metrics
-        self._swept_s = time.monotonic()
-        self._streams: dict[Stream, asyncio.Task[None]] = {}
+        self._clock = Clock() if clock is None else clock
+        self._sweep_s = time.monotonic()
+        """Time of the next sweep on the monotonic clock."""
+        self._known: dict[int, Progress] = {}
+        self._sending: dict[int, asyncio.Task[None]] = {}
+        self._again = set[int]()
+        """Webhooks to look at once their tasks end."""
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="webhooks")
-        self._lease = HeldLease(lease, store.now, lease_s, self._threads)
+        self._lease = HeldLease(lease, receivers.now, lease_s, self._threads)
 
     async def _close(self) -> None:
-        for task in self._streams.values():
+        for task in self._sending.values():
             task.cancel()  # an interrupted attempt is repeated, by any process
-        await asyncio.gather(*self._streams.values(), return_exceptions=True)
+        await asyncio.gather(*self._sending.values(), return_exceptions=True)
         await self._lease.release()
         self._threads.shutdown()
 
     async def _look(self) -> None:
         # Reads first: without events, nothing is written, not even a lease.
-        due = await run_in_thread(
-            self._threads, self._store.due, set(self._streams), MAX_STREAMS, MAX_STREAMS_PER_WEBHOOK
-        )
-        if (due or self._streams) and not await self._lease.hold():
+        busy = set(self._sending)
+        waiting = await run_in_thread(self._threads, self._receivers.waiting)
+        if (waiting or self._sending) and not await self._lease.hold():
             return
-        for webhook, gallery_pk, deliveries in due:
-            stream = webhook.pk, gallery_pk
-            self._streams[stream] = task = asyncio.create_task(self._send_all(webhook, deliveries))
-            task.add_done_callback(partial(self._ended, stream))
-        if time.monotonic() - self._swept_s > SWEEP_S:
-            self._swept_s = time.monotonic()
-            await run_in_thread(self._threads, self._store.sweep)
+        for webhook in waiting:
+            if webhook.pk in busy:  # what was read of it may be older than what its task knows
+                if webhook.pk in self._sending:
+                    self._again.add(webhook.pk)
+                else:
+                    self._wake.set()
+                continue
+            new = Progress(self._receivers, self._threads, webhook.pk, webhook.place)
+            known = self._known.get(webhook.pk)
+            progress = self._known[webhook.pk] = known if known is not None and known.stored == webhook.place else new
+            if progress.is_due:
+                self._sending[webhook.pk] = task = asyncio.create_task(self._send(webhook, progress))
+                task.add_done_callback(partial(self._ended, webhook.pk))
+        if time.monotonic() >= self._sweep_s:
+            self._sweep_s = time.monotonic() + SWEEP_S
+            await run_in_thread(self._threads, self._receivers.sweep, self._clock)
 
-    def _ended(self, stream: Stream, _task: asyncio.Task[None]) -> None:
-        del self._streams[stream]
-        self._wake.set()  # the stream may have further deliveries
+    def _ended(self, webhook_pk: int, task: asyncio.Task[None]) -> None:
+        del self._sending[webhook_pk]
+        if webhook_pk in self._again:  # events came after its last read
+            self._again.remove(webhook_pk)
+            self._wake.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("webhooks wait", exc_info=error)
 
-    async def _send_all(self, webhook: Webhook, deliveries: Sequence[DueDelivery]) -> None:
-        """Send deliveries of a stream in order, up to the first that fails, and record the results."""
-        attempts: list[Attempt] = []
+    async def _send(self, webhook: Webhook, progress: Progress) -> None:
+        """Send a webhook what it waits for, in order, up to the first event that fails."""
         try:
-            for delivery in deliveries:
-                if not self._lease.is_held:
-                    break
-                if not await run_in_thread(self._threads, self._store.is_pending, delivery.pk):
-                    continue
-                attempts.append(await self._attempt(webhook, delivery))
-                if attempts[-1].state != "delivered":
-                    break
+            while not self._stopping and self._lease.is_held:
+                after = progress.place.position
+                page = await run_in_thread(self._threads, self._events.read, after, webhook.filter)
+                for number, event in enumerate(page.events, 1):
+                    due = run_in_thread(self._threads, self._receivers.is_due, webhook.pk, event.position.event_pk)
+                    if await due and not await self._attempt(webhook, progress, event):
+                        return
+                    progress.passed(event.position)
+                    if not self._lease.is_held:
+                        return
+                    if number % BURST == 0 and not await progress.record():
+                        return
+                progress.passed(page.position)
+                if page.events and not await progress.record():
+                    return
+                if not page.has_more:
+                    return
+        except KithError as error:
+            log.warning("webhook %s waits: %s", webhook.id, error.detail)
         finally:
-            try:
-                await run_in_thread(self._threads, self._store.record, attempts)
-            except KithError as error:
-                log.warning("results of webhook %s are not recorded: %s", webhook.id, error.detail)
-                await asyncio.sleep(0 if self._stopping else self._interval_s)
+            await progress.record(at_once=progress.has_sent)
 
-    async def _attempt(self, webhook: Webhook, delivery: DueDelivery) -> Attempt:
-        count = delivery.attempts + 1
-        if delivery.body is None:
-            return Attempt(delivery.pk, "dead", delivery.attempts, None, "the event cannot be decrypted", None)
-        answer = await self._sender.send(webhook, delivery.event, delivery.body)
+    async def _attempt(self, webhook: Webhook, progress: Progress, event: StoredEvent) -> bool:
+        """Send an event once, and return whether the receiver accepted it."""
+        body = ENCODER.encode(event.document).encode()
+        answer = await self._sender.send(webhook, event.id, body)
         if answer.error is None:
+            progress.succeeded()
             self._metrics.count_event("webhook")
-            return Attempt(delivery.pk, "delivered", count, answer.status, None, None)
+            return True
         self._metrics.count_event_failure("webhook")
-        again = next_attempt(count, delivery.at, datetime.now(UTC), answer.status)
-        if again is None:
-            log.warning("webhook %s: an event is given up after %d attempts: %s", webhook.id, count, answer.error)
-        elif count == 1 or is_refusal(answer.status):
-            log.info("webhook %s: %s", webhook.id, answer.error)
-        return Attempt(delivery.pk, "dead" if again is None else "pending", count, answer.status, answer.error, again)
+        progress.failed(answer.error, answer.retry_after_s, is_gone=answer.status == GONE)
+        if progress.place.is_off:
+            log.error("webhook %s is switched off: %s. A replay switches it on again.", webhook.id, answer.error)
+        elif progress.failures == 1:
+            log.warning("webhook %s fails; its events wait: %s", webhook.id, answer.error)
+        return False
+
+
+def _seconds(retry_after: str) -> float | None:
+    """Return the seconds of a header Retry-After; None if it names none."""
+    if re.fullmatch("[0-9]{1,9}", retry_after):
+        return float(retry_after)
+    with suppress(ValueError):
+        return (parsedate_to_datetime(retry_after).astimezone(UTC) - datetime.now(UTC)).total_seconds()
+    return None
 
 
 @dataclass(frozen=True)
 class Webhooks:
-    """Webhooks of a server: their rows, deliveries, and the task that sends; event streams, and the task for MQTT."""
+    """Webhooks of a server: their rows, places, and the task that sends; event streams, and the task for MQTT."""
 
     store: WebhookStore
-    deliveries: DeliveryStore
+    receivers: ReceiverStore
     sender: WebhookSender
     delivery: WebhookDelivery
     streams: EventStreams

@@ -40,11 +40,11 @@ from service.storage.db.tables import (
     idempotency,
     job_items,
     jobs,
+    receivers,
     stranger_templates,
     strangers,
     subjects,
     vectors,
-    webhooks,
 )
 from service.storage.events.outbox import read_webhooks
 
@@ -103,7 +103,7 @@ def damage(database: Database) -> Iterator[str]:
                     f"gallery {gallery}: {count} values of {column} were altered, or are another gallery's or row's. "
                     "Restore a backup, or delete what they belong to."
                 )
-        rows = connection.execute(sa.select(sa.func.count()).select_from(webhooks)).scalar_one()
+        rows = connection.execute(sa.select(sa.func.count()).select_from(receivers)).scalar_one()
         if altered := rows - len(read_webhooks(connection, database.vault)):
             yield f"{altered} webhooks were altered and receive nothing. The log names them: delete them."
 

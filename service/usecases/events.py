@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
-from service.domain.events import EventFilter
-from service.operations.event_streams import Position
+from service.domain.events import EventFilter, Position
 from service.security.callers import ANONYMOUS, OPERATOR, Caller
+from service.storage.events.log import StoredEvent
 from service.usecases.backend import Backend
 
 HEARTBEAT_S: Final = 10.0
@@ -17,29 +18,30 @@ HEARTBEAT_S: Final = 10.0
 
 async def follow(
     backend: Backend, caller: Caller, chosen: EventFilter, position: Position
-) -> AsyncIterator[tuple[dict[str, Any] | None, Position]]:
-    """Yield wanted events, each with the position after it; None instead of an event: a heartbeat.
+) -> AsyncIterator[tuple[list[StoredEvent], Position]]:
+    """Yield wanted events that came together, with the position after them; without events: a heartbeat.
 
     It ends when the caller's key does, or when the server stops. Raises as
     :meth:`service.operations.event_streams.EventStreams.read`.
     """
     streams = backend.operations.webhooks.streams
+    due_s = time.monotonic() + HEARTBEAT_S
     while not streams.ending:
         found, after = await streams.read(position, chosen)
-        if not await _may_read(backend, caller):
+        if not _may_read(backend, caller):
             return
-        for event in found:
-            yield event.document, Position(event.pk, min(after.at, int(event.at.timestamp())))
-        yield None, after
+        if found or time.monotonic() >= due_s:
+            yield found, after
+            due_s = time.monotonic() + HEARTBEAT_S
         position = after
-        await streams.wait(position, HEARTBEAT_S)
+        await streams.wait(position, due_s - time.monotonic())
 
 
-async def _may_read(backend: Backend, caller: Caller) -> bool:
+def _may_read(backend: Backend, caller: Caller) -> bool:
     """Return whether the caller's key is still valid."""
     if caller is OPERATOR:
         return True
-    ring = await backend.run(backend.operations.keys.ring)
+    ring = backend.operations.webhooks.streams.ring
     if caller is ANONYMOUS:
         return not len(ring)
     key = ring.find(caller.name.removeprefix("key:"))

@@ -42,7 +42,7 @@ TAGS: list[dict[str, Any]] = [
     {"name": "erasures", "description": "Receipts of erasures, and all data about a subject."},
     {"name": "audit", "description": "Entries of the chained audit log."},
     {"name": "keys", "description": "API keys."},
-    {"name": "webhooks", "description": "Receivers of events, and what was delivered to them."},
+    {"name": "webhooks", "description": "Receivers of events, and where each one is."},
     {"name": "events", "description": "Events as they happen."},
     {"name": "system", "description": "Health, status, models and metrics of one process."},
 ]

@@ -22,11 +22,11 @@ from service.core.errors import (
     KithError,
     TooManyStreamsError,
 )
-from service.domain.events import EventFilter
-from service.operations.event_streams import Position
+from service.domain.events import EventFilter, Position
 from service.security.callers import Caller
 from service.security.sealing import ENCODER, Seal
 from service.storage.db.row_sealing import seal_cursor
+from service.storage.events.log import StoredEvent
 from service.usecases.backend import Backend
 from service.usecases.events import follow
 
@@ -111,15 +111,20 @@ async def _encode(
 ) -> AsyncIterator[bytes]:
     yield format_sse_event(id=seal_cursor(seal, *position), retry=RETRY_MS)
     try:
-        async for event, after in follow(backend, caller, chosen, position):
-            at = seal_cursor(seal, *after)
-            if event is None:
-                yield format_sse_event(id=at)
-            else:
-                yield format_sse_event(event=event["type"], id=at, data_str=ENCODER.encode(event))
+        async for events, after in follow(backend, caller, chosen, position):
+            yield b"".join(_encoded(event, seal) for event in events) or format_sse_event(id=seal_cursor(seal, *after))
+            for _ in events:
                 backend.operations.metrics.count_event("stream")
     except KithError:
         return  # the client connects again and gets the error as a response
+
+
+def _encoded(event: StoredEvent, seal: Seal) -> bytes:
+    """Return an event as it is sent, encoded once for all streams."""
+    if event.encoded is None:
+        at, data = seal_cursor(seal, *event.position), ENCODER.encode({"id": event.id, **event.document})
+        event.encoded = format_sse_event(event=event.event.type, id=at, data_str=data)
+    return event.encoded
 
 
 def _open_position(seal: Seal, text: str | None) -> Position | None:

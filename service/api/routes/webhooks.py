@@ -1,32 +1,27 @@
-"""Webhooks: create, list, delete, test, see what was delivered, and send again what was not.
+"""Webhooks: create, list, delete, test, and send stored events again.
 
 A secret is shown once, when it is created.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
-from fastapi import Path, Query
+from fastapi import Path
 
-from kith.wire.common import DeliveryState
 from kith.wire.webhooks import (
     CreatedWebhookOut,
     DeletedWebhookOut,
-    DeliveriesOut,
-    DeliveryOut,
     WebhookIn,
     WebhookOut,
     WebhookReplayOut,
     WebhooksOut,
     WebhookTestOut,
 )
-from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
 from service.api.http.routing import ADMIN_ALL, BackendDep, Routes
 from service.core.errors import TooManyWebhooksError, WebhookRefusedError
 from service.domain.events import EventFilter
-from service.storage.events.deliveries import Delivery
 from service.storage.events.outbox import Webhook
 
 routes = Routes("/v1/webhooks", "webhooks")
@@ -50,20 +45,22 @@ async def create_webhook(body: WebhookIn, backend: BackendDep) -> CreatedWebhook
 
 @routes.add("GET", "", ADMIN_ALL)
 async def list_webhooks(backend: BackendDep) -> WebhooksOut:
-    """List the webhooks, oldest first."""
+    """List the webhooks, oldest first, with the place of each in the log of events."""
+    waiting = await backend.run(backend.operations.webhooks.receivers.waiting_counts)
     found = await backend.run(backend.operations.webhooks.store.list_all)
-    return WebhooksOut(data=[_webhook(webhook) for webhook in found])
+    return WebhooksOut(data=[_webhook(webhook, waiting) for webhook in found])
 
 
 @routes.add("GET", "/{webhook}", ADMIN_ALL)
 async def get_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookOut:
     """Return a webhook, without its secret."""
-    return _webhook(await backend.run(backend.operations.webhooks.store.get, webhook))
+    waiting = await backend.run(backend.operations.webhooks.receivers.waiting_counts)
+    return _webhook(await backend.run(backend.operations.webhooks.store.get, webhook), waiting)
 
 
 @routes.add("DELETE", "/{webhook}", ADMIN_ALL)
 async def delete_webhook(webhook: WebhookPath, backend: BackendDep) -> DeletedWebhookOut:
-    """Delete a webhook with its deliveries. Pending ones are not sent."""
+    """Delete a webhook. Events that wait for it are not sent."""
     await backend.run(backend.operations.webhooks.store.delete, webhook)
     return DeletedWebhookOut(id=webhook)
 
@@ -79,28 +76,11 @@ async def test_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookTest
 
 @routes.add("POST", "/{webhook}/replay", ADMIN_ALL)
 async def replay_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookReplayOut:
-    """Send the dead deliveries of a webhook again, with the same ids, after what was delivered since."""
+    """Send all stored events to a webhook again, with the same ids, and switch it on if it is off."""
     found = await backend.run(backend.operations.webhooks.store.get, webhook)
-    return WebhookReplayOut(replayed_count=await backend.run(backend.operations.webhooks.deliveries.replay, found))
-
-
-@routes.add("GET", "/{webhook}/deliveries", ADMIN_ALL)
-async def list_deliveries(
-    webhook: WebhookPath,
-    backend: BackendDep,
-    state: Annotated[
-        list[DeliveryState], Query(max_length=3, description="Only deliveries in one of these states.")
-    ] = [],  # noqa: B006
-    cursor: Cursor = None,
-    limit: PageLimit = 100,
-) -> DeliveriesOut:
-    """List the deliveries to a webhook, latest first: all pending ones, the last 100 delivered and 1,000 dead ones."""
-    found = await backend.run(backend.operations.webhooks.store.get, webhook)
-    seal = (await backend.run(backend.operations.keys.ring)).seal
-    before = open_cursor(seal, cursor)
-    rows = await backend.run(backend.operations.webhooks.deliveries.list_page, found, state, before, limit + 1)
-    page, more = paginate(rows, limit, seal, lambda row: row.pk)
-    return DeliveriesOut(data=[_delivery(row) for row in page], next=more)
+    count = await backend.run(backend.operations.webhooks.receivers.replay, found)
+    backend.operations.webhooks.wake()
+    return WebhookReplayOut(replayed_count=count)
 
 
 def _filter(body: WebhookIn) -> EventFilter:
@@ -111,15 +91,18 @@ def _set(values: Collection[Any] | None) -> frozenset[Any] | None:
     return None if values is None else frozenset(values)
 
 
-def _webhook(webhook: Webhook) -> WebhookOut:
+def _webhook(webhook: Webhook, waiting: Mapping[int, int]) -> WebhookOut:
     chosen = {n: sorted(value) if isinstance(value, frozenset) else value for n, value in vars(webhook.filter).items()}
-    return WebhookOut.model_validate(vars(webhook) | chosen)
+    place = webhook.place
+    about = {
+        "position": place.position.event_pk,
+        "waiting_count": waiting.get(webhook.pk, 0),
+        "failing_since": place.failing_since,
+        "error": place.error,
+        "off": place.is_off,
+    }
+    return WebhookOut.model_validate(vars(webhook) | chosen | about)
 
 
 def _created(webhook: Webhook) -> CreatedWebhookOut:
-    return CreatedWebhookOut(**vars(_webhook(webhook)), secret=webhook.secret)
-
-
-def _delivery(delivery: Delivery) -> DeliveryOut:
-    ended = {} if delivery.state == "pending" else {"next_at": None}
-    return DeliveryOut.model_validate(vars(delivery) | {"attempt_count": delivery.attempts} | ended)
+    return CreatedWebhookOut(**vars(_webhook(webhook, {})), secret=webhook.secret)

@@ -1,11 +1,11 @@
-// Webhooks: who receives which events, and what was delivered. A secret is shown once, when it is created.
+// Webhooks: who receives which events, and whether it does. A secret is shown once, when it is created.
 
 import { call, part } from "../api.js";
 import { galleries } from "../choices.js";
 import { fill, h, icon } from "../dom.js";
 import { counted, when } from "../numbers.js";
 import { settingsHeading } from "../reports.js";
-import { button, confirmed, dialog, empty, field, loading, problemBox, secretDialog, table, toast } from "../ui.js";
+import { button, confirmed, dialog, empty, field, loading, problemBox, secretDialog, toast } from "../ui.js";
 
 const TYPES = {
   decision: "A face was identified, or not",
@@ -21,13 +21,6 @@ const OUTCOMES = {
   uncertain: "Perhaps a known person",
   unknown: "A stranger",
 };
-const STATES = {
-  delivered: ["identified", "check"],
-  pending: ["uncertain", "jobs"],
-  dead: ["unknown", "close"],
-};
-const SHOWN = 20; // deliveries of each webhook
-
 export const title = () => "Webhooks";
 
 export function render(params, signal) {
@@ -66,16 +59,6 @@ function list({ data: webhooks }, again, signal) {
 
 function card(one, again, signal) {
   const name = one.name ?? new URL(one.url).host;
-  const deliveries = h("div", {});
-  const load = () =>
-    fill(
-      deliveries,
-      loading(
-        async () => listed(await call("GET", path(one, "/deliveries"), { query: { limit: SHOWN }, signal }), name),
-        "Loading deliveries…",
-      ),
-    );
-  load();
   return h(
     "li",
     { class: "card" },
@@ -87,8 +70,7 @@ function card(one, again, signal) {
       (one.types ?? ["all events"]).map((type) => h("span", { class: "tag", title: TYPES[type] }, type)),
       h("span", { class: "hint" }, about(one)),
     ),
-    h("h3", {}, "Last deliveries"),
-    deliveries,
+    h("p", { role: "status" }, ...state(one)),
     h(
       "div",
       { class: "actions" },
@@ -96,12 +78,18 @@ function card(one, again, signal) {
         const answer = await call("POST", path(one, "/test"));
         toast(answer.delivered ? `“${name}” accepted the test.` : `The test failed: ${answer.error}.`);
       }),
-      button("Send the dead ones again", async () => {
+      button("Send all again", async () => {
+        const yes = await confirmed({
+          title: `Send all stored events to “${name}” again?`,
+          text: "It gets the events of the last week once more, with the same ids, and is switched on if it was off.",
+          yes: "Send",
+        });
+        if (!yes) return;
         const { replayed_count: replayed } = await call("POST", path(one, "/replay"));
-        toast(replayed ? `${counted(replayed, "delivery", "deliveries")} will be sent again.` : "There are no dead deliveries.");
-        load();
+        toast(replayed ? `${counted(replayed, "event")} will be sent again.` : "No events are stored.");
+        again();
       }),
-      button("Refresh", load),
+      button("Refresh", again),
       button(
         "Delete",
         async () => {
@@ -133,19 +121,19 @@ function about(one) {
   return facts.filter(Boolean).join(" · ");
 }
 
-function listed({ data: deliveries }, name) {
-  if (deliveries.length === 0) return h("p", { class: "hint" }, "Nothing was sent yet.");
-  const rows = deliveries.map((one) => [one.type, one.gallery, when(one.at), state(one)]);
-  return table(`Last deliveries to ${name}`, ["Event", "Gallery", "At", "State"], rows);
-}
-
 function state(one) {
-  const [style, picture] = STATES[one.state];
-  const tried = one.state === "delivered" && one.attempt_count === 1 ? "" : ` after ${counted(one.attempt_count, "attempt")}`;
-  const next = one.next_at && one.attempt_count > 0 ? `, next ${when(one.next_at)}` : "";
+  const [style, picture, word] = one.off
+    ? ["unknown", "close", "switched off"]
+    : one.failing_since
+      ? ["uncertain", "jobs", "failing"]
+      : ["identified", "check", "working"];
+  const facts = [
+    one.failing_since && `since ${when(one.failing_since)}: ${one.error}`,
+    one.waiting_count > 0 && `${counted(one.waiting_count, "event")} after its position`,
+  ];
   return [
-    h("span", { class: `outcome ${style}` }, icon(picture), one.state),
-    h("span", { class: "hint" }, ` ${tried}${one.error ? `: ${one.error}` : ""}${next}`),
+    h("span", { class: `outcome ${style}` }, icon(picture), word),
+    h("span", { class: "hint" }, ` ${facts.filter(Boolean).join(" · ")}`),
   ];
 }
 

@@ -370,45 +370,40 @@ leases = _table(
     sa.Column("until", Utc, nullable=False),
 )
 
-# sealed: address, secret, name and filter, so that write access to the database redirects no events.
-webhooks = _numbered(
-    "webhooks",
+# Receivers of events: webhooks, the MQTT broker and event streams. sealed: address, secret, name
+# and filter, so that write access to the database redirects no events. xid, event_pk: position in ``events`` up to
+# which all were sent. failing_s: seconds of failing since failing_since. announced: topics of devices at a broker.
+receivers = _numbered(
+    "receivers",
     sa.Column("id", sa.String(32), nullable=False, unique=True),
     sa.Column("sealed", sa.LargeBinary, nullable=False),
+    sa.Column("xid", Key, nullable=False),
+    sa.Column("event_pk", Key, nullable=False),
+    sa.Column("failing_since", Utc),
+    sa.Column("failing_s", sa.Float, nullable=False, server_default="0"),
+    sa.Column("error", sa.String(200)),
+    sa.Column("announced", sa.JSON(none_as_null=True)),
+    sa.Column("used_at", Utc, nullable=False),
     sa.Column("created_at", Utc, nullable=False),
 )
 
-# Outbox: events that at least one webhook wants. subject: keyed hash of the subject's id, as in ``subjects.lookup``, or
-# the id of a stranger.
-# sealed: the body.
+# Log of the events that at least one receiver wants, read in the order of xid and pk. xid: of PostgreSQL's transaction;
+# 0 in SQLite, whose writers take turns. subject_pk, stranger_pk: whom the sealed body names.
 events = _numbered(
     "events",
     sa.Column("id", sa.String(32), nullable=False, unique=True),
+    sa.Column("xid", Key, nullable=False),
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
     sa.Column("type", sa.String(32), nullable=False),
-    sa.Column("subject", sa.String(32)),
+    sa.Column("subject_pk", sa.ForeignKey("subjects.pk", ondelete="CASCADE")),
+    sa.Column("stranger_pk", sa.ForeignKey("strangers.pk", ondelete="CASCADE")),
     sa.Column("sealed", sa.LargeBinary, nullable=False),
     sa.Column("at", Utc, nullable=False),
-    sa.Index("events_by_subject", "gallery_pk", "subject"),
+    sa.Index("events_by_position", "xid", "pk"),
+    sa.Index("events_by_gallery", "gallery_pk"),
+    sa.Index("events_by_subject", "subject_pk"),
+    sa.Index("events_by_stranger", "stranger_pk"),
     sa.Index("events_by_age", "at"),
-)
-
-# One row for each webhook that wants an event, with the result of the last attempt.
-deliveries = _numbered(
-    "deliveries",
-    sa.Column("webhook_pk", sa.ForeignKey("webhooks.pk", ondelete="CASCADE"), nullable=False),
-    sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
-    sa.Column("event_pk", sa.ForeignKey("events.pk", ondelete="CASCADE"), nullable=False),
-    sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("next_at", Utc, nullable=False),
-    sa.Column("status", sa.Integer),
-    sa.Column("error", sa.String(200)),
-    sa.Column("updated_at", Utc, nullable=False),
-    sa.Index("deliveries_by_stream", "state", "webhook_pk", "gallery_pk", "pk"),
-    sa.Index("deliveries_by_webhook", "webhook_pk", "pk"),
-    sa.Index("deliveries_by_gallery", "gallery_pk"),
-    sa.Index("deliveries_by_event", "event_pk"),
 )
 
 # Audit lines. No foreign key to galleries: lines outlive them. chain: the gallery's key, 0 for the service. number:

@@ -1,9 +1,8 @@
-"""Webhooks, and their outbox: events stored in the transaction of what they report, once for each webhook that wants
-them.
+"""Log of events: rows stored in the transaction of what they report, if at least one receiver wants them.
 
-Event streams receive as a webhook without deliveries: they read the events themselves. Nothing is written if no webhook
-wants an event. The events of a gallery have ascending keys in the order of commits, because each transaction locks the
-gallery's audit chain, which ``service.storage.audit.log`` locks as well.
+Readers go by position, in the order of ``xid`` and ``pk``. SQLite has one writer at a time: its keys are in the order
+of commits. PostgreSQL commits in another order than it gives numbers to transactions. There an event is read once all
+transactions up to its own have ended, so that none is passed over.
 """
 
 from __future__ import annotations
@@ -19,23 +18,35 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.core.errors import MasterKeyError
-from service.domain.events import Event, EventFilter
+from service.domain.events import GIVE_UP_AFTER, Event, EventFilter, Position
 from service.domain.gallery import Gallery
 from service.security.sealing import Seal, SealBrokenError
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import EVENT, subject_lookup
-from service.storage.db.tables import audit_heads, deliveries, events, galleries, subjects, webhooks
+from service.storage.db.tables import audit_heads, events, galleries, receivers, strangers, subjects
 
 BuiltIn = Literal["stream", "mqtt"]
-"""ID of a webhook that the service creates for itself: ``stream`` keeps the events for event streams, and ``mqtt``
-stands for the MQTT broker."""
+"""ID of a receiver that the service creates for itself: ``mqtt`` is the MQTT broker. ``stream`` has events stored for
+event streams; its position is the last event that was deleted."""
 BUILT_IN: Final[tuple[BuiltIn, ...]] = get_args(BuiltIn)
-PUBLISHING: Final = 0x4B69
-"""First 16 bits of PostgreSQL's advisory locks of transactions that add events. The others are a lower bound of the
-keys of those events."""
 SECRET: Final = "webhooks"  # noqa: S105 - name of the service's secret that seals webhooks
 PURPOSE: Final = "webhook"
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a receiver is. ``failing_s``: how long senders saw it fail, since ``failing_since``; 0: it works."""
+
+    position: Position
+    failing_s: float = 0
+    failing_since: datetime | None = None
+    error: str | None = None
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it is switched off: it said so, or failed for too long. A replay switches it on again."""
+        return self.failing_s >= GIVE_UP_AFTER.total_seconds()
 
 
 @dataclass(frozen=True)
@@ -49,21 +60,37 @@ class Webhook:
     secret: str = field(repr=False)
     filter: EventFilter
     created_at: datetime
+    place: Place = Place(Position(0, 0))
 
 
 def read_webhooks(
-    connection: Connection, vault: Vault, chosen: sa.ColumnElement[bool] | None = None, lock: bool = False
+    connection: Connection, vault: Vault, chosen: sa.ColumnElement[bool] | None = None
 ) -> Sequence[Webhook]:
-    """Return all webhooks, or the chosen ones, oldest first. An altered row is logged and left out.
+    """Return all receivers, or the chosen ones, oldest first. An altered row is logged and left out.
 
-    Raises MasterKeyError: the webhooks cannot be opened. Without webhooks, no key is needed.
+    Raises MasterKeyError: they cannot be opened. Without receivers, no key is needed.
     """
-    query = LOCKED if lock else WEBHOOKS
-    rows = connection.execute(query if chosen is None else query.where(chosen)).all()
+    rows = connection.execute(RECEIVERS if chosen is None else RECEIVERS.where(chosen)).all()
     if not rows:
         return ()
     seal = webhook_seal(connection, vault)
     return [webhook for row in rows if (webhook := _webhook(seal, row)) is not None]
+
+
+def place_of(row: sa.Row[Any]) -> Place:
+    return Place(Position(row.xid, row.event_pk), row.failing_s, row.failing_since, row.error)
+
+
+def end_of_log(connection: Connection) -> Position:
+    """Return the position up to which no event will be added any more."""
+    if connection.dialect.name == "postgresql":
+        return Position(connection.execute(HORIZON).scalar_one(), 0)
+    return Position(0, connection.execute(SQLITE_LAST).scalar() or 0)
+
+
+def beyond(position: Position) -> sa.ColumnElement[bool]:
+    """Select the events after a position."""
+    return sa.tuple_(*map(sa.literal, position)) < PLACED
 
 
 def webhook_seal(connection: Connection, vault: Vault) -> Seal:
@@ -97,7 +124,7 @@ def _webhook(seal: Seal, row: sa.Row[Any]) -> Webhook | None:
         field: frozenset(value) if isinstance(value, list) else value for field, value in opened["filter"].items()
     }
     name, url, secret = (opened[key] for key in ("name", "url", "secret"))
-    return Webhook(row.pk, row.id, name, url, secret, EventFilter(**chosen), row.created_at)
+    return Webhook(row.pk, row.id, name, url, secret, EventFilter(**chosen), row.created_at, place_of(row))
 
 
 class Origin(NamedTuple):
@@ -119,17 +146,16 @@ def open_event(vault: Vault, row: sa.Row[*tuple[Any, ...]]) -> dict[str, Any] | 
 
 
 def publish(vault: Vault, connection: Connection, gallery: Gallery | Origin, new: Sequence[Event]) -> None:
-    """Store the events that a webhook wants, in the current writing transaction.
+    """Store the events that a receiver wants, in the current writing transaction.
 
-    Left out are events of a deleted gallery, or one whose key is lost, and events about an erased subject.
+    Left out are events of a deleted gallery, or one whose key is lost, and events about an erased subject or stranger.
 
     Raises MasterKeyError: the webhooks cannot be opened.
     """
     if not new:
         return
-    known = read_webhooks(connection, vault, lock=True)
-    wanted = [(event, [w for w in known if w.filter.wants(gallery.name, event)]) for event in new]
-    wanted = [(event, receivers) for event, receivers in wanted if receivers]
+    known = [webhook for webhook in read_webhooks(connection, vault) if not webhook.place.is_off]
+    wanted = [event for event in new if any(webhook.filter.wants(gallery.name, event) for webhook in known)]
     if not wanted or not _lock(connection, gallery.pk):
         return
     try:
@@ -137,10 +163,9 @@ def publish(vault: Vault, connection: Connection, gallery: Gallery | Origin, new
     except MasterKeyError as error:
         log.warning("events of gallery %d are not reported: %s", gallery.pk, error.detail)
         return
-    if connection.dialect.name == "postgresql":
-        connection.execute(LOCK_PUBLISHING)
-    for event, receivers in wanted:
-        _insert(connection, gallery, event, [webhook.pk for webhook in receivers if webhook.id != "stream"])
+    xid = connection.execute(XID).scalar_one() if connection.dialect.name == "postgresql" else 0
+    for event in wanted:
+        _insert(connection, gallery, event, xid)
 
 
 def _lock(connection: Connection, gallery_pk: int) -> bool:
@@ -150,31 +175,31 @@ def _lock(connection: Connection, gallery_pk: int) -> bool:
     return exists
 
 
-def _insert(connection: Connection, gallery: Gallery | Origin, event: Event, receivers: Sequence[int]) -> None:
-    lookup = event.stranger if event.subject is None else subject_lookup(gallery.seal, event.subject)
-    if (
-        event.subject is not None
-        and connection.execute(KNOWN, {"gallery": gallery.pk, "lookup": lookup}).first() is None
-    ):
+def _insert(connection: Connection, gallery: Gallery | Origin, event: Event, xid: int) -> None:
+    about = {"subject_pk": None, "stranger_pk": None}
+    if event.subject is not None:
+        lookup = subject_lookup(gallery.seal, event.subject)
+        about["subject_pk"] = connection.execute(SUBJECT, {"gallery": gallery.pk, "lookup": lookup}).scalar()
+    elif event.stranger is not None:
+        about["stranger_pk"] = connection.execute(STRANGER, {"id": event.stranger}).scalar()
+    if (event.subject is not None or event.stranger is not None) and not any(about.values()):
         return
-    inserted = events.insert().values(
-        id=uuid.uuid4().hex,
-        gallery_pk=gallery.pk,
-        type=event.type,
-        subject=lookup,
-        sealed=gallery.seal.close_json(event.document(gallery.name), EVENT),
-        at=event.at,
-    )
-    event_pk: int = connection.execute(inserted.returning(events.c.pk)).scalar_one()
-    row = {"gallery_pk": gallery.pk, "event_pk": event_pk, "state": "pending", "attempts": 0}
-    times = {"next_at": event.at, "updated_at": event.at}
-    if receivers:
-        connection.execute(deliveries.insert(), [{"webhook_pk": pk, **row, **times} for pk in receivers])
+    row = {
+        "id": uuid.uuid4().hex,
+        "xid": xid,
+        "gallery_pk": gallery.pk,
+        "type": event.type,
+        "sealed": gallery.seal.close_json(event.document(gallery.name), EVENT),
+        "at": event.at,
+    }
+    connection.execute(EVENTS, row | about)
 
 
 # Built once: building a statement takes longer in SQLAlchemy than SQLite takes to run it.
-WEBHOOKS: Final = sa.select(webhooks).order_by(webhooks.c.pk)
-LOCKED: Final = WEBHOOKS.with_for_update(read=True, key_share=True)
+RECEIVERS: Final = sa.select(receivers).order_by(receivers.c.pk)
+EVENTS: Final = events.insert()
+PLACED: Final = sa.tuple_(events.c.xid, events.c.pk)
+"""Position of an event."""
 LOCK_ROW: Final = (
     sa.select(galleries.c.pk)
     .where(galleries.c.pk == sa.bindparam("gallery"))
@@ -183,11 +208,17 @@ LOCK_ROW: Final = (
 LOCK_CHAIN: Final = (
     sa.select(audit_heads.c.chain).where(audit_heads.c.chain == sa.bindparam("gallery")).with_for_update()
 )
-LAST_KEY: Final = "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS pk FROM events_pk_seq"
-"""The highest key that an event got, also in an unfinished transaction."""
-LOCK_PUBLISHING: Final = sa.text(
-    f"SELECT pg_advisory_xact_lock_shared(({PUBLISHING}::bigint << 48) | pk) FROM ({LAST_KEY}) AS last"  # noqa: S608
+SUBJECT: Final = (
+    sa.select(subjects.c.pk)
+    .where(subjects.c.gallery_pk == sa.bindparam("gallery"), subjects.c.lookup == sa.bindparam("lookup"))
+    .with_for_update(read=True, key_share=True)
 )
-KNOWN: Final = sa.select(subjects.c.pk).where(
-    subjects.c.gallery_pk == sa.bindparam("gallery"), subjects.c.lookup == sa.bindparam("lookup")
+STRANGER: Final = (
+    sa.select(strangers.c.pk).where(strangers.c.id == sa.bindparam("id")).with_for_update(read=True, key_share=True)
 )
+SQLITE_LAST: Final[sa.Select[Any]] = (
+    sa.select(sa.column("seq")).select_from(sa.table("sqlite_sequence")).where(sa.column("name") == events.name)
+)
+XID: Final[sa.Select[Any]] = sa.select(sa.text("pg_current_xact_id()::text::bigint"))
+HORIZON: Final[sa.Select[Any]] = sa.select(sa.text("pg_snapshot_xmin(pg_current_snapshot())::text::bigint"))
+"""All transactions with a lower number have ended."""

@@ -37,7 +37,6 @@ from service.storage.db.tables import (
     audit,
     audit_heads,
     changes,
-    deliveries,
     erasures,
     events,
     evidence,
@@ -47,14 +46,14 @@ from service.storage.db.tables import (
     jobs,
     leases,
     metadata,
+    receivers,
     secrets,
     strangers,
     subjects,
     templates,
-    webhooks,
 )
 from service.storage.db.triggers import triggers_off
-from service.storage.events.outbox import BUILT_IN
+from service.storage.events.outbox import BUILT_IN, end_of_log
 from service.storage.privacy import repeated_erasures
 from service.storage.privacy.backup_rows import read_rows, write_rows
 from service.storage.privacy.master_key_rotation import uses
@@ -64,7 +63,7 @@ from service.storage.repositories.jobs import fail_archive_jobs
 FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
 BATCH_ROWS: Final = 2048
-OMITTED_TABLES: Final = (api_key_versions, index_states, leases, events, deliveries)
+OMITTED_TABLES: Final = (api_key_versions, index_states, leases, events)
 TABLES: Final = [table for table in metadata.sorted_tables if table not in OMITTED_TABLES]
 AUTOINCREMENT_TABLES: Final = [table for table in TABLES if table.dialect_options["sqlite"]["autoincrement"]]
 """Tables whose keys are never reused."""
@@ -172,7 +171,7 @@ def _write_table(connection: Connection, table: sa.Table, to: _HashingFile) -> i
 
 def _own_rows(table: sa.Table) -> list[sa.ColumnElement[bool]]:
     """Return the condition of rows that a backup holds: servers create the built-in receivers of events again."""
-    return [webhooks.c.id.not_in(BUILT_IN)] if table is webhooks else []
+    return [receivers.c.id.not_in(BUILT_IN)] if table is receivers else []
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -230,6 +229,8 @@ def restore(
                     report(f"{table.name}: {count:,} rows")
             for table in AUTOINCREMENT_TABLES:
                 bulk_rows.raise_highest_key(connection, table, offsets[table.name] + manifest.highest[table.name])
+            # A backup holds no events: those after the restore are sent.
+            connection.execute(receivers.update().values(**end_of_log(connection)._asdict()))
             keep_restrictions(connection, database.vault, ended)
             if failed := fail_archive_jobs(database.vault, connection):
                 report(f"failed jobs: {failed}, whose archives no backup holds")
@@ -268,7 +269,7 @@ def _clear(connection: Connection, replace: bool) -> None:
             for table in reversed(metadata.sorted_tables):
                 connection.execute(table.delete())
     connection.execute(secrets.delete())
-    connection.execute(webhooks.delete())
+    connection.execute(receivers.delete())
 
 
 def _restored_rows(

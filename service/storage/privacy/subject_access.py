@@ -90,8 +90,7 @@ def _read(connection: Connection, gallery: Gallery, lookup: str) -> tuple[dict[s
     ).first()
     subject_pk = None if row is None else row.pk
     answers = sa.select(idempotency).where(idempotency.c.subject_pk == subject_pk).order_by(idempotency.c.created_at)
-    about = events.c.gallery_pk == here, events.c.subject == lookup
-    sent = sa.select(events.c.sealed).where(*about).order_by(events.c.pk)
+    sent = sa.select(events.c.sealed).where(events.c.subject_pk == subject_pk).order_by(events.c.pk)
     items: sa.Select[Any] = (
         sa.select(job_items.c.sealed, job_items.c.at, jobs.c.id.label("job"), jobs.c.kind)
         .join(jobs, jobs.c.pk == job_items.c.job_pk)

@@ -253,7 +253,7 @@ def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
     lookups = connection.execute(sa.select(subjects.c.lookup).where(subjects.c.pk.in_(subject_pks))).scalars().all()
     items_of_gallery = job_items.c.job_pk.in_(sa.select(jobs.c.pk).where(jobs.c.gallery_pk == gallery.pk))
     named = job_items.update().where(job_items.c.subject.in_(lookups), items_of_gallery)
-    reported = events.delete().where(events.c.gallery_pk == gallery.pk, events.c.subject.in_(lookups))
+    reported = events.delete().where(events.c.subject_pk.in_(subject_pks))
     return Counter(
         job_items=connection.execute(named.values(sealed=blank_item(gallery.seal), subject=None)).rowcount,
         labels=connection.execute(labels.delete().where(labels.c.subject_pk.in_(subject_pks))).rowcount,
@@ -271,11 +271,11 @@ def delete_strangers(connection: Connection, gallery: Gallery, chosen: sa.Column
     The transaction must hold the lock of the gallery's row.
     """
     own = (strangers.c.gallery_pk == gallery.pk) & chosen
-    doomed = connection.execute(sa.select(strangers.c.pk, strangers.c.id).where(own)).all()
+    doomed = connection.execute(sa.select(strangers.c.pk).where(own)).all()
     if not doomed:
         return Counter()
-    keys, ids = [row.pk for row in doomed], [row.id for row in doomed]
-    reported = events.delete().where(events.c.gallery_pk == gallery.pk, events.c.subject.in_(ids))
+    keys = [row.pk for row in doomed]
+    reported = events.delete().where(events.c.stranger_pk.in_(keys))
     owned = stranger_templates.delete().where(stranger_templates.c.stranger_pk.in_(keys))
     removed = Counter(
         events=connection.execute(reported).rowcount,

@@ -19,7 +19,7 @@ from service.storage.db.tables import (
     galleries,
     generations,
     last_change,
-    webhooks,
+    receivers,
 )
 
 FORMER_SETTINGS: Final = frozenset({"min_margin"})
@@ -95,7 +95,7 @@ def webhooks_state() -> sa.ScalarSelect[int]:
     Count and highest key are enough: only a creation raises the count again, and it brings a key never used before.
     """
     count = sa.cast(sa.func.count(), sa.BigInteger) * sa.literal(2**32, sa.BigInteger)
-    return sa.select(count + sa.func.coalesce(sa.func.max(webhooks.c.pk), 0)).select_from(webhooks).scalar_subquery()
+    return sa.select(count + sa.func.coalesce(sa.func.max(receivers.c.pk), 0)).select_from(receivers).scalar_subquery()
 
 
 def _evidence_sequence(generation: sa.ColumnElement[int]) -> sa.ScalarSelect[int]:

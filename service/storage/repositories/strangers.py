@@ -32,7 +32,7 @@ from service.domain.gallery import Crop, Gallery, NewTemplate
 from service.domain.strangers import MAX_STRANGERS, MAX_TEMPLATES, Recalled, Remembered, Stranger
 from service.storage.audit.log import Entry, append, pseudonym
 from service.storage.db.engine import Database, deleted_meanwhile, new_version
-from service.storage.db.row_sealing import EVENT, open_crop, seal_crop, subject_lookup
+from service.storage.db.row_sealing import EVENT, open_crop, seal_crop
 from service.storage.db.tables import audit, events, galleries, stranger_templates, strangers
 from service.storage.events.outbox import publish
 from service.storage.repositories import erasures
@@ -176,9 +176,9 @@ class StrangerStore:
             subject = read_subject(connection, gallery, subject_id)
             if name is not None and subject.name is None:
                 name_subject(connection, gallery, subject, name)
-            own = (events.c.gallery_pk == gallery.pk) & (events.c.subject == stranger_id)
             # An erasure of the subject must delete them.
-            connection.execute(events.update().where(own).values(subject=subject_lookup(gallery.seal, subject_id)))
+            own = events.update().where(events.c.stranger_pk == stranger.pk)
+            connection.execute(own.values(stranger_pk=None, subject_pk=subject.pk))
             removed = delete_strangers(connection, gallery, strangers.c.pk == stranger.pk)
             report_enrollment(vault, connection, gallery, subject_id, len(new))
             details = {"into": pseudonym(gallery, subject_id), "templates": len(new)}
@@ -207,8 +207,8 @@ class StrangerStore:
                 [row.pk for row in kept]
             )
             connection.execute(stranger_templates.delete().where(left))
-            own = (events.c.gallery_pk == gallery.pk) & (events.c.subject == stranger_id)
-            connection.execute(events.update().where(own).values(subject=into))
+            own = events.update().where(events.c.stranger_pk == source.pk)
+            connection.execute(own.values(stranger_pk=target.pk))
             both = {
                 "first_seen": min(source.first_seen, target.first_seen),
                 "last_seen": max(source.last_seen, target.last_seen),
@@ -459,7 +459,7 @@ def _document(connection: Connection, gallery: Gallery, stranger: Stranger) -> d
         templates.append(
             {**about, "created_at": rfc3339(row.created_at), "embedding": new.vector.tolist(), "crop": crop}
         )
-    own = (events.c.gallery_pk == gallery.pk) & (events.c.subject == stranger.id)
+    own = events.c.stranger_pk == stranger.pk
     sealed = connection.execute(sa.select(events.c.sealed).where(own).order_by(events.c.pk)).scalars()
     named = (audit.c.chain == gallery.pk) & sa.cast(audit.c.details, sa.Text).contains(stranger.id)
     lines = connection.execute(sa.select(audit).where(named).order_by(audit.c.number))

@@ -28,7 +28,7 @@ from service.storage.db.row_sealing import (
     seal_subject,
     subject_lookup,
 )
-from service.storage.db.tables import album_groups, albums, decoys, labels, subjects, templates
+from service.storage.db.tables import album_groups, albums, decoys, events, labels, subjects, templates
 from service.storage.repositories import erasures
 from service.storage.repositories.erasures import Receipt
 from service.storage.repositories.read_cache import ReadCache
@@ -220,6 +220,7 @@ class SubjectStore:
             count = connection.execute(templates.update().where(owned).values(subject_pk=target.pk)).rowcount
             _move_decoys(connection, source.pk, target.pk)
             _rename_groups(connection, gallery, subject_id, into)
+            connection.execute(events.update().where(events.c.subject_pk == source.pk).values(subject_pk=target.pk))
             changed = sorted(name for name, value in vars(about).items() if value != vars(before)[name])
             if changed:
                 _update(connection, gallery, target.pk, about)

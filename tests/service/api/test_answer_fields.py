@@ -28,6 +28,7 @@ OTHER_NUMBERS = {
     "line",
     "number",
     "other_face",
+    "position",
     "sequence",
     "status",
     "top_k",

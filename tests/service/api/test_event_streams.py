@@ -18,12 +18,15 @@ import pytest
 
 from kith import AsyncKith, Kith, KithClientError
 from kith.wire.events import EventOut
+from service.core.clock import Clock
 from service.operations import event_streams
 from service.server import embedded
 from service.settings import load_settings
+from service.storage.repositories import receivers
 from service.usecases import events as event_usecase
 from tests.commands import run_kith
 from tests.conftest import ROOT
+from tests.databases import open_database
 from tests.faults.servers import free_port
 from tests.reverse_proxies import nginx
 
@@ -31,8 +34,13 @@ PATIENCE_S = 60
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    settings = load_settings(data_dir=tmp_path_factory.mktemp("streams"), log_level="ERROR")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("streams")
+
+
+@pytest.fixture(scope="module")
+def place(data_dir: Path) -> Iterator[str]:
+    settings = load_settings(data_dir=data_dir, log_level="ERROR")
     with embedded(settings) as url:
         yield url
 
@@ -154,21 +162,22 @@ def test_the_asynchronous_client_follows_too(client: Kith, place: str) -> None:
     assert asyncio.run(follow()) == ["unknown"] * 2
 
 
-def test_positions_that_cannot_be_resumed_are_errors(client: Kith, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_that_cannot_be_resumed_are_errors(
+    client: Kith, place: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for wrong in ("1", "ab" * 40, "x" * 80):
         answer = httpx.get(f"{place}/v1/events", headers={"Last-Event-ID": wrong})
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
     start = position_now(place)
     identify(client, "door", 0, 1, 2)
-    monkeypatch.setattr(event_streams, "MAX_KEPT", 2)
+    assert len(take(client.events(start), 3)) == 3
+    monkeypatch.setattr(receivers, "MAX_KEPT", 1)
+    database = open_database(f"sqlite:///{data_dir / 'kith.db'}")
+    receivers.ReceiverStore(database).sweep(Clock())
+    database.close()
     with pytest.raises(KithClientError, match="events_expired") as raised:
         next(client.events(start))
     assert raised.value.status == 410
-    monkeypatch.undo()
-    assert len(take(client.events(start), 3)) == 3
-    monkeypatch.setattr(event_streams, "RESUMABLE", -event_streams.RESUMABLE)
-    with pytest.raises(KithClientError, match="events_expired"):
-        next(client.events(start))
 
 
 def test_heartbeats_move_the_position(place: str, client: Kith, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,6 @@ def test_every_list_of_the_api_has_pages(tmp_path: Any) -> None:
         "erasures",
         "audit",
         "keys",
-        "deliveries",
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kith import Kith, KithClientError
-from kith.wire.webhooks import DeliveryOut
+from kith.wire.webhooks import WebhookOut
 from service.domain.events import Event
 from service.server import embedded
 from service.settings import load_settings
@@ -88,39 +88,43 @@ def test_a_filter_keeps_other_decisions_back(
     ]
 
 
-def test_deliveries_are_listed_until_the_webhook_is_deleted(client: Kith, receiver: Receiver) -> None:
+def test_a_webhook_says_where_it_is_and_sends_again(client: Kith, receiver: Receiver) -> None:
     client.create_gallery("door", risk={"threshold": 0.9})
     made = client.create_webhook(f"{receiver.origin}/listed", types=["decision"])
+    assert (made.waiting_count, made.failing_since, made.error, made.off) == (0, None, None, False)
     dimension = client.model().dimension
     for row in np.eye(3, dimension):
         client.identify("door", embeddings=[row])
-    messages = receiver.wait_for(3)
-
-    def listed() -> list[DeliveryOut]:
-        return list(client.deliveries(made.id, states=["delivered"]))
-
-    found = waited(listed, 3)
-    assert [d.event for d in found] == [m.id for m in messages][::-1]
-    assert {(d.type, d.gallery, d.attempt_count, d.status, d.next_at) for d in found} == {
-        ("decision", "door", 1, 204, None)
-    }
-    assert list(client.deliveries(made.id, states=["dead"])) == []
-    assert client.webhook(made.id).model_dump() == made.model_dump(exclude={"secret"})
+    receiver.wait_for(3)
+    shown = waited(lambda: client.webhook(made.id), lambda one: one.waiting_count == 0)
+    assert shown.position > made.position
     assert client.test_webhook(made.id).delivered
     assert receiver.wait_for(4)[-1].document["type"] == "test"
+    receiver.answers += [410]
+    client.identify("door", embeddings=[np.eye(1, dimension)[0]])
+    off = waited(lambda: client.webhook(made.id), lambda one: one.off)
+    assert (off.waiting_count, off.error) == (1, "the receiver returned status 410")
+    assert off.failing_since is not None
+    assert off.position == shown.position
+    assert [one.off for one in client.webhooks()] == [True]
+    count = client.replay_webhook(made.id).replayed_count
+    assert count >= 4
+    again = receiver.wait_for(5 + count)[5:]
+    assert again[-1].id == receiver.messages[4].id
+    assert not waited(lambda: client.webhook(made.id), lambda one: one.waiting_count == 0).off
     client.delete_webhook(made.id)
     with pytest.raises(KithClientError, match="webhook_not_found"):
-        list(client.deliveries(made.id))
+        client.webhook(made.id)
     client.identify("door", embeddings=[np.eye(1, dimension)[0]])
     assert list(client.webhooks()) == []
 
 
-def waited(read: Callable[[], list[DeliveryOut]], count: int) -> list[DeliveryOut]:
-    """Read until there are ``count``: a result is recorded after the receiver has answered."""
+def waited(read: Callable[[], WebhookOut], is_right: Callable[[WebhookOut], bool]) -> WebhookOut:
+    """Read until it is right: a place is recorded after the receiver has answered."""
     for _ in range(10_000):
-        if len(found := read()) >= count:
+        if is_right(found := read()):
             return found
-    raise AssertionError(f"{len(found)} deliveries instead of {count}")
+    raise AssertionError(found)
 
 
 def test_addresses_that_the_operator_did_not_allow_are_refused(client: Kith, tmp_path: Path) -> None:

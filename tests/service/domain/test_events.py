@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from service.domain.events import (
-    GIVE_UP_AFTER,
-    LONGEST_RETRY,
-    MAX_REFUSALS,
-    Event,
-    EventFilter,
-    next_attempt,
-)
+from service.domain.events import LONGEST_RETRY, Event, EventFilter, pause_s
 
-NOW = datetime(2026, 1, 31, tzinfo=UTC)
 STRANGER = Event("decision", {"outcome": "unknown", "false_alarm_probability": 0.4})
 RISKY = Event("decision", {"outcome": "identified", "false_alarm_probability": 0.001})
 CERTAIN = Event("decision", {"outcome": "identified", "false_alarm_probability": 0.00001})
@@ -44,25 +35,9 @@ def test_a_filter_passes_what_it_names(chosen: dict[str, Any], wanted: list[Even
     assert made.wants_decisions_of("g") == any(event.type == "decision" for event in wanted)
 
 
-def test_waits_grow_up_to_an_hour_and_end_after_a_day() -> None:
-    at, failed, waits = NOW, 0, list[timedelta]()
-    while True:
-        failed += 1
-        again = next_attempt(failed, NOW, at, 503)
-        if again is None:
-            break
-        waits.append(again - at)
-        at = again
-    assert waits[:3] == [timedelta(seconds=2), timedelta(seconds=6), timedelta(seconds=18)]
+def test_waits_grow_up_to_an_hour_whatever_a_receiver_asks_for() -> None:
+    waits = [pause_s(failures, None) for failures in range(1, 99)]
+    assert waits[:3] == [2, 6, 18]
     assert waits == sorted(waits)
-    assert waits[-1] == LONGEST_RETRY
-    assert GIVE_UP_AFTER <= at - NOW < GIVE_UP_AFTER + LONGEST_RETRY
-
-
-@pytest.mark.parametrize(
-    ("status", "final"),
-    [(400, True), (404, True), (410, True), (302, True), (408, False), (429, False), (500, False), (None, False)],
-)
-def test_a_receiver_that_refuses_is_asked_a_few_times(status: int | None, final: bool) -> None:
-    assert next_attempt(MAX_REFUSALS - 1, NOW, NOW, status) is not None
-    assert (next_attempt(MAX_REFUSALS, NOW, NOW, status) is None) == final
+    assert waits[-1] == LONGEST_RETRY.total_seconds()
+    assert [pause_s(1, asked) for asked in (0, 60, 1e9, -5)] == [2, 60, LONGEST_RETRY.total_seconds(), 2]

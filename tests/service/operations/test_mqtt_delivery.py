@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kith import Kith
 from service.core.errors import SettingsError
-from service.domain.events import Event
+from service.domain.events import Event, EventFilter
 from service.domain.gallery import Gallery, GallerySettings
 from service.operations import mqtt_delivery
 from service.server import embedded
@@ -28,10 +28,10 @@ from service.settings import load_settings
 from service.storage.audit.log import record_entries
 from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
-from service.storage.events.deliveries import DeliveryStore
+from service.storage.events.log import EventLog
 from service.storage.repositories.api_keys import KeyStore
+from service.storage.repositories.receivers import ReceiverStore
 from service.storage.repositories.store import Store
-from service.storage.repositories.webhooks import WebhookStore
 from tests.faults.servers import free_port
 
 pytest.importorskip("aiomqtt")
@@ -94,7 +94,7 @@ def mosquitto(tmp_path: Path) -> Iterator[Mosquitto]:
 
 @pytest.fixture
 def gallery(database: Database) -> Gallery:
-    WebhookStore(database).claim("mqtt")
+    ReceiverStore(database).claim("mqtt")
     Store(database).galleries.create("door", "f" * 32, 8, GallerySettings())
     return Store(database).galleries.get("door")
 
@@ -106,9 +106,9 @@ def report(database: Database, gallery: Gallery, *numbers: int) -> None:
 @asynccontextmanager
 async def delivering(database: Database, broker: Broker, metrics: Metrics | None = None) -> AsyncIterator[MqttDelivery]:
     names = KeyStore(database).gallery_names
-    receivers, store = WebhookStore(database), DeliveryStore(database)
+    log, receivers = EventLog(database), ReceiverStore(database)
     metrics = metrics or Metrics()
-    async with MqttDelivery(broker, store, receivers, Lease(database, "mqtt"), names, metrics, lease_s=2) as delivery:
+    async with MqttDelivery(broker, log, receivers, Lease(database, "mqtt"), names, metrics, lease_s=2) as delivery:
         yield delivery
 
 
@@ -160,7 +160,8 @@ async def subscribed(mosquitto: Mosquitto) -> AsyncIterator[Subscriber]:
 
 
 def pending(database: Database) -> int:
-    return sum(len(deliveries) for deliveries in DeliveryStore(database).due_to_broker(99))
+    _, place, _ = ReceiverStore(database).built_in("mqtt")
+    return len(EventLog(database).read(place.position, EventFilter()).events)
 
 
 def test_events_arrive_in_order_below_their_gallery(database: Database, gallery: Gallery, mosquitto: Mosquitto) -> None:
@@ -227,11 +228,11 @@ def test_what_was_sent_but_not_recorded_comes_again_with_its_id(
     async def work() -> None:
         async with subscribed(mosquitto) as subscriber:
             with monkeypatch.context() as patch:
-                patch.setattr(DeliveryStore, "record", lambda *_: None)  # as if killed before it
+                patch.setattr(ReceiverStore, "record", lambda *_: True)  # as if killed before it
                 async with delivering(database, mosquitto.broker()):
                     await subscriber.until(lambda: len(subscriber.numbers) >= 5)
             async with delivering(database, mosquitto.broker()):
-                await subscriber.until(lambda: not pending(database))
+                await subscriber.until(lambda: len(subscriber.numbers) >= 10 and not pending(database))
         ids = {m["id"] for topic, m in subscriber.messages if "/decision/" in topic}
         numbers = subscriber.numbers
         assert len(ids) == 5 < len(numbers)
@@ -261,6 +262,28 @@ def test_galleries_are_announced_to_home_assistant_until_they_are_deleted(
         assert document["components"]["person"]["state_topic"] == "faces/door/decision/identified"
 
     asyncio.run(work())
+
+
+def test_devices_of_galleries_deleted_meanwhile_disappear(
+    database: Database, gallery: Gallery, mosquitto: Mosquitto
+) -> None:
+    """After a restart or a move of the lease, also if the prefix of discovery changed or was unset."""
+    topic = "homeassistant/device/faces_{}/config".format
+
+    async def work() -> None:
+        async with subscribed(mosquitto) as subscriber:
+            async with delivering(database, mosquitto.broker("homeassistant")):
+                await subscriber.until(lambda: topic("door") in dict(subscriber.messages))
+            await asyncio.to_thread(Store(database).galleries.delete, "door")
+            await asyncio.to_thread(Store(database).galleries.create, "gate", "f" * 32, 8, GallerySettings())
+            async with delivering(database, mosquitto.broker("homeassistant")):
+                await subscriber.until(lambda: (topic("door"), "") in subscriber.messages)
+                await subscriber.until(lambda: topic("gate") in dict(subscriber.messages))
+            async with delivering(database, mosquitto.broker()):
+                await subscriber.until(lambda: (topic("gate"), "") in subscriber.messages)
+
+    asyncio.run(work())
+    assert ReceiverStore(database).built_in("mqtt")[2] == []
 
 
 def test_a_server_sends_its_decisions(mosquitto: Mosquitto, tmp_path: Path) -> None:

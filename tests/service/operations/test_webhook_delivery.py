@@ -1,4 +1,4 @@
-"""Deliveries to a real receiver: signed, in order per gallery, repeated until accepted or dead, by one process."""
+"""Deliveries to a real receiver: signed, in order, repeated until accepted, by one process."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from service.core.errors import WebhookRefusedError
+from service.core.errors import StorageError, WebhookRefusedError
 from service.domain import events as rules
-from service.domain.events import Event, EventFilter
+from service.domain.events import Event, EventFilter, Position
 from service.domain.gallery import Gallery, GallerySettings
 from service.observability.metrics import Metrics
+from service.operations import progress
 from service.operations.webhook_delivery import WebhookDelivery, WebhookSender
 from service.security.addresses import Hosts
 from service.security.outbound_http import OutboundHttp
 from service.storage.audit.log import record_entries
 from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
-from service.storage.events.deliveries import Delivery, DeliveryStore
-from service.storage.events.outbox import Webhook
+from service.storage.events import outbox
+from service.storage.events.log import EventLog
+from service.storage.events.outbox import Place, Webhook
+from service.storage.repositories import receivers as places
+from service.storage.repositories.receivers import ReceiverStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
 from tests.receivers import Receiver, receiving
@@ -48,25 +52,39 @@ def gallery(database: Database) -> Gallery:
 
 
 @asynccontextmanager
-async def sending(database: Database, receiver: Receiver, lease_s: float = 20) -> AsyncIterator[None]:
+async def sending(
+    database: Database, receiver: Receiver, lease_s: float = 20, poll_s: float = 0.02
+) -> AsyncIterator[None]:
     async with OutboundHttp(Hosts(), origins=[receiver.origin]) as http:
-        store, lease = DeliveryStore(database), Lease(database, "webhooks")
-        async with WebhookDelivery(store, lease, WebhookSender(http), Metrics(), poll_s=0.02, lease_s=lease_s):
+        store, lease, sender = ReceiverStore(database), Lease(database, "webhooks"), WebhookSender(http)
+        log = EventLog(database)
+        async with WebhookDelivery(log, store, lease, sender, Metrics(), poll_s=poll_s, lease_s=lease_s):
             yield
 
 
-def report(database: Database, gallery: Gallery, *numbers: int) -> None:
-    new = [Event("decision", {"outcome": "unknown", "number": number}) for number in numbers]
+def report(database: Database, gallery: Gallery, *numbers: int, at: datetime | None = None) -> None:
+    when = datetime.now(UTC) if at is None else at
+    new = [Event("decision", {"outcome": "unknown", "number": number}, at=when) for number in numbers]
     record_entries(database, [], [(gallery, new)])
 
 
-def subscribe(database: Database, receiver: Receiver) -> Webhook:
-    return WebhookStore(database).create(f"{receiver.origin}/kith?key=1", None, EventFilter())
+def subscribe(database: Database, receiver: Receiver, path: str = "/kith?key=1") -> Webhook:
+    return WebhookStore(database).create(f"{receiver.origin}{path}", None, EventFilter())
 
 
-def ended(database: Database) -> list[Delivery]:
-    (webhook,) = WebhookStore(database).list_all()
-    return DeliveryStore(database).list_page(webhook, ["delivered", "dead"], None, 999)[::-1]
+def waiting(database: Database) -> int:
+    """Return the number of events after the recorded place of the first webhook."""
+    webhook, *_ = WebhookStore(database).list_all()
+    return ReceiverStore(database).waiting_counts()[webhook.pk]
+
+
+def place(database: Database) -> Place:
+    webhook, *_ = WebhookStore(database).list_all()
+    return webhook.place
+
+
+def numbers_of(receiver: Receiver) -> list[int]:
+    return [message.document["data"]["number"] for message in receiver.messages]
 
 
 async def until(is_true: Callable[[], bool]) -> None:
@@ -85,90 +103,172 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 
 def test_events_arrive_signed_and_in_order(database: Database, gallery: Gallery, receiver: Receiver) -> None:
     webhook = subscribe(database, receiver)
-    report(database, gallery, *range(50))
+    other = Store(database).galleries.create("h", "f" * 32, 8, GallerySettings())
+    for number in range(0, 50, 5):
+        report(database, other if number % 2 else gallery, *range(number, number + 5))
 
     async def work() -> None:
         async with sending(database, receiver):
-            await until(lambda: len(ended(database)) == 50)
+            await until(lambda: waiting(database) == 0)
 
     run(work)
     messages = receiver.messages
-    assert [m.document["data"]["number"] for m in messages] == list(range(50))
+    assert numbers_of(receiver) == list(range(50))
     assert all(m.is_signed_by(webhook.secret) for m in messages)
-    assert [m.id for m in messages] == [d.event for d in ended(database)]
     assert {(m.path, m.headers["content-type"]) for m in messages} == {("/kith?key=1", "application/json")}
     assert messages[0].document.keys() == {"type", "timestamp", "data"}
-    assert {(d.state, d.attempts, d.status, d.error) for d in ended(database)} == {("delivered", 1, 204, None)}
+    assert len({m.id for m in messages}) == 50
 
 
 def test_a_failed_event_is_repeated_before_later_ones(database: Database, gallery: Gallery, receiver: Receiver) -> None:
     webhook = subscribe(database, receiver)
-    receiver.answers += [204, 500, 429, 204]
+    receiver.answers += [204, 500, 429, 302, 404, 204]
     report(database, gallery, 1, 2, 3)
 
     async def work() -> None:
         async with sending(database, receiver):
-            await until(lambda: len(ended(database)) == 3)
+            await until(lambda: waiting(database) == 0)
 
     run(work)
-    assert [m.document["data"]["number"] for m in receiver.messages] == [1, 2, 2, 2, 3]
+    assert numbers_of(receiver) == [1, 2, 2, 2, 2, 2, 3]
     repeated = [m for m in receiver.messages if m.document["data"]["number"] == 2]
     assert len({m.id for m in repeated}) == 1
     assert len({m.body for m in repeated}) == 1
     assert all(m.is_signed_by(webhook.secret) for m in repeated)
-    assert [d.attempts for d in ended(database)] == [1, 3, 1]
-
-
-def test_a_refused_event_is_dead_and_visible(database: Database, gallery: Gallery, receiver: Receiver) -> None:
-    subscribe(database, receiver)
-    receiver.answers += [302] + [404] * (rules.MAX_REFUSALS - 1)
-    report(database, gallery, 1, 2)
-
-    async def work() -> None:
-        async with sending(database, receiver):
-            await until(lambda: len(ended(database)) == 2)
-
-    run(work)
-    dead, delivered = ended(database)
-    assert (dead.state, dead.attempts, dead.status) == ("dead", rules.MAX_REFUSALS, 404)
-    assert dead.error == "the receiver returned status 404"
-    assert delivered.state == "delivered"
     assert {m.path for m in receiver.messages} == {"/kith?key=1"}  # the redirect was not followed
+    assert place(database) == Place(place(database).position)  # nothing is left of the failures
 
 
-def test_dead_events_are_sent_again_on_request(database: Database, gallery: Gallery, receiver: Receiver) -> None:
-    webhook = subscribe(database, receiver)
-    receiver.answers += [404] * rules.MAX_REFUSALS
-    report(database, gallery, 1, 2)
-    store = DeliveryStore(database)
+def test_a_receiver_that_fails_delays_no_other(database: Database, gallery: Gallery, receiver: Receiver) -> None:
+    with receiving() as failing:
+        failing.status = 500
+        subscribe(database, failing)
+        subscribe(database, receiver)
+        report(database, gallery, *range(30))
 
-    async def work() -> None:
-        async with sending(database, receiver):
-            await until(lambda: len(ended(database)) == 2)
-            assert await asyncio.to_thread(store.replay, webhook) == 1
-            await until(lambda: [each.state for each in ended(database)] == ["delivered"] * 2)
+        async def work() -> None:
+            async with OutboundHttp(Hosts(), origins=[receiver.origin, failing.origin]) as http:
+                store, lease, sender = ReceiverStore(database), Lease(database, "webhooks"), WebhookSender(http)
+                async with WebhookDelivery(EventLog(database), store, lease, sender, Metrics(), poll_s=0.02):
+                    await until(lambda: len(receiver.messages) == 30 and len(failing.messages) > 1)
 
-    run(work)
-    assert [m.document["data"]["number"] for m in receiver.messages] == [1] * rules.MAX_REFUSALS + [2, 1]
-    assert len({m.id for m in receiver.messages if m.document["data"]["number"] == 1}) == 1
-    assert [each.attempts for each in ended(database)] == [1, 1]
-    assert store.replay(webhook) == 0
+        run(work)
+        assert numbers_of(receiver) == list(range(30))
+        assert set(numbers_of(failing)) == {0}
 
 
-def test_an_event_is_given_up_after_a_day(
+def test_a_receiver_says_when_it_is_tried_again(
     database: Database, gallery: Gallery, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "GIVE_UP_AFTER", timedelta(seconds=0))
     subscribe(database, receiver)
-    receiver.status = 503
+    receiver.answers += [503]
+    receiver.retry_after = "2"
     report(database, gallery, 1)
+    began = time.monotonic()
 
     async def work() -> None:
         async with sending(database, receiver):
-            await until(lambda: len(ended(database)) == 1)
+            await until(lambda: waiting(database) == 0)
 
     run(work)
-    assert [(d.state, d.attempts, d.status) for d in ended(database)] == [("dead", 1, 503)]
+    assert time.monotonic() - began > 2
+    receiver.answers += [429]
+    receiver.retry_after = "Fri, 01 Jan 2100 00:00:00 GMT"  # further than the longest pause
+    monkeypatch.setattr(rules, "LONGEST_RETRY", timedelta(seconds=0.1))
+    report(database, gallery, 2)
+    run(work)
+    assert numbers_of(receiver) == [1, 1, 2, 2]
+
+
+def test_a_receiver_that_is_gone_or_fails_for_a_week_is_switched_off_until_a_replay(
+    database: Database,
+    gallery: Gallery,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    webhook = subscribe(database, receiver)
+    store = ReceiverStore(database)
+
+    async def until_off() -> None:
+        async with sending(database, receiver):
+            await until(lambda: place(database).is_off)
+            sent = len(receiver.messages)
+            await asyncio.to_thread(report, database, gallery, 99)  # it is not stored for this receiver
+            await asyncio.sleep(0.2)
+            assert len(receiver.messages) == sent
+
+    async def until_sent() -> None:
+        async with sending(database, receiver):
+            await until(lambda: waiting(database) == 0)
+
+    report(database, gallery, 1, 2)
+    receiver.answers += [410]
+    run(until_off)
+    assert numbers_of(receiver) == [1]
+    assert place(database).error == "the receiver returned status 410"
+    assert f"webhook {webhook.id} is switched off" in caplog.text
+    assert not store.waiting()
+    assert store.replay(webhook) == 2
+    assert place(database) == Place(Position(0, 0))
+    run(until_sent)
+    assert numbers_of(receiver) == [1, 1, 2]
+    for module in (progress, outbox, places):
+        monkeypatch.setattr(module, "GIVE_UP_AFTER", timedelta(seconds=0.3))
+    receiver.status = 503
+    report(database, gallery, 3)
+    run(until_off)
+    assert len(receiver.messages) > 5
+    assert place(database).failing_since is not None
+    receiver.status = 204
+    assert store.replay(webhook) == 3
+    run(until_sent)
+    assert numbers_of(receiver)[-3:] == [1, 2, 3]
+    assert len({message.id for message in receiver.messages}) == 3
+
+
+def test_no_clock_delays_an_event(
+    database: Database, gallery: Gallery, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a decision while the clock was a day ahead, nor PostgreSQL's clock behind that of the service."""
+    subscribe(database, receiver)
+    report(database, gallery, 1, at=datetime.now(UTC) + timedelta(days=1))
+    report(database, gallery, 2, at=datetime.now(UTC) - timedelta(days=30))
+    report(database, gallery, 3)
+    behind = datetime.now(UTC) - timedelta(seconds=60)
+    monkeypatch.setattr(Database, "now", lambda *_: behind)
+    began = time.monotonic()
+
+    async def work() -> None:
+        async with sending(database, receiver):
+            await until(lambda: len(receiver.messages) == 3)
+
+    run(work)
+    assert time.monotonic() - began < 20
+    assert numbers_of(receiver) == [1, 2, 3]
+
+
+def test_an_event_is_sent_once_while_its_result_cannot_be_recorded(
+    database: Database, gallery: Gallery, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscribe(database, receiver)
+    report(database, gallery, 1, 2)
+
+    def fail(*_: object) -> bool:
+        raise StorageError("no space left")
+
+    async def work() -> None:
+        async with sending(database, receiver):
+            with monkeypatch.context() as patch:
+                patch.setattr(ReceiverStore, "record", fail)
+                await until(lambda: len(receiver.messages) >= 2)
+                await asyncio.to_thread(report, database, gallery, 3)
+                await until(lambda: len(receiver.messages) >= 3)
+                await asyncio.sleep(0.5)
+            await until(lambda: waiting(database) == 0)
+
+    run(work)
+    assert numbers_of(receiver) == [1, 2, 3]
 
 
 def test_a_receiver_that_is_away_or_silent_is_an_error(database: Database, receiver: Receiver) -> None:
@@ -225,14 +325,14 @@ def test_one_process_sends_and_the_next_takes_over(database: Database, gallery: 
     async def work() -> None:
         async with sending(database, receiver, lease_s=0.5), sending(database, receiver, lease_s=0.5):
             report(database, gallery, *range(30))
-            await until(lambda: len(ended(database)) == 30)
+            await until(lambda: len(receiver.messages) == 30)
         assert [m.document["data"]["number"] for m in receiver.messages] == list(range(30))
         lease = Lease(database, "webhooks")
-        assert lease.acquire("dead", DeliveryStore(database).now(), timedelta(seconds=1))
+        assert lease.acquire("dead", ReceiverStore(database).now(), timedelta(seconds=1))
         report(database, gallery, 30)
         began = time.monotonic()
         async with sending(database, receiver, lease_s=0.5):
-            await until(lambda: len(ended(database)) == 31)
+            await until(lambda: len(receiver.messages) == 31)
         assert time.monotonic() - began > 0.5  # while the dead process's lease lasted
 
     run(work)
@@ -251,10 +351,10 @@ def test_a_stopped_process_leaves_the_rest_to_the_next(
 
     async def work() -> None:
         async with sending(database, receiver):
-            await until(lambda: len(ended(database)) == 3)
+            await until(lambda: waiting(database) == 0)
 
     run(stopped)
-    assert ended(database) == []
+    assert waiting(database) == 3
     receiver.open.set()
     run(work)
     numbers = [m.document["data"]["number"] for m in receiver.messages]

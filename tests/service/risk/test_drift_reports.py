@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from models.risk.calibration import Calibration
-from service.domain.events import EventFilter
+from service.domain.events import EventFilter, Position
 from service.domain.gallery import GallerySettings
 from service.risk.drift import WINDOW, Decided, DriftReports, Watches
-from service.storage.events.deliveries import DeliveryStore
+from service.storage.events.log import EventLog
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
 from tests.databases import open_database
@@ -24,8 +23,8 @@ def test_drift_is_reported_when_it_changes(tmp_path: Path, calibration: Calibrat
 
     def told() -> list[str]:
         reports.look()
-        due = DeliveryStore(database).due(set(), 9, 9)
-        return [json.loads(d.body)["data"]["state"] for _, _, stream in due for d in stream if d.body is not None]
+        stored = EventLog(database).read(Position(0, 0), EventFilter()).events
+        return [event.document["data"]["state"] for event in stored]
 
     usual, lower = ([Decided("identified", similarity, 0.4)] * WINDOW for similarity in (0.7, 0.45))
     watch.add(usual)

@@ -21,7 +21,7 @@ from service.security.sealing import vector_purpose
 from service.settings import load_settings
 from service.storage.damage import SEALED, damage
 from service.storage.db.engine import Database
-from service.storage.db.tables import data_keys, metadata, secrets, subjects, vectors, webhooks
+from service.storage.db.tables import data_keys, metadata, receivers, secrets, subjects, vectors
 from service.storage.repositories.store import Store
 from tests.databases import TEXT, engine_of, open_database
 from tests.faults.workers import Node
@@ -47,7 +47,7 @@ def alter(url: str, *statements: str | sa.Executable) -> None:
 
 def test_every_sealed_column_is_known() -> None:
     """Those of other keys: the service's own secrets open webhooks, and the master key opens keys."""
-    others = {webhooks.c.sealed, data_keys.c.wrapped, secrets.c.wrapped}
+    others = {receivers.c.sealed, data_keys.c.wrapped, secrets.c.wrapped}
     binary = [each for table in metadata.sorted_tables for each in table.c if isinstance(each.type, sa.LargeBinary)]
     assert {*map(str, binary)} == {*map(str, SEALED), *map(str, others)}
 
@@ -55,7 +55,7 @@ def test_every_sealed_column_is_known() -> None:
 def test_an_altered_value_of_any_column_is_found(database: Database, url: str) -> None:
     filled(database)
     assert [*damage(database)] == []
-    for column in (*SEALED, webhooks.c.sealed, data_keys.c.wrapped):
+    for column in (*SEALED, receivers.c.sealed, data_keys.c.wrapped):
         with database.read() as connection:
             whole = connection.execute(sa.select(column).where(column.is_not(None)).limit(1)).scalar_one()
         broken = whole[:-1] + bytes([whole[-1] ^ 1])

@@ -14,14 +14,14 @@ import sqlalchemy as sa
 from models.vision.recognition import l2_normalize
 from service.core.actor import Actor, acting_as
 from service.core.errors import AuditWriteError
-from service.domain.events import Event, EventFilter
+from service.domain.events import Event, EventFilter, Position
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.index.follower import Followers, in_process
 from service.storage.audit.log import Entry
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.audit.writer import MAX_REFUSAL_LINES, AuditWriter, When
 from service.storage.db.engine import Database
-from service.storage.events.deliveries import DeliveryStore
+from service.storage.events.log import EventLog
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
 from tests.databases import engine_of, open_database
@@ -73,7 +73,7 @@ def test_events_of_a_search_are_stored_on_return(database: Database, when: When)
     stranger = Event("decision", {"outcome": "unknown"})
 
     def stored() -> int:
-        return sum(len(due) for _, _, due in DeliveryStore(database).due(set(), 9, 9))
+        return len(EventLog(database).read(Position(0, 0), EventFilter()).events)
 
     async def work(writer: AuditWriter) -> None:
         for count in (2, 4):
@@ -94,7 +94,7 @@ def test_a_search_fails_if_its_events_cannot_be_stored(database: Database, url: 
         with pytest.raises(AuditWriteError):
             await writer.searched(gallery, SEVERAL, [stranger])
         refuse_lines(url, False)
-        assert DeliveryStore(database).due(set(), 9, 9) == []  # neither line nor event
+        assert EventLog(database).read(Position(0, 0), EventFilter()).events == []  # neither line nor event
 
     with_writer(database, "soon", work)
 

@@ -29,7 +29,7 @@ from service.risk.strangers import recall
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.tables import events, galleries, stranger_templates, strangers
-from service.storage.events.deliveries import DeliveryStore
+from service.storage.events.log import EventLog
 from service.storage.privacy import repeated_erasures
 from service.storage.privacy.backup import back_up, restore
 from service.storage.privacy.retention import Retention
@@ -503,7 +503,7 @@ def test_a_visit_is_one_event(database: Database, store: Store, gallery: Gallery
     for second in range(0, 3600, 20):
         (one,) = see(store, gallery, person(0), at=NOW + timedelta(seconds=second))
     see(store, gallery, person(0), at=NOW + timedelta(hours=1) + VISIT_GAP)
-    sent = pending(DeliveryStore(database))
+    sent = pending(EventLog(database))
     assert [event["type"] for event in sent] == ["stranger_first_seen", "stranger_seen_again"]
     assert [event["data"]["id"] for event in sent] == [one.id, one.id]
     assert [event["data"]["seen_count"] for event in sent] == [1, 2]
