@@ -107,8 +107,8 @@ def test_a_gallery_is_deleted_whole_or_not_at_all(database_url: DatabaseUrl, tal
             assert problems(url, f"g{i}") == []
 
 
-def new_template(template: str) -> NewTemplate:
-    return NewTemplate(template, vector_of(template, DIMENSION), "embedding")
+def new_template(template: str, dimension: int = DIMENSION) -> NewTemplate:
+    return NewTemplate(template, vector_of(template, dimension), "embedding")
 
 
 def _delete_gallery(url: str, name: str) -> None:

@@ -45,7 +45,7 @@ def test_a_killed_backup_leaves_the_one_before(some_database_url: DatabaseUrl, t
     url, rng, path = some_database_url(), np.random.default_rng(), tmp_path / "kith.backup"
     with Node(url) as node:
         gallery = node.store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
-        node.store.templates.enroll(gallery, "a", [new_template(template) for template in TEMPLATES], None)
+        node.store.templates.enroll(gallery, "a", [new_template(template, DIMENSION) for template in TEMPLATES], None)
     started = time.monotonic()
     assert Killed(_back_up, url, path).at_its_end() == ["begun", "done"]
     took, before = time.monotonic() - started, read_manifest(path)
@@ -61,7 +61,7 @@ def _restores(source: str, url: str, path: Path, took: float, tally: Tally) -> N
     rng = np.random.default_rng()
     with Node(url) as node:
         node.store.galleries.create("before", "f" * 32, DIMENSION, GallerySettings())
-        node.enroll("before", "a", [new_template(template_id(4, 0))])
+        node.enroll("before", "a", [new_template(template_id(4, 0), DIMENSION)])
     state = "before"
     for _ in range(8 if LONG else 1):
         said = Killed(_restore, url, path).after(1, rng.uniform(0, 1.5 * took))

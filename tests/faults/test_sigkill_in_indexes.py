@@ -60,7 +60,7 @@ def _grow(url: str, seed: int, pipe: Pipe) -> None:
     for step in range(10_000):
         made = [template_id(seed, first + step * AT_ONCE + i) for i in range(AT_ONCE)]
         for template in made:
-            served.store.templates.enroll(gallery, f"s{template}", [new_template(template)], None)
+            served.store.templates.enroll(gallery, f"s{template}", [new_template(template, DIMENSION)], None)
         gone = made[: int(rng.integers(0, AT_ONCE // 2))]
         for template in gone:
             served.store.subjects.delete(gallery, f"s{template}")
