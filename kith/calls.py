@@ -51,7 +51,7 @@ from kith.wire.albums import (
 from kith.wire.audit import AuditLineOut, AuditOut
 from kith.wire.common import Detail, FaceChoice, FacesChoice, JobState, Scope
 from kith.wire.crops import CropsOut
-from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut, VerdictOut
+from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut
 from kith.wire.events import EventOut
 from kith.wire.faces import FacesOut
 from kith.wire.galleries import GalleriesOut, GalleryOut
@@ -399,11 +399,6 @@ class Calls:
     def erasures(self, gallery: str, subject: str | None = None) -> Pages[ReceiptOut]:
         """List the receipts of erasures, latest first, optionally of one subject."""
         return list_call(ReceiptsOut, f"{_path(gallery)}/erasures", drop_none(subject=subject))
-
-    @one
-    def verify_receipt(self, receipt: str) -> Call[VerdictOut]:
-        """Verify a receipt against the audit log and the stored data."""
-        return json_call(VerdictOut, "GET", f"/v1/erasures/{path_segment(receipt)}")
 
     @one
     def enroll(

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Detail = Literal["low", "medium", "high"]
 DriftState = Literal["too_few", "ok", "watch", "drifted"]
 Engine = Literal["onnxruntime", "openvino"]
-ErasedKind = Literal["subject", "template", "decoy", "gallery", "stranger", "strangers", "album"]
+ErasedKind = Literal["subject", "template", "decoy", "gallery", "stranger", "strangers", "album", "moved"]
 EventType = Literal[
     "decision",
     "enrollment",

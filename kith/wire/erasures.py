@@ -18,10 +18,11 @@ class ReceiptOut(BaseModel):
         "or album.",
     )
     template: str | None = Field(None, description="Id of the erased template or decoy.")
-    removed: dict[str, int] = Field(description="Removed rows by kind.")
+    removed: dict[str, int] = Field(description="Removed rows by kind; of the kind moved, the rows that moved.")
     at: Timestamp
-    line: int = Field(description="Number of the line in the gallery's audit log; line and hash are the proof.")
-    hash: str
+    moved_to: str | None = Field(
+        None, description="Of a merged or promoted one (kind moved): keyed hash or id of who has the data since."
+    )
     log_emptied: bool | None = Field(
         None,
         description="SQLite's write-ahead log was truncated at once. False: it is truncated within a minute after the "
@@ -31,14 +32,6 @@ class ReceiptOut(BaseModel):
 
 class ReceiptsOut(Page[ReceiptOut]):
     """Page of erasure receipts."""
-
-
-class VerdictOut(BaseModel):
-    receipt: ReceiptOut
-    holds: bool
-    line_found: bool = Field(description="The audit log has the line that the receipt names.")
-    gone: bool = Field(description="The erased item does not exist.")
-    enrolled_since: bool = Field(description="The item exists and was enrolled after the erasure.")
 
 
 class DeletedOut(BaseModel):

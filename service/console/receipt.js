@@ -19,7 +19,7 @@ const KINDS = {
   job_items: ["job item"],
 };
 
-/** Show a receipt of the API. The user must keep it as the proof. */
+/** Show a receipt of the API. */
 export function receipt(document, title) {
   const kinds = new Set([...Object.keys(KINDS), ...Object.keys(document.removed)]);
   const went = [...kinds]
@@ -37,9 +37,9 @@ export function receipt(document, title) {
     h(
       "dl",
       { class: "facts one" },
-      [["Receipt", h("code", {}, document.id)], ["Time", when(document.at)], ["Audit line", String(document.line)], ["Hash", h("code", {}, document.hash)]].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+      [["Receipt", h("code", {}, document.id)], ["Time", when(document.at)]].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
     ),
-    h("p", { class: "hint" }, "Keep it as proof of the deletion. “kith erasures verify” checks a receipt."),
+    h("p", { class: "hint" }, "“kith erasures list” lists all receipts of a gallery."),
     navigator.clipboard && h("div", { class: "actions" }, button("Copy the receipt", copy, { icon: "paste" })),
   );
 }

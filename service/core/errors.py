@@ -189,14 +189,6 @@ class SubjectErasedError(KithError):
     remedy = "Enroll again with a request sent after the erasure."
 
 
-class ReceiptNotFoundError(KithError):
-    status, code, title = 404, "receipt_not_found", "The receipt does not exist"
-    remedy = (
-        "Check the ID (32 hexadecimal digits) with 'kith erasures list'. A receipt issued after the last backup is "
-        "lost with its database."
-    )
-
-
 class TemplateNotFoundError(KithError):
     status, code, title = 404, "template_not_found", "The subject has no such template"
     remedy = "List the templates of the subject."

@@ -42,8 +42,9 @@ def _fill(store: Store, gallery: Gallery) -> None:
 def _judge(url: str, acknowledged: dict[str, str]) -> set[str]:
     """Return the remaining subjects."""
     database = open_database(url)
-    store, receipts = Store(database), ErasureStore(database)
+    store = Store(database)
     gallery = store.galleries.get("g")
+    receipts = ErasureStore(database).list_page(gallery, limit=1000)
     left = {s.id for s in store.subjects.list_page(gallery, None, 1000, SubjectFilter())}
     assert not left & acknowledged.keys()
     with database.read() as connection:
@@ -62,7 +63,7 @@ def _judge(url: str, acknowledged: dict[str, str]) -> set[str]:
     }
     everybody = {f"s{person}" for person in range(PEOPLE)}
     assert known == {subject_lookup(gallery.seal, gone) for gone in everybody - left}
-    assert all(receipts.verify(receipt).holds for receipt in acknowledged.values())
+    assert {receipt.id for _, receipt in receipts} >= set(acknowledged.values())
     with Node(url) as node:
         assert set(node.templates("g").values()) == left
     assert problems(url, "g") == []

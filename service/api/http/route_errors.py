@@ -70,7 +70,6 @@ IN_PATH: Final[dict[str, type[e.KithError]]] = {
     "{job}": e.JobNotFoundError,
     "{key}": e.KeyNotFoundError,
     "{webhook}": e.WebhookNotFoundError,
-    "{receipt}": e.ReceiptNotFoundError,
 }
 PHOTOS: Final[Errors] = (
     e.UnsupportedMediaTypeError,

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Path, Query
+from fastapi import Query
 
-from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut, VerdictOut
+from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut
 from kith.wire.fields import SubjectId
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, SubjectPath, open_cursor, paginate
-from service.api.http.routing import ADMIN, ADMIN_ALL, BackendDep, Routes
+from service.api.http.routing import ADMIN, BackendDep, Routes
 from service.core.errors import AuditWriteError
 from service.storage.privacy.subject_access import everything_about
 from service.storage.repositories.erasures import Receipt
 
 routes = Routes("/v1", "erasures")
-ReceiptPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
 @routes.add("GET", "/galleries/{gallery}/erasures", ADMIN)
@@ -32,14 +31,6 @@ async def list_erasures(
     listed = await backend.run(backend.galleries.erasures.list_page, found, subject, before, limit + 1)
     page, more = paginate(listed, limit, found.seal, lambda row: row[0])
     return ReceiptsOut(data=[to_receipt_out(receipt) for _, receipt in page], next=more)
-
-
-@routes.add("GET", "/erasures/{receipt}", ADMIN_ALL)  # includes deleted galleries
-async def verify_receipt(receipt: ReceiptPath, backend: BackendDep) -> VerdictOut:
-    """Verify a receipt: the audit has its entry, and what it names is absent or was enrolled again since."""
-    found = await backend.run(backend.galleries.erasures.verify, receipt)
-    results = {name: getattr(found, name) for name in ("holds", "line_found", "gone", "enrolled_since")}
-    return VerdictOut(receipt=to_receipt_out(found.receipt), **results)
 
 
 @routes.add(

@@ -49,7 +49,6 @@ galleries = _numbered(
     sa.Column("template_count", sa.Integer, nullable=False, server_default="0"),
     sa.Column("log_floor", Key, nullable=False, server_default="0"),
     sa.Column("version", Key, nullable=False, server_default="0"),
-    sa.Column("erased", Key, nullable=False, server_default="0"),
     sa.Column("strangers", Key, nullable=False, server_default="0"),  # version of their templates
     sa.Column("created_at", Utc, nullable=False),
 )
@@ -69,8 +68,7 @@ generations = _table(
     sa.Column("updated_at", Utc, nullable=False),
 )
 
-# lookup: keyed hash of the id. sealed: id, name, metadata and tags (service.storage.db.row_sealing). erased, here and
-# in other tables: key of the gallery's last receipt that the writing request knew.
+# lookup: keyed hash of the id. sealed: id, name, metadata and tags (service.storage.db.row_sealing).
 subjects = _numbered(
     "subjects",
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
@@ -78,7 +76,6 @@ subjects = _numbered(
     sa.Column("sealed", sa.LargeBinary, nullable=False),
     sa.Column("created_at", Utc, nullable=False),
     sa.Column("updated_at", Utc, nullable=False),
-    sa.Column("erased", Key, nullable=False, server_default="0"),
     sa.UniqueConstraint("gallery_pk", "lookup"),
 )
 
@@ -101,7 +98,6 @@ templates = _numbered(
     sa.Column("quality", sa.JSON),
     sa.Column("detection_score", sa.Float),
     sa.Column("created_at", Utc, nullable=False),
-    sa.Column("erased", Key, nullable=False, server_default="0"),
     sa.Column("moved", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.UniqueConstraint("gallery_pk", "id"),
     sa.Index("templates_by_subject", "subject_pk"),
@@ -146,7 +142,6 @@ strangers = _numbered(
     sa.Column("first_seen", Utc, nullable=False),
     sa.Column("last_seen", Utc, nullable=False),
     sa.Column("seen_count", sa.Integer, nullable=False),
-    sa.Column("erased", Key, nullable=False, server_default="0"),
     sa.Index("strangers_by_age", "gallery_pk", "last_seen"),
 )
 
@@ -180,14 +175,13 @@ albums = _numbered(
 )
 
 # Groups of an album, also of a single face. sealed: the id and name of the person, if known. subject: keyed hash of
-# that id. erased: last erasure that the request which named it knew.
+# that id.
 album_groups = _numbered(
     "album_groups",
     sa.Column("album_pk", sa.ForeignKey("albums.pk", ondelete="CASCADE"), nullable=False),
     sa.Column("number", sa.Integer, nullable=False),
     sa.Column("sealed", sa.LargeBinary),
     sa.Column("subject", sa.String(32)),
-    sa.Column("erased", Key, nullable=False, server_default="0"),
     sa.UniqueConstraint("album_pk", "number"),
     sa.Index("album_groups_by_subject", "subject"),
 )
@@ -265,7 +259,8 @@ index_states = _table(
     sa.Column("updated_at", Utc, nullable=False),
 )
 
-# Background jobs with leases. problem: sealed, because it may name a subject's file. actor: the requester.
+# Background jobs with leases. problem: sealed, because it may name a subject's file. actor: the requester. erased: key
+# of the gallery's last receipt when the job was queued.
 jobs = _numbered(
     "jobs",
     sa.Column("id", sa.String(32), nullable=False, unique=True),
@@ -343,9 +338,9 @@ api_key_versions = _table(
     sa.Column("version", Key, nullable=False),
 )
 
-# Receipts of erasures, by keyed hashes, so that neither earlier requests nor backups restore the data. No foreign key
-# to galleries: receipts outlive them. key: name of the data key of the hashes. line, hash: of the audit line. subject:
-# of a stranger or an album, its random id.
+# Receipts of erasures, by keyed hashes, so that neither earlier work nor backups restore the data. No foreign key to
+# galleries: receipts outlive them. key: name of the data key of the hashes. subject: of a stranger or an album, its
+# random id. moved_to: subject or stranger that has the data of one that was merged or promoted (kind moved).
 erasures = _numbered(
     "erasures",
     sa.Column("id", sa.String(32), nullable=False, unique=True),
@@ -357,8 +352,8 @@ erasures = _numbered(
     sa.Column("template", sa.String(32)),
     sa.Column("removed", sa.JSON, nullable=False),
     sa.Column("at", Utc, nullable=False),
-    sa.Column("line", Key, nullable=False),
-    sa.Column("hash", sa.String(64), nullable=False),
+    sa.Column("moved_to", sa.String(32)),
+    sa.Index("erasures_by_gallery", "gallery_pk", "pk"),
     sa.Index("erasures_by_subject", "gallery_pk", "subject"),
 )
 

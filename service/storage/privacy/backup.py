@@ -32,7 +32,6 @@ from service.storage.db.audit_triggers import audit_triggers_off
 from service.storage.db.engine import Database
 from service.storage.db.tables import (
     Utc,
-    album_groups,
     api_key_versions,
     audit,
     audit_heads,
@@ -48,7 +47,6 @@ from service.storage.db.tables import (
     metadata,
     receivers,
     secrets,
-    strangers,
     subjects,
     templates,
 )
@@ -71,13 +69,8 @@ REFERENCES: Final[dict[sa.Column[Any], sa.Table]] = {
     changes.c.template_pk: templates,
     changes.c.subject_pk: subjects,
     evidence.c.sequence: changes,
-    album_groups.c.erased: erasures,
     galleries.c.log_floor: changes,
-    galleries.c.erased: erasures,
     jobs.c.erased: erasures,
-    strangers.c.erased: erasures,
-    subjects.c.erased: erasures,
-    templates.c.erased: erasures,
     erasures.c.gallery_pk: galleries,
     audit.c.gallery_pk: galleries,
     audit.c.chain: galleries,
@@ -236,7 +229,8 @@ def restore(
                 report(f"failed jobs: {failed}, whose archives no backup holds")
             # after the restore of the secret that signs the chains
             note(database.vault, connection, "database_restored", as_of=manifest.created_at)
-            for receipt in repeated_erasures.repeat(database.vault, connection, erased):
+            as_of = datetime.fromisoformat(manifest.created_at)
+            for receipt in repeated_erasures.repeat(database.vault, connection, erased, as_of):
                 report(f"repeated erasure: {receipt.kind}, erased on {receipt.at:%Y-%m-%d %H:%M} UTC")
     database.truncate_wal()
 

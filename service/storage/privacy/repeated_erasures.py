@@ -1,12 +1,14 @@
 """Repeats erasures after an older backup is restored, in the transaction of the restore.
 
 A restored gallery has its old data key. The key's name identifies the gallery, and the key reproduces the keyed hashes
-of its subjects. Receipts inside the backup are older than its rows and need no repetition.
+of its subjects. Receipts inside the backup are older than its rows and need no repetition. Merges and promotions are
+not repeated: in the backup the data are still with the subject that was merged, who is erased with the other one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -14,15 +16,13 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.core.errors import InvalidRequestError, StorageError
 from service.domain.gallery import Gallery
 from service.storage.audit.chain import OF_SERVICE
-from service.storage.audit.log import End, Entry, append, note
-from service.storage.db.engine import Database, new_version
+from service.storage.audit.log import Entry, append
 from service.storage.db.key_vault import Vault
-from service.storage.db.tables import albums, decoys, erasures, galleries, strangers, subjects, templates
+from service.storage.db.tables import albums, decoys, erasures, strangers, subjects, templates
 from service.storage.repositories import erasures as erasure
-from service.storage.repositories.erasures import Receipt
+from service.storage.repositories.erasures import MOVED, Receipt
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
 
 REPEATED: Final = "repeated"
@@ -37,103 +37,79 @@ def known(connection: Connection) -> list[Known]:
     return [(erasure.receipt_of(row), row.key) for row in connection.execute(query)]
 
 
-def repeat(vault: Vault, connection: Connection, before: Sequence[Known]) -> list[Receipt]:
+def repeat(vault: Vault, connection: Connection, before: Sequence[Known], as_of: datetime) -> list[Receipt]:
     """Erase everything that these receipts name and the restored database holds; return receipts that removed rows.
 
-    All receipts are stored, each with a new audit line, because the restored audit lacks the original lines. Lines of
-    galleries outside the backup go to the service's chain. Galleries whose key is lost are skipped.
+    What a backup of ``as_of`` has from after an erasure stays: the person enrolled again. All receipts are stored, and
+    those of erasures have a new audit line, because the restored audit lacks the original lines. Lines of galleries
+    outside the backup go to the service's chain. Galleries whose key is lost are skipped.
     """
     here = set(connection.execute(sa.select(erasures.c.id)).scalars())
-    missing = [(receipt, key) for receipt, key in before if receipt.id not in here]
-    if not missing:
-        return []
     found = [gallery_of(row, vault) for row in connection.execute(gallery_rows()).all()]
     by_key = {name: gallery for gallery in found if (name := erasure.key_name(gallery.seal))}
+    moves: defaultdict[tuple[str, str | None], set[str]] = defaultdict(set)
+    """Who was merged or promoted into someone, directly or not, by data key and keyed hash."""
     repeated = []
-    for receipt, key in missing:
+    for receipt, key in before:
+        if receipt.id in here:
+            continue
         gallery = by_key.get(key)
-        was_there, end = _erase(vault, connection, gallery, receipt)
-        chain = OF_SERVICE if gallery is None else gallery.pk
-        moved = replace(receipt, gallery_pk=chain, line=end.lines, hash=end.hash)
-        pk = erasure.insert_receipt(connection, moved, key)
-        if was_there:
-            repeated.append(moved)
-        if receipt.kind == "gallery":
-            by_key.pop(key, None)
+        stored = replace(receipt, gallery_pk=OF_SERVICE if gallery is None else gallery.pk)
+        erasure.insert_receipt(connection, stored, key)
+        if receipt.kind == MOVED:
+            assert receipt.subject is not None  # noqa: S101 - as record_erasure writes it
+            moves[key, receipt.moved_to] |= moves[key, receipt.subject] | {receipt.subject}
+            continue
+        removed = Counter[str]()
+        if receipt.kind == "gallery" and gallery is not None:
+            erasure.delete_gallery(connection, gallery)
+            removed["galleries"] = 1
+            del by_key[key]
         elif gallery is not None:
-            connection.execute(galleries.update().where(galleries.c.pk == gallery.pk).values(erased=pk))
+            removed = _erase(connection, gallery, receipt, moves[key, receipt.subject], as_of)
+        counts = {what: count for what, count in sorted(removed.items()) if count}
+        about: dict[str, Any] = {"receipt": receipt.id, "removed": counts}
+        if receipt.template is not None or receipt.kind in ("stranger", "album"):
+            about[receipt.kind] = receipt.template or receipt.subject
+        subject = receipt.subject if receipt.kind in ("subject", "template", "decoy") else None
+        of = None if gallery is None else (gallery.pk, gallery.name)
+        entry = Entry(erasure.EVENTS[receipt.kind], of, subject, REPEATED, about)
+        append(vault, connection, stored.gallery_pk, [entry])
+        if counts:
+            repeated.append(stored)
     return repeated
 
 
-def _erase(vault: Vault, connection: Connection, gallery: Gallery | None, receipt: Receipt) -> tuple[bool, End]:
-    """Return whether rows were removed, and the audit line."""
-    event = erasure.EVENTS[receipt.kind]
-    about: dict[str, Any] = {"receipt": receipt.id}
-    if gallery is None:
-        return False, append(vault, connection, OF_SERVICE, [Entry(event, None, receipt.subject, REPEATED, about)])
-    if receipt.kind == "gallery":
-        erasure.delete_gallery(connection, gallery)
-        return True, note(vault, connection, event, gallery, outcome=REPEATED, **about)
-    subject = receipt.subject
-    if receipt.kind in ("stranger", "strangers"):
-        # All strangers of an older backup were remembered before the receipt.
-        chosen = strangers.c.id == subject if receipt.kind == "stranger" else sa.true()
-        removed = erasure.delete_strangers(connection, gallery, chosen)
-        about |= {} if subject is None else {"stranger": subject}
-        subject = None
-    elif receipt.kind == "album":
-        removed = erasure.delete_albums(connection, (albums.c.gallery_pk == gallery.pk) & (albums.c.id == subject))
-        about["album"] = subject
-        subject = None
-    elif receipt.kind == "template":
-        chosen = (templates.c.gallery_pk == gallery.pk) & (templates.c.id == receipt.template)
-        removed = erasure.delete_templates(connection, gallery, chosen)
-        about["template"] = receipt.template
-    elif receipt.kind == "decoy":
-        removed = erasure.delete_decoys(
-            connection, (decoys.c.gallery_pk == gallery.pk) & (decoys.c.id == receipt.template)
-        )
-        about["decoy"] = receipt.template
-    else:
-        own = (subjects.c.gallery_pk == gallery.pk) & (subjects.c.lookup == receipt.subject)
-        pks = connection.execute(sa.select(subjects.c.pk).where(own)).scalars().all()
-        assert subject is not None  # noqa: S101 - receipts of subjects name them
-        # Groups of albums can be named as someone who is no subject.
-        named = erasure.delete_named_groups(connection, gallery, [subject])
-        removed = erasure.delete_templates(connection, gallery, templates.c.subject_pk.in_(pks))
-        removed += erasure.delete_subjects(connection, gallery, pks)
-        removed["album_faces"] += named
-    counts = {what: count for what, count in sorted(removed.items()) if count}
-    entry = Entry(event, (gallery.pk, gallery.name), subject, REPEATED, about | {"removed": counts})
-    return bool(counts), append(vault, connection, gallery.pk, [entry])
+def _erase(
+    connection: Connection, gallery: Gallery, receipt: Receipt, merged: Collection[str], as_of: datetime
+) -> Counter[str]:
+    """Erase what a receipt names, and who was ``merged`` into it; return the removed rows by kind."""
 
+    def chosen(table: sa.Table, condition: sa.ColumnElement[bool], since: str = "created_at") -> sa.ColumnElement[bool]:
+        # Times tell only in a younger backup: the clock may have been wrong when an older one got its rows.
+        older = sa.true() if as_of <= receipt.at else table.c[since] <= receipt.at
+        return (table.c.gallery_pk == gallery.pk) & condition & older
 
-def saved(connection: Connection) -> list[dict[str, Any]]:
-    """Return all receipts as JSON for :func:`repeat_saved`."""
-    return [receipt.document() | {"gallery_pk": receipt.gallery_pk, "key": key} for receipt, key in known(connection)]
-
-
-def repeat_saved(database: Database, documents: Sequence[dict[str, Any]]) -> list[Receipt]:
-    """Run :func:`repeat` in its own transaction.
-
-    Raises:
-      InvalidRequestError: the documents are not receipts.
-      StorageError: the database cannot be written.
-    """
-    try:
-        before = []
-        for document in documents:
-            values = {**document, "at": datetime.fromisoformat(document["at"])}
-            key = values.pop("key")
-            before.append((Receipt(**values), key))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InvalidRequestError("the file holds no valid receipts; write them with 'kith erasures save'") from error
-    with database.write(StorageError("the erasures violate a database constraint")) as connection:
-        if connection.dialect.name == "postgresql":
-            connection.execute(sa.text("LOCK TABLE galleries IN EXCLUSIVE MODE"))
-        repeated = repeat(database.vault, connection, before)
-        for pk in {receipt.gallery_pk for receipt in repeated}:
-            own = galleries.update().where(galleries.c.pk == pk)
-            connection.execute(own.values(version=new_version()))
-    database.truncate_wal()
-    return repeated
+    match receipt.kind:
+        case "template":
+            return erasure.delete_templates(connection, chosen(templates, templates.c.id == receipt.template))
+        case "decoy":
+            return erasure.delete_decoys(connection, chosen(decoys, decoys.c.id == receipt.template))
+        case "album":
+            return erasure.delete_albums(connection, chosen(albums, albums.c.id == receipt.subject))
+        case "strangers":
+            return erasure.delete_strangers(connection, gallery, chosen(strangers, sa.true(), "first_seen"))
+        case "stranger":
+            named = strangers.c.id.in_([receipt.subject, *merged])
+            return erasure.delete_strangers(connection, gallery, chosen(strangers, named, "first_seen"))
+    assert receipt.subject is not None  # noqa: S101 - receipts of subjects name them
+    # Photos of a merged subject have receipts of their own: one that went to a third person since must stay.
+    empty = subjects.c.lookup.in_(merged) & ~sa.exists().where(templates.c.subject_pk == subjects.c.pk)
+    own = sa.select(subjects.c.pk).where(chosen(subjects, (subjects.c.lookup == receipt.subject) | empty))
+    pks = connection.execute(own).scalars().all()
+    removed = erasure.delete_strangers(connection, gallery, chosen(strangers, strangers.c.id.in_(merged), "first_seen"))
+    removed += erasure.delete_templates(connection, templates.c.subject_pk.in_(pks))
+    removed += erasure.delete_subjects(connection, gallery, pks)
+    if as_of <= receipt.at:  # groups of albums can be named as someone who is no subject
+        removed["album_faces"] += erasure.delete_named_groups(connection, gallery, [receipt.subject])
+    return removed

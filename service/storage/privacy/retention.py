@@ -176,7 +176,7 @@ class Retention:
             doomed = [] if empty else connection.execute(_old(gallery, before).limit(BATCH_ROWS)).all()
             owners = {each.subject_pk for each in doomed}
             chosen = templates.c.pk.in_([each.pk for each in doomed])
-            removed = delete_templates(connection, gallery, chosen)
+            removed = delete_templates(connection, chosen)
             left = sa.select(templates.c.subject_pk).where(templates.c.subject_pk.in_(owners))
             alone = owners - set(connection.execute(left).scalars())
             still = _empty(gallery, before).where(subjects.c.pk.in_(empty))

@@ -514,7 +514,7 @@ def _with_examples(connection: Connection, gallery: Gallery, rows: Sequence[sa.R
 def _set_name(
     connection: Connection, gallery: Gallery, group_pk: int, subject_id: str | None, name: str | None
 ) -> None:
-    values: dict[str, Any] = {"sealed": None, "subject": None, "erased": gallery.erased}
+    values: dict[str, Any] = {"sealed": None, "subject": None}
     if subject_id is not None:
         person = {"subject": subject_id, "name": name}
         values["sealed"] = gallery.seal.close_json(person, ALBUM_GROUP)
@@ -523,6 +523,6 @@ def _set_name(
 
 
 def _copy_name(connection: Connection, source_pk: int, target_pk: int) -> None:
-    named = (album_groups.c.sealed, album_groups.c.subject, album_groups.c.erased)
+    named = (album_groups.c.sealed, album_groups.c.subject)
     row = connection.execute(sa.select(*named).where(album_groups.c.pk == source_pk)).one()
     connection.execute(album_groups.update().where(album_groups.c.pk == target_pk).values(**row._asdict()))

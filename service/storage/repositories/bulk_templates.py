@@ -45,9 +45,9 @@ from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
 MAX_ITEMS_WITH_CROPS: Final = 512
 """Items of a block that includes crops."""
 KEYS_PER_READ: Final = 50_000
-SUBJECT_COLUMNS: Final = ("pk", "gallery_pk", "lookup", "sealed", "created_at", "updated_at", "erased")
+SUBJECT_COLUMNS: Final = ("pk", "gallery_pk", "lookup", "sealed", "created_at", "updated_at")
 SHOWN_COLUMNS: Final = ("kind", "quality", "detection_score", "created_at")
-TEMPLATE_COLUMNS: Final = ("pk", "id", "gallery_pk", "subject_pk", *SHOWN_COLUMNS, "erased")
+TEMPLATE_COLUMNS: Final = ("pk", "id", "gallery_pk", "subject_pk", *SHOWN_COLUMNS)
 
 VECTOR_COLUMNS: Final = ("template_pk", "generation", "vector")
 
@@ -194,7 +194,6 @@ def _add_subjects(
         [seal_subject(gallery.seal, record) for record in records],
         _times(connection, new.subject_created_us),
         _times(connection, new.subject_updated_us),
-        [gallery.erased] * len(keys),
     )
     bulk_rows.insert(connection, subjects, SUBJECT_COLUMNS, zip(*columns, strict=True))
     new_labels = [
@@ -219,7 +218,6 @@ def _add_templates(connection: Connection, gallery: Gallery, items: GalleryItems
         _each(items.qualities, bulk_rows.as_json),
         _each(items.detection_scores, float),
         _times(connection, items.created_us),
-        [gallery.erased] * len(items),
     )
     bulk_rows.insert(connection, templates, TEMPLATE_COLUMNS, zip(*columns, strict=True))
     sealed = gallery.seal.close_vectors(items.vectors, gallery.generation)

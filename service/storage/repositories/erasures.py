@@ -1,29 +1,31 @@
 """Erasures: deletion of subjects, templates, decoys and galleries, with receipts that prevent their return.
 
-A receipt names a subject by a keyed hash of its id (service.security.sealing). Work that began before an erasure holds
-the key of the gallery's last receipt at that time (``Gallery.erased``, ``Job.erased``), and must not store what later
-receipts name. No clock is involved.
+A receipt is a tombstone: it names a subject by a keyed hash of its id (service.security.sealing). Work that began
+before an erasure holds the key of the gallery's last receipt at that time (``Gallery.erased``, ``Job.erased``), and
+must not store what later receipts name. No clock is involved. A merge or promotion moves data and erases nothing: its
+receipt, of the kind "moved", only tells where the data are.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from kith.wire.common import ErasedKind
 from kith.wire.fields import rfc3339
-from service.core.errors import MasterKeyError, ReceiptNotFoundError, SubjectErasedError
+from service.core.errors import MasterKeyError, SubjectErasedError
 from service.domain.gallery import Gallery
 from service.security.sealing import Seal
 from service.storage.audit.log import note
+from service.storage.db.bulk_rows import is_in
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import ITEM, subject_lookup
@@ -31,7 +33,6 @@ from service.storage.db.tables import (
     album_faces,
     album_groups,
     albums,
-    audit,
     audit_heads,
     crops,
     decoys,
@@ -48,8 +49,9 @@ from service.storage.db.tables import (
     templates,
     vectors,
 )
-from service.storage.repositories.gallery_rows import gallery_value, update_gallery
+from service.storage.repositories.gallery_rows import update_gallery
 
+MOVED: Final = "moved"
 EVENTS: Final[dict[ErasedKind, str]] = {
     "subject": "subject_deleted",
     "template": "template_deleted",
@@ -63,7 +65,7 @@ EVENTS: Final[dict[ErasedKind, str]] = {
 
 @dataclass(frozen=True)
 class Receipt:
-    """Proof of an erasure, with the audit line that records it."""
+    """What was erased, or moved."""
 
     id: str
     kind: ErasedKind
@@ -74,34 +76,16 @@ class Receipt:
     template: str | None
     """Id of the erased template or decoy."""
     removed: dict[str, int] = field(hash=False)
-    """Deleted rows by kind."""
+    """Deleted rows by kind; of a subject that was moved, the rows that left it."""
     at: datetime
-    line: int
-    """Number of the audit line in the gallery's chain."""
-    hash: str
+    moved_to: str | None = None
+    """Of the kind moved: keyed hash of the subject, or id of the stranger, that has the data since."""
     log_emptied: bool | None = None
     """True if SQLite's write-ahead log, which keeps old pages, was truncated since. None: unknown, or PostgreSQL."""
 
     def document(self) -> dict[str, Any]:
         """Return the receipt as JSON, without the gallery's row key."""
         return {name: value for name, value in vars(self).items() if name != "gallery_pk"} | {"at": rfc3339(self.at)}
-
-
-@dataclass(frozen=True)
-class ReceiptVerification:
-    """Comparison of a receipt with the database."""
-
-    receipt: Receipt
-    line_found: bool
-    """The audit has the line that the receipt names."""
-    gone: bool
-    """The erased object is absent."""
-    enrolled_since: bool
-    """A request that began after the erasure created it again."""
-
-    @property
-    def holds(self) -> bool:
-        return self.line_found and (self.gone or self.enrolled_since)
 
 
 class ErasureStore:
@@ -129,46 +113,6 @@ class ErasureStore:
             row = connection.execute(query.order_by(erasures.c.pk.desc()).limit(1)).first()
         return None if row is None else with_log_emptied(self._database, receipt_of(row))
 
-    def verify(self, receipt_id: str) -> ReceiptVerification:
-        """Compare a receipt with the audit and the gallery. Raises ReceiptNotFoundError."""
-        with self._database.read() as connection:
-            row = connection.execute(sa.select(erasures).where(erasures.c.id == receipt_id)).first()
-            if row is None:
-                raise ReceiptNotFoundError(f"there is no receipt {receipt_id!r}")
-            receipt = receipt_of(row)
-            named = (audit.c.chain == receipt.gallery_pk) & (audit.c.number == receipt.line)
-            line = connection.execute(sa.select(audit.c.hash, audit.c.details).where(named)).first()
-            line_found = line is not None and (line.hash, line.details.get("receipt")) == (receipt.hash, receipt.id)
-            last_known = connection.execute(_last_known_erasure(receipt)).scalar()
-            enrolled_since = last_known is not None and last_known >= row.pk
-            return ReceiptVerification(receipt, line_found, last_known is None, enrolled_since)
-
-
-def _last_known_erasure(receipt: Receipt) -> sa.Select[int]:
-    """Select the last erasure that the request knew which stored the receipt's object; no row if it is gone."""
-    match receipt.kind:
-        case "subject":
-            own = (subjects.c.gallery_pk == receipt.gallery_pk) & (subjects.c.lookup == receipt.subject)
-            named = (albums.c.gallery_pk == receipt.gallery_pk) & (album_groups.c.subject == receipt.subject)
-            groups = sa.select(album_groups.c.erased).join(albums).where(named)
-            stored = sa.union_all(sa.select(subjects.c.erased).where(own), groups).subquery()
-            return sa.select(sa.func.min(stored.c.erased))
-        case "template":
-            own = (templates.c.gallery_pk == receipt.gallery_pk) & (templates.c.id == receipt.template)
-            return sa.select(templates.c.erased).where(own)
-        case "decoy":
-            own = (decoys.c.gallery_pk == receipt.gallery_pk) & (decoys.c.id == receipt.template)
-            return sa.select(sa.literal(0)).where(own)  # its id is not used again
-        case "stranger":
-            return sa.select(strangers.c.erased).where(strangers.c.id == receipt.subject)
-        case "strangers":
-            everyone = sa.select(strangers.c.erased).where(strangers.c.gallery_pk == receipt.gallery_pk)
-            return everyone.order_by(strangers.c.erased).limit(1)
-        case "album":
-            return sa.select(sa.literal(0)).where(albums.c.id == receipt.subject)  # its id is not used again
-        case "gallery":
-            return sa.select(galleries.c.erased).where(galleries.c.pk == receipt.gallery_pk)
-
 
 def key_name(seal: Seal) -> str:
     """Return a name of a gallery's data key, the same after a restore; "" for a lost key."""
@@ -194,7 +138,7 @@ def erase_subject(vault: Vault, connection: Connection, gallery: Gallery, subjec
     moved = sa.select(templates.c.id).where(templates.c.subject_pk == subject_pk, templates.c.moved)
     for template_id in connection.execute(moved.order_by(templates.c.pk)).scalars().all():
         record_erasure(vault, connection, gallery, Counter(), subject_id, template_id)
-    removed = delete_templates(connection, gallery, templates.c.subject_pk == subject_pk)
+    removed = delete_templates(connection, templates.c.subject_pk == subject_pk)
     removed += delete_subjects(connection, gallery, [subject_pk])
     return record_erasure(vault, connection, gallery, removed, subject_id)
 
@@ -212,7 +156,7 @@ def erase_template(
 ) -> Receipt:
     """Erase one existing template."""
     chosen = (templates.c.gallery_pk == gallery.pk) & (templates.c.id == template_id)
-    removed = delete_templates(connection, gallery, chosen)
+    removed = delete_templates(connection, chosen)
     return record_erasure(vault, connection, gallery, removed, subject_id, template_id)
 
 
@@ -228,7 +172,7 @@ def delete_decoys(connection: Connection, chosen: sa.ColumnElement[bool]) -> Cou
     return Counter(decoys=connection.execute(decoys.delete().where(chosen)).rowcount)
 
 
-def delete_templates(connection: Connection, gallery: Gallery, chosen: sa.ColumnElement[bool]) -> Counter[str]:
+def delete_templates(connection: Connection, chosen: sa.ColumnElement[bool]) -> Counter[str]:
     """Delete templates with all vectors and crops, and return deleted rows by kind.
 
     Idempotent answers of their subjects are deleted too: they describe the photos, and a request that is repeated after
@@ -337,6 +281,7 @@ def record_erasure(
     stranger_id: str | None = None,
     kind: ErasedKind | None = None,
     album_id: str | None = None,
+    moved_to: str | None = None,
 ) -> Receipt:
     """Write the audit line and the receipt of an erasure. Work that began earlier can no longer store the object.
 
@@ -347,6 +292,7 @@ def record_erasure(
         event: audit event, if it differs from a plain deletion.
         details: further details of the audit line.
         kind: of the erased object, if the ids do not tell.
+        moved_to: see :attr:`Receipt.moved_to`.
     """
     receipt_id, counts = uuid.uuid4().hex, {kind: count for kind, count in sorted(removed.items()) if count}
     about: dict[str, Any] = {"receipt": receipt_id, "removed": counts, **details}
@@ -364,23 +310,18 @@ def record_erasure(
     }
     named: Iterator[ErasedKind] = (each for each, given in ids.items() if given is not None)
     what: ErasedKind = next(named, "gallery") if kind is None else kind
-    end = note(vault, connection, event or EVENTS[what], gallery, subject_id, **about)
+    note(vault, connection, event or EVENTS[what], gallery, subject_id, **about)
     other = stranger_id or album_id
     subject, now = other if subject_id is None else subject_lookup(gallery.seal, subject_id), datetime.now(UTC)
-    receipt = Receipt(
-        receipt_id, what, gallery.pk, gallery.name, subject, template_id, counts, now, end.lines, end.hash
-    )
-    pk = insert_receipt(connection, receipt, key_name(gallery.seal) if key is None else key)
-    if what != "gallery":
-        update_gallery(connection, gallery.pk, erased=pk)
+    receipt = Receipt(receipt_id, what, gallery.pk, gallery.name, subject, template_id, counts, now, moved_to)
+    insert_receipt(connection, receipt, key_name(gallery.seal) if key is None else key)
     return receipt
 
 
-def insert_receipt(connection: Connection, receipt: Receipt, key: str) -> int:
-    """Insert a receipt and return its row key."""
+def insert_receipt(connection: Connection, receipt: Receipt, key: str) -> None:
+    """Insert a receipt. ``key``: name of the data key behind its hashes."""
     row = {name: value for name, value in vars(receipt).items() if name != "log_emptied"}
-    inserted = erasures.insert().values(**row, key=key)
-    return int(connection.execute(inserted.returning(erasures.c.pk)).scalar_one())
+    connection.execute(erasures.insert().values(**row, key=key))
 
 
 # Checks of later work
@@ -389,25 +330,29 @@ def insert_receipt(connection: Connection, receipt: Receipt, key: str) -> int:
 def erased_since(
     connection: Connection, gallery_pk: int, seal: Seal, subject_ids: Collection[str], since: int
 ) -> set[str]:
-    """Return the subjects that were erased after the receipt with key ``since``."""
-    erased = _names_since(connection, gallery_pk, "subject", since) if subject_ids else None
-    if not erased:
-        return set()
-    return {subject_id for subject_id in subject_ids if subject_lookup(seal, subject_id) in erased}
+    """Return the subjects that were erased or merged after the receipt with key ``since``."""
+    named = {subject_lookup(seal, subject_id): subject_id for subject_id in subject_ids}
+    chosen = erasures.c.kind.in_(["subject", MOVED]) & is_in(connection, erasures.c.subject, list(named))
+    return {named[lookup] for lookup in _since(connection, gallery_pk, since, erasures.c.subject, chosen)}
 
 
 def erased_templates_since(connection: Connection, gallery_pk: int, ids: Collection[str], since: int) -> set[str]:
     """Return the template ids that were erased, not with their subject, after the receipt with key ``since``."""
-    return set(ids) & _names_since(connection, gallery_pk, "template", since) if ids else set()
+    chosen = (erasures.c.kind == "template") & is_in(connection, erasures.c.template, list(ids))
+    return set(_since(connection, gallery_pk, since, erasures.c.template, chosen))
 
 
-def _names_since(connection: Connection, gallery_pk: int, kind: Literal["subject", "template"], since: int) -> set[str]:
-    """Return what receipts after the one with key ``since`` name: keyed hashes of subjects, or ids of templates."""
-    last = gallery_value(connection, gallery_pk, galleries.c.erased)
-    if last is None or last <= since:
-        return set()
-    own = (erasures.c.gallery_pk == gallery_pk) & (erasures.c.kind == kind) & (erasures.c.pk > since)
-    return set(connection.execute(sa.select(erasures.c[kind]).where(own)).scalars())
+def is_any_since(connection: Connection, gallery: Gallery) -> bool:
+    """Return whether anything was erased since ``gallery`` was read."""
+    later = (erasures.c.gallery_pk == gallery.pk) & (erasures.c.pk > gallery.erased)
+    return connection.execute(sa.select(erasures.c.pk).where(later).limit(1)).first() is not None
+
+
+def _since(
+    connection: Connection, gallery_pk: int, since: int, column: sa.Column[Any], chosen: sa.ColumnElement[bool]
+) -> Iterable[str]:
+    own = (erasures.c.gallery_pk == gallery_pk) & (erasures.c.pk > since)
+    return connection.execute(sa.select(column).where(own, chosen)).scalars()
 
 
 def refuse_erased(connection: Connection, gallery: Gallery, subject_id: str) -> None:
@@ -416,7 +361,7 @@ def refuse_erased(connection: Connection, gallery: Gallery, subject_id: str) -> 
         raise erased_error()
 
 
-def erased_error(kind: Literal["subject", "template"] = "subject") -> SubjectErasedError:
+def erased_error(kind: str = "subject") -> SubjectErasedError:
     return SubjectErasedError(f"the {kind} was erased after this request began. Enroll it again with a new request.")
 
 
@@ -433,9 +378,9 @@ def receipts(connection: Connection, gallery: Gallery, subject: str) -> list[Rec
 
 
 def last_receipt(connection: Connection, gallery: Gallery, subject_id: str) -> Receipt | None:
-    """Return the receipt of the subject's latest erasure."""
+    """Return the receipt of the subject's latest erasure or merge."""
     found = receipts(connection, gallery, subject_lookup(gallery.seal, subject_id))
-    return next((receipt for receipt in found if receipt.kind == "subject"), None)
+    return next((receipt for receipt in found if receipt.kind in ("subject", MOVED)), None)
 
 
 def template_receipt(
@@ -446,22 +391,7 @@ def template_receipt(
     return next((one for one in found if (one.kind, one.template) == (kind, template_id)), None)
 
 
-def audit_details(connection: Connection, receipt: Receipt, event: str) -> dict[str, Any] | None:
-    """Return the details of the receipt's audit line, if the line has this event."""
-    named = (audit.c.chain == receipt.gallery_pk) & (audit.c.number == receipt.line) & (audit.c.event == event)
-    return connection.execute(sa.select(audit.c.details).where(named)).scalar()
-
-
 def receipt_of(row: sa.Row[Any]) -> Receipt:
     return Receipt(
-        row.id,
-        row.kind,
-        row.gallery_pk,
-        row.gallery,
-        row.subject,
-        row.template,
-        row.removed,
-        row.at,
-        row.line,
-        row.hash,
+        row.id, row.kind, row.gallery_pk, row.gallery, row.subject, row.template, row.removed, row.at, row.moved_to
     )

@@ -15,6 +15,7 @@ from service.storage.db.key_vault import Vault
 from service.storage.db.tables import (
     data_keys,
     decoys,
+    erasures,
     evidence,
     galleries,
     generations,
@@ -44,6 +45,7 @@ def gallery_rows() -> sa.Select[Any]:
         _moved().label("moved"),
         _has_decoys().label("has_decoys"),
         last_change().label("last_change"),
+        _last_receipt().label("erased"),
         webhooks_state().label("webhooks"),
         data_keys.c.wrapped,
         data_keys.c.master_key,
@@ -87,6 +89,11 @@ def _moved() -> sa.ColumnElement[bool]:
 def _has_decoys() -> sa.ColumnElement[bool]:
     current = decoys.c.generation == galleries.c.current_generation
     return sa.exists().where(decoys.c.gallery_pk == galleries.c.pk, current).correlate(galleries)
+
+
+def _last_receipt() -> sa.ScalarSelect[int]:
+    last = sa.select(sa.func.coalesce(sa.func.max(erasures.c.pk), 0)).where(erasures.c.gallery_pk == galleries.c.pk)
+    return last.correlate(galleries).scalar_subquery()
 
 
 def webhooks_state() -> sa.ScalarSelect[int]:

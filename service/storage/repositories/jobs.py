@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, get_args
 
@@ -241,8 +241,7 @@ class JobStore:
             known = existing_ids(connection, gallery, [template.id for _, template in admitted])
             new = {template.id: template for _, template in admitted if template.id not in known}
             if new:
-                begun = replace(gallery, erased=job.erased)
-                add_templates(connection, begun, subject_id, list(new.values()), datetime.now(UTC))
+                add_templates(connection, gallery, subject_id, list(new.values()), datetime.now(UTC))
             first = {template.id: item for item, template in reversed(admitted)}
             outcomes = []
             for item, template in admitted:

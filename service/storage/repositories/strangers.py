@@ -181,9 +181,17 @@ class StrangerStore:
             connection.execute(own.values(stranger_pk=None, subject_pk=subject.pk))
             removed = delete_strangers(connection, gallery, strangers.c.pk == stranger.pk)
             report_enrollment(vault, connection, gallery, subject_id, len(new))
-            details = {"into": pseudonym(gallery, subject_id), "templates": len(new)}
+            details: dict[str, Any] = {"into": pseudonym(gallery, subject_id), "templates": len(new)}
             receipt = record_erasure(
-                vault, connection, gallery, removed, stranger_id=stranger_id, event=PROMOTED, details=details
+                vault,
+                connection,
+                gallery,
+                removed,
+                event=PROMOTED,
+                details=details,
+                stranger_id=stranger_id,
+                kind=erasures.MOVED,
+                moved_to=details["into"],
             )
             subject = read_subject(connection, gallery, subject_id)
         self._cache.evict(gallery.name)
@@ -218,7 +226,15 @@ class StrangerStore:
             removed = delete_strangers(connection, gallery, strangers.c.pk == source.pk)
             vault, details = self._database.vault, {"into": into}
             receipt = record_erasure(
-                vault, connection, gallery, removed, stranger_id=stranger_id, event=MERGED, details=details
+                vault,
+                connection,
+                gallery,
+                removed,
+                event=MERGED,
+                details=details,
+                stranger_id=stranger_id,
+                kind=erasures.MOVED,
+                moved_to=into,
             )
             merged = _read(connection, gallery, into)
         return merged, erasures.with_log_emptied(self._database, receipt)
@@ -231,7 +247,7 @@ class StrangerStore:
                 receipt = record_erasure(self._database.vault, connection, gallery, removed, stranger_id=stranger_id)
             else:
                 earlier = _receipt(connection, gallery, stranger_id)
-                if earlier is None or erasures.audit_details(connection, earlier, "stranger_forgotten") is None:
+                if earlier is None or earlier.kind == erasures.MOVED:
                     raise _not_found(gallery, stranger_id, earlier)
                 receipt = earlier
         self._evict(gallery)
@@ -333,13 +349,13 @@ def _lock(connection: Connection, gallery: Gallery) -> bool:
 
     Its version stays: indexes and caches of subjects have nothing to follow.
     """
-    query = sa.select(galleries.c.current_generation, galleries.c.erased).where(galleries.c.pk == gallery.pk)
+    query = sa.select(galleries.c.current_generation).where(galleries.c.pk == gallery.pk)
     row = connection.execute(query.with_for_update(key_share=True)).first()
     if row is None:
         raise deleted_meanwhile(gallery)
     if row.current_generation != gallery.generation:
         raise GalleryMovedError(f"gallery {gallery.name!r} moved to another recognizer meanwhile")
-    return bool(row.erased != gallery.erased)
+    return erasures.is_any_since(connection, gallery)
 
 
 def _found(connection: Connection, gallery: Gallery, sighting: Sighting, now: datetime, made: _Changes) -> Stranger:
@@ -354,7 +370,7 @@ def _found(connection: Connection, gallery: Gallery, sighting: Sighting, now: da
         made.known = made.known.hiding(oldest)  # they are left out after the transaction: that copies all vectors
     stranger_id = uuid.uuid4().hex
     seen = {"first_seen": now, "last_seen": now, "seen_count": 1}
-    row = {"id": stranger_id, "gallery_pk": gallery.pk, "generation": gallery.generation, "erased": gallery.erased}
+    row = {"id": stranger_id, "gallery_pk": gallery.pk, "generation": gallery.generation}
     pk = connection.execute(strangers.insert().values(**row, **seen).returning(strangers.c.pk)).scalar_one()
     _add_template(connection, gallery, pk, sighting, now, made)
     stranger = Stranger(pk, stranger_id, now, now, 1, 1)
@@ -428,7 +444,7 @@ def _read(connection: Connection, gallery: Gallery, stranger_id: str) -> Strange
 
 def _receipt(connection: Connection, gallery: Gallery, stranger_id: str) -> Receipt | None:
     found = erasures.receipts(connection, gallery, stranger_id)
-    return next((receipt for receipt in found if receipt.kind == "stranger"), None)
+    return next((receipt for receipt in found if receipt.kind in ("stranger", erasures.MOVED)), None)
 
 
 def _not_found(gallery: Gallery, stranger_id: str, erased: Receipt | None) -> StrangerNotFoundError:

@@ -43,7 +43,7 @@ SEALED_NAMES: Final = sa.select(subjects.c.pk, subjects.c.sealed)
 
 @dataclass(frozen=True)
 class MergeResult:
-    """Subject that received ``templates`` from another one, and the receipt of the other one's erasure."""
+    """Subject that received ``templates`` from another one, and the receipt of the other one."""
 
     into: Subject
     templates: int
@@ -196,7 +196,7 @@ class SubjectStore:
             refuse_existing(connection, gallery, subject_id)
 
     def merge(self, gallery: Gallery, subject_id: str, into: str) -> MergeResult:
-        """Move a subject's templates and decoys to another, add missing name, tags and metadata, and erase the first.
+        """Move a subject's templates and decoys to another, add missing name, tags and metadata, and delete the first.
 
         A repeated merge returns the first result.
 
@@ -217,7 +217,9 @@ class SubjectStore:
             before = _record_of(target)
             about = merged_record(before, _record_of(source))
             owned = templates.c.subject_pk == source.pk
-            count = connection.execute(templates.update().where(owned).values(subject_pk=target.pk)).rowcount
+            count = connection.execute(
+                templates.update().where(owned).values(subject_pk=target.pk, moved=True)
+            ).rowcount
             _move_decoys(connection, source.pk, target.pk)
             _rename_groups(connection, gallery, subject_id, into)
             connection.execute(events.update().where(events.c.subject_pk == source.pk).values(subject_pk=target.pk))
@@ -225,11 +227,20 @@ class SubjectStore:
             if changed:
                 _update(connection, gallery, target.pk, about)
             removed = erasures.delete_subjects(connection, gallery, [source.pk])
+            removed["templates"] = count
             vault, by = self._database.vault, pseudonym(gallery, subject_id)
             note(vault, connection, "subject_changed", gallery, into, changed=changed, merged=by, templates=count)
-            details = {"into": pseudonym(gallery, into), "templates": count}
+            details: dict[str, Any] = {"into": pseudonym(gallery, into), "templates": count}
             receipt = erasures.record_erasure(
-                vault, connection, gallery, removed, subject_id, event=MERGED_EVENT, details=details
+                vault,
+                connection,
+                gallery,
+                removed,
+                subject_id,
+                event=MERGED_EVENT,
+                details=details,
+                kind=erasures.MOVED,
+                moved_to=details["into"],
             )
             now = read_subject(connection, gallery, into)
         self._cache.evict(gallery.name)
@@ -272,7 +283,6 @@ def insert_subject(connection: Connection, gallery: Gallery, about: SubjectRecor
         sealed=seal_subject(gallery.seal, about),
         created_at=now,
         updated_at=now,
-        erased=gallery.erased,
     )
     pk: int = connection.execute(inserted.returning(subjects.c.pk)).scalar_one()
     _insert_labels(connection, gallery, pk, about)
@@ -307,16 +317,15 @@ def _rename_groups(connection: Connection, gallery: Gallery, subject_id: str, in
     own = album_groups.c.album_pk.in_(sa.select(albums.c.pk).where(albums.c.gallery_pk == gallery.pk))
     named = own & (album_groups.c.subject == subject_lookup(gallery.seal, subject_id))
     sealed = gallery.seal.close_json({"subject": into, "name": None}, ALBUM_GROUP)
-    renamed = {"sealed": sealed, "subject": subject_lookup(gallery.seal, into), "erased": gallery.erased}
+    renamed = {"sealed": sealed, "subject": subject_lookup(gallery.seal, into)}
     connection.execute(album_groups.update().where(named).values(**renamed))
 
 
 def _earlier_merge(connection: Connection, gallery: Gallery, subject_id: str, into: str) -> MergeResult:
     receipt = erasures.last_receipt(connection, gallery, subject_id)
-    details = None if receipt is None else erasures.audit_details(connection, receipt, MERGED_EVENT)
-    if receipt is None or details is None or details["into"] != pseudonym(gallery, into):
+    if receipt is None or receipt.kind != erasures.MOVED or receipt.moved_to != pseudonym(gallery, into):
         raise _not_found(gallery, subject_id, receipt)
-    return MergeResult(read_subject(connection, gallery, into), details["templates"], receipt)
+    return MergeResult(read_subject(connection, gallery, into), receipt.removed.get("templates", 0), receipt)
 
 
 def _erase_unenrolled(vault: Vault, connection: Connection, gallery: Gallery, subject_id: str) -> Receipt:
@@ -328,7 +337,7 @@ def _erase_unenrolled(vault: Vault, connection: Connection, gallery: Gallery, su
 def _earlier_erasure(connection: Connection, gallery: Gallery, subject_id: str) -> Receipt:
     receipt = erasures.last_receipt(connection, gallery, subject_id)
     # The data of a merged subject live on under the other one.
-    if receipt is None or erasures.audit_details(connection, receipt, MERGED_EVENT) is not None:
+    if receipt is None or receipt.kind == erasures.MOVED:
         raise _not_found(gallery, subject_id, receipt)
     return receipt
 

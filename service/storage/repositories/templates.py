@@ -214,7 +214,6 @@ def add_templates(
             quality=template.quality,
             detection_score=template.detection_score,
             created_at=now,
-            erased=gallery.erased,
         )
         template_pk: int = connection.execute(inserted.returning(templates.c.pk)).scalar_one()
         by_generation = {gallery.generation: template.vector, **_without_dropped(connection, gallery, template.others)}

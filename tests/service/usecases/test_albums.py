@@ -300,7 +300,6 @@ def test_nothing_readable_is_stored_and_deletion_leaves_nothing(
     receipt = kith.delete_album("g", album).receipt
     assert (receipt.kind, receipt.removed["albums"], receipt.removed["album_faces"] > 15) == ("album", 1, True)
     assert kith.delete_album("g", album).receipt.id == receipt.id
-    assert kith.verify_receipt(receipt.id).holds
     assert problem(kith.job, album) == (404, "job_not_found")
     assert rows(settings) == {"albums": 0, "album_groups": 0, "album_faces": 0, "job_items": 0}
     assert list((settings.data_dir / "spool").iterdir()) == []
@@ -430,12 +429,10 @@ def test_faces_of_someone_who_is_not_enrolled_are_erased_by_name(kith: Kith, alb
     first = kith.delete_subject("g", "eileen").receipt
     named = of(kith, album, "astronaut")
     kith.name_album_group("g", album, named.id, "eileen")
-    told = kith.verify_receipt(first.id)
-    assert (told.gone, told.enrolled_since, told.holds) == (False, True, True)
     assert named.id in groups(kith, album)
     second = kith.delete_subject("g", "eileen").receipt
     assert (second.id != first.id, second.removed) == (True, {"album_faces": 4})
-    assert named.id not in groups(kith, album) and kith.verify_receipt(second.id).gone
+    assert named.id not in groups(kith, album)
     assert kith.delete_subject("g", "eileen").receipt.id == second.id
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import (
     GalleryNotFoundError,
-    InvalidRequestError,
     StorageError,
     SubjectErasedError,
     SubjectNotFoundError,
@@ -40,7 +38,6 @@ from service.storage.db.tables import (
     vectors,
 )
 from service.storage.privacy.backup import back_up, restore
-from service.storage.privacy.repeated_erasures import repeat_saved, saved
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.erasures import ErasureStore
 from service.storage.repositories.job_records import ItemOutcome
@@ -137,9 +134,8 @@ def test_the_receipt_matches_the_erased_rows_and_the_audit(database_url: Databas
     assert receipt.subject == subject_lookup(gallery.seal, "ada")
     assert receipt.log_emptied is (True if database.file else None)
     with database.read() as connection:
-        own = (audit.c.chain == gallery.pk) & (audit.c.number == receipt.line)
-        line = connection.execute(sa.select(audit).where(own)).one()
-    assert (line.event, line.hash, line.subject) == ("subject_deleted", receipt.hash, receipt.subject)
+        line = connection.execute(sa.select(audit).where(audit.c.event == "subject_deleted")).one()
+    assert line.subject == receipt.subject
     assert line.details["receipt"] == receipt.id
     listed = [each for _, each in ErasureStore(database).list_page(gallery, "ada")]
     assert [(each.id, each.kind) for each in listed] == [(receipt.id, "subject"), (one.id, "template")]
@@ -218,11 +214,12 @@ def test_earlier_work_cannot_restore_a_subject(
     again = store.subjects.delete(store.galleries.get("g"), "ada")
     long_ago = replace(items_of("ada", *some(rng)), subject_created_us=[0], created_us=[0])
     assert bulk.add(store.galleries.get("g"), long_ago).templates == 1
-    verdict = ErasureStore(database).verify(again.id)
-    assert (verdict.gone, verdict.enrolled_since, verdict.holds) == (False, True, True)
     back_up(database, tmp_path / "backup")
     restore(database, tmp_path / "backup", replace=True)
-    assert ErasureStore(database).verify(again.id).holds
+    after = store.galleries.get("g")
+    (_, latest), *_ = ErasureStore(database).list_page(after, "ada")
+    assert latest.id == again.id
+    assert store.subjects.get(after, "ada").template_count == 1, "enrolled again since"
     database.close()
 
 
@@ -268,7 +265,6 @@ def test_a_restored_backup_repeats_erasures(
     late = Store(database).galleries.create("late", "f" * 32, DIMENSION, GallerySettings())
     store.templates.enroll(late, "ada", some(rng), None)
     of_late = store.subjects.delete(late, "ada")
-    receipts = ErasureStore(database)
     said = list[str]()
     restore(database, file, replace=True, report=said.append)
 
@@ -283,8 +279,6 @@ def test_a_restored_backup_repeats_erasures(
         "template",
         "gallery",
     ]
-    for each in (receipt, one, whole, of_late):
-        assert receipts.verify(each.id).holds  # by the line that records the repetition
     listed = listed_lines(database, AuditFilter(after.pk), None, 10)
     (line, *_) = [one.line for one in listed if one.line.event == "subject_deleted"]
     assert (line.details["receipt"], line.outcome) == (receipt.id, "repeated")
@@ -298,8 +292,9 @@ def test_a_restored_backup_repeats_erasures(
     for later in (False, True):
         if later:
             restore(database, again, replace=True)
-        for each in (receipt, one, whole, of_late):
-            assert receipts.verify(each.id).holds
+        with database.read() as connection:
+            kept = set(connection.execute(sa.select(erasures.c.id)).scalars())
+        assert kept >= {each.id for each in (receipt, one, whole, of_late)}
     database.close()
 
 
@@ -321,30 +316,60 @@ def test_a_moved_template_does_not_return_to_its_former_subject(
     after = store.galleries.get("g")
     assert [s.id for s in store.subjects.list_page(after, None, 10, SubjectFilter())] == ["ada"]
     assert {t.id for t in store.templates.list_page(after, "ada")} == {each.id for each in adas[1:]}
-    assert all(ErasureStore(database).verify(each.id).holds for each in told)
     database.close()
 
 
-def test_saved_receipts_repeat_the_erasures_of_a_lost_database(
-    database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
+@pytest.mark.parametrize("erased", ["nobody", "one", "a third"])
+def test_a_restore_from_before_a_merge_keeps_every_photo(
+    database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator, erased: str
 ) -> None:
     database, file = open_database(database_url()), tmp_path / "backup"
     store, gallery = Store(database), made(database)
-    for name in ("ada", "bob"):
-        store.templates.enroll(gallery, name, some(rng, 2), None)
+    for name, count in (("anna", 1), ("anna-2019", 2), ("tom", 1)):
+        store.templates.enroll(gallery, name, some(rng, count), None)
     back_up(database, file)
-    receipt = store.subjects.delete(gallery, "ada")
-    with database.read() as connection:
-        kept = json.loads(json.dumps(saved(connection)))
+    first, _ = store.templates.list_page(gallery, "anna-2019")
+    store.subjects.merge(gallery, "anna-2019", "anna")
+    if erased == "one":
+        store.subjects.delete(gallery, "anna")
+    elif erased == "a third":
+        store.templates.move(gallery, "anna", first.id, "tom")
+        store.subjects.delete(gallery, "anna")
+    restore(database, file, replace=True)
+    after = store.galleries.get("g")
+    left = {s.id: s.template_count for s in store.subjects.list_page(after, None, 10, SubjectFilter())}
+    assert (
+        left
+        == {
+            "nobody": {"anna": 1, "anna-2019": 2, "tom": 1},
+            "one": {"tom": 1},
+            "a third": {"anna-2019": 1, "tom": 1},
+        }[erased]
+    )
+    assert after.templates == sum(left.values())
     database.close()
 
-    anew = open_database(database_url())
-    restore(anew, file)
-    assert Store(anew).galleries.get("g").subjects == 2  # no receipts known here
-    assert [each.id for each in repeat_saved(anew, kept)] == [receipt.id]
-    assert Store(anew).galleries.get("g").subjects == 1
-    assert repeat_saved(anew, kept) == []
-    assert ErasureStore(anew).verify(receipt.id).holds
-    with pytest.raises(InvalidRequestError):
-        repeat_saved(anew, [{"key": "1"}])
-    anew.close()
+
+def test_a_restore_keeps_who_enrolled_again_after_the_erasure(
+    database_url: DatabaseUrl, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    old, before, since = open_database(database_url()), tmp_path / "before", tmp_path / "since"
+    gallery = made(old)
+    for name in ("ada", "bob"):
+        Store(old).templates.enroll(gallery, name, some(rng), None)
+    back_up(old, before)
+    for name in ("ada", "bob"):
+        Store(old).subjects.delete(Store(old).galleries.get("g"), name)
+    # A new machine begins with the backup. There, one of them is erased and enrolls again.
+    new = open_database(database_url())
+    restore(new, before)
+    store, there = Store(new), Store(new).galleries.get("g")
+    store.subjects.delete(there, "ada")
+    store.templates.enroll(store.galleries.get("g"), "ada", some(rng, 3), None)
+    back_up(new, since)
+    new.close()
+    restore(old, since, replace=True)
+    after = Store(old).galleries.get("g")
+    left = Store(old).subjects.list_page(after, None, 10, SubjectFilter())
+    assert [(one.id, one.template_count) for one in left] == [("ada", 3)]
+    old.close()
