@@ -204,6 +204,9 @@ class Settings(BaseSettings):
         "soon",
         description="When searches are written to the audit: soon, before or off (docs/audit.md).",
     )
+    audit_days: float = Field(
+        365, gt=0, le=36_500, description="Days after which audit lines are deleted (docs/audit.md)."
+    )
     log_format: Literal["text", "json"] = Field("text", description="Log format: text, or one JSON document per line.")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Log level.")
 

@@ -219,7 +219,14 @@ async def _open_jobs(
     }
     clock = Clock()
     housekeeping = await stack.enter_async_context(
-        Housekeeping(database, galleries.store, galleries.retention, galleries.risks.derive_later, clock)
+        Housekeeping(
+            database,
+            galleries.store,
+            galleries.retention,
+            galleries.risks.derive_later,
+            clock,
+            settings.audit_days,
+        )
     )
     runner = Runner(JobStore(database), kinds, retention_days=settings.retention_jobs_days, clock=clock)
     return Jobs(runner=await stack.enter_async_context(runner), spool=spool, heavy=heavy, housekeeping=housekeeping)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -13,8 +13,7 @@ from kith.wire.fields import Timestamp
 class AuditLineOut(BaseModel):
     """One action, completed or refused."""
 
-    chain: Literal["gallery", "service"]
-    number: int = Field(description="Position in its hash chain.")
+    number: int = Field(description="Position in the hash chain.")
     at: Timestamp
     event: str
     outcome: str

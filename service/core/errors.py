@@ -467,13 +467,6 @@ class AuditWriteError(KithError):
     remedy = "Check that the database is writable. The refused operation was not performed. See docs/audit.md."
 
 
-class AuditFileError(KithError):
-    """Unreadable source of audit entries."""
-
-    code, title = "audit_file", "The audit log cannot be read from this file"
-    remedy = "Name a Kith database, or a file written by 'kith audit export'. See docs/audit.md."
-
-
 class MasterKeyError(KithError):
     """Master key that does not open the stored data."""
 

@@ -15,6 +15,7 @@ from service.core.clock import Clock
 from service.core.errors import ClockSteppedError, KithError, MasterKeyError
 from service.core.periodic import PeriodicTask
 from service.domain.gallery import Gallery
+from service.storage.audit.log import prune_lines
 from service.storage.db.engine import Database
 from service.storage.privacy.retention import Retention
 from service.storage.repositories.api_keys import KeyStore
@@ -30,7 +31,10 @@ log = logging.getLogger(__name__)
 
 
 class Housekeeping(PeriodicTask):
-    """Housekeeping task. ``changed``: called with each gallery that lost templates."""
+    """Housekeeping task. ``changed``: called with each gallery that lost templates.
+
+    ``audit_days``: age at which audit lines are deleted.
+    """
 
     def __init__(
         self,
@@ -39,6 +43,7 @@ class Housekeeping(PeriodicTask):
         retention: Retention,
         changed: Callable[[Gallery], None] = lambda gallery: None,
         clock: Clock | None = None,
+        audit_days: float = 365,
     ) -> None:
         super().__init__(CHECK_INTERVAL_S, "housekeeping failed", log)
         self._database = database
@@ -46,6 +51,7 @@ class Housekeeping(PeriodicTask):
         self._changed = changed
         self._clock = Clock() if clock is None else clock
         self._retention = retention
+        self._audit_age = timedelta(days=audit_days)
         self._name = uuid.uuid4().hex
         self._next_s: float | None = None
         """Time of the next sweep on the boot clock, which clock changes do not affect."""
@@ -110,6 +116,7 @@ class Housekeeping(PeriodicTask):
             log.info("erased after expiry: %d templates, %d subjects and %d strangers", *counts)
         for gallery in swept.galleries:
             self._changed(gallery)
+        prune_lines(self._database, now - self._audit_age, lambda: self._stopping)
 
 
 class KeyUses(PeriodicTask):

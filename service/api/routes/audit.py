@@ -73,9 +73,9 @@ async def _page(backend: Backend, chosen: AuditFilter, seal: Seal, query: _Query
     before = open_cursor(seal, query.cursor)
     await backend.operations.audit.written()
     entries = await backend.run(listed_lines, backend.galleries.store.database, chosen, before, query.limit + 1)
-    page, more = paginate(entries, query.limit, seal, lambda listed: listed.pk)
+    page, more = paginate(entries, query.limit, seal, lambda listed: listed.line.number)
     return AuditOut(data=[_out(listed) for listed in page], next=more)
 
 
 def _out(listed: ListedLine) -> AuditLineOut:
-    return AuditLineOut(**vars(listed.line), chain="gallery" if listed.of_gallery else "service", hash=listed.hash)
+    return AuditLineOut(**vars(listed.line), hash=listed.hash)

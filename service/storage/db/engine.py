@@ -36,7 +36,7 @@ from service.core.errors import (
 from service.domain.gallery import Gallery
 from service.security.master_keys import MasterKeys
 from service.security.sealing import SealBrokenError
-from service.storage.db.audit_triggers import create_audit_triggers
+from service.storage.db.audit_chain import begin
 from service.storage.db.file_system import (
     ACCOUNT_REMEDY,
     LOCAL_DISK_REMEDY,
@@ -46,7 +46,7 @@ from service.storage.db.file_system import (
     check_file_system,
 )
 from service.storage.db.key_vault import SECRETS, SERVICE_SECRETS, Vault
-from service.storage.db.tables import api_key_versions, audit, galleries, last_change, metadata
+from service.storage.db.tables import api_key_versions, galleries, last_change, metadata
 from service.storage.db.triggers import create_triggers
 
 BUSY_TIMEOUT_MS: Final = 10_000
@@ -163,10 +163,10 @@ def _prepare_tables(connection: Connection, vault: Vault) -> None:
 def _create_tables(connection: Connection, vault: Vault, revision: str) -> None:
     metadata.create_all(connection)
     create_triggers(connection)
-    create_audit_triggers(connection)
     connection.execute(api_key_versions.insert().values(pk=1, version=new_version()))
     for name in SERVICE_SECRETS:
         vault.create_secret(connection, name)
+    begin(vault, connection)
     connection.exec_driver_sql(
         f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) CONSTRAINT alembic_version_pkc PRIMARY KEY)"
     )
@@ -189,17 +189,14 @@ def _upgrade(connection: Connection, vault: Vault) -> None:
 
 
 def _check_rights(connection: Connection) -> None:
-    """Check that the account may write: BEGIN succeeds without. Raises StorageError, SQLAlchemyError.
-
-    An account that may not change or delete lines of the audit is enough (docs/audit.md).
-    """
+    """Check that the account may write: BEGIN succeeds without. Raises StorageError, SQLAlchemyError."""
     connection.execute(sa.delete(galleries).where(sa.false()))  # also refused by a standby, and by a read-only file
     if connection.dialect.name == "sqlite":
         return
     rights = {
         f"{right} on {table.name}": sa.func.has_table_privilege(table.name, right)
         for table in metadata.sorted_tables
-        for right in (("SELECT", "INSERT") if table is audit else ("SELECT", "INSERT", "UPDATE", "DELETE"))
+        for right in ("SELECT", "INSERT", "UPDATE", "DELETE")
     }
     for table in metadata.sorted_tables:
         if (column := table.autoincrement_column) is not None:

@@ -401,12 +401,11 @@ events = _numbered(
     sa.Index("events_by_age", "at"),
 )
 
-# Audit lines. No foreign key to galleries: lines outlive them. chain: the gallery's key, 0 for the service. number:
-# from 1 in each chain. hash: covers the line and the previous hash. subject: keyed hash of the id.
-audit = _numbered(
+# Audit lines, pruned by age. No foreign key to galleries: lines outlive them. hash: covers the line and the previous
+# hash. subject: keyed hash of the id.
+audit = _table(
     "audit",
-    sa.Column("chain", Key, nullable=False),
-    sa.Column("number", Key, nullable=False),
+    sa.Column("number", Key, primary_key=True, autoincrement=False),
     sa.Column("at", Utc, nullable=False),
     sa.Column("event", sa.String(64), nullable=False),
     sa.Column("outcome", sa.String(32), nullable=False),
@@ -417,14 +416,17 @@ audit = _numbered(
     sa.Column("subject", sa.String(32)),
     sa.Column("details", sa.JSON, nullable=False),
     sa.Column("hash", sa.String(64), nullable=False),
-    sa.Index("audit_by_gallery", "gallery_pk", "pk"),
-    sa.UniqueConstraint("chain", "number", name="audit_by_chain"),
+    sa.Index("audit_by_gallery", "gallery_pk", "number"),
 )
 
-# Last line of each chain. mac: HMAC by a secret of the service, which write access to the database does not reveal.
-audit_heads = _table(
-    "audit_heads",
-    sa.Column("chain", Key, primary_key=True, autoincrement=False),
+# Ends of the audit's chain in one row, which writers of lines lock. pruned, before: number and hash of the last deleted
+# line. number, hash: of the last line. mac: under a secret of the service, which write access to the database does not
+# reveal.
+audit_head = _table(
+    "audit_head",
+    sa.Column("pk", Key, primary_key=True, autoincrement=False),
+    sa.Column("pruned", Key, nullable=False),
+    sa.Column("before", sa.String(64), nullable=False),
     sa.Column("number", Key, nullable=False),
     sa.Column("hash", sa.String(64), nullable=False),
     sa.Column("mac", sa.String(64), nullable=False),

@@ -28,13 +28,12 @@ from service.core.errors import BackupError, MasterKeyError
 from service.security.master_keys import MasterKeys
 from service.storage.audit.log import note
 from service.storage.db import bulk_rows
-from service.storage.db.audit_triggers import audit_triggers_off
 from service.storage.db.engine import Database
 from service.storage.db.tables import (
     Utc,
     api_key_versions,
     audit,
-    audit_heads,
+    audit_head,
     changes,
     erasures,
     events,
@@ -73,8 +72,6 @@ REFERENCES: Final[dict[sa.Column[Any], sa.Table]] = {
     jobs.c.erased: erasures,
     erasures.c.gallery_pk: galleries,
     audit.c.gallery_pk: galleries,
-    audit.c.chain: galleries,
-    audit_heads.c.chain: galleries,
 }
 """Columns that refer to another table without a foreign key; 0 means none."""
 
@@ -227,7 +224,7 @@ def restore(
             keep_restrictions(connection, database.vault, ended)
             if failed := fail_archive_jobs(database.vault, connection):
                 report(f"failed jobs: {failed}, whose archives no backup holds")
-            # after the restore of the secret that signs the chains
+            # after the restore of the secret that signs the audit
             note(database.vault, connection, "database_restored", as_of=manifest.created_at)
             as_of = datetime.fromisoformat(manifest.created_at)
             for receipt in repeated_erasures.repeat(database.vault, connection, erased, as_of):
@@ -248,7 +245,7 @@ def _key_offsets(connection: Connection) -> dict[str, int]:
 
 
 def _clear(connection: Connection, replace: bool) -> None:
-    counted = [table for table in TABLES if table is not secrets]  # every database has secrets from its creation on
+    counted = [table for table in TABLES if table not in (secrets, audit_head)]  # every database has these
     held = {
         table.name: connection.execute(sa.select(sa.func.count()).select_from(table).where(*_own_rows(table))).scalar()
         for table in counted
@@ -259,11 +256,10 @@ def _clear(connection: Connection, replace: bool) -> None:
             "empty database, or pass --replace to delete its contents"
         )
     if replace:
-        with audit_triggers_off(connection):
-            for table in reversed(metadata.sorted_tables):
-                connection.execute(table.delete())
-    connection.execute(secrets.delete())
-    connection.execute(receivers.delete())
+        for table in reversed(metadata.sorted_tables):
+            connection.execute(table.delete())
+    for table in (secrets, audit_head, receivers):
+        connection.execute(table.delete())
 
 
 def _restored_rows(

@@ -17,7 +17,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from service.domain.gallery import Gallery
-from service.storage.audit.chain import OF_SERVICE
 from service.storage.audit.log import Entry, append
 from service.storage.db.key_vault import Vault
 from service.storage.db.tables import albums, decoys, erasures, strangers, subjects, templates
@@ -41,8 +40,8 @@ def repeat(vault: Vault, connection: Connection, before: Sequence[Known], as_of:
     """Erase everything that these receipts name and the restored database holds; return receipts that removed rows.
 
     What a backup of ``as_of`` has from after an erasure stays: the person enrolled again. All receipts are stored, and
-    those of erasures have a new audit line, because the restored audit lacks the original lines. Lines of galleries
-    outside the backup go to the service's chain. Galleries whose key is lost are skipped.
+    those of erasures have a new audit line, because the restored audit lacks the original lines. Galleries whose
+    key is lost are skipped.
     """
     here = set(connection.execute(sa.select(erasures.c.id)).scalars())
     found = [gallery_of(row, vault) for row in connection.execute(gallery_rows()).all()]
@@ -54,7 +53,7 @@ def repeat(vault: Vault, connection: Connection, before: Sequence[Known], as_of:
         if receipt.id in here:
             continue
         gallery = by_key.get(key)
-        stored = replace(receipt, gallery_pk=OF_SERVICE if gallery is None else gallery.pk)
+        stored = replace(receipt, gallery_pk=0 if gallery is None else gallery.pk)
         erasure.insert_receipt(connection, stored, key)
         if receipt.kind == MOVED:
             assert receipt.subject is not None  # noqa: S101 - as record_erasure writes it
@@ -74,7 +73,7 @@ def repeat(vault: Vault, connection: Connection, before: Sequence[Known], as_of:
         subject = receipt.subject if receipt.kind in ("subject", "template", "decoy") else None
         of = None if gallery is None else (gallery.pk, gallery.name)
         entry = Entry(erasure.EVENTS[receipt.kind], of, subject, REPEATED, about)
-        append(vault, connection, stored.gallery_pk, [entry])
+        append(vault, connection, [entry])
         if counts:
             repeated.append(stored)
     return repeated

@@ -98,7 +98,7 @@ def _read(connection: Connection, gallery: Gallery, lookup: str) -> tuple[dict[s
         .order_by(job_items.c.pk)
     )
     named = (audit.c.subject == lookup) | sa.cast(audit.c.details, sa.Text).contains(lookup)  # or among others
-    lines = sa.select(audit).where(audit.c.chain == here, named).order_by(audit.c.number)
+    lines = sa.select(audit).where(audit.c.gallery_pk == here, named).order_by(audit.c.number)
     line_names = ("number", "at", "event", "outcome", "actor", "request_id", "details", "hash")
     parts: Parts = {
         "templates": _templates(connection, gallery, subject_pk),

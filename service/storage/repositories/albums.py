@@ -174,7 +174,7 @@ class AlbumStore:
             connection.execute(albums.update().where(own).values(**done))
             counts = {"faces": len(placed), "groups": sum(len(members) > 1 for members in groups)}
             entry = Entry("album_grouped", (gallery, job.gallery), details={"album": album.id, **counts})
-            append(self._database.vault, connection, gallery, [entry])
+            append(self._database.vault, connection, [entry])
 
     # Reads
 
@@ -388,7 +388,7 @@ class AlbumStore:
                     continue
                 counts = {what: count for what, count in sorted(removed.items()) if count}
                 entry = Entry("album_expired", (row.pk, row.name), details={"album": row.id, "removed": counts})
-                append(self._database.vault, connection, row.pk, [entry])
+                append(self._database.vault, connection, [entry])
             deleted += 1
         if deleted:
             self._database.truncate_wal()

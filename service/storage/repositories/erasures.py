@@ -33,7 +33,7 @@ from service.storage.db.tables import (
     album_faces,
     album_groups,
     albums,
-    audit_heads,
+    audit_head,
     crops,
     decoys,
     erasures,
@@ -192,8 +192,7 @@ def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Seque
     if not subject_pks:
         return Counter()
     # Events are stored under this lock: none is stored for these subjects from here on.
-    head = sa.select(audit_heads.c.chain).where(audit_heads.c.chain == gallery.pk)
-    connection.execute(head.with_for_update())
+    connection.execute(sa.select(audit_head.c.pk).with_for_update())
     lookups = connection.execute(sa.select(subjects.c.lookup).where(subjects.c.pk.in_(subject_pks))).scalars().all()
     items_of_gallery = job_items.c.job_pk.in_(sa.select(jobs.c.pk).where(jobs.c.gallery_pk == gallery.pk))
     named = job_items.update().where(job_items.c.subject.in_(lookups), items_of_gallery)

@@ -57,7 +57,7 @@ class EvidenceStore:
         """Return the details of the gallery's latest audit line of this event, empty without one."""
         own = sa.select(audit.c.details).where(audit.c.gallery_pk == gallery.pk, audit.c.event == event)
         with self._database.read() as connection:
-            return connection.execute(own.order_by(audit.c.pk.desc()).limit(1)).scalar() or {}
+            return connection.execute(own.order_by(audit.c.number.desc()).limit(1)).scalar() or {}
 
 
 def _evidence_of(gallery: Gallery) -> sa.ColumnElement[bool]:

@@ -299,7 +299,7 @@ class JobStore:
                 _update(connection, row.pk, cancel=True)
             if row.state not in FINISHED:
                 entry = Entry("job_canceled", (row.gallery_pk, row.gallery), details={"job": job_id, "kind": row.kind})
-                append(self._database.vault, connection, row.gallery_pk, [entry])
+                append(self._database.vault, connection, [entry])
         return self.job(job_id)
 
     def delete_finished(self, days: float) -> int:

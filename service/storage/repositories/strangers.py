@@ -30,7 +30,7 @@ from service.core.errors import (
 from service.domain.events import Event
 from service.domain.gallery import Crop, Gallery, NewTemplate
 from service.domain.strangers import MAX_STRANGERS, MAX_TEMPLATES, Recalled, Remembered, Stranger
-from service.storage.audit.log import Entry, append, pseudonym
+from service.storage.audit.log import Entry, append, note, pseudonym
 from service.storage.db.engine import Database, deleted_meanwhile, new_version
 from service.storage.db.row_sealing import EVENT, open_crop, seal_crop
 from service.storage.db.tables import audit, events, galleries, stranger_templates, strangers
@@ -128,7 +128,7 @@ class StrangerStore:
                     seen.append(one)
                 publish(self._database.vault, connection, gallery, made.events)
                 if made.lines:
-                    append(self._database.vault, connection, gallery.pk, made.lines)
+                    append(self._database.vault, connection, made.lines)
             memory.known = made.known.without(made.known.hidden)
             return seen, bool(made.events)
 
@@ -152,8 +152,7 @@ class StrangerStore:
         """
         with self._database.change(gallery) as connection:
             stranger = _read(connection, gallery, stranger_id)
-            exported = Entry.about(gallery, "stranger_exported", stranger=stranger_id)
-            append(self._database.vault, connection, gallery.pk, [exported])
+            note(self._database.vault, connection, "stranger_exported", gallery, stranger=stranger_id)
             return _document(connection, gallery, stranger)
 
     def promote(
@@ -477,7 +476,7 @@ def _document(connection: Connection, gallery: Gallery, stranger: Stranger) -> d
         )
     own = events.c.stranger_pk == stranger.pk
     sealed = connection.execute(sa.select(events.c.sealed).where(own).order_by(events.c.pk)).scalars()
-    named = (audit.c.chain == gallery.pk) & sa.cast(audit.c.details, sa.Text).contains(stranger.id)
+    named = (audit.c.gallery_pk == gallery.pk) & sa.cast(audit.c.details, sa.Text).contains(stranger.id)
     lines = connection.execute(sa.select(audit).where(named).order_by(audit.c.number))
     return {
         "kind": "kith-stranger",

@@ -18,8 +18,9 @@ from models.vision.recognition import l2_normalize
 from service.server import embedded
 from service.settings import Settings, load_settings
 from tests.conftest import jpeg
+from tests.databases import open_database
 from tests.packs import BUNDLED_DIMENSION
-from tests.service.storage.audit.test_audit_log import brief, report_of
+from tests.service.storage.audit.test_audit_log import report_of
 
 GALLERY = "staff"
 IDS = ("Ada-Lovelace-1815", "Grace-Hopper-1906")
@@ -74,7 +75,7 @@ def test_every_action_is_audited_without_personal_data(
 ) -> None:
     vector = call_every_route(kith, astronaut, actor, tmp_path)
     whole = list(kith.audit(GALLERY))[::-1]
-    assert [line.number for line in whole] == list(range(1, len(whole) + 1))
+    assert [line.number for line in whole] == sorted({line.number for line in whole})
     entries = [line for line in whole if line.event != "threshold_moved"]  # written by a background task at any time
     events = [line.event for line in entries]
     assert events == [
@@ -117,18 +118,18 @@ def test_every_action_is_audited_without_personal_data(
 
     everywhere = list(kith.audit())
     assert {line.event for line in everywhere} >= {"gallery_imported", "gallery_deleted"}
-    assert {line.chain for line in kith.audit(event="gallery_deleted")} == {"gallery", "service"}
     assert [line.event for line in kith.audit(None, gallery="copy")][-1] == "gallery_created"
     page = httpx.get(f"{url}/v1/galleries/{GALLERY}/audit?limit=4").json()
     assert [line["number"] for line in page["data"]] == [whole[-n].number for n in (1, 2, 3, 4)]
     page = httpx.get(f"{url}/v1/galleries/{GALLERY}/audit?limit=100&cursor={page['next']}").json()
-    assert [line["number"] for line in page["data"]] == list(range(len(whole) - 4, 0, -1)) and page["next"] is None
+    assert [line["number"] for line in page["data"]] == [line.number for line in whole[-5::-1]]
+    assert page["next"] is None
 
     with closing(sqlite3.connect(settings.data_dir / "kith.db")) as database:
         rows = database.execute("SELECT * FROM audit").fetchall()
-        heads = database.execute("SELECT * FROM audit_heads").fetchall()
+        heads = database.execute("SELECT * FROM audit_head").fetchall()
     held = repr(rows + heads)
-    assert len(rows) > 20
+    assert len(rows) > 15
     # Fewer digits could match the time of an entry by chance.
     for personal in (*IDS, *NAMES, *SECRETS, *(str(float(value))[:10] for value in vector[:50])):
         assert personal not in held
@@ -143,7 +144,8 @@ def test_search_entries_survive_a_shutdown(settings: Settings) -> None:
         kith.create_gallery(GALLERY)
         kith.enroll(GALLERY, IDS[0], embeddings=list(vectors))
         kith.identify(GALLERY, embeddings=[vectors[0]])
-    assert brief(report_of(settings.sql_url, None).faults) == []
+    with closing(open_database(settings.sql_url)) as database:
+        assert report_of(database).faults == []
     with embedded(settings) as url, Kith(url) as kith:
         assert "searched" in [line.event for line in kith.audit(GALLERY)]
 

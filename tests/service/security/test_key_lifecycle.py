@@ -226,7 +226,7 @@ def test_changes_of_keys_are_audited_without_their_secrets(
     here.revoke(new.id)
     here.revoke(new.id)
     with database.read() as connection:
-        lines = connection.execute(sa.select(audit).order_by(audit.c.pk)).all()
+        lines = connection.execute(sa.select(audit).order_by(audit.c.number)).all()
     assert [line.event for line in lines] == ["key_created", "key_rotated", "key_revoked"]
     assert lines[0].details["key"] == key.id
     assert (lines[1].details["key"], lines[1].details["new"]) == (key.id, new.id)
@@ -354,7 +354,7 @@ def test_the_first_key_ends_anonymous_access(tmp_path: Path) -> None:
         lines = connection.execute(
             sa.select(audit.c.event, audit.c.actor, audit.c.request_id)
             .where(audit.c.event.startswith("key_"))
-            .order_by(audit.c.pk)
+            .order_by(audit.c.number)
         ).all()
     assert [(line.event, line.actor) for line in lines] == [
         ("key_created", "operator"),

@@ -1,13 +1,13 @@
-"""Audit log: recorded content, and detection and location of later changes."""
+"""Audit log: recorded content, detection and location of later changes, and deletion by age."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import re
-import shutil
+import logging
 from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +17,21 @@ from typer.testing import CliRunner
 
 from service.cli.main import app
 from service.core.actor import Actor
-from service.core.errors import AuditFileError
+from service.core.errors import StorageDamagedError
 from service.domain.gallery import Gallery, GallerySettings
-from service.storage.audit.chain import Anchor, Fault, Line, Report, examine
-from service.storage.audit.log import Entry, note, record_entries
-from service.storage.audit.reader import (
-    AuditFilter,
-    anchor_lines,
-    listed_lines,
-    read_anchors,
-    trail_in,
-    trail_of,
-    write_trail,
-)
-from service.storage.db.audit_triggers import REFUSAL
+from service.storage.audit.log import Entry, note, prune_lines, record_entries
+from service.storage.audit.reader import AuditFilter, listed_lines
+from service.storage.audit.writer import AuditWriter
+from service.storage.db.audit_chain import PRUNED_LINES, Report, walk
 from service.storage.db.engine import Database
 from service.storage.privacy.backup import back_up, restore
 from service.storage.repositories.store import Store
-from tests.databases import TEXT, engine_of, open_database
+from tests.databases import engine_of, open_database
 from tests.postgres import DatabaseUrl
 
 LINES = 6
-Tampering = Callable[[sa.Connection, int], object]
-
-
-def drop_audit_triggers(connection: sa.Connection) -> None:
-    names = ["audit_guard ON audit"]
-    if connection.dialect.name == "sqlite":
-        names = ["IF EXISTS audit_update", "IF EXISTS audit_delete"]
-    for name in names:
-        connection.exec_driver_sql(f"DROP TRIGGER {name}")
+Faults = list[tuple[str, int, int]]
+Tampering = Callable[[sa.Connection], object]
 
 
 def gallery_with_lines(database: Database, name: str = "g", lines: int = LINES) -> Gallery:
@@ -58,360 +43,241 @@ def gallery_with_lines(database: Database, name: str = "g", lines: int = LINES) 
     return gallery
 
 
-def report_of(url: str, secret: bytes | None, anchors: list[Anchor] | None = None) -> Report:
-    with trail_of(url) as trail:
-        return examine(trail.lines, trail.heads, secret, trail.galleries, anchors or [])
-
-
-def secret_of(database: Database) -> bytes:
+def report_of(database: Database) -> Report:
     with database.read() as connection:
-        return database.vault.secret(connection, "audit")
+        return walk(database.vault, connection)
 
 
-def brief(faults: list[Fault]) -> list[tuple[str, str | None, int | None, int | None]]:
-    return [(fault.kind, fault.gallery, fault.first, fault.last) for fault in faults]
+def tamper_with(url: str, *changes: Tampering) -> None:
+    """Tamper through another connection while the service runs."""
+    other = engine_of(url)
+    with other.begin() as connection:
+        for change in changes:
+            change(connection)
+    other.dispose()
 
 
 def run(text: str, **values: Any) -> Tampering:
-    return lambda connection, chain: connection.execute(sa.text(text), {"chain": chain, **values})
+    return lambda connection: connection.execute(sa.text(text), values)
 
 
-def cut(connection: sa.Connection, chain: int, head: bool = True) -> None:
-    run("DELETE FROM audit WHERE chain = :chain AND number = 6")(connection, chain)
-    if head:
-        now = "number = 5, hash = (SELECT hash FROM audit WHERE chain = :chain AND number = 5)"
-        run(f"UPDATE audit_heads SET {now} WHERE chain = :chain")(connection, chain)  # noqa: S608
-
-
-def insert_between(connection: sa.Connection, chain: int) -> None:
-    for number in (6, 5, 4):
-        run("UPDATE audit SET number = :n + 1 WHERE chain = :chain AND number = :n", n=number)(connection, chain)
-    columns = "chain, at, event, outcome, actor, request_id, gallery_pk, gallery, subject, details, hash"
-    run(
-        f"INSERT INTO audit (number, {columns}) SELECT 4, {columns} FROM audit "  # noqa: S608
-        "WHERE chain = :chain AND number = 3"
-    )(connection, chain)
-
-
-def swap(connection: sa.Connection, chain: int) -> None:
-    for old, new in ((3, 99), (4, 3), (99, 4)):
-        run("UPDATE audit SET number = :new WHERE chain = :chain AND number = :old", old=old, new=new)(
-            connection, chain
-        )
-
-
-def remove_chain(connection: sa.Connection, chain: int) -> None:
-    for table in ("audit", "audit_heads"):
-        run(f"DELETE FROM {table} WHERE chain = :chain")(connection, chain)  # noqa: S608
-
-
-def rewrite(connection: sa.Connection, chain: int, since: int = 3) -> None:
-    """Rewrite a chain with correct hashes, but without the secret."""
-    run("UPDATE audit SET actor = 'operator' WHERE chain = :chain AND number = :n", n=since)(connection, chain)
-    rows = connection.execute(
-        sa.text("SELECT * FROM audit WHERE chain = :chain ORDER BY number"), {"chain": chain}
-    ).all()
-    last = "0" * 64
-    for row in rows:
-        at = row.at if isinstance(row.at, datetime) else datetime.fromisoformat(row.at)
-        details = row.details if isinstance(row.details, dict) else json.loads(row.details)
-        at = at if at.tzinfo else at.replace(tzinfo=UTC)
-        line = Line(
-            row.number, at, row.event, row.outcome, row.actor, row.request_id, row.gallery, row.subject, details
-        )
-        last = line.hash(last)
-        run("UPDATE audit SET hash = :h WHERE pk = :pk", h=last, pk=row.pk)(connection, chain)
-    run("UPDATE audit_heads SET hash = :h WHERE chain = :chain", h=last)(connection, chain)
-
-
-TAMPERED: dict[str, tuple[Tampering, list[tuple[str, str | None, int | None, int | None]]]] = {
-    "an altered event": (
-        run("UPDATE audit SET event = 'searched' WHERE chain = :chain AND number = 3"),
-        [("altered", "g", 3, 3)],
-    ),
+COLUMNS = "at, event, outcome, actor, request_id, gallery_pk, gallery, subject, details, hash"
+CUT = run("DELETE FROM audit WHERE number = 6")
+CUT_HEAD = run("UPDATE audit_head SET number = 5, hash = (SELECT hash FROM audit WHERE number = 5)")
+LATER_START = run("UPDATE audit_head SET pruned = 2, before = (SELECT hash FROM audit WHERE number = 2)")
+TAMPERED: dict[str, tuple[list[Tampering], Faults]] = {
+    "an altered event": ([run("UPDATE audit SET event = 'x' WHERE number = 3")], [("altered", 3, 3)]),
+    "another outcome": ([run("UPDATE audit SET outcome = 'x' WHERE number = 1")], [("altered", 1, 1)]),
+    "another actor": ([run("UPDATE audit SET actor = 'operator' WHERE number = 6")], [("altered", 6, 6)]),
     "altered details": (
-        run("""UPDATE audit SET details = '{"number": 4}' WHERE chain = :chain AND number = 4"""),
-        [("altered", "g", 4, 4)],
+        [run("""UPDATE audit SET details = '{"number": 4}' WHERE number = 4""")],
+        [("altered", 4, 4)],
     ),
     "an altered time": (
-        run("UPDATE audit SET at = '2020-01-01 00:00:00.000000' WHERE chain = :chain AND number = 6"),
-        [("altered", "g", 6, 6)],
+        [run("UPDATE audit SET at = '2020-01-01 00:00:00.000000' WHERE number = 6")],
+        [("altered", 6, 6)],
     ),
     "another person": (
-        run("UPDATE audit SET subject = :s WHERE chain = :chain AND number = 2", s="0" * 32),
-        [("altered", "g", 2, 2)],
+        [run("UPDATE audit SET subject = :s WHERE number = 2", s="0" * 32)],
+        [("altered", 2, 2)],
     ),
     "an altered hash": (
-        run("UPDATE audit SET hash = :h WHERE chain = :chain AND number = 3", h="0" * 64),
-        [("altered", "g", 3, 4)],
+        [run("UPDATE audit SET hash = :h WHERE number = 3", h="0" * 64)],
+        [("altered", 3, 3), ("altered", 4, 4)],
     ),
-    "a line removed": (run("DELETE FROM audit WHERE chain = :chain AND number = 3"), [("missing", "g", 3, 3)]),
-    "lines removed": (run("DELETE FROM audit WHERE chain = :chain AND number IN (3, 4)"), [("missing", "g", 3, 4)]),
-    "the end cut off": (lambda c, chain: cut(c, chain, head=False), [("cut", "g", 6, 6)]),
-    "the end cut off, head and all": (cut, [("mac", "g", None, 5)]),
-    "a line inserted": (insert_between, [("altered", "g", 4, 7), ("head", "g", None, None)]),
-    "two lines swapped": (swap, [("altered", "g", 3, 5)]),
-    "a chain removed": (remove_chain, [("chain_missing", "g", None, None), ("chain_missing", "g", None, None)]),
-    "a rewritten chain": (rewrite, [("mac", "g", None, 6)]),
-    "a head replaced": (
-        run("UPDATE audit_heads SET hash = :h WHERE chain = :chain", h="1" * 64),
-        [("head", "g", None, None)],
+    "a line removed": ([run("DELETE FROM audit WHERE number = 3")], [("missing", 3, 3)]),
+    "lines removed": ([run("DELETE FROM audit WHERE number IN (3, 4)")], [("missing", 3, 4)]),
+    "the first line removed": ([run("DELETE FROM audit WHERE number = 1")], [("missing", 1, 1)]),
+    "the end cut off": ([CUT], [("missing", 6, 6)]),
+    "the end cut off, head and all": ([CUT_HEAD, CUT], [("head", 5, 5)]),
+    "all lines removed": ([run("DELETE FROM audit")], [("missing", 1, 6)]),
+    "the start cut off, head and all": (
+        [LATER_START, run("DELETE FROM audit WHERE number <= 2")],
+        [("head", 6, 6)],
     ),
-    "a signature replaced": (
-        run("UPDATE audit_heads SET mac = :m WHERE chain = :chain", m="1" * 64),
-        [("mac", "g", None, 6)],
+    "a line inserted before the start": (
+        [run(f"INSERT INTO audit (number, {COLUMNS}) SELECT -1, {COLUMNS} FROM audit WHERE number = 3")],  # noqa: S608
+        [("inserted", -1, -1)],
     ),
-    "a head removed": (run("DELETE FROM audit_heads WHERE chain = :chain"), [("head", "g", None, None)]),
-    "a gallery deleted behind the service's back": (
-        run("DELETE FROM galleries WHERE pk = :chain"),
-        [("gallery", "g", None, None)],
+    "a line inserted after the end": (
+        [run(f"INSERT INTO audit (number, {COLUMNS}) SELECT 7, {COLUMNS} FROM audit WHERE number = 6")],  # noqa: S608
+        [("altered", 7, 7), ("head", 6, 7)],
     ),
+    "lines swapped": (
+        [
+            run("UPDATE audit SET number = :new WHERE number = :old", old=old, new=new)
+            for old, new in ((3, 99), (4, 3), (99, 4))
+        ],
+        [("altered", 3, 3), ("altered", 4, 4), ("altered", 5, 5)],
+    ),
+    "a head replaced": ([run("UPDATE audit_head SET hash = :h", h="1" * 64)], [("head", 6, 6)]),
+    "a signature replaced": ([run("UPDATE audit_head SET mac = :m", m="1" * 64)], [("head", 6, 6)]),
 }
 
 
 @pytest.mark.parametrize("what", TAMPERED)
 def test_tampering_is_found_and_located(database: Database, url: str, what: str) -> None:
-    """Tamper through another connection while the service runs, and keep the service running."""
-    gallery_with_lines(database, "before")
-    gallery = gallery_with_lines(database)
-    assert report_of(url, secret_of(database)).faults == []
-    tamper, expected = TAMPERED[what]
-    other = engine_of(url)
-    with other.begin() as connection:
-        drop_audit_triggers(connection)
-        tamper(connection, gallery.pk)
-    other.dispose()
-    assert brief(report_of(url, secret_of(database)).faults) == expected
-    gallery_with_lines(database, "after")
-    assert brief(report_of(url, secret_of(database)).faults) == expected
+    gallery_with_lines(database)
+    assert report_of(database) == Report(0, LINES, [])
+    changes, expected = TAMPERED[what]
+    tamper_with(url, *changes)
+    assert report_of(database).faults == expected
 
 
-def test_an_emptied_audit_is_reported_without_line_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KITH_DATA_DIR", str(tmp_path))
-    with closing(open_database(f"sqlite:///{tmp_path / 'kith.db'}")) as database:
-        Store(database).galleries.create("g", "f" * 32, 4, GallerySettings())
-    with sa.create_engine(f"sqlite:///{tmp_path / 'kith.db'}").begin() as connection:
-        for (trigger,) in connection.execute(sa.text("SELECT name FROM sqlite_master WHERE type = 'trigger'")).all():
-            connection.execute(sa.text(f"DROP TRIGGER {trigger}"))
-        connection.execute(sa.text("DELETE FROM audit"))
-    told = CliRunner().invoke(app, ["audit", "verify"])
-    assert told.exit_code == 1
-    assert "the service's chain, line 1: cut" in told.output
-    assert "gallery g, line" in told.output
-    assert not re.search(r"chain \d+,", told.output), told.output
-    assert "0 lines in 0 chains: " in told.output
-
-
-@pytest.mark.parametrize("tamper", [cut, rewrite])
-@pytest.mark.parametrize("service_too", [False, True])
-def test_forged_lines_are_not_signed_by_the_next_write(
-    database: Database, url: str, tamper: Tampering, service_too: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("what", ["the end cut off, head and all", "the start cut off, head and all", "a line removed"])
+def test_tampering_is_found_after_further_lines(
+    database: Database, url: str, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gallery = gallery_with_lines(database)
-    for number in range(LINES):
-        gallery_with_lines(database, f"other{number}", lines=1)
-    chain = 0 if service_too else gallery.pk
-    other = engine_of(url)
-    with other.begin() as connection:
-        drop_audit_triggers(connection)
-        if tamper is cut:
-            run("DELETE FROM audit WHERE chain = :chain AND number > 6")(connection, chain)
-        tamper(connection, chain)
-    other.dispose()
+    """The next write must not sign a forged end."""
+    gallery_with_lines(database)
+    tamper_with(url, *TAMPERED[what][0])
     for _ in range(2):
-        record_entries(database, [Entry("event", None if service_too else (gallery.pk, "g"))])
-    assert "mac" in [fault.kind for fault in report_of(url, secret_of(database)).faults]
-    assert "tampered with" in caplog.text
+        record_entries(database, [Entry("event")])
+    assert prune_lines(database, datetime(2000, 1, 1, tzinfo=UTC)) == 0
+    assert report_of(database).faults != []
+    assert ("tampered with" in caplog.text) == ("head" in what)
 
 
-def test_unreadable_rows_are_found(tmp_path: Path) -> None:
+def test_a_missing_head_is_reported(database: Database, url: str) -> None:
+    tamper_with(url, run("DELETE FROM audit_head"))
+    with pytest.raises(StorageDamagedError, match="the head of the audit"):
+        report_of(database)
+    with pytest.raises(StorageDamagedError, match="the head of the audit"):
+        record_entries(database, [Entry("event")])
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("details", "no json"), ("details", "[]"), ("at", "noon"), ("actor", b"\xff")]
+)
+def test_unreadable_rows_are_found(tmp_path: Path, column: str, value: object) -> None:
     """SQLite stores any value in any column."""
     url = f"sqlite:///{tmp_path / 'kith.db'}"
-    for number, (column, value) in enumerate(
-        [("details", "no json"), ("details", "[]"), ("at", "noon"), ("actor", b"\xff"), ("details", None)]
-    ):
-        with closing(open_database(url)) as database:
-            gallery = gallery_with_lines(database, f"g{number}")
-            secret = secret_of(database)
-        other = engine_of(url)
-        with other.begin() as connection:
-            connection.exec_driver_sql("PRAGMA ignore_check_constraints = on")
-            if number == 0:
-                drop_audit_triggers(connection)
-            if value is None:
-                continue  # the table rejects it
-            statement = f"UPDATE audit SET {column} = :v WHERE chain = :chain AND number = 3"  # noqa: S608
-            run(statement, v=value)(connection, gallery.pk)
-        other.dispose()
-        assert ("unreadable", f"g{number}", 3, 3) in brief(report_of(url, secret).faults)
+    with closing(open_database(url)) as database:
+        gallery_with_lines(database)
+        tamper_with(
+            url,
+            run("PRAGMA ignore_check_constraints = on"),
+            run(f"UPDATE audit SET {column} = :v WHERE number = 3", v=value),  # noqa: S608
+        )
+        assert report_of(database).faults == [("altered", 3, 3)]
 
 
-def test_without_the_master_key_only_anchors_detect_a_rewritten_chain(database: Database, url: str) -> None:
-    gallery, secret = gallery_with_lines(database), secret_of(database)
-    before = report_of(url, None)
-    assert not before.signed and [end.number for end in before.ends] == [1, LINES]
-    with trail_of(url) as trail:
-        early = [
-            Anchor(one.hash, 1, one.hash, "g") for one in trail.lines if (one.chain, one.number) == (gallery.pk, 1)
-        ]
-    other = engine_of(url)
-    with other.begin() as connection:
-        drop_audit_triggers(connection)
-        rewrite(connection, gallery.pk)
-    assert report_of(url, None).faults == []
-    assert brief(report_of(url, None, [*early, *before.ends]).faults) == [("anchor", "g", 2, 6)]
-    assert brief(report_of(url, secret, before.ends).faults) == [("anchor", "g", 1, 6), ("mac", "g", None, 6)]
-    with other.begin() as connection:
-        rewrite(connection, gallery.pk, since=1)
-    other.dispose()
-    # Rewritten from its first line on, it counts as another chain.
-    kinds = [fault.kind for fault in report_of(url, None, before.ends).faults]
-    assert sorted(kinds) == ["chain_missing", "chain_missing", "chain_unknown"]
+def aged(database: Database, ages_days: list[float]) -> datetime:
+    """Record lines of these ages, and return the present."""
+    now = datetime.now(UTC)
+    record_entries(database, [Entry("event", at=now - timedelta(days=age)) for age in ages_days])
+    return now
 
 
-def test_anchors_detect_an_older_signed_head(database: Database, url: str) -> None:
-    gallery = gallery_with_lines(database, lines=5)
-    other = engine_of(url)
-    with other.begin() as connection:
-        signed = connection.execute(sa.text("SELECT * FROM audit_heads WHERE chain = :c"), {"c": gallery.pk}).one()
-    with database.change(gallery) as connection:
-        note(database.vault, connection, "event", gallery)
-    noted = report_of(url, None).ends
-    with other.begin() as connection:
-        drop_audit_triggers(connection)
-        cut(connection, gallery.pk)
-        run("UPDATE audit_heads SET mac = :m WHERE chain = :chain", m=signed.mac)(connection, gallery.pk)
-    other.dispose()
-    assert report_of(url, secret_of(database)).faults == []
-    assert brief(report_of(url, secret_of(database), noted).faults) == [("anchor", "g", 6, 6)]
+def test_old_lines_are_deleted_and_the_rest_stays_verifiable(database: Database, url: str) -> None:
+    now = aged(database, [*[400] * (PRUNED_LINES + 5), 300, 500, 1])
+    kept = PRUNED_LINES + 6
+    assert prune_lines(database, now - timedelta(days=365), stopped=lambda: True) == 0
+    assert prune_lines(database, now - timedelta(days=365)) == PRUNED_LINES + 5
+    # A line that a stepped clock dated earlier waits for the one before it.
+    assert [listed.line.number for listed in listed_lines(database, AuditFilter(), None, 9)] == [
+        kept + 2,
+        kept + 1,
+        kept,
+    ]
+    assert report_of(database) == Report(PRUNED_LINES + 5, 3, [])
+    assert prune_lines(database, now - timedelta(days=365)) == 0
+    assert prune_lines(database, now) == 3
+    assert report_of(database) == Report(kept + 2, 0, [])
+    record_entries(database, [Entry("event")] * 2)
+    assert report_of(database) == Report(kept + 2, 2, [])
+    tamper_with(url, run("DELETE FROM audit WHERE number = :n", n=kept + 3))
+    assert report_of(database).faults == [("missing", kept + 3, kept + 3)]
 
 
-def test_the_database_rejects_changes_of_lines(database: Database, url: str) -> None:
-    gallery = gallery_with_lines(database)
-    other = engine_of(url)
-    for statement in ("UPDATE audit SET event = 'x' WHERE chain = :chain", "DELETE FROM audit WHERE chain = :chain"):
-        with pytest.raises(sa.exc.DBAPIError, match=REFUSAL), other.begin() as connection:
-            run(statement)(connection, gallery.pk)
-    other.dispose()
-    assert report_of(url, secret_of(database)).faults == []
-
-
-def test_the_chain_of_a_deleted_gallery_is_kept(database: Database, url: str) -> None:
-    store = Store(database)
-    gallery_with_lines(database)
-    store.galleries.delete("g")
-    again = gallery_with_lines(database)
-    report = report_of(url, secret_of(database))
-    assert report.faults == [] and [end.gallery for end in report.ends] == [None, "g", "g"]
-    # A late line, as of a concurrent search, belongs to no gallery.
-    record_entries(database, [Entry("searched", (again.pk - 1, "g")), Entry("searched", (again.pk, "g"))])
-    report = report_of(url, secret_of(database))
-    assert report.faults == [] and [end.number for end in report.ends] == [4, LINES + 1, LINES + 1]
-
-
-def test_a_restored_backup_verifies_with_shifted_keys(
+def test_a_restored_backup_verifies_and_continues(
     database: Database, url: str, database_url: DatabaseUrl, tmp_path: Path
 ) -> None:
     file, other_url = tmp_path / "kith.backup", database_url()
+    now = aged(database, [400])
+    assert prune_lines(database, now - timedelta(days=365)) == 1
     gallery = gallery_with_lines(database)
-    noted = report_of(url, None).ends
     back_up(database, file)
     with closing(open_database(other_url)) as other:
-        gallery_with_lines(other, "else")
+        gallery_with_lines(other, "else", 2 * LINES)
         restore(other, file, replace=True)
         gallery_with_lines(other, "later")
-        secret = secret_of(other)
-        assert Store(other).galleries.get("g").pk != gallery.pk
-        report = report_of(other_url, secret, noted)
-        assert report.faults == [] and len(report.ends) == 3
-        with database.change(gallery) as connection:
-            note(database.vault, connection, "event", gallery)
-        # Later lines are missing.
-        assert brief(report_of(other_url, secret, report_of(url, None).ends).faults) == [("anchor", "g", 7, 7)]
-        with pytest.raises(sa.exc.DBAPIError, match=REFUSAL), other.engine.begin() as connection:
-            connection.exec_driver_sql("DELETE FROM audit")
+        again = Store(other).galleries.get("g")
+        assert again.pk != gallery.pk
+        assert report_of(other) == Report(1, 2 * LINES + 1, [])
+        assert len(listed_lines(other, AuditFilter(again.pk), None, 100)) == LINES
+        tamper_with(other_url, run("UPDATE audit SET event = 'x' WHERE number = 4"))
+        assert report_of(other).faults == [("altered", 4, 4)]
+    with closing(open_database(database_url())) as empty:
+        restore(empty, file)
+        assert report_of(empty) == Report(1, LINES + 1, [])
 
 
-def test_an_export_verifies_like_the_database(database: Database, url: str, tmp_path: Path) -> None:
-    gallery, secret = gallery_with_lines(database), secret_of(database)
-    file = tmp_path / "audit.ndjson"
-    with trail_of(url) as trail, file.open("wb") as to:
-        assert write_trail(trail, to) == LINES + 1
+def test_lines_of_a_deleted_gallery_are_kept(database: Database) -> None:
+    gallery = gallery_with_lines(database)
+    Store(database).galleries.delete("g")
+    record_entries(database, [Entry("searched", (gallery.pk, "g"))])  # of a concurrent search
+    assert report_of(database) == Report(0, LINES + 2, [])
 
-    def faults() -> list[tuple[str, str | None, int | None, int | None]]:
-        with trail_in(file) as trail:
-            keys = database.vault.master
-            assert trail.secret is not None
-            assert keys.unwrap(trail.secret.key, "audit", trail.secret.master_key) == secret
-            return brief(examine(trail.lines, trail.heads, secret, trail.galleries).faults)
 
-    assert faults() == []
-    whole = file.read_text()
-    file.write_text(
-        whole.replace('"details":{"number":3', '"details":[],"were":{"number":3').replace('"share":0.4', '"share":0.5')
-    )
-    assert faults() == [("unreadable", "g", 3, 3), ("altered", "g", 4, 4)]
-    lines = whole.splitlines(keepends=True)
-    file.write_text("".join(lines[:5] + lines[6:]))
-    assert [kind for kind, *_ in faults()] == ["missing"]
-    for broken in ("".join(lines[:-1]), "".join(lines[1:]), whole[:-20], ""):
-        file.write_text(broken)
-        with pytest.raises(AuditFileError):
-            faults()
-    assert gallery.name == "g"
+def test_one_rejected_line_blocks_no_others(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    gallery = gallery_with_lines(database, lines=1)
+    bad = Entry("searched", (gallery.pk, "g"), details={"who": object()}, actor=Actor("key:a"))
+
+    async def work() -> None:
+        writer = AuditWriter(database, "soon")
+        try:
+            await asyncio.gather(*(writer.write(entry) for entry in (Entry("one"), bad, Entry("two"))))
+        finally:
+            await asyncio.to_thread(writer.close)
+        assert writer.backlog() == (0, 0)
+
+    asyncio.run(work())
+    found = [
+        (one.line.event, one.line.outcome, one.line.details) for one in listed_lines(database, AuditFilter(), None, 3)
+    ]
+    assert found == [("two", "done", {}), ("searched", "incomplete", {}), ("one", "done", {})]
+    assert report_of(database).faults == []
+    assert "without its content" in caplog.text
+
+
+def test_a_line_that_postgresql_rejects_blocks_no_others(database: Database) -> None:
+    """PostgreSQL rejects a character NUL and long texts. SQLite stores both."""
+    record_entries(database, [Entry("one"), Entry("two", subject="a\0"), Entry("three", actor=Actor("k" * 100))])
+    assert [one.line.event for one in listed_lines(database, AuditFilter(), None, 9)] == ["three", "two", "one"]
+    assert report_of(database).faults == []
+
+
+def test_lines_are_logged_as_json(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "kith.audit"):
+        record_entries(database, [Entry("event", details={"count": 2})])
+    (said,) = [json.loads(record.message) for record in caplog.records if record.name == "kith.audit"]
+    assert (said["number"], said["event"], said["details"]) == (1, "event", {"count": 2})
 
 
 def test_commands_report_violations_with_an_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KITH_DATA_DIR", str(tmp_path / "data"))
-    file = tmp_path / "data" / "kith.db"
-    with closing(open_database(f"sqlite:///{file}")) as database:
-        gallery = gallery_with_lines(database)
+    url = f"sqlite:///{tmp_path / 'data' / 'kith.db'}"
+    with closing(open_database(url)) as database:
+        gallery_with_lines(database)
 
-    def kith(*arguments: str, code: int = 0) -> str:
-        result = CliRunner().invoke(app, ["audit", *arguments])
+    def verified(*arguments: str, code: int = 0) -> str:
+        result = CliRunner().invoke(app, ["audit", "verify", *arguments])
         assert result.exit_code == code, result.output
         return result.stdout
 
-    assert "7 lines in 2 chains: sound" in kith("verify")
-    assert "not checked" not in kith("verify", "--against", str(noted(tmp_path, kith("head"))))
-    assert "7 lines" in kith("export", str(tmp_path / "audit.ndjson"))
+    assert "6 lines: sound" in verified()
     assert CliRunner().invoke(app, ["backup", str(tmp_path / "kith.backup")]).exit_code == 0
-    with closing(open_database(f"sqlite:///{file}")) as database:
+    with closing(open_database(url)) as database:
         (last,) = listed_lines(database, AuditFilter(), None, 1)
         assert (last.line.event, last.line.actor) == ("database_backed_up", "operator")
-    copy = tmp_path / "copy.db"
-    shutil.copy(file, copy)
-    copy.chmod(0o400)
-    for source in (copy, tmp_path / "audit.ndjson"):
-        assert json.loads(kith("verify", str(source), "--json"))["signed"] is True
-    other = engine_of(f"sqlite:///{file}")
-    with other.begin() as connection:
-        drop_audit_triggers(connection)
-        rewrite(connection, gallery.pk)
-    other.dispose()
-    assert "gallery g, chain " in kith("verify", code=1)
-    assert kith("head", code=1) == ""
-    # On another machine, without the master key: the output names the skipped checks.
-    monkeypatch.delenv("KITH_MASTER_KEY")
-    assert "not checked" in kith("verify")
-    assert "anchor: " in kith("verify", "--against", str(tmp_path / "anchors"), code=1)
-    assert not (tmp_path / "data" / "master.key").exists()
-    monkeypatch.setenv("KITH_MASTER_KEY", TEXT.replace("07", "08"))
-    assert "does not open the secret" in kith("verify", code=1)
-    monkeypatch.setenv("KITH_MASTER_KEY", TEXT)
-    export = tmp_path / "audit.ndjson"
-    header, *lines = export.read_text().splitlines(keepends=True)
-    export.write_text(json.dumps(json.loads(header) | {"secret": None}) + "\n" + "".join(lines))
-    assert "is missing" in kith("verify", str(export), code=1)
-    (tmp_path / "nothing").write_text("nothing")
-    assert isinstance(CliRunner().invoke(app, ["audit", "verify", str(tmp_path / "nothing")]).exception, AuditFileError)
-
-
-def noted(folder: Path, printed: str) -> Path:
-    file = folder / "anchors"
-    file.write_text(printed)
-    assert anchor_lines(read_anchors(file), datetime.now(UTC))
-    return file
+        prune_lines(database, datetime.now(UTC))
+        gallery_with_lines(database, "later")
+    assert "6 lines, after 7 lines deleted by age: sound" in verified()
+    tamper_with(url, run("DELETE FROM audit WHERE number IN (9, 10)"))
+    assert "lines 9 to 10: missing: removed\n4 lines, after 7 lines deleted by age: 1 fault" in verified(code=1)
+    told = json.loads(verified("--json", code=1))
+    assert told == {"pruned": 7, "lines": 4, "faults": [{"kind": "missing", "first": 9, "last": 10}]}
 
 
 def test_lines_are_filtered_by_content(database: Database) -> None:
@@ -428,12 +294,13 @@ def test_lines_are_filtered_by_content(database: Database) -> None:
     def events(**chosen: Any) -> list[str]:
         return [listed.line.event for listed in listed_lines(database, AuditFilter(**chosen), None, 100)]
 
-    assert events(chain=gallery.pk, event="searched") == ["searched"] * 2
+    assert events(gallery_pk=gallery.pk, event="searched") == ["searched"] * 2
     assert events(actor="key:b") == ["access_refused", "searched"]
     assert events(subject=whose) == ["searched"] * 2
     assert events(since=late) == ["access_refused", "searched", "searched"]
-    assert events(chain=gallery.pk, until=late) == ["event"] * (LINES - 1) + ["gallery_created"]
-    assert events(gallery="g", event="gallery_created") == ["gallery_created"] * 2
+    assert events(gallery_pk=gallery.pk, until=late) == ["event"] * (LINES - 1) + ["gallery_created"]
+    assert events(gallery="g", event="gallery_created") == ["gallery_created"]
     first, second = listed_lines(database, AuditFilter(), None, 2)
-    assert [one.pk for one in listed_lines(database, AuditFilter(), second.pk, 1)] < [first.pk]
+    (third,) = listed_lines(database, AuditFilter(), second.line.number, 1)
+    assert third.line.number < first.line.number
     assert listed_lines(database, AuditFilter(actor="key:a"), None, 1)[0].line.request_id == "r1"

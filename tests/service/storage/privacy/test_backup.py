@@ -30,7 +30,17 @@ from service.storage.audit.log import note
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import ITEM, PROBLEM, seal_crop
-from service.storage.db.tables import changes, crops, galleries, index_states, job_items, jobs, templates
+from service.storage.db.tables import (
+    audit,
+    audit_head,
+    changes,
+    crops,
+    galleries,
+    index_states,
+    job_items,
+    jobs,
+    templates,
+)
 from service.storage.privacy.backup import TABLES, back_up, read_manifest, restore
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.jobs import JobStore
@@ -127,13 +137,13 @@ def everything(database: Database) -> dict[str, list[Any]]:
             t.name: sorted(
                 repr(
                     {
-                        k: names.get(v, v) if k in (of_gallery[t.name], "chain") else v
+                        k: names.get(v, v) if k == of_gallery[t.name] else v
                         for k, v in row._mapping.items()
                         if k not in ("xid", "event_pk")  # a restored receiver is at the end of the log
                     }
                 )
                 for row in connection.execute(sa.select(t))
-                if t.name not in ("audit", "audit_heads") or row.chain
+                if t is not audit_head and not (t is audit and row.event == "database_restored")
             )
             for t in TABLES
         }

@@ -137,7 +137,7 @@ OTHERS: Final[dict[str, set[str]]] = {
         "created_at",
     },
     "erasures": {"pk", "gallery_pk", "key"},
-    "audit": {"pk", "chain", "gallery_pk", "gallery"},
+    "audit": {"gallery_pk", "gallery"},
     "jobs": {
         "pk",
         "gallery_pk",
@@ -187,7 +187,7 @@ OTHERS: Final[dict[str, set[str]]] = {
     "data_keys": {"gallery_pk", "wrapped", "master_key", "created_at"},
     "secrets": {"name", "wrapped", "master_key", "created_at"},
     "leases": {"name", "owner", "until"},
-    "audit_heads": {"chain", "number", "hash", "mac"},
+    "audit_head": {"pk", "pruned", "before", "number", "hash", "mac"},
     "api_keys": {
         "pk",
         "id",

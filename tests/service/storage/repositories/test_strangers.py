@@ -507,8 +507,8 @@ def test_a_visit_is_one_event(database: Database, store: Store, gallery: Gallery
 def test_events_are_rolled_back_with_what_they_report(database: Database, store: Store, gallery: Gallery) -> None:
     subscribe(database)
     with database.engine.begin() as connection:
-        connection.execute(sa.text("DROP TABLE audit_heads"))
-    with pytest.raises(Exception, match="audit_heads"):
+        connection.execute(sa.text("DROP TABLE audit_head"))
+    with pytest.raises(Exception, match="audit_head"):
         see(store, gallery, person(0))
     assert count(database, events) == count(database, strangers) == 0
     assert listed(store, gallery) == []
