@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -207,7 +207,8 @@ class Crop:
 class NewTemplate:
     """Template to enroll: a (d,) unit ``vector``, and ``others``, the vectors of further generations by number.
 
-    ``face_count``: faces of its photo. It is recorded with the item of a job, not with the template.
+    ``face_count``: faces of its photo. It is recorded with the item of a job, not with the template. ``created_at``:
+    None, or a time in the future, is now.
     """
 
     id: str
@@ -218,6 +219,26 @@ class NewTemplate:
     others: Mapping[int, Float] = field(default_factory=dict)
     crop: Crop | None = None
     face_count: int | None = None
+    created_at: datetime | None = None
+
+
+class Person(NamedTuple):
+    """What is stored of a new subject besides its id. Times as of NewTemplate."""
+
+    name: str | None = None
+    metadata: dict[str, Any] | None = None
+    tags: list[str] | None = None
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Item:
+    """Template to store with its subject, or a subject alone. ``number``: of the caller."""
+
+    subject: str
+    template: NewTemplate | None = None
+    number: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,50 +1,40 @@
 """Content of a gallery file: a header, and items with a subject and usually a template each. Pure functions.
 
-service.storage.transfer.ndjson reads and writes blocks of items; this module validates them. The rules for subjects are
-those of the API.
+service.storage.transfer.ndjson reads and writes them; kith.wire.transfer has their fields, by the rules of the API.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import numpy as np
-import orjson
 
-from kith.wire.identifiers import ID_RULE, TEXT_RULE, normalize_id, normalize_metadata, normalize_text
+from kith.wire.transfer import GalleryFileItem, GalleryFileSubject
 from models.runtime.network import Float
-from service.core.errors import EmbeddingError, ImportFileError, ItemError, KithError
+from service.core.errors import EmbeddingError, ImportFileError, KithError
+from service.domain.gallery import Crop, Gallery, Item, NewTemplate, Person
 from service.security.sealing import VECTOR_TYPE, Seal
 
 FORMAT_VERSION: Final = 1
-TIME_RANGE_TEXT: Final = "must be from 1970 to 2199"
 BLOCK_BYTES: Final = 16_000_000
 """Size of the embeddings of one block, which is imported in one transaction."""
 MAX_BLOCK_ITEMS: Final = 8192
 SIZE_EXEMPT_ITEMS: Final = 100_000
 MIN_ITEM_BYTES: Final = 4
 """Mean packed size required of items beyond SIZE_EXEMPT_ITEMS. A subject ID alone is larger."""
-TEMPLATE_ID: Final = re.compile("[0-9a-f]{32}")
 FINGERPRINT: Final = re.compile("[0-9a-f]{1,64}")
-KINDS: Final = frozenset({"photo", "embedding"})
-MAX_NAME_LENGTH: Final = 500
-MAX_TAG_LENGTH: Final = 64
-MAX_TAGS: Final = 100
-MAX_METADATA_ENTRIES: Final = 100
 MAX_VECTOR_DIMENSION: Final = 65_536
 UNIT_NORM_TOLERANCE: Final = 2e-6
 """Vectors with a norm this close to 1 are stored unchanged, so that an export and import round trip is exact."""
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND: Final = timedelta(microseconds=1)
-MAX_TIME_US: Final = (datetime(2200, 1, 1, tzinfo=UTC) - EPOCH) // MICROSECOND
-"""Exclusive upper limit of times in a file."""
-SUBJECT_COLUMNS: Final = ("names", "metadata", "tags", "subject_created_us", "subject_updated_us")
-"""Columns that describe the subject of an item."""
+NOTHING: Final = Person()
+"""What most items say of their subject."""
 
 
 @dataclass(frozen=True)
@@ -84,45 +74,19 @@ class GalleryFileHeader:
         return header
 
 
-@dataclass(frozen=True, eq=False)
-class GalleryItems:
-    """Block of items, as columns of length n; None marks a missing value.
+@dataclass
+class FileRow:
+    """Row of a gallery file as read, ``number`` of the file from 1.
 
-    ``subjects`` and ``templates`` are IDs. The columns in SUBJECT_COLUMNS are set on at least one item of a subject;
-    :func:`validate_items` copies them to the others. ``vectors`` is (n, d), zero if missing; ``given`` is (n,), False
-    if missing. Times are microseconds since 1970 in UTC. ``crops`` are (image, landmarks). ``numbers`` count the items
-    of the file from 1. ``malformed`` has the errors of unreadable rows.
+    ``about``: its fields; only those of its subject if the row is refused for others; None if neither can be used.
+    ``subject``: id that the row gives, unchecked. ``vector``: (4 d) bytes of float32. ``error``: why it is refused.
     """
 
-    numbers: Sequence[int]
-    subjects: list[Any]
-    names: list[Any]
-    metadata: list[Any]
-    tags: list[Any]
-    subject_created_us: list[Any]
-    subject_updated_us: list[Any]
-    templates: list[Any]
-    kinds: list[Any]
-    qualities: list[Any]
-    detection_scores: list[Any]
-    created_us: list[Any]
-    crops: list[Any]
-    vectors: Float
-    given: np.ndarray[Any, np.dtype[np.bool_]]
-    malformed: dict[int, KithError] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.subjects)
-
-    def select(self, rows: Sequence[int]) -> Self:
-        if len(rows) == len(self):
-            return self
-        columns: dict[str, Any] = {}
-        for column in fields(self):
-            values = getattr(self, column.name)
-            if column.name != "malformed":
-                columns[column.name] = values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
-        return type(self)(**columns)
+    number: int
+    about: GalleryFileSubject | None
+    subject: Any
+    vector: bytes | None = None
+    error: KithError | None = None
 
 
 def max_items(size: int) -> int:
@@ -145,37 +109,61 @@ class RejectedItem:
     error: KithError
 
 
-class SubjectCarryover:
-    """Values of the last subject of a block, whose templates may continue in the next block."""
+class People:
+    """What the items of a file, refused ones too, say of their subjects. The first value of a field stays."""
 
     def __init__(self) -> None:
-        self.subject: str | None = None
-        self.values: tuple[Any, ...] = ()
+        self._last: dict[str, Person] = {}
+
+    def of(self, rows: Sequence[FileRow]) -> dict[str, Person]:
+        """Return the subjects of a block. The first one may have begun in the block before."""
+        people, last = self._last, None
+        for about in (row.about for row in rows if row.about is not None):
+            said = Person(about.name, about.metadata, about.tags, about.subject_created_at, about.subject_updated_at)
+            known, last = people.get(about.subject, NOTHING), about.subject
+            if said != NOTHING or known is NOTHING:
+                people[last] = Person._make(map(_first_given, known, said))
+        self._last = people if last is None else {last: people[last]}
+        return people
 
 
-def validate_items(
-    items: GalleryItems, dimension: int, carryover: SubjectCarryover | None = None
-) -> tuple[GalleryItems, list[RejectedItem]]:
-    """Return the valid items, and the errors of the others.
+def _first_given(known: Any, given: Any) -> Any:
+    return given if known is None else known
 
-    In the result, vectors have unit norm, every template has a kind, and every item has the values of its subject. The
-    values come from all items of the subject, rejected ones too, and from the previous block (``carryover``).
-    """
-    errors: dict[int, KithError] = dict(items.malformed)
-    if len(items) and items.vectors.shape[1] != dimension:
-        raise ImportFileError(f"embeddings have {items.vectors.shape[1]} numbers, this gallery's have {dimension}")
-    items, subject_errors = _normalize_subject_fields(items)
-    items = _spread_subject_fields(items, subject_errors.keys(), carryover or SubjectCarryover())
-    for row, error in [*subject_errors.items(), *_invalid_template_fields(items)]:
-        errors.setdefault(row, error)
-    vectors, sound = normalize_rows(items.vectors)
-    for row in np.flatnonzero(items.given & ~sound).tolist():
-        errors.setdefault(row, EmbeddingError("an embedding must be finite and must not be zero"))
-    rejected = [RejectedItem(items.numbers[row], errors[row]) for row in sorted(errors)]
-    valid_rows = [row for row in range(len(items)) if row not in errors]
-    valid = items.select(valid_rows)
-    stored = vectors[valid_rows] if errors else vectors
-    return replace(valid, kinds=[kind or "embedding" for kind in valid.kinds], vectors=stored), rejected
+
+def checked(rows: Sequence[FileRow], gallery: Gallery) -> tuple[list[Item], list[RejectedItem]]:
+    """Return the valid items, with vectors of unit norm and an id for each template, and the errors of the others."""
+    given = [row.vector for row in rows if row.vector is not None]
+    normalized, sound = normalize_rows(np.frombuffer(b"".join(given), VECTOR_TYPE).reshape(-1, gallery.dimension))
+    vectors = iter(zip(normalized, sound.tolist(), strict=True))
+    items, rejected = list[Item](), list[RejectedItem]()
+    for row in rows:
+        vector, is_sound = next(vectors) if row.vector is not None else (None, True)
+        error = row.error
+        if error is None and not is_sound:
+            error = EmbeddingError("an embedding must be finite and must not be zero")
+        if error is not None:
+            rejected.append(RejectedItem(row.number, error))
+            continue
+        assert isinstance(row.about, GalleryFileItem)  # noqa: S101 - of every row without an error
+        template = None if vector is None else _template(row.about, vector, gallery)
+        items.append(Item(row.about.subject, template, row.number))
+    return items, rejected
+
+
+def _template(item: GalleryFileItem, vector: Float, gallery: Gallery) -> NewTemplate:
+    crop = None
+    if gallery.settings.keep_crops and item.crop is not None and item.landmarks is not None:
+        crop = Crop(item.crop, tuple((x, y) for x, y in item.landmarks))
+    return NewTemplate(
+        item.template or derive_template_id(gallery.seal, item.subject, vector),
+        vector,
+        item.kind or "embedding",
+        cast("dict[str, float] | None", item.quality),  # a missing measure may be null
+        item.detection_score,
+        crop=crop,
+        created_at=item.created_at,
+    )
 
 
 def normalize_rows(vectors: Float) -> tuple[Float, np.ndarray[Any, np.dtype[np.bool_]]]:
@@ -204,154 +192,9 @@ def vector_bytes(vector: Float) -> bytes:
     return vector.astype(VECTOR_TYPE).tobytes()
 
 
-def _spread_subject_fields(
-    items: GalleryItems, invalid_rows: Collection[int], carryover: SubjectCarryover
-) -> GalleryItems:
-    """Copy the values of each subject to all of its rows, except for and from ``invalid_rows``."""
-    if not len(items):
-        return items
-    columns = [list(getattr(items, name)) for name in SUBJECT_COLUMNS]
-    known: dict[str, list[Any]] = {} if carryover.subject is None else {carryover.subject: list(carryover.values)}
-    if len(set(map(str, items.subjects))) < len(items) or carryover.subject in items.subjects:
-        rows = [(r, s) for r, s in enumerate(items.subjects) if isinstance(s, str) and r not in invalid_rows]
-        for row, subject in rows:
-            values = known.setdefault(subject, [None] * len(SUBJECT_COLUMNS))
-            for index, column in enumerate(columns):
-                if values[index] is None:
-                    values[index] = column[row]
-        for row, subject in rows:
-            for column, value in zip(columns, known[subject], strict=True):
-                column[row] = value
-    last = items.subjects[-1]
-    if isinstance(last, str) and (last in known or len(items) - 1 not in invalid_rows):
-        carryover.subject = last
-        carryover.values = tuple(known.get(last) or [column[-1] for column in columns])
-    spread: dict[str, Any] = dict(zip(SUBJECT_COLUMNS, columns, strict=True))
-    return replace(items, **spread)
-
-
-def _normalize_subject_fields(items: GalleryItems) -> tuple[GalleryItems, dict[int, KithError]]:
-    """Return the items with their texts in NFC, and the errors of invalid subjects by row.
-
-    The work goes column by column, because a loop over items is several times slower.
-    """
-    errors: dict[int, KithError] = {}
-    columns: dict[str, Any] = {}
-    for name, normalize, rule in SUBJECT_RULES:
-        column = columns[name] = list(getattr(items, name))
-        for row, value in enumerate(column):
-            if value is None and name != "subjects":
-                continue
-            try:
-                column[row] = normalize(value)
-            except (TypeError, ValueError, RecursionError):  # another type, not allowed, nested too deeply
-                errors.setdefault(row, ItemError(rule))
-    for column, name in ((items.subject_created_us, "created"), (items.subject_updated_us, "updated")):
-        for row, error in _invalid_rows(column, _is_time, f"subject_{name}_at: {TIME_RANGE_TEXT}"):
-            errors.setdefault(row, error)
-    return replace(items, **columns), errors
-
-
-def _invalid_template_fields(items: GalleryItems) -> Iterator[tuple[int, KithError]]:
-    yield from _invalid_rows(items.templates, _is_id, "template: must be 32 hexadecimal digits")
-    yield from _invalid_rows(items.kinds, lambda kind: kind in KINDS, "kind: must be photo or embedding")
-    yield from _invalid_rows(items.qualities, _is_quality, "quality: must be an object of numbers, score from 0 to 1")
-    yield from _invalid_rows(items.detection_scores, _is_number, "detection_score: must be a finite number")
-    yield from _invalid_rows(items.created_us, _is_time, f"created_at: {TIME_RANGE_TEXT}")
-    yield from _invalid_rows(items.crops, _is_crop, "crop: must be WebP with five landmarks, x and y each")
-    for row in np.flatnonzero(~items.given).tolist():
-        if items.templates[row] is not None:
-            yield row, EmbeddingError("a template needs an embedding")
-
-
-def _invalid_rows(column: list[Any], holds: Callable[[Any], bool], detail: str) -> Iterator[tuple[int, KithError]]:
-    if column.count(None) == len(column):
-        return  # much sooner than the loop
-    for row, value in enumerate(column):
-        if value is not None and not holds(value):
-            yield row, ItemError(detail)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def _normalize_name(name: Any, max_length: int = MAX_NAME_LENGTH) -> str:
-    normalized = normalize_text(_text(name))
-    if len(normalized) > max_length:
-        raise ValueError
-    return normalized
-
-
-def _normalize_metadata(metadata: Any) -> dict[str, Any]:
-    if not isinstance(metadata, dict) or len(metadata) > MAX_METADATA_ENTRIES:
-        raise TypeError
-    if orjson.loads(orjson.dumps(metadata)) != metadata:
-        raise ValueError
-    return normalize_metadata(metadata)
-
-
-def _normalize_tags(tags: Any) -> list[str]:
-    if not isinstance(tags, list) or len(tags) > MAX_TAGS or "" in tags:
-        raise TypeError
-    return [_normalize_name(tag, MAX_TAG_LENGTH) for tag in tags]
-
-
-SUBJECT_RULES: Final[tuple[tuple[str, Callable[[Any], Any], str], ...]] = (
-    ("subjects", lambda value: normalize_id(_text(value)), f"subject: {ID_RULE}"),
-    ("names", _normalize_name, f"name: must be text of at most {MAX_NAME_LENGTH} characters, and {TEXT_RULE}"),
-    ("metadata", _normalize_metadata, f"metadata: must be an object of at most {MAX_METADATA_ENTRIES} entries"),
-    ("tags", _normalize_tags, f"tags: must be at most {MAX_TAGS}, of 1 to {MAX_TAG_LENGTH} characters; {TEXT_RULE}"),
-)
-"""Column, function that normalizes a value or raises an error, and message of the error."""
-
-
-def _is_id(text: Any) -> bool:
-    return isinstance(text, str) and TEMPLATE_ID.fullmatch(text) is not None
-
-
-def _is_quality(quality: Any) -> bool:
-    return (
-        isinstance(quality, dict)
-        and len(quality) <= 20
-        and all(isinstance(name, str) and _is_number(value) for name, value in quality.items())
-        # Quality-weighted fusion uses the score: NaN marks a missing one, and null would be an error there.
-        and ("score" not in quality or (quality["score"] is not None and 0 <= quality["score"] <= 1))
-    )
-
-
-def _is_crop(crop: Any) -> bool:
-    image, landmarks = crop
-    return (
-        isinstance(image, bytes)
-        and image[:4] == b"RIFF"
-        and image[8:12] == b"WEBP"
-        and isinstance(landmarks, list)
-        and len(landmarks) == 5
-        and all(
-            isinstance(at, list) and len(at) == 2 and None not in at and all(map(_is_number, at)) for at in landmarks
-        )
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e308)
-
-
-def _is_time(us: int) -> bool:
-    return 0 <= us < MAX_TIME_US
-
-
 def to_microseconds(time: datetime) -> int:
     return (time - EPOCH) // MICROSECOND
 
 
 def from_microseconds(us: int) -> datetime:
     return EPOCH + timedelta(microseconds=us)
-
-
-def items_after(items: GalleryItems, number: int) -> GalleryItems:
-    """Return the items with a number above ``number``."""
-    return items.select([row for row, own in enumerate(items.numbers) if own > number]) if number else items

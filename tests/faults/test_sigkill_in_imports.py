@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from multiprocessing.connection import Connection as Pipe
-from typing import Any
 
 import numpy as np
 import pytest
 
+from kith.wire.transfer import GalleryFileItem
 from service.domain.gallery import GallerySettings
-from service.domain.gallery_items import GalleryItems
+from service.domain.gallery_items import FileRow, vector_bytes
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.store import Store
 from service.storage.transfer.importing import Import
@@ -37,20 +37,12 @@ def _import(url: str, gallery: str, pipe: Pipe) -> None:
     taking = Import(BulkStore(database), Store(database).galleries.get(gallery))
     for number in range(BLOCKS):
         ids = block(number)
-        nothing: list[None] = [None] * IN_BLOCK
-        vectors = np.stack([vector_of(template, DIMENSION) for template in ids])
-        subjects = [f"s{int(template, 16) % 500}" for template in ids]
-        numbers = range(number * IN_BLOCK + 1, (number + 1) * IN_BLOCK + 1)
-        columns: list[Any] = [
-            numbers,
-            subjects,
-            *[nothing] * 5,
-            ids,
-            *[nothing] * 5,
-            vectors,
-            np.ones(IN_BLOCK, np.bool_),
+        rows = [
+            FileRow(number * IN_BLOCK + place, about, about.subject, vector_bytes(vector_of(template, DIMENSION)))
+            for place, template in enumerate(ids, start=1)
+            for about in [GalleryFileItem(subject=f"s{int(template, 16) % 500}", template=template)]
         ]
-        taking.take(GalleryItems(*columns))
+        taking.take(rows)
         pipe.send(number)
 
 

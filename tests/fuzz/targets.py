@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,9 +27,11 @@ from models.risk.calibration import EDGES, Calibration
 from service.api.http.bodies import read_photos, read_verify
 from service.core.errors import KithError
 from service.core.photo_errors import ImageError
-from service.domain.gallery_items import GalleryFileHeader, GalleryItems, validate_items
+from service.domain.gallery import Gallery, GallerySettings
+from service.domain.gallery_items import FileRow, GalleryFileHeader, checked, vector_bytes
 from service.inference.archives import ArchiveLimits, iterate_members, read_contents
 from service.inference.images import ImageLimits
+from service.security.sealing import Seal
 from service.settings import Settings
 from service.storage.transfer.ndjson import Lines, header_line, lines_of
 from tests.service.inference.decoders import FORMATS, open_photo
@@ -136,36 +139,25 @@ def _lines(data: bytes) -> None:
         pass
 
 
-def _check(block: GalleryItems, dimension: int) -> None:
-    taken, refused = validate_items(block, dimension)
+def _check(block: list[FileRow], dimension: int) -> None:
+    gallery = Gallery(1, "g", HEADER.recognizer, dimension, GallerySettings(), datetime.now(UTC), Seal(bytes(32)))
+    taken, refused = checked(block, gallery)
     assert len(taken) + len(refused) == len(block)
-    norms = np.linalg.norm(taken.vectors[taken.given], axis=1)
-    assert np.allclose(norms, 1, atol=1e-5)
+    vectors = [item.template.vector for item in taken if item.template is not None]
+    assert np.allclose([np.linalg.norm(vector) for vector in vectors], 1, atol=1e-5)
 
 
-def _items() -> GalleryItems:
-    return GalleryItems(
-        [1, 2],
-        ["ada", "grace"],
-        ["Ada", None],
-        [{"k": [1, "x"]}, None],
-        [["staff"], None],
-        [1_000_000, None],
-        [2_000_000, None],
-        ["0" * 32, None],
-        ["photo", None],
-        [{"score": 0.5}, None],
-        [0.9, None],
-        [3_000_000, None],
-        [(b"RIFF\0\0\0\0WEBP", [[1, 2]] * 5), None],
-        np.eye(2, DIMENSION, dtype=np.float32),
-        np.array([True, True]),
-    )
+def _items() -> list[dict[str, Any]]:
+    at = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    vectors = np.eye(2, DIMENSION, dtype=np.float32)
+    ada = {"subject": "ada", "name": "Ada", "metadata": {"k": [1, "x"]}, "tags": ["staff"], "subject_created_at": at}
+    ada |= {"template": "0" * 32, "kind": "photo", "quality": {"score": 0.5}, "detection_score": 0.9, "created_at": at}
+    ada |= {"embedding": vector_bytes(vectors[0]), "crop": b"RIFF\0\0\0\0WEBP", "landmarks": [[1, 2]] * 5}
+    return [ada, {"subject": "grace", "embedding": vectors[1].tolist()}]
 
 
 def _ndjsons() -> Iterator[bytes]:
-    for as_lists in (False, True):
-        yield b"\xff" + header_line(HEADER) + lines_of(_items(), as_lists)
+    yield b"\xff" + header_line(HEADER) + lines_of(_items())
 
 
 def _archive(data: bytes) -> None:

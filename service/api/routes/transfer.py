@@ -34,7 +34,7 @@ from service.core.errors import (
 )
 from service.core.gunzip import Gunzip
 from service.domain.gallery import Gallery, GallerySettings
-from service.domain.gallery_items import GalleryFileHeader, GalleryItems, max_items
+from service.domain.gallery_items import FileRow, GalleryFileHeader, max_items
 from service.storage.audit.log import Entry
 from service.storage.transfer.importing import Export, Import, ImportReport, check_header, export
 from service.storage.transfer.ndjson import Lines
@@ -172,10 +172,10 @@ class _Intake:
             raise GalleryNotFoundError(f"gallery {self._name!r} was deleted during the request")
         return replace(current, erased=self._snapshot.erased)
 
-    def add(self, lines: Lines, blocks: Iterator[GalleryItems]) -> None:
-        for items in blocks:
+    def add(self, lines: Lines, blocks: Iterator[list[FileRow]]) -> None:
+        for rows in blocks:
             assert lines.header is not None  # noqa: S101 - Lines reads it before the first block
-            self.open(lines.header).take(items)
+            self.open(lines.header).take(rows)
         if lines.header is not None:
             self.open(lines.header)
 

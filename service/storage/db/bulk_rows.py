@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -96,9 +97,17 @@ def as_json(value: Any) -> str | None:
     return None if value is None else json.dumps(value)
 
 
-def as_time(connection: Connection, at: datetime) -> datetime | str:
-    """Return the value that SQLAlchemy would write for an aware time."""
+def as_time(connection: Connection, at: datetime | None, latest: datetime | None = None) -> datetime | str:
+    """Return the value that SQLAlchemy would write for an aware time. ``latest``: instead of none or of a later one."""
+    if latest is not None and (at is None or at > latest):
+        at = latest
+    assert at is not None  # noqa: S101 - without a latest time
     if connection.dialect.name != "sqlite":
         return at
+    return _as_text(at)
+
+
+@lru_cache(1024)  # many rows have the same time
+def _as_text(at: datetime) -> str:
     # strftime would write the year 999 with three digits.
     return at.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")

@@ -25,6 +25,7 @@ from service.core.errors import (
     GalleryChangedError,
     InvalidRequestError,
     StorageError,
+    TemplateConflictError,
     TooManyAlbumsError,
 )
 from service.domain.albums import (
@@ -38,7 +39,7 @@ from service.domain.albums import (
     FaceRecord,
     NewAlbumFace,
 )
-from service.domain.gallery import Gallery, NewTemplate
+from service.domain.gallery import Gallery, Item, NewTemplate
 from service.security.sealing import Seal
 from service.storage.audit.log import Entry, append, note
 from service.storage.db.engine import Database
@@ -57,7 +58,7 @@ from service.storage.repositories.job_records import ItemOutcome, Job, own_row, 
 from service.storage.repositories.jobs import FINISHED, Beginning
 from service.storage.repositories.read_cache import ReadCache
 from service.storage.repositories.subjects import name_subject, read_subject
-from service.storage.repositories.templates import add_templates, existing_ids, owners_of_others, report_enrollment
+from service.storage.repositories.templates import admit, owners_of_others
 
 FOUND: Final = "faces_found"
 NO_FACE: Final = "no_face"
@@ -327,23 +328,19 @@ class AlbumStore:
             present = set(connection.execute(sa.select(album_faces.c.id).where(own)).scalars())
             if current.subject != group.subject or present != admitted.keys():
                 raise AlbumGroupNotFoundError(f"group {group.id!r} changed during the request")
-            erasures.refuse_erased(connection, gallery, group.subject)
-            ids = [template.id for template in admitted.values()]
-            if owners_of_others(connection, gallery, group.subject, ids):
+            items = [Item(group.subject, template) for template in admitted.values()]
+            done = admit(self._database.vault, connection, gallery, items, album=album_id)
+            if any(isinstance(error, TemplateConflictError) for error in done.refused.values()):
                 raise GalleryChangedError(f"templates of gallery {gallery.name!r} were moved meanwhile")
-            known = existing_ids(connection, gallery, ids)
-            new = {template.id: template for template in admitted.values() if template.id not in known}
-            if new:
-                add_templates(connection, gallery, group.subject, list(new.values()), datetime.now(UTC))
+            done.require_all()
+            if done.enrolled and group.name is not None:
                 subject = read_subject(connection, gallery, group.subject)
-                if group.name is not None and subject.name is None:
+                if subject.name is None:
                     name_subject(connection, gallery, subject, group.name)
             connection.execute(album_faces.delete().where(own))
             remaining = current.face_count - len(present)
             if not remaining:
                 connection.execute(album_groups.delete().where(album_groups.c.pk == group.pk))
-            if new:
-                report_enrollment(self._database.vault, connection, gallery, group.subject, len(new), album=album_id)
         self._cache.evict(gallery.name)
         return remaining
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, get_args
 
@@ -17,14 +17,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from kith.wire.common import JobState
-from service.core.errors import (
-    JobNotFoundError,
-    JobUnrunnableError,
-    MasterKeyError,
-    StorageError,
-)
+from service.core.errors import JobNotFoundError, JobUnrunnableError, MasterKeyError, StorageError, SubjectErasedError
 from service.domain.events import Event
-from service.domain.gallery import Gallery, NewTemplate
+from service.domain.gallery import Gallery, Item, NewTemplate
 from service.security.sealing import Seal
 from service.storage.audit.log import Entry, append, note
 from service.storage.db.engine import Database, deleted_meanwhile
@@ -32,9 +27,8 @@ from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import ITEM, PROBLEM
 from service.storage.db.tables import data_keys, galleries, job_items, jobs
 from service.storage.events.outbox import Origin, publish
-from service.storage.repositories.erasures import erased_error, erased_since, erased_templates_since
 from service.storage.repositories.job_records import ItemOutcome, Job, Progress, create_in, own_row, record_in
-from service.storage.repositories.templates import add_templates, existing_ids, report_enrollment
+from service.storage.repositories.templates import admit
 
 FINISHED: Final[tuple[JobState, ...]] = ("succeeded", "failed", "canceled")
 ENROLLED: Final = "enrolled"
@@ -230,28 +224,19 @@ class JobStore:
         Raises LeaseLostError, GalleryChangedError, GalleryNotFoundError and GalleryMovedError; nothing is stored then.
         """
         with self._database.change(gallery, as_read=as_read) as connection:
-            if erased_since(connection, gallery.pk, gallery.seal, [subject_id], job.erased):
-                gone = [ItemOutcome(item, ERASED, erased_error().document(), subject_id) for item, _ in admitted]
-                return record_in(connection, job, [*gone, *refused], seconds)
-            ids = [template.id for _, template in admitted]
-            if lost := erased_templates_since(connection, gallery.pk, ids, job.erased):
-                problem = erased_error("template").document()
-                gone = [ItemOutcome(item, ERASED, problem, subject_id) for item, t in admitted if t.id in lost]
-                admitted, refused = [(item, t) for item, t in admitted if t.id not in lost], [*gone, *refused]
-            known = existing_ids(connection, gallery, [template.id for _, template in admitted])
-            new = {template.id: template for _, template in admitted if template.id not in known}
-            if new:
-                add_templates(connection, gallery, subject_id, list(new.values()), datetime.now(UTC))
-            first = {template.id: item for item, template in reversed(admitted)}
-            outcomes = []
-            for item, template in admitted:
-                stored = template.id in new and first[template.id] == item
-                outcome = ENROLLED if stored else ALREADY_ENROLLED
-                outcomes.append(ItemOutcome(item, outcome, subject=subject_id, face_count=template.face_count))
-            canceled = record_in(connection, job, [*outcomes, *refused], seconds)
-            if new:
-                report_enrollment(self._database.vault, connection, gallery, subject_id, len(new), job=job.id)
-            return canceled
+            own_row(connection, job)  # before the locks of the audit line and the event, as everywhere
+            begun = replace(gallery, erased=job.erased)
+            items = [Item(subject_id, template) for _, template in admitted]
+            done = admit(self._database.vault, connection, begun, items, job=job.id)
+            outcomes = list[ItemOutcome]()
+            for row, (item, template) in enumerate(admitted):
+                error = done.refused.get(row)
+                if isinstance(error, SubjectErasedError):
+                    outcomes.append(ItemOutcome(item, ERASED, error.document(), subject_id))
+                else:
+                    outcome = ENROLLED if row in done.enrolled else ALREADY_ENROLLED
+                    outcomes.append(ItemOutcome(item, outcome, subject=subject_id, face_count=template.face_count))
+            return record_in(connection, job, [*outcomes, *refused], seconds)
 
     def finish(self, job: Job, state: JobState, problem: dict[str, Any] | None = None) -> None:
         """Raises LeaseLostError."""

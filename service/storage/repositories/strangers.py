@@ -28,7 +28,7 @@ from service.core.errors import (
     StrangerNotFoundError,
 )
 from service.domain.events import Event
-from service.domain.gallery import Crop, Gallery, NewTemplate
+from service.domain.gallery import Crop, Gallery, Item, NewTemplate
 from service.domain.strangers import MAX_STRANGERS, MAX_TEMPLATES, Recalled, Remembered, Stranger
 from service.storage.audit.log import Entry, append, note, pseudonym
 from service.storage.db.engine import Database, deleted_meanwhile, new_version
@@ -40,7 +40,7 @@ from service.storage.repositories.erasures import Receipt, delete_strangers, rec
 from service.storage.repositories.gallery_rows import gallery_value, update_gallery
 from service.storage.repositories.read_cache import ReadCache
 from service.storage.repositories.subjects import MergeResult, name_subject, read_subject
-from service.storage.repositories.templates import add_templates, report_enrollment
+from service.storage.repositories.templates import admit
 
 MAX_CACHED: Final = 8
 """Galleries whose strangers a process keeps: at most 40 MB each."""
@@ -169,9 +169,8 @@ class StrangerStore:
         vault = self._database.vault
         with self._database.change(gallery) as connection:
             stranger = _read(connection, gallery, stranger_id)
-            erasures.refuse_erased(connection, gallery, subject_id)
-            new = [_as_template(gallery, row) for row in _template_rows(connection, stranger.pk)]
-            add_templates(connection, gallery, subject_id, new, now)
+            new = [Item(subject_id, _as_template(gallery, row)) for row in _template_rows(connection, stranger.pk)]
+            admit(vault, connection, gallery, new).require_all()
             subject = read_subject(connection, gallery, subject_id)
             if name is not None and subject.name is None:
                 name_subject(connection, gallery, subject, name)
@@ -179,7 +178,6 @@ class StrangerStore:
             own = events.update().where(events.c.stranger_pk == stranger.pk)
             connection.execute(own.values(stranger_pk=None, subject_pk=subject.pk))
             removed = delete_strangers(connection, gallery, strangers.c.pk == stranger.pk)
-            report_enrollment(vault, connection, gallery, subject_id, len(new))
             details: dict[str, Any] = {"into": pseudonym(gallery, subject_id), "templates": len(new)}
             receipt = record_erasure(
                 vault,

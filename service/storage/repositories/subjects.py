@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -14,10 +14,11 @@ from sqlalchemy.engine import Connection
 
 from kith.wire.fields import MAX_DECOYS, MAX_LABELS
 from service.core.errors import InvalidRequestError, KithError, SubjectExistsError, SubjectNotFoundError
-from service.domain.gallery import Gallery, Subject, SubjectFilter, SubjectLabel
+from service.domain.gallery import Gallery, Person, Subject, SubjectFilter, SubjectLabel
 from service.domain.person_search import matches
 from service.security.sealing import Seal
 from service.storage.audit.log import note, pseudonym
+from service.storage.db import bulk_rows
 from service.storage.db.engine import Database
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import (
@@ -72,7 +73,7 @@ class SubjectStore:
             SubjectErasedError: it was erased since ``gallery`` was read.
             SubjectExistsError: it exists, and ``only_new``.
         """
-        now, about = datetime.now(UTC), SubjectRecord(subject_id, name, metadata, tags)
+        about = SubjectRecord(subject_id, name, metadata, tags)
         with self._database.change(gallery) as connection:
             erasures.refuse_erased(connection, gallery, subject_id)
             if only_new:
@@ -80,7 +81,7 @@ class SubjectStore:
             subject_pk = find_subject_pk(connection, gallery, subject_id)
             created = subject_pk is None
             if subject_pk is None:
-                insert_subject(connection, gallery, about, now)
+                insert_subjects(connection, gallery, {subject_id: Person(name, metadata, tags)})
             else:
                 _update(connection, gallery, subject_pk, about)
             note(self._database.vault, connection, "subject_put", gallery, subject_id, created=created)
@@ -275,18 +276,20 @@ def refuse_existing(connection: Connection, gallery: Gallery, subject_id: str) -
         raise SubjectExistsError(f"there is a subject {subject_id!r} in gallery {gallery.name!r}")
 
 
-def insert_subject(connection: Connection, gallery: Gallery, about: SubjectRecord, now: datetime) -> int:
-    """Insert a subject and return its row key."""
-    inserted = subjects.insert().values(
-        gallery_pk=gallery.pk,
-        lookup=subject_lookup(gallery.seal, about.id),
-        sealed=seal_subject(gallery.seal, about),
-        created_at=now,
-        updated_at=now,
-    )
-    pk: int = connection.execute(inserted.returning(subjects.c.pk)).scalar_one()
-    _insert_labels(connection, gallery, pk, about)
-    return pk
+def insert_subjects(connection: Connection, gallery: Gallery, people: Mapping[str, Person]) -> dict[str, int]:
+    """Insert subjects by id, and return their row keys by id."""
+    keys, now, seal = bulk_rows.reserve_keys(connection, subjects, len(people)), datetime.now(UTC), gallery.seal
+    rows, own_labels = list[Any](), list[Any]()
+    for key, (subject_id, person) in zip(keys, people.items(), strict=True):
+        about = SubjectRecord(subject_id, person.name, person.metadata or {}, person.tags or [])
+        times = (bulk_rows.as_time(connection, at, now) for at in (person.created_at, person.updated_at))
+        lookup = subject_lookup(seal, subject_id)
+        rows.append((key, gallery.pk, lookup, seal_subject(seal, about), *times))
+        own_labels += [(gallery.pk, label, key) for label in sorted(labels_of(seal, about.tags, about.metadata))]
+    columns = ("pk", "gallery_pk", "lookup", "sealed", "created_at", "updated_at")
+    bulk_rows.insert(connection, subjects, columns, rows)
+    bulk_rows.insert(connection, labels, ("gallery_pk", "label", "subject_pk"), own_labels)
+    return dict(zip(people, keys, strict=True))
 
 
 def merged_record(target: SubjectRecord, source: SubjectRecord) -> SubjectRecord:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from models.runtime.network import Float
-from service.core.errors import CropNotFoundError, IdempotencyConflictError, TemplateNotFoundError
+from service.core.errors import (
+    CropNotFoundError,
+    IdempotencyConflictError,
+    KithError,
+    TemplateConflictError,
+    TemplateNotFoundError,
+)
 from service.domain.events import Event
-from service.domain.gallery import Crop, Gallery, IdempotentResponse, NewTemplate, Subject, Template
+from service.domain.gallery import Crop, Gallery, IdempotentResponse, Item, NewTemplate, Person, Subject, Template
+from service.domain.gallery_items import vector_bytes
 from service.storage.audit.log import note, pseudonym
+from service.storage.db import bulk_rows
 from service.storage.db.engine import Database
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import (
     ANSWER,
     DIGEST,
     REQUEST,
-    SubjectRecord,
     open_crop,
     open_subject,
     seal_crop,
@@ -29,9 +38,21 @@ from service.storage.db.row_sealing import (
 from service.storage.db.tables import crops, generations, idempotency, subjects, templates, vectors
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import read_snapshot
-from service.storage.repositories.erasures import Receipt
+from service.storage.repositories.erasures import Receipt, erased_error, erased_since, erased_templates_since
 from service.storage.repositories.read_cache import ReadCache
-from service.storage.repositories.subjects import find_subject_pk, insert_subject, read_subject, refuse_existing
+from service.storage.repositories.subjects import find_subject_pk, insert_subjects, read_subject, refuse_existing
+
+TEMPLATE_COLUMNS: Final = (
+    "pk",
+    "id",
+    "gallery_pk",
+    "subject_pk",
+    "kind",
+    "quality",
+    "detection_score",
+    "created_at",
+)
+VECTOR_COLUMNS: Final = ("template_pk", "generation", "vector")
 
 
 class _AnsweredError(Exception):
@@ -68,16 +89,14 @@ class TemplateStore:
         """
         try:
             with self._database.change(gallery, as_read=as_read) as connection:
-                now = datetime.now(UTC)
                 if keyed and (earlier := _read_answer(connection, gallery, keyed.key, keyed.digest)):
                     raise _AnsweredError(earlier)
-                erasures.refuse_erased(connection, gallery, subject_id)
                 if only_new:
                     refuse_existing(connection, gallery, subject_id)
-                subject_pk = add_templates(connection, gallery, subject_id, new, now)
+                items = [Item(subject_id, template) for template in new]
+                admit(self._database.vault, connection, gallery, items).require_all()
                 if keyed:
-                    _insert_answer(connection, gallery, subject_pk, keyed, now)
-                report_enrollment(self._database.vault, connection, gallery, subject_id, len(new))
+                    _insert_answer(connection, gallery, subject_id, keyed)
         except _AnsweredError as answered:
             return str(answered)
         return None
@@ -198,40 +217,141 @@ class TemplateStore:
 # Rows, within a transaction of the caller
 
 
-def add_templates(
-    connection: Connection, gallery: Gallery, subject_id: str, new: Sequence[NewTemplate], now: datetime
-) -> int:
-    """Insert templates and a missing subject within ``Database.change``; return the subject's key."""
-    subject_pk = find_subject_pk(connection, gallery, subject_id)
-    if subject_pk is None:
-        subject_pk = insert_subject(connection, gallery, SubjectRecord(subject_id, None, {}, []), now)
-    for template in new:
-        inserted = templates.insert().values(
-            id=template.id,
-            gallery_pk=gallery.pk,
-            subject_pk=subject_pk,
-            kind=template.kind,
-            quality=template.quality,
-            detection_score=template.detection_score,
-            created_at=now,
+@dataclass(frozen=True)
+class Admission:
+    """Outcome of items by their place: rows whose template was ``enrolled``, and why others were ``refused``.
+
+    ``subjects``: number of new ones. ``present``: number of templates that existed.
+    """
+
+    subjects: int
+    enrolled: list[int]
+    present: int
+    refused: dict[int, KithError]
+
+    def require_all(self) -> None:
+        """Raises the error of the first refused item."""
+        for error in self.refused.values():
+            raise error
+
+
+def admit(
+    vault: Vault,
+    connection: Connection,
+    gallery: Gallery,
+    items: Sequence[Item],
+    imported: Mapping[str, Person] | None = None,
+    **details: Any,
+) -> Admission:
+    """Store templates and missing subjects within ``Database.change``, with their audit line and event.
+
+    Whatever was erased since ``gallery`` was read is refused, and a template that another subject has. Templates that
+    exist are skipped.
+
+    Args:
+        items: of one subject, or of many in an import.
+        imported: what new subjects of an import get. Its templates must have the same vector as those that exist.
+        details: of the audit line and the event.
+    """
+    ids = [item.template.id for item in items if item.template is not None]
+    gone = erased_since(connection, gallery.pk, gallery.seal, {item.subject for item in items}, gallery.erased)
+    lost = erased_templates_since(connection, gallery.pk, ids, gallery.erased)
+    known = _owners_and_vectors(connection, gallery, ids)
+    new, refused, present = list[tuple[int, str, NewTemplate]](), dict[int, KithError](), 0
+    for row, item in enumerate(items):
+        if item.subject in gone:
+            refused[row] = erased_error()
+        elif (template := item.template) is None:
+            continue
+        elif (earlier := known.get(template.id)) is None:
+            if template.id in lost:
+                refused[row] = erased_error("template")
+            else:
+                known[template.id] = item.subject, template.vector
+                new.append((row, item.subject, template))
+        elif earlier[0] != item.subject:
+            refused[row] = TemplateConflictError(f"template {template.id} belongs to subject {earlier[0]!r}")
+        elif imported is not None and not _same(earlier[1], template.vector):
+            refused[row] = TemplateConflictError(f"template {template.id} has another embedding")
+        else:
+            present += 1
+    accepted = dict.fromkeys(item.subject for row, item in enumerate(items) if row not in refused)
+    owners = _subject_pks(connection, gallery, accepted)
+    missing = {subject: (imported or {}).get(subject, Person()) for subject in accepted if subject not in owners}
+    owners |= insert_subjects(connection, gallery, missing)
+    _insert_templates(connection, gallery, [(owners[subject], template) for _, subject, template in new])
+    if imported is not None:
+        enrolled = Event("enrollment", {"subject_count": len(missing), "template_count": len(new)})
+        details = {"subjects": len(missing), "templates": len(new), "refused": len(refused)}
+        note(vault, connection, "gallery_imported", gallery, published=[enrolled] if new else [], **details)
+    elif new:
+        subject = items[0].subject
+        enrolled = Event("enrollment", {"subject": subject, "template_count": len(new), **details}, subject)
+        details |= {"templates": len(new)}
+        note(vault, connection, "templates_enrolled", gallery, subject, published=[enrolled], **details)
+    return Admission(len(missing), [row for row, _, _ in new], present, refused)
+
+
+def _owners_and_vectors(
+    connection: Connection, gallery: Gallery, ids: Sequence[str]
+) -> dict[str, tuple[str, Float | None]]:
+    """Return the subject and the vector of those templates that exist."""
+    query = (
+        sa.select(templates.c.id, subjects.c.sealed, vectors.c.vector)
+        .join(subjects, subjects.c.pk == templates.c.subject_pk)
+        .outerjoin(vectors, (vectors.c.template_pk == templates.c.pk) & (vectors.c.generation == gallery.generation))
+        .where(templates.c.gallery_pk == gallery.pk, bulk_rows.is_in(connection, templates.c.id, ids))
+    )
+    found = connection.execute(query).all() if ids else []
+    sealed = [row.vector for row in found if row.vector is not None]
+    opened = iter(gallery.seal.open_vectors(sealed, gallery.generation, gallery.dimension))
+    return {
+        row.id: (open_subject(gallery.seal, row.sealed).id, None if row.vector is None else next(opened))
+        for row in found
+    }
+
+
+def _same(stored: Float | None, given: Float) -> bool:
+    return stored is None or vector_bytes(stored) == vector_bytes(given)
+
+
+def _subject_pks(connection: Connection, gallery: Gallery, ids: Iterable[str]) -> dict[str, int]:
+    """Return the row keys of those subjects that exist."""
+    lookups = {subject_lookup(gallery.seal, subject): subject for subject in ids}
+    query = sa.select(subjects.c.lookup, subjects.c.pk).where(subjects.c.gallery_pk == gallery.pk)
+    found = connection.execute(query.where(bulk_rows.is_in(connection, subjects.c.lookup, list(lookups))))
+    return {lookups[row.lookup]: row.pk for row in found}
+
+
+def _insert_templates(connection: Connection, gallery: Gallery, new: Sequence[tuple[int, NewTemplate]]) -> None:
+    """Insert templates of the subjects with these row keys."""
+    if not new:
+        return
+    keys, now, seal = bulk_rows.reserve_keys(connection, templates, len(new)), datetime.now(UTC), gallery.seal
+    rows = [
+        (
+            key,
+            template.id,
+            gallery.pk,
+            owner,
+            template.kind,
+            bulk_rows.as_json(template.quality),
+            template.detection_score,
+            bulk_rows.as_time(connection, template.created_at, now),
         )
-        template_pk: int = connection.execute(inserted.returning(templates.c.pk)).scalar_one()
-        by_generation = {gallery.generation: template.vector, **_without_dropped(connection, gallery, template.others)}
-        for generation, vector in by_generation.items():
-            (sealed,) = gallery.seal.close_vectors(vector[None], generation)
-            connection.execute(vectors.insert().values(template_pk=template_pk, generation=generation, vector=sealed))
-        if template.crop is not None:
-            face = seal_crop(gallery.seal, template.crop)
-            connection.execute(crops.insert().values(template_pk=template_pk, sealed=face))
-    return subject_pk
-
-
-def report_enrollment(
-    vault: Vault, connection: Connection, gallery: Gallery, subject_id: str, count: int, **details: Any
-) -> None:
-    """Write the audit line and the event of ``count`` enrolled templates, at the end of their transaction."""
-    enrolled = Event("enrollment", {"subject": subject_id, "template_count": count, **details}, subject_id)
-    note(vault, connection, "templates_enrolled", gallery, subject_id, published=[enrolled], templates=count, **details)
+        for key, (owner, template) in zip(keys, new, strict=True)
+    ]
+    bulk_rows.insert(connection, templates, TEMPLATE_COLUMNS, rows)
+    sealed = seal.close_vectors(np.stack([template.vector for _, template in new]), gallery.generation)
+    generations = [gallery.generation] * len(keys)
+    bulk_rows.insert(connection, vectors, VECTOR_COLUMNS, zip(keys, generations, sealed, strict=True))
+    others = [(key, *other) for key, (_, template) in zip(keys, new, strict=True) for other in template.others.items()]
+    kept = _live_generations(connection, gallery) if others else set[int]()
+    closed = ((key, number, *seal.close_vectors(one[None], number)) for key, number, one in others if number in kept)
+    bulk_rows.insert(connection, vectors, VECTOR_COLUMNS, closed)
+    faces = [(key, t.crop) for key, (_, t) in zip(keys, new, strict=True) if t.crop is not None]
+    kept_crops = ((key, seal_crop(seal, crop)) for key, crop in faces)
+    bulk_rows.insert(connection, crops, ("template_pk", "sealed"), kept_crops)
 
 
 def existing_ids(connection: Connection, gallery: Gallery, ids: Collection[str]) -> set[str]:
@@ -267,16 +387,14 @@ def _read_with_subjects(
     return [_template_of(row, open_subject(gallery.seal, row.sealed).id) for row in rows]
 
 
-def _insert_answer(
-    connection: Connection, gallery: Gallery, subject_pk: int, keyed: IdempotentResponse, now: datetime
-) -> None:
+def _insert_answer(connection: Connection, gallery: Gallery, subject_id: str, keyed: IdempotentResponse) -> None:
     inserted = idempotency.insert().values(
         gallery_pk=gallery.pk,
         lookup=gallery.seal.pseudonym(REQUEST, keyed.key),
-        subject_pk=subject_pk,
+        subject_pk=find_subject_pk(connection, gallery, subject_id),
         digest=gallery.seal.pseudonym(DIGEST, keyed.digest),
         sealed=gallery.seal.close(keyed.response.encode(), ANSWER),
-        created_at=now,
+        created_at=datetime.now(UTC),
     )
     connection.execute(inserted)
 
@@ -292,13 +410,10 @@ def _read_answer(connection: Connection, gallery: Gallery, key: str, digest: str
     return gallery.seal.open(row.sealed, ANSWER).decode()
 
 
-def _without_dropped(connection: Connection, gallery: Gallery, others: Mapping[int, Float]) -> dict[int, Float]:
-    """Return the vectors of ``others`` without generations that were dropped meanwhile."""
-    if not others:
-        return {}
+def _live_generations(connection: Connection, gallery: Gallery) -> set[int]:
+    """Return the generations that were not dropped since a template's vectors were made."""
     live = (generations.c.gallery_pk == gallery.pk) & (generations.c.state != "dropped")
-    kept = set(connection.execute(sa.select(generations.c.generation).where(live)).scalars())
-    return {generation: vector for generation, vector in others.items() if generation in kept}
+    return set(connection.execute(sa.select(generations.c.generation).where(live)).scalars())
 
 
 def _read_row(connection: Connection, subject: Subject, template_id: str) -> sa.Row[Any]:

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
 from service.core.errors import ImportFileError, RecognizerMismatchError
 from service.domain.gallery import Gallery
-from service.domain.gallery_items import (
-    GalleryFileHeader,
-    GalleryItems,
-    RejectedItem,
-    SubjectCarryover,
-    items_after,
-    validate_items,
-)
+from service.domain.gallery_items import FileRow, GalleryFileHeader, People, RejectedItem, checked
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.transfer import ndjson
 
@@ -63,7 +53,7 @@ class Import:
         self._store = store
         self._gallery = gallery
         self._skip = skip
-        self._carryover = SubjectCarryover()
+        self._people = People()
         self._header: GalleryFileHeader | None = None
         self._templates = 0
         self._subjects = 0
@@ -86,31 +76,30 @@ class Import:
                 "imported"
             )
 
-    def take(self, items: GalleryItems) -> None:
+    def take(self, rows: Sequence[FileRow]) -> None:
         """Import one block. Raises GalleryNotFoundError, RecognizerMismatchError, StorageError."""
-        self._count(items)
-        wanted = items_after(items, self._skip)
-        sound, refusals = validate_items(wanted, self._gallery.dimension, self._carryover)
+        self._count(rows)
+        wanted = [row for row in rows if row.number > self._skip]
+        items, refusals = checked(wanted, self._gallery)
         report = self.report
         report.items += len(wanted)
-        if len(sound):
-            added = self._store.add(self._gallery, sound)
-            report.subjects += added.subjects
-            report.templates += added.templates
-            report.present += added.present
-            refusals = sorted(refusals + added.refused, key=lambda refusal: refusal.number)
+        people = self._people.of(wanted)
+        if items:
+            done = self._store.add(self._gallery, items, people)
+            report.subjects += done.subjects
+            report.templates += len(done.enrolled)
+            report.present += done.present
+            refusals += [RejectedItem(items[row].number, error) for row, error in done.refused.items()]
         report.refused += len(refusals)
-        report.refusals += refusals[: MAX_REFUSALS - len(report.refusals)]
+        report.refusals += sorted(refusals, key=lambda refusal: refusal.number)[: MAX_REFUSALS - len(report.refusals)]
 
-    def _count(self, items: GalleryItems) -> None:
-        """Count templates and subjects, rounding up: a malformed item may have been a template of another subject."""
-        unread = items.malformed.keys()
-        bare = np.flatnonzero(~items.given).tolist()
-        named = sum(items.templates[row] is not None or row in unread for row in bare)
-        self._templates += len(items) - len(bare) + named
-        # Exports list the items of a subject consecutively.
-        self._subjects += sum(map(operator.ne, items.subjects, [self._last, *items.subjects])) + len(unread)
-        self._last = items.subjects[-1] if len(items) else self._last
+    def _count(self, rows: Sequence[FileRow]) -> None:
+        """Count templates and subjects, rounding up: an unreadable item may have been of another subject."""
+        for row in rows:
+            self._templates += row.vector is not None or row.error is not None
+            # Exports list the items of a subject consecutively.
+            self._subjects += row.subject is None or row.subject != self._last
+            self._last = row.subject
 
 
 class Export:

@@ -6,26 +6,22 @@ Embeddings are base64 of little-endian float32, or lists of numbers.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 import numpy as np
 import orjson
+from pydantic import ValidationError
 
 from kith.wire.fields import rfc3339
+from kith.wire.transfer import RULES, TIME_RULE, GalleryFileItem, GalleryFileSubject
 from service.core.errors import EmbeddingError, ImportFileError, ItemError, KithError
 from service.core.json_limits import MAX_VALUES, JsonLimits, check_json
-from service.domain.gallery_items import (
-    MAX_VECTOR_DIMENSION,
-    GalleryFileHeader,
-    GalleryItems,
-    from_microseconds,
-    rows_in_block,
-    to_microseconds,
-)
+from service.domain.gallery_items import MAX_VECTOR_DIMENSION, FileRow, GalleryFileHeader, rows_in_block
 from service.security.sealing import VECTOR_TYPE
 
+LINE: Final = orjson.OPT_APPEND_NEWLINE
 MAX_LINE_BYTES: Final = 10_000_000
 MAX_BLOCK_BYTES: Final = 64_000_000
 """Bytes of the lines in one block."""
@@ -33,22 +29,6 @@ MAX_BLOCK_VALUES: Final = 1_000_000
 """JSON values per block besides embeddings. An empty list takes 2 bytes in the file and 56 in memory."""
 UNCHECKED_BYTES: Final = MAX_VALUES
 """A shorter line cannot exceed the limit of values per document."""
-COLUMNS: Final = {
-    "subject": "subjects",
-    "name": "names",
-    "metadata": "metadata",
-    "tags": "tags",
-    "subject_created_at": "subject_created_us",
-    "subject_updated_at": "subject_updated_us",
-    "template": "templates",
-    "kind": "kinds",
-    "quality": "qualities",
-    "detection_score": "detection_scores",
-    "created_at": "created_us",
-}
-"""Columns of GalleryItems by field of a file."""
-TIMES: Final = ("subject_created_at", "subject_updated_at", "created_at")
-KNOWN: Final = frozenset({*COLUMNS, "embedding", "crop", "landmarks"})
 
 
 class Lines:
@@ -64,14 +44,14 @@ class Lines:
         self._values = 0
         self._lines = 0
 
-    def feed(self, piece: bytes) -> Iterator[GalleryItems]:
+    def feed(self, piece: bytes) -> Iterator[list[FileRow]]:
         """Yield the blocks completed by this piece. Raises ImportFileError."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             raise ImportFileError(f"line {self._lines + len(self._waiting) + 1} is longer than {MAX_LINE_BYTES} bytes")
         yield from self._take(lines)
 
-    def end(self) -> Iterator[GalleryItems]:
+    def end(self) -> Iterator[list[FileRow]]:
         """Yield the last block. Raises ImportFileError."""
         yield from self._take([self._rest])
         self._rest = b""
@@ -79,7 +59,7 @@ class Lines:
             raise ImportFileError("the file is empty")
         yield from self._flush(self.header)
 
-    def _take(self, lines: list[bytes]) -> Iterator[GalleryItems]:
+    def _take(self, lines: list[bytes]) -> Iterator[list[FileRow]]:
         if self.header is None:
             lines = self._take_header(lines)
         if self.header is None:
@@ -92,7 +72,7 @@ class Lines:
             if len(self._waiting) == size or self._bytes > MAX_BLOCK_BYTES or self._values > MAX_BLOCK_VALUES:
                 yield from self._flush(self.header)
 
-    def _flush(self, header: GalleryFileHeader) -> Iterator[GalleryItems]:
+    def _flush(self, header: GalleryFileHeader) -> Iterator[list[FileRow]]:
         waiting, self._waiting, self._bytes, self._values = self._waiting, [], 0, 0
         if waiting:
             yield self._block(header, waiting)
@@ -116,24 +96,11 @@ class Lines:
             return lines[number:]
         return []
 
-    def _block(self, header: GalleryFileHeader, lines: list[bytes]) -> GalleryItems:
+    def _block(self, header: GalleryFileHeader, lines: list[bytes]) -> list[FileRow]:
         """Parse a block. Blank lines are skipped but numbered."""
-        numbers: list[int] = []
-        documents: list[dict[str, Any]] = []
-        malformed: dict[int, KithError] = {}
-        for number, line in enumerate(lines, start=self._lines + 1):
-            if not line or line.isspace():
-                continue
-            document: dict[str, Any] = {}
-            try:
-                document = _document(line, header.dimension)
-                document["embedding"] = _vector(document.pop("embedding", None), header.dimension)
-            except KithError as error:
-                malformed[len(numbers)] = error
-            documents.append(document)
-            numbers.append(number)
-        self._lines += len(lines)
-        return _items(numbers, documents, header.dimension, malformed)
+        first, self._lines = self._lines + 1, self._lines + len(lines)
+        numbered = enumerate(lines, start=first)
+        return [_row(number, line, header.dimension) for number, line in numbered if line and not line.isspace()]
 
 
 def _has_few_values(line: bytes, dimension: int) -> bool:
@@ -142,6 +109,23 @@ def _has_few_values(line: bytes, dimension: int) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _row(number: int, line: bytes, dimension: int) -> FileRow:
+    document: dict[str, Any] = {}
+    try:
+        document = _document(line, dimension)
+        row = FileRow(number, None, document.get("subject"))
+        # Bytes take less memory than text and lists.
+        row.vector = _vector(document.pop("embedding", None), dimension)
+        row.about = item = _item(document)
+        if row.vector is None and item.template is not None:
+            raise EmbeddingError("a template needs an embedding")
+        if (item.crop is None) != (item.landmarks is None):
+            raise ItemError(f"crop: {RULES['crop']}")
+        return row
+    except KithError as error:
+        return FileRow(number, _about_subject(document), document.get("subject"), error=error)
 
 
 def _document(line: bytes, dimension: int) -> dict[str, Any]:
@@ -157,33 +141,28 @@ def _document(line: bytes, dimension: int) -> dict[str, Any]:
         raise ItemError("is not JSON") from error
     if not isinstance(document, dict):
         raise ItemError("is not a JSON object")
-    if unknown := document.keys() - KNOWN:
-        raise ItemError(f"unknown field {min(unknown)[:64]!r}")
     return document
 
 
-def _items(
-    numbers: list[int], documents: list[dict[str, Any]], d: int, malformed: dict[int, KithError]
-) -> GalleryItems:
-    def converted(convert: Callable[[Any], Any], values: Iterable[Any]) -> Iterator[Any]:
-        for row, value in enumerate(values):
-            try:
-                yield convert(value)
-            except KithError as error:
-                malformed.setdefault(row, error)
-                yield None
+def _item(document: dict[str, Any]) -> GalleryFileItem:
+    """Raises ItemError."""
+    try:
+        return GalleryFileItem.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        name = str(first["loc"][0])
+        if first["type"] == "extra_forbidden":
+            raise ItemError(f"unknown field {name[:64]!r}") from error
+        raise ItemError(f"{name}: {RULES.get(name, TIME_RULE)}") from error
 
-    columns: dict[str, Any] = {
-        column: [document.get(name) for document in documents] for name, column in COLUMNS.items()
-    }
-    for name in TIMES:
-        columns[COLUMNS[name]] = list(converted(_microseconds, columns[COLUMNS[name]]))
-    columns["crops"] = list(converted(_crop, documents))
-    vectors: list[bytes | None] = [document.get("embedding") for document in documents]
-    nothing = bytes(4 * d)
-    columns["vectors"] = np.frombuffer(b"".join(v or nothing for v in vectors), VECTOR_TYPE).reshape(-1, d)
-    columns["given"] = np.array([v is not None for v in vectors], np.bool_)
-    return GalleryItems(numbers, **columns, malformed=malformed)
+
+def _about_subject(document: dict[str, Any]) -> GalleryFileSubject | None:
+    """Return what a refused item says of its subject, if that part is valid."""
+    said = {name: document[name] for name in GalleryFileSubject.model_fields if name in document}
+    try:
+        return GalleryFileSubject.model_validate(said)
+    except ValidationError:
+        return None
 
 
 def _vector(given: Any, dimension: int) -> bytes | None:
@@ -206,50 +185,19 @@ def _vector(given: Any, dimension: int) -> bytes | None:
     return raw
 
 
-def _microseconds(text: Any) -> int | None:
-    if text is None:
-        return None
-    try:
-        given = datetime.fromisoformat(text)
-        return to_microseconds(given if given.tzinfo else given.replace(tzinfo=UTC))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ItemError(f"{str(text)[:64]!r} is not a time such as 2026-01-31T12:00:00Z") from error
-
-
-def _crop(document: dict[str, Any]) -> tuple[bytes, Any] | None:
-    image = document.get("crop")
-    if image is None:
-        return None
-    try:
-        return binascii.a2b_base64(image, strict_mode=True), document.get("landmarks")
-    except (ValueError, TypeError) as error:
-        raise ItemError(f"crop: must be base64 ({error})") from error
-
-
 def header_line(header: GalleryFileHeader) -> bytes:
-    return orjson.dumps(header.document(), option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps(header.document(), option=LINE)
 
 
-def lines_of(items: GalleryItems, as_lists: bool = False) -> bytes:
-    """Return one line per item, without empty fields. ``as_lists``: write embeddings as lists of numbers."""
-    columns = {name: getattr(items, column) for name, column in COLUMNS.items()}
-    for name in TIMES:
-        columns[name] = [_iso(us) for us in columns[name]]
-    lines = []
-    vectors = items.vectors if as_lists else np.ascontiguousarray(items.vectors, VECTOR_TYPE)
-    for row, (vector, given, crop) in enumerate(zip(vectors, items.given.tolist(), items.crops, strict=True)):
-        said = {name: column[row] for name, column in columns.items() if column[row] is not None}
-        if given:
-            said["embedding"] = vector if as_lists else _base64(vector.tobytes())
-        if crop is not None:
-            said |= {"crop": _base64(crop[0]), "landmarks": crop[1]}
-        lines.append(orjson.dumps(said, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY))
-    return b"".join(lines)
+def lines_of(items: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return one line per item, without empty fields. Bytes are written as base64."""
+    return b"".join(
+        orjson.dumps({name: _plain(value) for name, value in item.items() if value is not None}, option=LINE)
+        for item in items
+    )
 
 
-def _base64(data: bytes) -> str:
-    return binascii.b2a_base64(data, newline=False).decode()
-
-
-def _iso(us: int | None) -> str | None:
-    return None if us is None else rfc3339(from_microseconds(us))
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return binascii.b2a_base64(value, newline=False).decode()
+    return rfc3339(value) if isinstance(value, datetime) else value

@@ -193,6 +193,6 @@ def test_imports_are_reported(database: Database, gallery: Gallery, outbox: Even
     subscribe(database)
     (template,) = some(rng)
     for _ in range(2):  # the second import finds the template present
-        BulkStore(database).add(gallery, items_of("ada", template))
+        BulkStore(database).add(gallery, items_of("ada", template), {})
     (found,) = pending(outbox)
     assert found["data"] == {"gallery": "g", "subject_count": 1, "template_count": 1}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +19,16 @@ from service.core.errors import (
     SubjectErasedError,
     SubjectNotFoundError,
 )
-from service.domain.gallery import Crop, Gallery, GallerySettings, IdempotentResponse, NewTemplate, SubjectFilter
-from service.domain.gallery_items import GalleryItems
+from service.domain.gallery import (
+    Crop,
+    Gallery,
+    GallerySettings,
+    IdempotentResponse,
+    Item,
+    NewTemplate,
+    Person,
+    SubjectFilter,
+)
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import subject_lookup
@@ -71,11 +79,8 @@ def made(database: Database, name: str = "g") -> Gallery:
     return Store(database).galleries.create(name, "f" * 32, DIMENSION, GallerySettings(keep_crops=True))
 
 
-def items_of(subject: str, template: NewTemplate) -> GalleryItems:
-    nothing: list[None] = [None]
-    columns: list[Any] = [range(1, 2), [subject], *[nothing] * 5, [template.id], ["embedding"], *[nothing] * 4]
-    columns += [template.vector[None], np.ones(1, np.bool_)]
-    return GalleryItems(*columns)
+def items_of(subject: str, template: NewTemplate) -> list[Item]:
+    return [Item(subject, template, 1)]
 
 
 def test_any_deletion_keeps_counts_and_change_log(database_url: DatabaseUrl, rng: np.random.Generator) -> None:
@@ -197,9 +202,9 @@ def test_earlier_work_cannot_restore_a_subject(
         store.templates.enroll(before, "ada", some(rng), None)
     with pytest.raises(SubjectErasedError):
         store.subjects.put(before, "ada", "Ada", {}, [])
-    added = bulk.add(before, items_of("ada", *some(rng)))
-    assert (added.subjects, added.templates, added.present) == (0, 0, 0)
-    assert [type(refusal.error) for refusal in added.refused] == [SubjectErasedError]
+    added = bulk.add(before, items_of("ada", *some(rng)), {})
+    assert (added.subjects, added.enrolled, added.present) == (0, [], 0)
+    assert list(map(type, added.refused.values())) == [SubjectErasedError]
     # The job reads its gallery again from time to time; its start time counts.
     now = store.galleries.get("g")
     jobs.enroll(job, now, "ada", [("ada/1.jpg", some(rng)[0])], [ItemOutcome("ada/2.jpg", "no_face", {})], 1)
@@ -210,10 +215,11 @@ def test_earlier_work_cannot_restore_a_subject(
     store.templates.enroll(before, "bob", some(rng), None)
     store.templates.enroll(now, "ada", some(rng), None)
     assert store.galleries.get("g").subjects == 2
-    assert bulk.add(now, items_of("ada", *some(rng))).templates == 1
+    assert bulk.add(now, items_of("ada", *some(rng)), {}).enrolled == [0]
     again = store.subjects.delete(store.galleries.get("g"), "ada")
-    long_ago = replace(items_of("ada", *some(rng)), subject_created_us=[0], created_us=[0])
-    assert bulk.add(store.galleries.get("g"), long_ago).templates == 1
+    long_ago, (template,) = datetime(1970, 1, 1, tzinfo=UTC), some(rng)
+    item, person = items_of("ada", replace(template, created_at=long_ago)), Person(created_at=long_ago)
+    assert len(bulk.add(store.galleries.get("g"), item, {"ada": person}).enrolled) == 1
     back_up(database, tmp_path / "backup")
     restore(database, tmp_path / "backup", replace=True)
     after = store.galleries.get("g")
@@ -233,13 +239,13 @@ def test_earlier_work_cannot_restore_a_template(database_url: DatabaseUrl, rng: 
     assert job is not None
     store.templates.delete(before, "ada", one.id)
 
-    assert [type(r.error) for r in bulk.add(before, items_of("ada", one)).refused] == [SubjectErasedError]
-    assert bulk.add(before, items_of("ada", two)).present == 1
+    assert list(map(type, bulk.add(before, items_of("ada", one), {}).refused.values())) == [SubjectErasedError]
+    assert bulk.add(before, items_of("ada", two), {}).present == 1
     now = store.galleries.get("g")
     jobs.enroll(job, now, "ada", [("ada/1.jpg", one), ("ada/2.jpg", some(rng)[0])], [], 1)
     assert jobs.job(job.id).progress.counts == {"subject_erased": 1, "enrolled": 1}
     assert one.id not in {t.id for t in store.templates.list_page(now, "ada")}
-    assert bulk.add(now, items_of("ada", one)).templates == 1
+    assert bulk.add(now, items_of("ada", one), {}).enrolled == [0]
     database.close()
 
 

@@ -9,10 +9,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,8 +22,7 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryNotFoundError, StorageError
 from service.domain.findings import HygieneFinding, HygieneReport
-from service.domain.gallery import Gallery, GallerySettings, NewTemplate, StoredEvidence, SubjectLabel
-from service.domain.gallery_items import GalleryItems, validate_items
+from service.domain.gallery import Gallery, GallerySettings, Item, NewTemplate, StoredEvidence, SubjectLabel
 from service.domain.outcomes import RiskTarget
 from service.index.follower import Followers, in_process
 from service.risk.evidence import impostor_evidence
@@ -188,12 +186,7 @@ def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl
             store.evidence.put(now(), stored, None, {})
 
         def import_one() -> None:
-            columns: dict[str, Any] = {
-                column.name: [None] for column in fields(GalleryItems) if column.name != "malformed"
-            }
-            said = {"numbers": [1], "subjects": ["s7"], "vectors": some(rng)[0].vector[None], "given": np.array([True])}
-            items, refused = validate_items(GalleryItems(**columns | said), DIMENSION)
-            assert BulkStore(one.database).add(now(), items).templates == 1 and not refused
+            assert BulkStore(one.database).add(now(), [Item("s7", some(rng)[0])], {}).enrolled == [0]
 
         def job() -> Job:
             job_store.create(now(), "any", {})

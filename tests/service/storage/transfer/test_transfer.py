@@ -40,7 +40,7 @@ from service.api.routes.transfer import _Intake
 from service.cli.main import app
 from service.core.errors import EmbeddingError, ImportFileError, ItemError, RecognizerMismatchError, StorageError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
-from service.domain.gallery_items import GalleryFileHeader, GalleryItems, validate_items
+from service.domain.gallery_items import FileRow, GalleryFileHeader, checked, normalize_rows, vector_bytes
 from service.index.follower import Followers, in_process
 from service.operations.transfers import MAX_EXPORTS, THREADS
 from service.settings import Settings
@@ -408,16 +408,16 @@ def test_invalid_files_are_refused(file: bytes) -> None:
 
 @hypothesis.settings(max_examples=50)
 @given(scale=st.floats(1e-5, 1e5), seed=st.integers(0, 100))
-def test_vectors_are_normalized_once(scale: float, seed: int) -> None:
+def test_vectors_are_normalized_once(place: Place, scale: float, seed: int) -> None:
     given_vectors = np.random.default_rng(seed).normal(size=(4, DIMENSION)).astype(np.float32) * np.float32(scale)
     file = b"".join(line(f"s{i}", v) for i, v in enumerate(given_vectors))
     (block,) = [*(lines := ndjson.Lines(HEADER)).feed(file), *lines.end()]
-    once, refused = validate_items(block, DIMENSION)
+    once, refused = checked(block, place.gallery)
     assert not refused
-    np.testing.assert_allclose(np.linalg.norm(once.vectors.astype(np.float64), axis=1), 1, atol=2e-6)
-    np.testing.assert_allclose(once.vectors, l2_normalize(given_vectors), atol=1e-6)
-    twice, _ = validate_items(once, DIMENSION)
-    assert np.array_equal(once.vectors, twice.vectors)
+    vectors = np.stack([item.template.vector for item in once if item.template is not None])
+    np.testing.assert_allclose(np.linalg.norm(vectors.astype(np.float64), axis=1), 1, atol=2e-6)
+    np.testing.assert_allclose(vectors, l2_normalize(given_vectors), atol=1e-6)
+    assert np.array_equal(vectors, normalize_rows(vectors)[0])
 
 
 def test_an_export_is_a_snapshot_during_concurrent_writes(place: Place, rng: np.random.Generator) -> None:
@@ -480,12 +480,11 @@ def big_file(path: Path, count: int, dimension: int) -> None:
         for start in range(0, count, 5000):
             n = min(5000, count - start)
             vectors = l2_normalize(rng.normal(size=(n, dimension)))
-            nothing: list[None] = [None] * n
-            ids = [uuid.UUID(int=start + i).hex for i in range(n)]
-            names = [f"s{start + i}" for i in range(n)]
-            numbers = range(start + 1, start + n + 1)
-            columns: list[Any] = [numbers, names, *[nothing] * 5, ids, *[nothing] * 5, vectors, np.ones(n, np.bool_)]
-            file.write(ndjson.lines_of(GalleryItems(*columns)))
+            items = [
+                {"subject": f"s{i}", "template": uuid.UUID(int=i).hex, "embedding": vector_bytes(one)}
+                for i, one in enumerate(vectors, start=start)
+            ]
+            file.write(ndjson.lines_of(items))
 
 
 IMPORTER = textwrap.dedent("""
@@ -712,9 +711,9 @@ def test_imports_delay_no_other_requests(
             super().__init__(*arguments)
             begun.release()
 
-    def taking(self: Import, items: GalleryItems) -> None:
+    def taking(self: Import, rows: list[FileRow]) -> None:
         writing.release()
-        take(self, items)
+        take(self, rows)
 
     take = Import.take
     monkeypatch.setattr(Import, "take", taking)
