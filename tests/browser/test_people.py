@@ -376,7 +376,7 @@ def test_a_person_is_renamed_moved_and_deleted_with_a_receipt(visit: Opener, ser
     expect(page.get_by_role("button", name="Delete the person")).to_be_focused()
     page.keyboard.press("Enter")
     dialog.get_by_role("button", name="Delete").click()
-    expect(page.get_by_text("Hash", exact=True)).to_be_visible()
+    expect(page.get_by_text("Receipt", exact=True)).to_be_visible()
     assert faults(page) == []
     with Kith(service) as kith:
         (receipt,) = kith.erasures("family", "countess")
