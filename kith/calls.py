@@ -165,7 +165,7 @@ class Calls:
 
     @one
     def gallery(self, name: str) -> Call[GalleryOut]:
-        """Return a gallery with its drift report."""
+        """Return a gallery: its settings, counts and drift."""
         return json_call(GalleryOut, "GET", _path(name))
 
     @each
@@ -479,12 +479,12 @@ class Calls:
 
     @one
     def decoys(self, gallery: str, subject: str) -> Call[list[DecoyOut]]:
-        """Return the decoys of a subject, oldest first."""
+        """Return the decoys of a subject, people who were mistaken for it, oldest first."""
         return Call("GET", f"{_path(gallery, subject)}/decoys", lambda body: DecoysOut.model_validate_json(body).data)
 
     @one
     def delete_decoy(self, gallery: str, subject: str, decoy: str) -> Call[DeletedOut]:
-        """Erase a decoy. Return the receipt."""
+        """Undo a correction: erase a decoy. Return the receipt."""
         return json_call(DeletedOut, "DELETE", f"{_path(gallery, subject)}/decoys/{path_segment(decoy)}")
 
     @one
@@ -558,7 +558,7 @@ class Calls:
 
     @one
     def cancel_job(self, job: str) -> Call[JobOut]:
-        """Cancel a job. A running job stops after the current item; see ``wait_for``."""
+        """Cancel a job, which stops after its current item. Completed items are kept."""
         return json_call(JobOut, "POST", f"/v1/jobs/{path_segment(job)}/cancel")
 
     # Albums

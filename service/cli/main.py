@@ -19,7 +19,6 @@ from service.cli.commands import (
     audit,
     convert,
     enroll,
-    erasures,
     events,
     faces,
     galleries,
@@ -31,6 +30,7 @@ from service.cli.commands import (
     risk,
     strangers,
     subjects,
+    webhooks,
 )
 from service.cli.options import CommandGroup
 from service.cli.terminal import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, detail_for, stderr_console
@@ -86,7 +86,8 @@ app.add_typer(jobs.app, name="jobs", rich_help_panel=MANAGE)
 app.add_typer(keys.app, name="keys", rich_help_panel=MANAGE)
 app.add_typer(audit.app, name="audit", rich_help_panel=MANAGE)
 _add_commands(MANAGE, events.events)
-app.add_typer(erasures.app, name="erasures", rich_help_panel=MANAGE)
+app.add_typer(webhooks.app, name="webhook", rich_help_panel=MANAGE)
+app.add_typer(audit.erasures_app, name="erasures", rich_help_panel=MANAGE)
 _add_commands(RUN, operation.demo, operation.serve, operation.doctor)
 app.add_typer(packs.app, name="models", rich_help_panel=RUN)
 app.add_typer(master.app, name="master", rich_help_panel=RUN)

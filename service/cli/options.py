@@ -5,23 +5,33 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast, get_type_hints
 
 import typer
-from rich.table import Column, Table
+from rich.table import Table
 
-from service.cli.terminal import EXIT_NO, make_table, print_json, print_line, print_table
+from service.cli.terminal import EXIT_NO, Columns, list_table, print_json, print_line, print_table
 from service.core.atomic_files import atomic_write
 
 if TYPE_CHECKING:
     from kith.options import Risk
 
-Item = TypeVar("Item")
 MIN_RISK: Final = 1e-12
 MAX_RISK: Final = 1 - 1e-12
+EVENT_TYPES: Final = (
+    "decision",
+    "enrollment",
+    "stranger_first_seen",
+    "stranger_seen_again",
+    "threshold_moved",
+    "drift",
+    "job_finished",
+)
+OUTCOMES: Final = ("identified", "uncertain", "unknown", "no_face", "rejected_quality", "rejected_liveness")
+"""Written again, because the client's types import pydantic, which takes longer than a command's help."""
 
 
 def check_shares(value: Any, param: typer.CallbackParam) -> Any:
@@ -47,7 +57,20 @@ GalleryArgument = Annotated[str, typer.Argument(metavar="GALLERY", help="Gallery
 GalleryFilter = Annotated[str | None, typer.Option("--gallery", "-g", help="Only this gallery.")]
 Subject = Annotated[str, typer.Argument(help="Subject id.")]
 JobId = Annotated[str, typer.Argument(help="Job id, from 'kith jobs list'.")]
+KeyId = Annotated[str, typer.Argument(help="Key id, from 'kith keys list'.")]
 PackName = Annotated[str, typer.Argument(help="Pack name, from 'kith models list'.")]
+StrangerId = Annotated[str, typer.Argument(help="Stranger id, from 'kith stranger list'.")]
+TemplateId = Annotated[str, typer.Argument(help="Template id, from 'kith template list'.")]
+WebhookId = Annotated[str, typer.Argument(help="Webhook id, from 'kith webhook list'.")]
+EventTypes = Annotated[
+    list[str] | None, typer.Option("--type", help="Only events of these types: " + ", ".join(EVENT_TYPES) + ".")
+]
+Outcomes = Annotated[
+    list[str] | None,
+    typer.Option("--outcome", help="Only decisions with these outcomes: " + ", ".join(OUTCOMES) + "."),
+]
+MinRisk = Annotated[float | None, typer.Option(min=0, max=1, help="Minimum false alarm probability of decisions.")]
+OnlyGalleries = Annotated[list[str] | None, typer.Option("--gallery", "-g", help="Only this gallery; repeatable.")]
 DetailOption = Annotated[
     Literal["low", "medium", "high"] | None,
     typer.Option(
@@ -93,25 +116,10 @@ class OutputOptions:
         size = file.stat().st_size
         self.answer({"file": str(file), "bytes": size}, f"Wrote {file}, {size:,} bytes")
 
-    def answer_list(
-        self,
-        items: Sequence[Item],
-        headers: Sequence[str],
-        row: Callable[[Item], Iterable[object]],
-        nothing: str = "",
-    ) -> None:
-        """Print items as JSON, or as a table with a ``row`` of cells for each, or ``nothing`` if there are none.
-
-        The first column is not wrapped, as it names the items."""
-
-        def print_text() -> None:
-            if not items:
-                print_line(nothing)
-                return
-            first, *others = headers
-            print_table(make_table(Column(first, no_wrap=True), *others, rows=map(row, items)))
-
-        self.answer(items, print_text)
+    def answer_list(self, items: Sequence[object], columns: Columns, nothing: str = "", document: Any = None) -> None:
+        """Print items, or their ``document``, as JSON, or a table. ``nothing`` is printed instead of an empty one."""
+        text = nothing if nothing and not items else list_table(items, columns)
+        self.answer(items if document is None else document, text)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -33,6 +34,8 @@ EXIT_FAILED: Final = 3
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 """128 + SIGPIPE, as a shell reports it."""
+Columns = tuple[str | Callable[[Any], object], ...]
+"""Columns of a list: "attribute", "Header=attribute", or a function of an item that is named after the header."""
 FIELD_PREFIX: Final = re.compile(r"(^|; )(?:body|path|query)\.")
 UNREADABLE_REMEDY: Final = "Check that the file exists and is readable, then run the command again."
 
@@ -75,6 +78,13 @@ def make_table(*headers: str | Column, rows: Iterable[Iterable[object]], leading
     for row in rows:
         table.add_row(*map(_cell, row))
     return table
+
+
+def list_table(items: Iterable[object], columns: Columns) -> Table:
+    """Return a table of items. Its first column is not wrapped, as it names them."""
+    cells = [attrgetter(each.rpartition("=")[2]) if isinstance(each, str) else each for each in columns]
+    first, *others = map(_header, columns)
+    return make_table(Column(first, no_wrap=True), *others, rows=([cell(item) for cell in cells] for item in items))
 
 
 def print_first(title: str, lines: Sequence[str], all_of_them: str) -> None:
@@ -155,8 +165,17 @@ def count_of(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def _header(column: str | Callable[[Any], object]) -> str:
+    """Return the header of a column: 'Created (UTC)' of created_at, 'Templates' of template_count."""
+    name = column if isinstance(column, str) else column.__name__.strip("_")
+    if "=" in name:
+        return name.partition("=")[0]
+    words = re.sub("_at$", " (UTC)", re.sub("_count$", "s", name)).replace("_", " ")
+    return words[0].upper() + words[1:]
+
+
 def _cell(value: object) -> str | Text:
-    """Return a cell: a similarity with 3 decimals, a time to the minute, 'yes' or nothing, or else plain text."""
+    """Return a cell: a similarity with 3 decimals, a time to the second, 'yes' or nothing, or else plain text."""
     if isinstance(value, Text):
         return value
     if isinstance(value, bool):
@@ -164,7 +183,7 @@ def _cell(value: object) -> str | Text:
     if isinstance(value, float):
         return f"{value:.3f}"
     if isinstance(value, datetime):
-        return f"{value:%Y-%m-%d %H:%M}"
+        return to_the_second(value)
     if isinstance(value, list):
         return escape(", ".join(value))
     return "" if value is None else escape(str(value))

@@ -9,6 +9,7 @@ import typer
 from rich.progress import MofNCompleteColumn, TextColumn
 
 from models.vision.photo_files import list_photos, printable_path
+from service.cli.calls import add_call
 from service.cli.commands.enroll import ProgressStream, create_if_missing
 from service.cli.commands.jobs import show_until_done
 from service.cli.connection import connect
@@ -23,7 +24,6 @@ from service.cli.terminal import (
     print_table,
     progress_bar,
     remedy_lines,
-    to_the_second,
 )
 
 if TYPE_CHECKING:
@@ -94,25 +94,22 @@ def create(
     server.answer(album.model_dump(mode="json") | {"refused": refused}, print_text, ok=not refused)
 
 
-@app.command("list")
-def list_albums(gallery: GalleryOption, server: ServerOptions) -> None:
-    """List the albums of a gallery, latest first. They are deleted after a week."""
-    with connect(server) as kith:
-        found = kith.albums(gallery)
-    server.answer_list(
-        found,
-        ("Album", "State", "Photos", "Faces", "Groups", "Single faces", "Expires (UTC)"),
-        lambda each: (
-            each.id,
-            each.state,
-            each.photo_count,
-            each.face_count,
-            each.group_count,
-            each.single_count,
-            to_the_second(each.expires_at),
-        ),
-        "No albums. 'kith album create FOLDER --gallery NAME' makes one.",
-    )
+add_call(
+    app,
+    "list",
+    "albums",
+    ("Album=id", "state", "photo_count", "face_count", "group_count", "Single faces=single_count", "expires_at"),
+    note="They are deleted after a week.",
+    nothing="No albums. 'kith album create FOLDER --gallery NAME' makes one.",
+)
+add_call(
+    app,
+    "delete",
+    "delete_album",
+    "Erased album {album}: {removed}; receipt {0.receipt.id}",
+    confirm="Erase album {album}?",
+    album=AlbumId,
+)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""``kith audit``: search and verification of the audit log."""
+"""``kith audit`` and ``kith erasures``: the audit log, and the receipts of erasures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.table import Column
 
+from service.cli.calls import add_call, removed
 from service.cli.connection import connect, local_database
 from service.cli.options import CommandGroup, GalleryFilter, OutputOptions, ServerOptions
 from service.cli.terminal import count_of, make_table, print_line, print_table, to_the_second
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from service.storage.db.audit_chain import Report
 
 app = CommandGroup(help="Search and verify the audit log.", no_args_is_help=True)
+erasures_app = CommandGroup(help="List erasures.", no_args_is_help=True)
 MEANINGS: Final = {
     "altered": "the content differs from what was written",
     "missing": "removed",
@@ -59,6 +61,16 @@ def list_lines(
         found = kith.audit(gallery, **filters, **({} if subject is None else {"subject": subject}))
         lines = list(islice(found, limit))
     server.answer(lines, lambda: _print_lines(lines))
+
+
+add_call(
+    erasures_app,
+    "list",
+    "erasures",
+    ("Receipt=id", "Time (UTC)=at", "kind", removed),
+    nothing="No erasures in gallery {gallery}. Erased subjects, templates and expired templates leave receipts.",
+    subject=Annotated[str | None, typer.Option(help="Only this subject id.")],
+)
 
 
 def _print_lines(lines: list[AuditLineOut]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -50,33 +50,25 @@ def detect(photos: PhotosOrFolders, server: ServerOptions, draw: Draw = None, de
     """Detect faces and measure their quality.
 
     Exit status 1 if a photo shows no face."""
-    found = _photos_in(photos)
-    targets = _drawing_targets(found.photos, draw)
-    rows: list[Sequence[object]] = []
-    answers: Documents = {}
-
-    def refuse(photo: Path, problem: dict[str, Any]) -> None:
-        rows.append((photo, None, None, None, None, problem["code"]))
-
     from kith.wire.faces import PhotoOut
 
-    empty = PhotoOut().model_dump(mode="json")
-    with _print_on_exit(answers, DETECTIONS, rows, server), connect(server, "temporary") as kith:
-        for photo, answer in _answers(found, answers, lambda photo: kith.detect(photo, detail=detail), refuse, empty):
+    report = _PhotoReport(photos, PhotoOut().model_dump(mode="json"))
+    targets = _drawing_targets(report.photos, draw)
+    with report.printed(DETECTIONS, server), connect(server, "temporary") as kith:
+        for photo, answer in report.answers(lambda photo: kith.detect(photo, detail=detail)):
             (image,) = answer.images
-            _note_truncation(photo, image)
-            answers[printable_path(photo)] = image.model_dump(mode="json")
+            report.add(photo, image.model_dump(mode="json"), answer.images)
             for number, face in enumerate(image.faces, start=1):
                 box = ", ".join(f"{value:.0f}" for value in face.box)
                 usable = "yes" if face.quality.usable else describe_reasons(face.quality.reasons)
-                rows.append((photo, number, box, f"{face.score:.2f}", f"{face.quality.score:.2f}", usable))
+                report.rows.append((photo, number, box, f"{face.score:.2f}", f"{face.quality.score:.2f}", usable))
             if not image.faces:
-                rows.append((photo, None, "no face"))
+                report.rows.append((photo, None, "no face"))
             if photo in targets:
                 from service.cli.tools.drawing import draw_faces
 
                 draw_faces(photo.read_bytes(), image.faces, targets[photo])
-    _require_faces(answers)
+    report.require_faces()
 
 
 def embed(
@@ -93,29 +85,23 @@ def embed(
 
     Exit status 1 if a photo shows no face."""
     check_file(output, "--output", ".npy")
-    found = _photos_in(photos)
-    source: dict[str, str | None] = {"model": None, "recognizer": None}
-    answers: Documents = {}
-
-    def refuse(photo: Path, problem: dict[str, Any]) -> None:
-        print_note(f"{photo}: {problem['code']}: {problem['detail']}")
-
     from kith.wire.faces import PhotoOut
 
-    empty = PhotoOut().model_dump(mode="json")
+    report = _PhotoReport(photos, PhotoOut().model_dump(mode="json"))
+    source: dict[str, str | None] = {"model": None, "recognizer": None}
     try:
         with connect(server, "temporary") as kith:
-            send = partial(kith.embed, model=model, detail=detail)
-            for photo, answer in _answers(found, answers, send, refuse, empty):
+            for photo, answer in report.answers(partial(kith.embed, model=model, detail=detail)):
                 source = {"model": answer.model, "recognizer": answer.recognizer}
-                _note_truncation(photo, answer.images[0])
-                answers[printable_path(photo)] = answer.images[0].model_dump(mode="json")
+                report.add(photo, answer.images[0].model_dump(mode="json"), answer.images)
     finally:
-        if answers and output is None:
-            print_json({**source, "photos": answers})
-        elif answers and output is not None:
-            _write_vectors(output, answers, source, server)
-    _require_faces(answers)
+        for photo, _, code in report.rows:
+            print_note(f"{photo}: {code}: {report.documents[printable_path(photo)]['error']['detail']}")
+        if report.documents and output is None:
+            print_json({**source, "photos": report.documents})
+        elif report.documents and output is not None:
+            _write_vectors(output, report.documents, source, server)
+    report.require_faces()
 
 
 def identify(
@@ -136,43 +122,31 @@ def identify(
     """Search a gallery for the faces in photos, or in the photos of folders.
 
     Exit status 1 if no face is identified, or a photo cannot be read."""
-    found = _photos_in(photos)
-    targets = _drawing_targets(found.photos, draw)
+    empty: dict[str, Any] = {"gallery": gallery, "model": None, "recognizer": None, "results": [], "images": []}
+    report = _PhotoReport(photos, empty)
+    targets = _drawing_targets(report.photos, draw)
     options: dict[str, Any] = {
         "faces": faces,
         "top_k": top,
         "detail": detail,
         "one_face_per_person": one_face_per_person,
+        "risk": risk.value(),
+        "filter": {"tags": tag} if tag else None,
     }
-    if (accepted := risk.value()) is not None:
-        options["risk"] = accepted
-    if tag:
-        options["filter"] = {"tags": tag}
-    rows: list[Sequence[object]] = []
-    answers: Documents = {}
     identified = False
-
-    def refuse(photo: Path, problem: dict[str, Any]) -> None:
-        rows.append((photo, None, problem["code"]))
-
     photo_column, decision_column = (Column(header, no_wrap=True) for header in ("Photo", "Decision"))
     headers = (photo_column, "Face", decision_column, "Similarity", "Threshold", "By chance")
-    empty: dict[str, Any] = {"gallery": gallery, "model": None, "recognizer": None, "results": [], "images": []}
-    with _print_on_exit(answers, headers, rows, server), connect(server) as kith:
-        for photo, answer in _answers(
-            found, answers, lambda photo: kith.identify(gallery, photo, **options), refuse, empty
-        ):
-            answers[printable_path(photo)] = {**answer.model_dump(mode="json"), "error": None}
-            for image in answer.images:
-                _note_truncation(photo, image)
+    with report.printed(headers, server), connect(server) as kith:
+        for photo, answer in report.answers(lambda photo: kith.identify(gallery, photo, **options)):
+            report.add(photo, {**answer.model_dump(mode="json"), "error": None}, answer.images)
             identified = identified or any(result.outcome == "identified" for result in answer.results)
             for number, result in enumerate(answer.results, start=1):
-                rows.append((photo, number if result.face else None, *_decision_cells(result)))
+                report.rows.append((photo, number if result.face else None, *_decision_cells(result)))
             if photo in targets:
                 from service.cli.tools.drawing import draw_decisions
 
                 draw_decisions(photo.read_bytes(), answer.results, targets[photo])
-    if not identified or any(answer["error"] for answer in answers.values()):
+    if not identified or any(answer["error"] for answer in report.documents.values()):
         raise typer.Exit(EXIT_NO)
 
 
@@ -261,96 +235,86 @@ def _decision_cells(result: IdentityOut) -> tuple[object, ...]:
     return decision, result.similarity, result.threshold, odds
 
 
-def _require_faces(answers: Documents) -> None:
-    """Raises typer.Exit: a photo shows no face, or cannot be read."""
-    if not all(answer.get("faces") for answer in answers.values()):
-        raise typer.Exit(EXIT_NO)
+class _PhotoReport:
+    """Photos among paths and in folders, which are read as 'kith enroll' reads them, and the answer to each.
 
-
-@contextmanager
-def _print_on_exit(
-    answers: Documents, headers: Sequence[str | Column], rows: list[Sequence[object]], server: ServerOptions
-) -> Iterator[None]:
-    """Print the answers even if a later photo ends the command, so that no photo has to be sent twice."""
-
-    def print_text() -> None:
-        print_table(make_table(*headers, rows=rows))
-        for line in remedy_lines(answer["error"] for answer in answers.values() if answer["error"]):
-            print_note(line)
-
-    try:
-        yield
-    finally:
-        if answers:
-            server.answer(answers, print_text)
-
-
-def _photos_in(paths: list[Path]) -> PhotoFolder:
-    """Return the photos among the paths, and those of folders, read as 'kith enroll' reads them.
+    ``rows`` are cells of the printed table. ``empty`` has the keys of an answer, for a photo that has none.
 
     Raises:
-        typer.BadParameter: there is none.
+        typer.BadParameter: there is no photo.
     """
-    found = PhotoFolder()
-    for path in paths:
-        listed = list_photos(path) if path.is_dir() else PhotoFolder([path])
-        found.photos += listed.photos
-        found.ignored |= listed.ignored
-        found.unreadable |= listed.unreadable
-        found.hidden += listed.hidden
-    if not found.photos and not found.unreadable:
-        raise typer.BadParameter(f"{', '.join(map(str, paths))}: no photos.", param_hint="PHOTOS")
-    if ignored := len(found.ignored) + found.hidden:
-        print_note(f"{count_of(ignored, 'file')} ignored (hidden, or not a photo)")
-    return found
 
+    def __init__(self, paths: list[Path], empty: dict[str, Any]) -> None:
+        self._empty = empty
+        self.documents: Documents = {}
+        self.rows: list[Sequence[Any]] = []
+        listed = [list_photos(path) if path.is_dir() else PhotoFolder([path]) for path in paths]
+        self.photos = [photo for folder in listed for photo in folder.photos]
+        self._unreadable = {path: reason for folder in listed for path, reason in folder.unreadable.items()}
+        if not self.photos and not self._unreadable:
+            raise typer.BadParameter(f"{', '.join(map(str, paths))}: no photos.", param_hint="PHOTOS")
+        if ignored := sum(len(folder.ignored) + folder.hidden for folder in listed):
+            print_note(f"{count_of(ignored, 'file')} ignored (hidden, or not a photo)")
 
-def _answers(
-    found: PhotoFolder,
-    answers: Documents,
-    send: Callable[[Path], Answer],
-    refuse: Callable[[Path, dict[str, Any]], None],
-    empty: dict[str, Any],
-) -> Iterator[tuple[Path, Answer]]:
-    """Yield each photo's answer. If one of several photos cannot be read, add its problem to ``answers``.
+    def add(self, photo: Path, document: dict[str, Any], images: Iterable[FaceCountOut]) -> None:
+        """Add an answer, and note what it leaves out."""
+        from kith.wire.faces import MAX_FACES
 
-    ``empty``: the keys of an answer, for a photo that has none."""
-    from kith import KithClientError
+        self.documents[printable_path(photo)] = document
+        for image in images:
+            if image.truncated:
+                print_note(f"{photo} shows {image.face_count:,} faces: only the {MAX_FACES} largest are listed")
 
-    several = len(found.photos) + len(found.unreadable) > 1
+    def answers(self, send: Callable[[Path], Answer]) -> Iterator[tuple[Path, Answer]]:
+        """Yield each photo's answer. Of several photos, add the problem of one that cannot be read."""
+        from kith import KithClientError
 
-    def add(photo: Path, problem: dict[str, Any]) -> None:
-        answers[printable_path(photo)] = {**empty, "error": problem}
-        refuse(photo, problem)
+        count = len(self.photos) + len(self._unreadable)
+        for path, reason in self._unreadable.items():
+            self._refuse(path, _unreadable(reason))
+        with progress_bar(MofNCompleteColumn(), transient=True) as progress:
+            task = progress.add_task("photos", total=len(self.photos), visible=len(self.photos) > 1)
+            for photo in self.photos:
+                try:
+                    yield photo, send(photo)
+                except OSError as error:
+                    if count == 1:
+                        raise
+                    self._refuse(photo, _unreadable(error.strerror or str(error)))
+                except KithClientError as error:
+                    if not error.code.startswith("image_"):
+                        raise
+                    if count == 1:
+                        error.problem["detail"] = f"{photo}: {error.problem['detail']}"
+                        raise
+                    self._refuse(photo, error.problem)
+                progress.advance(task)
+        if refused := sum(1 for answer in self.documents.values() if answer["error"]):
+            print_note(f"{count_of(refused, 'photo')} of {count} cannot be read")
 
-    for path, reason in found.unreadable.items():
-        add(path, _unreadable(reason))
-    with progress_bar(MofNCompleteColumn(), transient=True) as progress:
-        task = progress.add_task("photos", total=len(found.photos), visible=len(found.photos) > 1)
-        for photo in found.photos:
-            try:
-                yield photo, send(photo)
-            except OSError as error:
-                if not several:
-                    raise
-                add(photo, _unreadable(error.strerror or str(error)))
-            except KithClientError as error:
-                if not error.code.startswith("image_"):
-                    raise
-                if not several:
-                    error.problem["detail"] = f"{photo}: {error.problem['detail']}"
-                    raise
-                add(photo, error.problem)
-            progress.advance(task)
-    if refused := sum(1 for answer in answers.values() if answer["error"]):
-        print_note(f"{count_of(refused, 'photo')} of {len(found.photos) + len(found.unreadable)} cannot be read")
+    @contextmanager
+    def printed(self, headers: Sequence[str | Column], server: ServerOptions) -> Iterator[None]:
+        """Print the answers even if a later photo ends the command, so that no photo has to be sent twice."""
 
+        def print_text() -> None:
+            print_table(make_table(*headers, rows=self.rows))
+            for line in remedy_lines(answer["error"] for answer in self.documents.values() if answer["error"]):
+                print_note(line)
 
-def _note_truncation(photo: Path, image: FaceCountOut) -> None:
-    from kith.wire.faces import MAX_FACES
+        try:
+            yield
+        finally:
+            if self.documents:
+                server.answer(self.documents, print_text)
 
-    if image.truncated:
-        print_note(f"{photo} shows {image.face_count:,} faces: only the {MAX_FACES} largest are listed")
+    def require_faces(self) -> None:
+        """Raises typer.Exit: a photo shows no face, or cannot be read."""
+        if not all(answer.get("faces") for answer in self.documents.values()):
+            raise typer.Exit(EXIT_NO)
+
+    def _refuse(self, photo: Path, problem: dict[str, Any]) -> None:
+        self.documents[printable_path(photo)] = {**self._empty, "error": problem}
+        self.rows.append((photo, None, problem["code"]))
 
 
 def _unreadable(reason: str) -> dict[str, Any]:

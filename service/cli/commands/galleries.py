@@ -13,6 +13,7 @@ import typer
 from rich.progress import DownloadColumn, MofNCompleteColumn, TransferSpeedColumn
 from rich.table import Column, Table
 
+from service.cli.calls import add_call
 from service.cli.commands.jobs import show_until_done
 from service.cli.commands.risk import format_risk, misses_text
 from service.cli.commands.risk import risk as show_risk
@@ -62,17 +63,44 @@ class SettingOptions:
         return settings | never
 
 
-@app.command("list")
-def list_galleries(server: ServerOptions) -> None:
-    """List galleries."""
-    with connect(server) as kith:
-        galleries = list(kith.galleries())
-    server.answer_list(
-        galleries,
-        ("Gallery", "Subjects", "Templates", "Risk"),
-        lambda gallery: (gallery.name, gallery.subject_count, gallery.template_count, format_risk(gallery.risk)),
-        "No galleries. Create one with 'kith gallery create NAME' or 'kith enroll FOLDER --gallery NAME'.",
+def _risk(gallery: GalleryOut) -> str:
+    return format_risk(gallery.risk)
+
+
+def _print_stats(gallery: GalleryOut) -> None:
+    drift, days = gallery.drift, gallery.remember_strangers_days
+    rows = (
+        ("Gallery", gallery.name),
+        ("Enrolled", f"{gallery.subject_count:,} subjects, {gallery.template_count:,} templates"),
+        ("Risk", format_risk(gallery.risk)),
+        ("One face per person", "yes" if gallery.one_face_per_person else "no"),
+        ("Retention", "unlimited" if gallery.retention_days is None else f"{gallery.retention_days} days"),
+        ("Strangers", "forgotten" if days is None else f"kept for {days} days"),
+        ("Face crops", "stored" if gallery.keep_crops else "not stored"),
+        ("Liveness", gallery.liveness),
+        ("Recognizer", f"{gallery.recognizer[:12]}, {gallery.dimension} dimensions"),
+        *([] if drift is None else [("Drift", f"{drift.state.replace('_', ' ')}: {drift.detail}")]),
+        ("Index", gallery.index),
     )
+    print_table(make_table(rows=rows))
+
+
+add_call(
+    app,
+    "list",
+    "galleries",
+    ("Gallery=name", "subject_count", "template_count", _risk),
+    nothing="No galleries. Create one with 'kith gallery create NAME' or 'kith enroll FOLDER --gallery NAME'.",
+)
+add_call(app, "stats", "gallery", _print_stats, name=GalleryArgument)
+add_call(
+    app,
+    "delete",
+    "delete_gallery",
+    "Deleted {0.subject_count} subjects, {0.template_count} templates; receipt {0.receipt.id}",
+    confirm="Delete gallery {name!r} and all its subjects?",
+    name=GalleryArgument,
+)
 
 
 @app.command()
@@ -109,14 +137,6 @@ def update(
             require_confirmation(f"{error.problem['detail']}. Erase them for good?", yes)
             updated = kith.update_gallery(name, confirm=error.problem["confirm"], **given)
     server.answer(updated, f"Updated gallery {updated.name}: {', '.join(given)}")
-
-
-@app.command()
-def stats(name: GalleryArgument, server: ServerOptions) -> None:
-    """Show a gallery's settings, counts and drift."""
-    with connect(server) as kith:
-        gallery = kith.gallery(name)
-    server.answer(gallery, _stats_table(gallery))
 
 
 @app.command()
@@ -231,41 +251,9 @@ def import_gallery(
     server.answer(report, "\n".join(lines), ok=not report.refused_count)
 
 
-@app.command()
-def delete(name: GalleryArgument, server: ServerOptions, yes: Yes = False) -> None:
-    """Delete a gallery with all its subjects, and print the erasure receipt."""
-    require_confirmation(f"Delete gallery {name!r} and all its subjects?", yes)
-    with connect(server) as kith:
-        deleted = kith.delete_gallery(name)
-    text = f"Deleted {deleted.subject_count} subjects, {deleted.template_count} templates; receipt {deleted.receipt.id}"
-    server.answer(deleted, text)
-
-
 def _check_suffix(file: Path) -> None:
     if not file.name.endswith((".ndjson", ".ndjson.gz", ".jsonl", ".jsonl.gz")):
         raise typer.BadParameter(f"{file.name} must end in .ndjson or .ndjson.gz.", param_hint="FILE")
-
-
-def _stats_table(gallery: GalleryOut) -> Table:
-    drift = gallery.drift
-    return make_table(
-        rows=(
-            ("Gallery", gallery.name),
-            ("Enrolled", f"{gallery.subject_count:,} subjects, {gallery.template_count:,} templates"),
-            ("Risk", format_risk(gallery.risk)),
-            ("One face per person", "yes" if gallery.one_face_per_person else "no"),
-            ("Retention", "unlimited" if gallery.retention_days is None else f"{gallery.retention_days} days"),
-            (
-                "Strangers",
-                "forgotten" if (days := gallery.remember_strangers_days) is None else f"kept for {days} days",
-            ),
-            ("Face crops", "stored" if gallery.keep_crops else "not stored"),
-            ("Liveness", gallery.liveness),
-            ("Recognizer", f"{gallery.recognizer[:12]}, {gallery.dimension} dimensions"),
-            *([] if drift is None else [("Drift", f"{drift.state.replace('_', ' ')}: {drift.detail}")]),
-            ("Index", gallery.index),
-        )
-    )
 
 
 app.command()(show_risk)

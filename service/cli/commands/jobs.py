@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
+from service.cli.calls import add_call
 from service.cli.connection import connect
 from service.cli.options import CommandGroup, GalleryFilter, JobId, ServerOptions
 from service.cli.terminal import (
@@ -17,12 +18,10 @@ from service.cli.terminal import (
     print_table,
     progress_bar,
     remedy_lines,
-    to_the_second,
 )
 
 if TYPE_CHECKING:
     from kith import Kith
-    from kith.wire.common import JobState
     from kith.wire.jobs import JobItemOut, JobOut
 
 app = CommandGroup(help="Manage background jobs, such as bulk enrollment.", no_args_is_help=True)
@@ -32,21 +31,27 @@ Items = Annotated[bool, typer.Option("--items", help="Show every item, not only 
 State = StrEnum("State", "queued running succeeded failed canceled")
 
 
-@app.command("list")
-def list_jobs(
-    server: ServerOptions,
-    gallery: GalleryFilter = None,
-    state: Annotated[list[State] | None, typer.Option(help="Only jobs in this state; repeatable: any of them.")] = None,
-) -> None:
-    """List jobs, newest first. Finished jobs are kept for two weeks."""
-    with connect(server) as kith:
-        found = list(kith.jobs(gallery, cast("list[JobState]", state or [])))
-    server.answer_list(
-        found,
-        ("Job", "Kind", "Gallery", "State", "Done", "Failed", "Created (UTC)"),
-        lambda j: (j.id, j.kind, j.gallery, _state(j), _progress(j), j.failed_count, to_the_second(j.created_at)),
-        "No jobs. 'kith enroll FOLDER --gallery NAME' and 'kith gallery migrate' start one.",
-    )
+def _state(job: JobOut) -> str:
+    return "canceling" if job.canceling else job.state
+
+
+def _done(job: JobOut) -> str:
+    return str(job.done_count) if job.total_count is None else f"{job.done_count} of {job.total_count}"
+
+
+add_call(
+    app,
+    "list",
+    "jobs",
+    ("Job=id", "kind", "gallery", _state, _done, "Failed=failed_count", "created_at"),
+    note="Finished jobs are kept for two weeks.",
+    nothing="No jobs. 'kith enroll FOLDER --gallery NAME' and 'kith gallery migrate' start one.",
+    gallery=GalleryFilter,
+    states=Annotated[
+        list[State] | None, typer.Option("--state", help="Only jobs in this state; repeatable: any of them.")
+    ],
+)
+add_call(app, "cancel", "cancel_job", lambda job: print_line(_state(job)))
 
 
 @app.command()
@@ -69,14 +74,6 @@ def watch(job: JobId, server: ServerOptions, items: Items = False) -> None:
         raise typer.Exit(EXIT_NO)
 
 
-@app.command()
-def cancel(job: JobId, server: ServerOptions) -> None:
-    """Cancel a job. Completed items are kept."""
-    with connect(server) as kith:
-        canceled = kith.cancel_job(job)
-    server.answer(canceled, _state(canceled))
-
-
 def show_until_done(kith: Kith, job: str, progress: Progress) -> JobOut:
     """Show the progress of a job, and return the job when it is finished."""
     task = progress.add_task("waiting", total=None, rate="")
@@ -94,7 +91,7 @@ def _answer_job(kith: Kith, job: JobOut, all_items: bool, server: ServerOptions)
 
 
 def _print_job(job: JobOut, items: list[JobItemOut]) -> None:
-    print_line(f"{job.kind} into {job.gallery}: {_state(job)}, {_progress(job)} done")
+    print_line(f"{job.kind} into {job.gallery}: {_state(job)}, {_done(job)} done")
     if counts := ", ".join(f"{count} {outcome}" for outcome, count in sorted(job.counts.items())):
         print_line(counts)
     if job.problem is not None:
@@ -104,11 +101,3 @@ def _print_job(job: JobOut, items: list[JobItemOut]) -> None:
         print_table(make_table("Item", "Outcome", "Detail", rows=rows))
         for line in remedy_lines(item.problem.model_dump() for item in items if item.problem is not None):
             print_line(line)
-
-
-def _state(job: JobOut) -> str:
-    return "canceling" if job.canceling else job.state
-
-
-def _progress(job: JobOut) -> str:
-    return str(job.done_count) if job.total_count is None else f"{job.done_count} of {job.total_count}"

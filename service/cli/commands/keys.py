@@ -9,23 +9,38 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from service.cli.calls import add_call
 from service.cli.connection import connect, place_of, read_settings
-from service.cli.options import CommandGroup, ServerOptions
+from service.cli.options import CommandGroup, KeyId, ServerOptions
 from service.cli.terminal import print_line, print_note
 
 if TYPE_CHECKING:
     from kith.options import KeyOptions
-    from kith.wire.keys import CreatedKeyOut
+    from kith.wire.keys import CreatedKeyOut, KeyOut
 
 app = CommandGroup(help="Manage API keys and their permissions.", no_args_is_help=True)
 MIN_VALIDITY_DAYS: Final = 1e-4
 MAX_VALIDITY_DAYS: Final = 36_500
 MAX_OVERLAP_HOURS: Final = 2160
-KeyId = Annotated[str, typer.Argument(help="Key id, from 'kith keys list'.")]
 
 
 ScopeName = StrEnum("ScopeName", "identify read enroll vectors admin")
 """Scopes of service.security.api_keys, which is slow to import."""
+
+
+def _galleries(key: KeyOut) -> object:
+    return key.galleries or "all"
+
+
+add_call(
+    app,
+    "list",
+    "api_keys",
+    ("Key=id", "name", "scopes", _galleries, "state", "expires_at", "used_at"),
+    nothing="No API keys. 'kith keys create --scope admin' creates the first. Every request needs a key then.",
+    ended=Annotated[bool, typer.Option("--ended", help="Include revoked and expired keys.")],
+)
+add_call(app, "revoke", "revoke_key", "Revoked API key {0.id}")
 
 
 @app.command()
@@ -57,30 +72,6 @@ def create(
             print_note(f"The key is valid only for servers that use {place_of(read_settings())[0]}.")
         if gallery and (missing := sorted(set(gallery) - kith.gallery_names())):
             print_note(f"These galleries do not exist yet: {', '.join(missing)}. The key works once they are created.")
-
-
-@app.command("list")
-def list_keys(
-    server: ServerOptions,
-    ended: Annotated[bool, typer.Option("--ended", help="Include revoked and expired keys.")] = False,
-) -> None:
-    """List API keys without their tokens, oldest first."""
-    with connect(server) as kith:
-        found = list(kith.api_keys(ended))
-    server.answer_list(
-        found,
-        ("Key", "Name", "Scopes", "Galleries", "State", "Expires (UTC)", "Used (UTC)"),
-        lambda key: (key.id, key.name, key.scopes, key.galleries or "all", key.state, key.expires_at, key.used_at),
-        "No API keys. 'kith keys create --scope admin' creates the first. Every request needs a key then.",
-    )
-
-
-@app.command()
-def revoke(key: KeyId, server: ServerOptions) -> None:
-    """Revoke an API key permanently."""
-    with connect(server) as kith:
-        revoked = kith.revoke_key(key)
-    server.answer(revoked, f"Revoked API key {revoked.id}")
 
 
 @app.command()

@@ -9,6 +9,7 @@ import typer
 
 from service.cli.connection import local_database, local_settings
 from service.cli.options import CommandGroup, OutputOptions
+from service.cli.terminal import make_table
 from service.core.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -30,11 +31,8 @@ def show(output: OutputOptions) -> None:
         {"id": key, "place": places.get(key), "in_use": key == next(iter(used)), **vars(used.get(key, Use()))}
         for key in {**used, **places}
     ]
-    output.answer_list(
-        rows,
-        ("Key", "Source", "In use", "Galleries"),
-        lambda row: (row["id"], row["place"] or "missing", row["in_use"], row["galleries"]),
-    )
+    cells = ((row["id"], row["place"] or "missing", row["in_use"], row["galleries"]) for row in rows)
+    output.answer(rows, make_table("Key", "Source", "In use", "Galleries", rows=cells))
 
 
 @app.command()

@@ -6,60 +6,38 @@ from typing import Annotated
 
 import typer
 
-from service.cli.commands.erasures import describe_removed
+from service.cli.calls import add_call, removed
 from service.cli.connection import connect
-from service.cli.options import CommandGroup, GalleryOption, JsonFile, ServerOptions, Yes
+from service.cli.options import CommandGroup, GalleryOption, ServerOptions, Yes
 from service.cli.terminal import require_confirmation
 
 app = CommandGroup(help="Manage remembered strangers: name, merge, forget.", no_args_is_help=True)
-Stranger = Annotated[str, typer.Argument(help="Stranger id, from 'kith stranger list'.")]
 
-
-@app.command("list")
-def list_strangers(gallery: GalleryOption, server: ServerOptions) -> None:
-    """List the strangers that a gallery remembers, the latest first."""
-    with connect(server) as kith:
-        strangers = list(kith.strangers(gallery))
-    server.answer_list(
-        strangers,
-        ("Stranger", "Visits", "First seen (UTC)", "Last seen (UTC)", "Templates"),
-        lambda one: (one.id, one.seen_count, one.first_seen, one.last_seen, one.template_count),
-        f"No strangers. To remember them: 'kith gallery update {gallery} --remember-strangers-days 30'.",
-    )
-
-
-@app.command()
-def promote(
-    stranger: Stranger,
-    subject: Annotated[str, typer.Argument(help="New or existing subject that it is.")],
-    gallery: GalleryOption,
-    server: ServerOptions,
-    name: Annotated[str | None, typer.Option(help="Display name, if the subject has none.")] = None,
-) -> None:
-    """Make a stranger a subject: move its templates, and forget the stranger."""
-    with connect(server) as kith:
-        done = kith.promote_stranger(gallery, stranger, subject, name)
-    server.answer(
-        done,
-        f"{subject} has {done.subject.template_count} templates, {done.template_count} of them of the stranger; "
-        f"receipt {done.receipt.id}",
-    )
-
-
-@app.command()
-def merge(
-    stranger: Stranger,
-    gallery: GalleryOption,
-    into: Annotated[str, typer.Option(help="Stranger that remains.")],
-    server: ServerOptions,
-    yes: Yes = False,
-) -> None:
-    """Merge a stranger into another one that is the same person. A merge cannot be undone."""
-    require_confirmation(f"Merge stranger {stranger} into {into}?", yes)
-    with connect(server) as kith:
-        merged = kith.merge_stranger(gallery, stranger, into)
-    one = merged.stranger
-    server.answer(merged, f"Merged {stranger} into {into}, seen {one.seen_count} times; receipt {merged.receipt.id}")
+add_call(
+    app,
+    "list",
+    "strangers",
+    ("Stranger=id", "Visits=seen_count", "First seen (UTC)=first_seen", "Last seen (UTC)=last_seen", "template_count"),
+    nothing="No strangers. To remember them: 'kith gallery update {gallery} --remember-strangers-days 30'.",
+)
+add_call(
+    app,
+    "promote",
+    "promote_stranger",
+    "{subject} has {0.subject.template_count} templates, {0.template_count} of them of the stranger; "
+    "receipt {0.receipt.id}",
+    subject=Annotated[str, typer.Argument(help="New or existing subject that it is.")],
+    name=Annotated[str | None, typer.Option(help="Display name, if the subject has none.")],
+)
+add_call(
+    app,
+    "merge",
+    "merge_stranger",
+    "Merged {stranger} into {into}, seen {0.stranger.seen_count} times; receipt {0.receipt.id}",
+    note="A merge cannot be undone.",
+    confirm="Merge stranger {stranger} into {into}?",
+)
+add_call(app, "export", "export_stranger", None, note="Only the owner can read the file.")
 
 
 @app.command()
@@ -77,17 +55,4 @@ def forget(
     require_confirmation(f"Forget {whom}?", yes)
     with connect(server) as kith:
         done = kith.forget_strangers(gallery) if stranger is None else kith.forget_stranger(gallery, stranger)
-    server.answer(done.receipt, f"Forgot {whom}: {describe_removed(done.receipt)}; receipt {done.receipt.id}")
-
-
-@app.command("export")
-def export_stranger(
-    stranger: Stranger,
-    gallery: GalleryOption,
-    server: ServerOptions,
-    file: JsonFile = None,
-) -> None:
-    """Export all data stored about a stranger as JSON. Only the owner can read the file."""
-    with connect(server) as kith:
-        document = kith.export_stranger(gallery, stranger)
-    server.write(document, file)
+    server.answer(done.receipt, f"Forgot {whom}: {removed(done)}; receipt {done.receipt.id}")

@@ -8,25 +8,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.table import Column, Table
+from rich.table import Table
 
-from service.cli.commands.erasures import describe_removed
+from service.cli.calls import add_call
 from service.cli.connection import connect
 from service.cli.options import (
     CommandGroup,
     DetailOption,
     EnrollmentOptions,
     GalleryOption,
-    JsonFile,
     Photos,
     ServerOptions,
     Subject,
-    Yes,
 )
-from service.cli.terminal import EXIT_NO, make_table, print_line, print_table, require_confirmation
+from service.cli.terminal import EXIT_NO, list_table, make_table, print_line, print_table
 
 if TYPE_CHECKING:
     from kith import Kith
@@ -35,10 +33,6 @@ if TYPE_CHECKING:
 app = CommandGroup(help="Manage subjects: enroll, rename, tag, export, erase.", no_args_is_help=True)
 template_app = CommandGroup(help="Manage a subject's templates: list, move, delete.", no_args_is_help=True)
 decoy_app = CommandGroup(help="Correct mistakes: photos of people who are not a subject.", no_args_is_help=True)
-
-Template = Annotated[str, typer.Argument(help="Template id, from 'kith template list'.")]
-
-Decoy = Annotated[str, typer.Argument(help="Decoy id, from 'kith decoy list'.")]
 
 
 @app.command("list")
@@ -67,8 +61,7 @@ def list_subjects(
     )
     server.answer_list(
         subjects,
-        ("Subject", "Name", "Tags", "Templates", "Created (UTC)"),
-        lambda found: (found.id, found.name, found.tags, found.template_count, found.created_at),
+        ("Subject=id", "name", "tags", "template_count", "created_at"),
         nobody,
     )
 
@@ -82,7 +75,7 @@ def show(subject: Subject, gallery: GalleryOption, server: ServerOptions) -> Non
 
     def print_text() -> None:
         print_table(_subject_table(found))
-        print_table(_template_table(templates))
+        print_table(list_table(templates, TEMPLATE_COLUMNS))
 
     document = found.model_dump(mode="json") | {"templates": templates}
     server.answer(document, print_text)
@@ -202,83 +195,6 @@ def update(
     server.answer(updated, _subject_table(updated))
 
 
-@app.command("export")
-def export_subject(
-    subject: Subject,
-    gallery: GalleryOption,
-    server: ServerOptions,
-    file: JsonFile = None,
-) -> None:
-    """Export all data stored about a subject as JSON. Only the owner can read the file."""
-    with connect(server) as kith:
-        document = kith.export_subject(gallery, subject)
-    server.write(document, file)
-
-
-@app.command()
-def merge(
-    subject: Subject,
-    gallery: GalleryOption,
-    into: Annotated[str, typer.Option(help="Subject that remains.")],
-    server: ServerOptions,
-    yes: Yes = False,
-) -> None:
-    """Move all templates of a subject to another subject, and erase the first.
-
-    Metadata of --into wins. A merge cannot be undone."""
-    require_confirmation(f"Move all data of {subject!r} to {into!r}, and erase {subject!r} from {gallery!r}?", yes)
-    with connect(server) as kith:
-        merged = kith.merge_subject(gallery, subject, into)
-    server.answer(
-        merged,
-        f"Merged {subject} into {into}: {merged.template_count} templates moved, {merged.subject.template_count} in "
-        f"total; receipt {merged.receipt.id}",
-    )
-
-
-@app.command()
-def erase(subject: Subject, gallery: GalleryOption, server: ServerOptions, yes: Yes = False) -> None:
-    """Erase a subject, and print the erasure receipt."""
-    require_confirmation(f"Erase {subject!r} from gallery {gallery!r}?", yes)
-    with connect(server) as kith:
-        receipt = kith.delete_subject(gallery, subject).receipt
-    server.answer(receipt, f"Erased {subject}: {describe_removed(receipt)}; receipt {receipt.id}")
-
-
-@template_app.command("list")
-def list_templates(subject: Subject, gallery: GalleryOption, server: ServerOptions) -> None:
-    """List a subject's templates."""
-    with connect(server) as kith:
-        templates = list(kith.templates(gallery, subject))
-    server.answer({"subject": subject, "templates": templates}, _template_table(templates))
-
-
-@template_app.command()
-def move(
-    subject: Subject,
-    template: Template,
-    gallery: GalleryOption,
-    to: Annotated[str, typer.Option(help="Subject to move it to.")],
-    server: ServerOptions,
-) -> None:
-    """Move a template to another subject."""
-    with connect(server) as kith:
-        moved = kith.move_template(gallery, subject, template, to)
-        count = len(moved.data) if moved.next is None else kith.subject(gallery, to).template_count
-    server.answer(moved, f"Moved template {template} to {to}, who now has {count}")
-
-
-@template_app.command("delete")
-def delete_template(
-    subject: Subject, template: Template, gallery: GalleryOption, server: ServerOptions, yes: Yes = False
-) -> None:
-    """Erase a template, and print the erasure receipt."""
-    require_confirmation(f"Erase template {template} of {subject!r}?", yes)
-    with connect(server) as kith:
-        receipt = kith.delete_template(gallery, subject, template).receipt
-    server.answer(receipt, f"Erased template {template} of {subject}; receipt {receipt.id}")
-
-
 @decoy_app.command("add")
 def add_decoy(
     subject: Subject,
@@ -306,24 +222,6 @@ def add_decoy(
             detail=detail,
         )
     server.answer(decoy, f"Noted: {photo} is not {subject}. Undo: kith decoy delete {subject} {decoy.id} -g {gallery}")
-
-
-@decoy_app.command("list")
-def list_decoys(subject: Subject, gallery: GalleryOption, server: ServerOptions) -> None:
-    """List the decoys of a subject: people who were mistaken for it."""
-    with connect(server) as kith:
-        decoys = kith.decoys(gallery, subject)
-    rows = [(decoy.id, decoy.kind, "yes" if decoy.in_use else "no", decoy.created_at) for decoy in decoys]
-    headers = (Column("Decoy", no_wrap=True), "Kind", "In use", "Created (UTC)")
-    server.answer({"subject": subject, "decoys": decoys}, make_table(*headers, rows=rows))
-
-
-@decoy_app.command("delete")
-def delete_decoy(subject: Subject, decoy: Decoy, gallery: GalleryOption, server: ServerOptions) -> None:
-    """Undo a correction: erase a decoy, and print the erasure receipt."""
-    with connect(server) as kith:
-        receipt = kith.delete_decoy(gallery, subject, decoy).receipt
-    server.answer(receipt, f"Erased decoy {decoy} of {subject}; receipt {receipt.id}")
 
 
 def _parse_metadata(text: str, option: str) -> tuple[str, Any]:
@@ -355,11 +253,55 @@ def _subject_table(subject: SubjectOut) -> Table:
     return make_table(rows=rows)
 
 
-def _template_table(templates: list[TemplateOut]) -> Table:
-    rows = []
-    for template in templates:
-        quality = None if template.quality is None else f"{template.quality.get('score', 0):.2f}"
-        detection = None if template.detection_score is None else f"{template.detection_score:.2f}"
-        rows.append((template.id, template.kind, quality, detection, template.created_at))
-    headers = (Column("Template", no_wrap=True), "Kind", "Quality", "Detection", "Created (UTC)")
-    return make_table(*headers, rows=rows)
+def _quality(template: TemplateOut) -> str | None:
+    return None if template.quality is None else f"{template.quality.get('score', 0):.2f}"
+
+
+def _detection(template: TemplateOut) -> str | None:
+    return None if template.detection_score is None else f"{template.detection_score:.2f}"
+
+
+TEMPLATE_COLUMNS: Final = ("Template=id", "kind", _quality, _detection, "created_at")
+add_call(app, "export", "export_subject", None, note="Only the owner can read the file.")
+add_call(
+    app,
+    "merge",
+    "merge_subject",
+    "Merged {subject} into {into}: {0.template_count} templates moved, {0.subject.template_count} in total; "
+    "receipt {0.receipt.id}",
+    note="Metadata of --into wins. A merge cannot be undone.",
+    confirm="Move all data of {subject!r} to {into!r}, and erase {subject!r} from {gallery!r}?",
+)
+add_call(
+    app,
+    "erase",
+    "delete_subject",
+    "Erased {subject}: {removed}; receipt {0.id}",
+    confirm="Erase {subject!r} from gallery {gallery!r}?",
+    part="receipt",
+)
+add_call(template_app, "list", "templates", TEMPLATE_COLUMNS, part="templates")
+add_call(
+    template_app,
+    "move",
+    "move_template",
+    "Moved template {template} to {to}",
+    to=Annotated[str, typer.Option(help="Subject to move it to.")],
+)
+add_call(
+    template_app,
+    "delete",
+    "delete_template",
+    "Erased template {template} of {subject}; receipt {0.id}",
+    confirm="Erase template {template} of {subject!r}?",
+    part="receipt",
+)
+add_call(decoy_app, "list", "decoys", ("Decoy=id", "kind", "in_use", "created_at"), part="decoys")
+add_call(
+    decoy_app,
+    "delete",
+    "delete_decoy",
+    "Erased decoy {decoy} of {subject}; receipt {0.id}",
+    part="receipt",
+    decoy=Annotated[str, typer.Argument(help="Decoy id, from 'kith decoy list'.")],
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from kith.wire.webhooks import WebhookOut
 from service.domain.events import Event
 from service.server import embedded
 from service.settings import load_settings
+from tests.commands import run_kith
 from tests.conftest import jpeg
 from tests.receivers import Receiver, receiving
 
@@ -171,3 +173,25 @@ def test_decisions_are_refused_if_they_cannot_be_reported(
             once.identify("door", embeddings=[probe])
     client.identify("door", embeddings=[probe])
     assert receiver.wait_for(1)[0].document["data"]["outcome"] == "unknown"
+
+
+def test_webhooks_by_commands(place: tuple[str, Receiver], receiver: Receiver, tmp_path: Path) -> None:
+    def ran(*words: str, status: int = 0) -> str:
+        environment = {"KITH_URL": place[0], "KITH_LOG_LEVEL": "ERROR"}
+        done = run_kith("webhook", *words, cwd=tmp_path, environment=environment)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout
+
+    secret = ran("create", f"{receiver.origin}/told", "--type", "decision", "--outcome", "unknown", "--name", "Door")
+    assert secret.startswith("whsec_") and secret.count("\n") == 1
+    (told,) = [each for each in json.loads(ran("list", "--json")) if each["name"] == "Door"]
+    assert (told["types"], told["outcomes"], told["url"]) == (["decision"], ["unknown"], f"{receiver.origin}/told")
+    assert [told["id"], "Door", told["url"], "works"] in [line.split()[:4] for line in ran("list").splitlines()]
+    receiver.answers += [500]
+    assert ran("test", told["id"], status=1).startswith("Not delivered: ")
+    assert json.loads(ran("test", told["id"], "--json"))["delivered"]
+    assert "are sent again" in ran("replay", told["id"])
+    ran("delete", told["id"], status=2)
+    assert ran("delete", told["id"], "--yes") == f"Deleted webhook {told['id']}\n"
+    assert told["id"] not in ran("list")
+    ran("create", "http://10.255.255.1/", "--outcome", "nobody", status=3)

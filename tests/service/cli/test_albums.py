@@ -163,6 +163,8 @@ def test_unusable_files_are_refused_with_their_reason(photos: Path, tmp_path: Pa
         "text.jpg": "image_format",
     }
     assert made["group_count"] == 2
+    assert "receipt" in album("delete", made["id"], "-g", "g", "--yes", cwd=tmp_path, text=True)
+    assert album("list", "-g", "g", cwd=tmp_path) == []
     (tmp_path / "empty").mkdir()
     assert "no photos" in run_kith("album", "create", "empty", "-g", "g", cwd=tmp_path, environment=ENVIRONMENT).stderr
 

@@ -1,0 +1,133 @@
+"""Commands that are one call of the client, as ``kith/calls.py`` describes it, and a text or table of its answer."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from importlib.util import find_spec
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any, Final, get_args
+
+import typer
+from typer.models import ArgumentInfo
+
+from service.cli.connection import connect
+from service.cli.options import (
+    CommandGroup,
+    GalleryOption,
+    JobId,
+    JsonFile,
+    KeyId,
+    ServerOptions,
+    StrangerId,
+    Subject,
+    TemplateId,
+    WebhookId,
+    Yes,
+)
+from service.cli.terminal import Columns, require_confirmation
+
+TYPES: Final[dict[str, Any]] = {
+    "gallery": GalleryOption,
+    "into": Annotated[str, typer.Option(help="The one that remains.")],
+    "job": JobId,
+    "key": KeyId,
+    "server": ServerOptions,
+    "stranger": StrangerId,
+    "subject": Subject,
+    "template": TemplateId,
+    "webhook": WebhookId,
+}
+"""Arguments and options of commands, by the names of the call's parameters."""
+
+
+def add_call(
+    app: CommandGroup,
+    name: str,
+    call: str,
+    shows: str | Columns | Callable[[Any], None] | None,
+    /,
+    *,
+    note: str = "",
+    confirm: str = "",
+    nothing: str = "",
+    part: str = "",
+    success: str = "",
+    **types: Any,
+) -> None:
+    """Register the command ``name``, which sends the call ``call`` of :class:`kith.Kith`.
+
+    It has the parameters of the call that are required or in ``types``, which are of these types, or of TYPES. Its help
+    is the first paragraph of the call's docstring, and ``note``.
+
+    Args:
+        shows: format string of the answer's text, with the answer as 0 and arguments by name; a function that prints
+            the answer; the columns of a list; or None: the answer is JSON, and may be written to a file.
+        confirm: question before the call.
+        nothing: text for an empty list.
+        part: attribute of the answer to show instead; of a list, the key of its items in JSON, beside the subject.
+        success: attribute of the answer that says whether the exit status is 0.
+    """
+    about, defaults = _descriptions()[call]
+    types |= ({"yes": Yes} if confirm else {}) | ({"file": JsonFile} if shows is None else {})
+    kinds = TYPES | types
+    taken = {each: default for each, default in defaults.items() if each in types or default is Parameter.empty}
+    taken |= {each: None for each in types if each not in taken}
+
+    def run(server: ServerOptions, yes: bool = False, file: Path | None = None, **given: Any) -> None:
+        if confirm:
+            require_confirmation(confirm.format(**given), yes)
+        with connect(server) as kith:
+            answer = getattr(kith, call)(**{each: value for each, value in given.items() if value is not None})
+            if isinstance(shows, tuple):
+                answer = list(answer)
+        if shows is None:
+            server.write(answer, file)
+        elif isinstance(shows, tuple):
+            document = {"subject": given["subject"], part: answer} if part else answer
+            server.answer_list(answer, shows, nothing.format(**given), document)
+        else:
+            answer = getattr(answer, part) if part else answer
+            ok = not success or getattr(answer, success)
+            if isinstance(shows, str):
+                server.answer(answer, shows.format(answer, removed=removed(answer), **given), ok)
+            else:
+                server.answer(answer, partial(shows, answer), ok)
+
+    run.__doc__ = f"{about} {note}".strip()
+    parameters = [
+        Parameter(each, Parameter.KEYWORD_ONLY, default=default, annotation=kinds[each])
+        for each, default in (taken | {"server": Parameter.empty}).items()
+    ]
+    parameters.sort(key=lambda each: not any(isinstance(part, ArgumentInfo) for part in get_args(each.annotation)))
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    app.command(name)(run)
+
+
+def removed(answer: Any) -> str:
+    """Return what a receipt, or an answer with one, says that was removed: '1 subject, 2 templates'; or nothing."""
+    counts: Mapping[str, int] = getattr(getattr(answer, "receipt", answer), "removed", {})
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items())
+
+
+@cache
+def _descriptions() -> Mapping[str, tuple[str, dict[str, Any]]]:
+    """Return the text of each call's help, and its parameters with their defaults, of which only constants are read.
+
+    The source is read without its import, which takes longer than the help of a command."""
+    spec = find_spec("kith.calls")
+    assert spec is not None and spec.origin is not None  # noqa: S101 - the package is installed
+    found = {}
+    for call in ast.walk(ast.parse(Path(spec.origin).read_bytes())):
+        if isinstance(call, ast.FunctionDef) and (text := ast.get_docstring(call)):
+            required = len(call.args.args) - len(call.args.defaults)
+            values = [Parameter.empty] * required + [getattr(each, "value", None) for each in call.args.defaults]
+            parameters = dict(zip([each.arg for each in call.args.args], values, strict=True))
+            del parameters["self"]
+            text = text.partition("\n\n")[0].replace("Return", "Show").replace(" return ", " show ")
+            named = re.compile(f"``({'|'.join(parameters)})``")
+            found[call.name] = (named.sub(r"--\1", text).replace("``", ""), parameters)
+    return found
