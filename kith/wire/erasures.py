@@ -18,7 +18,9 @@ class ReceiptOut(BaseModel):
         "or album.",
     )
     template: str | None = Field(None, description="Id of the erased template or decoy.")
-    removed: dict[str, int] = Field(description="Removed rows by kind; of the kind moved, the rows that moved.")
+    removed: dict[str, int] = Field(
+        description="How many people and photos went, by table; of the kind moved, what moved."
+    )
     at: Timestamp
     moved_to: str | None = Field(
         None, description="Of a merged or promoted one (kind moved): keyed hash or id of who has the data since."

@@ -8,15 +8,11 @@ import { button, toast } from "./ui.js";
 const KINDS = {
   subjects: ["person", "people"],
   templates: ["photo"],
-  crops: ["stored picture"],
-  vectors: ["embedding"],
   decoys: ["corrected mistake"],
   strangers: ["stranger"],
   stranger_templates: ["photo of a stranger", "photos of strangers"],
   albums: ["album"],
   album_faces: ["face of an album", "faces of albums"],
-  answers: ["stored answer"],
-  job_items: ["job item"],
 };
 
 /** Show a receipt of the API. */

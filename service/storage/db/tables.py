@@ -282,12 +282,12 @@ jobs = _numbered(
 )
 
 # Finished items of jobs, so that a job can resume. lookup: keyed hash of the item. sealed: the item and its problem.
-# subject: keyed hash of the subject's id.
+# subject: keyed hash of the subject's id. Both are null once the subject was erased (service.storage.db.triggers).
 job_items = _numbered(
     "job_items",
     sa.Column("job_pk", sa.ForeignKey("jobs.pk", ondelete="CASCADE"), nullable=False),
     sa.Column("lookup", sa.String(32), nullable=False),
-    sa.Column("sealed", sa.LargeBinary, nullable=False),
+    sa.Column("sealed", sa.LargeBinary),
     sa.Column("failed", sa.Boolean, nullable=False),
     sa.Column("subject", sa.String(32)),
     sa.Column("at", Utc, nullable=False),

@@ -7,7 +7,7 @@ not repeated: in the backup the data are still with the subject that was merged,
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -16,12 +16,12 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from service.domain.gallery import Gallery
+from kith.wire.common import ErasedKind
 from service.storage.audit.log import Entry, append
 from service.storage.db.key_vault import Vault
-from service.storage.db.tables import albums, decoys, erasures, strangers, subjects, templates
+from service.storage.db.tables import album_groups, erasures, galleries, jobs, strangers, subjects, templates
 from service.storage.repositories import erasures as erasure
-from service.storage.repositories.erasures import MOVED, Receipt
+from service.storage.repositories.erasures import MOVED, NAMES, Receipt
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
 
 REPEATED: Final = "repeated"
@@ -59,56 +59,42 @@ def repeat(vault: Vault, connection: Connection, before: Sequence[Known], as_of:
             assert receipt.subject is not None  # noqa: S101 - as record_erasure writes it
             moves[key, receipt.moved_to] |= moves[key, receipt.subject] | {receipt.subject}
             continue
-        removed = Counter[str]()
-        if receipt.kind == "gallery" and gallery is not None:
-            erasure.delete_gallery(connection, gallery)
-            removed["galleries"] = 1
-            del by_key[key]
-        elif gallery is not None:
-            removed = _erase(connection, gallery, receipt, moves[key, receipt.subject], as_of)
-        counts = {what: count for what, count in sorted(removed.items()) if count}
+        counts = {} if gallery is None else _erase(connection, stored, moves[key, receipt.subject], as_of)
         about: dict[str, Any] = {"receipt": receipt.id, "removed": counts}
         if receipt.template is not None or receipt.kind in ("stranger", "album"):
             about[receipt.kind] = receipt.template or receipt.subject
         subject = receipt.subject if receipt.kind in ("subject", "template", "decoy") else None
         of = None if gallery is None else (gallery.pk, gallery.name)
-        entry = Entry(erasure.EVENTS[receipt.kind], of, subject, REPEATED, about)
-        append(vault, connection, [entry])
+        append(vault, connection, [Entry(erasure.EVENTS[receipt.kind], of, subject, REPEATED, about)])
         if counts:
             repeated.append(stored)
+        if receipt.kind == "gallery" and gallery is not None:
+            del by_key[key]
     return repeated
 
 
-def _erase(
-    connection: Connection, gallery: Gallery, receipt: Receipt, merged: Collection[str], as_of: datetime
-) -> Counter[str]:
-    """Erase what a receipt names, and who was ``merged`` into it; return the removed rows by kind."""
-
-    def chosen(table: sa.Table, condition: sa.ColumnElement[bool], since: str = "created_at") -> sa.ColumnElement[bool]:
-        # Times tell only in a younger backup: the clock may have been wrong when an older one got its rows.
-        older = sa.true() if as_of <= receipt.at else table.c[since] <= receipt.at
-        return (table.c.gallery_pk == gallery.pk) & condition & older
-
-    match receipt.kind:
-        case "template":
-            return erasure.delete_templates(connection, chosen(templates, templates.c.id == receipt.template))
-        case "decoy":
-            return erasure.delete_decoys(connection, chosen(decoys, decoys.c.id == receipt.template))
-        case "album":
-            return erasure.delete_albums(connection, chosen(albums, albums.c.id == receipt.subject))
-        case "strangers":
-            return erasure.delete_strangers(connection, gallery, chosen(strangers, sa.true(), "first_seen"))
-        case "stranger":
-            named = strangers.c.id.in_([receipt.subject, *merged])
-            return erasure.delete_strangers(connection, gallery, chosen(strangers, named, "first_seen"))
-    assert receipt.subject is not None  # noqa: S101 - receipts of subjects name them
+def _erase(connection: Connection, receipt: Receipt, merged: Collection[str], as_of: datetime) -> dict[str, int]:
+    """Erase what a receipt names, and who was ``merged`` into it; return how many rows went, by table."""
+    if receipt.kind == "gallery":
+        connection.execute(galleries.delete().where(galleries.c.pk == receipt.gallery_pk))
+        return {"galleries": 1}
+    removed = dict[str, int]()
     # Photos of a merged subject have receipts of their own: one that went to a third person since must stay.
     empty = subjects.c.lookup.in_(merged) & ~sa.exists().where(templates.c.subject_pk == subjects.c.pk)
-    own = sa.select(subjects.c.pk).where(chosen(subjects, (subjects.c.lookup == receipt.subject) | empty))
-    pks = connection.execute(own).scalars().all()
-    removed = erasure.delete_strangers(connection, gallery, chosen(strangers, strangers.c.id.in_(merged), "first_seen"))
-    removed += erasure.delete_templates(connection, templates.c.subject_pk.in_(pks))
-    removed += erasure.delete_subjects(connection, gallery, pks)
-    if as_of <= receipt.at:  # groups of albums can be named as someone who is no subject
-        removed["album_faces"] += erasure.delete_named_groups(connection, gallery, [receipt.subject])
+    others: dict[ErasedKind, sa.ColumnElement[bool]] = {"subject": empty, "stranger": strangers.c.id.in_(merged)}
+    kinds: tuple[ErasedKind, ...] = ("subject", "stranger") if receipt.kind == "subject" else (receipt.kind,)
+    for kind in kinds:
+        table = NAMES[kind].table
+        # Times tell only in a younger backup: the clock may have been wrong when an older one got its rows.
+        created = table.c.first_seen if table is strangers else table.c.created_at
+        older = sa.true() if as_of <= receipt.at else created <= receipt.at
+        own = erasure.named(receipt.gallery_pk, kind, receipt.template or receipt.subject)
+        if kind in others:
+            own |= (table.c.gallery_pk == receipt.gallery_pk) & others[kind]
+        removed |= erasure.counted(connection, kind, own & older)
+        connection.execute(table.delete().where(own & older))
+    if receipt.kind == "album":
+        connection.execute(jobs.delete().where(jobs.c.id == receipt.subject))
+    if receipt.kind == "subject" and as_of <= receipt.at:  # groups can be named as someone who is no subject
+        connection.execute(album_groups.delete().where(album_groups.c.subject == receipt.subject))
     return removed

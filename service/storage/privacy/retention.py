@@ -30,7 +30,7 @@ from service.storage.db.tables import (
     subjects,
     templates,
 )
-from service.storage.repositories.erasures import delete_decoys, delete_strangers, delete_subjects, delete_templates
+from service.storage.repositories.erasures import delete_strangers
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
 
 BATCH_ROWS: Final = 500
@@ -176,16 +176,16 @@ class Retention:
             doomed = [] if empty else connection.execute(_old(gallery, before).limit(BATCH_ROWS)).all()
             owners = {each.subject_pk for each in doomed}
             chosen = templates.c.pk.in_([each.pk for each in doomed])
-            removed = delete_templates(connection, chosen)
-            left = sa.select(templates.c.subject_pk).where(templates.c.subject_pk.in_(owners))
+            left = sa.select(templates.c.subject_pk).where(templates.c.subject_pk.in_(owners), ~chosen)
             alone = owners - set(connection.execute(left).scalars())
             still = _empty(gallery, before).where(subjects.c.pk.in_(empty))
             alone |= set(connection.execute(still).scalars()) if empty else set()
-            removed += delete_subjects(connection, gallery, sorted(alone))
-            counts = {what: count for what, count in sorted(removed.items()) if count}
-            if counts:
-                past = rfc3339(before)
+            removed = +Counter(subjects=len(alone), templates=len(doomed))
+            if removed:
+                past, counts = rfc3339(before), dict(removed)
                 note(self._database.vault, connection, "retention_applied", gallery, before=past, removed=counts)
+            connection.execute(templates.delete().where(chosen))
+            connection.execute(subjects.delete().where(subjects.c.pk.in_(alone)))
         return removed
 
     def _sweep_decoys(self, gallery: Gallery, before: datetime) -> Counter[str]:
@@ -199,7 +199,7 @@ class Retention:
             now = connection.execute(sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)).scalar_one()
             if now.get("retention_days") != gallery.settings.retention_days:
                 return Counter()
-            removed = delete_decoys(connection, decoys.c.pk.in_(some))
+            removed = Counter(decoys=connection.execute(decoys.delete().where(decoys.c.pk.in_(some))).rowcount)
             past = rfc3339(before)
             note(self._database.vault, connection, "retention_applied", gallery, before=past, removed=dict(removed))
         return removed

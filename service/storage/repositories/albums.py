@@ -354,10 +354,10 @@ class AlbumStore:
         with self._database.change(gallery) as connection:
             removed = delete_albums(connection, (albums.c.gallery_pk == gallery.pk) & (albums.c.id == album_id))
             if removed["albums"]:
-                receipt = record_erasure(self._database.vault, connection, gallery, removed, album_id=album_id)
+                vault = self._database.vault
+                receipt = record_erasure(vault, connection, gallery, "album", removed, object_id=album_id)
             else:
-                found = (one for one in erasures.receipts(connection, gallery, album_id) if one.kind == "album")
-                earlier = next(found, None)
+                earlier = erasures.last_receipt(connection, gallery, "album", album_id)
                 if earlier is None:
                     raise _missing(gallery, album_id)
                 receipt = earlier

@@ -16,7 +16,7 @@ from kith.wire.fields import MAX_DECOYS
 from models.runtime.network import Float
 from service.core.errors import DecoyEnrolledError, DecoyNotFoundError, TooManyDecoysError
 from service.domain.gallery import Decoy, Gallery
-from service.storage.audit.log import note
+from service.storage.audit.log import note, pseudonym
 from service.storage.db.bulk_rows import is_in
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_decoys, seal_decoy
@@ -91,11 +91,13 @@ class DecoyStore:
         with self._database.change(gallery) as connection:
             subject_pk = find_subject_pk(connection, gallery, subject_id)
             own = (decoys.c.subject_pk == subject_pk) & (decoys.c.id == decoy_id)
+            vault, receipt = self._database.vault, None
             if connection.execute(sa.select(decoys.c.pk).where(own)).first() is not None:
-                receipt = erasures.erase_decoy(self._database.vault, connection, gallery, subject_id, decoy_id)
-            elif earlier := erasures.template_receipt(connection, gallery, subject_id, decoy_id, "decoy"):
-                receipt = earlier
-            else:
+                receipt = erasures.erase(vault, connection, gallery, "decoy", decoy_id, subject_id)
+            receipt = receipt or erasures.last_receipt(
+                connection, gallery, "decoy", pseudonym(gallery, subject_id), decoy_id
+            )
+            if receipt is None:
                 read_subject(connection, gallery, subject_id)
                 raise DecoyNotFoundError(f"there is no decoy {decoy_id!r} of subject {subject_id!r}")
         return erasures.with_log_emptied(self._database, receipt)

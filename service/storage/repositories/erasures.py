@@ -1,19 +1,18 @@
-"""Erasures: deletion of subjects, templates, decoys and galleries, with receipts that prevent their return.
+"""Erasures: a tombstone, an audit line and one DELETE. Foreign keys and triggers delete the rest.
 
-A receipt is a tombstone: it names a subject by a keyed hash of its id (service.security.sealing). Work that began
-before an erasure holds the key of the gallery's last receipt at that time (``Gallery.erased``, ``Job.erased``), and
-must not store what later receipts name. No clock is involved. A merge or promotion moves data and erases nothing: its
-receipt, of the kind "moved", only tells where the data are.
+A tombstone is also the receipt. It names a subject by a keyed hash of its id (service.security.sealing). Work that
+began before an erasure holds the key of the gallery's last receipt at that time (``Gallery.erased``, ``Job.erased``),
+and must not store what later receipts name. No clock is involved. A merge or promotion moves data and erases nothing:
+its receipt, of the kind "moved", only tells where the data are.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -28,26 +27,18 @@ from service.storage.audit.log import note
 from service.storage.db.bulk_rows import is_in
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import Vault
-from service.storage.db.row_sealing import ITEM, subject_lookup
+from service.storage.db.row_sealing import subject_lookup
 from service.storage.db.tables import (
     album_faces,
     album_groups,
     albums,
-    audit_head,
-    crops,
     decoys,
     erasures,
-    events,
-    galleries,
-    idempotency,
-    job_items,
     jobs,
-    labels,
     stranger_templates,
     strangers,
     subjects,
     templates,
-    vectors,
 )
 from service.storage.repositories.gallery_rows import update_gallery
 
@@ -61,6 +52,22 @@ EVENTS: Final[dict[ErasedKind, str]] = {
     "strangers": "strangers_forgotten",
     "album": "album_deleted",
 }
+NAMES: Final[Mapping[ErasedKind, sa.Column[str]]] = {
+    "subject": subjects.c.lookup,
+    "template": templates.c.id,
+    "decoy": decoys.c.id,
+    "stranger": strangers.c.id,
+    "strangers": strangers.c.id,
+    "album": albums.c.id,
+}
+"""Column that names an object of this kind in its row, and in its receipt."""
+COUNTED: Final = (
+    templates.c.subject_pk,
+    decoys.c.subject_pk,
+    stranger_templates.c.stranger_pk,
+    album_faces.c.album_pk,
+)
+"""Rows that a receipt counts, by their owner."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class Receipt:
     template: str | None
     """Id of the erased template or decoy."""
     removed: dict[str, int] = field(hash=False)
-    """Deleted rows by kind; of a subject that was moved, the rows that left it."""
+    """What was deleted, by table: people and photos, not each row about them. Of a merged subject, what left it."""
     at: datetime
     moved_to: str | None = None
     """Of the kind moved: keyed hash of the subject, or id of the stranger, that has the data since."""
@@ -127,192 +134,120 @@ def with_log_emptied(database: Database, receipt: Receipt) -> Receipt:
     return replace(receipt, log_emptied=database.truncate_wal())
 
 
-# Deletion, within a transaction of Database.change
+# Erasure, within a transaction of Database.change
 
 
-def erase_subject(vault: Vault, connection: Connection, gallery: Gallery, subject_pk: int, subject_id: str) -> Receipt:
-    """Erase a subject and everything stored about it.
+def erase(
+    vault: Vault,
+    connection: Connection,
+    gallery: Gallery,
+    kind: ErasedKind,
+    object_id: str,
+    subject_id: str | None = None,
+) -> Receipt | None:
+    """Erase an object and everything that hangs on it; return its receipt, or None if there is no such object.
 
-    A template that was moved to it gets its own receipt, because in an older backup it belongs to another subject.
+    The receipt comes before the deletion: whoever stores events takes the audit's lock before those of subjects, too.
+
+    Args:
+        kind: in NAMES.
+        object_id: of the subject, template, decoy, stranger or album.
+        subject_id: of the subject that a template or decoy belongs to.
     """
-    moved = sa.select(templates.c.id).where(templates.c.subject_pk == subject_pk, templates.c.moved)
-    for template_id in connection.execute(moved.order_by(templates.c.pk)).scalars().all():
-        record_erasure(vault, connection, gallery, Counter(), subject_id, template_id)
-    removed = delete_templates(connection, templates.c.subject_pk == subject_pk)
-    removed += delete_subjects(connection, gallery, [subject_pk])
-    return record_erasure(vault, connection, gallery, removed, subject_id)
-
-
-def erase_named_groups(vault: Vault, connection: Connection, gallery: Gallery, subject_id: str) -> Receipt | None:
-    """Erase the groups of albums that are named as someone who is no subject. Return None if there are none."""
-    faces = delete_named_groups(connection, gallery, [subject_lookup(gallery.seal, subject_id)])
-    if not faces:
+    name = subject_lookup(gallery.seal, object_id) if kind == "subject" else object_id
+    chosen = named(gallery.pk, kind, name)
+    removed = counted(connection, kind, chosen)
+    faces = album_groups.c.subject == name  # of someone who may not be enrolled
+    if kind == "subject":
+        grouped = sa.select(sa.func.count()).select_from(album_faces.join(album_groups)).where(faces)
+        removed["album_faces"] = connection.execute(grouped).scalar_one()
+    if not removed.total():
         return None
-    return record_erasure(vault, connection, gallery, Counter(album_faces=faces), subject_id)
+    if kind == "subject":
+        # In an older backup, a template that was moved to it belongs to another subject.
+        moved = sa.select(templates.c.id).where(templates.c.subject_pk.in_(sa.select(subjects.c.pk).where(chosen)))
+        for each in connection.execute(moved.where(templates.c.moved).order_by(templates.c.pk)).scalars().all():
+            record_erasure(vault, connection, gallery, "template", {}, object_id, each)
+        receipt = record_erasure(vault, connection, gallery, kind, removed, object_id)
+        connection.execute(album_groups.delete().where(faces))
+    else:
+        receipt = record_erasure(vault, connection, gallery, kind, removed, subject_id, object_id)
+    connection.execute(NAMES[kind].table.delete().where(chosen))
+    return receipt
 
 
-def erase_template(
-    vault: Vault, connection: Connection, gallery: Gallery, subject_id: str, template_id: str
-) -> Receipt:
-    """Erase one existing template."""
-    chosen = (templates.c.gallery_pk == gallery.pk) & (templates.c.id == template_id)
-    removed = delete_templates(connection, chosen)
-    return record_erasure(vault, connection, gallery, removed, subject_id, template_id)
+def named(gallery_pk: int, kind: ErasedKind, name: str | None) -> sa.ColumnElement[bool]:
+    """Choose the object of a gallery with this name in its row; all of its kind without a name."""
+    column = NAMES[kind]
+    return (column.table.c.gallery_pk == gallery_pk) & (sa.true() if name is None else column == name)
 
 
-def erase_decoy(vault: Vault, connection: Connection, gallery: Gallery, subject_id: str, decoy_id: str) -> Receipt:
-    """Erase one existing decoy."""
-    chosen = (decoys.c.gallery_pk == gallery.pk) & (decoys.c.id == decoy_id)
-    removed = delete_decoys(connection, chosen)
-    return record_erasure(vault, connection, gallery, removed, subject_id, decoy_id, kind="decoy")
-
-
-def delete_decoys(connection: Connection, chosen: sa.ColumnElement[bool]) -> Counter[str]:
-    """Delete decoys, and return their number by kind of row."""
-    return Counter(decoys=connection.execute(decoys.delete().where(chosen)).rowcount)
-
-
-def delete_templates(connection: Connection, chosen: sa.ColumnElement[bool]) -> Counter[str]:
-    """Delete templates with all vectors and crops, and return deleted rows by kind.
-
-    Idempotent answers of their subjects are deleted too: they describe the photos, and a request that is repeated after
-    a deletion is meant to enroll again.
-    """
-    keys, owners = (sa.select(templates.c[name]).where(chosen) for name in ("pk", "subject_pk"))
-    return Counter(
-        answers=connection.execute(idempotency.delete().where(idempotency.c.subject_pk.in_(owners))).rowcount,
-        vectors=connection.execute(vectors.delete().where(vectors.c.template_pk.in_(keys))).rowcount,
-        crops=connection.execute(crops.delete().where(crops.c.template_pk.in_(keys))).rowcount,
-        templates=connection.execute(templates.delete().where(chosen)).rowcount,
-    )
-
-
-def delete_subjects(connection: Connection, gallery: Gallery, subject_pks: Sequence[int]) -> Counter[str]:
-    """Delete subjects without templates, and all about them, also their names in jobs; return deleted rows by kind."""
-    if not subject_pks:
-        return Counter()
-    # Events are stored under this lock: none is stored for these subjects from here on.
-    connection.execute(sa.select(audit_head.c.pk).with_for_update())
-    lookups = connection.execute(sa.select(subjects.c.lookup).where(subjects.c.pk.in_(subject_pks))).scalars().all()
-    items_of_gallery = job_items.c.job_pk.in_(sa.select(jobs.c.pk).where(jobs.c.gallery_pk == gallery.pk))
-    named = job_items.update().where(job_items.c.subject.in_(lookups), items_of_gallery)
-    reported = events.delete().where(events.c.subject_pk.in_(subject_pks))
-    return Counter(
-        job_items=connection.execute(named.values(sealed=blank_item(gallery.seal), subject=None)).rowcount,
-        labels=connection.execute(labels.delete().where(labels.c.subject_pk.in_(subject_pks))).rowcount,
-        answers=connection.execute(idempotency.delete().where(idempotency.c.subject_pk.in_(subject_pks))).rowcount,
-        events=connection.execute(reported).rowcount,
-        decoys=connection.execute(decoys.delete().where(decoys.c.subject_pk.in_(subject_pks))).rowcount,
-        album_faces=delete_named_groups(connection, gallery, lookups),
-        subjects=connection.execute(subjects.delete().where(subjects.c.pk.in_(subject_pks))).rowcount,
-    )
+def counted(connection: Connection, kind: ErasedKind, chosen: sa.ColumnElement[bool]) -> Counter[str]:
+    """Count the chosen objects of a kind, and what a person asks for that hangs on them, by table."""
+    table = NAMES[kind].table
+    count, pks = sa.select(sa.func.count()), sa.select(table.c.pk).where(chosen)
+    removed = Counter({table.name: connection.execute(count.select_from(table).where(chosen)).scalar_one()})
+    for owner in COUNTED:
+        if owner.references(table.c.pk):
+            removed[owner.table.name] = connection.execute(count.where(owner.in_(pks))).scalar_one()
+    return +removed
 
 
 def delete_strangers(connection: Connection, gallery: Gallery, chosen: sa.ColumnElement[bool]) -> Counter[str]:
-    """Delete chosen strangers of a gallery with their templates and events, and return deleted rows by kind.
-
-    The transaction must hold the lock of the gallery's row.
-    """
+    """Delete chosen strangers of a gallery, and return what went. The transaction must hold the gallery's row."""
     own = (strangers.c.gallery_pk == gallery.pk) & chosen
-    doomed = connection.execute(sa.select(strangers.c.pk).where(own)).all()
-    if not doomed:
-        return Counter()
-    keys = [row.pk for row in doomed]
-    reported = events.delete().where(events.c.stranger_pk.in_(keys))
-    owned = stranger_templates.delete().where(stranger_templates.c.stranger_pk.in_(keys))
-    removed = Counter(
-        events=connection.execute(reported).rowcount,
-        stranger_templates=connection.execute(owned).rowcount,
-        strangers=connection.execute(strangers.delete().where(strangers.c.pk.in_(keys))).rowcount,
-    )
-    update_gallery(connection, gallery.pk, strangers=new_version())
-    return removed
-
-
-def delete_named_groups(connection: Connection, gallery: Gallery, lookups: Sequence[str]) -> int:
-    """Delete the groups of albums that are named as these subjects; return the number of their faces."""
-    own = album_groups.c.album_pk.in_(sa.select(albums.c.pk).where(albums.c.gallery_pk == gallery.pk))
-    named = own & album_groups.c.subject.in_(lookups)
-    owned = album_faces.c.group_pk.in_(sa.select(album_groups.c.pk).where(named))
-    removed = connection.execute(album_faces.delete().where(owned)).rowcount
-    connection.execute(album_groups.delete().where(named))
+    removed = counted(connection, "stranger", own)
+    if removed:
+        connection.execute(strangers.delete().where(own))
+        update_gallery(connection, gallery.pk, strangers=new_version())
     return removed
 
 
 def delete_albums(connection: Connection, chosen: sa.ColumnElement[bool], with_jobs: bool = True) -> Counter[str]:
-    """Delete chosen albums with their groups and faces, and return deleted rows by kind.
+    """Delete chosen albums, and return what went.
 
     ``with_jobs``: also the jobs that made them, whose items name the photos. A running job stops then.
     """
-    doomed = connection.execute(sa.select(albums.c.pk, albums.c.id).where(chosen)).all()
-    if not doomed:
-        return Counter()
-    keys, ids = [row.pk for row in doomed], [row.id for row in doomed]
-    made_by = jobs.c.id.in_(ids)
-    items = job_items.c.job_pk.in_(sa.select(jobs.c.pk).where(made_by))
-    removed = Counter[str]()
-    if with_jobs:
+    ids = connection.execute(sa.select(albums.c.id).where(chosen)).scalars().all()
+    removed = counted(connection, "album", chosen)
+    if with_jobs and ids:
         # Jobs first: a job that stores faces locks its row first, too.
-        connection.execute(sa.select(jobs.c.pk).where(made_by).with_for_update())
-        removed["job_items"] = connection.execute(job_items.delete().where(items)).rowcount
-        connection.execute(jobs.delete().where(made_by))
-    removed["album_faces"] = connection.execute(album_faces.delete().where(album_faces.c.album_pk.in_(keys))).rowcount
-    connection.execute(album_groups.delete().where(album_groups.c.album_pk.in_(keys)))
-    removed["albums"] = connection.execute(albums.delete().where(albums.c.pk.in_(keys))).rowcount
+        connection.execute(jobs.delete().where(jobs.c.id.in_(ids)))
+    connection.execute(albums.delete().where(chosen))
     return removed
-
-
-def delete_gallery(connection: Connection, gallery: Gallery) -> None:
-    """Delete all rows of a gallery, by cascade, but receipts and audit lines. Copies are unreadable without its key."""
-    connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
 
 
 def record_erasure(
     vault: Vault,
     connection: Connection,
     gallery: Gallery,
-    removed: Counter[str],
+    kind: ErasedKind,
+    removed: Mapping[str, int],
     subject_id: str | None = None,
-    template_id: str | None = None,
-    key: str | None = None,
+    object_id: str | None = None,
+    *,
     event: str | None = None,
-    details: Mapping[str, Any] = MappingProxyType({}),
-    stranger_id: str | None = None,
-    kind: ErasedKind | None = None,
-    album_id: str | None = None,
+    key: str | None = None,
     moved_to: str | None = None,
+    **details: Any,
 ) -> Receipt:
-    """Write the audit line and the receipt of an erasure. Work that began earlier can no longer store the object.
+    """Write the audit line and the receipt. Work that began earlier can no longer store the object.
 
     Args:
-        subject_id, template_id, stranger_id, album_id: of the erased subject, template or decoy, stranger, album. None
-            for a gallery.
-        key: name of the gallery's data key, if the caller computed it before deleting the key.
+        object_id: of what is no subject. With ``subject_id``, that is its owner.
         event: audit event, if it differs from a plain deletion.
-        details: further details of the audit line.
-        kind: of the erased object, if the ids do not tell.
+        key: name of the gallery's data key, if the caller computed it before deleting the key.
         moved_to: see :attr:`Receipt.moved_to`.
+        details: further details of the audit line.
     """
-    receipt_id, counts = uuid.uuid4().hex, {kind: count for kind, count in sorted(removed.items()) if count}
+    counts, now = {table: count for table, count in sorted(removed.items()) if count}, datetime.now(UTC)
+    receipt_id = uuid.uuid4().hex
     about: dict[str, Any] = {"receipt": receipt_id, "removed": counts, **details}
-    if template_id is not None:
-        about["decoy" if kind == "decoy" else "template"] = template_id
-    if stranger_id is not None:
-        about["stranger"] = stranger_id
-    if album_id is not None:
-        about["album"] = album_id
-    ids: dict[ErasedKind, str | None] = {
-        "template": template_id,
-        "subject": subject_id,
-        "stranger": stranger_id,
-        "album": album_id,
-    }
-    named: Iterator[ErasedKind] = (each for each, given in ids.items() if given is not None)
-    what: ErasedKind = next(named, "gallery") if kind is None else kind
-    note(vault, connection, event or EVENTS[what], gallery, subject_id, **about)
-    other = stranger_id or album_id
-    subject, now = other if subject_id is None else subject_lookup(gallery.seal, subject_id), datetime.now(UTC)
-    receipt = Receipt(receipt_id, what, gallery.pk, gallery.name, subject, template_id, counts, now, moved_to)
+    if object_id is not None:
+        about["stranger" if kind == MOVED else kind] = object_id
+    note(vault, connection, event or EVENTS[kind], gallery, subject_id, **about)
+    name, part = (object_id, None) if subject_id is None else (subject_lookup(gallery.seal, subject_id), object_id)
+    receipt = Receipt(receipt_id, kind, gallery.pk, gallery.name, name, part, counts, now, moved_to)
     insert_receipt(connection, receipt, key_name(gallery.seal) if key is None else key)
     return receipt
 
@@ -323,6 +258,30 @@ def insert_receipt(connection: Connection, receipt: Receipt, key: str) -> None:
     connection.execute(erasures.insert().values(**row, key=key))
 
 
+def last_receipt(
+    connection: Connection, gallery: Gallery, kind: ErasedKind, name: str, part: str | None = None
+) -> Receipt | None:
+    """Return the latest receipt of an erasure or move.
+
+    ``name``: keyed hash of a subject, or id of a stranger or album. ``part``: id of the subject's template or decoy.
+    """
+    found = receipts(connection, gallery, name)
+    return next((one for one in found if one.kind in (kind, MOVED) and one.template == part), None)
+
+
+def receipts(connection: Connection, gallery: Gallery, name: str) -> list[Receipt]:
+    """Return the receipts of a subject, by its keyed hash, and of its templates, latest first."""
+    own = (erasures.c.gallery_pk == gallery.pk) & (erasures.c.subject == name)
+    rows = connection.execute(sa.select(erasures).where(own).order_by(erasures.c.pk.desc()))
+    return [receipt_of(row) for row in rows]
+
+
+def receipt_of(row: sa.Row[Any]) -> Receipt:
+    return Receipt(
+        row.id, row.kind, row.gallery_pk, row.gallery, row.subject, row.template, row.removed, row.at, row.moved_to
+    )
+
+
 # Checks of later work
 
 
@@ -330,28 +289,23 @@ def erased_since(
     connection: Connection, gallery_pk: int, seal: Seal, subject_ids: Collection[str], since: int
 ) -> set[str]:
     """Return the subjects that were erased or merged after the receipt with key ``since``."""
-    named = {subject_lookup(seal, subject_id): subject_id for subject_id in subject_ids}
-    chosen = erasures.c.kind.in_(["subject", MOVED]) & is_in(connection, erasures.c.subject, list(named))
-    return {named[lookup] for lookup in _since(connection, gallery_pk, since, erasures.c.subject, chosen)}
+    by_name = {subject_lookup(seal, subject_id): subject_id for subject_id in subject_ids}
+    later = (erasures.c.gallery_pk == gallery_pk) & (erasures.c.pk > since) & erasures.c.kind.in_(["subject", MOVED])
+    query = sa.select(erasures.c.subject).where(later, is_in(connection, erasures.c.subject, list(by_name)))
+    return {by_name[name] for name in connection.execute(query).scalars()}
 
 
-def erased_templates_since(connection: Connection, gallery_pk: int, ids: Collection[str], since: int) -> set[str]:
-    """Return the template ids that were erased, not with their subject, after the receipt with key ``since``."""
-    chosen = (erasures.c.kind == "template") & is_in(connection, erasures.c.template, list(ids))
-    return set(_since(connection, gallery_pk, since, erasures.c.template, chosen))
+def erased_templates_since(connection: Connection, gallery: Gallery, ids: Collection[str]) -> set[str]:
+    """Return the template ids that were erased, not with their subject, since ``gallery`` was read."""
+    later = (erasures.c.gallery_pk == gallery.pk) & (erasures.c.pk > gallery.erased) & (erasures.c.kind == "template")
+    query = sa.select(erasures.c.template).where(later, is_in(connection, erasures.c.template, list(ids)))
+    return set(connection.execute(query).scalars())
 
 
 def is_any_since(connection: Connection, gallery: Gallery) -> bool:
     """Return whether anything was erased since ``gallery`` was read."""
     later = (erasures.c.gallery_pk == gallery.pk) & (erasures.c.pk > gallery.erased)
     return connection.execute(sa.select(erasures.c.pk).where(later).limit(1)).first() is not None
-
-
-def _since(
-    connection: Connection, gallery_pk: int, since: int, column: sa.Column[Any], chosen: sa.ColumnElement[bool]
-) -> Iterable[str]:
-    own = (erasures.c.gallery_pk == gallery_pk) & (erasures.c.pk > since)
-    return connection.execute(sa.select(column).where(own, chosen)).scalars()
 
 
 def refuse_erased(connection: Connection, gallery: Gallery, subject_id: str) -> None:
@@ -362,35 +316,3 @@ def refuse_erased(connection: Connection, gallery: Gallery, subject_id: str) -> 
 
 def erased_error(kind: str = "subject") -> SubjectErasedError:
     return SubjectErasedError(f"the {kind} was erased after this request began. Enroll it again with a new request.")
-
-
-def blank_item(seal: Seal) -> bytes:
-    """Return an anonymous job item, which keeps the job from processing the item again."""
-    return seal.close_json({"item": "", "problem": None}, ITEM)
-
-
-def receipts(connection: Connection, gallery: Gallery, subject: str) -> list[Receipt]:
-    """Return the receipts of a subject, by its keyed hash, and of its templates, latest first."""
-    own = (erasures.c.gallery_pk == gallery.pk) & (erasures.c.subject == subject)
-    rows = connection.execute(sa.select(erasures).where(own).order_by(erasures.c.pk.desc()))
-    return [receipt_of(row) for row in rows]
-
-
-def last_receipt(connection: Connection, gallery: Gallery, subject_id: str) -> Receipt | None:
-    """Return the receipt of the subject's latest erasure or merge."""
-    found = receipts(connection, gallery, subject_lookup(gallery.seal, subject_id))
-    return next((receipt for receipt in found if receipt.kind in ("subject", MOVED)), None)
-
-
-def template_receipt(
-    connection: Connection, gallery: Gallery, subject_id: str, template_id: str, kind: ErasedKind = "template"
-) -> Receipt | None:
-    """Return the receipt of a template's latest erasure, or of a decoy's."""
-    found = receipts(connection, gallery, subject_lookup(gallery.seal, subject_id))
-    return next((one for one in found if (one.kind, one.template) == (kind, template_id)), None)
-
-
-def receipt_of(row: sa.Row[Any]) -> Receipt:
-    return Receipt(
-        row.id, row.kind, row.gallery_pk, row.gallery, row.subject, row.template, row.removed, row.at, row.moved_to
-    )

@@ -11,11 +11,12 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from kith.wire.common import ErasedKind
 from service.core.errors import GalleryExistsError, GalleryNotFoundError, MasterKeyError
 from service.domain.gallery import Gallery, GalleryCounts, GallerySettings
 from service.storage.audit.log import note
 from service.storage.db.engine import Database, new_version
-from service.storage.db.tables import decoys, galleries, generations
+from service.storage.db.tables import galleries, generations
 from service.storage.events.outbox import read_webhooks
 from service.storage.repositories import erasures
 from service.storage.repositories.erasures import Receipt
@@ -23,6 +24,8 @@ from service.storage.repositories.gallery_rows import gallery_of, gallery_rows, 
 from service.storage.repositories.read_cache import ReadCache
 
 log = logging.getLogger(__name__)
+OF_GALLERY: Final[tuple[ErasedKind, ...]] = ("decoy", "stranger")
+"""What the receipt of a gallery counts beside its subjects and templates."""
 # Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
 GALLERY: Final = gallery_rows().where(galleries.c.name == sa.bindparam("gallery"))
 VERSION: Final = sa.select(galleries.c.pk, galleries.c.version, webhooks_state().label("webhooks")).where(
@@ -149,11 +152,11 @@ class GalleryStore:
             counts = sa.select(galleries.c.subject_count, galleries.c.template_count)
             now = connection.execute(counts.where(galleries.c.pk == gallery.pk)).one()
             removed = Counter(subjects=now.subject_count, templates=now.template_count)
-            removed += erasures.delete_decoys(connection, decoys.c.gallery_pk == gallery.pk)
-            removed += erasures.delete_strangers(connection, gallery, sa.true())
-            del removed["events"]  # of strangers alone
-            erasures.delete_gallery(connection, gallery)
-            receipt = erasures.record_erasure(self._database.vault, connection, gallery, removed, key=key)
+            for kind in OF_GALLERY:
+                removed += erasures.counted(connection, kind, erasures.named(gallery.pk, kind, None))
+            # First: whoever stores events takes the gallery's lock before the audit's.
+            connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
+            receipt = erasures.record_erasure(self._database.vault, connection, gallery, "gallery", removed, key=key)
         self._database.vault.evict(gallery.pk)
         self._cache.evict(name)
         return gallery, erasures.with_log_emptied(self._database, receipt)

@@ -18,7 +18,7 @@ from service.domain.gallery import Gallery
 from service.security.sealing import Seal
 from service.storage.db.row_sealing import ITEM, subject_lookup
 from service.storage.db.tables import job_items, jobs
-from service.storage.repositories.erasures import blank_item, erased_since
+from service.storage.repositories.erasures import erased_since
 
 
 class LeaseLostError(Exception):
@@ -134,7 +134,7 @@ def _item(job: Job, lookup: str, outcome: ItemOutcome, erased: bool) -> dict[str
     return {
         "job_pk": job.pk,
         "lookup": lookup,
-        "sealed": blank_item(job.seal) if erased else job.seal.close_json(vars(outcome), ITEM),
+        "sealed": None if erased else job.seal.close_json(vars(outcome), ITEM),
         "failed": outcome.problem is not None,
         "subject": None if outcome.subject is None or erased else subject_lookup(job.seal, outcome.subject),
     }

@@ -140,10 +140,9 @@ class JobStore:
         if failed_only:
             query = query.where(job_items.c.failed)
         with self._database.read() as connection:
-            opened = ((row, job.seal.open_json(row.sealed, ITEM)) for row in connection.execute(query))
             return [
-                JobItem(row.pk, **{"outcome": "", "subject": None, "face_count": None} | item, at=row.at)
-                for row, item in opened
+                JobItem(row.pk, at=row.at, **_NAMELESS if row.sealed is None else job.seal.open_json(row.sealed, ITEM))
+                for row in connection.execute(query)
             ]
 
     def done(self, job: Job) -> DoneItems:
@@ -201,6 +200,9 @@ class JobStore:
         """Record outcomes, like :func:`record_in`, in its own transaction."""
         job.seal.unlock()
         with self._database.write(_CONFLICT) as connection:
+            # As Database.change: an erasure comes before the outcomes, which then name nobody, or removes their names.
+            own = sa.select(galleries.c.pk).where(galleries.c.name == job.gallery)
+            connection.execute(own.with_for_update(read=True))
             return record_in(connection, job, outcomes, seconds, total, **details)
 
     def enroll(
@@ -312,6 +314,7 @@ class JobStore:
         return Job(**known, progress=Progress(**row.progress), problem=problem, seal=seal)
 
 
+_NAMELESS: Final = vars(ItemOutcome("", ""))
 _CONFLICT: Final = StorageError("the job violates a constraint of the database")
 
 

@@ -178,17 +178,18 @@ class StrangerStore:
             own = events.update().where(events.c.stranger_pk == stranger.pk)
             connection.execute(own.values(stranger_pk=None, subject_pk=subject.pk))
             removed = delete_strangers(connection, gallery, strangers.c.pk == stranger.pk)
-            details: dict[str, Any] = {"into": pseudonym(gallery, subject_id), "templates": len(new)}
+            to = pseudonym(gallery, subject_id)
             receipt = record_erasure(
                 vault,
                 connection,
                 gallery,
+                erasures.MOVED,
                 removed,
+                object_id=stranger_id,
                 event=PROMOTED,
-                details=details,
-                stranger_id=stranger_id,
-                kind=erasures.MOVED,
-                moved_to=details["into"],
+                moved_to=to,
+                into=to,
+                templates=len(new),
             )
             subject = read_subject(connection, gallery, subject_id)
         self._cache.evict(gallery.name)
@@ -221,17 +222,16 @@ class StrangerStore:
             }
             connection.execute(strangers.update().where(strangers.c.pk == target.pk).values(**both))
             removed = delete_strangers(connection, gallery, strangers.c.pk == source.pk)
-            vault, details = self._database.vault, {"into": into}
             receipt = record_erasure(
-                vault,
+                self._database.vault,
                 connection,
                 gallery,
+                erasures.MOVED,
                 removed,
+                object_id=stranger_id,
                 event=MERGED,
-                details=details,
-                stranger_id=stranger_id,
-                kind=erasures.MOVED,
                 moved_to=into,
+                into=into,
             )
             merged = _read(connection, gallery, into)
         return merged, erasures.with_log_emptied(self._database, receipt)
@@ -241,9 +241,10 @@ class StrangerStore:
         with self._database.change(gallery) as connection:
             removed = delete_strangers(connection, gallery, strangers.c.id == stranger_id)
             if removed["strangers"]:
-                receipt = record_erasure(self._database.vault, connection, gallery, removed, stranger_id=stranger_id)
+                vault = self._database.vault
+                receipt = record_erasure(vault, connection, gallery, "stranger", removed, object_id=stranger_id)
             else:
-                earlier = _receipt(connection, gallery, stranger_id)
+                earlier = erasures.last_receipt(connection, gallery, "stranger", stranger_id)
                 if earlier is None or earlier.kind == erasures.MOVED:
                     raise _not_found(gallery, stranger_id, earlier)
                 receipt = earlier
@@ -254,7 +255,7 @@ class StrangerStore:
         """Erase all strangers of a gallery, of any recognizer."""
         with self._database.change(gallery) as connection:
             removed = delete_strangers(connection, gallery, sa.true())
-            receipt = record_erasure(self._database.vault, connection, gallery, removed, kind="strangers")
+            receipt = record_erasure(self._database.vault, connection, gallery, "strangers", removed)
         self._evict(gallery)
         return erasures.with_log_emptied(self._database, receipt)
 
@@ -435,13 +436,8 @@ def _stranger_of(row: sa.Row[Any]) -> Stranger:
 def _read(connection: Connection, gallery: Gallery, stranger_id: str) -> Stranger:
     row = connection.execute(_stranger_rows(gallery).where(strangers.c.id == stranger_id)).first()
     if row is None:
-        raise _not_found(gallery, stranger_id, _receipt(connection, gallery, stranger_id))
+        raise _not_found(gallery, stranger_id, erasures.last_receipt(connection, gallery, "stranger", stranger_id))
     return _stranger_of(row)
-
-
-def _receipt(connection: Connection, gallery: Gallery, stranger_id: str) -> Receipt | None:
-    found = erasures.receipts(connection, gallery, stranger_id)
-    return next((receipt for receipt in found if receipt.kind in ("stranger", erasures.MOVED)), None)
 
 
 def _not_found(gallery: Gallery, stranger_id: str, erased: Receipt | None) -> StrangerNotFoundError:

@@ -20,7 +20,6 @@ from service.security.sealing import Seal
 from service.storage.audit.log import note, pseudonym
 from service.storage.db import bulk_rows
 from service.storage.db.engine import Database
-from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import (
     ALBUM_GROUP,
     SubjectRecord,
@@ -168,28 +167,20 @@ class SubjectStore:
         Raises SubjectNotFoundError if it was never erased, or merged into another one (with that receipt).
         """
         with self._database.change(gallery) as connection:
-            subject_pk = find_subject_pk(connection, gallery, subject_id)
-            if subject_pk is None:
-                receipt = _erase_unenrolled(self._database.vault, connection, gallery, subject_id)
-            else:
-                receipt = erasures.erase_subject(self._database.vault, connection, gallery, subject_pk, subject_id)
+            receipt = erasures.erase(self._database.vault, connection, gallery, "subject", subject_id)
+            if receipt is None:
+                receipt = _earlier_erasure(connection, gallery, subject_id)
         self._cache.evict(gallery.name)
         return erasures.with_log_emptied(self._database, receipt)
 
     def delete_many(self, gallery: Gallery, subject_ids: Sequence[str]) -> int:
         """Erase subjects, all or nothing, each with its receipt; return how many existed or were named in an album."""
-        erased = 0
+        vault = self._database.vault
         with self._database.change(gallery) as connection:
-            for subject_id in subject_ids:
-                subject_pk = find_subject_pk(connection, gallery, subject_id)
-                if subject_pk is not None:
-                    erasures.erase_subject(self._database.vault, connection, gallery, subject_pk, subject_id)
-                    erased += 1
-                elif erasures.erase_named_groups(self._database.vault, connection, gallery, subject_id) is not None:
-                    erased += 1
+            receipts = [erasures.erase(vault, connection, gallery, "subject", each) for each in subject_ids]
         self._cache.evict(gallery.name)
         self._database.truncate_wal()
-        return erased
+        return sum(receipt is not None for receipt in receipts)
 
     def refuse_existing(self, gallery: Gallery, subject_id: str) -> None:
         """Raises SubjectExistsError."""
@@ -227,22 +218,22 @@ class SubjectStore:
             changed = sorted(name for name, value in vars(about).items() if value != vars(before)[name])
             if changed:
                 _update(connection, gallery, target.pk, about)
-            removed = erasures.delete_subjects(connection, gallery, [source.pk])
-            removed["templates"] = count
             vault, by = self._database.vault, pseudonym(gallery, subject_id)
             note(vault, connection, "subject_changed", gallery, into, changed=changed, merged=by, templates=count)
-            details: dict[str, Any] = {"into": pseudonym(gallery, into), "templates": count}
+            to, removed = pseudonym(gallery, into), {"subjects": 1, "templates": count}
             receipt = erasures.record_erasure(
                 vault,
                 connection,
                 gallery,
+                erasures.MOVED,
                 removed,
                 subject_id,
                 event=MERGED_EVENT,
-                details=details,
-                kind=erasures.MOVED,
-                moved_to=details["into"],
+                moved_to=to,
+                into=to,
+                templates=count,
             )
+            connection.execute(subjects.delete().where(subjects.c.pk == source.pk))
             now = read_subject(connection, gallery, into)
         self._cache.evict(gallery.name)
         return MergeResult(now, count, erasures.with_log_emptied(self._database, receipt))
@@ -325,20 +316,14 @@ def _rename_groups(connection: Connection, gallery: Gallery, subject_id: str, in
 
 
 def _earlier_merge(connection: Connection, gallery: Gallery, subject_id: str, into: str) -> MergeResult:
-    receipt = erasures.last_receipt(connection, gallery, subject_id)
+    receipt = erasures.last_receipt(connection, gallery, "subject", pseudonym(gallery, subject_id))
     if receipt is None or receipt.kind != erasures.MOVED or receipt.moved_to != pseudonym(gallery, into):
         raise _not_found(gallery, subject_id, receipt)
     return MergeResult(read_subject(connection, gallery, into), receipt.removed.get("templates", 0), receipt)
 
 
-def _erase_unenrolled(vault: Vault, connection: Connection, gallery: Gallery, subject_id: str) -> Receipt:
-    """Erase faces of albums that are named as someone who is no subject, or return the receipt of the erasure."""
-    receipt = erasures.erase_named_groups(vault, connection, gallery, subject_id)
-    return _earlier_erasure(connection, gallery, subject_id) if receipt is None else receipt
-
-
 def _earlier_erasure(connection: Connection, gallery: Gallery, subject_id: str) -> Receipt:
-    receipt = erasures.last_receipt(connection, gallery, subject_id)
+    receipt = erasures.last_receipt(connection, gallery, "subject", pseudonym(gallery, subject_id))
     # The data of a merged subject live on under the other one.
     if receipt is None or receipt.kind == erasures.MOVED:
         raise _not_found(gallery, subject_id, receipt)

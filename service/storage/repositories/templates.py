@@ -181,13 +181,15 @@ class TemplateStore:
         Raises SubjectNotFoundError, TemplateNotFoundError.
         """
         with self._database.change(gallery) as connection:
-            present = existing_ids(connection, gallery, [template_id])
-            earlier = None if present else erasures.template_receipt(connection, gallery, subject_id, template_id)
-            if earlier is None:
+            vault, receipt = self._database.vault, None
+            if not existing_ids(connection, gallery, [template_id]):
+                receipt = erasures.last_receipt(
+                    connection, gallery, "template", pseudonym(gallery, subject_id), template_id
+                )
+            if receipt is None:
                 _read_row(connection, read_subject(connection, gallery, subject_id), template_id)
-                receipt = erasures.erase_template(self._database.vault, connection, gallery, subject_id, template_id)
-            else:
-                receipt = earlier
+                receipt = erasures.erase(vault, connection, gallery, "template", template_id, subject_id)
+                assert receipt is not None  # noqa: S101 - the template was just read
         self._cache.evict(gallery.name)
         return erasures.with_log_emptied(self._database, receipt)
 
@@ -196,7 +198,7 @@ class TemplateStore:
         with self._database.change(gallery) as connection:
             found = _read_with_subjects(connection, gallery, templates.c.id.in_(template_ids))
             for template in found:
-                erasures.erase_template(self._database.vault, connection, gallery, template.subject, template.id)
+                erasures.erase(self._database.vault, connection, gallery, "template", template.id, template.subject)
         self._cache.evict(gallery.name)
         self._database.truncate_wal()
         return found
@@ -255,7 +257,7 @@ def admit(
     """
     ids = [item.template.id for item in items if item.template is not None]
     gone = erased_since(connection, gallery.pk, gallery.seal, {item.subject for item in items}, gallery.erased)
-    lost = erased_templates_since(connection, gallery.pk, ids, gallery.erased)
+    lost = erased_templates_since(connection, gallery, ids)
     known = _owners_and_vectors(connection, gallery, ids)
     new, refused, present = list[tuple[int, str, NewTemplate]](), dict[int, KithError](), 0
     for row, item in enumerate(items):

@@ -71,7 +71,7 @@ def test_no_event_of_a_subject_is_stored_while_it_is_erased(
     after(
         monkeypatch,
         erasures,
-        "delete_subjects",
+        "record_erasure",
         lambda: threads.append(in_thread(record_entries, database, [], report)),
     )
     store.subjects.delete(gallery, "ada")
