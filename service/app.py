@@ -12,15 +12,12 @@ from typing import Final, get_args
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.telemetry import TelemetryConfig
-from pydantic.alias_generators import to_camel
 
 from kith.wire.common import VerifyOutcome
 from service.api.compreface.mount import mount_compreface
-from service.api.http.deadlines import Deadlines
 from service.api.http.gate import Gate
 from service.api.http.openapi import TAGS, install_openapi
 from service.api.http.problems import ROUTING_CODES, install_error_handlers
-from service.api.http.routing import body_kinds, descriptions, keyless_paths
 from service.api.routes import (
     albums,
     api_reference,
@@ -47,7 +44,6 @@ from service.api.routes import (
 from service.core.error_catalog import all_errors
 from service.observability.metrics import Metrics
 from service.resources import keep_nothing
-from service.security.addresses import is_loopback
 from service.settings import Settings
 from service.wiring import open_backend
 
@@ -55,15 +51,15 @@ STATEFUL: Final = (
     identify.routes,  # first, since a request is compared with the routes one after the other
     galleries.routes,
     hygiene.routes,
-    subjects.routes,
-    strangers.routes,
+    subjects.routes.router,
+    strangers.routes.router,
     crops.routes,
     enrollments.routes,
-    albums.routes,
+    albums.routes.router,
     erasures.routes,
     risk.routes,
     jobs.routes,
-    migrate.routes,
+    migrate.routes.router,
     transfer.routes,
     audit.routes,
     keys.routes,
@@ -100,7 +96,6 @@ def create_app(settings: Settings) -> FastAPI:
         version=version("kith-face"),
         summary="Open-set face recognition with a stated risk of false identification.",
         openapi_tags=TAGS,
-        generate_unique_id_function=lambda route: to_camel(route.name),  # the methods' names in generated clients
         lifespan=lifespan,
         openapi_url=None,  # service.api.routes.api_reference serves it, behind the gate
         redirect_slashes=False,  # a redirect would lead to the host in the Host header
@@ -112,11 +107,9 @@ def create_app(settings: Settings) -> FastAPI:
     install_error_handlers(app)
     for routes in ROUTES:
         if routes not in STATEFUL or not settings.stateless:
-            routes.mount(app)
-    kind_of = body_kinds([*ROUTES, *mount_compreface(app, settings)])
-    app.add_middleware(Deadlines, settings=settings, kind_of=kind_of)
-    keyless = keyless_paths(ROUTES, is_loopback(settings.host))
-    app.add_middleware(Gate, settings=settings, metrics=metrics, keyless_paths=keyless, kind_of=kind_of)
+            app.router.routes.extend(routes.routes)  # include_router would match each path twice
+    mount_compreface(app, settings)
+    app.add_middleware(Gate, settings=settings, metrics=metrics)
     if settings.cors_origin_list:
         app.add_middleware(
             CORSMiddleware,
@@ -125,5 +118,5 @@ def create_app(settings: Settings) -> FastAPI:
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    install_openapi(app, descriptions(ROUTES))
+    install_openapi(app)
     return app

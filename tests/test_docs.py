@@ -95,12 +95,12 @@ def test_packs_and_what_pulling_them_may_end_in() -> None:
     assert set(re.findall(r"kith models ([a-z]+)", text)) == names
 
 
-def test_every_route_is_documented_with_its_errors(server: str) -> None:
+def test_every_route_is_documented_with_its_problem(server: str) -> None:
     document = httpx.get(f"{server}/openapi.json").json()
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             where = f"{method} {path}"
-            assert {"408", "500"} <= set(operation["responses"]), where
+            assert "default" in operation["responses"], where
             if method == "post" and not path.endswith(
                 ("/calibrate", "/roll-back", "/test", "/replay", "/cancel")
             ):  # which need nothing but a name

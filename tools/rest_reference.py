@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from bench.common import ROOT
-from service.api.http.route_errors import HTTP, WITH_KEY, Errors, own_errors
-from service.api.http.routing import Need, descriptions, needs_of
-from service.app import ROUTES, create_app
+from service.api.http.access import Need, needs_of
+from service.app import create_app
 from service.settings import load_settings
 
 TARGET: Final = ROOT / "docs" / "rest-reference.md"
@@ -18,35 +17,23 @@ INTRODUCTION: Final = """# REST routes
 
 All routes, with the scope that a key needs ([keys.md](keys.md)). *All galleries*: the key must not be bound to some.
 A server shows parameters, bodies and answers at `/docs`, from its OpenAPI document at `/openapi.json`. Examples are
-in [rest.md](rest.md), errors in [errors.md](errors.md). `python -m tools.rest_reference` writes this page.
+in [rest.md](rest.md), the codes of problems in [errors.md](errors.md). `python -m tools.rest_reference` writes this
+page.
 
-| Routes | Errors |
-|---|---|
-| every route | {http} |
-| every route that needs a key | {with_key} |
-| a single route | as in its row |
-
-| Route | Scope | Summary | Errors |
-|---|---|---|---|"""
+| Route | Scope | Summary |
+|---|---|---|"""
 
 
 def reference() -> str:
     """Return the text of the page."""
     app = create_app(load_settings(_env_file=None))
-    document, needs = app.openapi(), needs_of(ROUTES)
-    own = {each.name: own_errors(each) for each in descriptions(ROUTES)}
+    document, needs = app.openapi(), needs_of(app.routes)
     rows = [
-        f"| `{method.upper()} {path}` | {_scope(needs[f'{method.upper()} {path}'])} | {_summary(operation)} "
-        f"| {_codes(own[f'{method.upper()} {path}'])} |"
+        f"| `{method.upper()} {path}` | {_scope(needs[f'{method.upper()} {path}'])} | {_summary(operation)} |"
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
-    introduction = INTRODUCTION.format(http=_codes(HTTP), with_key=_codes(WITH_KEY))
-    return "\n".join([introduction, *rows, ""])
-
-
-def _codes(errors: Errors) -> str:
-    return ", ".join(sorted(f"`{error.code}`" for error in errors))
+    return "\n".join([INTRODUCTION, *rows, ""])
 
 
 def _summary(operation: dict[str, str]) -> str:
@@ -55,11 +42,9 @@ def _summary(operation: dict[str, str]) -> str:
     return first.rstrip(".").replace("|", "\\|")
 
 
-def _scope(need: Need) -> str:
-    if need.keyless:
+def _scope(need: Need | None) -> str:
+    if need is None:
         return "no key"
-    if need.keyless_on_loopback:
-        return "any key; none on loopback"
     words = "any key" if need.scope is None else f"`{need.scope}`"
     return f"{words}, all galleries" if need.all_galleries else words
 

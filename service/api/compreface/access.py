@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from fastapi import Depends, Request
+from fastapi import Depends
 
-from service.api.http.routing import PermittedRoute, backend_of, caller_of
+from service.api.http.access import BackendDep, CallerDep, needs
 from service.core.errors import ForbiddenError
 from service.domain.gallery import Gallery
 from service.security.callers import Caller
-from service.usecases.backend import Backend
 
 PREFIX: Final = "/api/v1"
 RECOGNITION: Final = f"{PREFIX}/recognition"
@@ -29,40 +28,25 @@ def bound_gallery(caller: Caller) -> str:
     return name
 
 
-class CompreFaceRoute(PermittedRoute):
-    """Permitted route that reads the key's gallery when the request begins, as GallerySnapshotRoute does.
-
-    CompreFace ignores parameters that it does not know, and its clients send some.
-    """
-
-    allows_unknown_parameters = True
-
-    async def before_body(self, request: Request) -> None:
-        name = bound_gallery(caller_of(request))
-        request.state.gallery_snapshot = await backend_of(request).find_gallery(name)
-
-
-async def _bound_gallery(request: Request) -> Gallery:
-    gallery: Gallery = request.state.gallery_snapshot
-    return gallery
+async def _bound_gallery(backend: BackendDep, caller: CallerDep) -> Gallery:
+    return await backend.find_gallery(bound_gallery(caller))
 
 
 BoundGallery = Annotated[Gallery, Depends(_bound_gallery)]
-"""The key's gallery as it was when the request began."""
+"""The key's gallery as it was before the body. It precedes the body in a handler's signature."""
+# CompreFace ignores parameters that it does not know, and its clients send some.
+IDENTIFY: Final = needs("identify", any_query=True)
+READ: Final = needs("read", any_query=True)
+ENROLL: Final = needs("enroll", any_query=True)
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Request with a photo. ``gallery``: as :data:`BoundGallery`."""
+    """Request with a photo."""
 
-    request: Request
-    backend: Backend
-    caller: Caller
-    gallery: Gallery
-
-
-async def _ask(request: Request) -> Ask:
-    return Ask(request, backend_of(request), request.state.caller, request.state.gallery_snapshot)
+    backend: BackendDep
+    caller: CallerDep
+    gallery: BoundGallery
 
 
-AskDep = Annotated[Ask, Depends(_ask)]
+AskDep = Annotated[Ask, Depends()]

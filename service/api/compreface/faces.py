@@ -12,21 +12,22 @@ from fastapi import Query, Response
 
 from kith.wire.fields import SubjectId
 from kith.wire.subjects import EnrollIn
-from service.api.compreface.access import RECOGNITION, AskDep, BoundGallery, CompreFaceRoute
-from service.api.compreface.requests import MAX_ERASED, ImageId, OptionsDep, SubjectQuery, read_file
+from service.api.compreface.access import ENROLL, READ, RECOGNITION, AskDep, BoundGallery
+from service.api.compreface.requests import MAX_ERASED, FileDep, ImageId, ImageIds, OptionsDep, SubjectQuery
 from service.api.compreface.responses import example
+from service.api.http.access import BackendDep, router
+from service.api.http.bodies import JsonBody
 from service.api.http.parameters import IdempotencyKey
-from service.api.http.routing import ENROLL, READ, BackendDep, Routes
 from service.api.routes.subjects import IfNoneMatch, picture_response
 from service.core.errors import SubjectNotFoundError
 from service.domain.gallery import Gallery, Template
 from service.usecases.backend import Backend
 from service.usecases.enroll import enroll
 
-routes = Routes(f"{RECOGNITION}/faces", route_class=CompreFaceRoute)
+routes = router(f"{RECOGNITION}/faces")
 
 
-@routes.add("GET", "", READ)
+@routes.get("", dependencies=[READ])
 async def list_faces(
     gallery: BoundGallery,
     backend: BackendDep,
@@ -52,16 +53,18 @@ async def list_faces(
     }
 
 
-@routes.add("POST", "", ENROLL, body="photos", status_code=201)
-async def add_face(ask: AskDep, subject: SubjectId, options: OptionsDep, key: IdempotencyKey = None) -> dict[str, Any]:
+@routes.post("", dependencies=[ENROLL], status_code=201)
+async def add_face(
+    ask: AskDep, file: FileDep, subject: SubjectId, options: OptionsDep, key: IdempotencyKey = None
+) -> dict[str, Any]:
     """Enroll a photo with one face. ``det_prob_threshold`` is ignored: the gallery's quality gate applies."""
-    body = EnrollIn(detail=options.detail).model_copy(update={"images": [await read_file(ask)]})
+    body = EnrollIn(detail=options.detail).model_copy(update={"images": [file]})
     done = await enroll(ask.backend, ask.gallery, ask.caller, subject, body, key, only_new=False)
     (result,) = json.loads(done.document)["results"]
     return {"image_id": str(UUID(hex=result["template"])), "subject": subject}
 
 
-@routes.add("DELETE", "", ENROLL)
+@routes.delete("", dependencies=[ENROLL])
 async def delete_faces(gallery: BoundGallery, backend: BackendDep, subject: SubjectQuery = "") -> dict[str, Any]:
     """Erase all templates of a subject, or of all subjects. The subjects stay."""
     try:
@@ -71,7 +74,7 @@ async def delete_faces(gallery: BoundGallery, backend: BackendDep, subject: Subj
     return {"deleted": len(await _delete(backend, gallery, [template.id for template in found]))}
 
 
-@routes.add("DELETE", "/{image_id}", ENROLL)
+@routes.delete("/{image_id}", dependencies=[ENROLL])
 async def delete_face(gallery: BoundGallery, image_id: ImageId, backend: BackendDep) -> dict[str, Any]:
     """Erase a template."""
     template = await backend.run(backend.galleries.store.templates.find, gallery, image_id.hex)
@@ -79,13 +82,15 @@ async def delete_face(gallery: BoundGallery, image_id: ImageId, backend: Backend
     return example(template)
 
 
-@routes.add("POST", "/delete", ENROLL)
-async def delete_many(gallery: BoundGallery, image_ids: list[UUID], backend: BackendDep) -> list[dict[str, Any]]:
+@routes.post("/delete", dependencies=[ENROLL])
+async def delete_many(
+    gallery: BoundGallery, image_ids: JsonBody[ImageIds], backend: BackendDep
+) -> list[dict[str, Any]]:
     """Erase the templates with these ids. Ids that do not exist are left out of the response."""
-    return [example(template) for template in await _delete(backend, gallery, [each.hex for each in image_ids])]
+    return [example(template) for template in await _delete(backend, gallery, [each.hex for each in image_ids.root])]
 
 
-@routes.add("GET", "/{image_id}/img", READ)
+@routes.get("/{image_id}/img", dependencies=[READ])
 async def download(
     gallery: BoundGallery, image_id: ImageId, backend: BackendDep, known: IfNoneMatch = None
 ) -> Response:

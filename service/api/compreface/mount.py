@@ -10,7 +10,6 @@ from fastapi import FastAPI
 from kith.wire.common import Problem
 from service.api.compreface import faces, recognition, subjects
 from service.api.compreface.access import PREFIX
-from service.api.http.routing import Routes
 from service.settings import Settings
 
 # Codes of com.exadel.frs.commonservice.handler.CommonExceptionCode.
@@ -33,15 +32,13 @@ CODES: Final[Mapping[str, tuple[int, int]]] = {
 """Status and CompreFace's code by the code of Kith's problem. All others keep their status, with UNDEFINED."""
 
 
-def mount_compreface(app: FastAPI, settings: Settings) -> list[Routes]:
-    """Add the routes if KITH_COMPAT is compreface, and return them."""
+def mount_compreface(app: FastAPI, settings: Settings) -> None:
+    """Add the routes if KITH_COMPAT is compreface."""
     if settings.compat != "compreface":
-        return []
-    mounted = [module.routes for module in (subjects, faces, recognition)]
-    for routes in mounted:
-        routes.mount(app)
+        return
+    for module in (subjects, faces, recognition):
+        app.router.routes.extend(module.routes.routes)
     app.state.problem_formats[f"{PREFIX}/"] = _to_compreface
-    return mounted
 
 
 def _to_compreface(problem: Problem) -> tuple[int, dict[str, Any]]:

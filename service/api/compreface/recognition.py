@@ -7,20 +7,22 @@ from dataclasses import replace
 from fastapi import Response
 
 from kith.wire.identification import IdentifyIn
-from service.api.compreface.access import RECOGNITION, AskDep, CompreFaceRoute
-from service.api.compreface.requests import OptionsDep, PredictionCount, max_predictions, read_file
+from service.api.compreface.access import IDENTIFY, RECOGNITION, AskDep
+from service.api.compreface.requests import FileDep, OptionsDep, PredictionCount, max_predictions
 from service.api.compreface.responses import decision_fields, face_fields, similar_subjects, with_versions
 from service.api.compreface.similarity import CLIENT_DETECTION
-from service.api.http.routing import IDENTIFY, Routes, json_response
+from service.api.http.access import json_response, router
 from service.usecases.identify import identify
 
-routes = Routes(f"{RECOGNITION}/recognize", route_class=CompreFaceRoute)
+routes = router(f"{RECOGNITION}/recognize")
 
 
-@routes.add("POST", "", IDENTIFY, body="photos")
-async def recognize(ask: AskDep, options: OptionsDep, prediction_count: PredictionCount = 1) -> Response:
+@routes.post("", dependencies=[IDENTIFY])
+async def recognize(
+    ask: AskDep, photo: FileDep, options: OptionsDep, prediction_count: PredictionCount = 1
+) -> Response:
     """Identify the faces of a photo at the gallery's risk."""
-    photo, backend = await read_file(ask), ask.backend
+    backend = ask.backend
     largest = "largest" if options.limit == 1 and (options.det_prob_threshold or 0) <= CLIENT_DETECTION else "all"
     count = max_predictions(prediction_count)
     body = IdentifyIn(faces=largest, top_k=count, detail=options.detail).model_copy(update={"images": [photo]})

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 from uuid import UUID
 
-from fastapi import Depends, Path, Query
-from pydantic import BaseModel, ConfigDict, model_validator
+from fastapi import Depends, Path, Query, Request
+from pydantic import BaseModel, ConfigDict, RootModel, model_validator
 
 from kith.wire.fields import NORMALIZED, SubjectId
 from kith.wire.photos import PhotoBytes
 from models.vision.face_search import Detail
-from service.api.compreface.access import Ask
 from service.api.compreface.similarity import to_probability
-from service.api.http.bodies import media_type, read_json, read_parts, unsupported
+from service.api.http.access import BackendDep
+from service.api.http.bodies import check_parameters, media_type, read_json, read_parts, set_body_limit, unsupported
+from service.api.http.deadlines import deadline, timeout_s
 from service.core.errors import InvalidRequestError
 from service.core.photo_errors import ImageTooLargeError, NoFaceError
 from service.inference.photo_pipeline import Face
@@ -66,6 +67,10 @@ class SubjectBody(BaseModel):
         return {"subject": body} if isinstance(body, str) else body
 
 
+class ImageIds(RootModel[list[UUID]]):
+    pass
+
+
 class FileBody(BaseModel):
     model_config = ConfigDict(val_json_bytes="base64")
 
@@ -76,18 +81,21 @@ def max_predictions(count: int) -> int:
     return min(count, MAX_PREDICTIONS) if count > 0 else MAX_PREDICTIONS
 
 
-async def read_file(ask: Ask) -> bytes:
-    """Return the photo ``file``, from a form part or a base64 string of JSON.
+async def _read_file(request: Request, backend: BackendDep) -> AsyncIterator[bytes]:
+    """Yield the photo ``file``, from a form part or a base64 string of JSON.
 
     Raises InvalidRequestError, ImageTooLargeError, UnsupportedMediaTypeError.
     """
-    max_bytes = ask.backend.settings.max_image_bytes
-    with ask.backend.operations.metrics.stage("read"):
-        kind = media_type(ask.request)
+    check_parameters(request)
+    settings, seconds = backend.settings, timeout_s(request, backend.settings.deadline_s)
+    max_bytes = settings.max_image_bytes
+    set_body_limit(request, settings.max_request_bytes(1))
+    with backend.operations.metrics.stage("read"):
+        kind = media_type(request)
         if kind == "application/json":
-            photo = (await read_json(ask.request, FileBody)).file
+            photo = (await read_json(request, FileBody)).file
         elif kind == "multipart/form-data":
-            parts = {part.name: part.payload for part in await read_parts(ask.request, 1, max_bytes)}
+            parts = {part.name: part.payload for part in await read_parts(request, 1, max_bytes)}
             if "file" not in parts:
                 raise InvalidRequestError("the form has no file 'file'")
             photo = parts["file"]
@@ -95,4 +103,8 @@ async def read_file(ask: Ask) -> bytes:
             raise unsupported(kind)
     if len(photo) > max_bytes:
         raise ImageTooLargeError(f"the photo has more than {max_bytes} bytes, the limit")
-    return photo
+    async with deadline(request, seconds):
+        yield photo
+
+
+FileDep = Annotated[bytes, Depends(_read_file, scope="function")]

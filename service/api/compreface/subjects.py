@@ -6,34 +6,35 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
-from service.api.compreface.access import RECOGNITION, BoundGallery, CompreFaceRoute
+from service.api.compreface.access import ENROLL, READ, RECOGNITION, BoundGallery
 from service.api.compreface.requests import MAX_ERASED, SubjectBody, SubjectPath
-from service.api.http.routing import ENROLL, READ, BackendDep, Routes
+from service.api.http.access import BackendDep, router
+from service.api.http.bodies import JsonBody
 from service.core.errors import SubjectExistsError, SubjectNotFoundError
 from service.domain.gallery import Gallery, SubjectFilter
 from service.usecases.backend import Backend
 
 PAGE: Final = 1000
-routes = Routes(f"{RECOGNITION}/subjects", route_class=CompreFaceRoute)
+routes = router(f"{RECOGNITION}/subjects")
 
 
-@routes.add("GET", "", READ)
-@routes.add("GET", "/", READ)
+@routes.get("", dependencies=[READ])
+@routes.get("/", dependencies=[READ])
 async def list_subjects(gallery: BoundGallery, backend: BackendDep) -> dict[str, Any]:
     """List the ids of all subjects, oldest first."""
     return {"subjects": await backend.run(list, _subject_ids(backend, gallery))}
 
 
-@routes.add("POST", "", ENROLL, status_code=201)
-async def add_subject(gallery: BoundGallery, body: SubjectBody, backend: BackendDep) -> dict[str, Any]:
+@routes.post("", dependencies=[ENROLL], status_code=201)
+async def add_subject(gallery: BoundGallery, body: JsonBody[SubjectBody], backend: BackendDep) -> dict[str, Any]:
     """Add a subject without templates."""
     await backend.run_on_gallery(gallery, backend.galleries.store.subjects.put, body.subject, None, {}, [], True)
     return {"subject": body.subject}
 
 
-@routes.add("PUT", "/{subject}", ENROLL)
+@routes.put("/{subject}", dependencies=[ENROLL])
 async def rename_subject(
-    gallery: BoundGallery, subject: SubjectPath, body: SubjectBody, backend: BackendDep
+    gallery: BoundGallery, subject: SubjectPath, body: JsonBody[SubjectBody], backend: BackendDep
 ) -> dict[str, Any]:
     """Rename a subject: merge it into the subject of the new name, which is created if it does not exist."""
     if body.subject == subject:
@@ -47,7 +48,7 @@ async def rename_subject(
     return {"updated": True}
 
 
-@routes.add("DELETE", "/{subject}", ENROLL)
+@routes.delete("/{subject}", dependencies=[ENROLL])
 async def delete_subject(gallery: BoundGallery, subject: SubjectPath, backend: BackendDep) -> dict[str, Any]:
     """Erase a subject."""
     subjects = backend.galleries.store.subjects
@@ -57,7 +58,7 @@ async def delete_subject(gallery: BoundGallery, subject: SubjectPath, backend: B
     return {"subject": subject}
 
 
-@routes.add("DELETE", "", ENROLL)
+@routes.delete("", dependencies=[ENROLL])
 async def delete_all_subjects(gallery: BoundGallery, backend: BackendDep) -> dict[str, Any]:
     """Erase all subjects, in transactions of MAX_ERASED. Each has its receipt."""
     deleted = 0

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
+from fastapi import Depends, Request
+from fastapi.dependencies.utils import request_params_to_args
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
 
 from kith.wire.fields import MAX_FILTER_TAGS
 from kith.wire.photos import MAX_EMBEDDINGS, MAX_PHOTOS, Photos, Probes
 from kith.wire.risk import RiskIn
 from kith.wire.verification import SideIn, VerifyIn
+from service.api.http.access import BackendDep
+from service.api.http.content_encoding import content_coding
+from service.api.http.deadlines import deadline, timeout_s
+from service.api.http.gate import DEFAULT_BODY_BYTES
 from service.api.http.problems import validation_error
-from service.core.errors import InvalidRequestError, UnsupportedMediaTypeError
+from service.core.errors import InvalidRequestError, RequestTooLargeError, UnsupportedMediaTypeError
 from service.core.json_limits import DEFAULT_LIMITS, JsonLimits, check_json
 from service.core.photo_errors import ImageTooLargeError
 from service.settings import Settings
@@ -74,6 +81,7 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
         UnsupportedMediaTypeError: the content type is not supported.
         ImageTooLargeError: a photo is too large. A bare photo is not read beyond the limit.
     """
+    set_body_limit(request, settings.max_request_bytes(settings.max_images))
     kind = media_type(request)
     bare = kind.startswith("image/") or kind == "application/octet-stream"
     limits = JsonLimits(numbers=MAX_EMBEDDINGS * dimension, lists=MAX_EMBEDDINGS)
@@ -113,6 +121,7 @@ async def read_verify(request: Request, settings: Settings, dimension: int = 0) 
 
     ``dimension``: length of each embedding that the body may contain. Raises as :func:`read_photos`.
     """
+    set_body_limit(request, settings.max_request_bytes(VERIFY_SIDES))
     kind = media_type(request)
     limits = JsonLimits(numbers=VERIFY_SIDES * dimension)
     if kind == "application/json":
@@ -134,6 +143,89 @@ async def read_verify(request: Request, settings: Settings, dimension: int = 0) 
     return body.model_copy(update={name: SideIn.model_construct({"image"}, image=sides[name]) for name in sides})
 
 
+@dataclass(frozen=True)
+class BodyOf:
+    """Reader of a body, a dependency that runs after those before it: a rejected request's body is never read."""
+
+    model: type[BaseModel]
+    takes_photos: bool = False
+
+    @property
+    def is_verification(self) -> bool:
+        return self.model is VerifyIn
+
+    @property
+    def query_names(self) -> set[str]:
+        """Query parameters of a photo as the body."""
+        return {*plain_options(self.model)} if self.takes_photos and not self.is_verification else set()
+
+    async def read_json(self, request: Request) -> Any:
+        """Raises InvalidRequestError, UnsupportedMediaTypeError, UnsupportedEncodingError."""
+        set_body_limit(request, DEFAULT_BODY_BYTES)
+        require_json(request)
+        return await read_json(request, self.model)
+
+    async def read_photos(self, request: Request, backend: BackendDep) -> AsyncIterator[Any]:
+        """Yield the body. The time of the request counts from then on. Raises as :func:`read_photos`."""
+        check_parameters(request)
+        settings, seconds = backend.settings, timeout_s(request, backend.settings.deadline_s)
+        dimension = backend.faces.recognizers.largest_dimension
+        with backend.operations.metrics.stage("read"):
+            if self.is_verification:
+                body: Any = await read_verify(request, settings, dimension)
+            else:
+                body = await read_photos(request, self.model, settings, dimension)
+        async with deadline(request, seconds):
+            yield body
+
+
+if TYPE_CHECKING:
+    JsonBody = Annotated[Body, "JSON"]
+    PhotosBody = Annotated[Body, "JSON, a form, or a photo"]
+else:
+
+    class JsonBody:
+        """``JsonBody[Model]`` is a parameter of a handler: the JSON body."""
+
+        def __class_getitem__(cls, model: type[BaseModel]) -> Any:
+            return Annotated[model, Depends(BodyOf(model).read_json)]
+
+    class PhotosBody:
+        """``PhotosBody[Model]`` is a parameter of a handler: the body with photos."""
+
+        def __class_getitem__(cls, model: type[BaseModel]) -> Any:
+            return Annotated[model, Depends(BodyOf(model, takes_photos=True).read_photos, scope="function")]
+
+
+def set_body_limit(request: Request, size: int, streamed: bool = False, codings: tuple[str, ...] = ()) -> None:
+    """Set the limit of a body that the gate enforces while it is read.
+
+    Args:
+        request: the request.
+        size: in bytes.
+        streamed: the body goes to disk or the database in pieces, and does not count as held in memory.
+        codings: content codings that the caller decodes.
+
+    Raises:
+        UnsupportedEncodingError: the body has another content coding.
+        RequestTooLargeError: its declared length exceeds the limit.
+    """
+    content_coding(request.headers, codings)
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and (len(declared) > 15 or int(declared) > size):
+        raise RequestTooLargeError(f"{declared[:20]} bytes, the limit is {size}")
+    request.scope.update(body_limit=size, body_streamed=streamed)
+
+
+def check_parameters(request: Request) -> None:
+    """Check the parameters of a handler, which FastAPI would do after its body. Raises RequestValidationError."""
+    route: APIRoute = request.scope["route"]
+    _, in_path = request_params_to_args(route.dependant.path_params, request.path_params)
+    _, in_query = request_params_to_args(route.dependant.query_params, request.query_params)
+    if errors := in_path + in_query:
+        raise RequestValidationError(errors)
+
+
 def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
@@ -144,10 +236,7 @@ def unsupported(kind: str, remedy: str = "") -> UnsupportedMediaTypeError:
 
 
 def require_json(request: Request) -> None:
-    """Check the content type of a body, if there is one, that FastAPI parses: it takes others for text.
-
-    Raises UnsupportedMediaTypeError.
-    """
+    """Check the content type of a JSON body, if there is one. Raises UnsupportedMediaTypeError."""
     has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
     kind = media_type(request)
     if has_body and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
@@ -332,15 +421,6 @@ def _is_file(segment: MultipartSegment) -> bool:
     return segment.filename is not None
 
 
-class JsonRequest(Request):
-    """Request that checks JSON limits before FastAPI parses a body parameter."""
-
-    async def json(self) -> Any:
-        """Raises InvalidRequestError, json.JSONDecodeError."""
-        body = await self.body()
-        return await _parse_in_thread_if_large(len(body), lambda: _parse_json(body))
-
-
 async def read_json(request: Request, model: type[Body], limits: JsonLimits = DEFAULT_LIMITS) -> Body:
     """Read a JSON body.
 
@@ -350,6 +430,8 @@ async def read_json(request: Request, model: type[Body], limits: JsonLimits = DE
     chunks = [chunk async for chunk in request.stream()]
     body = b"".join(chunks)
     chunks.clear()
+    if not body:
+        raise InvalidRequestError("body: Field required")
 
     def parse() -> Body:
         _check_limits(body, limits)
@@ -370,8 +452,3 @@ def _check_limits(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> None:
         check_json(body, limits)
     except ValueError as error:
         raise InvalidRequestError(f"the JSON has {error}") from error
-
-
-def _parse_json(body: bytes) -> Any:
-    _check_limits(body)
-    return json.loads(body)

@@ -7,7 +7,6 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,10 +15,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.http.auth import Authenticator
-from service.api.http.bodies import VERIFY_SIDES
-from service.api.http.content_encoding import ARCHIVE_CODINGS, IMPORT_CODINGS, content_coding
 from service.api.http.problems import PROBLEM_CODE, cut_response, problem_response, unexpected_problem
-from service.api.http.routing import BodyKind, KindOf
 from service.core.actor import Actor, acting_as
 from service.core.errors import (
     ClientTooSlowError,
@@ -32,11 +28,17 @@ from service.core.errors import (
     UnauthorizedError,
 )
 from service.observability.metrics import Metrics
+from service.security.addresses import is_loopback
 from service.security.callers import ANONYMOUS, Caller
 from service.settings import Settings
 
 DEFAULT_BODY_BYTES: Final = 1_000_000
-"""Body limit of routes that take no photos."""
+"""Body limit of routes that set no other before they read (service.api.http.bodies.set_body_limit)."""
+PUBLIC: Final = frozenset({"/", "/healthz", "/readyz", "/console"})
+"""Paths that need no key, like the console's files below `/console/`; their API calls do."""
+# The reference is public information, but it reveals the version, which helps an attacker. A browser cannot send a key
+# when it opens a page.
+PUBLIC_ON_LOOPBACK: Final = ("/docs", "/openapi.json")
 AUDITED_REFUSALS: Final = (UnauthorizedError, ForbiddenError, ForeignOriginError, TooManyStreamsError)
 REQUEST_ID: Final = re.compile("[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """UUIDs only: other text could be a person's name, or break a log line."""
@@ -60,45 +62,16 @@ class _Exchange:
     """Bytes of the body that count towards the total of all requests."""
 
 
-@dataclass(frozen=True)
-class _BodyLimit:
-    """Maximum size of a body, and the content codings that its path supports.
-
-    ``streamed``: it goes to disk or the database in pieces, and is not held in memory.
-    """
-
-    size: int
-    streamed: bool = False
-    codings: tuple[str, ...] = ()
-
-
-CONSOLE: Final = "/console"
-"""Path of the console's page. Its files lie below it and need no key; their API calls do."""
-
-
 class Gate:
     """ASGI middleware, so that it sees each chunk as it arrives and stops a body at its limit.
-
-    ``keyless_paths``: paths of routes that need no key. ``kind_of``: kind of body of each route.
 
     Log lines contain the route's template, not the path: subject ids may be people's names.
     """
 
-    def __init__(
-        self, app: ASGIApp, settings: Settings, metrics: Metrics, keyless_paths: Collection[str], kind_of: KindOf
-    ) -> None:
-        self._app = app
-        self._metrics = metrics
-        self._public_paths = keyless_paths
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
         self._authenticator = Authenticator(settings)
-        self._kind_of = kind_of
-        self._limits: dict[BodyKind, _BodyLimit] = {
-            "small": _BodyLimit(DEFAULT_BODY_BYTES),
-            "photos": _BodyLimit(settings.max_request_bytes(settings.max_images)),
-            "sides": _BodyLimit(settings.max_request_bytes(VERIFY_SIDES)),
-            "archive": _BodyLimit(settings.max_upload_bytes, streamed=True, codings=ARCHIVE_CODINGS),
-            "import": _BodyLimit(settings.max_upload_bytes, streamed=True, codings=IMPORT_CODINGS),
-        }
+        self._is_on_loopback = is_loopback(settings.host)
         self._max_held_bytes, self._held_bytes = settings.max_bodies_bytes, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,12 +81,6 @@ class Gate:
         request = Request(scope)
         request_id = request.state.request_id = _client_request_id(scope) or uuid.uuid4().hex
         exchange = _Exchange(request_id)
-        limit = self._body_limit(scope["method"], scope["path"])
-        # HEAD is routed as GET where that only reads a file or the health; the HTTP server drops the body. Other
-        # handlers of GET read whole galleries and write audit lines: there HEAD has no route (405).
-        request.state.has_head = self._is_keyless(scope["path"])
-        is_head = request.state.has_head and scope["method"] == "HEAD"
-        routed = {**scope, "method": "GET"} if is_head else scope
         added_headers = [(b"x-request-id", request_id.encode())]
 
         async def send_with_headers(message: Message) -> None:
@@ -125,12 +92,12 @@ class Gate:
         self._metrics.in_progress += 1
         try:
             try:
-                caller = request.state.caller = await self._admit(scope, limit)
+                caller = request.state.caller = await self._authenticate(scope)
             except KithError as refusal:
                 await problem_response(request, refusal)(scope, receive, send_with_headers)
             else:
                 with acting_as(Actor(caller.name, request_id)):
-                    await self._app(routed, self._limited(receive, limit, exchange), send_with_headers)
+                    await self._app(scope, self._limited(scope, receive, exchange), send_with_headers)
         except Exception as error:  # of a handler, or of this class
             if exchange.began:
                 cut_response(request, error)  # the server closes the connection of a response that does not end
@@ -139,9 +106,9 @@ class Gate:
         finally:
             self._held_bytes -= exchange.counted_bytes
             self._metrics.in_progress -= 1
-            self._record(scope, getattr(routed.get("route"), "path", "-"), exchange)
+            self._record(scope, getattr(scope.get("route"), "path", "-"), exchange)
 
-    def _limited(self, receive: Receive, limit: _BodyLimit, exchange: _Exchange) -> Receive:
+    def _limited(self, scope: Scope, receive: Receive, exchange: _Exchange) -> Receive:
         """Wrap ``receive`` so that it raises when a body is slow, or a body or all together exceed their limit."""
         received, waited_s, is_complete = 0, 0.0, False
 
@@ -149,6 +116,7 @@ class Gate:
             nonlocal received, waited_s, is_complete
             if is_complete:
                 return await receive()  # waits for a disconnect
+            limit = scope.get("body_limit", DEFAULT_BODY_BYTES)
             begin_s = time.perf_counter()
             try:
                 async with asyncio.timeout(BODY_PATIENCE_S + received / MIN_BODY_RATE - waited_s):
@@ -158,9 +126,9 @@ class Gate:
             waited_s += time.perf_counter() - begin_s
             is_complete = not message.get("more_body")
             received += len(message.get("body", b""))
-            if received > limit.size:
-                raise RequestTooLargeError(f"more than {limit.size} bytes")
-            if not limit.streamed:  # held in memory until the response
+            if received > limit:
+                raise RequestTooLargeError(f"more than {limit} bytes")
+            if not scope.get("body_streamed"):  # held in memory until the response
                 self._held_bytes += received - exchange.counted_bytes
                 exchange.counted_bytes = received
                 if self._held_bytes > max(self._max_held_bytes, received):  # a single request has its own limit
@@ -195,30 +163,16 @@ class Gate:
         words = (exchange.request_id, method, route, status, elapsed_ms)
         log.info("%s %s %s %d %.1f ms", *words, extra={"fields": fields})
 
-    def _is_keyless(self, path: str) -> bool:
-        return path in self._public_paths or path.startswith(f"{CONSOLE}/")
-
-    def _body_limit(self, method: str, path: str) -> _BodyLimit:
-        return self._limits[self._kind_of(method, path)]
-
-    async def _admit(self, scope: Scope, limit: _BodyLimit) -> Caller:
-        """Return the caller, before any byte of the body is read.
-
-        Raises:
-            UnsupportedEncodingError: the body has a content coding that the path does not support.
-            RequestTooLargeError: the declared length exceeds the limit.
-            UnauthorizedError, ForeignOriginError, StorageError, MasterKeyError: as ``Authenticator.authenticate``.
-        """
-        headers, caller = Headers(scope=scope), ANONYMOUS
-        if not self._is_keyless(scope["path"]):
-            caller = await self._authenticator.authenticate(headers, scope["app"].state.backend)
-            scope["state"]["caller"] = caller  # for the records, also of a refusal below
-        declared = headers.get("content-length", "0")
-        if declared != "0" or "transfer-encoding" in headers:
-            content_coding(headers, limit.codings)
-        if declared.isdigit() and (len(declared) > 15 or int(declared) > limit.size):
-            raise RequestTooLargeError(f"{declared[:20]} bytes, the limit is {limit.size}")
-        return caller
+    async def _authenticate(self, scope: Scope) -> Caller:
+        """Return the caller. Raises as ``Authenticator.authenticate``."""
+        path: str = scope["path"]
+        if (
+            path in PUBLIC
+            or path.startswith("/console/")
+            or (self._is_on_loopback and path.startswith(PUBLIC_ON_LOOPBACK))
+        ):
+            return ANONYMOUS
+        return await self._authenticator.authenticate(Headers(scope=scope), scope["app"].state.backend)
 
 
 def _client_request_id(scope: Scope) -> str | None:

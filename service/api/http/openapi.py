@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
 
 from kith.wire.common import Problem
-from service.api.http.problems import MEDIA_TYPE
-from service.api.http.routing import Description
+from service.api.http.access import owners
+from service.api.http.bodies import OPTIONS_FIELD, BodyOf, form_options, plain_options
 
 REFERENCE: Final = "#/components/schemas/{model}"
+BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
+PHOTO: Final = "/9j/4AAQSkZJRgABAQ... (base64)"
+"""Stands for a photo in examples."""
+ALONE: Final = "Only if the body is a photo."
 PATH_EXAMPLES: Final = {  # an optional help for readers; generators make values from the pattern
     "gallery": "staff",
     "subject": "ada",
@@ -48,26 +53,13 @@ TAGS: list[dict[str, Any]] = [
 ]
 
 
-def _body_schemas(routes: Sequence[Description]) -> dict[str, Any]:
-    """Return the schemas of bodies with photos, which are not in any route's signature."""
-    schemas: dict[str, Any] = {}
-    for model in [route.photos for route in routes if route.photos]:
-        schema = model.model_json_schema(ref_template=REFERENCE)
-        schemas |= schema.pop("$defs", {})
-        schemas[model.__name__] = schema
-    return schemas
+def example(body: Any) -> dict[str, Any]:
+    """Return the ``openapi_extra`` of a route whose JSON body is like ``body``."""
+    return {"requestBody": {"content": {"application/json": {"example": body}}}}
 
 
-def _describe_defaults(schema: dict[str, Any]) -> None:
-    """Move a request's defaults to its descriptions: generators turn a field with a default into a required one."""
-    for field in schema.get("properties", {}).values():
-        default = field.pop("default", None)
-        if default is not None:
-            field["description"] = f"{field.get('description', '')} Default: {json.dumps(default)}.".lstrip()
-
-
-def install_openapi(app: FastAPI, routes: Sequence[Description]) -> None:
-    """Add to the OpenAPI document what signatures lack: body schemas, examples, problem types and authentication."""
+def install_openapi(app: FastAPI) -> None:
+    """Add to the OpenAPI document what signatures lack: bodies, problems, authentication, examples of paths."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -79,7 +71,7 @@ def install_openapi(app: FastAPI, routes: Sequence[Description]) -> None:
                 tags=app.openapi_tags,
                 servers=[{"url": "."}],  # relative to /openapi.json, because a proxy may add a path prefix
             )
-            _complete(document, routes)
+            _complete(document, app)
             document["components"]["securitySchemes"] = {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -91,22 +83,56 @@ def install_openapi(app: FastAPI, routes: Sequence[Description]) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _complete(document: dict[str, Any], routes: Sequence[Description]) -> None:
-    schemas = document["components"]["schemas"]
-    schemas |= _body_schemas(routes)
-    schemas["Problem"] = Problem.model_json_schema(ref_template=REFERENCE, mode="serialization")
+def bodies(app: FastAPI) -> list[tuple[APIRoute, BodyOf]]:
+    """Return the routes with a body that is not streamed, each with the reader of its body."""
+    routes = [route for route in app.routes if isinstance(route, APIRoute)]
+    return [(route, owner) for route in routes for owner in owners(route) if isinstance(owner, BodyOf)]
+
+
+def _complete(document: dict[str, Any], app: FastAPI) -> None:
+    schemas: dict[str, Any] = document.setdefault("components", {}).setdefault("schemas", {})
+    described = [(route, body) for route, body in bodies(app) if route.include_in_schema]
+    models = {body.model for _, body in described}
+    inputs = models_json_schema([(model, "validation") for model in models], ref_template=REFERENCE)[1].get("$defs", {})
+    schemas |= inputs | {"Problem": Problem.model_json_schema(ref_template=REFERENCE, mode="serialization")}
     for name, each in schemas.items():
         if name.endswith(("In", "Patch", "Problem")):
             _describe_defaults(each)
-    schema = {"$ref": REFERENCE.format(model="Problem")}
-    for route in routes:
-        if route.example and (operation := document["paths"].get(route.path, {}).get(route.method.lower())):
-            operation["requestBody"]["content"]["application/json"]["example"] = route.example
+    for route, body in described:
+        for method in route.methods or ():
+            operation = document["paths"][route.path_format][method.lower()]
+            request = operation.setdefault("requestBody", {})
+            request["required"] = True
+            content = request.setdefault("content", {})
+            content.setdefault("application/json", {})["schema"] = {"$ref": REFERENCE.format(model=body.model.__name__)}
+            if body.takes_photos:
+                content |= _photo_contents(body)
+                operation.setdefault("parameters", []).extend(
+                    {"name": name, "in": "query", "schema": plain_options(body.model)[name], "description": ALONE}
+                    for name in sorted(body.query_names)
+                )
     for operations in document["paths"].values():
         for operation in operations.values():
             for parameter in operation.get("parameters", ()):
-                if parameter["in"] == "path" and (example := PATH_EXAMPLES.get(parameter["name"])) is not None:
-                    parameter["example"] = example
-            for response in operation["responses"].values():
-                if "x-codes" in response:
-                    response["content"] = {MEDIA_TYPE: {"schema": schema}}
+                if parameter["in"] == "path" and (found := PATH_EXAMPLES.get(parameter["name"])) is not None:
+                    parameter["example"] = found
+
+
+def _photo_contents(body: BodyOf) -> dict[str, Any]:
+    """Return the contents beside JSON: a form, and one photo whose plain options are in the query."""
+    photo = BINARY["schema"]
+    parts: dict[str, Any] = {"images": {"type": "array", "items": photo}}
+    if body.is_verification:
+        parts = {"a": photo, "b": photo}
+    parts |= form_options(body.model)
+    parts[OPTIONS_FIELD] = {"type": "string", "description": f"The other fields of {body.model.__name__}, as JSON."}
+    form = {"multipart/form-data": {"schema": {"type": "object", "properties": parts}}}
+    return form if body.is_verification else form | {"image/*": BINARY, "application/octet-stream": BINARY}
+
+
+def _describe_defaults(schema: dict[str, Any]) -> None:
+    """Move a request's defaults to its descriptions: generators turn a field with a default into a required one."""
+    for field in schema.get("properties", {}).values():
+        default = field.pop("default", None)
+        if default is not None:
+            field["description"] = f"{field.get('description', '')} Default: {json.dumps(default)}.".lstrip()

@@ -39,6 +39,13 @@ MIN_RETRY_AFTER_S: Final = 1
 MEDIA_TYPE: Final = "application/problem+json"
 ROUTING_CODES: Final = ("not_found", "method_not_allowed")
 """Codes of paths without a route, and of methods that the path's routes do not have."""
+RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
+    "default": {
+        "description": "A problem (RFC 9457) with a stable `code`: docs/errors.md has all.",
+        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+}
+"""Every route's response to a request that fails."""
 PROBLEM_CODE: Final = "problem_code"
 """Name in the state of a request of the code of its problem, of which the gate keeps count."""
 PATTERN_MESSAGES: Final = {
@@ -115,7 +122,7 @@ def _allowed_methods(request: Request) -> list[str]:
     methods = {
         method for each in routes if each.matches(request.scope)[0] is not Match.NONE for method in each.methods or ()
     }
-    return sorted(methods | ({"HEAD"} if "GET" in methods and request.state.has_head else set()))
+    return sorted(methods)
 
 
 def unexpected_problem(request: Request, error: Exception) -> JSONResponse:

@@ -9,10 +9,10 @@ from fastapi import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from swagger_ui_bundle import swagger_ui_path
 
-from service.api.http.routing import PUBLIC_ON_LOOPBACK, Routes
+from service.api.http.access import router
 from service.api.routes.console import SECURITY_HEADERS as CONSOLE_HEADERS
 
-routes = Routes()
+routes = router()
 SCHEMA: Final = "/openapi.json"
 # Swagger UI needs inline styles and sanitizes its own HTML, which the console's policy forbids.
 CONTENT_SECURITY_POLICY: Final = (
@@ -36,29 +36,34 @@ PAGE: Final = """<!doctype html>
 """
 
 
-@routes.add("GET", SCHEMA, PUBLIC_ON_LOOPBACK)
+@routes.head(SCHEMA)
+@routes.get(SCHEMA)
 async def schema(request: Request) -> Response:
     return JSONResponse(request.app.openapi())
 
 
-@routes.add("GET", "/docs", PUBLIC_ON_LOOPBACK)
+@routes.head("/docs")
+@routes.get("/docs")
 async def docs() -> Response:
     return HTMLResponse(PAGE, headers=HEADERS)
 
 
-@routes.add("GET", "/docs/openapi.json", PUBLIC_ON_LOOPBACK)
+@routes.head("/docs/openapi.json")
+@routes.get("/docs/openapi.json")
 async def schema_3_0(request: Request) -> Response:
     """Return the document as OpenAPI 3.0, the latest version that Swagger UI 4 reads."""
     document = to_openapi_3_0(request.app.openapi())
     return JSONResponse({**document, "openapi": "3.0.3", "servers": [{"url": ".."}]}, headers=HEADERS)
 
 
-@routes.add("GET", "/docs/swagger-ui.css", PUBLIC_ON_LOOPBACK)
+@routes.head("/docs/swagger-ui.css")
+@routes.get("/docs/swagger-ui.css")
 async def styles() -> Response:
     return Response(_bundled("swagger-ui.css"), media_type="text/css", headers=HEADERS)
 
 
-@routes.add("GET", "/docs/swagger-ui-bundle.js", PUBLIC_ON_LOOPBACK)
+@routes.head("/docs/swagger-ui-bundle.js")
+@routes.get("/docs/swagger-ui-bundle.js")
 async def script() -> Response:
     return Response(_bundled("swagger-ui-bundle.js"), media_type="text/javascript", headers=HEADERS)
 

@@ -11,14 +11,14 @@ from pydantic import AfterValidator
 
 from kith.wire.audit import AuditLineOut, AuditOut
 from kith.wire.fields import GalleryName, SubjectId, to_utc
-from service.api.http.parameters import WITHOUT_NUL, Cursor, GalleryPath, PageLimit, open_cursor, paginate
-from service.api.http.routing import ADMIN, ADMIN_ALL, BackendDep, Routes
+from service.api.http.access import ADMIN, ADMIN_ALL, BackendDep, GalleryDep, router
+from service.api.http.parameters import WITHOUT_NUL, Cursor, PageLimit, open_cursor, paginate
 from service.security.sealing import Seal
 from service.storage.audit.log import pseudonym
 from service.storage.audit.reader import AuditFilter, ListedLine, listed_lines
 from service.usecases.backend import Backend
 
-routes = Routes("", "audit")
+routes = router("", "audit")
 
 
 def _to_utc(at: datetime) -> datetime:
@@ -44,7 +44,7 @@ class _Query:
 QueryDep = Annotated[_Query, Depends()]
 
 
-@routes.add("GET", "/v1/audit", ADMIN_ALL)
+@routes.get("/v1/audit", dependencies=[ADMIN_ALL])
 async def list_audit(
     backend: BackendDep,
     query: QueryDep,
@@ -55,18 +55,17 @@ async def list_audit(
     return await _page(backend, chosen, (await backend.run(backend.operations.keys.ring)).seal, query)
 
 
-@routes.add("GET", "/v1/galleries/{gallery}/audit", ADMIN)
+@routes.get("/v1/galleries/{gallery}/audit", dependencies=[ADMIN])
 async def list_gallery_audit(
-    gallery: GalleryPath,
+    gallery: GalleryDep,
     backend: BackendDep,
     query: QueryDep,
     subject: Annotated[SubjectId | None, Query(description="Only entries about this subject.")] = None,
 ) -> AuditOut:
     """List the audit entries of a gallery, newest first: changes, searches, exports and automatic changes."""
-    found = await backend.find_gallery(gallery)
-    subject_pseudonym = None if subject is None else pseudonym(found, subject)
-    chosen = AuditFilter(found.pk, None, query.event, query.actor, query.since, query.until, subject_pseudonym)
-    return await _page(backend, chosen, found.seal, query)
+    subject_pseudonym = None if subject is None else pseudonym(gallery, subject)
+    chosen = AuditFilter(gallery.pk, None, query.event, query.actor, query.since, query.until, subject_pseudonym)
+    return await _page(backend, chosen, gallery.seal, query)
 
 
 async def _page(backend: Backend, chosen: AuditFilter, seal: Seal, query: _Query) -> AuditOut:

@@ -13,10 +13,10 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from service.api.http.gate import CONSOLE
-from service.api.http.routing import PUBLIC, Routes
+from service.api.http.access import router
 
-routes = Routes()
+routes = router()
+CONSOLE: Final = "/console"
 MEDIA_TYPES: Final = {
     "css": "text/css; charset=utf-8",
     "html": "text/html; charset=utf-8",
@@ -46,18 +46,21 @@ class _StaticFile:
     etag: str
 
 
-@routes.add("GET", "/", PUBLIC)
+@routes.head("/")
+@routes.get("/")
 async def root() -> Response:
     """Redirect a browser to the console. Locations are relative, because a proxy may add a path prefix."""
     return RedirectResponse(CONSOLE.removeprefix("/"), 307)
 
 
-@routes.add("GET", CONSOLE, PUBLIC)  # static files; their API calls need a key
+@routes.head(CONSOLE)  # static files; their API calls need a key
+@routes.get(CONSOLE)
 async def index(request: Request) -> Response:
     return _respond(request, "index.html")
 
 
-@routes.add("GET", f"{CONSOLE}/{{file:path}}", PUBLIC)
+@routes.head(f"{CONSOLE}/{{file:path}}")
+@routes.get(f"{CONSOLE}/{{file:path}}")
 async def file(request: Request, file: str) -> Response:
     return RedirectResponse(f"..{CONSOLE}", 308) if file in ("", "index.html") else _respond(request, file)
 

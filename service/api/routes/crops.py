@@ -5,23 +5,22 @@ from __future__ import annotations
 import base64
 
 from kith.wire.crops import CropOut, CropsIn, CropsOut
+from service.api.http.access import READ, BackendDep, router
+from service.api.http.bodies import JsonBody
+from service.api.http.openapi import example
 from service.api.http.parameters import GalleryPath
-from service.api.http.routing import READ, BackendDep, Routes
-from service.core.errors import AuditWriteError
 from service.domain.gallery import CropOf
 from service.usecases.crops import read_crops
 
-routes = Routes("/v1/galleries/{gallery}/crops", "subjects")
+routes = router("/v1/galleries/{gallery}/crops", "subjects")
 
 
-@routes.add(
-    "POST",
+@routes.post(
     "",
-    READ,
-    example={"crops": [{"subject": "ada"}, {"stranger": "9f86d081884c4d659a2feaa0c55ad015"}]},
-    errors=(AuditWriteError,),
+    dependencies=[READ],
+    openapi_extra=example({"crops": [{"subject": "ada"}, {"stranger": "9f86d081884c4d659a2feaa0c55ad015"}]}),
 )
-async def list_crops(gallery: GalleryPath, body: CropsIn, backend: BackendDep) -> CropsOut:
+async def list_crops(gallery: GalleryPath, body: JsonBody[CropsIn], backend: BackendDep) -> CropsOut:
     """Return the stored crops of subjects, templates, strangers and faces of albums, with one audit line for all.
 
     It is a POST request because proxies log the ids in a URL. It changes nothing.

@@ -12,14 +12,13 @@ from starlette.requests import ClientDisconnect
 from kith.wire.common import Detail, FaceChoice, NameEncoding, to_name_encoding
 from kith.wire.fields import DETAIL
 from kith.wire.jobs import JobOut
-from service.api.http.parameters import GalleryPath
-from service.api.http.routing import BINARY, ENROLL, BackendDep, Routes
+from service.api.http.access import ENROLL, BackendDep, GalleryDep, router
+from service.api.http.bodies import set_body_limit
+from service.api.http.content_encoding import ARCHIVE_CODINGS
+from service.api.http.openapi import BINARY
 from service.api.routes.jobs import to_job_out
 from service.core.errors import (
-    ArchiveInvalidError,
-    ArchiveTooLargeError,
     InvalidRequestError,
-    RecognizerMismatchError,
 )
 from service.domain.gallery import Gallery
 from service.inference.archives import SIGNATURE_BYTES, archive_kind
@@ -28,7 +27,7 @@ from service.storage.repositories.jobs import Beginning
 from service.usecases.backend import Backend
 from service.usecases.bulk_enrollment import KIND, BulkOptions
 
-routes = Routes("/v1/galleries/{gallery}/enrollments", "subjects")
+routes = router("/v1/galleries/{gallery}/enrollments", "subjects")
 ARCHIVES = ("application/zip", "application/x-tar", "application/gzip", "application/zstd", "application/octet-stream")
 ARCHIVE_BODY = {"requestBody": {"required": True, "content": dict.fromkeys(ARCHIVES, BINARY)}}
 StripFolders = Annotated[
@@ -60,21 +59,9 @@ async def _options(
     return BulkOptions(*overrides, face, strip, chosen, names)
 
 
-@routes.add(
-    "POST",
-    "",
-    ENROLL,
-    body="archive",
-    status_code=202,
-    openapi_extra=ARCHIVE_BODY,
-    errors=(
-        RecognizerMismatchError,
-        ArchiveInvalidError,
-        ArchiveTooLargeError,
-    ),
-)
+@routes.post("", dependencies=[ENROLL], status_code=202, openapi_extra=ARCHIVE_BODY)
 async def enroll_archive(
-    gallery: GalleryPath,
+    gallery: GalleryDep,
     request: Request,
     backend: BackendDep,
     options: Annotated[BulkOptions, Depends(_options)],
@@ -84,9 +71,8 @@ async def enroll_archive(
     Paths in the archive are SUBJECT/PHOTO, unless a manifest.csv or manifest.ndjson (file, subject) assigns them. The
     archive is on disk when the response is sent.
     """
-    found = await backend.find_gallery(gallery)
-    backend.faces.recognizers.for_gallery(found)  # raises here rather than in the job
-    return await queue_archive(request, backend, found, KIND, options.parameters())
+    backend.faces.recognizers.for_gallery(gallery)  # raises here rather than in the job
+    return await queue_archive(request, backend, gallery, KIND, options.parameters())
 
 
 async def queue_archive(
@@ -99,8 +85,9 @@ async def queue_archive(
 ) -> JobOut:
     """Write the body to the spool as it arrives, and queue a job that reads it. ``beginning``: as of JobStore.create.
 
-    Raises ArchiveInvalidError, StorageFullError; as JobStore.create.
+    Raises ArchiveInvalidError, UnsupportedEncodingError, StorageFullError; as JobStore.create.
     """
+    set_body_limit(request, backend.settings.max_upload_bytes, streamed=True, codings=ARCHIVE_CODINGS)
     job_id = uuid.uuid4().hex
     declared = request.headers.get("content-length", "0")
     await backend.run(backend.jobs.spool.check_free_space, int(declared) if declared.isdigit() else 0)

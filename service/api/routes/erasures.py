@@ -8,45 +8,36 @@ from fastapi import Query
 
 from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut
 from kith.wire.fields import SubjectId
-from service.api.http.parameters import Cursor, GalleryPath, PageLimit, SubjectPath, open_cursor, paginate
-from service.api.http.routing import ADMIN, BackendDep, Routes
-from service.core.errors import AuditWriteError
+from service.api.http.access import ADMIN, BackendDep, GalleryDep, router
+from service.api.http.parameters import Cursor, PageLimit, SubjectPath, open_cursor, paginate
 from service.storage.privacy.subject_access import everything_about
 from service.storage.repositories.erasures import Receipt
 
-routes = Routes("/v1", "erasures")
+routes = router("/v1", "erasures")
 
 
-@routes.add("GET", "/galleries/{gallery}/erasures", ADMIN)
+@routes.get("/galleries/{gallery}/erasures", dependencies=[ADMIN])
 async def list_erasures(
-    gallery: GalleryPath,
+    gallery: GalleryDep,
     backend: BackendDep,
     subject: Annotated[SubjectId | None, Query(description="Only receipts of this subject id.")] = None,
     cursor: Cursor = None,
     limit: PageLimit = 100,
 ) -> ReceiptsOut:
     """List the erasure receipts of a gallery, newest first."""
-    found = await backend.find_gallery(gallery)
-    before = open_cursor(found.seal, cursor)
-    listed = await backend.run(backend.galleries.erasures.list_page, found, subject, before, limit + 1)
-    page, more = paginate(listed, limit, found.seal, lambda row: row[0])
+    before = open_cursor(gallery.seal, cursor)
+    listed = await backend.run(backend.galleries.erasures.list_page, gallery, subject, before, limit + 1)
+    page, more = paginate(listed, limit, gallery.seal, lambda row: row[0])
     return ReceiptsOut(data=[to_receipt_out(receipt) for _, receipt in page], next=more)
 
 
-@routes.add(
-    "GET",
-    "/galleries/{gallery}/subjects/{subject}/export",
-    ADMIN,
-    response_model=dict[str, Any],
-    errors=(AuditWriteError,),
-)
-async def export_subject(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> dict[str, Any]:
+@routes.get("/galleries/{gallery}/subjects/{subject}/export", dependencies=[ADMIN], response_model=dict[str, Any])
+async def export_subject(gallery: GalleryDep, subject: SubjectPath, backend: BackendDep) -> dict[str, Any]:
     """Export all data about a subject: stored data with embeddings and crops, and audit entries.
 
     For an erased subject the export has the receipts and the audit entries.
     """
-    found = await backend.find_gallery(gallery)
-    return await backend.run(everything_about, backend.galleries.store.database, found, subject)
+    return await backend.run(everything_about, backend.galleries.store.database, gallery, subject)
 
 
 def to_receipt_out(receipt: Receipt) -> ReceiptOut:

@@ -13,14 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from kith.wire.common import EventType, IdentifyOutcome
 from kith.wire.fields import GalleryName
+from service.api.http.access import READ, BackendDep, CallerDep, router
 from service.api.http.parameters import SEALED_CURSOR, open_cursor_numbers
-from service.api.http.routing import READ, BackendDep, CallerDep, Routes
 from service.core.errors import (
-    EventsExpiredError,
-    GalleryNotFoundError,
     InvalidRequestError,
     KithError,
-    TooManyStreamsError,
 )
 from service.domain.events import EventFilter, Position
 from service.security.callers import Caller
@@ -30,7 +27,7 @@ from service.storage.events.log import StoredEvent
 from service.usecases.backend import Backend
 from service.usecases.events import follow
 
-routes = Routes("/v1/events", "events")
+routes = router("/v1/events", "events")
 MEDIA_TYPE: Final = "text/event-stream"
 HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """nginx would otherwise collect events before it sends them."""
@@ -41,14 +38,7 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-@routes.add(
-    "GET",
-    "",
-    READ,
-    response_class=StreamingResponse,
-    responses=RESPONSES,
-    errors=(GalleryNotFoundError, TooManyStreamsError, EventsExpiredError),
-)
+@routes.get("", dependencies=[READ], response_class=StreamingResponse, responses=RESPONSES)
 async def follow_events(
     backend: BackendDep,
     caller: CallerDep,

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from fastapi import Request, Response
+from fastapi import Response
 
 from kith.wire.faces import DetectIn, EmbedIn, FacesOut
 from kith.wire.verification import VerifyIn, VerifyOut
-from service.api.http.bodies import read_photos, read_verify
-from service.api.http.route_errors import SEARCH
-from service.api.http.routing import IDENTIFY, PHOTO, BackendDep, CallerDep, Routes, json_response
-from service.core.errors import (
-    EmbeddingError,
-    GalleryNotFoundError,
-    LivenessUnavailableError,
-    ModelNotServedError,
-    SubjectNotFoundError,
-    TemplateNotFoundError,
-)
+from service.api.http.access import IDENTIFY, BackendDep, CallerDep, json_response, router
+from service.api.http.bodies import PhotosBody
+from service.api.http.openapi import PHOTO, example
 from service.inference.photo_pipeline import Photo
 from service.usecases import verify as verification
 from service.usecases.backend import process_photos
 from service.usecases.documents import photo_document
 
-routes = Routes("", "faces")
+routes = router("", "faces")
 
 
-@routes.add("POST", "/v1/detect", IDENTIFY, response_model=FacesOut, photos=DetectIn, example={"images": [PHOTO]})
-async def detect(request: Request, backend: BackendDep) -> Response:
+@routes.post("/v1/detect", dependencies=[IDENTIFY], response_model=FacesOut, openapi_extra=example({"images": [PHOTO]}))
+async def detect(body: PhotosBody[DetectIn], backend: BackendDep) -> Response:
     """Detect the faces in one or more photos: boxes, five landmarks, scores and quality."""
-    with backend.operations.metrics.stage("read"):
-        body = await read_photos(request, DetectIn, backend.settings)
     detail = body.detail or backend.settings.detail
     photos = await process_photos(backend, body.photos, lambda payload: backend.faces.photos.detect(payload, detail))
     return json_response(
@@ -40,19 +30,9 @@ async def detect(request: Request, backend: BackendDep) -> Response:
     )
 
 
-@routes.add(
-    "POST",
-    "/v1/embed",
-    IDENTIFY,
-    response_model=FacesOut,
-    photos=EmbedIn,
-    example={"images": [PHOTO]},
-    errors=(ModelNotServedError,),
-)
-async def embed(request: Request, backend: BackendDep) -> Response:
+@routes.post("/v1/embed", dependencies=[IDENTIFY], response_model=FacesOut, openapi_extra=example({"images": [PHOTO]}))
+async def embed(body: PhotosBody[EmbedIn], backend: BackendDep) -> Response:
     """Detect the faces in one or more photos and compute the embedding of each, a unit vector."""
-    with backend.operations.metrics.stage("read"):
-        body = await read_photos(request, EmbedIn, backend.settings)
     by, detail = backend.faces.recognizers.by_name(body.model), body.detail or backend.settings.detail
 
     async def process(payload: bytes) -> Photo:
@@ -63,34 +43,22 @@ async def embed(request: Request, backend: BackendDep) -> Response:
     return json_response({"model": by.pack.model_id, "recognizer": by.fingerprint, "images": images})
 
 
-@routes.add(
-    "POST",
+@routes.post(
     "/v1/verify",
-    IDENTIFY,
+    dependencies=[IDENTIFY],
     response_model=VerifyOut,
-    body="sides",
-    photos=VerifyIn,
-    example={
-        "a": {"image": PHOTO},
-        "b": {"subject": {"gallery": "staff", "subject": "ada"}},
-        "risk": {"fmr": 0.001},
-    },
-    errors=(
-        *SEARCH,
-        EmbeddingError,
-        GalleryNotFoundError,
-        SubjectNotFoundError,
-        TemplateNotFoundError,
-        ModelNotServedError,
-        LivenessUnavailableError,
+    openapi_extra=example(
+        {
+            "a": {"image": PHOTO},
+            "b": {"subject": {"gallery": "staff", "subject": "ada"}},
+            "risk": {"fmr": 0.001},
+        }
     ),
 )
-async def verify(request: Request, backend: BackendDep, caller: CallerDep) -> Response:
+async def verify(body: PhotosBody[VerifyIn], backend: BackendDep, caller: CallerDep) -> Response:
     """Decide if two sides are the same person: photos (their largest face), embeddings, or one of them and a subject.
 
     If a side is a subject, an embedding and a chosen risk need the scope vectors. Without it, the similarity is coarse,
     and left out below the review threshold.
     """
-    with backend.operations.metrics.stage("read"):
-        body = await read_verify(request, backend.settings, backend.faces.recognizers.largest_dimension)
     return json_response(await verification.verify(backend, body, caller))

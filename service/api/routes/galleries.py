@@ -19,34 +19,32 @@ from kith.wire.galleries import (
     GallerySettingsIn,
     QualityGateOut,
 )
+from service.api.http.access import ADMIN, ADMIN_ALL, READ, BackendDep, CallerDep, GalleryDep, router
+from service.api.http.bodies import JsonBody
+from service.api.http.openapi import example
 from service.api.http.parameters import GalleryPath, NameCursor, PageLimit
-from service.api.http.routing import ADMIN, ADMIN_ALL, READ, BackendDep, CallerDep, Routes
 from service.api.routes.erasures import to_deleted_out
 from service.core.errors import (
-    GalleryExistsError,
     GalleryNotFoundError,
     LivenessUnavailableError,
-    RetentionUnconfirmedError,
 )
 from service.domain.gallery import Gallery, GallerySettings
 from service.domain.outcomes import to_risk_target
 from service.usecases.backend import Backend
 
-routes = Routes("/v1/galleries", "galleries")
+routes = router("/v1/galleries", "galleries")
 Confirmation = Annotated[
     int, Query(ge=0, description="Number of templates or subjects that a shorter retention_days may erase.")
 ]
 
 
-@routes.add(
-    "POST",
+@routes.post(
     "",
-    ADMIN_ALL,
+    dependencies=[ADMIN_ALL],
     status_code=201,
-    example={"name": "staff", "risk": {"fpir": 0.001}, "retention_days": 365},
-    errors=(GalleryExistsError, LivenessUnavailableError),
+    openapi_extra=example({"name": "staff", "risk": {"fpir": 0.001}, "retention_days": 365}),
 )  # a 409 reveals that a name is taken
-async def create_gallery(body: GalleryIn, backend: BackendDep) -> GalleryOut:
+async def create_gallery(body: JsonBody[GalleryIn], backend: BackendDep) -> GalleryOut:
     """Create a gallery. Its vectors come from the recognizer of KITH_PACK."""
     settings = change_settings(body, GallerySettings())
     _check_liveness(backend, body.liveness)
@@ -62,7 +60,7 @@ def _check_liveness(backend: Backend, setting: LivenessSetting | None) -> None:
         raise LivenessUnavailableError("the served model pack has no liveness model")
 
 
-@routes.add("GET", "", READ)
+@routes.get("", dependencies=[READ])
 async def list_galleries(
     backend: BackendDep, caller: CallerDep, cursor: NameCursor = None, limit: PageLimit = 100
 ) -> GalleriesOut:
@@ -73,23 +71,16 @@ async def list_galleries(
     return GalleriesOut(data=[to_gallery_out(g) for g in page], next=more)
 
 
-@routes.add("GET", "/{gallery}", READ)
-async def get_gallery(gallery: GalleryPath, backend: BackendDep) -> GalleryOut:
+@routes.get("/{gallery}", dependencies=[READ])
+async def get_gallery(gallery: GalleryDep, backend: BackendDep) -> GalleryOut:
     """Return a gallery's settings, counts, and drift of its decisions from the calibration."""
-    found = await backend.find_gallery(gallery)
-    drift = await backend.run(backend.galleries.watches.drift_of, found.pk, found.name, found.fingerprint)
-    return to_gallery_out(found).model_copy(update={"drift": drift})
+    drift = await backend.run(backend.galleries.watches.drift_of, gallery.pk, gallery.name, gallery.fingerprint)
+    return to_gallery_out(gallery).model_copy(update={"drift": drift})
 
 
-@routes.add(
-    "PATCH",
-    "/{gallery}",
-    ADMIN,
-    example={"risk": {"fpir": 0.0001}},
-    errors=(LivenessUnavailableError, RetentionUnconfirmedError),
-)
+@routes.patch("/{gallery}", dependencies=[ADMIN], openapi_extra=example({"risk": {"fpir": 0.0001}}))
 async def update_gallery(
-    gallery: GalleryPath, body: GallerySettingsIn, backend: BackendDep, confirm: Confirmation = 0
+    gallery: GalleryPath, body: JsonBody[GallerySettingsIn], backend: BackendDep, confirm: Confirmation = 0
 ) -> GalleryOut:
     """Change the given settings of the gallery. The others stay."""
     _check_liveness(backend, body.liveness)
@@ -103,7 +94,7 @@ async def update_gallery(
     return to_gallery_out(updated)
 
 
-@routes.add("DELETE", "/{gallery}", ADMIN)
+@routes.delete("/{gallery}", dependencies=[ADMIN])
 async def delete_gallery(gallery: GalleryPath, backend: BackendDep) -> DeletedOut:
     """Delete the gallery with all its subjects and templates.
 

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kith.wire.hygiene import FindingOut, HygieneOut, NamedOut, TemplateRefOut
-from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor_numbers
-from service.api.http.route_errors import CALIBRATED
-from service.api.http.routing import ADMIN, BackendDep, Routes
+from service.api.http.access import ADMIN, BackendDep, GalleryDep, router
+from service.api.http.parameters import Cursor, PageLimit, open_cursor_numbers
 from service.domain.findings import KINDS, HygieneFinding, HygieneReport
 from service.domain.gallery import Gallery, Subject, Template
 from service.risk.hygiene import SIMILARITY_DIGITS, sort_key
@@ -17,24 +16,23 @@ from service.storage.db.row_sealing import seal_cursor
 from service.storage.repositories.store import Store
 from service.usecases.hygiene import inspect_gallery
 
-routes = Routes("/v1/galleries", "galleries")
+routes = router("/v1/galleries", "galleries")
 
 
-@routes.add(
-    "GET", "/{gallery}/hygiene", ADMIN, errors=CALIBRATED
+@routes.get(
+    "/{gallery}/hygiene", dependencies=[ADMIN]
 )  # similarities between templates, which a caller may have made up
 async def check_hygiene(
-    gallery: GalleryPath, backend: BackendDep, cursor: Cursor = None, limit: PageLimit = 100
+    gallery: GalleryDep, backend: BackendDep, cursor: Cursor = None, limit: PageLimit = 100
 ) -> HygieneOut:
     """Find duplicate subjects, mislabeled templates and lookalikes, with the odds of each. Changes nothing.
 
     The first request after a change of the gallery takes seconds for 10,000 templates. Concurrent requests share it,
     and other requests are served meanwhile.
     """
-    found = await backend.find_gallery(gallery)
-    after = open_cursor_numbers(found.seal, cursor, 4)
-    report = await inspect_gallery(backend, found)
-    return await backend.run(_page, backend.galleries.store, found, report, after, limit)
+    after = open_cursor_numbers(gallery.seal, cursor, 4)
+    report = await inspect_gallery(backend, gallery)
+    return await backend.run(_page, backend.galleries.store, gallery, report, after, limit)
 
 
 def _page(

@@ -9,20 +9,19 @@ from fastapi import Path, Query
 from kith.wire.common import JobState, Problem
 from kith.wire.fields import GalleryName
 from kith.wire.jobs import JobItemOut, JobItemsOut, JobOut, JobsOut
+from service.api.http.access import ENROLL, READ, BackendDep, CallerDep, Need, router
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
-from service.api.http.routing import ADMIN, ENROLL, READ, BackendDep, CallerDep, Routes
-from service.core.errors import GalleryNotFoundError
 from service.security.callers import Caller, mark_hidden
 from service.storage.repositories.job_records import Job
 from service.storage.repositories.jobs import JobItem, missing
 from service.usecases import albums, bulk_enrollment
 from service.usecases.backend import Backend
 
-routes = Routes("/v1/jobs", "jobs")
+routes = router("/v1/jobs", "jobs")
 JobPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
-@routes.add("GET", "", READ, errors=(GalleryNotFoundError,))
+@routes.get("", dependencies=[READ])
 async def list_jobs(
     backend: BackendDep,
     caller: CallerDep,
@@ -42,13 +41,13 @@ async def list_jobs(
     return JobsOut(data=[to_job_out(job) for job in page], next=more)
 
 
-@routes.add("GET", "/{job}", READ)
+@routes.get("/{job}", dependencies=[READ])
 async def get_job(job: JobPath, backend: BackendDep, caller: CallerDep) -> JobOut:
     """Return a job and its progress."""
     return to_job_out(await _find_job(backend, caller, job))
 
 
-@routes.add("GET", "/{job}/items", READ)
+@routes.get("/{job}/items", dependencies=[READ])
 async def list_job_items(
     job: JobPath,
     backend: BackendDep,
@@ -66,7 +65,7 @@ async def list_job_items(
     return JobItemsOut(data=[_item(item) for item in page], next=more)
 
 
-@routes.add("POST", "/{job}/cancel", ENROLL)
+@routes.post("/{job}/cancel", dependencies=[ENROLL])
 async def cancel_job(job: JobPath, backend: BackendDep, caller: CallerDep) -> JobOut:
     """Cancel a job: at once if it is queued, after the current item if it runs. Finished items stay.
 
@@ -74,7 +73,7 @@ async def cancel_job(job: JobPath, backend: BackendDep, caller: CallerDep) -> Jo
     """
     found = await _find_job(backend, caller, job)
     if found.kind not in (bulk_enrollment.KIND, albums.KIND):
-        ADMIN.check(caller)
+        Need("admin").check(caller)
     return to_job_out(await backend.run(backend.jobs.runner.cancel, job))
 
 

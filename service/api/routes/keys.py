@@ -8,24 +8,25 @@ from typing import Annotated
 from fastapi import Path, Query
 
 from kith.wire.keys import CreatedKeyOut, KeyIn, KeyOut, KeysOut, RotateIn
+from service.api.http.access import ADMIN_ALL, BackendDep, CallerDep, router
+from service.api.http.bodies import JsonBody
+from service.api.http.openapi import example
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
-from service.api.http.routing import ADMIN_ALL, BackendDep, CallerDep, Routes
-from service.core.errors import InvalidRequestError, KeyEndedError
+from service.core.errors import InvalidRequestError
 from service.security.api_keys import ApiKey, rights_of, to_key_out
 from service.security.callers import ANONYMOUS
 
-routes = Routes("/v1/keys", "keys")
+routes = router("/v1/keys", "keys")
 KeyPath = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
 
 
-@routes.add(
-    "POST",
+@routes.post(
     "",
-    ADMIN_ALL,
+    dependencies=[ADMIN_ALL],
     status_code=201,
-    example={"name": "door", "scopes": ["identify"], "galleries": ["staff"]},
+    openapi_extra=example({"name": "door", "scopes": ["identify"], "galleries": ["staff"]}),
 )
-async def create_key(body: KeyIn, backend: BackendDep, caller: CallerDep) -> CreatedKeyOut:
+async def create_key(body: JsonBody[KeyIn], backend: BackendDep, caller: CallerDep) -> CreatedKeyOut:
     """Create a key. Only this response contains its token.
 
     The first key needs the scope `admin` for all galleries: it ends anonymous access, and no caller without that scope
@@ -40,7 +41,7 @@ async def create_key(body: KeyIn, backend: BackendDep, caller: CallerDep) -> Cre
     return _created(await backend.run(backend.operations.keys.create, body.name, rights_of(body), body.expires_at))
 
 
-@routes.add("GET", "", ADMIN_ALL)
+@routes.get("", dependencies=[ADMIN_ALL])
 async def list_keys(
     backend: BackendDep,
     ended: Annotated[bool, Query(description="Include revoked and expired keys.")] = False,
@@ -54,27 +55,20 @@ async def list_keys(
     return KeysOut(data=[to_key_out(key) for _, key in page], next=more)
 
 
-@routes.add("GET", "/{key}", ADMIN_ALL)
+@routes.get("/{key}", dependencies=[ADMIN_ALL])
 async def get_key(key: KeyPath, backend: BackendDep) -> KeyOut:
     """Return a key, without its token."""
     return to_key_out(await backend.run(backend.operations.keys.key, key))
 
 
-@routes.add("DELETE", "/{key}", ADMIN_ALL)
+@routes.delete("/{key}", dependencies=[ADMIN_ALL])
 async def revoke_key(key: KeyPath, backend: BackendDep) -> KeyOut:
     """Revoke a key permanently. Every process rejects its next request."""
     return to_key_out(await backend.run(backend.operations.keys.revoke, key))
 
 
-@routes.add(
-    "POST",
-    "/{key}/rotate",
-    ADMIN_ALL,
-    status_code=201,
-    example={"overlap_s": 86_400},
-    errors=(KeyEndedError,),
-)
-async def rotate_key(key: KeyPath, body: RotateIn, backend: BackendDep) -> CreatedKeyOut:
+@routes.post("/{key}/rotate", dependencies=[ADMIN_ALL], status_code=201, openapi_extra=example({"overlap_s": 86_400}))
+async def rotate_key(key: KeyPath, body: JsonBody[RotateIn], backend: BackendDep) -> CreatedKeyOut:
     """Create a key with the same rights. The old key stays valid for `overlap_s`."""
     return _created(await backend.run(backend.operations.keys.rotate, key, timedelta(seconds=body.overlap_s)))
 

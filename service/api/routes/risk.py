@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from kith.wire.risk import GalleryRiskOut
+from service.api.http.access import ADMIN, READ, BackendDep, router
 from service.api.http.parameters import GalleryPath, Targets
-from service.api.http.route_errors import CALIBRATED
-from service.api.http.routing import ADMIN, READ, BackendDep, Routes
 from service.risk import risk_report
 from service.usecases.risk import derive_and_report, report_risk
 
-routes = Routes("/v1/galleries/{gallery}", "risk")
+routes = router("/v1/galleries/{gallery}", "risk")
 
 
-@routes.add("GET", "/risk", READ, errors=CALIBRATED)
+@routes.get("/risk", dependencies=[READ])
 async def get_risk(
     gallery: GalleryPath,
     backend: BackendDep,
@@ -25,7 +24,7 @@ async def get_risk(
     return await report_risk(backend, gallery, fpir)
 
 
-@routes.add("POST", "/calibrate", ADMIN, errors=CALIBRATED)
+@routes.post("/calibrate", dependencies=[ADMIN])
 async def calibrate(
     gallery: GalleryPath,
     backend: BackendDep,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import Header, Path, Query, Request, Response
+from fastapi import Header, Path, Query, Response
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from kith.wire.erasures import DeletedOut
@@ -26,7 +26,7 @@ from kith.wire.subjects import (
     TemplatePatch,
     TemplatesOut,
 )
-from service.api.http.bodies import read_photos
+from service.api.http.bodies import PhotosBody
 from service.api.http.parameters import (
     Cursor,
     GalleryPath,
@@ -256,7 +256,6 @@ async def delete_template(
     ENROLL,
     status_code=201,
     response_model=EnrollOut,
-    photos=EnrollIn,
     example={"images": [PHOTO], "face": "largest"},
     errors=(
         *SEARCH,
@@ -277,7 +276,7 @@ async def delete_template(
 async def enroll(
     snapshot: GallerySnapshot,
     subject: SubjectPath,
-    request: Request,
+    body: PhotosBody[EnrollIn],
     backend: BackendDep,
     caller: CallerDep,
     key: IdempotencyKey = None,
@@ -288,8 +287,6 @@ async def enroll(
     Each is accepted or rejected separately; the rejection of a single one fails the call. The templates are on disk
     when the response is sent.
     """
-    with backend.operations.metrics.stage("read"):
-        body = await read_photos(request, EnrollIn, backend.settings, backend.faces.recognizers.largest_dimension)
     done = await enrollment.enroll(backend, snapshot, caller, subject, body, key, only_new is not None)
     headers = {"Idempotency-Replayed": "true"} if done.replayed else None
     return Response(done.document, 201 if done.stored else 200, headers=headers, media_type="application/json")
@@ -302,7 +299,6 @@ async def enroll(
     status_code=201,
     response_model=DecoyOut,
     responses={200: {"model": DecoyOut, "description": "The picture was a decoy already."}},
-    photos=DecoyIn,
     example={"images": [PHOTO], "face": "largest"},
     errors=(
         EmbeddingError,
@@ -318,7 +314,7 @@ async def enroll(
 async def add_decoy(
     snapshot: GallerySnapshot,
     subject: SubjectPath,
-    request: Request,
+    body: PhotosBody[DecoyIn],
     response: Response,
     backend: BackendDep,
     caller: CallerDep,
@@ -328,7 +324,6 @@ async def add_decoy(
     A face more similar to the decoy than to the subject is not identified as the subject any more. Repeat the request
     as often as needed: the same picture is stored once.
     """
-    body = await read_photos(request, DecoyIn, backend.settings, backend.faces.recognizers.largest_dimension)
     decoy, created = await store_decoy(backend, snapshot, caller, subject, body)
     response.status_code = 201 if created else 200
     return _decoy(decoy)

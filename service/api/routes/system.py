@@ -27,18 +27,10 @@ from models.pack.evidence import read_measured
 from models.pack.manifest import ModelPack
 from models.risk.calibration import Calibration
 from models.runtime.network import Network
+from service.api.http.access import ANY_KEY, READ_ALL, BackendDep, router
 from service.api.http.parameters import Targets
-from service.api.http.routing import ANY_KEY, PUBLIC, READ_ALL, BackendDep, Routes
 from service.core.errors import (
-    AuditWriteError,
-    GpuUnavailableError,
-    IndexUnavailableError,
     MasterKeyError,
-    OverloadedError,
-    ReadinessUnknownError,
-    StorageDamagedError,
-    StorageError,
-    StorageFullError,
 )
 from service.inference.batcher import Batcher
 from service.inference.recognizers import ServedRecognizer
@@ -48,32 +40,19 @@ from service.risk.risk_report import expected_misses
 from service.security.master_keys import MasterKeys
 from service.usecases.backend import Backend
 
-routes = Routes("", "system")
+routes = router("", "system")
 DEFAULT_TARGETS: Final = list(PRESETS.values())
 
 
-@routes.add("GET", "/healthz", PUBLIC)
+@routes.head("/healthz", include_in_schema=False)
+@routes.get("/healthz")
 async def get_health() -> HealthOut:
     """Return 200 while the process runs."""
     return HealthOut(version=version("kith-face"))
 
 
-@routes.add(
-    "GET",
-    "/readyz",
-    PUBLIC,
-    errors=(
-        StorageError,
-        StorageFullError,
-        StorageDamagedError,
-        MasterKeyError,
-        IndexUnavailableError,
-        GpuUnavailableError,
-        ReadinessUnknownError,
-        AuditWriteError,
-        OverloadedError,
-    ),
-)
+@routes.head("/readyz", include_in_schema=False)
+@routes.get("/readyz")
 async def get_readiness(backend: BackendDep) -> HealthOut:
     """Return 200 if the service can process requests, else 503.
 
@@ -85,7 +64,7 @@ async def get_readiness(backend: BackendDep) -> HealthOut:
     return HealthOut(version=version("kith-face"))
 
 
-@routes.add("GET", "/v1/status", READ_ALL)  # names every gallery
+@routes.get("/v1/status", dependencies=[READ_ALL])  # names every gallery
 async def get_status(backend: BackendDep) -> StatusOut:
     """Return the state of this process: readiness checks, queues, jobs, drift, and lag of its indexes."""
     sample = await asyncio.to_thread(backend.operations.recent_state.latest)
@@ -107,7 +86,7 @@ async def get_status(backend: BackendDep) -> StatusOut:
     )
 
 
-@routes.add("GET", "/v1/models", ANY_KEY)
+@routes.get("/v1/models", dependencies=[ANY_KEY])
 async def list_models(backend: BackendDep, fpir: Targets = DEFAULT_TARGETS) -> ModelsOut:
     """List the served model packs, their execution providers, and the people that each misses at some FPIRs. All use
     the detector of the first."""
@@ -136,8 +115,8 @@ def _model(
     )
 
 
-@routes.add(
-    "GET", "/metrics", READ_ALL, response_class=PlainTextResponse
+@routes.get(
+    "/metrics", dependencies=[READ_ALL], response_class=PlainTextResponse
 )  # names every gallery and counts its subjects
 async def get_metrics(backend: BackendDep) -> Response:
     """Return Prometheus metrics of this process since its start."""

@@ -14,23 +14,19 @@ from starlette.types import Receive, Scope, Send
 
 from kith.wire.galleries import GallerySettingsIn
 from kith.wire.transfer import ImportOut, ImportRefusalOut
-from service.api.http.bodies import media_type, unsupported
+from service.api.http.access import ADMIN, BackendDep, router
+from service.api.http.bodies import media_type, set_body_limit, unsupported
 from service.api.http.content_encoding import IMPORT_CODINGS, content_coding
+from service.api.http.openapi import BINARY
 from service.api.http.parameters import GalleryPath
 from service.api.http.problems import to_problem
-from service.api.http.routing import ADMIN, BINARY, BackendDep, Routes
 from service.api.routes.galleries import change_settings, to_gallery_out
 from service.core.errors import (
-    AuditWriteError,
     GalleryExistsError,
     GalleryNotFoundError,
     ImportFileError,
     KithError,
-    LivenessUnavailableError,
-    ModelNotServedError,
-    RecognizerMismatchError,
     RequestTooLargeError,
-    UnsupportedMediaTypeError,
 )
 from service.core.gunzip import Gunzip
 from service.domain.gallery import Gallery, GallerySettings
@@ -40,7 +36,7 @@ from service.storage.transfer.importing import Export, Import, ImportReport, che
 from service.storage.transfer.ndjson import Lines
 from service.usecases.backend import Backend
 
-routes = Routes("/v1/galleries/{gallery}", "transfer")
+routes = router("/v1/galleries/{gallery}", "transfer")
 NDJSON: Final = "application/x-ndjson"
 BLOCK_BYTES: Final = 8_000_000
 """Bytes of a body that are read before they are processed."""
@@ -49,21 +45,7 @@ REQUEST_BODY: Final = {"requestBody": {"required": True, "content": {NDJSON: BIN
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {NDJSON: BINARY}}}
 
 
-@routes.add(
-    "POST",
-    "/import",
-    ADMIN,
-    body="import",
-    openapi_extra=REQUEST_BODY,
-    errors=(
-        UnsupportedMediaTypeError,
-        ImportFileError,
-        RecognizerMismatchError,
-        ModelNotServedError,
-        GalleryExistsError,
-        LivenessUnavailableError,
-    ),
-)
+@routes.post("/import", dependencies=[ADMIN], openapi_extra=REQUEST_BODY)
 async def import_gallery(
     gallery: GalleryPath,
     request: Request,
@@ -82,6 +64,7 @@ async def import_gallery(
     Items are committed in blocks of thousands, and present items are skipped, so that a file can be sent again. An
     invalid item is rejected alone. Identities are not checked: GET hygiene finds duplicates and mislabeled templates.
     """
+    set_body_limit(request, backend.settings.max_upload_bytes, streamed=True, codings=IMPORT_CODINGS)
     if (given := media_type(request)) != NDJSON:
         raise unsupported(given, f"; send {NDJSON}")
     intake = _Intake(backend, gallery, create, recognizer, skip, await _snapshot(backend, gallery))
@@ -234,7 +217,7 @@ class _Plain:
         pass
 
 
-@routes.add("GET", "/export", ADMIN, response_class=StreamingResponse, responses=RESPONSES, errors=(AuditWriteError,))
+@routes.get("/export", dependencies=[ADMIN], response_class=StreamingResponse, responses=RESPONSES)
 async def export_gallery(
     gallery: GalleryPath,
     backend: BackendDep,

@@ -19,31 +19,30 @@ from kith.wire.webhooks import (
     WebhooksOut,
     WebhookTestOut,
 )
-from service.api.http.routing import ADMIN_ALL, BackendDep, Routes
-from service.core.errors import TooManyWebhooksError, WebhookRefusedError
+from service.api.http.access import ADMIN_ALL, BackendDep, router
+from service.api.http.bodies import JsonBody
+from service.api.http.openapi import example
 from service.domain.events import EventFilter
 from service.storage.events.outbox import Webhook
 
-routes = Routes("/v1/webhooks", "webhooks")
+routes = router("/v1/webhooks", "webhooks")
 WebhookPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
-@routes.add(
-    "POST",
+@routes.post(
     "",
-    ADMIN_ALL,
+    dependencies=[ADMIN_ALL],
     status_code=201,
-    example={"url": "https://door.example.org/events", "types": ["decision"], "outcomes": ["unknown"]},
-    errors=(WebhookRefusedError, TooManyWebhooksError),
+    openapi_extra=example({"url": "https://door.example.org/events", "types": ["decision"], "outcomes": ["unknown"]}),
 )
-async def create_webhook(body: WebhookIn, backend: BackendDep) -> CreatedWebhookOut:
+async def create_webhook(body: JsonBody[WebhookIn], backend: BackendDep) -> CreatedWebhookOut:
     """Create a webhook for the events from now on. Only this response contains its secret."""
     backend.operations.webhooks.sender.check(body.url)
     create = backend.operations.webhooks.store.create
     return _created(await backend.run(create, body.url, body.name, _filter(body)))
 
 
-@routes.add("GET", "", ADMIN_ALL)
+@routes.get("", dependencies=[ADMIN_ALL])
 async def list_webhooks(backend: BackendDep) -> WebhooksOut:
     """List the webhooks, oldest first, with the place of each in the log of events."""
     waiting = await backend.run(backend.operations.webhooks.receivers.waiting_counts)
@@ -51,21 +50,21 @@ async def list_webhooks(backend: BackendDep) -> WebhooksOut:
     return WebhooksOut(data=[_webhook(webhook, waiting) for webhook in found])
 
 
-@routes.add("GET", "/{webhook}", ADMIN_ALL)
+@routes.get("/{webhook}", dependencies=[ADMIN_ALL])
 async def get_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookOut:
     """Return a webhook, without its secret."""
     waiting = await backend.run(backend.operations.webhooks.receivers.waiting_counts)
     return _webhook(await backend.run(backend.operations.webhooks.store.get, webhook), waiting)
 
 
-@routes.add("DELETE", "/{webhook}", ADMIN_ALL)
+@routes.delete("/{webhook}", dependencies=[ADMIN_ALL])
 async def delete_webhook(webhook: WebhookPath, backend: BackendDep) -> DeletedWebhookOut:
     """Delete a webhook. Events that wait for it are not sent."""
     await backend.run(backend.operations.webhooks.store.delete, webhook)
     return DeletedWebhookOut(id=webhook)
 
 
-@routes.add("POST", "/{webhook}/test", ADMIN_ALL, errors=(WebhookRefusedError,))
+@routes.post("/{webhook}/test", dependencies=[ADMIN_ALL])
 async def test_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookTestOut:
     """Send an event of the type `test` now, once, and return the receiver's answer."""
     answer = await backend.operations.webhooks.sender.test(
@@ -74,7 +73,7 @@ async def test_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookTest
     return WebhookTestOut(delivered=answer.error is None, status=answer.status, error=answer.error)
 
 
-@routes.add("POST", "/{webhook}/replay", ADMIN_ALL)
+@routes.post("/{webhook}/replay", dependencies=[ADMIN_ALL])
 async def replay_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookReplayOut:
     """Send all stored events to a webhook again, with the same ids, and switch it on if it is off."""
     found = await backend.run(backend.operations.webhooks.store.get, webhook)

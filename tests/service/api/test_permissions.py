@@ -23,8 +23,9 @@ import sqlalchemy as sa
 
 from kith import Kith
 from kith.wire.common import Scope
-from service.api.http.routing import PHOTO, descriptions, needs_of
-from service.app import ROUTES
+from service.api.http.access import needs_of
+from service.api.http.openapi import PHOTO
+from service.app import create_app
 from service.security.api_keys import SCOPES, Rights
 from service.server import embedded
 from service.settings import load_settings
@@ -36,6 +37,7 @@ from tests.databases import open_database
 from tests.packs import BUNDLED_DIMENSION
 
 OPERATOR = "an operator key of sufficient length"
+APP = create_app(load_settings(_env_file=None))
 OWN, OTHER, ABSENT = "own", "zebra", "quail"
 GRAY = b64encode(jpeg(np.full((48, 48, 3), 128, np.uint8))).decode()
 VECTOR = [1.0, *[0.0] * (BUNDLED_DIMENSION - 1)]
@@ -82,11 +84,16 @@ QUERIES = {"GET /v1/jobs": {"gallery": OWN}}
 def rows() -> dict[str, Row]:
     """Return the permissions that the REST reference promises, and the bodies of the OpenAPI document's examples."""
     found = {route: Row(None, False, keyless=True, bound=False) for route in FOR_BROWSERS}
-    examples = {f"{each.method} {each.path}": each.example for each in descriptions(ROUTES)}
+    examples = {
+        f"{method.upper()} {path}": body.get("application/json", {}).get("example")
+        for path, operations in APP.openapi()["paths"].items()
+        for method, operation in operations.items()
+        for body in [operation.get("requestBody", {}).get("content", {})]
+    }
     lines = (ROOT / "docs" / "rest-reference.md").read_text().splitlines()
     for line in lines:
         if (
-            parts := re.fullmatch(r"\| `([A-Z]+ \S+)` \| (no key|any key|`(\w+)`)(, all galleries)? \| .* \|", line)
+            parts := re.fullmatch(r"\| `([A-Z]+ \S+)` \| (no key|any key|`(\w+)`)(, all galleries)? \| [^|]* \|", line)
         ) is None:
             continue
         route, words, scope, everywhere = parts.groups()
@@ -180,7 +187,11 @@ def _archive(path: Path) -> Path:
 
 def test_the_table_covers_every_route_and_scope(house: House) -> None:
     assert {row.scope for row in ROWS.values()} <= {*SCOPES, None}
-    assert ROWS.keys() == needs_of(ROUTES).keys()
+    needs = {route: need for route, need in needs_of(APP.routes).items() if not route.startswith("HEAD ")}
+    assert ROWS.keys() == needs.keys()
+    assert {route for route, need in needs.items() if need is None} == {
+        route for route, row in ROWS.items() if row.keyless
+    }
     document = house.ask(None, "GET /openapi.json").json()
     served = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
     assert served | {*FOR_BROWSERS} == ROWS.keys()

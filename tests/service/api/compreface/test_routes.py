@@ -18,7 +18,7 @@ from PIL import Image
 
 from kith import Kith
 from service.api.compreface import faces, recognition, subjects
-from service.api.http.routing import needs_of
+from service.api.http.access import needs_of
 from service.security.api_keys import SCOPES
 from tests.packs import BUNDLED_DIMENSION
 from tests.service.api.compreface.conftest import OPERATOR, CompatServer
@@ -239,18 +239,19 @@ def test_keys(compat: CompatServer, collection: str, photos: Path) -> None:
     assert httpx.get(f"{compat.url}/api/v1/recognition/subjects", timeout=60).json()["code"] == 10
 
 
-NEEDS = needs_of((faces.routes, recognition.routes, subjects.routes))
+NEEDS = needs_of(route for module in (faces, recognition, subjects) for route in module.routes.routes)
 
 
 @pytest.mark.parametrize("route", NEEDS)
 def test_every_route_checks_its_scope(compat: CompatServer, collection: str, route: str) -> None:
     method, _, path = route.partition(" ")
     path = path.format(subject="no such", image_id=uuid.uuid4())
-    needed = NEEDS[route].scope
+    need = NEEDS[route]
+    assert need is not None
     for scope in SCOPES:
         with compat.client(compat.create_key(collection, scopes=[scope])) as http:
             response = http.request(method, f"{compat.url}{path}", json={})
-        assert (response.status_code == 403) == (scope not in (needed, "admin")), (scope, response.text)
+        assert (response.status_code == 403) == (scope not in (need.scope, "admin")), (scope, response.text)
 
 
 def test_admin_keys_see_the_exact_order_of_strangers(compat: CompatServer, collection: str, photos: Path) -> None:
