@@ -27,6 +27,8 @@ SUBJECT_ID_PATTERN: Final = r"^[^/\\]{1,128}$"
 """Part of the rules of ids that JSON Schema can express (:func:`kith.wire.identifiers.normalize_id` has all)."""
 SINGLE_LINE: Final = rf"^[^{CONTROL_CHARACTERS}]*$"
 MAX_URL_LENGTH: Final = 2048
+MAX_NAME_LENGTH: Final = 500
+MAX_TAG_LENGTH: Final = 64
 MAX_LABELS: Final = 100
 """Maximum number of tags, and of metadata entries, of a subject."""
 MAX_FILTER_TAGS: Final = 32
@@ -93,8 +95,8 @@ Timestamp = Annotated[
 GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME)]
 NORMALIZED: Final = _before_checks(normalize_text)
 SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID_PATTERN), _before_checks(normalize_id)]
-PersonName = Annotated[str, StringConstraints(max_length=500, pattern=SINGLE_LINE), NORMALIZED]
-Tag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=SINGLE_LINE), NORMALIZED]
+PersonName = Annotated[str, StringConstraints(max_length=MAX_NAME_LENGTH, pattern=SINGLE_LINE), NORMALIZED]
+Tag = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TAG_LENGTH, pattern=SINGLE_LINE), NORMALIZED]
 Metadata = Annotated[
     dict[str, JsonValue], Field(max_length=MAX_LABELS), AfterValidator(_storable), AfterValidator(_normalized)
 ]

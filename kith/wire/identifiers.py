@@ -13,7 +13,10 @@ from functools import cache
 from typing import Any, Final
 
 CONTROL_CHARACTERS: Final = r"\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069"
-"""Regular expression class, as in service.core.text, which the command line imports without the client."""
+"""Regular expression class of characters that control a terminal, break a line, or reverse the text around them.
+
+Unicode categories Cc, Zl and Zp, and the bidirectional embeddings, overrides and isolates. Joiners and combining marks
+are not included, because names need them."""
 MAX_ID_LENGTH: Final = 128
 MAX_COMBINING_MARKS: Final = 30
 """Maximum run of combining marks, as in the Stream-Safe Text Format (UAX 15). Normalization is quadratic in it."""

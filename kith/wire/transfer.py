@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import binascii
+from dataclasses import field
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, PlainValidator
+from pydantic.dataclasses import dataclass
 
 from kith.wire.common import Problem, TemplateKind
-from kith.wire.fields import MAX_LABELS, Fingerprint, Metadata, PersonName, SubjectId, Tag, to_utc
+from kith.wire.fields import (
+    MAX_DIMENSION,
+    MAX_LABELS,
+    MAX_NAME_LENGTH,
+    MAX_TAG_LENGTH,
+    Fingerprint,
+    Metadata,
+    PersonName,
+    SubjectId,
+    Tag,
+    to_utc,
+)
 from kith.wire.identifiers import ID_RULE, TEXT_RULE
 
 RULES: Final = {
     "subject": ID_RULE,
-    "name": f"must be text of at most 500 characters, and {TEXT_RULE}",
+    "name": f"must be text of at most {MAX_NAME_LENGTH} characters, and {TEXT_RULE}",
     "metadata": f"must be an object of at most {MAX_LABELS} entries",
-    "tags": f"must be at most {MAX_LABELS}, of 1 to 64 characters; {TEXT_RULE}",
+    "tags": f"must be at most {MAX_LABELS}, of 1 to {MAX_TAG_LENGTH} characters; {TEXT_RULE}",
     "template": "must be 32 hexadecimal digits",
     "kind": "must be photo or embedding",
     "quality": "must be an object of numbers, score from 0 to 1",
@@ -57,6 +70,19 @@ Time = Annotated[datetime, PlainValidator(_time)]
 WebP = Annotated[bytes, PlainValidator(_webp)]
 Quality = Annotated[dict[str, FiniteFloat | None], Field(max_length=20), AfterValidator(_quality)]
 Point = Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]
+
+
+@dataclass(frozen=True, config=ConfigDict(strict=True))
+class GalleryFileHeader:
+    """Header of a gallery file. ``recognizer`` is a fingerprint; ``settings`` has the form of the API."""
+
+    recognizer: Annotated[str, Field(pattern="^[0-9a-f]{1,64}$")]
+    dimension: Annotated[int, Field(gt=0, le=MAX_DIMENSION)]
+    gallery: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    embeddings: bool = True
+    subject_count: int | None = None
+    template_count: int | None = None
 
 
 class GalleryFileSubject(BaseModel):

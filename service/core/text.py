@@ -7,11 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-CONTROL_CHARACTERS: Final = r"\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069"
-"""Regular expression class of characters that control a terminal, break a line, or reverse the text around them.
+from kith.wire.identifiers import CONTROL_CHARACTERS
 
-Unicode categories Cc, Zl and Zp, and the bidirectional embeddings, overrides and isolates. Joiners and combining marks
-are not included, because names need them."""
 CONTROL_PATTERN: Final = re.compile(f"[{CONTROL_CHARACTERS}]")
 MIN_ODDS: Final = 1e-9
 MIN_PERCENTAGE_ODDS: Final = 0.1

@@ -6,15 +6,15 @@ service.storage.transfer.ndjson reads and writes them; kith.wire.transfer has th
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Self, cast
+from typing import Any, Final, cast
 
 import numpy as np
+from pydantic import ValidationError
 
-from kith.wire.transfer import GalleryFileItem, GalleryFileSubject
+from kith.wire.transfer import GalleryFileHeader, GalleryFileItem, GalleryFileSubject
 from models.runtime.network import Float
 from service.core.errors import EmbeddingError, ImportFileError, KithError
 from service.domain.gallery import Crop, Gallery, Item, NewTemplate, Person
@@ -27,8 +27,6 @@ MAX_BLOCK_ITEMS: Final = 8192
 SIZE_EXEMPT_ITEMS: Final = 100_000
 MIN_ITEM_BYTES: Final = 4
 """Mean packed size required of items beyond SIZE_EXEMPT_ITEMS. A subject ID alone is larger."""
-FINGERPRINT: Final = re.compile("[0-9a-f]{1,64}")
-MAX_VECTOR_DIMENSION: Final = 65_536
 UNIT_NORM_TOLERANCE: Final = 2e-6
 """Vectors with a norm this close to 1 are stored unchanged, so that an export and import round trip is exact."""
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -37,41 +35,21 @@ NOTHING: Final = Person()
 """What most items say of their subject."""
 
 
-@dataclass(frozen=True)
-class GalleryFileHeader:
-    """Header of a gallery file. ``recognizer`` is a fingerprint; ``settings`` has the form of the API."""
+def header_document(header: GalleryFileHeader) -> dict[str, Any]:
+    return {"kith": "gallery", "version": FORMAT_VERSION, **vars(header)}
 
-    recognizer: str
-    dimension: int
-    gallery: str | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    embeddings: bool = True
-    subject_count: int | None = None
-    template_count: int | None = None
 
-    def document(self) -> dict[str, Any]:
-        return {"kith": "gallery", "version": FORMAT_VERSION, **vars(self)}
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Self:
-        """Parse the header. Raises ImportFileError."""
-        version = document.get("version")
-        if document.get("kith") != "gallery" or version != FORMAT_VERSION:
-            raise ImportFileError(f"the header has format version {version!r}; this server reads {FORMAT_VERSION}")
-        known = {f.name for f in fields(cls)}
-        try:
-            header = cls(**{key: value for key, value in document.items() if key in known})
-        except TypeError as error:
-            raise ImportFileError("the header must name the recognizer and the dimension") from error
-        if not isinstance(header.recognizer, str) or not FINGERPRINT.fullmatch(header.recognizer):
-            raise ImportFileError("the header's recognizer is not a fingerprint")
-        if type(header.dimension) is not int or not 0 < header.dimension <= MAX_VECTOR_DIMENSION:
-            raise ImportFileError("the header's dimension is not a positive number")
-        if not all(count is None or type(count) is int for count in (header.subject_count, header.template_count)):
-            raise ImportFileError("the header's subject_count and template_count are not numbers")
-        if not isinstance(header.settings, dict):
-            raise ImportFileError("the header's settings are not an object")
-        return header
+def read_header(document: Mapping[str, Any]) -> GalleryFileHeader:
+    """Parse the header. Unknown fields are ignored. Raises ImportFileError."""
+    version = document.get("version")
+    if document.get("kith") != "gallery" or version != FORMAT_VERSION:
+        raise ImportFileError(f"the header has format version {version!r}; this server reads {FORMAT_VERSION}")
+    known = {f.name for f in fields(GalleryFileHeader)}
+    try:
+        return GalleryFileHeader(**{key: value for key, value in document.items() if key in known})
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise ImportFileError(f"the header's {wrong['loc'][0]} is invalid: {wrong['msg']}") from error
 
 
 @dataclass

@@ -21,6 +21,7 @@ from starlette.requests import Request
 
 from kith.wire.identification import IdentifyIn
 from kith.wire.subjects import EnrollIn
+from kith.wire.transfer import GalleryFileHeader
 from models.errors import ModelError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.risk.calibration import EDGES, Calibration
@@ -28,7 +29,7 @@ from service.api.http.bodies import read_photos, read_verify
 from service.core.errors import KithError
 from service.core.photo_errors import ImageError
 from service.domain.gallery import Gallery, GallerySettings
-from service.domain.gallery_items import FileRow, GalleryFileHeader, checked, vector_bytes
+from service.domain.gallery_items import FileRow, checked, vector_bytes
 from service.inference.archives import ArchiveLimits, iterate_members, read_contents
 from service.inference.images import ImageLimits
 from service.security.sealing import Seal

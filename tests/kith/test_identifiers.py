@@ -7,9 +7,7 @@ import unicodedata
 
 import pytest
 
-from kith.wire import identifiers
 from kith.wire.identifiers import normalize_id, normalize_metadata, normalize_text, remove_strays
-from service.core import text as printed
 from service.domain.person_search import matches, words_of
 
 NFC, NFD = "Jos\xe9", "Jose\u0301"
@@ -204,7 +202,3 @@ def test_work_is_bounded(marks: str) -> None:
     with pytest.raises(ValueError, match="30 combining marks"):
         normalize_text(marks * 100_000)
     assert time.monotonic() - start_s < 5
-
-
-def test_control_characters_are_the_same_for_texts_that_are_printed() -> None:
-    assert identifiers.CONTROL_CHARACTERS == printed.CONTROL_CHARACTERS

@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from kith.wire.galleries import GallerySettingsIn
-from kith.wire.transfer import ImportOut, ImportRefusalOut
+from kith.wire.transfer import GalleryFileHeader, ImportOut, ImportRefusalOut
 from service.api.http.access import ADMIN, BackendDep, router
 from service.api.http.bodies import media_type, set_body_limit, unsupported
 from service.api.http.content_encoding import IMPORT_CODINGS, content_coding
@@ -30,7 +30,7 @@ from service.core.errors import (
 )
 from service.core.gunzip import Gunzip
 from service.domain.gallery import Gallery, GallerySettings
-from service.domain.gallery_items import FileRow, GalleryFileHeader, max_items
+from service.domain.gallery_items import FileRow, max_items
 from service.storage.audit.log import Entry
 from service.storage.transfer.importing import Export, Import, ImportReport, check_header, export
 from service.storage.transfer.ndjson import Lines

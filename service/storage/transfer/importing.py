@@ -7,9 +7,10 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kith.wire.transfer import GalleryFileHeader
 from service.core.errors import ImportFileError, RecognizerMismatchError
 from service.domain.gallery import Gallery
-from service.domain.gallery_items import FileRow, GalleryFileHeader, People, RejectedItem, checked
+from service.domain.gallery_items import FileRow, People, RejectedItem, checked
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.transfer import ndjson
 

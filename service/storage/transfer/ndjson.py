@@ -14,11 +14,11 @@ import numpy as np
 import orjson
 from pydantic import ValidationError
 
-from kith.wire.fields import rfc3339
-from kith.wire.transfer import RULES, TIME_RULE, GalleryFileItem, GalleryFileSubject
+from kith.wire.fields import MAX_DIMENSION, rfc3339
+from kith.wire.transfer import RULES, TIME_RULE, GalleryFileHeader, GalleryFileItem, GalleryFileSubject
 from service.core.errors import EmbeddingError, ImportFileError, ItemError, KithError
 from service.core.json_limits import MAX_VALUES, JsonLimits, check_json
-from service.domain.gallery_items import MAX_VECTOR_DIMENSION, FileRow, GalleryFileHeader, rows_in_block
+from service.domain.gallery_items import FileRow, header_document, read_header, rows_in_block
 from service.security.sealing import VECTOR_TYPE
 
 LINE: Final = orjson.OPT_APPEND_NEWLINE
@@ -83,11 +83,11 @@ class Lines:
                 self._lines += 1
                 continue
             try:
-                document = orjson.loads(line) if _has_few_values(line, MAX_VECTOR_DIMENSION) else None  # an item
+                document = orjson.loads(line) if _has_few_values(line, MAX_DIMENSION) else None  # an item
             except ValueError as error:
                 raise ImportFileError(f"line {self._lines + 1} is not JSON") from error
             if isinstance(document, dict) and "kith" in document:
-                self.header = GalleryFileHeader.of(document)
+                self.header = read_header(document)
                 self._lines += 1
                 return lines[number + 1 :]
             if self._default is None:
@@ -186,7 +186,7 @@ def _vector(given: Any, dimension: int) -> bytes | None:
 
 
 def header_line(header: GalleryFileHeader) -> bytes:
-    return orjson.dumps(header.document(), option=LINE)
+    return orjson.dumps(header_document(header), option=LINE)
 
 
 def lines_of(items: Iterable[Mapping[str, Any]]) -> bytes:

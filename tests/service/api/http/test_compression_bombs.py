@@ -18,11 +18,12 @@ import httpx2 as httpx
 import pytest
 
 from kith import Kith
+from kith.wire.transfer import GalleryFileHeader
 from service.core.errors import ArchiveInvalidError, ArchiveTooLargeError, ImportFileError
 from service.core.gunzip import MAX_SMALL_MEMBERS, PIECE_BYTES, RATIO_EXEMPT_BYTES, Gunzip, PiecesFile, gunzipped_pieces
 from service.core.json_limits import MAX_VALUES
 from service.core.zstandard import ZstdFile, unpacked_pieces
-from service.domain.gallery_items import SIZE_EXEMPT_ITEMS, GalleryFileHeader, max_items
+from service.domain.gallery_items import SIZE_EXEMPT_ITEMS, max_items
 from service.inference.archives import ArchiveLimits, iterate_members, read_contents
 from service.storage.transfer import ndjson
 from tests.service.api.http.test_malformed_input import check

@@ -22,13 +22,11 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from kith.wire.faces import EmbedIn
-from kith.wire.fields import MAX_DIMENSION
 from kith.wire.identification import IdentifyIn
 from kith.wire.photos import MAX_PHOTOS
 from service.api.http.bodies import read_json
 from service.core.errors import InvalidRequestError
 from service.core.json_limits import MAX_DEPTH, MAX_VALUES, JsonLimits, check_json
-from service.domain.gallery_items import MAX_VECTOR_DIMENSION
 from service.settings import Settings
 from tests.service.api.http.test_malformed_input import ENROLL, IDENTIFY, check
 
@@ -161,7 +159,7 @@ def test_the_schema_allows_the_maximum_of_every_setting() -> None:
     def most(name: str) -> Any:
         return next(bound.le for bound in Settings.model_fields[name].metadata if hasattr(bound, "le"))
 
-    assert (most("max_images"), MAX_VECTOR_DIMENSION) == (MAX_PHOTOS, MAX_DIMENSION)
+    assert most("max_images") == MAX_PHOTOS
 
 
 @pytest.fixture(scope="module")

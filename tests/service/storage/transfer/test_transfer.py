@@ -33,6 +33,7 @@ from kith import Kith, KithClientError
 from kith.options import GalleryOptions, QualityGateOptions
 from kith.wire.galleries import GallerySettingsIn
 from kith.wire.identifiers import FORBIDDEN_IN_IDS_PATTERN, FORBIDDEN_PATTERN, JOINERS, remove_strays, to_nfc
+from kith.wire.transfer import GalleryFileHeader
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.api.routes import transfer
@@ -40,7 +41,7 @@ from service.api.routes.transfer import _Intake
 from service.cli.main import app
 from service.core.errors import EmbeddingError, ImportFileError, ItemError, RecognizerMismatchError, StorageError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate, SubjectFilter
-from service.domain.gallery_items import FileRow, GalleryFileHeader, checked, normalize_rows, vector_bytes
+from service.domain.gallery_items import FileRow, checked, header_document, normalize_rows, read_header, vector_bytes
 from service.index.follower import Followers, in_process
 from service.operations.transfers import MAX_EXPORTS, THREADS
 from service.settings import Settings
@@ -390,14 +391,14 @@ def test_items_may_be_skipped(place: Place, rng: np.random.Generator) -> None:
         ({"kith": "gallery", "version": 1, "recognizer": FINGERPRINT, "dimension": -8}, ImportFileError),
         ({"kith": "gallery", "version": 1, "dimension": 8}, ImportFileError),
         ({"kith": "gallery", "version": 1, "recognizer": "e" * 32, "dimension": 8}, RecognizerMismatchError),
-        (HEADER.document() | {"embeddings": False}, ImportFileError),
+        (header_document(HEADER) | {"embeddings": False}, ImportFileError),
     ],
 )
 def test_files_for_another_gallery_are_refused(place: Place, header: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         for _ in ndjson.Lines().feed(orjson.dumps(header) + b"\n"):
             pass
-        Import(place.bulk, place.gallery).accept(GalleryFileHeader.of(header))
+        Import(place.bulk, place.gallery).accept(read_header(header))
 
 
 @pytest.mark.parametrize("file", [b"", b"PAR1", b'{"subject": "a"}\n'])
@@ -633,7 +634,7 @@ def test_a_file_truncated_between_lines_is_reported(kith: Kith, gallery: str) ->
     refused = b"".join([*whole[:3], b"not JSON\n", *whole[4:]])
     assert rest(kith, "refused", refused, create=True).json()["refused_count"] == 1
     header = orjson.dumps({**orjson.loads(whole[0]), "template_count": "many"}) + b"\n"
-    assert "are not numbers" in rest(kith, gallery, header).json()["detail"]
+    assert "template_count is invalid" in rest(kith, gallery, header).json()["detail"]
 
 
 def test_a_file_without_header_needs_its_recognizer_named(kith: Kith, gallery: str) -> None:
