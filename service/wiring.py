@@ -177,13 +177,15 @@ def _open_galleries(
     store = Store(database)
     stack.callback(store.close)
     milvus = open_milvus(settings, database)
+    in_memory = in_process(store, "gpu" if milvus is None and settings.wish.wants_gpu and finds_gpu() else "cpu")
     if milvus is None:
-        in_memory = in_process(store, "gpu" if settings.wish.wants_gpu and finds_gpu() else "cpu")
         followers = Followers(in_memory, settings.index_memory, QUEUE_SIZE)
     else:
         stack.callback(milvus.close)
         milvus.start()
-        followers = Followers(milvus.follower, None, QUEUE_SIZE)
+        shared = milvus.follower
+        # Strangers are few: a server compares them by itself.
+        followers = Followers(lambda one: (shared if one.companion_of is None else in_memory)(one), None, QUEUE_SIZE)
     stack.callback(followers.close)
     calibrations = {served.fingerprint: served.calibration for served in recognizers}
     risks = GalleryRisks(store, calibrations)

@@ -31,13 +31,13 @@ class Event:
     """Event of one gallery.
 
     ``data``: JSON without photos and embeddings. ``subject``: ID of the subject that ``data`` names, whose erasure also
-    deletes the event; ``stranger``: that of the stranger, with the same effect.
+    deletes the event; ``stranger_pk``: row key of the stranger, with the same effect.
     """
 
     type: EventType
     data: Mapping[str, Any]
     subject: str | None = None
-    stranger: str | None = None
+    stranger_pk: int | None = None
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def document(self, gallery: str) -> dict[str, Any]:

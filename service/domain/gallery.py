@@ -101,6 +101,8 @@ class Gallery:
     """True if the gallery has, or had, vectors of a second recognizer."""
     has_decoys: bool = False
     """True if a subject has a decoy of the current generation."""
+    companion_of: int | None = None
+    """Key of the gallery whose strangers are the subjects of this one, which is hidden."""
     version: int = 0
     """Version tag that changes with every change of the gallery or its content. Versions have no order."""
     erased: int = 0

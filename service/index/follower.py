@@ -102,6 +102,13 @@ class Followers:
         follower.loaded = True
         return follower
 
+    def nearest(self, gallery: Gallery, probes: Float, k: int) -> tuple[list[list[Hit]], int]:
+        """Search a gallery of strangers at its last change or later, as :meth:`Follower.search`. Blocks."""
+        follower = self.of(gallery)
+        follower.catch_up(gallery.last_change)  # its only version
+        follower.loaded = True
+        return follower.search(probes, k)
+
     async def catch_up(self, gallery: Gallery) -> Follower:
         """Catch up with every write acknowledged before ``gallery`` was read, and return the follower.
 
@@ -139,9 +146,10 @@ class Followers:
         follower.loaded = True
 
     def drop(self, gallery: Gallery) -> None:
-        """Evict all generations of a deleted gallery."""
+        """Evict all generations of a deleted gallery, and of its strangers."""
         with self._lock:
-            gone = [each for key in list(self._followers) if key[0] == gallery.pk for each in self._evict(key)]
+            doomed = [k for k, one in self._followers.items() if gallery.pk in (k[0], one.companion_of)]
+            gone = [each for key in doomed for each in self._evict(key)]
         _close(gone)
 
     def close(self) -> None:
@@ -152,9 +160,9 @@ class Followers:
         _close(gone)
 
     def sequences(self) -> dict[tuple[int, str], int]:
-        """Return the last applied log line by gallery key and name; of two generations, the lower one."""
+        """Return the last applied log line by key and name of visible galleries; of two generations, the lower one."""
         with self._lock:
-            followers = [(pk, follower) for (pk, _), follower in self._followers.items()]
+            followers = [(pk, one) for (pk, _), one in self._followers.items() if one.companion_of is None]
         sequences: dict[tuple[int, str], int] = {}
         for pk, follower in followers:
             if (sequence := follower.sequence()) is not None:
@@ -194,6 +202,7 @@ class Follower(ABC):
     def __init__(self, gallery: Gallery) -> None:
         self.name = gallery.name
         self.settings = gallery.settings
+        self.companion_of = gallery.companion_of
         self.loaded = False
         self.turn = asyncio.Lock()
         self.begun = self.ended = self.waiting = 0

@@ -13,27 +13,24 @@ import numpy as np
 
 from models.runtime.network import Float
 from service.domain.gallery import GallerySettings
-from service.domain.strangers import MAX_TEMPLATES, Recalled, Remembered
+from service.domain.strangers import MAX_TEMPLATES, Nearest, Recalled
 from service.risk.decision import ImpostorRisk, thresholds_for
 
 
-def recall(vector: Float, known: Remembered, model: ImpostorRisk | None, settings: GallerySettings) -> Recalled:
-    """Compare the (d,) unit vector of a face with the remembered strangers.
+def recall(vector: Float, nearest: Nearest | None, model: ImpostorRisk | None, settings: GallerySettings) -> Recalled:
+    """Compare the (d,) unit vector of a face with the nearest stranger; None: there are no strangers.
 
     ``model``: risk of the gallery's searches. Raises RiskUncalibratedError as :func:`thresholds_for`.
     """
-    keys, similarities = known.similarities(vector)
-    if not len(keys):
+    if nearest is None:
         return Recalled(is_new=True)
-    best = int(similarities.argmax())
-    among = _among(model, known.compared_templates() / len(keys))
-    thresholds = thresholds_for(settings.risk, among, len(keys), settings.review_factor)
-    if similarities[best] < thresholds.review:
+    among = _among(model, nearest.mean_templates)
+    thresholds = thresholds_for(settings.risk, among, nearest.strangers, settings.review_factor)
+    if nearest.similarity < thresholds.review:
         return Recalled(is_new=True)
-    if similarities[best] < thresholds.accept:
+    if nearest.similarity < thresholds.accept:
         return Recalled()
-    own = known.vectors[known.stranger_pks == keys[best]]
-    return Recalled(int(keys[best]), is_diverse=len(own) < MAX_TEMPLATES and _is_diverse(vector, own, model))
+    return Recalled(is_met=True, is_diverse=_is_diverse(vector, nearest, model))
 
 
 def _among(model: ImpostorRisk | None, mean_templates: float) -> ImpostorRisk | None:
@@ -46,8 +43,9 @@ def _among(model: ImpostorRisk | None, mean_templates: float) -> ImpostorRisk | 
     return replace(model, search=None, comparisons_per_subject=max(1.0, mean_templates / model.mean_templates))
 
 
-def _is_diverse(vector: Float, own: Float, model: ImpostorRisk | None) -> bool:
+def _is_diverse(vector: Float, nearest: Nearest, model: ImpostorRisk | None) -> bool:
     """Return whether a face is less similar to all templates than two photos of one person are on average."""
     if model is None or model.pack is None:
         return False
-    return float(np.max(own @ vector)) < model.pack.mean_genuine
+    own = nearest.own()
+    return len(own) < MAX_TEMPLATES and float(np.max(own @ vector)) < model.pack.mean_genuine

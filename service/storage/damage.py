@@ -41,8 +41,6 @@ from service.storage.db.tables import (
     job_items,
     jobs,
     receivers,
-    stranger_templates,
-    strangers,
     subjects,
     vectors,
 )
@@ -54,8 +52,6 @@ SEALED: Final[dict[sa.Column[Any], tuple[str, sa.Column[Any] | None]]] = {
     vectors.c.vector: (VECTOR, vectors.c.generation),
     crops.c.sealed: (CROP, None),
     decoys.c.sealed: (DECOY, decoys.c.generation),
-    stranger_templates.c.vector: (VECTOR, strangers.c.generation),
-    stranger_templates.c.crop: (CROP, None),
     album_groups.c.sealed: (ALBUM_GROUP, None),
     album_faces.c.sealed: (ALBUM_FACE, None),
     album_faces.c.vector: (VECTOR, albums.c.generation),

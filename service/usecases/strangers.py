@@ -11,7 +11,7 @@ from typing import Final
 from models.runtime.network import Float
 from service.core.errors import GalleryMovedError, StorageError
 from service.domain.gallery import Gallery
-from service.domain.strangers import Recalled, Remembered
+from service.domain.strangers import Nearest, Recalled
 from service.inference.photo_pipeline import Face
 from service.risk.search import Identification
 from service.risk.strangers import recall
@@ -56,7 +56,8 @@ async def remember_strangers(
     rule = partial(_recall, gallery, usable[0][3])  # the searches of one request have the same risk
     store = backend.galleries.store.strangers
     try:
-        seen, reported = await backend.run(store.remember, gallery, sightings, rule, datetime.now(UTC))
+        nearest, now = backend.galleries.followers.nearest, datetime.now(UTC)
+        seen, reported = await backend.run(store.remember, gallery, sightings, nearest, rule, now)
     except (StorageError, GalleryMovedError) as error:
         log.warning("strangers of gallery %d are not remembered: %s", gallery.pk, error.detail)
         for document, *_ in usable:
@@ -69,5 +70,5 @@ async def remember_strangers(
         backend.operations.webhooks.wake()
 
 
-def _recall(gallery: Gallery, found: Identification, vector: Float, known: Remembered) -> Recalled:
-    return recall(vector, known, found.model, gallery.settings)
+def _recall(gallery: Gallery, found: Identification, vector: Float, nearest: Nearest | None) -> Recalled:
+    return recall(vector, nearest, found.model, gallery.settings)

@@ -108,4 +108,4 @@ def restore(
 
 
 def _describe_rows(rows: dict[str, int]) -> str:
-    return ", ".join(f"{rows[table]:,} {table}" for table in ("galleries", "subjects", "templates"))
+    return f"{rows['templates']:,} templates of {rows['subjects']:,} people"

@@ -38,9 +38,11 @@ def _numbered(name: str, *items: sa.schema.SchemaItem) -> sa.Table:
     return _table(name, key, *items, sqlite_autoincrement=True)
 
 
+# companion_of: the gallery whose strangers are the subjects of this one. The check of this key waits for the end of a
+# restore, which may insert a companion first.
 galleries = _numbered(
     "galleries",
-    sa.Column("name", sa.String(64), nullable=False, unique=True),
+    sa.Column("name", sa.String(80), nullable=False, unique=True),
     sa.Column("fingerprint", sa.String(64), nullable=False),
     sa.Column("dimension", sa.Integer, nullable=False),
     sa.Column("current_generation", sa.Integer, nullable=False, server_default="0"),
@@ -49,7 +51,11 @@ galleries = _numbered(
     sa.Column("template_count", sa.Integer, nullable=False, server_default="0"),
     sa.Column("log_floor", Key, nullable=False, server_default="0"),
     sa.Column("version", Key, nullable=False, server_default="0"),
-    sa.Column("strangers", Key, nullable=False, server_default="0"),  # version of their templates
+    sa.Column(
+        "companion_of",
+        sa.ForeignKey("galleries.pk", ondelete="CASCADE", deferrable=True, initially="DEFERRED"),
+        unique=True,
+    ),
     sa.Column("created_at", Utc, nullable=False),
 )
 
@@ -68,7 +74,8 @@ generations = _table(
     sa.Column("updated_at", Utc, nullable=False),
 )
 
-# lookup: keyed hash of the id. sealed: id, name, metadata and tags (service.storage.db.row_sealing).
+# lookup: keyed hash of the id. sealed: id, name, metadata and tags (service.storage.db.row_sealing). seen_count: visits
+# of a stranger, the last at updated_at.
 subjects = _numbered(
     "subjects",
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
@@ -76,6 +83,7 @@ subjects = _numbered(
     sa.Column("sealed", sa.LargeBinary, nullable=False),
     sa.Column("created_at", Utc, nullable=False),
     sa.Column("updated_at", Utc, nullable=False),
+    sa.Column("seen_count", sa.Integer, nullable=False, server_default="1"),
     sa.UniqueConstraint("gallery_pk", "lookup"),
 )
 
@@ -131,30 +139,6 @@ decoys = _numbered(
     sa.Column("created_at", Utc, nullable=False),
     sa.UniqueConstraint("gallery_pk", "id"),
     sa.Index("decoys_by_subject", "subject_pk"),
-)
-
-# Unknown people that the gallery remembers. id: random. generation: of their vectors.
-strangers = _numbered(
-    "strangers",
-    sa.Column("id", sa.String(32), nullable=False, unique=True),
-    sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
-    sa.Column("generation", sa.Integer, nullable=False),
-    sa.Column("first_seen", Utc, nullable=False),
-    sa.Column("last_seen", Utc, nullable=False),
-    sa.Column("seen_count", sa.Integer, nullable=False),
-    sa.Index("strangers_by_age", "gallery_pk", "last_seen"),
-)
-
-# vector, crop: sealed as those of templates, so that a promotion can move them.
-stranger_templates = _numbered(
-    "stranger_templates",
-    sa.Column("stranger_pk", sa.ForeignKey("strangers.pk", ondelete="CASCADE"), nullable=False),
-    sa.Column("vector", sa.LargeBinary, nullable=False),
-    sa.Column("crop", sa.LargeBinary),
-    sa.Column("quality", sa.JSON, nullable=False),
-    sa.Column("detection_score", sa.Float),
-    sa.Column("created_at", Utc, nullable=False),
-    sa.Index("stranger_templates_by_stranger", "stranger_pk"),
 )
 
 # Albums: faces of uploaded photos, grouped into people. id: of the job that makes it. generation: of the vectors.
@@ -383,7 +367,7 @@ receivers = _numbered(
 )
 
 # Log of the events that at least one receiver wants, read in the order of xid and pk. xid: of PostgreSQL's transaction;
-# 0 in SQLite, whose writers take turns. subject_pk, stranger_pk: whom the sealed body names.
+# 0 in SQLite, whose writers take turns. subject_pk: the subject or stranger whom the sealed body names.
 events = _numbered(
     "events",
     sa.Column("id", sa.String(32), nullable=False, unique=True),
@@ -391,13 +375,11 @@ events = _numbered(
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
     sa.Column("type", sa.String(32), nullable=False),
     sa.Column("subject_pk", sa.ForeignKey("subjects.pk", ondelete="CASCADE")),
-    sa.Column("stranger_pk", sa.ForeignKey("strangers.pk", ondelete="CASCADE")),
     sa.Column("sealed", sa.LargeBinary, nullable=False),
     sa.Column("at", Utc, nullable=False),
     sa.Index("events_by_position", "xid", "pk"),
     sa.Index("events_by_gallery", "gallery_pk"),
     sa.Index("events_by_subject", "subject_pk"),
-    sa.Index("events_by_stranger", "stranger_pk"),
     sa.Index("events_by_age", "at"),
 )
 

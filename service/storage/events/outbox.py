@@ -23,7 +23,7 @@ from service.domain.gallery import Gallery
 from service.security.sealing import Seal, SealBrokenError
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import EVENT, subject_lookup
-from service.storage.db.tables import audit_head, events, galleries, receivers, strangers, subjects
+from service.storage.db.tables import audit_head, events, galleries, receivers, subjects
 
 BuiltIn = Literal["stream", "mqtt"]
 """ID of a receiver that the service creates for itself: ``mqtt`` is the MQTT broker. ``stream`` has events stored for
@@ -148,7 +148,8 @@ def open_event(vault: Vault, row: sa.Row[*tuple[Any, ...]]) -> dict[str, Any] | 
 def publish(vault: Vault, connection: Connection, gallery: Gallery | Origin, new: Sequence[Event]) -> None:
     """Store the events that a receiver wants, in the current writing transaction.
 
-    Left out are events of a deleted gallery, or one whose key is lost, and events about an erased subject or stranger.
+    Left out are events of a deleted gallery, or one whose key is lost, and events about an erased subject. A
+    stranger is one that the transaction holds.
 
     Raises MasterKeyError: the webhooks cannot be opened.
     """
@@ -176,23 +177,22 @@ def _lock(connection: Connection, gallery_pk: int) -> bool:
 
 
 def _insert(connection: Connection, gallery: Gallery | Origin, event: Event, xid: int) -> None:
-    about = {"subject_pk": None, "stranger_pk": None}
+    about = event.stranger_pk
     if event.subject is not None:
         lookup = subject_lookup(gallery.seal, event.subject)
-        about["subject_pk"] = connection.execute(SUBJECT, {"gallery": gallery.pk, "lookup": lookup}).scalar()
-    elif event.stranger is not None:
-        about["stranger_pk"] = connection.execute(STRANGER, {"id": event.stranger}).scalar()
-    if (event.subject is not None or event.stranger is not None) and not any(about.values()):
-        return
+        about = connection.execute(SUBJECT, {"gallery": gallery.pk, "lookup": lookup}).scalar()
+        if about is None:
+            return
     row = {
         "id": uuid.uuid4().hex,
         "xid": xid,
         "gallery_pk": gallery.pk,
         "type": event.type,
+        "subject_pk": about,
         "sealed": gallery.seal.close_json(event.document(gallery.name), EVENT),
         "at": event.at,
     }
-    connection.execute(EVENTS, row | about)
+    connection.execute(EVENTS, row)
 
 
 # Built once: building a statement takes longer in SQLAlchemy than SQLite takes to run it.
@@ -210,9 +210,6 @@ SUBJECT: Final = (
     sa.select(subjects.c.pk)
     .where(subjects.c.gallery_pk == sa.bindparam("gallery"), subjects.c.lookup == sa.bindparam("lookup"))
     .with_for_update(read=True, key_share=True)
-)
-STRANGER: Final = (
-    sa.select(strangers.c.pk).where(strangers.c.id == sa.bindparam("id")).with_for_update(read=True, key_share=True)
 )
 SQLITE_LAST: Final[sa.Select[Any]] = (
     sa.select(sa.column("seq")).select_from(sa.table("sqlite_sequence")).where(sa.column("name") == events.name)

@@ -252,8 +252,8 @@ def _clear(connection: Connection, replace: bool) -> None:
     }
     if any(held.values()) and not replace:
         raise BackupError(
-            f"the database holds {held['galleries']} galleries with {held['templates']} templates. Restore into an "
-            "empty database, or pass --replace to delete its contents"
+            f"the database holds {held['templates']} templates of {held['subjects']} people. Restore into an empty "
+            "database, or pass --replace to delete its contents"
         )
     if replace:
         for table in reversed(metadata.sorted_tables):

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 from kith.wire.common import ErasedKind
 from service.storage.audit.log import Entry, append
 from service.storage.db.key_vault import Vault
-from service.storage.db.tables import album_groups, erasures, galleries, jobs, strangers, subjects, templates
+from service.storage.db.tables import album_groups, erasures, galleries, jobs, subjects, templates
 from service.storage.repositories import erasures as erasure
 from service.storage.repositories.erasures import MOVED, NAMES, Receipt
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
@@ -81,16 +81,15 @@ def _erase(connection: Connection, receipt: Receipt, merged: Collection[str], as
     removed = dict[str, int]()
     # Photos of a merged subject have receipts of their own: one that went to a third person since must stay.
     empty = subjects.c.lookup.in_(merged) & ~sa.exists().where(templates.c.subject_pk == subjects.c.pk)
-    others: dict[ErasedKind, sa.ColumnElement[bool]] = {"subject": empty, "stranger": strangers.c.id.in_(merged)}
+    others: dict[ErasedKind, sa.ColumnElement[bool]] = {"subject": empty, "stranger": subjects.c.lookup.in_(merged)}
     kinds: tuple[ErasedKind, ...] = ("subject", "stranger") if receipt.kind == "subject" else (receipt.kind,)
     for kind in kinds:
         table = NAMES[kind].table
         # Times tell only in a younger backup: the clock may have been wrong when an older one got its rows.
-        created = table.c.first_seen if table is strangers else table.c.created_at
-        older = sa.true() if as_of <= receipt.at else created <= receipt.at
+        older = sa.true() if as_of <= receipt.at else table.c.created_at <= receipt.at
         own = erasure.named(receipt.gallery_pk, kind, receipt.template or receipt.subject)
         if kind in others:
-            own |= (table.c.gallery_pk == receipt.gallery_pk) & others[kind]
+            own |= erasure.named(receipt.gallery_pk, kind, None) & others[kind]
         removed |= erasure.counted(connection, kind, own & older)
         connection.execute(table.delete().where(own & older))
     if receipt.kind == "album":

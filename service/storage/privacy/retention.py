@@ -22,16 +22,9 @@ from service.domain.gallery import Gallery
 from service.storage.audit.log import note
 from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
-from service.storage.db.tables import (
-    decoys,
-    galleries,
-    idempotency,
-    strangers,
-    subjects,
-    templates,
-)
+from service.storage.db.tables import decoys, galleries, idempotency, subjects, templates
 from service.storage.repositories.erasures import delete_strangers
-from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
+from service.storage.repositories.gallery_rows import VISIBLE, gallery_of, gallery_rows, strangers_of
 
 BATCH_ROWS: Final = 500
 """Templates or subjects erased per transaction; the gallery's writers wait for it."""
@@ -206,14 +199,15 @@ class Retention:
 
     def _remembering(self) -> list[int]:
         """Return the keys of galleries that remember strangers, or did."""
+        parents = sa.select(galleries.c.companion_of).where(~VISIBLE, galleries.c.subject_count > 0)
         with self._database.read() as connection:
-            return list(connection.execute(sa.select(strangers.c.gallery_pk).distinct()).scalars())
+            return list(connection.execute(parents).scalars())
 
     def _forget_strangers(self, gallery: Gallery, now: datetime, stopped: Callable[[], bool]) -> int:
         """Erase strangers without a sighting within the period of their gallery; all if it no longer remembers them."""
         days, forgotten = gallery.settings.remember_strangers_days, 0
-        last = strangers.c.last_seen < now - timedelta(days=days) if days is not None else sa.true()
-        old = sa.select(strangers.c.pk).where(strangers.c.gallery_pk == gallery.pk, last).limit(BATCH_ROWS)
+        last = subjects.c.updated_at < now - timedelta(days=days) if days is not None else sa.true()
+        old = sa.select(subjects.c.pk).where(strangers_of(gallery.pk), last).order_by(subjects.c.pk).limit(BATCH_ROWS)
         while not stopped():
             with self._database.read() as connection:
                 if connection.execute(old.limit(1)).first() is None:
@@ -222,7 +216,7 @@ class Retention:
                 row = connection.execute(sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk))
                 if row.scalar_one().get("remember_strangers_days") != days:
                     break  # changed in the meantime; left to the next sweep
-                removed = delete_strangers(connection, gallery, strangers.c.pk.in_(old))
+                removed = delete_strangers(connection, gallery, subjects.c.pk.in_(old))
                 counts = {what: count for what, count in sorted(removed.items()) if count}
                 note(self._database.vault, connection, "retention_applied", gallery, removed=counts)
             forgotten += removed["strangers"]

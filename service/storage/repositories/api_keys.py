@@ -24,6 +24,7 @@ from service.storage.audit.log import note
 from service.storage.db.engine import Database, new_version
 from service.storage.db.key_vault import Vault
 from service.storage.db.tables import api_key_versions, api_keys, galleries
+from service.storage.repositories.gallery_rows import VISIBLE
 
 SECRET: Final = "api keys"  # noqa: S105 - name of the secret
 VERSION: Final = sa.select(api_key_versions.c.version)
@@ -94,7 +95,7 @@ class KeyStore:
     def gallery_names(self) -> set[str]:
         """Return the names of all galleries. A key may also name galleries that do not exist."""
         with self._database.read() as connection:
-            return set(connection.execute(sa.select(galleries.c.name)).scalars())
+            return set(connection.execute(sa.select(galleries.c.name).where(VISIBLE)).scalars())
 
     def key(self, key_id: str) -> ApiKey:
         """Raises KeyNotFoundError."""

@@ -17,7 +17,7 @@ from service.storage.db import bulk_rows
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_crop, open_subject
 from service.storage.db.tables import crops, galleries, subjects, templates, vectors
-from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
+from service.storage.repositories.gallery_rows import VISIBLE, gallery_of, gallery_rows
 from service.storage.repositories.templates import Admission, admit
 
 MAX_ITEMS_WITH_CROPS: Final = 512
@@ -45,7 +45,7 @@ class BulkStore:
     def open_export(self, name: str, embeddings: bool = True, with_crops: bool = False) -> Iterator[Export]:
         """Open a snapshot of a gallery until the block ends. Raises GalleryNotFoundError."""
         with self._database.read() as connection:
-            row = connection.execute(gallery_rows().where(galleries.c.name == name)).first()
+            row = connection.execute(gallery_rows().where(VISIBLE, galleries.c.name == name)).first()
             if row is None:
                 raise GalleryNotFoundError(f"there is no gallery {name!r}")
             yield Export(connection, gallery_of(row, self._database.vault), embeddings, with_crops)

@@ -25,7 +25,7 @@ from service.domain.gallery import Gallery
 from service.security.sealing import Seal
 from service.storage.audit.log import note
 from service.storage.db.bulk_rows import is_in
-from service.storage.db.engine import Database, new_version
+from service.storage.db.engine import Database
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import subject_lookup
 from service.storage.db.tables import (
@@ -35,12 +35,10 @@ from service.storage.db.tables import (
     decoys,
     erasures,
     jobs,
-    stranger_templates,
-    strangers,
     subjects,
     templates,
 )
-from service.storage.repositories.gallery_rows import update_gallery
+from service.storage.repositories.gallery_rows import strangers_of
 
 MOVED: Final = "moved"
 EVENTS: Final[dict[ErasedKind, str]] = {
@@ -56,18 +54,14 @@ NAMES: Final[Mapping[ErasedKind, sa.Column[str]]] = {
     "subject": subjects.c.lookup,
     "template": templates.c.id,
     "decoy": decoys.c.id,
-    "stranger": strangers.c.id,
-    "strangers": strangers.c.id,
+    "stranger": subjects.c.lookup,
+    "strangers": subjects.c.lookup,
     "album": albums.c.id,
 }
 """Column that names an object of this kind in its row, and in its receipt."""
-COUNTED: Final = (
-    templates.c.subject_pk,
-    decoys.c.subject_pk,
-    stranger_templates.c.stranger_pk,
-    album_faces.c.album_pk,
-)
+COUNTED: Final = (templates.c.subject_pk, decoys.c.subject_pk, album_faces.c.album_pk)
 """Rows that a receipt counts, by their owner."""
+STRANGERS: Final[tuple[ErasedKind, ...]] = ("stranger", "strangers")
 
 
 @dataclass(frozen=True)
@@ -179,7 +173,8 @@ def erase(
 def named(gallery_pk: int, kind: ErasedKind, name: str | None) -> sa.ColumnElement[bool]:
     """Choose the object of a gallery with this name in its row; all of its kind without a name."""
     column = NAMES[kind]
-    return (column.table.c.gallery_pk == gallery_pk) & (sa.true() if name is None else column == name)
+    own = strangers_of(gallery_pk) if kind in STRANGERS else column.table.c.gallery_pk == gallery_pk
+    return own & (sa.true() if name is None else column == name)
 
 
 def counted(connection: Connection, kind: ErasedKind, chosen: sa.ColumnElement[bool]) -> Counter[str]:
@@ -190,16 +185,16 @@ def counted(connection: Connection, kind: ErasedKind, chosen: sa.ColumnElement[b
     for owner in COUNTED:
         if owner.references(table.c.pk):
             removed[owner.table.name] = connection.execute(count.where(owner.in_(pks))).scalar_one()
+    if kind in STRANGERS:
+        return +Counter(strangers=removed["subjects"], stranger_templates=removed["templates"])
     return +removed
 
 
 def delete_strangers(connection: Connection, gallery: Gallery, chosen: sa.ColumnElement[bool]) -> Counter[str]:
     """Delete chosen strangers of a gallery, and return what went. The transaction must hold the gallery's row."""
-    own = (strangers.c.gallery_pk == gallery.pk) & chosen
+    own = strangers_of(gallery.pk) & chosen
     removed = counted(connection, "stranger", own)
-    if removed:
-        connection.execute(strangers.delete().where(own))
-        update_gallery(connection, gallery.pk, strangers=new_version())
+    connection.execute(subjects.delete().where(own))
     return removed
 
 

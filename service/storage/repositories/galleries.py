@@ -20,16 +20,16 @@ from service.storage.db.tables import galleries, generations
 from service.storage.events.outbox import read_webhooks
 from service.storage.repositories import erasures
 from service.storage.repositories.erasures import Receipt
-from service.storage.repositories.gallery_rows import gallery_of, gallery_rows, update_gallery, webhooks_state
+from service.storage.repositories.gallery_rows import VISIBLE, gallery_of, gallery_rows, update_gallery, webhooks_state
 from service.storage.repositories.read_cache import ReadCache
 
 log = logging.getLogger(__name__)
 OF_GALLERY: Final[tuple[ErasedKind, ...]] = ("decoy", "stranger")
 """What the receipt of a gallery counts beside its subjects and templates."""
 # Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
-GALLERY: Final = gallery_rows().where(galleries.c.name == sa.bindparam("gallery"))
+GALLERY: Final = gallery_rows().where(VISIBLE, galleries.c.name == sa.bindparam("gallery"))
 VERSION: Final = sa.select(galleries.c.pk, galleries.c.version, webhooks_state().label("webhooks")).where(
-    galleries.c.name == sa.bindparam("gallery")
+    VISIBLE, galleries.c.name == sa.bindparam("gallery")
 )
 
 
@@ -43,9 +43,9 @@ class GalleryStore:
     def sizes(self, limit: int) -> GalleryCounts:
         """Return the total sizes, and the sizes of the ``limit`` oldest galleries. Reads every gallery's row."""
         counts = galleries.c.name, galleries.c.subject_count, galleries.c.template_count
-        oldest = sa.select(*counts).order_by(galleries.c.pk).limit(limit)
+        oldest = sa.select(*counts).where(VISIBLE).order_by(galleries.c.pk).limit(limit)
         subjects, templates = sa.func.sum(galleries.c.subject_count), sa.func.sum(galleries.c.template_count)
-        total = sa.select(sa.func.count(), subjects, templates).select_from(galleries)
+        total = sa.select(sa.func.count(), subjects, templates).where(VISIBLE)
         with self._database.read() as connection:
             number, people, photos = connection.execute(total).one()
             by_gallery = {row[0]: (row[1], row[2]) for row in connection.execute(oldest)}
@@ -54,7 +54,7 @@ class GalleryStore:
     def keys(self) -> set[int]:
         """Return the row keys of all galleries."""
         with self._database.read() as connection:
-            return set(connection.execute(sa.select(galleries.c.pk)).scalars())
+            return set(connection.execute(sa.select(galleries.c.pk).where(VISIBLE)).scalars())
 
     def create(self, name: str, fingerprint: str, dimension: int, settings: GallerySettings) -> Gallery:
         """Create a gallery with its data key. Raises GalleryExistsError."""
@@ -120,7 +120,7 @@ class GalleryStore:
 
     def list_page(self, after: str | None, limit: int, among: Collection[str] | None = None) -> list[Gallery]:
         """Return galleries by name: at most ``limit`` after the name ``after``, optionally only names in ``among``."""
-        query = gallery_rows().order_by(galleries.c.name).limit(limit)
+        query = gallery_rows().where(VISIBLE).order_by(galleries.c.name).limit(limit)
         if among is not None:
             query = query.where(galleries.c.name.in_(among))
         if after is not None:
@@ -132,7 +132,7 @@ class GalleryStore:
         """Replace the settings by the result of ``change``; return the new gallery. Raises GalleryNotFoundError."""
         missing = GalleryNotFoundError(f"there is no gallery {name!r}")
         with self._database.write(missing) as connection:
-            locked = gallery_rows().where(galleries.c.name == name).with_for_update(of=galleries)
+            locked = gallery_rows().where(VISIBLE, galleries.c.name == name).with_for_update(of=galleries)
             row = connection.execute(locked).first()
             if row is None:
                 raise missing
@@ -157,6 +157,7 @@ class GalleryStore:
             # First: whoever stores events takes the gallery's lock before the audit's.
             connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
             receipt = erasures.record_erasure(self._database.vault, connection, gallery, "gallery", removed, key=key)
-        self._database.vault.evict(gallery.pk)
+        with self._database.read() as connection:
+            self._database.vault.evict_deleted(connection)
         self._cache.evict(name)
         return gallery, erasures.with_log_emptied(self._database, receipt)

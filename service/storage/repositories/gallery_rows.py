@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -21,6 +21,9 @@ from service.storage.db.tables import (
     generations,
     last_change,
     receivers,
+    subjects,
+    templates,
+    vectors,
 )
 
 FORMER_SETTINGS: Final = frozenset({"min_margin"})
@@ -31,6 +34,8 @@ PLAIN_COLUMNS: Final = frozenset(part.name for part in fields(Gallery)) - {
 }
 """Columns that are attributes of :class:`Gallery`, among other names."""
 GENERATION_COLUMNS: Final = ("fingerprint", "dimension", "model", "state", "details")
+VISIBLE: Final = galleries.c.companion_of.is_(None)
+"""Condition of the galleries that users know, without those of strangers."""
 
 
 def gallery_rows() -> sa.Select[Any]:
@@ -72,6 +77,26 @@ def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
     )
 
 
+def read_companion(connection: Connection, vault: Vault, gallery: Gallery) -> Gallery | None:
+    """Return the hidden gallery of a gallery's strangers, which has its recognizer; None before the first stranger."""
+    row = connection.execute(COMPANION, {"gallery": gallery.pk}).first()
+    if row is None:
+        return None
+    same = {name: getattr(gallery, name) for name in ("fingerprint", "dimension", "generation", "current_generation")}
+    return replace(gallery_of(row, vault), **same)
+
+
+def strangers_of(gallery_pk: int) -> sa.ColumnElement[bool]:
+    """Select the subjects that are strangers of a gallery, of any recognizer."""
+    return subjects.c.gallery_pk.in_(sa.select(galleries.c.pk).where(galleries.c.companion_of == gallery_pk))
+
+
+def is_embedded(generation: int) -> sa.ColumnElement[bool]:
+    """Select the subjects with a vector of a generation."""
+    own = (templates.c.subject_pk == subjects.c.pk) & (vectors.c.template_pk == templates.c.pk)
+    return sa.exists().where(own, vectors.c.generation == generation).correlate(subjects)
+
+
 def gallery_value(connection: Connection, gallery_pk: int, column: sa.ColumnElement[Any]) -> Any:
     """Return the value of a column of ``galleries``; None if the gallery was deleted."""
     return connection.execute(sa.select(column).where(galleries.c.pk == gallery_pk)).scalar()
@@ -111,3 +136,7 @@ def _evidence_sequence(generation: sa.ColumnElement[int]) -> sa.ScalarSelect[int
         .where(evidence.c.gallery_pk == galleries.c.pk, evidence.c.generation == generation)
         .scalar_subquery()
     )
+
+
+# Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
+COMPANION: Final = gallery_rows().where(galleries.c.companion_of == sa.bindparam("gallery"))

@@ -30,13 +30,12 @@ from service.storage.db.tables import (
     generations,
     index_states,
     jobs,
-    strangers,
     templates,
     vectors,
 )
 from service.storage.repositories.change_log import append_changes
 from service.storage.repositories.erasures import delete_albums, delete_strangers
-from service.storage.repositories.gallery_rows import gallery_value, update_gallery
+from service.storage.repositories.gallery_rows import gallery_value, is_embedded, update_gallery
 from service.storage.repositories.job_records import ItemOutcome, Job, create_in, record_in
 
 FILL: Final = "migrate"
@@ -212,7 +211,7 @@ class GenerationStore:
             _queue_job(connection, gallery, DROP, away.number, away.fingerprint)
             theirs = (decoys.c.gallery_pk == gallery.pk) & (decoys.c.generation == away.number)
             forgotten = connection.execute(decoys.delete().where(theirs)).rowcount
-            unreadable = delete_strangers(connection, gallery, strangers.c.generation == away.number)["strangers"]
+            unreadable = delete_strangers(connection, gallery, ~is_embedded(current.number))["strangers"]
             outdated = (albums.c.gallery_pk == gallery.pk) & (albums.c.generation == away.number)
             unusable = delete_albums(connection, outdated)["albums"]
             details = _fingerprints(away, current) | {"left_out": lost, "decoys": forgotten}

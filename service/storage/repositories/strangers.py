@@ -1,7 +1,7 @@
-"""Remembered strangers: recall and founding, reads, promotion, merging and erasure.
+"""Remembered strangers: subjects of a hidden companion gallery, which has the recognizer of its parent.
 
-A process keeps the templates of the galleries that it recalls strangers of, and compares their version with the
-database before each use. A change is decided again under the lock of the gallery's row, on templates as of then.
+The keyed hash of a stranger's id in the database is the public id. A face is compared before the transaction that
+stores it, and again if strangers were added or removed in between. Writers hold the lock of the parent's row.
 """
 
 from __future__ import annotations
@@ -9,48 +9,42 @@ from __future__ import annotations
 import base64
 import threading
 import uuid
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
-import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from kith.wire.fields import rfc3339
 from models.runtime.network import Float
-from service.core.errors import (
-    GalleryMovedError,
-    InvalidRequestError,
-    StorageError,
-    StrangerNotFoundError,
-)
+from service.core.errors import GalleryMovedError, InvalidRequestError, StorageError, StrangerNotFoundError
 from service.domain.events import Event
-from service.domain.gallery import Crop, Gallery, Item, NewTemplate
-from service.domain.strangers import MAX_STRANGERS, MAX_TEMPLATES, Recalled, Remembered, Stranger
-from service.storage.audit.log import Entry, append, note, pseudonym
-from service.storage.db.engine import Database, deleted_meanwhile, new_version
-from service.storage.db.row_sealing import EVENT, open_crop, seal_crop
-from service.storage.db.tables import audit, events, galleries, stranger_templates, strangers
+from service.domain.gallery import Crop, Gallery, GallerySettings, Hit, Item, NewTemplate, Person
+from service.domain.strangers import MAX_STRANGERS, MAX_TEMPLATES, Nearest, Recalled, Stranger
+from service.storage.audit.log import Entry, note, pseudonym, record_entries
+from service.storage.db.engine import Database, deleted_meanwhile
+from service.storage.db.row_sealing import EVENT, open_crop
+from service.storage.db.tables import audit, crops, events, galleries, last_change, subjects, templates, vectors
 from service.storage.events.outbox import publish
 from service.storage.repositories import erasures
+from service.storage.repositories.change_log import read_snapshot
 from service.storage.repositories.erasures import Receipt, delete_strangers, record_erasure
-from service.storage.repositories.gallery_rows import gallery_value, update_gallery
+from service.storage.repositories.gallery_rows import gallery_value, is_embedded, read_companion, strangers_of
 from service.storage.repositories.read_cache import ReadCache
-from service.storage.repositories.subjects import MergeResult, name_subject, read_subject
-from service.storage.repositories.templates import admit
+from service.storage.repositories.subjects import MergeResult, insert_subjects, name_subject, read_subject
+from service.storage.repositories.templates import admit, insert_templates
 
-MAX_CACHED: Final = 8
-"""Galleries whose strangers a process keeps: at most 40 MB each."""
-READ_AT_ONCE: Final = 500
-FIRST_SEEN: Final = "stranger_first_seen"
-SEEN_AGAIN: Final = "stranger_seen_again"
 PROMOTED: Final = "stranger_promoted"
 MERGED: Final = "stranger_merged"
 REMEMBERED: Final = "stranger_remembered"
 _CONFLICT: Final = StorageError("a constraint of the strangers was violated")
+Search = Callable[[Gallery, Float, int], tuple[list[list[Hit]], int]]
+"""Search of a gallery for (q, d) vectors: the k nearest subjects of each, and the number of subjects compared."""
+Recall = Callable[[Float, Nearest | None], Recalled]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,76 +61,147 @@ class Sighting:
     photo: int | None = None
 
 
-Recall = Callable[[Float, Remembered], Recalled]
-
-
-@dataclass
-class _Memory:
-    """Strangers of a gallery as this process last read them. ``lock``: of one thread at a time."""
-
-    known: Remembered
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-@dataclass
-class _Changes:
-    """Strangers as of now in one transaction, its events and its audit lines."""
-
-    known: Remembered
-    events: list[Event] = field(default_factory=list)
-    lines: list[Entry] = field(default_factory=list)
-
-
 class StrangerStore:
     """Remembered strangers in SQL, of the gallery's current recognizer. Every method blocks."""
 
     def __init__(self, database: Database, cache: ReadCache) -> None:
         self._database = database
         self._cache = cache
-        self._memories: OrderedDict[tuple[int, int], _Memory] = OrderedDict()
-        self._lock = threading.Lock()
+        self._turns = defaultdict[int, threading.Lock](threading.Lock)
+        """Of the threads that store faces, by gallery: else they would change the strangers under each other."""
 
     def remember(
-        self, gallery: Gallery, sightings: Sequence[Sighting], recall: Recall, now: datetime
+        self, gallery: Gallery, sightings: Sequence[Sighting], search: Search, recall: Recall, now: datetime
     ) -> tuple[list[Stranger | None], bool]:
         """Return the stranger of each sighting, found or founded; None: neither. The second value: events were stored.
 
         No stranger is founded if anything was erased since ``gallery`` was read.
 
-        Raises GalleryNotFoundError, GalleryMovedError, MasterKeyError, StorageError; as ``recall``.
+        Raises GalleryNotFoundError, GalleryMovedError, MasterKeyError, StorageError; as ``search`` and ``recall``.
         """
         gallery.seal.unlock()
-        memory = self._memory(gallery)
-        with memory.lock:
-            with self._database.read() as connection:
-                memory.known = self._current(connection, gallery, memory.known)
-            if (settled := _settled(sightings, recall, memory.known, now)) is not None:
-                return settled, False
-            with self._database.write(_CONFLICT) as connection:
-                is_erased = _lock(connection, gallery)
-                made, seen = _Changes(self._current(connection, gallery, memory.known)), list[Stranger | None]()
-                for sighting in sightings:
-                    taken_for = recall(sighting.vector, made.known.hiding(_met_in_photo(sightings, seen)))
-                    if taken_for.stranger_pk is not None:
-                        one = _see_again(connection, gallery, taken_for, sighting, now, made)
-                    elif taken_for.is_new and not is_erased:
-                        one = _found(connection, gallery, sighting, now, made)
-                    else:
-                        one = None
-                    if one is not None:
-                        made.known = made.known.with_stranger(one)
-                    seen.append(one)
-                publish(self._database.vault, connection, gallery, made.events)
-                if made.lines:
-                    append(self._database.vault, connection, made.lines)
-            memory.known = made.known.without(made.known.hidden)
-            return seen, bool(made.events)
+        seen: list[tuple[Stranger | None, bool]] = []
+        for sighting in sightings:
+            pairs = zip(seen, sightings, strict=False)
+            met = {one.pk for (one, _), other in pairs if one is not None and other.photo == sighting.photo is not None}
+            see = partial(self._see, gallery, sighting, met, search, recall, now)
+            found = see(writes=False)
+            if found is None:
+                with self._turns[gallery.pk]:
+                    while (found := see(writes=True)) is None:
+                        pass  # another process was faster
+            seen.append(found)
+        return [stranger for stranger, _ in seen], any(is_reported for _, is_reported in seen)
+
+    def _see(
+        self,
+        gallery: Gallery,
+        sighting: Sighting,
+        met: set[int],
+        search: Search,
+        recall: Recall,
+        now: datetime,
+        writes: bool,
+    ) -> tuple[Stranger | None, bool] | None:
+        """Compare a face, and store what changes; return None if the strangers changed, or if it must not write.
+
+        ``met``: strangers of other faces in its photo.
+        """
+        with self._database.read() as connection:
+            companion = read_companion(connection, self._database.vault, gallery)
+            if companion is None and gallery_value(connection, gallery.pk, galleries.c.pk) is None:
+                raise deleted_meanwhile(gallery)
+            is_erased = erasures.is_any_since(connection, gallery)
+        nearest = None if companion is None else self._nearest(companion, sighting.vector, met, search)
+        found = recall(sighting.vector, nearest)
+        if nearest is not None and found.is_met:
+            known = self._known(nearest.key)
+            if known is not None and known.seen(now) is known and not found.is_diverse:
+                return known, False
+        elif is_erased or not found.is_new:
+            return None, False
+        if not writes:
+            return None
+        key = nearest.key if nearest is not None and found.is_met else None
+        return self._write(gallery, companion, key, sighting if key is None or found.is_diverse else None, now)
+
+    def _nearest(self, companion: Gallery, vector: Float, met: set[int], search: Search) -> Nearest | None:
+        """Return the stranger most similar to a face, without those who were ``met`` in its photo."""
+        (hits,), compared = search(companion, vector[None], len(met) + 1)
+        best = next((hit for hit in hits if hit.subject_pk not in met), None)
+        if best is None:
+            return None
+        mean = companion.templates / max(1, companion.subjects)
+        own = partial(self._vectors, companion, best.subject_pk)
+        return Nearest(best.subject_pk, best.similarity, compared - len(met), mean, own)
+
+    def _vectors(self, companion: Gallery, key: int) -> Float:
+        with self._database.read() as connection:
+            return read_snapshot(connection, companion, 0, templates.c.subject_pk == key).vectors
+
+    def _known(self, key: int) -> Stranger | None:
+        with self._database.read() as connection:
+            row = connection.execute(STRANGER, {"pk": key}).first()
+        return None if row is None else _stranger_of(row)
+
+    def _write(
+        self, gallery: Gallery, companion: Gallery | None, key: int | None, added: Sighting | None, now: datetime
+    ) -> tuple[Stranger, bool] | None:
+        """Store a sighting of a known stranger, or of a new one without ``key``; return whether events were stored.
+
+        Return None, and store nothing, if strangers were added or removed since ``companion`` was read, or anything
+        was erased before a new one. ``added``: becomes a template.
+        """
+        vault = self._database.vault
+        with self._database.write(_CONFLICT) as connection:
+            _lock(connection, gallery)
+            compared = None if companion is None else companion.last_change
+            if connection.execute(LAST_CHANGE, {"gallery": gallery.pk}).scalar() != compared:
+                return None
+            if is_new := key is None:
+                if erasures.is_any_since(connection, gallery):
+                    return None
+                companion = companion or self._create(connection, gallery, now)
+                (key,) = insert_subjects(
+                    connection, companion, {uuid.uuid4().hex: Person(None, None, None, now, now)}
+                ).values()
+            assert companion is not None  # noqa: S101 - it has the known stranger
+            if added is not None:
+                insert_templates(connection, companion, [(key, _template(added, now))])
+            before = _stranger_of(connection.execute(STRANGER, {"pk": key}).one())
+            stranger = before.seen(now)
+            if stranger is not before:
+                changing = subjects.update().where(subjects.c.pk == key)
+                connection.execute(changing.values(updated_at=now, seen_count=stranger.seen_count))
+            about: dict[str, Any] = {"data": stranger.sighting(), "stranger_pk": key, "at": now}
+            if is_new:
+                removed = _make_room(connection, gallery, companion)
+                reported = [Event("stranger_first_seen", **about)]
+                note(vault, connection, REMEMBERED, gallery, published=reported, stranger=stranger.id, **removed)
+            else:
+                reported = [Event("stranger_seen_again", **about)] if stranger.seen_count > before.seen_count else []
+                publish(vault, connection, gallery, reported)
+        return stranger, bool(reported)
+
+    def _create(self, connection: Connection, gallery: Gallery, now: datetime) -> Gallery:
+        """Create the companion of a gallery, under a name that no user can give."""
+        about = {
+            "fingerprint": gallery.fingerprint,
+            "dimension": gallery.dimension,
+            "settings": asdict(GallerySettings()),
+        }
+        row = {"name": f"{gallery.name}/strangers", "companion_of": gallery.pk}
+        pk = connection.execute(galleries.insert().values(**row, **about, created_at=now).returning(galleries.c.pk))
+        self._database.vault.create(connection, pk.scalar_one())
+        companion = read_companion(connection, self._database.vault, gallery)
+        assert companion is not None  # noqa: S101 - just inserted
+        return companion
 
     def list_page(self, gallery: Gallery, before: int | None, limit: int) -> list[Stranger]:
         """Return strangers, the latest founded first: at most ``limit`` before the row key ``before``."""
-        query = _stranger_rows(gallery).order_by(strangers.c.pk.desc()).limit(limit)
+        query = _rows(gallery).order_by(subjects.c.pk.desc()).limit(limit)
         if before is not None:
-            query = query.where(strangers.c.pk < before)
+            query = query.where(subjects.c.pk < before)
         with self._database.read() as connection:
             return [_stranger_of(row) for row in connection.execute(query)]
 
@@ -150,10 +215,11 @@ class StrangerStore:
 
         Raises StrangerNotFoundError.
         """
-        with self._database.change(gallery) as connection:
+        self.get(gallery, stranger_id)
+        record_entries(self._database, [Entry.about(gallery, "stranger_exported", stranger=stranger_id)])
+        with self._database.read() as connection:
             stranger = _read(connection, gallery, stranger_id)
-            note(self._database.vault, connection, "stranger_exported", gallery, stranger=stranger_id)
-            return _document(connection, gallery, stranger)
+            return _document(connection, gallery, stranger, self._templates(connection, gallery, stranger.pk))
 
     def promote(
         self, gallery: Gallery, stranger_id: str, subject_id: str, name: str | None, now: datetime
@@ -166,34 +232,20 @@ class StrangerStore:
             StrangerNotFoundError: with the receipt, if it was promoted, merged or forgotten.
             SubjectErasedError: the subject was erased since ``gallery`` was read.
         """
-        vault = self._database.vault
         with self._database.change(gallery) as connection:
             stranger = _read(connection, gallery, stranger_id)
-            new = [Item(subject_id, _as_template(gallery, row)) for row in _template_rows(connection, stranger.pk)]
-            admit(vault, connection, gallery, new).require_all()
+            moving = self._templates(connection, gallery, stranger.pk)
+            new = [Item(subject_id, replace(each, created_at=None)) for each in moving]
+            admit(self._database.vault, connection, gallery, new).require_all()
             subject = read_subject(connection, gallery, subject_id)
             if name is not None and subject.name is None:
                 name_subject(connection, gallery, subject, name)
             # An erasure of the subject must delete them.
-            own = events.update().where(events.c.stranger_pk == stranger.pk)
-            connection.execute(own.values(stranger_pk=None, subject_pk=subject.pk))
-            removed = delete_strangers(connection, gallery, strangers.c.pk == stranger.pk)
-            to = pseudonym(gallery, subject_id)
-            receipt = record_erasure(
-                vault,
-                connection,
-                gallery,
-                erasures.MOVED,
-                removed,
-                object_id=stranger_id,
-                event=PROMOTED,
-                moved_to=to,
-                into=to,
-                templates=len(new),
-            )
+            _move_events(connection, stranger.pk, subject.pk)
+            into = pseudonym(gallery, subject_id)
+            receipt = self._record_move(connection, gallery, stranger, PROMOTED, into, templates=len(new))
             subject = read_subject(connection, gallery, subject_id)
         self._cache.evict(gallery.name)
-        self._evict(gallery)
         return MergeResult(subject, len(new), erasures.with_log_emptied(self._database, receipt))
 
     def merge(self, gallery: Gallery, stranger_id: str, into: str) -> tuple[Stranger, Receipt]:
@@ -205,50 +257,32 @@ class StrangerStore:
             raise InvalidRequestError("into: must be another stranger")
         with self._database.change(gallery) as connection:
             source, target = (_read(connection, gallery, each) for each in (stranger_id, into))
-            rows = [*_template_rows(connection, target.pk), *_template_rows(connection, source.pk)]
-            kept = sorted(rows, key=lambda row: -row.quality.get("score", 0.0))[:MAX_TEMPLATES]
-            moving = stranger_templates.update().where(stranger_templates.c.pk.in_([row.pk for row in kept]))
-            connection.execute(moving.values(stranger_pk=target.pk))
-            left = (stranger_templates.c.stranger_pk == target.pk) & stranger_templates.c.pk.not_in(
-                [row.pk for row in kept]
-            )
-            connection.execute(stranger_templates.delete().where(left))
-            own = events.update().where(events.c.stranger_pk == source.pk)
-            connection.execute(own.values(stranger_pk=target.pk))
-            both = {
-                "first_seen": min(source.first_seen, target.first_seen),
-                "last_seen": max(source.last_seen, target.last_seen),
+            photos = sa.select(templates.c.pk, templates.c.quality).order_by(templates.c.pk)
+            both = [*connection.execute(photos.where(templates.c.subject_pk == target.pk))]
+            both += connection.execute(photos.where(templates.c.subject_pk == source.pk))
+            ranked = [row.pk for row in sorted(both, key=lambda row: -row.quality.get("score", 0.0))]
+            kept, left = ranked[:MAX_TEMPLATES], ranked[MAX_TEMPLATES:]
+            moving = templates.update().where(templates.c.pk.in_(kept), templates.c.subject_pk == source.pk)
+            connection.execute(moving.values(subject_pk=target.pk))
+            connection.execute(templates.delete().where(templates.c.pk.in_(left)))
+            _move_events(connection, source.pk, target.pk)
+            visits = {
+                "created_at": min(source.first_seen, target.first_seen),
+                "updated_at": max(source.last_seen, target.last_seen),
                 "seen_count": source.seen_count + target.seen_count,
             }
-            connection.execute(strangers.update().where(strangers.c.pk == target.pk).values(**both))
-            removed = delete_strangers(connection, gallery, strangers.c.pk == source.pk)
-            receipt = record_erasure(
-                self._database.vault,
-                connection,
-                gallery,
-                erasures.MOVED,
-                removed,
-                object_id=stranger_id,
-                event=MERGED,
-                moved_to=into,
-                into=into,
-            )
+            connection.execute(subjects.update().where(subjects.c.pk == target.pk).values(**visits))
+            receipt = self._record_move(connection, gallery, source, MERGED, into)
             merged = _read(connection, gallery, into)
         return merged, erasures.with_log_emptied(self._database, receipt)
 
     def forget(self, gallery: Gallery, stranger_id: str) -> Receipt:
         """Erase a stranger. A repeated erasure returns the first receipt. Raises as :meth:`promote`."""
         with self._database.change(gallery) as connection:
-            removed = delete_strangers(connection, gallery, strangers.c.id == stranger_id)
-            if removed["strangers"]:
-                vault = self._database.vault
-                receipt = record_erasure(vault, connection, gallery, "stranger", removed, object_id=stranger_id)
-            else:
-                earlier = erasures.last_receipt(connection, gallery, "stranger", stranger_id)
-                if earlier is None or earlier.kind == erasures.MOVED:
-                    raise _not_found(gallery, stranger_id, earlier)
-                receipt = earlier
-        self._evict(gallery)
+            receipt = erasures.erase(self._database.vault, connection, gallery, "stranger", stranger_id)
+            receipt = receipt or erasures.last_receipt(connection, gallery, "stranger", stranger_id)
+            if receipt is None or receipt.kind == erasures.MOVED:
+                raise _not_found(gallery, stranger_id, receipt)
         return erasures.with_log_emptied(self._database, receipt)
 
     def forget_all(self, gallery: Gallery) -> Receipt:
@@ -256,185 +290,76 @@ class StrangerStore:
         with self._database.change(gallery) as connection:
             removed = delete_strangers(connection, gallery, sa.true())
             receipt = record_erasure(self._database.vault, connection, gallery, "strangers", removed)
-        self._evict(gallery)
         return erasures.with_log_emptied(self._database, receipt)
 
-    def _evict(self, gallery: Gallery) -> None:
-        """Release what this process holds of a gallery's strangers."""
-        with self._lock:
-            for key in [key for key in self._memories if key[0] == gallery.pk]:
-                del self._memories[key]
-
-    def _memory(self, gallery: Gallery) -> _Memory:
-        key = (gallery.pk, gallery.generation)
-        with self._lock:
-            memory = self._memories.setdefault(key, _Memory(Remembered.none(gallery.dimension)))
-            self._memories.move_to_end(key)
-            if len(self._memories) > MAX_CACHED:
-                self._memories.popitem(last=False)
-        return memory
-
-    def _current(self, connection: Connection, gallery: Gallery, known: Remembered) -> Remembered:
-        """Return the strangers as of the transaction. Vectors that are known are not read again.
-
-        Keys are given under the lock of the gallery's row and never again: as long as none of the known strangers was
-        deleted, only templates with higher keys are new.
-        """
-        version = gallery_value(connection, gallery.pk, galleries.c.strangers)
-        if version is None:
-            raise deleted_meanwhile(gallery)
-        if version == known.version:
-            return known
-        former = sa.select(sa.func.count()).select_from(strangers).where(*_own(gallery))
-        former = former.where(strangers.c.pk <= max(known.strangers, default=0))
-        are_all_left = connection.execute(former).scalar_one() == len(known.strangers)
-        base = known if are_all_left else Remembered.none(gallery.dimension)
-        newer = stranger_templates.c.pk > int(base.template_pks.max(initial=0))
-        founded = _stranger_rows(gallery).where(
-            strangers.c.pk.in_(sa.select(stranger_templates.c.stranger_pk).where(newer))
+    def _templates(self, connection: Connection, gallery: Gallery, stranger_pk: int) -> list[NewTemplate]:
+        companion = read_companion(connection, self._database.vault, gallery)
+        assert companion is not None  # noqa: S101 - it has the stranger
+        query = (
+            sa.select(templates, vectors.c.vector, crops.c.sealed)
+            .join(vectors, vectors.c.template_pk == templates.c.pk)
+            .outerjoin(crops, crops.c.template_pk == templates.c.pk)
+            .where(templates.c.subject_pk == stranger_pk, vectors.c.generation == gallery.generation)
+            .order_by(templates.c.pk)
         )
-        people = {row.pk: _stranger_of(row) for row in connection.execute(founded)}
-        columns = stranger_templates.c.pk, stranger_templates.c.stranger_pk, stranger_templates.c.quality
-        owned = sa.select(*columns).join(strangers, strangers.c.pk == stranger_templates.c.stranger_pk)
-        rows = connection.execute(owned.where(*_own(gallery), newer).order_by(columns[0])).all()
-        keys = np.array([row.pk for row in rows], np.int64)
-        vectors = np.empty((len(rows), gallery.dimension), np.float32)
-        places = {} if are_all_left else {pk: place for place, pk in enumerate(known.template_pks.tolist())}
-        old = np.array([places.get(pk, -1) for pk in keys.tolist()], np.int64)
-        vectors[old >= 0] = known.vectors[old[old >= 0]]
-        missing = np.flatnonzero(old < 0)
-        for start in range(0, len(missing), READ_AT_ONCE):
-            part = missing[start : start + READ_AT_ONCE]
-            chosen = stranger_templates.c.pk.in_(keys[part].tolist())
-            sealed = dict(connection.execute(sa.select(columns[0], stranger_templates.c.vector).where(chosen)).all())
-            opened = [sealed[pk] for pk in keys[part].tolist()]
-            vectors[part] = gallery.seal.open_vectors(opened, gallery.generation, gallery.dimension)
-        owners = np.concatenate([base.stranger_pks, np.array([row.stranger_pk for row in rows], np.int64)])
-        order = np.argsort(owners, kind="stable")
-        return Remembered(
-            version,
-            {**base.strangers, **people},
-            np.concatenate([base.template_pks, keys])[order],
-            owners[order],
-            np.concatenate([base.vectors, vectors])[order],
-            np.concatenate([base.qualities, np.array([_score(row.quality) for row in rows], np.float32)])[order],
-        )
+        found, seal = connection.execute(query).all(), companion.seal
+        opened = seal.open_vectors([row.vector for row in found], gallery.generation, gallery.dimension)
+        images = [None if row.sealed is None else open_crop(seal, row.sealed) for row in found]
+        return [
+            NewTemplate(row.id, vector, row.kind, row.quality, row.detection_score, {}, crop, None, row.created_at)
+            for row, vector, crop in zip(found, opened, images, strict=True)
+        ]
+
+    def _record_move(
+        self, connection: Connection, gallery: Gallery, stranger: Stranger, event: str, into: str, **counts: int
+    ) -> Receipt:
+        """Delete a stranger whose data another one has since, and return the receipt."""
+        removed = delete_strangers(connection, gallery, subjects.c.pk == stranger.pk)
+        details: dict[str, Any] = {"object_id": stranger.id, "moved_to": into, "into": into, **counts}
+        vault = self._database.vault
+        return record_erasure(vault, connection, gallery, erasures.MOVED, removed, event=event, **details)
 
 
-def _settled(
-    sightings: Sequence[Sighting], recall: Recall, known: Remembered, now: datetime
-) -> list[Stranger | None] | None:
-    """Return the strangers if nothing is to be written; else None."""
-    seen: list[Stranger | None] = []
-    for sighting in sightings:
-        found = recall(sighting.vector, known.hiding(_met_in_photo(sightings, seen)))
-        stranger = None if found.stranger_pk is None else known.strangers[found.stranger_pk]
-        if found.is_new or found.is_diverse or (stranger is not None and stranger.seen(now) is not stranger):
-            return None
-        seen.append(stranger)
-    return seen
-
-
-def _met_in_photo(sightings: Sequence[Sighting], seen: Sequence[Stranger | None]) -> set[int]:
-    """Return the keys of the strangers that were ``seen`` in the photo of the next sighting."""
-    photo = sightings[len(seen)].photo
-    pairs = zip(sightings, seen, strict=False)
-    return {one.pk for sighting, one in pairs if one is not None and photo is not None and sighting.photo == photo}
-
-
-def _lock(connection: Connection, gallery: Gallery) -> bool:
-    """Lock the gallery's row, and return whether anything was erased since ``gallery`` was read.
-
-    Its version stays: indexes and caches of subjects have nothing to follow.
-    """
+def _lock(connection: Connection, gallery: Gallery) -> None:
+    """Lock the gallery's row. Its version stays: indexes and caches of its subjects have nothing to follow."""
     query = sa.select(galleries.c.current_generation).where(galleries.c.pk == gallery.pk)
     row = connection.execute(query.with_for_update(key_share=True)).first()
     if row is None:
         raise deleted_meanwhile(gallery)
     if row.current_generation != gallery.generation:
         raise GalleryMovedError(f"gallery {gallery.name!r} moved to another recognizer meanwhile")
-    return erasures.is_any_since(connection, gallery)
 
 
-def _found(connection: Connection, gallery: Gallery, sighting: Sighting, now: datetime, made: _Changes) -> Stranger:
-    """Found a stranger, in place of the one last seen the longest ago if the gallery is full."""
-    own = strangers.c.gallery_pk == gallery.pk
-    count = connection.execute(sa.select(sa.func.count()).select_from(strangers).where(own)).scalar_one()
-    removed = Counter[str]()
-    if count >= MAX_STRANGERS:
-        by_age = sa.select(strangers.c.pk).where(own).order_by(strangers.c.last_seen, strangers.c.pk)
-        oldest = connection.execute(by_age.limit(count - MAX_STRANGERS + 1)).scalars().all()
-        removed = delete_strangers(connection, gallery, strangers.c.pk.in_(oldest))
-        made.known = made.known.hiding(oldest)  # they are left out after the transaction: that copies all vectors
-    stranger_id = uuid.uuid4().hex
-    seen = {"first_seen": now, "last_seen": now, "seen_count": 1}
-    row = {"id": stranger_id, "gallery_pk": gallery.pk, "generation": gallery.generation}
-    pk = connection.execute(strangers.insert().values(**row, **seen).returning(strangers.c.pk)).scalar_one()
-    _add_template(connection, gallery, pk, sighting, now, made)
-    stranger = Stranger(pk, stranger_id, now, now, 1, 1)
-    details: dict[str, Any] = {"stranger": stranger_id}
-    if removed:
-        details["removed"] = {kind: number for kind, number in sorted(removed.items()) if number}
-    made.lines.append(Entry.about(gallery, REMEMBERED, **details))
-    made.events.append(Event(FIRST_SEEN, stranger.sighting(), stranger=stranger_id, at=now))
-    return stranger
+def _make_room(connection: Connection, gallery: Gallery, companion: Gallery) -> dict[str, Any]:
+    """Delete the strangers last seen the longest ago, if there are too many; return their number for an audit line."""
+    excess = gallery_value(connection, companion.pk, galleries.c.subject_count) - MAX_STRANGERS
+    if excess <= 0:
+        return {}
+    oldest = sa.select(subjects.c.pk).where(subjects.c.gallery_pk == companion.pk)
+    oldest = oldest.order_by(subjects.c.updated_at, subjects.c.pk).limit(excess)
+    pks = connection.execute(oldest).scalars().all()
+    return {"removed": dict(delete_strangers(connection, gallery, subjects.c.pk.in_(pks)))}
 
 
-def _see_again(
-    connection: Connection, gallery: Gallery, taken_for: Recalled, sighting: Sighting, now: datetime, made: _Changes
-) -> Stranger:
-    row = connection.execute(_stranger_rows(gallery).where(strangers.c.pk == taken_for.stranger_pk)).one()
-    before = _stranger_of(row)
-    after = before.seen(now)
-    if after is not before:
-        values = {"last_seen": after.last_seen, "seen_count": after.seen_count}
-        connection.execute(strangers.update().where(strangers.c.pk == before.pk).values(**values))
-    if after.seen_count > before.seen_count:
-        made.events.append(Event(SEEN_AGAIN, after.sighting(), stranger=after.id, at=now))
-    if taken_for.is_diverse:
-        _add_template(connection, gallery, before.pk, sighting, now, made)
-        after = replace(after, template_count=before.template_count + 1)
-    return after
+def _template(sighting: Sighting, now: datetime) -> NewTemplate:
+    score, crop = sighting.detection_score, sighting.crop
+    return NewTemplate(uuid.uuid4().hex, sighting.vector, "photo", sighting.quality, score, {}, crop, None, now)
 
 
-def _add_template(
-    connection: Connection, gallery: Gallery, stranger_pk: int, sighting: Sighting, now: datetime, made: _Changes
-) -> None:
-    (vector,) = gallery.seal.close_vectors(sighting.vector[None], gallery.generation)
-    inserted = stranger_templates.insert().values(
-        stranger_pk=stranger_pk,
-        vector=vector,
-        crop=None if sighting.crop is None else seal_crop(gallery.seal, sighting.crop),
-        quality=sighting.quality,
-        detection_score=sighting.detection_score,
-        created_at=now,
-    )
-    pk = connection.execute(inserted.returning(stranger_templates.c.pk)).scalar_one()
-    version, quality = new_version(), _score(sighting.quality)
-    update_gallery(connection, gallery.pk, strangers=version)
-    # This transaction holds the lock, so nothing else changed: it need not read what it wrote.
-    made.known = made.known.with_template(version, stranger_pk, pk, sighting.vector, quality)
+def _move_events(connection: Connection, source_pk: int, target_pk: int) -> None:
+    connection.execute(events.update().where(events.c.subject_pk == source_pk).values(subject_pk=target_pk))
 
 
-def _score(quality: Mapping[str, float]) -> float:
-    return quality.get("score", np.nan)
-
-
-def _own(gallery: Gallery) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
-    return strangers.c.gallery_pk == gallery.pk, strangers.c.generation == gallery.generation
-
-
-def _stranger_rows(gallery: Gallery) -> sa.Select[Any]:
-    owned = sa.select(sa.func.count()).where(stranger_templates.c.stranger_pk == strangers.c.pk)
-    return sa.select(strangers, owned.scalar_subquery().label("template_count")).where(*_own(gallery))
+def _rows(gallery: Gallery) -> sa.Select[Any]:
+    return STRANGERS.where(strangers_of(gallery.pk), is_embedded(gallery.generation))
 
 
 def _stranger_of(row: sa.Row[Any]) -> Stranger:
-    return Stranger(row.pk, row.id, row.first_seen, row.last_seen, row.seen_count, row.template_count)
+    return Stranger(row.pk, row.lookup, row.created_at, row.updated_at, row.seen_count, row.template_count)
 
 
 def _read(connection: Connection, gallery: Gallery, stranger_id: str) -> Stranger:
-    row = connection.execute(_stranger_rows(gallery).where(strangers.c.id == stranger_id)).first()
+    row = connection.execute(_rows(gallery).where(subjects.c.lookup == stranger_id)).first()
     if row is None:
         raise _not_found(gallery, stranger_id, erasures.last_receipt(connection, gallery, "stranger", stranger_id))
     return _stranger_of(row)
@@ -445,40 +370,36 @@ def _not_found(gallery: Gallery, stranger_id: str, erased: Receipt | None) -> St
     return StrangerNotFoundError(f"gallery {gallery.name!r} remembers no stranger {stranger_id!r}", **details)
 
 
-def _template_rows(connection: Connection, stranger_pk: int) -> Sequence[sa.Row[Any]]:
-    own = stranger_templates.c.stranger_pk == stranger_pk
-    return connection.execute(sa.select(stranger_templates).where(own).order_by(stranger_templates.c.pk)).all()
-
-
-def _as_template(gallery: Gallery, row: sa.Row[Any]) -> NewTemplate:
-    crop = None if row.crop is None else open_crop(gallery.seal, row.crop)
-    (vector,) = gallery.seal.open_vectors([row.vector], gallery.generation, gallery.dimension)
-    return NewTemplate(uuid.uuid4().hex, vector, "photo", row.quality, row.detection_score, crop=crop)
-
-
-def _document(connection: Connection, gallery: Gallery, stranger: Stranger) -> dict[str, Any]:
-    templates = []
-    for row in _template_rows(connection, stranger.pk):
-        new = _as_template(gallery, row)
-        crop = new.crop and {
-            "image": base64.b64encode(new.crop.image).decode(),
-            "landmarks": new.crop.landmarks_xy,
-        }
-        about = {"quality": row.quality, "detection_score": row.detection_score}
-        templates.append(
-            {**about, "created_at": rfc3339(row.created_at), "embedding": new.vector.tolist(), "crop": crop}
-        )
-    own = events.c.stranger_pk == stranger.pk
-    sealed = connection.execute(sa.select(events.c.sealed).where(own).order_by(events.c.pk)).scalars()
+def _document(
+    connection: Connection, gallery: Gallery, stranger: Stranger, photos: Sequence[NewTemplate]
+) -> dict[str, Any]:
+    own = sa.select(events.c.sealed).where(events.c.subject_pk == stranger.pk).order_by(events.c.pk)
     named = (audit.c.gallery_pk == gallery.pk) & sa.cast(audit.c.details, sa.Text).contains(stranger.id)
     lines = connection.execute(sa.select(audit).where(named).order_by(audit.c.number))
     return {
         "kind": "kith-stranger",
         "gallery": gallery.name,
         **stranger.sighting(),
-        "templates": templates,
-        "events": [gallery.seal.open_json(each, EVENT) for each in sealed],
+        "templates": [
+            {
+                "quality": one.quality,
+                "detection_score": one.detection_score,
+                "created_at": None if one.created_at is None else rfc3339(one.created_at),
+                "embedding": one.vector.tolist(),
+                "crop": one.crop
+                and {"image": base64.b64encode(one.crop.image).decode(), "landmarks": one.crop.landmarks_xy},
+            }
+            for one in photos
+        ],
+        "events": [gallery.seal.open_json(each, EVENT) for each in connection.execute(own).scalars()],
         "audit": [
             {"number": line.number, "at": rfc3339(line.at), "event": line.event, "actor": line.actor} for line in lines
         ],
     }
+
+
+# Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
+LAST_CHANGE: Final = sa.select(last_change()).where(galleries.c.companion_of == sa.bindparam("gallery"))
+OWNED: Final = sa.select(sa.func.count()).where(templates.c.subject_pk == subjects.c.pk).scalar_subquery()
+STRANGERS: Final = sa.select(subjects, OWNED.label("template_count"))
+STRANGER: Final = STRANGERS.where(subjects.c.pk == sa.bindparam("pk"))

@@ -281,7 +281,7 @@ def admit(
     owners = _subject_pks(connection, gallery, accepted)
     missing = {subject: (imported or {}).get(subject, Person()) for subject in accepted if subject not in owners}
     owners |= insert_subjects(connection, gallery, missing)
-    _insert_templates(connection, gallery, [(owners[subject], template) for _, subject, template in new])
+    insert_templates(connection, gallery, [(owners[subject], template) for _, subject, template in new])
     if imported is not None:
         enrolled = Event("enrollment", {"subject_count": len(missing), "template_count": len(new)})
         details = {"subjects": len(missing), "templates": len(new), "refused": len(refused)}
@@ -325,7 +325,7 @@ def _subject_pks(connection: Connection, gallery: Gallery, ids: Iterable[str]) -
     return {lookups[row.lookup]: row.pk for row in found}
 
 
-def _insert_templates(connection: Connection, gallery: Gallery, new: Sequence[tuple[int, NewTemplate]]) -> None:
+def insert_templates(connection: Connection, gallery: Gallery, new: Sequence[tuple[int, NewTemplate]]) -> None:
     """Insert templates of the subjects with these row keys."""
     if not new:
         return

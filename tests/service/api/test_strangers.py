@@ -203,7 +203,7 @@ def test_the_search_is_answered_if_nothing_can_be_written(
     engine = engine_of(place[2].sql_url)
     with engine.begin() as connection:
         connection.execute(
-            sa.text("CREATE TRIGGER full BEFORE INSERT ON strangers BEGIN SELECT RAISE(ABORT, 'no room'); END")
+            sa.text("CREATE TRIGGER full BEFORE INSERT ON subjects BEGIN SELECT RAISE(ABORT, 'no room'); END")
         )
     try:
         answer = largest(kith, astronaut)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 from models.risk.calibration import Calibration
 from models.runtime.network import Float
 from service.core.errors import RiskUncalibratedError
+from service.domain.fusion import fuse_similarities
 from service.domain.gallery import GallerySettings
 from service.domain.outcomes import RiskTarget
-from service.domain.strangers import MAX_TEMPLATES, Recalled, Remembered
+from service.domain.strangers import MAX_TEMPLATES, Nearest, Recalled
 from service.risk.decision import ImpostorRisk, RivalRisk, thresholds_for
 from service.risk.strangers import recall
 
@@ -21,11 +23,16 @@ EXPLICIT = GallerySettings(risk=RiskTarget("threshold", 0.5))
 ONE_PERCENT = GallerySettings(risk=RiskTarget("fpir", 0.01))
 
 
-def remembered(*people: Float) -> Remembered:
-    """``people``: (n, d) templates of each stranger, whose keys are 1, 2, ..."""
-    vectors = np.concatenate(people).astype(np.float32)
-    owners = np.repeat(np.arange(1, len(people) + 1), [len(one) for one in people])
-    return Remembered(1, {}, np.arange(len(vectors)), owners, vectors, np.full(len(vectors), 0.5, np.float32))
+def nearest_of(vector: Float, *people: Float) -> Nearest:
+    """Return the nearest of ``people``, (n, d) templates each, to a face."""
+    vectors, owners = np.concatenate(people), np.repeat(np.arange(len(people)), [len(one) for one in people])
+    (similarities,) = fuse_similarities(vector[None], vectors, owners, np.full(len(vectors), 0.5, np.float32))
+    best = int(similarities.argmax())
+    return Nearest(best, float(similarities[best]), len(people), len(vectors) / len(people), lambda: people[best])
+
+
+def judged(vector: Float, people: Sequence[Float], model: ImpostorRisk | None, settings: GallerySettings) -> Recalled:
+    return recall(vector, nearest_of(vector, *people), model, settings)
 
 
 def at(similarity: float, axis: int = 0) -> Float:
@@ -44,35 +51,35 @@ def risk(calibration: Calibration) -> ImpostorRisk:
 
 
 def test_the_first_face_is_new() -> None:
-    assert recall(at(1.0), Remembered.none(DIMENSION), None, EXPLICIT) == Recalled(is_new=True)
+    assert recall(at(1.0), None, None, EXPLICIT) == Recalled(is_new=True)
 
 
 def test_the_most_similar_stranger_is_met() -> None:
-    known = remembered(*axes(0, 1, 2))
-    assert recall(at(0.9, 1), known, None, EXPLICIT).stranger_pk == 2
-    assert recall(at(0.4, 1), known, None, EXPLICIT) == Recalled(is_new=True)
+    known = axes(0, 1, 2)
+    assert judged(at(0.9, 1), known, None, EXPLICIT) == Recalled(is_met=True)
+    assert judged(at(0.4, 1), known, None, EXPLICIT) == Recalled(is_new=True)
 
 
 def test_a_face_between_the_thresholds_founds_nobody(calibration: Calibration) -> None:
     model, settings = risk(calibration), replace(ONE_PERCENT, review_factor=10.0)
     limits = thresholds_for(settings.risk, model, 2, 10.0)
-    known = remembered(*axes(0, 1))
+    known = axes(0, 1)
     middle = (limits.accept + limits.review) / 2
-    assert recall(at(middle), known, model, settings) == Recalled()
-    assert recall(at(middle), known, model, replace(settings, review_factor=1.0)).is_new
-    assert recall(at(limits.review - 0.01), known, model, settings).is_new
-    assert recall(at(limits.accept + 0.01), known, model, settings).stranger_pk == 1
+    assert judged(at(middle), known, model, settings) == Recalled()
+    assert judged(at(middle), known, model, replace(settings, review_factor=1.0)).is_new
+    assert judged(at(limits.review - 0.01), known, model, settings).is_new
+    assert judged(at(limits.accept + 0.01), known, model, settings).is_met
 
 
 def test_more_strangers_and_more_templates_need_more_similarity(calibration: Calibration) -> None:
     model = risk(calibration)
-    few, many = remembered(*axes(0, 1)), remembered(*axes(*range(60)))
+    few, many = axes(0, 1), axes(*range(60))
     similarity = thresholds_for(ONE_PERCENT.risk, model, 2).accept + 1e-3
     assert similarity < thresholds_for(ONE_PERCENT.risk, model, 60).accept
-    assert recall(at(similarity), few, model, ONE_PERCENT).stranger_pk == 1
-    assert recall(at(similarity), many, model, ONE_PERCENT).stranger_pk is None
-    twice = remembered(*(np.repeat(one, 4, axis=0) for one in axes(0, 1)))
-    assert recall(at(similarity), twice, model, ONE_PERCENT).stranger_pk is None
+    assert judged(at(similarity), few, model, ONE_PERCENT).is_met
+    assert not judged(at(similarity), many, model, ONE_PERCENT).is_met
+    twice = [np.repeat(one, 4, axis=0) for one in axes(0, 1)]
+    assert not judged(at(similarity), twice, model, ONE_PERCENT).is_met
 
 
 def test_new_strangers_are_taken_for_others_at_the_stated_rate(
@@ -90,34 +97,34 @@ def test_new_strangers_are_taken_for_others_at_the_stated_rate(
         share = float(np.mean(best >= accept))
         assert share == pytest.approx(0.1, abs=0.01), strangers
         # The rule applies the same threshold.
-        known = remembered(*axes(*range(strangers)))
-        assert recall(at(accept + 1e-4), known, model, settings).stranger_pk == 1
-        assert recall(at(accept - 1e-4), known, model, settings).stranger_pk is None
+        known = axes(*range(strangers))
+        assert judged(at(accept + 1e-4), known, model, settings).is_met
+        assert not judged(at(accept - 1e-4), known, model, settings).is_met
 
 
 def test_a_second_id_of_the_same_person_does_not_hide_the_first(calibration: Calibration) -> None:
     """The runner-up does not count against the best: both may be one person."""
     plain = risk(calibration)
     adjusted = replace(plain, search=RivalRisk(calibration.curve, 0.1, 100))
-    known = remembered(*axes(0), at(0.97)[None], *axes(*range(1, 60)))
-    assert recall(at(0.98), known, plain, ONE_PERCENT).stranger_pk in (1, 2)
-    assert recall(at(0.98), known, adjusted, ONE_PERCENT) == recall(at(0.98), known, plain, ONE_PERCENT)
+    known = [*axes(0), at(0.97)[None], *axes(*range(1, 60))]
+    assert judged(at(0.98), known, plain, ONE_PERCENT).is_met
+    assert judged(at(0.98), known, adjusted, ONE_PERCENT) == judged(at(0.98), known, plain, ONE_PERCENT)
 
 
 def test_only_diverse_faces_become_templates_and_only_a_few(calibration: Calibration) -> None:
     model = risk(calibration)
-    known = remembered(*axes(0, 1))
+    known = axes(0, 1)
     accept = thresholds_for(ONE_PERCENT.risk, model, 2).accept
     assert accept < calibration.mean_genuine
     unlike, alike = (accept + calibration.mean_genuine) / 2, calibration.mean_genuine + 0.01
-    assert recall(at(unlike), known, model, ONE_PERCENT) == Recalled(1, is_diverse=True)
-    assert recall(at(alike), known, model, ONE_PERCENT) == Recalled(1)
-    full = remembered(np.repeat(axes(0)[0], MAX_TEMPLATES, axis=0), *axes(*range(1, MAX_TEMPLATES)))
-    found = recall(at(calibration.mean_genuine - 1e-3), full, model, ONE_PERCENT)
-    assert found == Recalled(1)
+    assert judged(at(unlike), known, model, ONE_PERCENT) == Recalled(is_met=True, is_diverse=True)
+    assert judged(at(alike), known, model, ONE_PERCENT) == Recalled(is_met=True)
+    full = [np.repeat(axes(0)[0], MAX_TEMPLATES, axis=0), *axes(*range(1, MAX_TEMPLATES))]
+    found = judged(at(calibration.mean_genuine - 1e-3), full, model, ONE_PERCENT)
+    assert found == Recalled(is_met=True)
 
 
 def test_without_a_calibration_a_rate_cannot_be_kept() -> None:
     with pytest.raises(RiskUncalibratedError):
-        recall(at(0.9), remembered(*axes(0)), None, ONE_PERCENT)
-    assert recall(at(0.9), remembered(*axes(0)), None, EXPLICIT) == Recalled(1)
+        judged(at(0.9), axes(0), None, ONE_PERCENT)
+    assert judged(at(0.9), axes(0), None, EXPLICIT) == Recalled(is_met=True)

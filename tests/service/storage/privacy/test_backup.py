@@ -92,12 +92,13 @@ def filled(database: Database) -> Store:
     for i, vector in enumerate(vectors(20)):
         store.subjects.put(one, f"s{i}", f"Name {i} \u00e9", {"i": i, "odd": [None, 1.5]}, [f"t{i % 3}"])
         enroll(store, one, f"s{i}", vector, key=f"key {i}")
+    face = Sighting(vectors(1)[0], {"score": 0.5}, 0.9, Crop(b"face", ((1, 2.5),)))
+    search = Followers(in_process(store)).nearest
+    store.strangers.remember(one, [face], search, lambda vector, known: Recalled(is_new=True), datetime.now(UTC))
     enroll(store, two, "last", *vectors(2, 1))
     last = store.templates.list_page(two, "last")[-1]
     store.templates.delete(two, "last", last.id)
     store.decoys.add(store.galleries.get("two"), "last", vectors(1, 2)[0], "photo")
-    face = Sighting(vectors(1)[0], {"score": 0.5}, 0.9, Crop(b"face", ((1, 2.5),)))
-    store.strangers.remember(one, [face], lambda vector, known: Recalled(is_new=True), datetime.now(UTC))
     jobs_of, later = JobStore(database), datetime.now(UTC) + timedelta(days=7)
     jobs_of.create(two, "album", {}, beginning=store.albums.beginning(two, 0.01, later))
     made = jobs_of.claim("here", 60)
@@ -137,7 +138,7 @@ def everything(database: Database) -> dict[str, list[Any]]:
             t.name: sorted(
                 repr(
                     {
-                        k: names.get(v, v) if k == of_gallery[t.name] else v
+                        k: names.get(v, v) if k in (of_gallery[t.name], "companion_of") else v
                         for k, v in row._mapping.items()
                         if k not in ("xid", "event_pk")  # a restored receiver is at the end of the log
                     }
@@ -212,7 +213,7 @@ def test_a_nonempty_database_is_not_overwritten(fresh: Open, tmp_path: Path) -> 
     filled(database)
     back_up(database, file)
     before = everything(database)
-    with pytest.raises(BackupError, match="holds 2 galleries with 21 templates"):
+    with pytest.raises(BackupError, match="holds 22 templates of 22 people"):
         restore(database, file)
     assert everything(database) == before
 
@@ -361,15 +362,15 @@ def test_the_command_line(fresh: Open, tmp_path: Path, monkeypatch: pytest.Monke
             database = open_database(f"sqlite:///{tmp_path / folder / 'kith.db'}")
             filled(database)
             database.close()
-            assert "2 galleries" in CliRunner().invoke(app, ["backup", str(file)]).stdout
+            assert "22 templates of 22 people" in CliRunner().invoke(app, ["backup", str(file)]).stdout
         else:
             done = CliRunner().invoke(app, ["restore", str(file)])
             assert done.exit_code == 0, done.output
-            assert "21 templates" in done.stdout
+            assert "22 templates of 22 people" in done.stdout
     assert isinstance(CliRunner().invoke(app, ["restore", str(file)]).exception, BackupError)
-    assert read_manifest(file).rows["galleries"] == 2
+    assert read_manifest(file).rows["galleries"] == 3  # one of strangers
     with database.read() as connection:
-        assert connection.execute(sa.select(sa.func.count()).select_from(galleries)).scalar() == 2
+        assert connection.execute(sa.select(sa.func.count()).select_from(galleries)).scalar() == 3
     database.close()
 
 

@@ -112,7 +112,7 @@ PLACES: Final[dict[str, dict[str, str]]] = {
 }
 """Path in the export for each column with personal data."""
 OTHERS: Final[dict[str, set[str]]] = {
-    "subjects": {"pk", "gallery_pk"},
+    "subjects": {"pk", "gallery_pk", "seen_count"},  # the last of strangers, who have an export of their own
     "labels": {"gallery_pk", "subject_pk"},
     "templates": {"pk", "gallery_pk", "subject_pk", "moved"},
     "vectors": {"template_pk"},
@@ -122,7 +122,7 @@ OTHERS: Final[dict[str, set[str]]] = {
     "idempotency": {"gallery_pk", "subject_pk"},
     "generations": {"gallery_pk", "dimension", "state", "details", "created_at", "updated_at"},
     "job_items": {"pk", "job_pk", "lookup", "failed"},
-    "events": {"pk", "id", "xid", "gallery_pk", "subject_pk", "stranger_pk"},
+    "events": {"pk", "id", "xid", "gallery_pk", "subject_pk"},
     "receivers": {
         "pk",
         "id",
@@ -164,7 +164,7 @@ OTHERS: Final[dict[str, set[str]]] = {
         "template_count",
         "log_floor",
         "version",
-        "strangers",
+        "companion_of",
         "created_at",
     },
     "albums": {
@@ -179,9 +179,6 @@ OTHERS: Final[dict[str, set[str]]] = {
     },
     "album_groups": {"pk", "album_pk"},
     "album_faces": {"pk", "album_pk", "group_pk"},
-    # Of people who are no subjects; with an export of their own.
-    "strangers": {"pk", "id", "gallery_pk", "generation", "first_seen", "last_seen", "seen_count"},
-    "stranger_templates": {"pk", "stranger_pk", "vector", "crop", "quality", "detection_score", "created_at"},
     "evidence": {"gallery_pk", "generation", "sequence", "templates", "document", "derived_at"},
     "index_states": {"gallery_pk", "generation", "engine", "sequence", "updated_at"},
     "data_keys": {"gallery_pk", "wrapped", "master_key", "created_at"},
