@@ -50,6 +50,8 @@ _WIDE_TEXT: Final = "\u3030\u303d\u3297\u3299\U0001f202\U0001f237"
 _VIRAMA: Final = 9
 """Canonical combining class of marks that join consonants."""
 JOINERS: Final = "\u200c\u200d"
+_PLAIN_ID: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_ID_LENGTH}}}")
+"""Most ids: thousands of an import need no other check."""
 ID_RULE: Final = (
     f"must be 1 to {MAX_ID_LENGTH} visible characters, without '/', '\\', U+FFFD and spaces at its ends, "
     "and not '.' or '..'"
@@ -85,6 +87,8 @@ def normalize_text(text: str) -> str:
 
 def normalize_id(text: str) -> str:
     """Return an id in NFC. Raises ValueError: it does not follow ID_RULE."""
+    if _PLAIN_ID.fullmatch(text):
+        return text
     normalized = to_nfc(text)
     if (
         not 0 < len(normalized) <= MAX_ID_LENGTH

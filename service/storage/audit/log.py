@@ -1,7 +1,7 @@
 """Audit lines in SQL, written in the transaction of the operation that they record.
 
 All lines are one chain, whose head each writer locks at the end of its transaction, after the rows of galleries and
-webhooks. This order prevents deadlocks, and gives events their keys in the order of commits.
+webhooks. This order prevents deadlocks.
 """
 
 from __future__ import annotations

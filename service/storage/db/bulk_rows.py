@@ -70,7 +70,7 @@ def is_in(
 
 
 def insert(connection: Connection, table: sa.Table, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Insert rows given in the order of ``columns``, with values from :func:`as_json` and :func:`as_time`."""
+    """Insert rows given in the order of ``columns``, with JSON as text and times from :func:`as_time`."""
     row = f"({', '.join(['?' if connection.dialect.name == 'sqlite' else '%s'] * len(columns))})"
     start = f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES "  # noqa: S608
     rest = iter(rows)
@@ -90,11 +90,6 @@ def large_page_cache(connection: Connection) -> Iterator[None]:
         yield
     finally:
         connection.exec_driver_sql(f"PRAGMA cache_size = {before}")
-
-
-def as_json(value: Any) -> str | None:
-    """Return the JSON that SQLAlchemy would write; None stays None."""
-    return None if value is None else json.dumps(value)
 
 
 def as_time(connection: Connection, at: datetime | None, latest: datetime | None = None) -> datetime | str:

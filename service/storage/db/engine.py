@@ -298,11 +298,12 @@ def _data_version(connection: sqlite3.Connection) -> int:
     return int(version)
 
 
-def _write_json(value: object) -> str:
+def write_json(value: object) -> str:
+    """Return the JSON of a column."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode()
 
 
-JSON: Final[dict[str, Any]] = {"json_serializer": _write_json, "json_deserializer": orjson.loads}
+JSON: Final[dict[str, Any]] = {"json_serializer": write_json, "json_deserializer": orjson.loads}
 """Arguments of engines: columns of JSON, several times faster than by the standard library."""
 
 

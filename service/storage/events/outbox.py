@@ -23,7 +23,7 @@ from service.domain.gallery import Gallery
 from service.security.sealing import Seal, SealBrokenError
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import EVENT, subject_lookup
-from service.storage.db.tables import audit_head, events, galleries, receivers, subjects
+from service.storage.db.tables import events, galleries, receivers, subjects
 
 BuiltIn = Literal["stream", "mqtt"]
 """ID of a receiver that the service creates for itself: ``mqtt`` is the MQTT broker. ``stream`` has events stored for
@@ -170,10 +170,8 @@ def publish(vault: Vault, connection: Connection, gallery: Gallery | Origin, new
 
 
 def _lock(connection: Connection, gallery_pk: int) -> bool:
-    """Lock the gallery's row and the audit's head, in the order of a deletion; return whether the gallery exists."""
-    exists = connection.execute(LOCK_ROW, {"gallery": gallery_pk}).first() is not None
-    connection.execute(LOCK_HEAD)
-    return exists
+    """Keep the gallery's row until the transaction ends; return whether the gallery exists."""
+    return connection.execute(LOCK_ROW, {"gallery": gallery_pk}).first() is not None
 
 
 def _insert(connection: Connection, gallery: Gallery | Origin, event: Event, xid: int) -> None:
@@ -205,7 +203,6 @@ LOCK_ROW: Final = (
     .where(galleries.c.pk == sa.bindparam("gallery"))
     .with_for_update(read=True, key_share=True)
 )
-LOCK_HEAD: Final = sa.select(audit_head.c.pk).with_for_update()
 SUBJECT: Final = (
     sa.select(subjects.c.pk)
     .where(subjects.c.gallery_pk == sa.bindparam("gallery"), subjects.c.lookup == sa.bindparam("lookup"))

@@ -24,7 +24,7 @@ from service.domain.gallery import Crop, Gallery, IdempotentResponse, Item, NewT
 from service.domain.gallery_items import vector_bytes
 from service.storage.audit.log import note, pseudonym
 from service.storage.db import bulk_rows
-from service.storage.db.engine import Database
+from service.storage.db.engine import Database, write_json
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import (
     ANSWER,
@@ -256,8 +256,10 @@ def admit(
         details: of the audit line and the event.
     """
     ids = [item.template.id for item in items if item.template is not None]
-    gone = erased_since(connection, gallery.pk, gallery.seal, {item.subject for item in items}, gallery.erased)
-    lost = erased_templates_since(connection, gallery, ids)
+    gone, lost = set[str](), set[str]()
+    if erasures.is_any_since(connection, gallery):
+        gone = erased_since(connection, gallery.pk, gallery.seal, {item.subject for item in items}, gallery.erased)
+        lost = erased_templates_since(connection, gallery, ids)
     known = _owners_and_vectors(connection, gallery, ids)
     new, refused, present = list[tuple[int, str, NewTemplate]](), dict[int, KithError](), 0
     for row, item in enumerate(items):
@@ -337,7 +339,7 @@ def insert_templates(connection: Connection, gallery: Gallery, new: Sequence[tup
             gallery.pk,
             owner,
             template.kind,
-            bulk_rows.as_json(template.quality),
+            None if template.quality is None else write_json(template.quality),
             template.detection_score,
             bulk_rows.as_time(connection, template.created_at, now),
         )
