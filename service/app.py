@@ -20,9 +20,7 @@ from service.api.http.openapi import TAGS, install_openapi
 from service.api.http.problems import ROUTING_CODES, install_error_handlers
 from service.api.routes import (
     albums,
-    api_reference,
     audit,
-    console,
     crops,
     enrollments,
     erasures,
@@ -35,6 +33,7 @@ from service.api.routes import (
     keys,
     migrate,
     risk,
+    static,
     strangers,
     subjects,
     system,
@@ -65,10 +64,10 @@ STATEFUL: Final = (
     keys.routes,
     webhooks.routes,
     events.routes,
-    console.routes,
+    static.console_routes,
 )
 """Routes that a stateless service lacks."""
-ROUTES: Final = (faces.routes, *STATEFUL, system.routes, api_reference.routes)
+ROUTES: Final = (faces.routes, *STATEFUL, system.routes, static.routes)
 EXPOSED_HEADERS: Final = (
     "ETag",
     "Idempotency-Replayed",
@@ -97,7 +96,7 @@ def create_app(settings: Settings) -> FastAPI:
         summary="Open-set face recognition with a stated risk of false identification.",
         openapi_tags=TAGS,
         lifespan=lifespan,
-        openapi_url=None,  # service.api.routes.api_reference serves it, behind the gate
+        openapi_url=None,  # service.api.routes.static serves it, behind the gate
         redirect_slashes=False,  # a redirect would lead to the host in the Host header
         # FastAPI's own telemetry, enabled by an environment variable, would record paths and invalid values.
         telemetry=TelemetryConfig(

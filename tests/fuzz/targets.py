@@ -22,10 +22,11 @@ from starlette.requests import Request
 from kith.wire.identification import IdentifyIn
 from kith.wire.subjects import EnrollIn
 from kith.wire.transfer import GalleryFileHeader
+from kith.wire.verification import VerifyIn
 from models.errors import ModelError
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.risk.calibration import EDGES, Calibration
-from service.api.http.bodies import read_photos, read_verify
+from service.api.http.bodies import read_photos
 from service.core.errors import KithError
 from service.core.photo_errors import ImageError
 from service.domain.gallery import Gallery, GallerySettings
@@ -228,7 +229,7 @@ def _body(data: bytes) -> None:
         case 1:
             read = read_photos(request, EnrollIn, SETTINGS)
         case _:
-            read = read_verify(request, SETTINGS)
+            read = read_photos(request, VerifyIn, SETTINGS)
     try:
         read.send(None)  # nothing in it blocks
     except (StopIteration, KithError):

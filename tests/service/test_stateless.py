@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 
@@ -37,6 +38,8 @@ def test_it_detects_embeds_and_verifies_without_a_database(
         paths = httpx.get(f"{url}/openapi.json").json()["paths"]
         assert {"/v1/detect", "/v1/embed", "/v1/verify"} < set(paths)
         assert not any("galleries" in path for path in paths)
+        loaded = re.findall(r'(?:src|href)="([^"]+)"', httpx.get(f"{url}/docs").text)
+        assert [httpx.get(f"{url}/{path}").status_code for path in loaded] == [200] * 4
     assert not (tmp_path / "data").exists()
     assert list((tmp_path / "tmp").iterdir()) == []
 

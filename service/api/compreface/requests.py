@@ -15,7 +15,7 @@ from kith.wire.photos import PhotoBytes
 from models.vision.face_search import Detail
 from service.api.compreface.similarity import to_probability
 from service.api.http.access import BackendDep
-from service.api.http.bodies import check_parameters, media_type, read_json, read_parts, set_body_limit, unsupported
+from service.api.http.bodies import check_parameters, media_type, read_form, read_json, set_body_limit, unsupported
 from service.api.http.deadlines import deadline, timeout_s
 from service.core.errors import InvalidRequestError
 from service.core.photo_errors import ImageTooLargeError, NoFaceError
@@ -95,10 +95,10 @@ async def _read_file(request: Request, backend: BackendDep) -> AsyncIterator[byt
         if kind == "application/json":
             photo = (await read_json(request, FileBody)).file
         elif kind == "multipart/form-data":
-            parts = {part.name: part.payload for part in await read_parts(request, 1, max_bytes)}
-            if "file" not in parts:
+            part = dict(await read_form(request, 1)).get("file")
+            if not isinstance(part, bytes):
                 raise InvalidRequestError("the form has no file 'file'")
-            photo = parts["file"]
+            photo = part
         else:
             raise unsupported(kind)
     if len(photo) > max_bytes:

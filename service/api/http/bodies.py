@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+import sys
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -13,19 +14,24 @@ from fastapi import Depends, Request
 from fastapi.dependencies.utils import request_params_to_args
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
 from pydantic import BaseModel, ValidationError
+from starlette.datastructures import Headers
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from kith.wire.fields import MAX_FILTER_TAGS
 from kith.wire.photos import MAX_EMBEDDINGS, MAX_PHOTOS, Photos, Probes
 from kith.wire.risk import RiskIn
 from kith.wire.verification import SideIn, VerifyIn
 from service.api.http.access import BackendDep
-from service.api.http.content_encoding import content_coding
 from service.api.http.deadlines import deadline, timeout_s
 from service.api.http.gate import DEFAULT_BODY_BYTES
 from service.api.http.problems import validation_error
-from service.core.errors import InvalidRequestError, RequestTooLargeError, UnsupportedMediaTypeError
+from service.core.errors import (
+    InvalidRequestError,
+    RequestTooLargeError,
+    UnsupportedEncodingError,
+    UnsupportedMediaTypeError,
+)
 from service.core.json_limits import DEFAULT_LIMITS, JsonLimits, check_json
 from service.core.photo_errors import ImageTooLargeError
 from service.settings import Settings
@@ -68,7 +74,9 @@ Result = TypeVar("Result")
 
 
 async def read_photos(request: Request, model: type[Body], settings: Settings, dimension: int = 0) -> Body:
-    """Read a request that takes any number of photos.
+    """Read photos as JSON with base64, as files of a form, or one photo as the body with its options in the query.
+
+    The files of a verification are named ``a`` and ``b``; it has no bare photo.
 
     Args:
         request: the request.
@@ -79,29 +87,26 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
     Raises:
         InvalidRequestError: the body does not fit the model, or has too many photos or embeddings.
         UnsupportedMediaTypeError: the content type is not supported.
-        ImageTooLargeError: a photo is too large. A bare photo is not read beyond the limit.
+        ImageTooLargeError: a bare photo is too large. A photo among several fails alone, when it is decoded.
+        RequestTooLargeError, UnsupportedEncodingError: as :func:`set_body_limit`.
     """
-    set_body_limit(request, settings.max_request_bytes(settings.max_images))
+    sides = model is VerifyIn
+    set_body_limit(request, settings.max_request_bytes(VERIFY_SIDES if sides else settings.max_images))
     kind = media_type(request)
-    bare = kind.startswith("image/") or kind == "application/octet-stream"
-    limits = JsonLimits(numbers=MAX_EMBEDDINGS * dimension, lists=MAX_EMBEDDINGS)
+    lists = 0 if sides else MAX_EMBEDDINGS
+    limits = JsonLimits(numbers=(lists or VERIFY_SIDES) * dimension, lists=lists)
+    bare = not sides and (kind.startswith("image/") or kind == "application/octet-stream")
     if kind == "application/json":
         body = await read_json(request, model, limits)
     elif kind == "multipart/form-data":
-        options, plain, files = await _read_form(request, settings)
-        unknown = {name for name, _ in files} - {"images", "image"}
-        if unknown:
-            raise InvalidRequestError(f"unknown file field {sorted(unknown)[0]!r}: name the photos 'images'")
+        parts = await read_form(request, settings.max_images + 1)
         body = await _parse_in_thread_if_large(
-            len(options),
-            lambda: _validate_options(
-                model, _add_plain(form_options(model), model, plain, _parse_object(options, limits=limits))
-            ),
+            sum(len(part) for _, part in parts if isinstance(part, str)), lambda: _parse_form(parts, model, limits)
         )
-        body = body.model_copy(update={"images": [payload for _, payload in files]})
     elif bare:
-        body = _validate_options(model, _add_plain(plain_options(model), model, request.query_params.multi_items(), {}))
-        body = body.model_copy(update={"images": [await _read_photo(request, settings.max_image_bytes)]})
+        document = _add_plain(plain_options(model), model, request.query_params.multi_items(), {})
+        photo = await _read_photo(request, settings.max_image_bytes)
+        body = _validate(model, document).model_copy(update={"images": [photo]})
     else:
         raise unsupported(kind)
     if not bare and request.query_params:
@@ -116,31 +121,40 @@ async def read_photos(request: Request, model: type[Body], settings: Settings, d
     return body
 
 
-async def read_verify(request: Request, settings: Settings, dimension: int = 0) -> VerifyIn:
-    """Read a verification: JSON, or a form whose files are named ``a`` and ``b``.
+async def _read_photo(request: Request, max_bytes: int) -> bytes:
+    received, chunks = 0, list[bytes]()
+    async for chunk in request.stream():
+        received += len(chunk)
+        if received > max_bytes:
+            raise ImageTooLargeError(f"the photo has more than {max_bytes} bytes, the limit")
+        chunks.append(chunk)
+    return b"".join(chunks)
 
-    ``dimension``: length of each embedding that the body may contain. Raises as :func:`read_photos`.
-    """
-    set_body_limit(request, settings.max_request_bytes(VERIFY_SIDES))
-    kind = media_type(request)
-    limits = JsonLimits(numbers=VERIFY_SIDES * dimension)
-    if kind == "application/json":
-        return await read_json(request, VerifyIn, limits)
-    if kind != "multipart/form-data":
-        raise unsupported(kind)
-    options, plain, files = await _read_form(request, settings)
-    sides = dict(files)
-    if len(sides) != len(files) or not sides.keys() <= {"a", "b"}:
+
+def _parse_form(parts: Sequence[tuple[str, str | bytes]], model: type[Body], limits: JsonLimits) -> Body:
+    """Return the body of a form's options and files. The field ``request`` has options as JSON."""
+    options = [part for name, part in parts if name == OPTIONS_FIELD]
+    plain = [(name, part) for name, part in parts if isinstance(part, str) and name != OPTIONS_FIELD]
+    files = [(name, part) for name, part in parts if isinstance(part, bytes) and name != OPTIONS_FIELD]
+    if len(options) > 1:
+        raise InvalidRequestError("request: may be sent once in a form")
+    document = _parse_object(options[0] if options else "{}", limits=limits)
+    if "images" in document:
+        raise InvalidRequestError("request: 'images' is allowed in a JSON body only; send photos as the body or files")
+    if texts := PHOTO_FIELDS & {name for name, _ in plain}:
+        raise InvalidRequestError(f"form field {min(texts)!r} has no file name: send the photo as a file, not text")
+    _add_plain(form_options(model), model, plain, document)
+    names = {name for name, _ in files}
+    if model is not VerifyIn:
+        if unknown := names - {"images", "image"}:
+            raise InvalidRequestError(f"unknown file field {min(unknown)!r}: name the photos 'images'")
+        return _validate(model, document).model_copy(update={"images": [photo for _, photo in files]})
+    if len(names) < len(files) or not names <= {"a", "b"}:
         raise InvalidRequestError("name the files of a verification 'a' and 'b', and send each once")
-
-    def parse() -> VerifyIn:
-        document = _add_plain(form_options(VerifyIn), VerifyIn, plain, _parse_object(options, limits=limits))
-        for name in sides:
-            _set(document, name, {"image": ""})  # passes validation, and is replaced by the file
-        return _validate(VerifyIn, document)
-
-    body = await _parse_in_thread_if_large(len(options), parse)
-    return body.model_copy(update={name: SideIn.model_construct({"image"}, image=sides[name]) for name in sides})
+    for name in names:
+        _set(document, name, {"image": ""})  # passes validation, and is replaced by the file
+    sides = {name: SideIn.model_construct({"image"}, image=photo) for name, photo in files}
+    return _validate(model, document).model_copy(update=sides)
 
 
 @dataclass(frozen=True)
@@ -171,10 +185,7 @@ class BodyOf:
         settings, seconds = backend.settings, timeout_s(request, backend.settings.deadline_s)
         dimension = backend.faces.recognizers.largest_dimension
         with backend.operations.metrics.stage("read"):
-            if self.is_verification:
-                body: Any = await read_verify(request, settings, dimension)
-            else:
-                body = await read_photos(request, self.model, settings, dimension)
+            body = await read_photos(request, self.model, settings, dimension)
         async with deadline(request, seconds):
             yield body
 
@@ -197,8 +208,8 @@ else:
             return Annotated[model, Depends(BodyOf(model, takes_photos=True).read_photos, scope="function")]
 
 
-def set_body_limit(request: Request, size: int, streamed: bool = False, codings: tuple[str, ...] = ()) -> None:
-    """Set the limit of a body that the gate enforces while it is read.
+def set_body_limit(request: Request, size: int, streamed: bool = False, codings: tuple[str, ...] = ()) -> str | None:
+    """Set the limit of a body, which the gate enforces while it is read, and return its content coding.
 
     Args:
         request: the request.
@@ -210,11 +221,28 @@ def set_body_limit(request: Request, size: int, streamed: bool = False, codings:
         UnsupportedEncodingError: the body has another content coding.
         RequestTooLargeError: its declared length exceeds the limit.
     """
-    content_coding(request.headers, codings)
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and (len(declared) > 15 or int(declared) > size):
         raise RequestTooLargeError(f"{declared[:20]} bytes, the limit is {size}")
     request.scope.update(body_limit=size, body_streamed=streamed)
+    return content_coding(request.headers, codings)
+
+
+def content_coding(headers: Headers, accepted: tuple[str, ...] = ()) -> str | None:
+    """Return the content coding of a body (RFC 9110, 8.4), None if it has none.
+
+    Raises UnsupportedEncodingError: it is none of ``accepted``, in lower case, or there are several.
+    """
+    named = ",".join(headers.getlist("content-encoding")).lower().split(",")
+    codings = [coding.strip().removeprefix("x-") for coding in named if coding.strip() not in ("", "identity")]
+    if not codings:
+        return None
+    if len(codings) > 1 or codings[0] not in accepted:
+        supported = ", ".join((*accepted, "identity"))
+        raise UnsupportedEncodingError(
+            f"Content-Encoding: {', '.join(codings)[:80]!r}; this path supports: {supported}", supported
+        )
+    return codings[0]
 
 
 def check_parameters(request: Request) -> None:
@@ -241,39 +269,6 @@ def require_json(request: Request) -> None:
     kind = media_type(request)
     if has_body and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise unsupported(kind, "; send application/json")
-
-
-async def _read_photo(request: Request, max_bytes: int) -> bytes:
-    received, chunks = 0, list[bytes]()
-    async for chunk in request.stream():
-        received += len(chunk)
-        if received > max_bytes:
-            raise ImageTooLargeError(f"the photo has more than {max_bytes} bytes, the limit")
-        chunks.append(chunk)
-    return b"".join(chunks)
-
-
-async def _read_form(
-    request: Request, settings: Settings
-) -> tuple[str, list[tuple[str, str]], list[tuple[str, bytes]]]:
-    """Return the options as JSON, the plain options as (name, text), and the files as (name, content)."""
-    options: str | None = None
-    plain: list[tuple[str, str]] = []
-    files: list[tuple[str, bytes]] = []
-    for part in await read_parts(request, settings.max_images + 1, settings.max_image_bytes):
-        if part.name == OPTIONS_FIELD:
-            if len(part.payload) > MAX_FORM_FIELD_BYTES:  # possible if it was sent as a file
-                raise InvalidRequestError(f"request: has more than {MAX_FORM_FIELD_BYTES} bytes")
-            if options is not None:
-                raise InvalidRequestError("request: may be sent once in a form")
-            options = _decode(part)
-        elif part.is_file:
-            files.append((part.name, part.payload))
-        elif part.name in PHOTO_FIELDS:
-            raise InvalidRequestError(f"form field {part.name!r} has no file name: send the photo as a file, not text")
-        else:
-            plain.append((part.name, _decode(part)))
-    return "{}" if options is None else options, plain, files
 
 
 @cache
@@ -336,28 +331,17 @@ def _append(place: Any, name: str, text: str) -> None:
     listed.append(text)
 
 
-def _decode(field: FormPart) -> str:
+def _parse_object(text: str | bytes, name: str = OPTIONS_FIELD, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, Any]:
+    if len(text) > MAX_FORM_FIELD_BYTES:  # possible if it was sent as a file
+        raise InvalidRequestError(f"{name}: has more than {MAX_FORM_FIELD_BYTES} bytes")
     try:
-        return field.payload.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"{field.name}: is not UTF-8") from error
-
-
-def _parse_object(text: str, name: str = OPTIONS_FIELD, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, Any]:
-    try:
-        check_json(text.encode(), limits)
+        check_json(text.encode() if isinstance(text, str) else text, limits)
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{name}: is not JSON ({error})") from error
     if not isinstance(document, dict):
         raise InvalidRequestError(f"{name}: must be a JSON object")
     return document
-
-
-def _validate_options(model: type[Body], options: dict[str, Any]) -> Body:
-    if "images" in options:
-        raise InvalidRequestError("request: 'images' is allowed in a JSON body only; send photos as the body or files")
-    return _validate(model, options)
 
 
 def _validate(model: type[Body], document: dict[str, Any]) -> Body:
@@ -367,58 +351,50 @@ def _validate(model: type[Body], document: dict[str, Any]) -> Body:
         raise validation_error(error.errors(include_input=False, include_url=False)) from error
 
 
-@dataclass(frozen=True)
-class FormPart:
-    name: str
-    is_file: bool
-    payload: bytes
+class _FormInMemory(MultiPartParser):
+    """Parser that keeps files in memory, since photos of people must not reach the disk, and takes UTF-8 only."""
+
+    spool_max_size = sys.maxsize
+    is_complete = False
+
+    def on_headers_finished(self) -> None:
+        _check_utf8(self._current_part.content_disposition or b"", "a name or file name")
+        super().on_headers_finished()
+
+    def on_part_end(self) -> None:
+        _check_utf8(self._current_part.data, "a field")
+        super().on_part_end()
+
+    def on_end(self) -> None:
+        self.is_complete = True
 
 
-async def read_parts(request: Request, max_files: int, max_file_bytes: int) -> list[FormPart]:
-    """Read the parts of a multipart body, in order, into memory.
+def _check_utf8(data: bytes | bytearray, what: str) -> None:
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise MultiPartException(f"{what} is not UTF-8") from error
 
-    A file above ``max_file_bytes`` is cut after one more byte, so that its decoder reports it as too large.
+
+async def read_form(request: Request, max_files: int) -> list[tuple[str, str | bytes]]:
+    """Read the parts of a form into memory, in order: the text of a field, the content of a file.
 
     Raises InvalidRequestError.
     """
-    _, options = parse_options_header(request.headers.get("content-type", ""))
-    parts: list[FormPart] = []
-    segment: MultipartSegment | None = None
-    chunks: list[bytes] = []
-    size = 0
     max_fields = MAX_FORM_FIELDS + max_files  # each photo may be a URL
-    remaining = {True: max_files, False: max_fields}
+    parser = _FormInMemory(request.headers, request.stream(), max_files=max_files, max_fields=max_fields)
     try:
-        with PushMultipartParser(options.get("boundary", "")) as parser:
-            async for body_chunk in request.stream():
-                # The stream ends with an empty chunk, which would end the form early.
-                for event in parser.parse(body_chunk) if body_chunk else ():
-                    if isinstance(event, MultipartSegment):
-                        segment, chunks, size = event, [], 0
-                        remaining[_is_file(event)] -= 1
-                        if min(remaining.values()) < 0:
-                            raise InvalidRequestError(
-                                f"the form has more than {max_files} files or {max_fields} fields"
-                            )
-                    elif segment is not None and event is not None:
-                        chunk = bytes(event[: max_file_bytes + 1 - size])
-                        size += len(chunk)
-                        if chunk:
-                            chunks.append(chunk)
-                        if not _is_file(segment) and segment.bytes_received > MAX_FORM_FIELD_BYTES:
-                            raise InvalidRequestError(f"a form field has more than {MAX_FORM_FIELD_BYTES} bytes")
-                    elif segment is not None:
-                        parts.append(FormPart(segment.name or "", _is_file(segment), b"".join(chunks)))
-                        chunks = []
-    except MultipartError as error:
-        if isinstance(error.__context__, UnicodeDecodeError):
-            raise InvalidRequestError("the form cannot be read: a name or file name is not UTF-8") from error
-        raise InvalidRequestError(f"the form cannot be read: {error.args[0]}") from error
-    return parts
-
-
-def _is_file(segment: MultipartSegment) -> bool:
-    return segment.filename is not None
+        parts = (await parser.parse()).multi_items()
+    except MultiPartException as error:
+        raise InvalidRequestError(f"the form cannot be read: {error.message}") from error
+    found = list[tuple[str, str | bytes]]()
+    for name, part in parts:
+        found.append((name, part if isinstance(part, str) else part.file.read()))
+        if not isinstance(part, str):
+            part.file.close()  # frees the parser's copy
+    if not parser.is_complete:
+        raise InvalidRequestError("the form cannot be read: it ends early")
+    return found
 
 
 async def read_json(request: Request, model: type[Body], limits: JsonLimits = DEFAULT_LIMITS) -> Body:

@@ -14,7 +14,6 @@ from kith.wire.fields import DETAIL
 from kith.wire.jobs import JobOut
 from service.api.http.access import ENROLL, BackendDep, GalleryDep, router
 from service.api.http.bodies import set_body_limit
-from service.api.http.content_encoding import ARCHIVE_CODINGS
 from service.api.http.openapi import BINARY
 from service.api.routes.jobs import to_job_out
 from service.core.errors import (
@@ -87,7 +86,8 @@ async def queue_archive(
 
     Raises ArchiveInvalidError, UnsupportedEncodingError, StorageFullError; as JobStore.create.
     """
-    set_body_limit(request, backend.settings.max_upload_bytes, streamed=True, codings=ARCHIVE_CODINGS)
+    # An archive is recognized by content: a coding is the compression of its tar.
+    set_body_limit(request, backend.settings.max_upload_bytes, streamed=True, codings=("gzip", "zstd"))
     job_id = uuid.uuid4().hex
     declared = request.headers.get("content-length", "0")
     await backend.run(backend.jobs.spool.check_free_space, int(declared) if declared.isdigit() else 0)

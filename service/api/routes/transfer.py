@@ -16,7 +16,6 @@ from kith.wire.galleries import GallerySettingsIn
 from kith.wire.transfer import GalleryFileHeader, ImportOut, ImportRefusalOut
 from service.api.http.access import ADMIN, BackendDep, router
 from service.api.http.bodies import media_type, set_body_limit, unsupported
-from service.api.http.content_encoding import IMPORT_CODINGS, content_coding
 from service.api.http.openapi import BINARY
 from service.api.http.parameters import GalleryPath
 from service.api.http.problems import to_problem
@@ -64,12 +63,12 @@ async def import_gallery(
     Items are committed in blocks of thousands, and present items are skipped, so that a file can be sent again. An
     invalid item is rejected alone. Identities are not checked: GET hygiene finds duplicates and mislabeled templates.
     """
-    set_body_limit(request, backend.settings.max_upload_bytes, streamed=True, codings=IMPORT_CODINGS)
+    coding = set_body_limit(request, backend.settings.max_upload_bytes, streamed=True, codings=("gzip",))
     if (given := media_type(request)) != NDJSON:
         raise unsupported(given, f"; send {NDJSON}")
     intake = _Intake(backend, gallery, create, recognizer, skip, await _snapshot(backend, gallery))
     try:
-        await _import_lines(backend, request, intake)
+        await _import_lines(backend, request, Gunzip() if coding else _Plain(), intake)
         assert intake.opened is not None  # noqa: S101 - a file without header raises
         intake.opened.end()
     except KithError as error:
@@ -163,10 +162,10 @@ class _Intake:
             self.open(lines.header)
 
 
-async def _import_lines(backend: Backend, request: Request, intake: _Intake) -> None:
+async def _import_lines(backend: Backend, request: Request, unpacker: _Plain | Gunzip, intake: _Intake) -> None:
     run = backend.galleries.transfers.importing
     lines = Lines(await run(intake.default_header))
-    unpacker, count = _unpacker(request), 0
+    count = 0
     async for piece in _read_blocks(backend, request, unpacker):
         count += piece.count(b"\n")
         if count > max_items(unpacker.packed):
@@ -196,10 +195,6 @@ async def _read_blocks(backend: Backend, request: Request, unpacker: _Plain | Gu
         raise ImportFileError("the connection closed before the file ended") from error
     except ValueError as error:
         raise ImportFileError(str(error)) from error
-
-
-def _unpacker(request: Request) -> _Plain | Gunzip:
-    return _Plain() if content_coding(request.headers, IMPORT_CODINGS) is None else Gunzip()
 
 
 class _Plain:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from service.api.routes.api_reference import to_openapi_3_0
+from service.api.routes.static import to_openapi_3_0
 from service.server import embedded
 from service.settings import load_settings
 

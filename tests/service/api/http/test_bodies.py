@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 
 from kith import Kith
-from service.api.http.bodies import read_parts
+from service.api.http.bodies import read_form
 from service.server import embedded
 from service.settings import load_settings
 from tests.conftest import jpeg
@@ -177,11 +177,15 @@ def test_a_photo_of_unknown_length_is_rejected_at_the_limit(narrow: str) -> None
     assert "image_too_large" in answer
 
 
-def test_a_file_beyond_the_limit_fails_alone_and_is_truncated(narrow: str, astronaut: Photo) -> None:
+def test_a_file_beyond_the_limit_fails_alone(narrow: str, astronaut: Photo) -> None:
     files = [("images", ("a", b"x" * 500_000)), ("images", ("b", jpeg(astronaut[:250, :250])))]
     large, whole = httpx.post(f"{narrow}/v1/detect", files=files).json()["images"]
     assert large["error"]["code"] == "image_too_large" and "error" not in whole
-    sizes = [99_999, 100_000, 100_001, 5_000_000]
+
+
+def test_files_of_a_form_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.TemporaryFile", None)
+    sizes = [0, 100_000, 5_000_000]
     head = b'--b\r\nContent-Disposition: form-data; name="images"; filename="p"\r\n\r\n'
     form = b"".join(head + b"x" * size + b"\r\n" for size in sizes) + b"--b--\r\n"
     pieces = [form[start : start + 65_536] for start in range(0, len(form), 65_536)]
@@ -190,8 +194,8 @@ def test_a_file_beyond_the_limit_fails_alone_and_is_truncated(narrow: str, astro
         return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
     scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"multipart/form-data; boundary=b")]}
-    parts = asyncio.run(read_parts(Request(scope, receive), 4, 100_000))
-    assert [len(part.payload) for part in parts] == [99_999, 100_000, 100_001, 100_001]
+    parts = asyncio.run(read_form(Request(scope, receive), 4))
+    assert [(name, len(part)) for name, part in parts] == [("images", size) for size in sizes]
 
 
 def test_a_form_may_arrive_in_any_chunks(server: str, astronaut: Photo) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from starlette.datastructures import Headers
 
 from kith import Kith
-from service.api.http.content_encoding import content_coding
+from service.api.http.bodies import content_coding
 from service.core.errors import UnsupportedEncodingError
 from tests.conftest import jpeg
 from tests.service.api.http.test_malformed_input import ENROLL, IDENTIFY, check
