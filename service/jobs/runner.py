@@ -13,19 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar, TypeVarTuple
 
+from kith.wire.common import JobState
 from service.core.actor import Actor, acting_as
 from service.core.clock import Clock
-from service.core.errors import (
-    ClockSteppedError,
-    JobCrashedError,
-    JobNotFoundError,
-    KithError,
-    StorageError,
-)
+from service.core.errors import ClockSteppedError, JobCrashedError, KithError, StorageError
 from service.core.periodic import PeriodicTask
 from service.core.single_flight import run_in_daemon
-from service.storage.repositories.job_records import ItemOutcome, Job, LeaseLostError
-from service.storage.repositories.jobs import FINISHED, DoneItems, JobStore
+from service.storage.repositories.jobs import FINISHED, DoneItems, ItemOutcome, Job, JobStore, LeaseLostError
 
 MAX_JOBS: Final = 2
 LEASE_S: Final = 15.0
@@ -37,10 +31,10 @@ as much again."""
 RETENTION_DAYS: Final = 14
 """Age at which finished jobs are deleted."""
 TIDY_INTERVAL_S: Final = 3600.0
-MAX_TAKEOVERS: Final = 5
+MAX_ATTEMPTS: Final = 5
 """Attempts at one job that may fail, or whose process may die, without finishing an item, before the job fails."""
-RETRY_S: Final = 1.0
-"""Time until a failed job is tried again; doubled for each further attempt without a finished item."""
+RETRY_S: Final = 6.0
+"""Time until a failed job is tried again."""
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -141,12 +135,13 @@ class Runner(PeriodicTask):
         self._retention_days = retention_days
         self._clock = Clock() if clock is None else clock
         self._process = uuid.uuid4().hex
-        self._contexts: set[JobContext] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[int, asyncio.Task[None]] = {}
+        """By the job's row key."""
 
     async def _close(self) -> None:
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=STOP_S)
+        tasks = set(self._running.values())
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=STOP_S)
             for task in late:
                 task.cancel()
             if late:
@@ -163,21 +158,15 @@ class Runner(PeriodicTask):
         if time.monotonic() - self._tidied_s > TIDY_INTERVAL_S:
             self._tidied_s = time.monotonic()
             await _in_thread(self._tidy)
-        while len(self._tasks) < self._max_jobs and not self._stopping:
+        while len(self._running) < self._max_jobs and not self._stopping:
             job = await _in_thread(self.store.claim, self._process, self._lease_s, self._is_ready)
             if job is None:
                 return
-            task = asyncio.create_task(self._run(job))
-            self._tasks.add(task)
-            task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._wake.set()
+            self._running[job.pk] = asyncio.create_task(self._run(job))
 
     def _is_ready(self, job: Job) -> bool:
         # This process still runs a job whose lease expired while the database was away.
-        if any(context.job.pk == job.pk for context in list(self._contexts)):
+        if job.pk in self._running:
             return False
         # Any process can end a canceled job.
         return job.cancel or (job.kind in self._kinds and self._kinds[job.kind].ready(job))
@@ -193,60 +182,49 @@ class Runner(PeriodicTask):
 
     async def _run(self, job: Job) -> None:
         """Run a job until it ends or the service stops. Never raises: errors go to the job or the log."""
-        context = JobContext(job, self.store, lambda: self._stopping)
-        self._contexts.add(context)
         try:
-            with acting_as(Actor(job.actor)):
-                await self._run_to_result(context)
-        except LeaseLostError:
-            log.info("job %s (%s) was taken over by another process", job.id, job.kind)
-            await _in_thread(self._discard_if_gone, job)
+            try:
+                with acting_as(Actor(job.actor)):
+                    has_ended = await self._has_ended(JobContext(job, self.store, lambda: self._stopping))
+            except LeaseLostError:
+                has_ended = not await _in_thread(self.store.unfinished, [job.id])  # or deleted with its gallery
+                log.info("job %s (%s) was taken over by another process, or deleted", job.id, job.kind)
+            if has_ended:
+                await _in_thread(self._discard, job)
         except StorageError as error:
             # The lease expires, and the first process with a connection resumes the job.
             log.warning("job %s (%s) waits for the database: %s", job.id, job.kind, error.detail)
         except Exception:
             log.exception("job %s (%s): writing its result failed", job.id, job.kind)
         finally:
-            self._contexts.discard(context)
+            del self._running[job.pk]
+            self._wake.set()
 
-    def _discard_if_gone(self, job: Job) -> None:
-        try:
-            self.store.job(job.id)
-        except JobNotFoundError:  # deleted with its gallery
-            self._discard(job)
-        except StorageError:
-            log.warning("job %s (%s) may have left files behind", job.id, job.kind)
-
-    async def _run_to_result(self, context: JobContext) -> None:
-        job = context.job
+    async def _has_ended(self, context: JobContext) -> bool:
+        """Run a job and write its result. Return whether it ended, and False if it is in the queue again."""
+        job, problem = context.job, None
+        state: JobState = "succeeded"
         try:
             context.check()
-            if job.progress.takeovers > MAX_TAKEOVERS:
-                raise JobCrashedError(f"{job.progress.takeovers} attempts failed, or their process ended")
+            if job.attempts > MAX_ATTEMPTS:
+                raise JobCrashedError(f"{job.attempts} attempts failed, or their process ended")
             await self._run_with_lease(context)
         except (LeaseLostError, StorageError):
             raise
         except (JobStoppedError, asyncio.CancelledError):
             await _in_thread(self.store.release, job)
-            return
+            return False
         except JobCancelledError:
-            await _in_thread(self.store.finish, job, "canceled", None)
+            state = "canceled"
         except Exception as error:
             if not isinstance(error, KithError):
                 log.exception("job %s (%s) failed", job.id, job.kind)
                 error = JobCrashedError(f"unexpected error; see the log entries of job {job.id}")
-            if await self._postpone(job, error):
-                return
-            await _in_thread(self.store.finish, job, "failed", error.document())
-        else:
-            await _in_thread(self.store.finish, job, "succeeded", None)
-        await _in_thread(self._discard, job)
-
-    async def _postpone(self, job: Job, error: KithError) -> bool:
-        """Let a job be tried again later. Return False if it fails: by its request, or after MAX_TAKEOVERS attempts."""
-        if not is_fault(error) or not await _in_thread(self.store.postpone, job, RETRY_S, MAX_TAKEOVERS):
-            return False
-        log.warning("job %s (%s) is tried again: %s", job.id, job.kind, error.detail)
+            if is_fault(error) and await _in_thread(self.store.retry, job, RETRY_S, MAX_ATTEMPTS):
+                log.warning("job %s (%s) is tried again: %s", job.id, job.kind, error.detail)
+                return False
+            state, problem = "failed", error.document()
+        await _in_thread(self.store.finish, job, state, problem)
         return True
 
     def _discard(self, job: Job) -> None:

@@ -14,8 +14,7 @@ from typing import Final
 from service.core.errors import StorageFullError
 from service.security.sealed_files import SealedFile, SealedWriter
 from service.security.sealing import Seal
-from service.storage.repositories.job_records import Job
-from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.jobs import Job, JobStore
 
 RESERVED_BYTES: Final = 256_000_000
 """Disk space reserved for the database."""

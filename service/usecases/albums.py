@@ -40,8 +40,7 @@ from service.risk.albums import Grouping, group_faces_of_album
 from service.risk.gallery_risks import GalleryRisks
 from service.security.callers import Caller
 from service.storage.repositories.albums import COPY, FOUND, NO_FACE
-from service.storage.repositories.job_records import ItemOutcome, Job
-from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.jobs import ItemOutcome, Job, JobStore
 from service.usecases.backend import Backend, Faces, Galleries, gather_or_cancel
 from service.usecases.bulk_enrollment import record_other_files, refusal, template_id
 from service.usecases.enroll import redacted_for

@@ -24,8 +24,7 @@ from service.jobs.spool import Spool
 from service.observability.metrics import Metrics
 from service.risk.gallery_risks import MIN_SUBJECTS
 from service.security.sealing import Seal
-from service.storage.repositories.job_records import ItemOutcome
-from service.storage.repositories.jobs import ALREADY_ENROLLED, IGNORED, DoneItems
+from service.storage.repositories.jobs import ALREADY_ENROLLED, IGNORED, DoneItems, ItemOutcome
 from service.usecases.backend import Faces, Galleries
 from service.usecases.enrollment_checks import (
     Overrides,

@@ -24,7 +24,7 @@ from service.jobs.runner import JobContext, JobKind
 from service.risk.gallery_risks import GalleryRisks
 from service.storage.db.row_sealing import open_crop
 from service.storage.repositories.generations import DROP, FILL, GenerationStore
-from service.storage.repositories.job_records import ItemOutcome, Job
+from service.storage.repositories.jobs import ItemOutcome, Job
 from service.storage.repositories.store import Store
 
 EMBED_BATCH: Final = 32

@@ -243,8 +243,9 @@ index_states = _table(
     sa.Column("updated_at", Utc, nullable=False),
 )
 
-# Background jobs with leases. problem: sealed, because it may name a subject's file. actor: the requester. erased: key
-# of the gallery's last receipt when the job was queued.
+# Background jobs with leases. problem: sealed, because it may name a subject's file. actor: the requester. lease_until:
+# end of the owner's lease; of a queued job, when it may be claimed. attempts: those since the last finished item that
+# failed. erased: key of the gallery's last receipt when the job was queued.
 jobs = _numbered(
     "jobs",
     sa.Column("id", sa.String(32), nullable=False, unique=True),
@@ -258,6 +259,7 @@ jobs = _numbered(
     sa.Column("cancel", sa.Boolean, nullable=False),
     sa.Column("owner", sa.String(64)),
     sa.Column("lease_until", Utc),
+    sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
     sa.Column("erased", Key, nullable=False, server_default="0"),
     sa.Column("created_at", Utc, nullable=False),
     sa.Column("updated_at", Utc, nullable=False),

@@ -54,8 +54,7 @@ from service.storage.db.row_sealing import (
 from service.storage.db.tables import album_faces, album_groups, albums, galleries, jobs
 from service.storage.repositories import erasures
 from service.storage.repositories.erasures import Receipt, delete_albums, record_erasure
-from service.storage.repositories.job_records import ItemOutcome, Job, own_row, record_in
-from service.storage.repositories.jobs import FINISHED, Beginning
+from service.storage.repositories.jobs import FINISHED, Beginning, ItemOutcome, Job, own_row, record_in
 from service.storage.repositories.read_cache import ReadCache
 from service.storage.repositories.subjects import name_subject, read_subject
 from service.storage.repositories.templates import admit, owners_of_others

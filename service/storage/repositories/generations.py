@@ -36,7 +36,7 @@ from service.storage.db.tables import (
 from service.storage.repositories.change_log import append_changes
 from service.storage.repositories.erasures import delete_albums, delete_strangers
 from service.storage.repositories.gallery_rows import gallery_value, is_embedded, update_gallery
-from service.storage.repositories.job_records import ItemOutcome, Job, create_in, record_in
+from service.storage.repositories.jobs import ItemOutcome, Job, create_in, record_in
 
 FILL: Final = "migrate"
 """Kind of job that embeds stored crops."""

@@ -8,7 +8,9 @@ its effect, so that each effect happens exactly once.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, get_args
@@ -17,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from kith.wire.common import JobState
+from service.core.actor import current_actor
 from service.core.errors import JobNotFoundError, JobUnrunnableError, MasterKeyError, StorageError, SubjectErasedError
 from service.domain.events import Event
 from service.domain.gallery import Gallery, Item, NewTemplate
@@ -24,10 +27,10 @@ from service.security.sealing import Seal
 from service.storage.audit.log import Entry, append, note
 from service.storage.db.engine import Database, deleted_meanwhile
 from service.storage.db.key_vault import Vault
-from service.storage.db.row_sealing import ITEM, PROBLEM
+from service.storage.db.row_sealing import ITEM, PROBLEM, subject_lookup
 from service.storage.db.tables import data_keys, galleries, job_items, jobs
 from service.storage.events.outbox import Origin, publish
-from service.storage.repositories.job_records import ItemOutcome, Job, Progress, create_in, own_row, record_in
+from service.storage.repositories.erasures import erased_since
 from service.storage.repositories.templates import admit
 
 FINISHED: Final[tuple[JobState, ...]] = ("succeeded", "failed", "canceled")
@@ -37,27 +40,78 @@ ERASED: Final = "subject_erased"
 IGNORED: Final = "ignored"
 ARCHIVE_KINDS: Final = ("enrollment", "album")
 """Kinds of jobs that read an archive from the disk of one server (service.jobs.spool)."""
-NO_PROCESS: Final = "none"
-"""Owner of a job that waits for its next attempt."""
-MAX_CANDIDATES: Final = 16
-"""Free jobs that a claim considers."""
 MAX_LEASE: Final = timedelta(hours=1)
 """Longest lease. A later end was written by a wrong clock."""
 Beginning = Callable[[Connection, str], None]
 """Writes what a job works on, in the transaction that queues it: gets the connection and the job's id."""
-JOB_COLUMNS: Final = tuple(part.name for part in fields(Job) if part.name not in {"progress", "problem", "seal"})
+
+
+class LeaseLostError(Exception):
+    """The job was claimed by another process, or deleted: stop without recording anything."""
 
 
 @dataclass(frozen=True)
-class JobItem:
+class Progress:
+    """Progress of a job, in items."""
+
+    total: int | None = None
+    """None until counted."""
+    failed: int = 0
+    seconds: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+    """Finished items by outcome."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """Values of the job's kind."""
+
+    @property
+    def done(self) -> int:
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True)
+class Job:
+    """Background job of a gallery."""
+
     pk: int
+    id: str
+    kind: str
+    gallery: str
+    """Name."""
+    state: JobState
+    parameters: dict[str, Any]
+    """JSON, stored unencrypted."""
+    progress: Progress
+    problem: dict[str, Any] | None
+    actor: str
+    """Requester, who is also the actor of the job's audit lines."""
+    cancel: bool
+    owner: str | None
+    attempts: int
+    """Attempts since the last finished item that failed, or whose process died."""
+    created_at: datetime
+    updated_at: datetime
+    seal: Seal = field(repr=False, compare=False)
+    erased: int = 0
+    """Key of the gallery's last receipt when the job was queued."""
+
+
+@dataclass(frozen=True)
+class ItemOutcome:
+    """Outcome of an item, its problem if it failed, the id of its subject, and the number of faces of a photo."""
+
     item: str
     outcome: str
-    """Empty after an erasure."""
-    subject: str | None
-    problem: dict[str, Any] | None
-    at: datetime
-    face_count: int | None
+    problem: dict[str, Any] | None = None
+    subject: str | None = None
+    face_count: int | None = None
+
+
+@dataclass(frozen=True)
+class JobItem(ItemOutcome):
+    """Recorded outcome. ``item`` and ``outcome`` are empty after an erasure."""
+
+    pk: int = field(kw_only=True)
+    at: datetime = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -141,7 +195,9 @@ class JobStore:
             query = query.where(job_items.c.failed)
         with self._database.read() as connection:
             return [
-                JobItem(row.pk, at=row.at, **_NAMELESS if row.sealed is None else job.seal.open_json(row.sealed, ITEM))
+                JobItem(
+                    pk=row.pk, at=row.at, **_NAMELESS if row.sealed is None else job.seal.open_json(row.sealed, ITEM)
+                )
                 for row in connection.execute(query)
             ]
 
@@ -164,28 +220,20 @@ class JobStore:
 
         ``process``: name of at most 48 characters. Each claim gets a unique owner name.
         """
-        active = _rows().where(jobs.c.state.not_in(FINISHED)).order_by(jobs.c.pk)
-        # Read first: polling takes no write lock.
-        with self._database.read() as connection:
+        with self._database.read() as connection:  # polling takes no write lock
             now = self._database.now(connection)
-            rows = connection.execute(active).all()
-        waiting = [row.pk for row in rows if _is_free(row, now) and ready(self._job(row))]
-        if not waiting:
-            return None
-        with self._database.write(_CONFLICT) as connection:
-            # A lease that is longer than any valid one was written by a wrong clock.
-            ended = (jobs.c.lease_until < now) | (jobs.c.lease_until > now + MAX_LEASE)
-            free = (jobs.c.state == "queued") | ended
-            chosen = active.where(free, jobs.c.pk.in_(waiting[:MAX_CANDIDATES])).limit(1)
-            row = connection.execute(chosen.with_for_update(of=jobs, skip_locked=True)).first()
-            if row is None:
-                return None
-            died = row.state == "running" and row.owner != NO_PROCESS and not row.owner.startswith(process)
-            progress = row.progress | {"takeovers": row.progress["takeovers"] + died}
+            waiting = connection.execute(_rows().where(_is_free(now)).order_by(jobs.c.pk)).all()
+        for row in waiting:
+            if not ready(self._job(row)):
+                continue
             owner, until = f"{process}:{uuid.uuid4().hex[:8]}", now + timedelta(seconds=lease_s)
-            claimed = {"state": "running", "owner": owner, "lease_until": until}
-            _update(connection, row.pk, **claimed, progress=progress, updated_at=now)
-            return self._job(_row(connection, row.id))
+            died = sa.case((jobs.c.state == "running", 1), else_=0)
+            claimed = jobs.update().where(jobs.c.pk == row.pk, _is_free(now)).values(attempts=jobs.c.attempts + died)
+            with self._database.write(_CONFLICT) as connection:
+                values = {"state": "running", "owner": owner, "lease_until": until, "updated_at": now}
+                if connection.execute(claimed.values(**values)).rowcount:
+                    return self._job(_row(connection, row.id))
+        return None
 
     def renew(self, job: Job, lease_s: float) -> bool:
         """Renew the lease; return whether cancellation was requested. Raises LeaseLostError."""
@@ -199,10 +247,7 @@ class JobStore:
     ) -> bool:
         """Record outcomes, like :func:`record_in`, in its own transaction."""
         job.seal.unlock()
-        with self._database.write(_CONFLICT) as connection:
-            # As Database.change: an erasure comes before the outcomes, which then name nobody, or removes their names.
-            own = sa.select(galleries.c.pk).where(galleries.c.name == job.gallery)
-            connection.execute(own.with_for_update(read=True))
+        with self._owned(job) as (connection, _):
             return record_in(connection, job, outcomes, seconds, total, **details)
 
     def enroll(
@@ -242,33 +287,40 @@ class JobStore:
 
     def finish(self, job: Job, state: JobState, problem: dict[str, Any] | None = None) -> None:
         """Raises LeaseLostError."""
-        sealed = None if problem is None else _sealed_problem(job.seal, problem)
-        with self._database.write(_CONFLICT) as connection:
-            own_row(connection, job)
-            _end(connection, job.pk, state, sealed)
+        with self._owned(job) as (connection, _):
+            _update(
+                connection, job.pk, **_ended(state, None if problem is None else _sealed_problem(job.seal, problem))
+            )
             self._report(connection, job.id)
 
     def release(self, job: Job) -> None:
         """Return the job to the queue. Raises LeaseLostError."""
-        with self._database.write(_CONFLICT) as connection:
-            own_row(connection, job)
-            _end(connection, job.pk, "queued", None)
+        with self._owned(job) as (connection, _):
+            _update(connection, job.pk, **_ended("queued"))
 
-    def postpone(self, job: Job, delay_s: float, max_attempts: int) -> bool:
-        """Count a failed attempt, and keep the job from all processes for ``delay_s``, doubled for each earlier one.
+    def retry(self, job: Job, delay_s: float, max_attempts: int) -> bool:
+        """Count a failed attempt, and return the job to the queue, where nobody claims it for ``delay_s``.
 
         Returns False, and changes nothing, after ``max_attempts`` since the last recorded item. Raises LeaseLostError.
         """
-        with self._database.write(_CONFLICT) as connection:
-            progress = own_row(connection, job).progress
-            failed = progress["takeovers"]
-            if failed >= max_attempts:
+        with self._owned(job) as (connection, row):
+            if row.attempts >= max_attempts:
                 return False
-            until = self._database.now(connection) + timedelta(seconds=delay_s * 2**failed)
-            # Without an owner, a renewal that is still on its way cannot extend the delay.
-            counted = progress | {"takeovers": failed + 1}
-            _update(connection, job.pk, progress=counted, lease_until=until, owner=NO_PROCESS)
+            not_before = self._database.now(connection) + timedelta(seconds=delay_s)
+            _update(connection, job.pk, **_ended("queued") | {"attempts": row.attempts + 1, "lease_until": not_before})
             return True
+
+    @contextmanager
+    def _owned(self, job: Job) -> Iterator[tuple[Connection, sa.Row[Any]]]:
+        """Open a transaction of the job's owner, and return the job's row. Raises LeaseLostError.
+
+        The gallery's row is locked first, as in Database.change: an erasure waits for outcomes, and then removes their
+        names, or comes first, and they name nobody.
+        """
+        with self._database.write(_CONFLICT) as connection:
+            own = sa.select(galleries.c.pk).where(galleries.c.name == job.gallery)
+            connection.execute(own.with_for_update(read=True))
+            yield connection, own_row(connection, job)
 
     # Managing jobs
 
@@ -279,12 +331,13 @@ class JobStore:
         """
         with self._database.write(_CONFLICT) as connection:
             row = _row(connection, job_id, lock=True)
-            if row.state not in FINISHED and _is_free(row, self._database.now(connection)):
-                _end(connection, row.pk, "canceled", None)
-                self._report(connection, job_id)
-            elif row.state == "running":
-                _update(connection, row.pk, cancel=True)
             if row.state not in FINISHED:
+                free = (jobs.c.state == "queued") | _is_free(self._database.now(connection))
+                ending = jobs.update().where(jobs.c.pk == row.pk, free).values(**_ended("canceled"))
+                if connection.execute(ending).rowcount:
+                    self._report(connection, job_id)
+                else:
+                    _update(connection, row.pk, cancel=True)
                 entry = Entry("job_canceled", (row.gallery_pk, row.gallery), details={"job": job_id, "kind": row.kind})
                 append(self._database.vault, connection, [entry])
         return self.job(job_id)
@@ -302,10 +355,14 @@ class JobStore:
     def _report(self, connection: Connection, job_id: str) -> None:
         """Report a finished job to webhooks, in the transaction that ends it."""
         row = _row(connection, job_id)
-        progress = {f"{name}_count": row.progress[name] for name in ("total", "done", "failed")}
-        event = Event("job_finished", {"job": row.id, "kind": row.kind, "state": row.state, **progress})
-        seal = self._database.vault.seal(row.gallery_pk, row.wrapped, row.master_key)
-        publish(self._database.vault, connection, Origin(row.gallery_pk, row.gallery, seal), [event])
+        job = self._job(row)
+        counts = {
+            "total_count": job.progress.total,
+            "done_count": job.progress.done,
+            "failed_count": job.progress.failed,
+        }
+        event = Event("job_finished", {"job": job.id, "kind": job.kind, "state": job.state, **counts})
+        publish(self._database.vault, connection, Origin(row.gallery_pk, job.gallery, job.seal), [event])
 
     def _job(self, row: sa.Row[Any]) -> Job:
         seal = self._database.vault.seal(row.gallery_pk, row.wrapped, row.master_key)
@@ -314,8 +371,98 @@ class JobStore:
         return Job(**known, progress=Progress(**row.progress), problem=problem, seal=seal)
 
 
+# Rows, within a transaction of the caller
+
+
+def create_in(
+    connection: Connection, gallery: Gallery, kind: str, parameters: dict[str, Any], job_id: str | None = None
+) -> str:
+    """Queue a job; return its id."""
+    now, job_id = datetime.now(UTC), job_id or uuid.uuid4().hex
+    job = {"id": job_id, "kind": kind, "gallery_pk": gallery.pk, "parameters": parameters, "erased": gallery.erased}
+    start = {"state": "queued", "progress": vars(Progress()), "actor": current_actor().name, "cancel": False}
+    connection.execute(jobs.insert().values(**job, **start, created_at=now, updated_at=now))
+    return job_id
+
+
+def record_in(
+    connection: Connection,
+    job: Job,
+    outcomes: Sequence[ItemOutcome],
+    seconds: float,
+    total: int | None = None,
+    **details: Any,
+) -> bool:
+    """Record the outcomes of items within the transaction of their effects. The first outcome of an item stays.
+
+    Args:
+        seconds: total duration of the job's work.
+        total, details: replace the values of the progress, if given.
+
+    Return whether cancellation was requested. After LeaseLostError the transaction must not be committed.
+    """
+    row = own_row(connection, job)
+    now = datetime.now(UTC)
+    new = {job.seal.pseudonym(ITEM, outcome.item): outcome for outcome in outcomes}
+    known = sa.select(job_items.c.lookup).where(job_items.c.job_pk == job.pk, job_items.c.lookup.in_(list(new)))
+    for lookup in connection.execute(known).scalars().all() if new else ():
+        del new[lookup]
+    values: dict[str, Any] = {"updated_at": now}
+    if new:
+        values["attempts"] = 0
+        concerned = {outcome.subject for outcome in new.values() if outcome.subject is not None}
+        erased = erased_since(connection, row.gallery_pk, job.seal, concerned, job.erased)
+        rows = [_item(job, lookup, one, one.subject in erased) | {"at": now} for lookup, one in new.items()]
+        connection.execute(job_items.insert(), rows)
+    before = Progress(**row.progress)
+    progress = Progress(
+        before.total if total is None else total,
+        before.failed + sum(one.problem is not None for one in new.values()),
+        round(seconds, 3),
+        dict(Counter(before.counts) + Counter(one.outcome for one in new.values())),
+        before.details | details,
+    )
+    _update(connection, job.pk, progress=vars(progress), **values)
+    return bool(row.cancel)
+
+
+def own_row(connection: Connection, job: Job) -> sa.Row[Any]:
+    """Lock and return the row of a job that this owner runs. Raises LeaseLostError."""
+    mine = (jobs.c.pk == job.pk) & (jobs.c.owner == job.owner) & (jobs.c.state == "running")
+    row = connection.execute(sa.select(jobs).where(mine).with_for_update()).first()
+    if row is None:
+        raise LeaseLostError(f"job {job.id} no longer belongs to {job.owner}")
+    return row
+
+
+def fail_archive_jobs(vault: Vault, connection: Connection) -> int:
+    """End restored jobs that wait for an archive, which no backup holds, as failed; return their number."""
+    problem = JobUnrunnableError("the database was restored from a backup, which holds no archives").document()
+    lost = _rows().where(jobs.c.kind.in_(ARCHIVE_KINDS), jobs.c.state.not_in(FINISHED))
+    found = connection.execute(lost).all()
+    for row in found:
+        seal = vault.seal(row.gallery_pk, row.wrapped, row.master_key)
+        _update(connection, row.pk, **_ended("failed", _sealed_problem(seal, problem)))
+    return len(found)
+
+
+def missing(job_id: str) -> JobNotFoundError:
+    return JobNotFoundError(f"there is no job {job_id!r}")
+
+
+JOB_COLUMNS: Final = tuple(part.name for part in fields(Job) if part.name not in {"progress", "problem", "seal"})
 _NAMELESS: Final = vars(ItemOutcome("", ""))
 _CONFLICT: Final = StorageError("the job violates a constraint of the database")
+
+
+def _item(job: Job, lookup: str, outcome: ItemOutcome, erased: bool) -> dict[str, Any]:
+    return {
+        "job_pk": job.pk,
+        "lookup": lookup,
+        "sealed": None if erased else job.seal.close_json(vars(outcome), ITEM),
+        "failed": outcome.problem is not None,
+        "subject": None if outcome.subject is None or erased else subject_lookup(job.seal, outcome.subject),
+    }
 
 
 def _problem(seal: Seal, sealed: bytes) -> dict[str, Any]:
@@ -335,14 +482,16 @@ def _sealed_problem(seal: Seal, problem: dict[str, Any]) -> bytes | None:
         return None
 
 
-def _is_free(row: sa.Row[Any], now: datetime) -> bool:
-    return bool(row.state == "queued" or row.lease_until < now or row.lease_until > now + MAX_LEASE)
+def _is_free(now: datetime) -> sa.ColumnElement[bool]:
+    """Choose the jobs that wait, or whose process died."""
+    until = jobs.c.lease_until
+    ended = until.is_(None) | (until < now) | (until > now + MAX_LEASE)
+    return jobs.c.state.not_in(FINISHED) & ended
 
 
-def _end(connection: Connection, pk: int, state: JobState, problem: bytes | None) -> None:
-    """Set a job's final or queued state. ``problem`` is sealed."""
-    ended = {"state": state, "problem": problem, "owner": None, "lease_until": None}
-    _update(connection, pk, **ended, updated_at=datetime.now(UTC))
+def _ended(state: JobState, problem: bytes | None = None) -> dict[str, Any]:
+    """Return the columns of a job in a final state, or back in the queue. ``problem`` is sealed."""
+    return {"state": state, "problem": problem, "owner": None, "lease_until": None, "updated_at": datetime.now(UTC)}
 
 
 def _update(connection: Connection, pk: int, **values: Any) -> None:
@@ -362,18 +511,3 @@ def _rows() -> sa.Select[Any]:
     columns = sa.select(jobs, galleries.c.name.label("gallery"), data_keys.c.wrapped, data_keys.c.master_key)
     named = columns.select_from(jobs).join(galleries, galleries.c.pk == jobs.c.gallery_pk)
     return named.outerjoin(data_keys, data_keys.c.gallery_pk == jobs.c.gallery_pk)
-
-
-def fail_archive_jobs(vault: Vault, connection: Connection) -> int:
-    """End restored jobs that wait for an archive, which no backup holds, as failed; return their number."""
-    problem = JobUnrunnableError("the database was restored from a backup, which holds no archives").document()
-    lost = _rows().where(jobs.c.kind.in_(ARCHIVE_KINDS), jobs.c.state.not_in(FINISHED))
-    found = connection.execute(lost).all()
-    for row in found:
-        seal = vault.seal(row.gallery_pk, row.wrapped, row.master_key)
-        _end(connection, row.pk, "failed", _sealed_problem(seal, problem))
-    return len(found)
-
-
-def missing(job_id: str) -> JobNotFoundError:
-    return JobNotFoundError(f"there is no job {job_id!r}")

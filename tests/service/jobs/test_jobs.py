@@ -22,13 +22,12 @@ from service.core.errors import GalleryChangedError, GalleryNotFoundError, JobNo
 from service.core.photo_errors import LowQualityError
 from service.domain.gallery import Gallery, GallerySettings, NewTemplate
 from service.jobs import runner as runner_module
-from service.jobs.runner import MAX_TAKEOVERS, JobContext, JobKind, Runner
+from service.jobs.runner import MAX_ATTEMPTS, JobContext, JobKind, Runner
 from service.settings import Settings
 from service.storage.db.engine import Database
 from service.storage.db.tables import jobs
 from service.storage.privacy.backup import back_up, restore
-from service.storage.repositories.job_records import ItemOutcome, Job, LeaseLostError
-from service.storage.repositories.jobs import ARCHIVE_KINDS, JobStore
+from service.storage.repositories.jobs import ARCHIVE_KINDS, ItemOutcome, Job, JobStore, LeaseLostError
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 
@@ -111,18 +110,18 @@ def test_a_failed_attempt_counts_once_whichever_process_continues(store: JobStor
     store.create(gallery, "work", {})
     job = taken(store, "one")
     for attempt, process in enumerate(("two", "one", "two"), start=1):
-        assert store.postpone(job, 0.0, 5)
+        assert store.retry(job, 0.0, 5)
         with pytest.raises(LeaseLostError):
             store.renew(job, 60)
         job = taken(store, process)
-        assert job.progress.takeovers == attempt
+        assert job.attempts == attempt
 
 
 def test_a_process_without_the_lease_records_nothing(store: JobStore, gallery: Gallery) -> None:
     store.create(gallery, "work", {})
     late = taken(store, "late", lease_s=-1)
     heir = taken(store, "heir")
-    assert (heir.id, heir.progress.takeovers) == (late.id, 1)
+    assert (heir.id, heir.attempts) == (late.id, 1)
     for attempt in (
         lambda: store.record(late, [ItemOutcome("a", "done")], 1),
         lambda: store.renew(late, 60),
@@ -133,7 +132,7 @@ def test_a_process_without_the_lease_records_nothing(store: JobStore, gallery: G
             attempt()
     assert len(store.done(heir)) == 0
     store.record(heir, [ItemOutcome("a", "done")], 1)
-    assert store.job(heir.id).progress.takeovers == 0
+    assert store.job(heir.id).attempts == 0
 
 
 def test_a_lease_is_kept_by_renewing_it(store: JobStore, gallery: Gallery) -> None:
@@ -142,7 +141,7 @@ def test_a_lease_is_kept_by_renewing_it(store: JobStore, gallery: Gallery) -> No
     assert store.renew(job, 60) is False
     assert store.claim("other", 60) is None
     store.release(job)
-    assert taken(store, "other").progress.takeovers == 0
+    assert taken(store, "other").attempts == 0
 
 
 def test_canceling(store: JobStore, gallery: Gallery) -> None:
@@ -316,21 +315,21 @@ def test_an_exception_becomes_the_problem_of_the_job(store: JobStore, gallery: G
     assert job.problem is not None
     assert job.problem["code"] == ("job_crashed" if blocking else "low_quality")
     assert "secret" not in str(job.problem)
-    assert attempts == (MAX_TAKEOVERS + 1 if blocking else 1)
+    assert attempts == (MAX_ATTEMPTS + 1 if blocking else 1)
 
 
 @pytest.mark.usefixtures("short_delays")
 @pytest.mark.parametrize("fault", [RuntimeError("the device is lost"), OverloadedError("the service is closing")])
 def test_a_fault_is_over_at_a_later_attempt(store: JobStore, gallery: Gallery, fault: Exception) -> None:
-    """Each finished item allows MAX_TAKEOVERS further attempts."""
+    """Each finished item allows MAX_ATTEMPTS further attempts."""
     attempts = 0
 
     def work(context: JobContext) -> None:
         nonlocal attempts
         attempts += 1
-        if attempts == MAX_TAKEOVERS:
+        if attempts == MAX_ATTEMPTS:
             context.record([ItemOutcome("a", "done")])
-        if attempts < 2 * MAX_TAKEOVERS:
+        if attempts < 2 * MAX_ATTEMPTS:
             raise fault
         context.record([ItemOutcome("b", "done")])
 
@@ -338,7 +337,7 @@ def test_a_fault_is_over_at_a_later_attempt(store: JobStore, gallery: Gallery, f
     kinds = {"work": JobKind(work, discard=lambda job: discarded.append(job.id))}
     job = run_until(store, store.create(gallery, "work", {}), Runner(store, kinds, poll_s=0.01))
     assert (job.state, job.problem, job.progress.counts) == ("succeeded", None, {"done": 2})
-    assert (attempts, discarded) == (2 * MAX_TAKEOVERS, [job.id])
+    assert (attempts, discarded) == (2 * MAX_ATTEMPTS, [job.id])
 
 
 def test_a_job_that_waits_for_its_next_attempt_can_be_canceled(
@@ -350,7 +349,7 @@ def test_a_job_that_waits_for_its_next_attempt_can_be_canceled(
         raise RuntimeError("the device is lost")
 
     async def cancel() -> None:
-        while not (await asyncio.to_thread(store.job, job.id)).progress.takeovers:
+        while not (await asyncio.to_thread(store.job, job.id)).attempts:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(store.cancel, job.id)
         while (await asyncio.to_thread(store.job, job.id)).state == "running":
@@ -358,7 +357,7 @@ def test_a_job_that_waits_for_its_next_attempt_can_be_canceled(
 
     job = store.create(gallery, "work", {})
     ended = run_until(store, job, runner(store, work), during=cancel)
-    assert (ended.state, ended.progress.takeovers) == ("canceled", 1)
+    assert (ended.state, ended.attempts) == ("canceled", 1)
 
 
 def test_a_job_that_is_cancelled_ends_between_items(store: JobStore, gallery: Gallery) -> None:
@@ -404,7 +403,7 @@ def test_a_service_that_stops_gives_its_jobs_back_at_once(store: JobStore, galle
         stopped = run_until(store, job, runner(store, work), during=wait)
     assert (stopped.state, stopped.owner, stopped.progress.done) == ("queued", None, 1)
     resumed = run_until(store, job, runner(store, work))
-    assert (resumed.state, resumed.progress.counts, resumed.progress.takeovers) == ("succeeded", {"done": 2}, 0)
+    assert (resumed.state, resumed.progress.counts, resumed.attempts) == ("succeeded", {"done": 2}, 0)
 
 
 def test_a_job_whose_process_died_is_taken_over_and_given_up_if_it_kills_them_all(
@@ -417,7 +416,7 @@ def test_a_job_whose_process_died_is_taken_over_and_given_up_if_it_kills_them_al
     taken(store, "dead", lease_s=-1)
     assert run_until(store, job, runner(store, work)).state == "succeeded"
     poison = store.create(gallery, "work", {})
-    for number in range(MAX_TAKEOVERS + 1):
+    for number in range(MAX_ATTEMPTS + 1):
         taken(store, f"dead{number}", lease_s=-1)
     ended = run_until(store, poison, runner(store, work))
     assert ended.problem is not None

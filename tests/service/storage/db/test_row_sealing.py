@@ -32,8 +32,7 @@ from service.storage.db.tables import (
 )
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.generations import GenerationStore
-from service.storage.repositories.job_records import ItemOutcome
-from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.jobs import ItemOutcome, JobStore
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl

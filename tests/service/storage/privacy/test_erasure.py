@@ -50,11 +50,10 @@ from service.storage.db.tables import (
 from service.storage.db.triggers import SQLITE
 from service.storage.privacy.backup import back_up, restore
 from service.storage.repositories import erasures as erasures_module
-from service.storage.repositories import job_records
+from service.storage.repositories import jobs as jobs_module
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.erasures import ErasureStore
-from service.storage.repositories.job_records import ItemOutcome
-from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.jobs import ItemOutcome, JobStore
 from service.storage.repositories.store import Store
 from tests.databases import open_database
 from tests.postgres import DatabaseUrl
@@ -176,7 +175,7 @@ def test_an_outcome_that_is_recorded_during_an_erasure_names_nobody(
         erasure.join(1)  # it may have to wait for the outcome
         return found
 
-    monkeypatch.setattr(job_records, "erased_since", erased_since)
+    monkeypatch.setattr(jobs_module, "erased_since", erased_since)
     jobs.record(job, [ItemOutcome("ada/1.jpg", "no_face", {}, "ada")], 1)
     erasure.join()
     assert [(one.item, one.subject) for one in jobs.items(job, None, 9)] == [("", None)]

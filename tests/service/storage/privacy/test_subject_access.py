@@ -26,8 +26,7 @@ from service.storage.db.tables import metadata
 from service.storage.privacy.retention import Retention
 from service.storage.privacy.subject_access import everything_about
 from service.storage.repositories.generations import GenerationStore
-from service.storage.repositories.job_records import ItemOutcome
-from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.jobs import ItemOutcome, JobStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.webhooks import WebhookStore
 from tests.databases import open_database
@@ -149,6 +148,7 @@ OTHERS: Final[dict[str, set[str]]] = {
         "cancel",
         "owner",
         "lease_until",
+        "attempts",
         "erased",
         "created_at",
         "updated_at",

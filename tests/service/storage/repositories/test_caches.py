@@ -34,8 +34,7 @@ from service.storage.repositories import read_cache
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.generations import GenerationStore
-from service.storage.repositories.job_records import Job
-from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.jobs import Job, JobStore
 from service.storage.repositories.read_cache import ReadCache, SubjectFaces, VersionedCache
 from service.storage.repositories.store import Store
 from tests.databases import TEXT, open_database

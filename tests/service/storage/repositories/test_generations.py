@@ -19,8 +19,7 @@ from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_crop
 from service.storage.repositories.generations import DROP, FILL, Coverage, GenerationStore
-from service.storage.repositories.job_records import ItemOutcome, Job
-from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.jobs import ItemOutcome, Job, JobStore
 from service.storage.repositories.store import Store
 
 OLD, NEW, THIRD = "a" * 32, "b" * 32, "c" * 32
