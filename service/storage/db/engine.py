@@ -384,7 +384,7 @@ class Database:
         if self.file is None or not self._watching.acquire(blocking=wait):
             return None
         try:
-            if (seen := self._data_version()) != self._seen:
+            if (seen := self._watched_version()) != self._seen:
                 self._seen, self._file_version = seen, self._file_version + 1
             return self._file_version
         except sqlite3.Error:
@@ -392,7 +392,7 @@ class Database:
         finally:
             self._watching.release()
 
-    def _data_version(self) -> int:
+    def _watched_version(self) -> int:
         if self._watch is None:
             # The number is relative to one connection, and ignores that connection's own commits: keep one that never
             # writes (sqlite.org/pragma.html#pragma_data_version).
@@ -406,7 +406,7 @@ class Database:
         before = _data_version(own), self.file_version()  # nobody else can commit now
         yield
         with self._watching, suppress(sqlite3.Error):
-            seen = self._data_version()
+            seen = self._watched_version()
             if (_data_version(own), self._file_version) == before:  # until now, only ``own`` has committed
                 self._seen = seen
 
