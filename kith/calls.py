@@ -604,14 +604,6 @@ class Calls:
         return list_call(AlbumFacesOut, f"{_album(gallery, album, group)}/faces")
 
     @one
-    def name_album_group(
-        self, gallery: str, album: str, group: str, subject: str | None, name: str | None = None
-    ) -> Call[AlbumGroupOut]:
-        """Say who a group is; None: unknown. ``name`` is for a subject without a name."""
-        body = {"subject": subject} | drop_none(name=name)
-        return json_call(AlbumGroupOut, "PATCH", _album(gallery, album, group), json=body)
-
-    @one
     def merge_album_group(self, gallery: str, album: str, group: str, into: str) -> Call[AlbumGroupOut]:
         """Merge a group into another one that is the same person. Return the remaining group."""
         path = f"{_album(gallery, album, group)}/merge"
@@ -629,14 +621,19 @@ class Calls:
         gallery: str,
         album: str,
         group: str,
+        subject: str,
+        name: str | None = None,
         *,
         allow_duplicate: bool | None = None,
         allow_inconsistent: bool | None = None,
         allow_low_quality: bool | None = None,
         allow_not_live: bool | None = None,
     ) -> Call[AlbumEnrolledOut]:
-        """Enroll the faces of a named group as its subject. They leave the album; refused ones stay."""
+        """Enroll the faces of a group as a subject; ``name`` is for one without. They leave the album; refused ones
+        stay."""
         body = drop_none(
+            subject=subject,
+            name=name,
             allow_duplicate=allow_duplicate,
             allow_inconsistent=allow_inconsistent,
             allow_low_quality=allow_low_quality,

@@ -58,7 +58,7 @@ class AlbumGroupOut(BaseModel):
     """Faces that are taken for one person."""
 
     id: str
-    subject: str | None = Field(description="Who it is; null: unknown.")
+    subject: str | None = Field(description="Whom other faces of the group were enrolled as.")
     name: str | None
     face_count: int
     faces: list[AlbumFaceOut] = Field(description="Up to eight faces, the most certain first.")
@@ -66,11 +66,6 @@ class AlbumGroupOut(BaseModel):
 
 class AlbumGroupsOut(Page[AlbumGroupOut]):
     """Page of groups. The job numbers the largest group g1."""
-
-
-class AlbumNameIn(RequestModel):
-    subject: SubjectId | None = Field(description="The person; null: unknown. Two groups may be one person.")
-    name: PersonName | None = Field(None, description="Name that enrollment gives to a subject without one.")
 
 
 class AlbumMergeIn(RequestModel):
@@ -82,8 +77,10 @@ class AlbumSplitIn(RequestModel):
 
 
 class AlbumEnrollIn(RequestModel):
-    """Checks to skip."""
+    """Who the group is, and the checks to skip."""
 
+    subject: SubjectId = Field(description="Two groups may be one person.")
+    name: PersonName | None = Field(None, description="For a subject without one.")
     allow_duplicate: bool = False
     allow_inconsistent: bool = False
     allow_low_quality: bool = False

@@ -26,16 +26,17 @@ export function ask(title, yes, elements, act) {
   const box = dialog(title, h("form", { class: "stack", onSubmit: submit }, elements, wrong, h("div", { class: "actions end" }, cancel, go)));
 }
 
-/** Ask for a new or an enrolled person of a gallery. `act` gets {id, name, isNew}. */
-export async function askWho(gallery, signal, hint, act) {
+/** Ask for a new or an enrolled person of a gallery, `known` at first. `act` gets {id, name, isNew}. */
+export async function askWho(gallery, signal, hint, act, { yes = "Save", known = null } = {}) {
   const name = h("input", { type: "text", autocomplete: "off", maxLength: 500 });
   const id = h("input", { type: "text", autocomplete: "off", spellcheck: false, maxLength: 128 });
   const person = personField("Who is it?", signal);
   await person.load(gallery);
   if (signal.aborted) return;
   const group = unique("who");
-  const fresh = h("input", { type: "radio", name: group, checked: true });
-  const there = h("input", { type: "radio", name: group });
+  const fresh = h("input", { type: "radio", name: group, checked: known === null });
+  const there = h("input", { type: "radio", name: group, checked: known !== null });
+  if (known) person.set(known);
   const fields = h("div", { class: "stack" }, field("Name", name), field("Id", id, "What other programs call them; it cannot be changed later."));
   const swap = () => {
     fields.hidden = !fresh.checked;
@@ -47,7 +48,7 @@ export async function askWho(gallery, signal, hint, act) {
   name.addEventListener("input", () => typed || (id.value = words.idFrom(name.value)));
   swap();
   const choices = h("div", { class: "row" }, h("label", { class: "check" }, fresh, "A new person"), h("label", { class: "check" }, there, "Somebody in this gallery"));
-  ask("Name this person", "Save", [choices, fields, person, h("p", { class: "hint" }, hint)], async () => {
+  ask("Name this person", yes, [choices, fields, person, h("p", { class: "hint" }, hint)], async () => {
     const found = fresh.checked ? { id: id.value.trim(), name: name.value.trim() || null } : await person.find();
     if (!found) return person.unfound;
     if (!found.id) return "Enter a name or an id.";

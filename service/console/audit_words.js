@@ -23,7 +23,6 @@ export const EVENTS = {
   strangers_forgotten: "All strangers forgotten",
   stranger_exported: "Export of a stranger",
   album_grouped: "Album made",
-  album_named: "Group of an album named",
   album_merged: "Groups of an album merged",
   album_split: "Group of an album split",
   album_deleted: "Album erased",

@@ -349,11 +349,6 @@ class AlbumNotReadyError(KithError):
     remedy = "Wait until the job with the album's ID has succeeded."
 
 
-class AlbumGroupUnnamedError(KithError):
-    status, code, title = 409, "album_group_unnamed", "The group has no subject"
-    remedy = "Name the group first."
-
-
 class AlbumOutdatedError(KithError):
     status, code, title = 409, "album_outdated", "The gallery moved to another recognizer since the album was made"
     remedy = "Delete the album, and upload the photos again."

@@ -89,14 +89,14 @@ class EnrollableFace:
 
 @dataclass(frozen=True)
 class AlbumGroup:
-    """Faces that are taken for one person. ``faces``: the first EXAMPLES. ``subject``: None if it has no name."""
+    """Faces that are taken for one person. ``faces``: the first EXAMPLES. ``subject``: whom others were enrolled as."""
 
-    pk: int
     number: int
-    subject: str | None
-    name: str | None
     face_count: int
     faces: Sequence[AlbumFace]
+    subject_pk: int | None
+    subject: str | None = None
+    name: str | None = None
 
     @property
     def id(self) -> str:

@@ -18,7 +18,6 @@ from service.security.sealing import Seal, SealBrokenError
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import (
     ALBUM_FACE,
-    ALBUM_GROUP,
     ANSWER,
     CROP,
     DECOY,
@@ -30,7 +29,6 @@ from service.storage.db.row_sealing import (
 )
 from service.storage.db.tables import (
     album_faces,
-    album_groups,
     albums,
     crops,
     data_keys,
@@ -52,7 +50,6 @@ SEALED: Final[dict[sa.Column[Any], tuple[str, sa.Column[Any] | None]]] = {
     vectors.c.vector: (VECTOR, vectors.c.generation),
     crops.c.sealed: (CROP, None),
     decoys.c.sealed: (DECOY, decoys.c.generation),
-    album_groups.c.sealed: (ALBUM_GROUP, None),
     album_faces.c.sealed: (ALBUM_FACE, None),
     album_faces.c.vector: (VECTOR, albums.c.generation),
     album_faces.c.crop: (CROP, None),

@@ -1,4 +1,4 @@
-"""Albums: a job that groups the faces of an archive's photos into people, and the enrollment of named groups."""
+"""Albums: a job that groups the faces of an archive's photos into people, and the enrollment of groups."""
 
 from __future__ import annotations
 
@@ -231,24 +231,33 @@ def _groups(faces: Sequence[AlbumFace], usable: Sequence[int], found: Grouping) 
 
 
 @dataclass(frozen=True)
+class GroupOf:
+    """Group of an album, and whom to enroll it as. ``name``: of a subject without one."""
+
+    album: str
+    number: int
+    subject: str
+    name: str | None
+
+
+@dataclass(frozen=True)
 class EnrolledGroup:
     """``enrolled``: number of faces. ``refused``: why each other one is not. ``remaining``: faces left in the group."""
 
-    subject: str
     enrolled: int
     refused: Mapping[str, KithError]
     remaining: int
 
 
 async def enroll_group(
-    backend: Backend, snapshot: Gallery, caller: Caller, album_id: str, number: int, overrides: Overrides
+    backend: Backend, snapshot: Gallery, caller: Caller, group: GroupOf, overrides: Overrides
 ) -> EnrolledGroup:
-    """Enroll the most certain faces of a named group as its subject, like photos. They leave the album.
+    """Enroll the most certain faces of a group as one subject, like photos. They leave the album.
 
     At most MAX_ENROLLED are enrolled. Faces that a check of enrollment refuses stay, and those after them are checked.
 
     Raises:
-        AlbumGroupUnnamedError, AlbumOutdatedError, AlbumGroupNotFoundError, AlbumNotFoundError, AlbumNotReadyError.
+        AlbumOutdatedError, AlbumGroupNotFoundError, AlbumNotFoundError, AlbumNotReadyError.
         SubjectErasedError: the subject was erased since the request began.
         LivenessUnavailableError: the gallery requires liveness, and no model is served.
     """
@@ -256,20 +265,18 @@ async def enroll_group(
     async with backend.galleries.enrolling.of(snapshot.pk):
         while True:
             size = MAX_ENROLLED - enrolled
-            done = await _enroll_block(backend, snapshot, album_id, number, overrides, size, refused)
+            done = await _enroll_block(backend, snapshot, group, overrides, size, refused)
             enrolled += done.enrolled
             refused |= done.refused
             if enrolled >= MAX_ENROLLED or done.remaining <= len(refused):
                 break
-    shown = await _report(backend, snapshot, caller, done.subject, refused)
-    return EnrolledGroup(done.subject, enrolled, shown, done.remaining)
+    return EnrolledGroup(enrolled, await _report(backend, snapshot, caller, group.subject, refused), done.remaining)
 
 
 async def _enroll_block(
     backend: Backend,
     snapshot: Gallery,
-    album_id: str,
-    number: int,
+    group: GroupOf,
     overrides: Overrides,
     size: int,
     without: Collection[str],
@@ -279,9 +286,8 @@ async def _enroll_block(
     while True:
         gallery = await backend.reload_gallery(snapshot)
         backend.faces.recognizers.for_gallery(gallery)
-        group, faces = await backend.run(albums.to_enroll, gallery, album_id, number, size, without)
+        face_count, faces = await backend.run(albums.to_enroll, gallery, group.album, group.number, size, without)
         subject = group.subject
-        assert subject is not None  # noqa: S101 - to_enroll returns named groups
         admitted, refused = _admit(gallery, subject, faces, overrides)
         owners = await backend.run(albums.moved, gallery, subject, [one.id for one in admitted.values()])
         _part_moved(admitted, refused, owners, overrides)
@@ -297,8 +303,8 @@ async def _enroll_block(
                     del admitted[face]
         admitted = await _with_other_vectors(backend, gallery, admitted, {one.face.id: one.crop for one in faces})
         try:
-            store = partial(albums.enroll, gallery, album_id, group, admitted, as_read=checked)
-            remaining = await backend.run(store) if admitted else group.face_count
+            store = partial(albums.enroll, gallery, **vars(group), admitted=admitted, as_read=checked)
+            remaining = await backend.run(store) if admitted else face_count
         except GalleryChangedError:
             if (deadline := deadlines.current_deadline()) is not None:
                 deadline.check()
@@ -306,7 +312,7 @@ async def _enroll_block(
         if admitted:
             backend.operations.metrics.count_enrollment("enrolled", len(admitted))
             backend.galleries.risks.derive_later(await backend.reload_gallery(gallery))
-        return EnrolledGroup(subject, len(admitted), refused, remaining)
+        return EnrolledGroup(len(admitted), refused, remaining)
 
 
 def _part_moved(

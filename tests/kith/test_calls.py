@@ -155,7 +155,7 @@ def path_parameters(describe: Callable[..., Any]) -> list[str]:
         CALLS.jobs: {"gallery"},
         CALLS.erasures: {"subject"},
         CALLS.promote_stranger: {"subject", "name"},
-        CALLS.name_album_group: {"subject", "name"},
+        CALLS.enroll_album_group: {"subject", "name"},
     }.get(describe, set())
     return [
         name for name in PATH_PARAMETERS if name in asked and name not in elsewhere and not (creates and name == "name")

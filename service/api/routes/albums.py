@@ -1,4 +1,4 @@
-"""Albums: upload photos, see who is in them, name, merge, split and enroll groups."""
+"""Albums: upload photos, see who is in them, merge, split and enroll groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from kith.wire.albums import (
     AlbumGroupOut,
     AlbumGroupsOut,
     AlbumMergeIn,
-    AlbumNameIn,
     AlbumOut,
     AlbumsOut,
     AlbumSplitIn,
@@ -39,7 +38,6 @@ from service.api.http.routing import (
 from service.api.routes.enrollments import ARCHIVE_BODY, DetailOption, queue_archive
 from service.api.routes.erasures import to_deleted_out
 from service.core.errors import (
-    AlbumGroupUnnamedError,
     AlbumNotReadyError,
     AlbumOutdatedError,
     ArchiveInvalidError,
@@ -50,7 +48,7 @@ from service.core.errors import (
     TooManyAlbumsError,
 )
 from service.domain.albums import Album, AlbumFace, AlbumGroup
-from service.usecases.albums import KIND, AlbumOptions, calibration_for, enroll_group
+from service.usecases.albums import KIND, AlbumOptions, GroupOf, calibration_for, enroll_group
 from service.usecases.enrollment_checks import Overrides
 
 routes = Routes("/v1/galleries/{gallery}/albums", "albums", route_class=GallerySnapshotRoute)
@@ -80,7 +78,7 @@ async def create_album(
 ) -> JobOut:
     """Start a job that groups the faces of an archive's photos into people. The album has the id of the job.
 
-    Folders and manifests in the archive are ignored. No face is enrolled before its group is named and enrolled.
+    Folders and manifests in the archive are ignored. No face is enrolled before its group is.
     """
     found = await backend.find_gallery(gallery)
     backend.faces.recognizers.for_gallery(found)  # these raise here rather than in the job
@@ -151,21 +149,6 @@ async def list_album_faces(
     return AlbumFacesOut(data=[_face(face) for _, face in page], next=more)
 
 
-@routes.add(
-    "PATCH",
-    "/{album}/groups/{group}",
-    ENROLL,
-    example={"subject": "ada", "name": "Ada Lovelace"},
-    errors=(AlbumNotReadyError, SubjectErasedError),
-)
-async def name_album_group(
-    snapshot: GallerySnapshot, album: AlbumPath, group: GroupPath, body: AlbumNameIn, backend: BackendDep
-) -> AlbumGroupOut:
-    """Name the person of a group. This enrolls no face."""
-    name = backend.galleries.store.albums.name
-    return _group(await backend.run_on_gallery(snapshot, name, album, _number(group), body.subject, body.name))
-
-
 @routes.add("POST", "/{album}/groups/{group}/merge", ENROLL, example={"into": "g1"}, errors=(AlbumNotReadyError,))
 async def merge_album_group(
     snapshot: GallerySnapshot, album: AlbumPath, group: GroupPath, body: AlbumMergeIn, backend: BackendDep
@@ -194,10 +177,9 @@ async def split_album_group(
     "POST",
     "/{album}/groups/{group}/enroll",
     ENROLL,
-    example={"allow_low_quality": False},
+    example={"subject": "ada", "name": "Ada Lovelace"},
     errors=(
         AlbumNotReadyError,
-        AlbumGroupUnnamedError,
         AlbumOutdatedError,
         SubjectErasedError,
         LivenessUnavailableError,
@@ -213,14 +195,16 @@ async def enroll_album_group(
     backend: BackendDep,
     caller: CallerDep,
 ) -> AlbumEnrolledOut:
-    """Enroll the faces of a named group as templates of its subject, which is created if missing.
+    """Enroll the faces of a group as templates of a subject, which is created if missing.
 
     The checks of enrollment apply to each face. Enrolled faces leave the album, refused ones stay. A repeated request
     enrolls the rest.
     """
-    done = await enroll_group(backend, snapshot, caller, album, _number(group), Overrides(**body.model_dump()))
+    person = GroupOf(album, _number(group), body.subject, body.name)
+    overrides = Overrides(**body.model_dump(exclude={"subject", "name"}))
+    done = await enroll_group(backend, snapshot, caller, person, overrides)
     return AlbumEnrolledOut(
-        subject=done.subject,
+        subject=person.subject,
         enrolled_count=done.enrolled,
         refused=[
             RefusedFaceOut(face=face, problem=Problem(**error.document())) for face, error in done.refused.items()

@@ -131,7 +131,7 @@ def enroll(
     checks: CheckOptions,
     server: ServerOptions,
 ) -> None:
-    """Name groups of an album, and enroll their faces, which leave the album.
+    """Enroll the faces of groups as the persons that you name. They leave the album.
 
     Exit status 1 if a face is refused: it stays in its group."""
     named = [[part.strip() for part in each.partition("=")[::2]] for each in people]
@@ -140,12 +140,12 @@ def enroll(
     results = []
     with connect(server) as kith:
         for group, person in named:
-            kith.name_album_group(gallery, album, group, person)
-            enrolled, done = 0, kith.enroll_album_group(gallery, album, group, **checks.allowed())
-            while done.enrolled_count and done.remaining_count > len(done.refused):  # one request takes 500 faces
+            enrolled, going_on = 0, True
+            while going_on:  # one request takes 500 faces
+                done = kith.enroll_album_group(gallery, album, group, person, None, **checks.allowed())
                 enrolled += done.enrolled_count
-                done = kith.enroll_album_group(gallery, album, group, **checks.allowed())
-            done.enrolled_count += enrolled
+                going_on = bool(done.enrolled_count) and done.remaining_count > len(done.refused)
+            done.enrolled_count = enrolled
             results.append({"group": group} | done.model_dump(mode="json"))
     refused = [face["problem"] for result in results for face in result["refused"]]
 

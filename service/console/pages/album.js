@@ -1,4 +1,4 @@
-// One album: progress of its job, then groups of faces to name, merge, split and enroll.
+// One album: progress of its job, then groups of faces to merge, split and enroll.
 
 import { all, call, galleryPath, part } from "../api.js";
 import { ask, askWho } from "../asking.js";
@@ -96,15 +96,15 @@ class Groups {
     this.told = h("p", { class: "unseen", role: "status" });
     this.several = this.section(false, "Nobody is in several photos, or everybody is enrolled.");
     const singles = h("summary", {}, "Single faces");
-    this.single = this.section(true, "All single faces were named, merged or enrolled.");
-    const rest = h("details", { class: "details", onToggle: () => rest.open && this.single.start() }, singles, h("p", { class: "hint" }, "They resemble no other face enough, or their quality is too low. Merge them into a group, or name them."), this.single.element);
+    this.single = this.section(true, "All single faces were merged or enrolled.");
+    const rest = h("details", { class: "details", onToggle: () => rest.open && this.single.start() }, singles, h("p", { class: "hint" }, "They resemble no other face enough, or their quality is too low. Merge them into a group, or enroll them."), this.single.element);
     this.element = h(
       "div",
       { class: "stack" },
       this.told,
       job?.failed_count > 0 && h("p", { class: "notice" }, icon("warning"), h("span", {}, `${counted(job.failed_count, "photo")} could not be read. `, h("a", { href: `#/jobs?gallery=${encodeURIComponent(gallery)}` }, "See the job"), ".")),
       h("h2", {}, "People"),
-      h("p", { class: "hint" }, "Each group is probably one person. Look at the faces, say who it is, then enroll."),
+      h("p", { class: "hint" }, "Each group is probably one person. Look at the faces, then say who it is."),
       this.several.element,
       album.single_count > 0 && rest,
     );
@@ -174,8 +174,7 @@ class Groups {
       h(
         "div",
         { class: "actions" },
-        small(button(group.subject ? "Change the name" : "Name this person", () => this.name(card), { icon: "edit", kind: group.subject ? "plain" : "primary", "aria-label": `${group.subject ? "Change the name of" : "Name"} ${named}` })),
-        group.subject && small(button("Enroll", () => this.enroll(card), { icon: "enroll", kind: "primary", "aria-label": `Enroll ${named}` })),
+        small(button("Enroll", () => this.name(card), { icon: "enroll", kind: "primary", "aria-label": `Enroll ${named}` })),
         small(button("Merge", () => this.merge(card), { icon: "move", "aria-label": `Merge ${named}` })),
         group.face_count > group.faces.length && small(button("Show all faces", () => this.showAll(card), { "aria-label": `Show all faces of ${named}` })),
         small(split),
@@ -203,11 +202,9 @@ class Groups {
   }
 
   name(card) {
-    return askWho(this.gallery, this.signal, "Nobody is enrolled yet. Two groups may be one person.", async (found) => {
-      const json = { subject: found.id, ...(found.isNew && found.name && { name: found.name }) };
-      this.update(card, { ...(await call("PATCH", this.own(card), { json })), name: found.name });
-      this.say(`Named ${words.called(found)}.`);
-    });
+    const { subject, name } = card.group;
+    const known = subject && { id: subject, name };
+    return askWho(this.gallery, this.signal, "Two groups may be one person.", (found) => this.enroll(card, found), { yes: "Enroll", known });
   }
 
   async merge(card) {
@@ -242,16 +239,17 @@ class Groups {
     this.say(`${counted(faces.length, "face")} taken out, as group ${made.id.slice(1)}.`);
   }
 
-  /** Enroll all faces but those that a check refuses. `allowed`: overrides of the checks. */
-  async enroll(card, allowed = {}) {
+  /** Enroll all faces as a person but those that a check refuses. `allowed`: overrides of the checks. */
+  async enroll(card, person, allowed = {}) {
     const { group } = card;
+    const json = { subject: person.id, ...(person.isNew && person.name && { name: person.name }), ...allowed };
     let enrolled = 0;
     let answer;
     do {
-      answer = await call("POST", `${this.own(card)}/enroll`, { json: allowed });
+      answer = await call("POST", `${this.own(card)}/enroll`, { json });
       enrolled += answer.enrolled_count;
     } while (answer.enrolled_count > 0 && answer.remaining_count > answer.refused.length);
-    this.say(`${counted(enrolled, "photo")} of ${words.called({ id: group.subject, name: group.name })} enrolled${answer.remaining_count ? `, ${whole(answer.remaining_count)} not` : ""}.`);
+    this.say(`${counted(enrolled, "photo")} of ${words.called(person)} enrolled${answer.remaining_count ? `, ${whole(answer.remaining_count)} not` : ""}.`);
     if (answer.remaining_count === 0) return this.leave(card);
     const photos = new Map(group.faces.map((one) => [one.id, one.photo]));
     card.refused = answer.refused.length > 0 && h(
@@ -259,15 +257,16 @@ class Groups {
       { class: "details", open: true },
       h("summary", {}, "Refused faces"),
       refusalList(answer.refused.map(({ face, problem }) => [photos.get(face) ?? "Face", problem])),
-      button("Enroll them anyway", () => this.anyway(card), { kind: "danger" }),
+      button("Enroll them anyway", () => this.anyway(card, person), { kind: "danger" }),
     );
     const { data } = await call("GET", `${this.own(card)}/faces`, { query: { limit: 8 }, signal: this.signal });
-    this.update(card, { ...group, faces: data, face_count: answer.remaining_count });
+    const whose = enrolled > 0 && { subject: person.id, name: person.name };
+    this.update(card, { ...group, ...whose, faces: data, face_count: answer.remaining_count });
   }
 
   /** Enroll faces that a check refused. */
-  async anyway(card) {
+  async anyway(card, person) {
     const sure = await confirmed({ title: "Enroll the refused faces?", text: "Only do this if they show this person: a photo of somebody else makes Kith confuse the two.", yes: "Enroll", danger: false });
-    if (sure) await this.enroll(card, { allow_duplicate: true, allow_inconsistent: true, allow_low_quality: true });
+    if (sure) await this.enroll(card, person, { allow_duplicate: true, allow_inconsistent: true, allow_low_quality: true });
   }
 }

@@ -28,7 +28,6 @@ CURSOR: Final = "cursor"
 DECOY: Final = "decoy"
 ALBUM_FACE: Final = "album face"
 ALBUM_PHOTO: Final = "album photo"
-ALBUM_GROUP: Final = "album group"
 REQUEST: Final = "idempotency key"
 DIGEST: Final = "request digest"
 

@@ -158,35 +158,25 @@ albums = _numbered(
     sa.Index("albums_by_expiry", "expires_at"),
 )
 
-# Groups of an album, also of a single face. sealed: the id and name of the person, if known. subject: keyed hash of
-# that id.
-album_groups = _numbered(
-    "album_groups",
-    sa.Column("album_pk", sa.ForeignKey("albums.pk", ondelete="CASCADE"), nullable=False),
-    sa.Column("number", sa.Integer, nullable=False),
-    sa.Column("sealed", sa.LargeBinary),
-    sa.Column("subject", sa.String(32)),
-    sa.UniqueConstraint("album_pk", "number"),
-    sa.Index("album_groups_by_subject", "subject"),
-)
-
-# id, photo: keyed hashes of the photo's content, the first with the face's number. sealed: the photo's name, box,
-# quality and what else enrollment needs. certainty: null until the faces are grouped, or if a person chose the group.
-# Short columns come first: SQLite reads a row up to the last one that it needs.
+# id, photo: keyed hashes of the photo's content, the first with the face's number. group_number: null until the faces
+# are grouped. subject_pk: who the rest of the group was enrolled as. certainty: null also if a person chose the group.
+# sealed: the photo's name, box, quality and what else enrollment needs. Short columns come first: SQLite reads a row up
+# to the last one that it needs.
 album_faces = _numbered(
     "album_faces",
     sa.Column("id", sa.String(32), nullable=False),
     sa.Column("album_pk", sa.ForeignKey("albums.pk", ondelete="CASCADE"), nullable=False),
-    sa.Column("group_pk", sa.ForeignKey("album_groups.pk", ondelete="CASCADE")),
+    sa.Column("group_number", sa.Integer),
+    sa.Column("subject_pk", sa.ForeignKey("subjects.pk", ondelete="CASCADE")),
     sa.Column("certainty", sa.Float),
     sa.Column("photo", sa.String(32), nullable=False),
     sa.Column("sealed", sa.LargeBinary, nullable=False),
     sa.Column("vector", sa.LargeBinary, nullable=False),
     sa.Column("crop", sa.LargeBinary, nullable=False),
     sa.UniqueConstraint("album_pk", "id"),
-    sa.Index("album_faces_by_album", "album_pk", "group_pk"),
+    sa.Index("album_faces_by_group", "album_pk", "group_number"),
     sa.Index("album_faces_by_photo", "album_pk", "photo"),
-    sa.Index("album_faces_by_group", "group_pk"),
+    sa.Index("album_faces_by_subject", "subject_pk"),
 )
 
 # Change log. No foreign key to templates: the line of a removal outlives its template.

@@ -1,6 +1,6 @@
 """Triggers that keep a gallery's counts and change log, whichever statement or cascade changes its rows.
 
-With a subject goes what names it without being its row: names in jobs, whose items stay done, and groups of albums.
+With a subject goes what names it without being its row: names in jobs, whose items stay done.
 With a template go the stored answers of its subject: they describe the photos, and a repeated request enrolls again.
 
 The condition that a gallery exists leaves out the rows of a deleted gallery, which the cascade reaches after it.
@@ -21,8 +21,7 @@ SQLITE: Final = {
     "UPDATE galleries SET subject_count = subject_count + 1 WHERE pk = new.gallery_pk; END",
     "subjects_removed": "AFTER DELETE ON subjects BEGIN "
     "UPDATE galleries SET subject_count = subject_count - 1 WHERE pk = old.gallery_pk; "
-    "UPDATE job_items SET sealed = NULL, subject = NULL WHERE subject = old.lookup; "
-    "DELETE FROM album_groups WHERE subject = old.lookup; END",
+    "UPDATE job_items SET sealed = NULL, subject = NULL WHERE subject = old.lookup; END",
     "templates_added": "AFTER INSERT ON templates BEGIN "
     "UPDATE galleries SET template_count = template_count + 1 WHERE pk = new.gallery_pk; "
     f"{_LINE} VALUES (new.gallery_pk, new.pk, new.subject_pk); END",
@@ -53,10 +52,7 @@ def _counting(table: str, count: str, event: str, sign: str, line: str = "") -> 
     ]
 
 
-_NAMES: Final = (
-    "UPDATE job_items SET sealed = NULL, subject = NULL WHERE subject IN (SELECT lookup FROM changed); "
-    "DELETE FROM album_groups WHERE subject IN (SELECT lookup FROM changed);"
-)
+_NAMES: Final = "UPDATE job_items SET sealed = NULL, subject = NULL WHERE subject IN (SELECT lookup FROM changed);"
 _ANSWERS: Final = "DELETE FROM idempotency WHERE subject_pk IN (SELECT subject_pk FROM changed);"
 _LINES: Final = f"{_LINE} SELECT gallery_pk, pk, subject_pk FROM changed WHERE gallery_pk = one.gallery_pk ORDER BY pk;"
 POSTGRESQL: Final = [

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 from kith.wire.common import ErasedKind
 from service.storage.audit.log import Entry, append
 from service.storage.db.key_vault import Vault
-from service.storage.db.tables import album_groups, erasures, galleries, jobs, subjects, templates
+from service.storage.db.tables import erasures, galleries, jobs, subjects, templates
 from service.storage.repositories import erasures as erasure
 from service.storage.repositories.erasures import MOVED, NAMES, Receipt
 from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
@@ -94,6 +94,4 @@ def _erase(connection: Connection, receipt: Receipt, merged: Collection[str], as
         connection.execute(table.delete().where(own & older))
     if receipt.kind == "album":
         connection.execute(jobs.delete().where(jobs.c.id == receipt.subject))
-    if receipt.kind == "subject" and as_of <= receipt.at:  # groups can be named as someone who is no subject
-        connection.execute(album_groups.delete().where(album_groups.c.subject == receipt.subject))
     return removed

@@ -17,7 +17,6 @@ from service.storage.audit.log import Entry, record_entries
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import (
     ALBUM_FACE,
-    ALBUM_GROUP,
     ANSWER,
     EVENT,
     ITEM,
@@ -27,7 +26,6 @@ from service.storage.db.row_sealing import (
 )
 from service.storage.db.tables import (
     album_faces,
-    album_groups,
     albums,
     audit,
     crops,
@@ -66,7 +64,7 @@ def everything_about(database: Database, gallery: Gallery, subject_id: str) -> d
     lookup = subject_lookup(gallery.seal, subject_id)
     with database.read() as connection:
         subject, parts = _read(connection, gallery, lookup)
-    if subject is None and not any(parts[name] for name in ("album_faces", "job_items", "receipts", "audit")):
+    if subject is None and not any(parts[name] for name in ("job_items", "receipts", "audit")):
         raise SubjectNotFoundError(f"gallery {gallery.name!r} has no subject {subject_id!r}")
     record_entries(database, [Entry.about(gallery, "subject_exported", subject_id)])
     return {
@@ -108,7 +106,7 @@ def _read(connection: Connection, gallery: Gallery, lookup: str) -> tuple[dict[s
             | _plain(each, "digest", "created_at")
             for each in connection.execute(answers)
         ],
-        "album_faces": _album_faces(connection, gallery, lookup),
+        "album_faces": [] if subject_pk is None else _album_faces(connection, gallery, subject_pk),
         "job_items": [
             _plain(each, "job", "kind", "at") | seal.open_json(each.sealed, ITEM) for each in connection.execute(items)
         ],
@@ -159,24 +157,21 @@ def _decoys(connection: Connection, gallery: Gallery, subject_pk: int | None) ->
     return [_plain(row, *names) for row in connection.execute(query)]
 
 
-def _album_faces(connection: Connection, gallery: Gallery, lookup: str) -> list[dict[str, Any]]:
-    """Return the faces in groups of albums that are named as this subject, and not enrolled yet."""
+def _album_faces(connection: Connection, gallery: Gallery, subject_pk: int) -> list[dict[str, Any]]:
+    """Return the faces in groups of albums that were enrolled as this subject, but for these faces."""
     seal = gallery.seal
-    owned = album_faces.join(album_groups, album_groups.c.pk == album_faces.c.group_pk)
     query = (
-        sa.select(album_faces, album_groups.c.number, album_groups.c.sealed.label("person"))
-        .add_columns(albums.c.id.label("album"), albums.c.generation, albums.c.created_at, albums.c.expires_at)
-        .add_columns(*_recognizer())
-        .select_from(owned.join(albums, albums.c.pk == album_faces.c.album_pk))
+        sa.select(album_faces, albums.c.id.label("album"), albums.c.generation, albums.c.created_at)
+        .add_columns(albums.c.expires_at, *_recognizer())
+        .select_from(album_faces.join(albums))
         .join(generations, _made_by(albums.c.generation, gallery))
-        .where(albums.c.gallery_pk == gallery.pk, album_groups.c.subject == lookup)
+        .where(album_faces.c.subject_pk == subject_pk)
         .order_by(album_faces.c.pk)
     )
     return [
         {
             **_plain(row, "id", "album", "photo", "certainty", "created_at", "expires_at", "recognizer"),
-            "group": f"g{row.number}",
-            "person": seal.open_json(row.person, ALBUM_GROUP),
+            "group": f"g{row.group_number}",
             "about": seal.open_json(row.sealed, ALBUM_FACE),
             "crop": _crop(seal, row.crop),
             **_embedding(gallery, row),

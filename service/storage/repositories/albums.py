@@ -1,6 +1,7 @@
-"""Albums: faces of uploaded photos and their groups, which people name, merge, split and enroll.
+"""Albums: faces of uploaded photos and the numbers of their groups, which people merge, split and enroll.
 
-Whatever is enrolled leaves the album, in the same transaction: each face is stored once.
+Whatever is enrolled leaves the album, in the same transaction: each face is stored once. The rest of its group belongs
+to the subject from then on, and is erased with it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from sqlalchemy.engine import Connection
 from models.runtime.network import Float
 from service.core.errors import (
     AlbumGroupNotFoundError,
-    AlbumGroupUnnamedError,
     AlbumNotFoundError,
     AlbumNotReadyError,
     AlbumOutdatedError,
@@ -43,15 +43,8 @@ from service.domain.gallery import Gallery, Item, NewTemplate
 from service.security.sealing import Seal
 from service.storage.audit.log import Entry, append, note
 from service.storage.db.engine import Database
-from service.storage.db.row_sealing import (
-    ALBUM_FACE,
-    ALBUM_GROUP,
-    ALBUM_PHOTO,
-    open_crop,
-    seal_crop,
-    subject_lookup,
-)
-from service.storage.db.tables import album_faces, album_groups, albums, galleries, jobs
+from service.storage.db.row_sealing import ALBUM_FACE, ALBUM_PHOTO, open_crop, open_subject, seal_crop
+from service.storage.db.tables import album_faces, albums, galleries, jobs, subjects
 from service.storage.repositories import erasures
 from service.storage.repositories.erasures import Receipt, delete_albums, record_erasure
 from service.storage.repositories.jobs import FINISHED, Beginning, ItemOutcome, Job, own_row, record_in
@@ -67,7 +60,7 @@ ORDER: Final = (
     album_faces.c.pk,
 )
 """The most certain faces first, then those that a person put into the group."""
-SHOWN: Final = tuple(album_faces.c[name] for name in ("pk", "id", "group_pk", "certainty", "sealed"))
+SHOWN: Final = tuple(album_faces.c[name] for name in ("pk", "id", "group_number", "certainty", "sealed"))
 """Columns of an AlbumFace: without its vector and crop."""
 CONTENT: Final = (album_faces.c.vector, album_faces.c.crop)
 READ_AT_ONCE: Final = 500
@@ -156,19 +149,14 @@ class AlbumStore:
             own = albums.c.pk == album.pk
             if connection.execute(sa.select(albums.c.grouped_at).where(own)).scalar_one() is not None:
                 return
-            numbered = [{"album_pk": album.pk, "number": number} for number in range(1, len(groups) + 1)]
-            if numbered:
-                connection.execute(album_groups.insert(), numbered)
-            made = sa.select(album_groups.c.number, album_groups.c.pk).where(album_groups.c.album_pk == album.pk)
-            pks = {row.number: row.pk for row in connection.execute(made)}
             placed = [
-                {"face": face, "into": pks[number], "how": certainty}
+                {"face": face, "into": number, "how": certainty}
                 for number, members in enumerate(groups, start=1)
                 for face, certainty in members
             ]
             if placed:
                 place = album_faces.update().where(album_faces.c.pk == sa.bindparam("face"))
-                values: dict[str, Any] = {"group_pk": sa.bindparam("into"), "certainty": sa.bindparam("how")}
+                values: dict[str, Any] = {"group_number": sa.bindparam("into"), "certainty": sa.bindparam("how")}
                 connection.execute(place.values(values), placed)
             done = {"threshold": threshold, "next_group": len(groups) + 1, "grouped_at": datetime.now(UTC)}
             connection.execute(albums.update().where(own).values(**done))
@@ -199,13 +187,9 @@ class AlbumStore:
         """
         with self._database.read() as connection:
             album = _read_ready(connection, gallery, album_id)
-            query = _groups().where(album_groups.c.album_pk == album.pk).order_by(album_groups.c.number).limit(limit)
-            if single is not None:
-                query = query.having((sa.func.count() == 1) if single else (sa.func.count() > 1))
-            if after is not None:
-                query = query.where(album_groups.c.number > after)
-            rows = connection.execute(query).all()
-            return _with_examples(connection, gallery, rows)
+            own = _of(album, album_faces.c.group_number > (after or 0))
+            size = sa.true() if single is None else (sa.func.count() == 1) == single
+            return _groups(connection, gallery, own, size, limit)
 
     def faces(
         self, gallery: Gallery, album_id: str, number: int, after: int | None, limit: int
@@ -216,28 +200,12 @@ class AlbumStore:
         """
         start = after or 0
         with self._database.read() as connection:
-            group = _read_group(connection, gallery, _read_ready(connection, gallery, album_id), number)
-            rows = connection.execute(_members(group, *SHOWN).offset(start).limit(limit)).all()
+            album = _read_ready(connection, gallery, album_id)
+            _read_group(connection, gallery, album, number)
+            rows = connection.execute(_members(album, number, *SHOWN).offset(start).limit(limit)).all()
         return [(start + place, _face_of(gallery.seal, row)) for place, row in enumerate(rows, start=1)]
 
     # What people decide
-
-    def name(
-        self, gallery: Gallery, album_id: str, number: int, subject_id: str | None, name: str | None
-    ) -> AlbumGroup:
-        """Set the subject of a group, or remove it (None).
-
-        Raises SubjectErasedError: the subject was erased since ``gallery`` was read. As :meth:`faces`.
-        """
-        with self._database.change(gallery) as connection:
-            if subject_id is not None:
-                erasures.refuse_erased(connection, gallery, subject_id)
-            album = _read_ready(connection, gallery, album_id)
-            group = _read_group(connection, gallery, album, number)
-            _set_name(connection, gallery, group.pk, subject_id, name)
-            vault = self._database.vault
-            note(vault, connection, "album_named", gallery, subject_id, album=album_id, group=group.id)
-            return _read_group(connection, gallery, album, number)
 
     def merge(self, gallery: Gallery, album_id: str, number: int, into: int) -> AlbumGroup:
         """Move the faces of a group to another one, which gets its subject if it has none. Raises as :meth:`faces`."""
@@ -246,11 +214,10 @@ class AlbumStore:
         with self._database.change(gallery) as connection:
             album = _read_ready(connection, gallery, album_id)
             source, target = (_read_group(connection, gallery, album, each) for each in (number, into))
-            moving = album_faces.update().where(album_faces.c.group_pk == source.pk)
-            connection.execute(moving.values(group_pk=target.pk, certainty=None))
-            if target.subject is None and source.subject is not None:
-                _copy_name(connection, source.pk, target.pk)
-            connection.execute(album_groups.delete().where(album_groups.c.pk == source.pk))
+            place = {"group_number": into, "subject_pk": target.subject_pk or source.subject_pk}
+            certainty = sa.case((album_faces.c.group_number == into, album_faces.c.certainty))
+            both = _of(album, album_faces.c.group_number.in_([number, into]))
+            connection.execute(album_faces.update().where(both).values(certainty=certainty, **place))
             about: dict[str, Any] = {"album": album_id, "group": source.id, "into": target.id}
             note(self._database.vault, connection, "album_merged", gallery, **about)
             return _read_group(connection, gallery, album, into)
@@ -261,44 +228,39 @@ class AlbumStore:
         Raises InvalidRequestError: no face would be left. AlbumGroupNotFoundError: a face is not in the group. As
         :meth:`faces`.
         """
-        wanted = set(face_ids)
         with self._database.change(gallery) as connection:
             album = _read_ready(connection, gallery, album_id)
             group = _read_group(connection, gallery, album, number)
-            own = (album_faces.c.group_pk == group.pk) & album_faces.c.id.in_(list(wanted))
-            found = set(connection.execute(sa.select(album_faces.c.id).where(own)).scalars())
-            if missing := sorted(wanted - found):
-                raise AlbumGroupNotFoundError(f"group {group.id!r} has no face {missing[0]!r}")
-            if len(found) == group.face_count:
-                raise InvalidRequestError("faces: leave at least one face in the group")
             following = albums.update().where(albums.c.pk == album.pk).values(next_group=albums.c.next_group + 1)
             new = connection.execute(following.returning(albums.c.next_group)).scalar_one() - 1
-            made = album_groups.insert().values(album_pk=album.pk, number=new).returning(album_groups.c.pk)
-            into = connection.execute(made).scalar_one()
-            connection.execute(album_faces.update().where(own).values(group_pk=into, certainty=None))
-            about: dict[str, Any] = {"album": album_id, "group": group.id, "into": f"g{new}", "faces": len(found)}
+            place: dict[str, Any] = {"group_number": new, "subject_pk": None, "certainty": None}
+            split = album_faces.update().where(_chosen(album, number, face_ids)).values(**place)
+            moved = set(connection.execute(split.returning(album_faces.c.id)).scalars())
+            if missing := sorted(set(face_ids) - moved):
+                raise AlbumGroupNotFoundError(f"group {group.id!r} has no face {missing[0]!r}")
+            if len(moved) == group.face_count:
+                raise InvalidRequestError("faces: leave at least one face in the group")
+            about: dict[str, Any] = {"album": album_id, "group": group.id, "into": f"g{new}", "faces": len(moved)}
             note(self._database.vault, connection, "album_split", gallery, **about)
             return _read_group(connection, gallery, album, new)
 
     def to_enroll(
         self, gallery: Gallery, album_id: str, number: int, limit: int, without: Collection[str] = ()
-    ) -> tuple[AlbumGroup, Sequence[EnrollableFace]]:
-        """Return a named group and its ``limit`` most certain faces, ``without`` those with these ids.
+    ) -> tuple[int, Sequence[EnrollableFace]]:
+        """Return the size of a group and its ``limit`` most certain faces, ``without`` those with these ids.
 
-        Raises AlbumOutdatedError; AlbumGroupUnnamedError; as :meth:`faces`.
+        Raises AlbumOutdatedError; as :meth:`faces`.
         """
         with self._database.read() as connection:
             album = _read_ready(connection, gallery, album_id)
             if album.generation != gallery.generation:
                 raise AlbumOutdatedError(f"album {album_id!r} has embeddings of another recognizer")
             group = _read_group(connection, gallery, album, number)
-            if group.subject is None:
-                raise AlbumGroupUnnamedError(f"group {group.id!r} has no subject")
-            query = _members(group, *SHOWN, *CONTENT).where(album_faces.c.id.not_in(list(without)))
+            query = _members(album, number, *SHOWN, *CONTENT).where(album_faces.c.id.not_in(list(without)))
             rows = connection.execute(query.limit(limit)).all()
         seal = gallery.seal
         vectors = seal.open_vectors([row.vector for row in rows], album.generation, gallery.dimension)
-        return group, [
+        return group.face_count, [
             EnrollableFace(_face_of(seal, row), vector, open_crop(seal, row.crop))
             for row, vector in zip(rows, vectors, strict=True)
         ]
@@ -309,39 +271,43 @@ class AlbumStore:
             return owners_of_others(connection, gallery, subject_id, template_ids)
 
     def enroll(
-        self, gallery: Gallery, album_id: str, group: AlbumGroup, admitted: Mapping[str, NewTemplate], as_read: bool
+        self,
+        gallery: Gallery,
+        album: str,
+        number: int,
+        subject: str,
+        name: str | None,
+        admitted: Mapping[str, NewTemplate],
+        as_read: bool,
     ) -> int:
         """Store templates by id of their face, and delete these faces from the album. Return the faces that remain.
 
-        A face whose template the subject has is only deleted. ``as_read``: as of TemplateStore.enroll.
+        A face whose template the subject has is only deleted. ``name``: of a subject without one. ``as_read``: as of
+        TemplateStore.enroll.
 
         Raises:
             AlbumGroupNotFoundError: the group changed since it was read.
             GalleryChangedError: also if another subject has one of the templates.
             SubjectErasedError, GalleryMovedError: as TemplateStore.enroll.
         """
-        assert group.subject is not None  # noqa: S101 - to_enroll returns named groups
         with self._database.change(gallery, as_read=as_read) as connection:
-            current = _read_group(connection, gallery, _read_ready(connection, gallery, album_id), group.number)
-            own = (album_faces.c.group_pk == group.pk) & album_faces.c.id.in_(list(admitted))
-            present = set(connection.execute(sa.select(album_faces.c.id).where(own)).scalars())
-            if current.subject != group.subject or present != admitted.keys():
+            found = _read_ready(connection, gallery, album)
+            group = _read_group(connection, gallery, found, number)
+            taken = album_faces.delete().where(_chosen(found, number, admitted))
+            if connection.execute(taken).rowcount != len(admitted):
                 raise AlbumGroupNotFoundError(f"group {group.id!r} changed during the request")
-            items = [Item(group.subject, template) for template in admitted.values()]
-            done = admit(self._database.vault, connection, gallery, items, album=album_id)
+            items = [Item(subject, template) for template in admitted.values()]
+            done = admit(self._database.vault, connection, gallery, items, album=album)
             if any(isinstance(error, TemplateConflictError) for error in done.refused.values()):
                 raise GalleryChangedError(f"templates of gallery {gallery.name!r} were moved meanwhile")
             done.require_all()
-            if done.enrolled and group.name is not None:
-                subject = read_subject(connection, gallery, group.subject)
-                if subject.name is None:
-                    name_subject(connection, gallery, subject, group.name)
-            connection.execute(album_faces.delete().where(own))
-            remaining = current.face_count - len(present)
-            if not remaining:
-                connection.execute(album_groups.delete().where(album_groups.c.pk == group.pk))
+            person = read_subject(connection, gallery, subject)
+            if done.enrolled and name is not None and person.name is None:
+                name_subject(connection, gallery, person, name)
+            rest = album_faces.update().where(_of(found, album_faces.c.group_number == number))
+            connection.execute(rest.values(subject_pk=person.pk))
         self._cache.evict(gallery.name)
-        return remaining
+        return group.face_count - len(admitted)
 
     # Deletion
 
@@ -364,22 +330,25 @@ class AlbumStore:
 
     def delete_ungrouped(self, album_id: str) -> int:
         """Delete an album whose job ended without groups. Return whether it was one, as a number."""
-        return self._delete_due((albums.c.id == album_id) & albums.c.grouped_at.is_(None))
+        return self._delete_due((albums.c.id == album_id) & albums.c.grouped_at.is_(None), with_jobs=False)
 
     def delete_expired(self, now: datetime) -> int:
-        """Delete albums at the end of their period, and those whose job ended without groups. Return their number."""
+        """Delete albums at the end of their period with their jobs, and those whose job ended without groups.
+
+        Return their number.
+        """
         ended = sa.select(jobs.c.id).where(jobs.c.state.in_(FINISHED))
         useless = albums.c.grouped_at.is_(None) & albums.c.id.in_(ended)
-        return self._delete_due((albums.c.expires_at < now) | useless)
+        return self._delete_due(albums.c.expires_at < now, with_jobs=True) + self._delete_due(useless, with_jobs=False)
 
-    def _delete_due(self, due: sa.ColumnElement[bool]) -> int:
+    def _delete_due(self, due: sa.ColumnElement[bool], with_jobs: bool) -> int:
         query = sa.select(albums.c.id, galleries.c.pk, galleries.c.name).join(galleries).where(due)
         with self._database.read() as connection:
             found = connection.execute(query.order_by(albums.c.pk)).all()
         deleted = 0
         for row in found:
             with self._database.write(_CONFLICT) as connection:
-                removed = delete_albums(connection, (albums.c.id == row.id) & due, with_jobs=False)
+                removed = delete_albums(connection, (albums.c.id == row.id) & due, with_jobs)
                 if not removed["albums"]:
                     continue
                 counts = {what: count for what, count in sorted(removed.items()) if count}
@@ -426,13 +395,13 @@ def current_albums(gallery: Gallery) -> sa.ColumnElement[bool]:
 def _albums(own: sa.ColumnElement[bool]) -> sa.Select[Any]:
     """Select these albums with the counts of their faces and groups."""
     among = album_faces.c.album_pk.in_(sa.select(albums.c.pk).where(own))
-    sizes = sa.select(album_faces.c.album_pk, album_faces.c.group_pk, sa.func.count().label("size")).where(among)
-    sized = sizes.group_by(album_faces.c.album_pk, album_faces.c.group_pk).subquery()
+    sizes = sa.select(album_faces.c.album_pk, album_faces.c.group_number, sa.func.count().label("size")).where(among)
+    sized = sizes.group_by(album_faces.c.album_pk, album_faces.c.group_number).subquery()
 
     def total(value: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[int]:
         return sa.func.coalesce(sa.func.sum(value), 0).label(name)
 
-    grouped = sized.c.group_pk.is_not(None)
+    grouped = sized.c.group_number.is_not(None)
     counts = (
         total(sized.c.size, "face_count"),
         total(sa.case((grouped & (sized.c.size > 1), 1), else_=0), "group_count"),
@@ -454,71 +423,59 @@ def _read(connection: Connection, gallery: Gallery, album_id: str) -> Album:
     return _album_of(row)
 
 
-def _read_row(connection: Connection, gallery: Gallery, album_id: str) -> sa.Row[Any]:
-    """Return the row of an album, without counts. Raises AlbumNotFoundError."""
-    row = connection.execute(sa.select(albums).where(current_albums(gallery), albums.c.id == album_id)).first()
-    if row is None:
-        raise _missing(gallery, album_id)
-    return row
-
-
 def _read_ready(connection: Connection, gallery: Gallery, album_id: str) -> sa.Row[Any]:
-    """Return the row of a grouped album. Raises AlbumNotFoundError, AlbumNotReadyError."""
-    album = _read_row(connection, gallery, album_id)
+    """Return the row of a grouped album, without counts. Raises AlbumNotFoundError, AlbumNotReadyError."""
+    album = connection.execute(sa.select(albums).where(current_albums(gallery), albums.c.id == album_id)).first()
+    if album is None:
+        raise _missing(gallery, album_id)
     if album.grouped_at is None:
         raise AlbumNotReadyError(f"the job of album {album_id!r} has not finished")
     return album
 
 
-def _groups() -> sa.Select[Any]:
-    """Select groups with their number of faces."""
-    joined = album_groups.join(album_faces, album_faces.c.group_pk == album_groups.c.pk)
-    counted = sa.select(album_groups, sa.func.count().label("face_count")).select_from(joined)
-    return counted.group_by(album_groups.c.pk)
+def _of(album: sa.Row[Any], among: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    return sa.and_(album_faces.c.album_pk == album.pk, among)
+
+
+def _chosen(album: sa.Row[Any], number: int, face_ids: Collection[str]) -> sa.ColumnElement[bool]:
+    return _of(album, (album_faces.c.group_number == number) & album_faces.c.id.in_(list(face_ids)))
+
+
+def _members(album: sa.Row[Any], number: int, *columns: sa.Column[Any]) -> sa.Select[Any]:
+    return sa.select(*columns).where(_of(album, album_faces.c.group_number == number)).order_by(*ORDER)
 
 
 def _read_group(connection: Connection, gallery: Gallery, album: sa.Row[Any], number: int) -> AlbumGroup:
     """Raises AlbumGroupNotFoundError."""
-    own = (album_groups.c.album_pk == album.pk) & (album_groups.c.number == number)
-    found = _with_examples(connection, gallery, connection.execute(_groups().where(own)).all())
+    found = _groups(connection, gallery, _of(album, album_faces.c.group_number == number), sa.true(), limit=1)
     if not found:
         raise AlbumGroupNotFoundError(f"album {album.id!r} has no group 'g{number}'")
     return found[0]
 
 
-def _members(group: AlbumGroup, *columns: sa.Column[Any]) -> sa.Select[Any]:
-    return sa.select(*columns).where(album_faces.c.group_pk == group.pk).order_by(*ORDER)
-
-
-def _with_examples(connection: Connection, gallery: Gallery, rows: Sequence[sa.Row[Any]]) -> list[AlbumGroup]:
-    """Return the groups of these rows, each with its first EXAMPLES faces."""
-    place = sa.func.row_number().over(partition_by=album_faces.c.group_pk, order_by=ORDER)
-    owned = album_faces.c.group_pk.in_([row.pk for row in rows])
-    ranked = sa.select(album_faces.c.pk, place.label("place")).where(owned).subquery()
+def _groups(
+    connection: Connection,
+    gallery: Gallery,
+    own: sa.ColumnElement[bool],
+    size: sa.ColumnElement[bool],
+    limit: int,
+) -> list[AlbumGroup]:
+    """Return the first ``limit`` groups of these faces and of a size, each with its first EXAMPLES faces."""
+    number, person = album_faces.c.group_number, sa.func.max(album_faces.c.subject_pk).label("subject_pk")
+    counted = sa.select(number, person, sa.func.count().label("face_count")).where(own).group_by(number)
+    some = counted.having(size).order_by(number).limit(limit).subquery()
+    named = sa.select(some, subjects.c.sealed).outerjoin(subjects, subjects.c.pk == some.c.subject_pk)
+    rows = connection.execute(named.order_by(some.c.group_number)).all()
+    place = sa.func.row_number().over(partition_by=number, order_by=ORDER).label("place")
+    shown = own & number.in_([row.group_number for row in rows])
+    ranked = sa.select(album_faces.c.pk, place).where(shown).subquery()
     first = sa.select(*SHOWN).join(ranked, ranked.c.pk == album_faces.c.pk).where(ranked.c.place <= EXAMPLES)
     faces: dict[int, list[AlbumFace]] = {}
     for row in connection.execute(first.order_by(ranked.c.place)):
-        faces.setdefault(row.group_pk, []).append(_face_of(gallery.seal, row))
+        faces.setdefault(row.group_number, []).append(_face_of(gallery.seal, row))
     groups = []
     for row in rows:
-        person = {} if row.sealed is None else gallery.seal.open_json(row.sealed, ALBUM_GROUP)
-        named = person.get("subject"), person.get("name")
-        groups.append(AlbumGroup(row.pk, row.number, *named, row.face_count, faces.get(row.pk, [])))
+        known = None if row.sealed is None else open_subject(gallery.seal, row.sealed)
+        whom = {} if known is None else {"subject": known.id, "name": known.name}
+        groups.append(AlbumGroup(row.group_number, row.face_count, faces[row.group_number], row.subject_pk, **whom))
     return groups
-
-
-def _set_name(
-    connection: Connection, gallery: Gallery, group_pk: int, subject_id: str | None, name: str | None
-) -> None:
-    values: dict[str, Any] = {"sealed": None, "subject": None}
-    if subject_id is not None:
-        person = {"subject": subject_id, "name": name}
-        values["sealed"] = gallery.seal.close_json(person, ALBUM_GROUP)
-        values["subject"] = subject_lookup(gallery.seal, subject_id)
-    connection.execute(album_groups.update().where(album_groups.c.pk == group_pk).values(**values))
-
-
-def _copy_name(connection: Connection, source_pk: int, target_pk: int) -> None:
-    named = (album_groups.c.sealed, album_groups.c.subject)
-    row = connection.execute(sa.select(*named).where(album_groups.c.pk == source_pk)).one()
-    connection.execute(album_groups.update().where(album_groups.c.pk == target_pk).values(**row._asdict()))

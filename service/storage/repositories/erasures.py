@@ -30,7 +30,6 @@ from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import subject_lookup
 from service.storage.db.tables import (
     album_faces,
-    album_groups,
     albums,
     decoys,
     erasures,
@@ -59,7 +58,7 @@ NAMES: Final[Mapping[ErasedKind, sa.Column[str]]] = {
     "album": albums.c.id,
 }
 """Column that names an object of this kind in its row, and in its receipt."""
-COUNTED: Final = (templates.c.subject_pk, decoys.c.subject_pk, album_faces.c.album_pk)
+COUNTED: Final = (templates.c.subject_pk, decoys.c.subject_pk, album_faces.c.subject_pk, album_faces.c.album_pk)
 """Rows that a receipt counts, by their owner."""
 STRANGERS: Final[tuple[ErasedKind, ...]] = ("stranger", "strangers")
 
@@ -151,11 +150,7 @@ def erase(
     name = subject_lookup(gallery.seal, object_id) if kind == "subject" else object_id
     chosen = named(gallery.pk, kind, name)
     removed = counted(connection, kind, chosen)
-    faces = album_groups.c.subject == name  # of someone who may not be enrolled
-    if kind == "subject":
-        grouped = sa.select(sa.func.count()).select_from(album_faces.join(album_groups)).where(faces)
-        removed["album_faces"] = connection.execute(grouped).scalar_one()
-    if not removed.total():
+    if not removed:
         return None
     if kind == "subject":
         # In an older backup, a template that was moved to it belongs to another subject.
@@ -163,7 +158,6 @@ def erase(
         for each in connection.execute(moved.where(templates.c.moved).order_by(templates.c.pk)).scalars().all():
             record_erasure(vault, connection, gallery, "template", {}, object_id, each)
         receipt = record_erasure(vault, connection, gallery, kind, removed, object_id)
-        connection.execute(album_groups.delete().where(faces))
     else:
         receipt = record_erasure(vault, connection, gallery, kind, removed, subject_id, object_id)
     connection.execute(NAMES[kind].table.delete().where(chosen))

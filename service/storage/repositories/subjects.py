@@ -20,15 +20,8 @@ from service.security.sealing import Seal
 from service.storage.audit.log import note, pseudonym
 from service.storage.db import bulk_rows
 from service.storage.db.engine import Database
-from service.storage.db.row_sealing import (
-    ALBUM_GROUP,
-    SubjectRecord,
-    labels_of,
-    open_subject,
-    seal_subject,
-    subject_lookup,
-)
-from service.storage.db.tables import album_groups, albums, decoys, events, labels, subjects, templates
+from service.storage.db.row_sealing import SubjectRecord, labels_of, open_subject, seal_subject, subject_lookup
+from service.storage.db.tables import album_faces, decoys, events, labels, subjects, templates
 from service.storage.repositories import erasures
 from service.storage.repositories.erasures import Receipt
 from service.storage.repositories.read_cache import ReadCache
@@ -162,7 +155,7 @@ class SubjectStore:
         return keys
 
     def delete(self, gallery: Gallery, subject_id: str) -> Receipt:
-        """Erase a subject, and faces in albums that are named as it. A repeated erasure returns the first receipt.
+        """Erase a subject. A repeated erasure returns the first receipt.
 
         Raises SubjectNotFoundError if it was never erased, or merged into another one (with that receipt).
         """
@@ -213,8 +206,8 @@ class SubjectStore:
                 templates.update().where(owned).values(subject_pk=target.pk, moved=True)
             ).rowcount
             _move_decoys(connection, source.pk, target.pk)
-            _rename_groups(connection, gallery, subject_id, into)
-            connection.execute(events.update().where(events.c.subject_pk == source.pk).values(subject_pk=target.pk))
+            for table in (album_faces, events):
+                connection.execute(table.update().where(table.c.subject_pk == source.pk).values(subject_pk=target.pk))
             changed = sorted(name for name, value in vars(about).items() if value != vars(before)[name])
             if changed:
                 _update(connection, gallery, target.pk, about)
@@ -304,15 +297,6 @@ def _move_decoys(connection: Connection, source_pk: int, target_pk: int) -> None
             f"into: the merged subject would have {most} decoys. Remove some: at most {MAX_DECOYS} are allowed."
         )
     connection.execute(decoys.update().where(decoys.c.subject_pk == source_pk).values(subject_pk=target_pk))
-
-
-def _rename_groups(connection: Connection, gallery: Gallery, subject_id: str, into: str) -> None:
-    """Let groups of albums that are named as one subject be named as another one."""
-    own = album_groups.c.album_pk.in_(sa.select(albums.c.pk).where(albums.c.gallery_pk == gallery.pk))
-    named = own & (album_groups.c.subject == subject_lookup(gallery.seal, subject_id))
-    sealed = gallery.seal.close_json({"subject": into, "name": None}, ALBUM_GROUP)
-    renamed = {"sealed": sealed, "subject": subject_lookup(gallery.seal, into)}
-    connection.execute(album_groups.update().where(named).values(**renamed))
 
 
 def _earlier_merge(connection: Connection, gallery: Gallery, subject_id: str, into: str) -> MergeResult:

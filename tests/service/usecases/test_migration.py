@@ -195,8 +195,7 @@ def test_faces_of_an_album_get_vectors_of_both_recognizers(
     job = both.wait_for(both.create_album("albums", FileStream(archive)).id, WAIT_S)
     (face,) = both.album_groups("albums", job.id)
     both.migrate("albums", "projected")
-    both.name_album_group("albums", job.id, face.id, "eileen")
-    assert both.enroll_album_group("albums", job.id, face.id).enrolled_count == 1
+    assert both.enroll_album_group("albums", job.id, face.id, "eileen").enrolled_count == 1
     told = settled(both, "albums")
     assert told.other is not None
     assert (told.other.embedded_count, told.other.template_count) == (1, 1)

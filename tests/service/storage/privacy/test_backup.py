@@ -31,6 +31,7 @@ from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import ITEM, PROBLEM, seal_crop
 from service.storage.db.tables import (
+    album_faces,
     audit,
     audit_head,
     changes,
@@ -108,7 +109,6 @@ def filled(database: Database) -> Store:
     store.albums.add(made, album, [], [NewAlbumFace(about, vectors(1)[0], Crop(b"face", ((1, 2.5),)))], 1)
     ((found,), _) = store.albums.faces_to_group(album, two)
     store.albums.set_groups(made, album, [[(found.pk, None)]], None)
-    store.albums.name(two, album.id, 1, "mona", None)
     jobs_of.finish(made, "succeeded")
     now = sa.func.current_timestamp()
     with database.write(BackupError("")) as connection:
@@ -385,12 +385,16 @@ def test_a_restore_repeats_the_erasure_of_an_album(sqlite: Database, tmp_path: P
     assert receipt.kind == "album"
 
 
-def test_a_restore_repeats_the_erasure_of_someone_who_was_only_named_in_an_album(fresh: Open, tmp_path: Path) -> None:
+def test_a_restore_repeats_the_erasure_of_faces_in_an_album(fresh: Open, tmp_path: Path) -> None:
+    """Of a face that stayed in the album when others of its group were enrolled."""
     database, file = fresh(), tmp_path / "backup"
     store = filled(database)
+    mona, _ = store.subjects.put(store.galleries.get("two"), "mona", None, {}, [])
+    with database.write(BackupError("")) as connection:
+        connection.execute(album_faces.update().values(subject_pk=mona.pk))
     back_up(database, file)
     receipt = store.subjects.delete(store.galleries.get("two"), "mona")
-    assert (receipt.kind, receipt.removed) == ("subject", {"album_faces": 1})
+    assert (receipt.kind, receipt.removed) == ("subject", {"album_faces": 1, "subjects": 1})
     restore(database, file, replace=True)
     gallery = store.galleries.get("two")
     (album,) = store.albums.list_all(gallery)

@@ -77,7 +77,6 @@ PLACES: Final[dict[str, dict[str, str]]] = {
         "created_at": "album_faces.created_at",
         "expires_at": "album_faces.expires_at",
     },
-    "album_groups": {"number": "album_faces.group", "sealed": "album_faces.person.subject", "subject": "pseudonym"},
     "album_faces": {
         "id": "album_faces.id",
         "photo": "album_faces.photo",
@@ -85,6 +84,7 @@ PLACES: Final[dict[str, dict[str, str]]] = {
         "vector": "album_faces.embedding",
         "crop": "album_faces.crop.image",
         "certainty": "album_faces.certainty",
+        "group_number": "album_faces.group",
     },
     "job_items": {"sealed": "job_items.item", "subject": "pseudonym", "at": "job_items.at"},
     "erasures": {
@@ -177,8 +177,7 @@ OTHERS: Final[dict[str, set[str]]] = {
         "next_group",
         "grouped_at",
     },
-    "album_groups": {"pk", "album_pk"},
-    "album_faces": {"pk", "album_pk", "group_pk"},
+    "album_faces": {"pk", "album_pk", "subject_pk"},
     "evidence": {"gallery_pk", "generation", "sequence", "templates", "document", "derived_at"},
     "index_states": {"gallery_pk", "generation", "engine", "sequence", "updated_at"},
     "data_keys": {"gallery_pk", "wrapped", "master_key", "created_at"},
@@ -233,12 +232,12 @@ def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[
             gallery, name, more := some(rng), IdempotentResponse(f"2nd key of {name}", name, f"another to {name}")
         )
         enrolled[name] += more
-    name_faces(store, jobs, ["ada", "bob"], rng)
+    enroll_faces(store, jobs, enrolled, rng)
     return store.galleries.get("g"), enrolled["ada"]
 
 
-def name_faces(store: Store, jobs: JobStore, people: list[str], rng: np.random.Generator) -> None:
-    """Make an album with a face of each person, and name the groups."""
+def enroll_faces(store: Store, jobs: JobStore, people: dict[str, list[NewTemplate]], rng: np.random.Generator) -> None:
+    """Make an album with a group of two faces of each person, and enroll one of them."""
     gallery, now = store.galleries.get("g"), datetime.now(UTC)
     jobs.create(gallery, "album", {}, beginning=store.albums.beginning(gallery, 0.01, now + timedelta(days=7)))
     while (job := jobs.claim("here", 60)) is not None and job.kind != "album":
@@ -246,15 +245,20 @@ def name_faces(store: Store, jobs: JobStore, people: list[str], rng: np.random.G
     assert job is not None
     album = store.albums.get(gallery, job.id)
     faces = [
-        NewAlbumFace(FaceRecord(f"{name}.jpg", name, 1, [1, 2, 3, 4], 0.9, {}, [], None), new.vector, new.crop)
-        for name, new in zip(people, some(rng, len(people)), strict=True)
+        NewAlbumFace(FaceRecord(f"{name}.jpg", name, face, [1, 2, 3, 4], 0.9, {}, [], None), new.vector, new.crop)
+        for name in people
+        for face, new in enumerate(some(rng, 2), start=1)
         if new.crop is not None
     ]
     store.albums.add(job, album, [], faces, 1)
     stored, _ = store.albums.faces_to_group(album, gallery)
-    store.albums.set_groups(job, album, [[(face.pk, 0.5)] for face in stored], 0.4)
-    for number, name in enumerate(people, start=1):
-        store.albums.name(gallery, album.id, number, name, None)
+    groups = [[(face.pk, 0.5) for face in stored if face.record.hash == name] for name in people]
+    store.albums.set_groups(job, album, groups, 0.4)
+    for number, (name, own) in enumerate(people.items(), start=1):
+        _, (face, *_) = store.albums.to_enroll(gallery, album.id, number, 1)
+        (one,) = some(rng)
+        store.albums.enroll(gallery, album.id, number, name, None, {face.face.id: one}, as_read=False)
+        own.append(one)
 
 
 def test_every_column_is_exported_or_not_personal() -> None:
@@ -285,7 +289,7 @@ def test_the_export_contains_all_data_of_one_subject_only(database_url: Database
     assert [a["response"] for a in document["answers"]] == ["another to ada"]
     assert "bob" not in json.dumps(document)
     exported = [line["event"] for line in everything_about(database, gallery, "ada")["audit"]][-2:]
-    assert exported == ["album_named", "subject_exported"]  # by the export before
+    assert exported == ["templates_enrolled", "subject_exported"]  # by the export before
     database.close()
 
 
@@ -326,12 +330,12 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
     own = {store.subjects.get(gallery, "ada").pk}
     keys = {"subject_pk": own, "template_pk": template_keys(database, ada)}
     words = [subject_lookup(gallery.seal, "ada"), *(t.id for t in ada)]
-    not_of_ada = {"jobs", "albums", "album_faces", "generations"}
+    not_of_ada = {"jobs", "albums", "generations"}
     assert set(concerning(database, gallery, keys, words)) == {*PLACES, "changes"} - not_of_ada
     bobs = everything_about(database, gallery, "bob")
 
     receipt = store.subjects.delete(gallery, "ada")
-    assert receipt.removed == {"subjects": 1, "templates": 4, "decoys": 1, "album_faces": 1}
+    assert receipt.removed == {"subjects": 1, "templates": 5, "decoys": 1, "album_faces": 1}
     # Allowed: keyed hashes that record the erasure and make indexes remove the keys.
     assert set(concerning(database, gallery, keys, words)) == {"audit", "erasures", "changes"}
     everything = b"".join(every_value(database, gallery))
