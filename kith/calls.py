@@ -17,7 +17,6 @@ from kith.methods import chunks, each, following, one
 from kith.options import (
     ArchiveOptions,
     AuditFilter,
-    CutOverOptions,
     EventOptions,
     FilterOptions,
     GalleryOptions,
@@ -221,9 +220,9 @@ class Calls:
     # Migration to another recognizer
 
     @one
-    def migrate(self, gallery: str, to: str) -> Call[MigrationOut]:
-        """Start a migration to another served pack, given by name or recognizer fingerprint."""
-        return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate", json={"to": to})
+    def migrate(self, gallery: str, to: str, force: bool = False) -> Call[MigrationOut]:
+        """Migrate to another served pack, given by name or recognizer fingerprint. A job embeds, then switches."""
+        return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate", json={"to": to, "force": force})
 
     @one
     def migration(self, gallery: str) -> Call[MigrationOut]:
@@ -231,13 +230,8 @@ class Calls:
         return json_call(MigrationOut, "GET", f"{_path(gallery)}/migrate")
 
     @one
-    def cut_over(self, gallery: str, **options: Unpack[CutOverOptions]) -> Call[MigrationOut]:
-        """Let the new recognizer answer requests."""
-        return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate/cut-over", repeatable=False, json=options)
-
-    @one
     def roll_back(self, gallery: str) -> Call[MigrationOut]:
-        """Let the previous recognizer answer requests again."""
+        """Let the previous recognizer answer requests again, or stop the migration's job."""
         return json_call(MigrationOut, "POST", f"{_path(gallery)}/migrate/roll-back", repeatable=False)
 
     @one

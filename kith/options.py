@@ -70,15 +70,6 @@ class SubjectChanges(TypedDict, total=False):
     tags: Sequence[str]
 
 
-class CutOverOptions(TypedDict, total=False):
-    """``min_share``: minimum share of templates with a vector, default 0.99. ``force``: accept any share. ``risk``: new
-    risk of the gallery."""
-
-    min_share: float
-    force: bool
-    risk: Risk | None
-
-
 class AuditFilter(TypedDict, total=False):
     """``since`` and ``until`` are ISO 8601 times. ``subject`` needs a gallery. ``gallery`` names a deleted gallery."""
 

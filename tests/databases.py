@@ -7,6 +7,9 @@ import sqlalchemy as sa
 from service.security.master_keys import GivenKeys, MasterKeys
 from service.storage.db import engine as database
 from service.storage.db.engine import Database
+from service.storage.repositories.generations import FILL, GenerationStore
+from service.storage.repositories.jobs import JobStore
+from service.storage.repositories.store import Store
 
 TEXT = "00" * 31 + "07"
 ENVIRONMENT = {"KITH_MASTER_KEY": TEXT}
@@ -15,6 +18,17 @@ MASTER = MasterKeys(GivenKeys(TEXT, "the tests"))
 
 def open_database(url: str) -> Database:
     return database.open_database(url, MASTER)
+
+
+def change_recognizer(database: Database, gallery: str, fingerprint: str, dimension: int) -> None:
+    """Switch a gallery to another recognizer, which embeds none of its templates."""
+    store, generations, jobs = Store(database), GenerationStore(database), JobStore(database)
+    generations.start(store.galleries.get(gallery), fingerprint, dimension, "new", force=True)
+    job = jobs.claim("here", 60, lambda job: job.kind == FILL and not job.cancel)
+    now = store.galleries.get(gallery)
+    assert job is not None and now.other is not None
+    assert generations.switch(now.at_generation(now.other.number), job, lambda _: ({}, []), (), 0)
+    jobs.finish(job, "succeeded")
 
 
 def engine_of(url: str) -> sa.Engine:

@@ -8,19 +8,13 @@ from pydantic import BaseModel, Field
 
 from kith.wire.common import Source
 from kith.wire.fields import ModelName, RequestModel
-from kith.wire.risk import RiskIn
+
+MigrationState = Literal["none", "running", "stopped", "switched"]
 
 
 class MigrateIn(RequestModel):
     to: ModelName = Field(description="Name of a served pack, or fingerprint of its recognizer.")
-
-
-class CutOverIn(RequestModel):
-    min_share: float = Field(0.99, ge=0, le=1, description="Refuse if a smaller share of the templates has vectors.")
-    force: bool = Field(False, description="Accept any share. Searches do not find templates without a vector.")
-    risk: RiskIn | None = Field(
-        None, description="New risk of the gallery; required if its current risk is a similarity threshold."
-    )
+    force: bool = Field(False, description="Leave out templates without a crop: searches do not find them.")
 
 
 class FinishIn(RequestModel):
@@ -44,20 +38,26 @@ class GenerationOut(BaseModel):
     dimension: int
     template_count: int
     embedded_count: int = Field(description="Templates that have a vector and can be found.")
-    by_crop_count: int = Field(description="Templates embedded from stored crops since the start.")
-    waiting_with_crop_count: int = Field(description="Templates that the job will embed.")
-    waiting_without_crop_count: int = Field(description="Templates that must be enrolled again.")
     threshold: MigrationThresholdOut | None = Field(
         description="Threshold at the gallery's risk, from this recognizer's vectors; null without enough evidence."
     )
 
 
+class TemplateRef(BaseModel):
+    subject: str
+    template: str
+
+
 class MigrationOut(BaseModel):
     gallery: str
-    state: Literal["none", "shadow", "cut_over", "set_aside"] = Field(
-        description="shadow: the other recognizer's vectors are computed; cut_over: the other recognizer answered "
-        "before; set_aside: rolled back."
+    state: MigrationState = Field(
+        description="running: a job computes the other recognizer's vectors, then switches; stopped: rolled back, or "
+        "the job failed or was canceled; switched: the other recognizer answered before."
     )
     current: GenerationOut = Field(description="The generation that answers requests.")
     other: GenerationOut | None
+    without_crop_count: int = Field(
+        description="Templates that the new recognizer, or any if no migration began, did not and cannot embed."
+    )
+    without_crop: list[TemplateRef] = Field(description="The first 1,000 of these: enroll them again.")
     jobs: list[str] = Field(description="Queued and running jobs of the migration.")

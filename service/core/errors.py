@@ -228,8 +228,8 @@ class MigrationStateError(KithError):
 class MigrationIncompleteError(KithError):
     status, code, title = 409, "migration_incomplete", "Some templates have no vector of the new recognizer"
     remedy = (
-        "Wait for the job, or enroll subjects without a crop again. With 'force' (--force), searches do not find the "
-        "remaining templates."
+        "'kith gallery migrate GALLERY' lists the templates without a crop: enroll them again with keep_crops on. With "
+        "'force' (--force), searches do not find the remaining templates."
     )
 
 

@@ -49,15 +49,15 @@ class GallerySettings:
     """None: the threshold of the pack."""
 
 
-GenerationState = Literal["current", "shadow", "previous", "set_aside", "dropped"]
+GenerationState = Literal["current", "next", "previous", "dropped"]
 
 
 @dataclass(frozen=True)
 class Generation:
     """Vectors of a gallery by one recognizer.
 
-    ``state`` is one of: current (answers requests), shadow (being filled by a migration), previous (answered before the
-    migration), set_aside (filled, then rolled back) and dropped (deleted). A ``number`` is never reused.
+    ``state`` is one of: current (answers requests), next (a migration fills it, or filled it before a roll-back),
+    previous (answered before the migration) and dropped (its vectors are deleted). A ``number`` is never reused.
     """
 
     number: int
@@ -65,7 +65,6 @@ class Generation:
     dimension: int
     model: str | None
     state: GenerationState
-    details: Mapping[str, Any] = field(default_factory=dict, hash=False)
     evidence_sequence: int | None = None
 
 
@@ -207,7 +206,7 @@ class Crop:
 
 @dataclass(frozen=True)
 class NewTemplate:
-    """Template to enroll: a (d,) unit ``vector``, and ``others``, the vectors of further generations by number.
+    """Template to enroll, with a (d,) unit ``vector``.
 
     ``face_count``: faces of its photo. It is recorded with the item of a job, not with the template. ``created_at``:
     None, or a time in the future, is now.
@@ -218,7 +217,6 @@ class NewTemplate:
     kind: TemplateKind
     quality: dict[str, float] | None = None
     detection_score: float | None = None
-    others: Mapping[int, Float] = field(default_factory=dict)
     crop: Crop | None = None
     face_count: int | None = None
     created_at: datetime | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeVar, TypeVarTuple
 
 import numpy as np
@@ -52,8 +52,6 @@ class Face:
 
     Attributes:
         vector: (d,) unit vector of the requested recognizer.
-        other_crop: crop aligned for the second recognizer.
-        others: vectors of other generations, by generation number.
         kept: crop to store with a template.
         liveness: None without a liveness model.
     """
@@ -63,8 +61,6 @@ class Face:
     score: float
     quality: Quality
     vector: Float | None = None
-    other_crop: Image | None = None
-    others: Mapping[int, Float] = field(default_factory=dict)
     kept: Crop | None = None
     liveness: LivenessResult | None = None
 
@@ -171,13 +167,12 @@ class PhotoPipeline:
 
     async def detect(self, payload: bytes, detail: Detail = "low") -> Photo:
         """Decode a photo and detect its faces. Raises ImageError."""
-        return (await self._faces(payload, [], time.monotonic(), detail))[0]
+        return (await self._faces(payload, STANDARD_ALIGNMENT, time.monotonic(), detail))[0]
 
     async def embed(
         self,
         payload: bytes,
         recognizer: ServedRecognizer,
-        other: ServedRecognizer | None = None,
         detail: Detail = "low",
         largest_only: bool = False,
         keep: KeptCrops = "none",
@@ -186,7 +181,6 @@ class PhotoPipeline:
         """Decode a photo, detect its faces, and embed each of them.
 
         Args:
-            other: second recognizer, for which crops are aligned but not embedded.
             detail: effort of face detection.
             keep: faces to cut the crop of that is stored with a template.
             background: yield to requests.
@@ -197,29 +191,23 @@ class PhotoPipeline:
         if not background:
             recognizer.batcher.admit(1)
         admitted = time.monotonic()
-        alignments = [served.recognizer.alignment for served in (recognizer, other) if served is not None]
-        photo, crops_by_alignment = await self._faces(
-            payload, alignments, admitted, detail, largest_only, keep, background
-        )
+        alignment = recognizer.recognizer.alignment
+        photo, aligned = await self._faces(payload, alignment, admitted, detail, largest_only, keep, background)
         with self.metrics.stage("embed"):
-            vectors = await recognizer.batcher.submit(list(crops_by_alignment[0]), background, admitted)
-        other_crops = [None] * len(vectors) if other is None else crops_by_alignment[1]
-        faces = [
-            replace(face, vector=vector, other_crop=other_crop)
-            for face, vector, other_crop in zip(photo.faces, vectors, other_crops, strict=True)
-        ]
+            vectors = await recognizer.batcher.submit(list(aligned), background, admitted)
+        faces = [replace(face, vector=vector) for face, vector in zip(photo.faces, vectors, strict=True)]
         return replace(photo, faces=faces)
 
     async def _faces(
         self,
         payload: bytes,
-        alignments: Sequence[Alignment],
+        alignment: Alignment,
         admitted: float,
         detail: Detail,
         largest_only: bool = False,
         keep: KeptCrops = "none",
         background: bool = False,
-    ) -> tuple[Photo, list[Image]]:
+    ) -> tuple[Photo, Image]:
         in_thread = self._in_background_thread if background else self._threads.run
         reading = _here if has_short_header(payload) and not background else in_thread
         patience = None if background else deadlines.current_deadline()
@@ -248,7 +236,7 @@ class PhotoPipeline:
                     search.take(await self._detecting.submit(views, background, admitted))
             with self.metrics.stage("align"):
                 photo, aligned, liveness_crops = await _until_done(
-                    working(self._align, picture, search, alignments, largest_only, keep)
+                    working(self._align, picture, search, alignment, largest_only, keep)
                 )
             del picture, search  # before their share of the budget is returned
         self.metrics.observe_photo([face.quality.score for face in photo.faces])
@@ -288,11 +276,11 @@ class PhotoPipeline:
         self,
         picture: DecodedPhoto,
         search: FaceSearch,
-        alignments: Sequence[Alignment],
+        alignment: Alignment,
         largest_only: bool,
         keep: KeptCrops,
-    ) -> tuple[Photo, list[Image], list[Image | None]]:
-        """Return the photo's faces, the crops by each alignment, and the crops for liveness."""
+    ) -> tuple[Photo, Image, list[Image | None]]:
+        """Return the photo's faces, their (n, h, w, 3) aligned crops, and the crops for liveness."""
         found = search.faces()
         detected = found.largest_of(MAX_FACES)
         if largest_only and len(detected):
@@ -303,8 +291,8 @@ class PhotoPipeline:
         kept = list(range(len(detected))) if keep == "all" else kept
         if picture.reduction < 1.0:
             judged = [] if self.judge is None else [self.judge.spec.crop]
-            picture = picture.at_least(_required_scale(detected, [*alignments, *judged], kept))
-        aligned, qualities = _align_crops(picture, detected, alignments)
+            picture = picture.at_least(_required_scale(detected, [alignment, *judged], kept))
+        aligned, qualities = _align_crops(picture, detected, alignment)
         faces = _as_list(detected, qualities)
         if isinstance(keep, QualityGate) and faces:
             kept = [_main_face(faces, keep, self._detector.confident_score)[0]]
@@ -349,17 +337,15 @@ def _required_scale(faces: Detections, wanted: Sequence[Alignment | BoxCrops], k
     return float(max(required))
 
 
-def _align_crops(
-    picture: DecodedPhoto, faces: Detections, alignments: Sequence[Alignment]
-) -> tuple[list[Image], list[Quality]]:
-    """Return (n, h, w, 3) crops for each alignment, and the quality of each face."""
+def _align_crops(picture: DecodedPhoto, faces: Detections, alignment: Alignment) -> tuple[Image, list[Quality]]:
+    """Return (n, h, w, 3) crops, and the quality of each face."""
     points = picture.points_stored(faces.landmarks_xy)
     # Quality is measured on the standard crop, so that its values do not depend on the recognizer.
     standard = align(picture.pixels, points)
     qualities = [
         quality.measure_quality(crop, points) for crop, points in zip(standard, faces.landmarks_xy, strict=True)
     ]
-    return [standard if a == STANDARD_ALIGNMENT else align(picture.pixels, points, a) for a in alignments], qualities
+    return standard if alignment == STANDARD_ALIGNMENT else align(picture.pixels, points, alignment), qualities
 
 
 def _cut_for_liveness(picture: DecodedPhoto, faces: Detections, spec: LivenessSpec) -> list[Image | None]:

@@ -29,7 +29,7 @@ from service.core.errors import (
     RiskUncalibratedError,
 )
 from service.domain.albums import MAX_PHOTOS, Album, AlbumFace, EnrollableFace, FaceRecord, NewAlbumFace
-from service.domain.gallery import Crop, Gallery, NewTemplate
+from service.domain.gallery import Gallery, NewTemplate
 from service.inference.archives import ArchivedFile, ArchiveLimits, iterate_members, read_contents
 from service.inference.photo_pipeline import Face, Photo
 from service.inference.recognizers import ServedRecognizer
@@ -45,7 +45,6 @@ from service.usecases.backend import Backend, Faces, Galleries, gather_or_cancel
 from service.usecases.bulk_enrollment import record_other_files, refusal, template_id
 from service.usecases.enroll import redacted_for
 from service.usecases.enrollment_checks import Overrides, check_identities, needs_identity_check, template_from_face
-from service.usecases.migration import aligned
 
 KIND: Final = "album"
 PHOTOS_AT_ONCE: Final = 16
@@ -301,7 +300,6 @@ async def _enroll_block(
                 if rejection is not None:
                     refused[face] = rejection
                     del admitted[face]
-        admitted = await _with_other_vectors(backend, gallery, admitted, {one.face.id: one.crop for one in faces})
         try:
             store = partial(albums.enroll, gallery, **vars(group), admitted=admitted, as_read=checked)
             remaining = await backend.run(store) if admitted else face_count
@@ -327,21 +325,6 @@ def _part_moved(
         else:
             refused[face] = DuplicateSubjectError("the template of this face was moved to another one", subject=owner)
             del admitted[face]
-
-
-async def _with_other_vectors(
-    backend: Backend, gallery: Gallery, admitted: dict[str, NewTemplate], kept: Mapping[str, Crop]
-) -> dict[str, NewTemplate]:
-    """Add vectors of the gallery's other generation, if its recognizer is served, as enrollment of photos does."""
-    other = None if gallery.other is None else backend.faces.recognizers.get(gallery.other.fingerprint)
-    if gallery.other is None or other is None or not admitted:
-        return admitted
-    cut = await backend.run(lambda: [aligned(kept[face], other) for face in admitted])
-    found = await gather_or_cancel([other.batcher.submit([face], background=True) for face in cut])
-    return {
-        face: replace(template, others={gallery.other.number: vector})
-        for (face, template), (vector,) in zip(admitted.items(), found, strict=True)
-    }
 
 
 def _admit(

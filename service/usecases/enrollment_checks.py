@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -51,26 +51,15 @@ async def embed_for(
 ) -> Photo:
     """Embed the faces of a photo for enrollment.
 
-    The main face also gets a vector of the gallery's other generation, if its recognizer is served, and the crop to
-    store. ``background``: yield to requests.
+    The main face also gets the crop to store. ``background``: yield to requests.
 
     Raises:
         ImageError: the photo cannot be decoded.
         RecogniserMismatchError: the gallery's recognizer is not served.
     """
-    other = None if gallery.other is None else faces.recognizers.get(gallery.other.fingerprint)
-    gate = gallery.settings.quality_gate
-    keep: KeptCrops = gate if gallery.settings.keep_crops else "none"
-    photo = await faces.photos.embed(
-        payload, faces.recognizers.for_gallery(gallery), other, detail, keep=keep, background=background
-    )
-    if gallery.other is not None and other is not None and photo.faces:
-        row, _ = photo.main_face(gate)
-        main = photo.faces[row]
-        assert main.other_crop is not None  # noqa: S101 - embed was called with `other`
-        (vector,) = await other.batcher.submit([main.other_crop], background)
-        photo.faces[row] = replace(main, others={gallery.other.number: vector})
-    return photo
+    keep: KeptCrops = gallery.settings.quality_gate if gallery.settings.keep_crops else "none"
+    served = faces.recognizers.for_gallery(gallery)
+    return await faces.photos.embed(payload, served, detail, keep=keep, background=background)
 
 
 def choose_face(photo: Photo, choice: FaceChoice, gate: QualityGate) -> Face:
@@ -105,7 +94,6 @@ def template_from_face(
         "photo",
         face.quality.as_dict(),
         face.score,
-        face.others,
         face.kept,
     )
 

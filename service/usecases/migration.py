@@ -1,4 +1,4 @@
-"""Migration jobs: embed stored crops with another recognizer, and delete vectors of old generations.
+"""Migration jobs: embed stored crops with another recognizer and switch to it, and delete vectors of old generations.
 
 A killed job resumes with the templates that have no vector yet.
 """
@@ -6,6 +6,8 @@ A killed job resumes with the templates that have no vector yet.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -23,13 +25,16 @@ from service.inference.recognizers import Recognizers, ServedRecognizer
 from service.jobs.runner import JobContext, JobKind
 from service.risk.gallery_risks import GalleryRisks
 from service.storage.db.row_sealing import open_crop
-from service.storage.repositories.generations import DROP, FILL, GenerationStore
+from service.storage.repositories.generations import DROP, FILL, GenerationStore, SealedCrop
 from service.storage.repositories.jobs import ItemOutcome, Job
 from service.storage.repositories.store import Store
 
 EMBED_BATCH: Final = 32
 """Templates per transaction."""
-DROP_BATCH: Final = 5000
+REST_TIMEOUT_S: Final = 30.0
+"""Time to embed the rest while the gallery is locked, which takes less than a second."""
+Aligned = dict[int, tuple[str, NDArray[np.uint8]]]
+"""Template id and aligned face by template key."""
 
 
 @dataclass(frozen=True)
@@ -50,41 +55,66 @@ class Migrations:
         return self.recognizers.get(job.parameters["fingerprint"]) is not None
 
     async def fill(self, context: JobContext) -> None:
-        """Embed every template with a crop for the job's generation, including new ones. Yields to requests."""
-        generation: int = context.job.parameters["generation"]
-        view = await context.run(self._view, context)
-        known = context.job.progress.done - context.job.progress.failed
-        found = True
-        while found and view is not None:
-            keys, found = await context.run(self.generations.missing_keys, view, generation), False
-            await context.run(lambda total: context.record([], total=total), known + len(keys))
-            for start in range(0, len(keys), EMBED_BATCH):
-                context.check()
-                view = await context.run(self._view, context)
-                if view is None:
+        """Embed every template with a crop for the job's generation, and switch to it. Yields to requests."""
+        damaged = set[int]()
+        while (view := await context.run(self._view, context)) is not None:
+            context.check()
+            with suppress(GalleryMovedError):  # read the gallery again
+                await self._fill(context, view, damaged)
+                await context.run(self.risks.refresh, view.name, False, view.generation)
+                if await context.run(self._switch, context, view, damaged, asyncio.get_running_loop()):
+                    self.risks.derive_later(view)
                     return
-                embedded = await self._embed(context, view, keys[start : start + EMBED_BATCH])
-                known, found = known + embedded, found or embedded > 0
-        if view is not None:
-            self.risks.derive_later(view)
 
     def _view(self, context: JobContext) -> Gallery | None:
-        """Return the gallery under the job's generation; None: the generation is not needed any more."""
-        gallery = self.store.galleries.get(context.job.gallery)
-        generation = context.job.parameters["generation"]
-        other = gallery.other
-        if generation != gallery.generation and (
-            other is None or other.number != generation or other.state == "set_aside"
-        ):
-            return None
-        return gallery.at_generation(generation)
+        """Return the gallery under the job's generation; None: the generation was dropped."""
+        with suppress(GalleryMovedError):
+            return self.store.galleries.get(context.job.gallery).at_generation(context.job.parameters["generation"])
+        return None
 
-    async def _embed(self, context: JobContext, view: Gallery, keys: list[int]) -> int:
-        """Embed these templates. Return how many succeeded."""
-        served = self.recognizers.for_gallery(view)
-        cut, outcomes = await context.run(self._read, view, keys, served)
-        faces = (served.batcher.submit([face], background=True) for _, face in cut.values())
-        vectors: dict[int, Float] = {}
+    async def _fill(self, context: JobContext, view: Gallery, damaged: set[int]) -> None:
+        keys = [key for key in await context.run(self._missing, context, view) if key not in damaged]
+        for start in range(0, len(keys), EMBED_BATCH):
+            context.check()
+            batch = keys[start : start + EMBED_BATCH]
+            sealed = await context.run(self.generations.crops, view, batch)
+            cut, outcomes = await context.run(self._align, view, sealed)
+            made = await self._embed(view, cut, outcomes, background=True)
+            added = await context.run(self.generations.add, view, made, context.job, outcomes, context.seconds)
+            context.note_cancellation(added)
+            damaged.update(key for key in batch if key not in made)
+
+    def _missing(self, context: JobContext, view: Gallery) -> list[int]:
+        """Return the keys of templates to embed, and record their number."""
+        missing, progress = self.generations.missing_keys(view), context.store.job(context.job.id).progress
+        context.record([], progress.done - progress.failed + len(missing))
+        return missing
+
+    def _switch(self, context: JobContext, view: Gallery, damaged: set[int], loop: asyncio.AbstractEventLoop) -> bool:
+        def embed(sealed: Sequence[SealedCrop]) -> tuple[dict[int, Float], list[ItemOutcome]]:
+            cut, outcomes = self._align(view, sealed)
+            made = asyncio.run_coroutine_threadsafe(self._embed(view, cut, outcomes), loop)
+            return made.result(REST_TIMEOUT_S), outcomes
+
+        return self.generations.switch(view, context.job, embed, damaged, context.seconds)
+
+    def _align(self, view: Gallery, sealed: Sequence[SealedCrop]) -> tuple[Aligned, list[ItemOutcome]]:
+        """Return aligned faces, and the outcomes of damaged crops."""
+        served, cut, outcomes = self.recognizers.for_gallery(view), Aligned(), list[ItemOutcome]()
+        for one in sealed:
+            try:
+                cut[one.pk] = one.id, aligned(open_crop(view.seal, one.sealed), served)
+            except Exception as error:  # one damaged crop must not stop the job
+                outcomes.append(_damaged(one.id, error))
+        return cut, outcomes
+
+    async def _embed(
+        self, view: Gallery, cut: Aligned, outcomes: list[ItemOutcome], background: bool = False
+    ) -> dict[int, Float]:
+        """Return the vectors of the faces that can be embedded, and append the outcomes of all."""
+        batcher, since = self.recognizers.for_gallery(view).batcher, time.monotonic()
+        faces = (batcher.submit([face], background, since) for _, face in cut.values())
+        made = dict[int, Float]()
         for (pk, (name, _)), seen in zip(
             cut.items(), await asyncio.gather(*faces, return_exceptions=True), strict=True
         ):
@@ -94,39 +124,13 @@ class Migrations:
                 raise seen
             else:
                 outcomes.append(ItemOutcome(name, "embedded"))
-                (vectors[pk],) = seen
-        await context.run(self._write, context, view, vectors, outcomes)
-        return len(vectors)
-
-    def _read(
-        self, gallery: Gallery, keys: list[int], served: ServedRecognizer
-    ) -> tuple[dict[int, tuple[str, NDArray[np.uint8]]], list[ItemOutcome]]:
-        """Return template id and aligned face by key, and the outcomes of damaged crops."""
-        cut, damaged = {}, []
-        for one in self.generations.crops(gallery, keys):
-            try:
-                cut[one.pk] = one.id, aligned(open_crop(gallery.seal, one.sealed), served)
-            except Exception as error:  # one damaged crop must not stop the job
-                damaged.append(_damaged(one.id, error))
-        return cut, damaged
-
-    def _write(
-        self, context: JobContext, view: Gallery, vectors: dict[int, Float], outcomes: list[ItemOutcome]
-    ) -> None:
-        # After a concurrent cut-over or rollback, the next pass finds the vectors that were not written.
-        with suppress(GalleryMovedError):
-            added = self.generations.add(view, view.generation, vectors, context.job, outcomes, context.seconds)
-            context.note_cancellation(added)
+                (made[pk],) = seen
+        return made
 
     def drop(self, context: JobContext) -> None:
         """Delete the vectors of the job's generation."""
-        generation = context.job.parameters["generation"]
-        while keys := self.generations.embedded_keys(self.store.galleries.get(context.job.gallery), generation):
-            for start in range(0, len(keys), DROP_BATCH):
-                context.check()
-                with suppress(GalleryMovedError):  # retried in the next round
-                    gallery = self.store.galleries.get(context.job.gallery)
-                    self.generations.delete_vectors(gallery, generation, keys[start : start + DROP_BATCH])
+        gallery = self.store.galleries.get(context.job.gallery)
+        self.generations.drop(gallery, context.job.parameters["generation"], context.check)
 
 
 def _damaged(template: str, error: Exception) -> ItemOutcome:

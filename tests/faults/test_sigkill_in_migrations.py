@@ -43,12 +43,7 @@ pytestmark = pytest.mark.long
 TEMPLATES_AT_FIRST = 60
 LEASE_S = 0.3
 RUN_TIMEOUT_S = 120
-FOLLOWED_BY: Final = {
-    "none": {"shadow"},
-    "shadow": {"previous"},
-    "previous": {"set_aside", "none"},
-    "set_aside": {"shadow"},
-}
+FOLLOWED_BY: Final = {"none": {"next", "previous"}, "next": {"previous"}, "previous": {"next", "none"}}
 """States of the other generation during a migration."""
 
 
@@ -122,14 +117,12 @@ class Place:
     def step(self, gallery: Gallery, rng: np.random.Generator) -> None:
         """Advance to the next state, after unfinished jobs have ended."""
         state = self.state(gallery)
-        if state in ("none", "shadow", "set_aside"):
+        if state != "previous":
             (to,) = (served for served in self.recognizers if served.fingerprint != gallery.fingerprint)
             self.generations.start(gallery, to.fingerprint, to.dimension, to.pack.model_id)
         self.run_jobs(gallery)
         gallery = self.store.galleries.get(gallery.name)
-        if state == "shadow":
-            self.generations.cut_over(gallery, 1.0, None)
-        elif state == "previous" and rng.random() < 0.5:
+        if state == "previous" and rng.random() < 0.5:
             self.generations.roll_back(gallery)
         elif state == "previous":
             self.generations.finish(gallery, force=False)
@@ -179,9 +172,8 @@ def _judge(place: Place, enrolled: set[str], state: str | None) -> str:
     # Acknowledged templates are stored, plus at most the enrollment in progress.
     there = {template_id(5, number) for number in range(gallery.templates)}
     assert enrolled <= there
-    covered = place.generations.coverage(gallery, gallery.generation)
     waiting = place.jobs.list_jobs(gallery, ("queued", "running"), None, 10)
-    assert covered.embedded == covered.templates or waiting
+    assert place.generations.embedded_count(gallery) == gallery.templates or waiting
     for generation in place.generations.list_live(gallery):
         taken = place.store.changes.snapshot(gallery.at_generation(generation.number))
         named = place.store.templates.by_pk(gallery, taken.template_pks.tolist())

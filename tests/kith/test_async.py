@@ -95,7 +95,7 @@ def test_the_retry_policy_is_the_same() -> None:
             async with AsyncKith(script.url) as kith:
                 assert (await kith.enroll("g", "ada", b"photo")).subject == "ada"
                 with pytest.raises(KithUnreachableError) as raised:
-                    await kith.cut_over("g")
+                    await kith.roll_back("g")
                 assert raised.value.maybe_done
 
         run(work())

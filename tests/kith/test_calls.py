@@ -16,7 +16,6 @@ from kith import AsyncKith, Kith, KithClientError
 from kith.calls import Calls
 from kith.methods import Method
 from kith.options import (
-    CutOverOptions,
     FilterOptions,
     GalleryOptions,
     KeyOptions,
@@ -29,7 +28,6 @@ from kith.wire.faces import EmbedIn
 from kith.wire.galleries import GallerySettingsIn, QualityGateIn
 from kith.wire.identification import FilterIn, IdentifyIn
 from kith.wire.keys import KeyIn
-from kith.wire.migration import CutOverIn
 from kith.wire.risk import RiskIn
 from kith.wire.subjects import EnrollIn, SubjectPatch
 from kith.wire.verification import VerifyIn
@@ -134,7 +132,6 @@ def test_every_option_of_a_request_is_a_parameter(
         (GalleryOptions, GallerySettingsIn, set[str]()),
         (QualityGateOptions, QualityGateIn, set[str]()),
         (KeyOptions, KeyIn, {"name", "scopes"}),
-        (CutOverOptions, CutOverIn, set[str]()),
         (SubjectChanges, SubjectPatch, set[str]()),
         (FilterOptions, FilterIn, set[str]()),
         (Risk, RiskIn, set[str]()),

@@ -1,16 +1,17 @@
-"""Migration of a gallery to another recognizer: start, progress, cut over, roll back, finish."""
+"""Migration of a gallery to another recognizer: start, progress, roll back, finish."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from kith.wire.migration import (
-    CutOverIn,
     FinishIn,
     GenerationOut,
     MigrateIn,
     MigrationOut,
+    MigrationState,
     MigrationThresholdOut,
+    TemplateRef,
 )
 from service.api.http.parameters import GalleryPath
 from service.api.http.route_errors import Errors
@@ -23,45 +24,42 @@ from service.core.errors import (
     RiskUncalibratedError,
 )
 from service.domain.gallery import Gallery, Generation
-from service.domain.outcomes import to_risk_target
 from service.risk.decision import thresholds_for
 from service.storage.repositories.generations import DROP, FILL
 from service.usecases.backend import Backend
 
 routes = Routes("/v1/galleries/{gallery}/migrate", "migration")
+MAX_LISTED: Final = 1000
+"""Templates without a crop in an answer."""
 MIGRATION: Final[Errors] = (MigrationStateError, ModelNotServedError, RecognizerMismatchError, RiskUncalibratedError)
 
 
-@routes.add("POST", "", ADMIN, status_code=202, example={"to": "open-model-zoo"}, errors=MIGRATION)
+@routes.add(
+    "POST",
+    "",
+    ADMIN,
+    status_code=202,
+    example={"to": "open-model-zoo"},
+    errors=(*MIGRATION, MigrationIncompleteError),
+)
 async def start_migration(gallery: GalleryPath, body: MigrateIn, backend: BackendDep) -> MigrationOut:
-    """Start a migration to another served pack's recognizer. A job embeds the stored crops."""
+    """Start a migration to another served pack's recognizer. A job embeds the stored crops, then switches."""
     to = backend.faces.recognizers.by_name(body.to)
-    await backend.run_on_gallery(
-        gallery, backend.galleries.generations.start, to.fingerprint, to.dimension, to.pack.model_id
-    )
+    about = to.fingerprint, to.dimension, to.pack.model_id
+    await backend.run_on_gallery(gallery, backend.galleries.generations.start, *about, body.force)
     backend.jobs.runner.wake()
     return await _report(backend, gallery)
 
 
 @routes.add("GET", "", ADMIN, errors=MIGRATION)
 async def get_migration(gallery: GalleryPath, backend: BackendDep) -> MigrationOut:
-    """Return each recognizer's coverage and thresholds."""
-    return await _report(backend, gallery)
-
-
-@routes.add("POST", "/cut-over", ADMIN, example={"min_share": 0.99}, errors=(*MIGRATION, MigrationIncompleteError))
-async def cut_over_migration(gallery: GalleryPath, body: CutOverIn, backend: BackendDep) -> MigrationOut:
-    """Answer with the new recognizer from the next request on."""
-    share = 0.0 if body.force else body.min_share
-    risk = to_risk_target(body.risk, "fpir") if body.risk else None
-    await backend.run_on_gallery(gallery, backend.galleries.generations.cut_over, share, risk)
-    backend.galleries.risks.derive_later(await backend.find_gallery(gallery))
+    """Return each recognizer's coverage and thresholds, and the templates that another one cannot embed."""
     return await _report(backend, gallery)
 
 
 @routes.add("POST", "/roll-back", ADMIN, errors=MIGRATION)
 async def roll_back_migration(gallery: GalleryPath, backend: BackendDep) -> MigrationOut:
-    """Answer with the previous recognizer again, or set the new one aside. Nothing is deleted."""
+    """Answer with the previous recognizer again, or stop the job. Nothing is deleted."""
     await backend.run_on_gallery(gallery, backend.galleries.generations.roll_back)
     backend.jobs.runner.wake()
     return await _report(backend, gallery)
@@ -82,30 +80,36 @@ async def _report(backend: Backend, name: str) -> MigrationOut:
 def _read_migration(gallery: Gallery, backend: Backend) -> MigrationOut:
     current, *rest = backend.galleries.generations.list_live(gallery)
     other = rest[0] if rest else None
-    unfinished = backend.jobs.runner.store.list_jobs(gallery, ("queued", "running"), None, 100)
+    unfinished = [
+        job
+        for job in backend.jobs.runner.store.list_jobs(gallery, ("queued", "running"), None, 100)
+        if job.kind in (FILL, DROP)
+    ]
+    cropless, listed = backend.galleries.generations.without_crop(gallery, MAX_LISTED)
+    fills = [job.parameters["generation"] for job in unfinished if job.kind == FILL and not job.cancel]
+    waiting: MigrationState = "running" if other is not None and other.number in fills else "stopped"
     return MigrationOut(
         gallery=gallery.name,
-        state="none" if other is None else "cut_over" if other.state == "previous" else other.state,
+        state="none" if other is None else "switched" if other.state == "previous" else waiting,
         current=_generation(backend, gallery, current),
         other=None if other is None else _generation(backend, gallery, other),
-        jobs=[job.id for job in unfinished if job.kind in (FILL, DROP)],
+        without_crop_count=cropless,
+        without_crop=[TemplateRef(subject=subject, template=template) for subject, template in listed],
+        jobs=[job.id for job in unfinished],
     )
 
 
 def _generation(backend: Backend, gallery: Gallery, generation: Generation) -> GenerationOut:
     served = backend.faces.recognizers.get(generation.fingerprint)
-    covered = backend.galleries.generations.coverage(gallery, generation.number)
+    view = gallery.at_generation(generation.number)
     return GenerationOut(
         recognizer=generation.fingerprint,
         model=generation.model if served is None else served.pack.model_id,
         served=served is not None,
         dimension=generation.dimension,
-        template_count=covered.templates,
-        embedded_count=covered.embedded,
-        by_crop_count=generation.details.get("counts", {}).get("by_crop", 0),
-        waiting_with_crop_count=covered.with_crop,
-        waiting_without_crop_count=covered.without_crop,
-        threshold=None if served is None else _threshold(backend, gallery.at_generation(generation.number)),
+        template_count=gallery.templates,
+        embedded_count=backend.galleries.generations.embedded_count(view),
+        threshold=None if served is None else _threshold(backend, view),
     )
 
 

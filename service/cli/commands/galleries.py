@@ -265,10 +265,9 @@ class MigrationStep:
 
     to: Annotated[
         str | None,
-        typer.Option(help="Start: migrate to this served pack (KITH_PACK, KITH_EXTRA_PACKS)."),
+        typer.Option(help="Migrate to this served pack (KITH_PACK, KITH_EXTRA_PACKS)."),
     ] = None
     status: Annotated[bool, typer.Option("--status", help="Show the progress (the default).")] = False
-    cut_over: Annotated[bool, typer.Option("--cut-over", help="Answer with the new recognizer.")] = False
     roll_back: Annotated[bool, typer.Option("--roll-back", help="Answer with the previous recognizer again.")] = False
     finish: Annotated[
         bool, typer.Option("--finish", help="Delete the vectors of the recognizer that does not answer.")
@@ -279,26 +278,20 @@ class MigrationStep:
 def migrate(
     name: GalleryArgument,
     step: MigrationStep,
-    risk: RiskOptions,
     server: ServerOptions,
     force: Annotated[
-        bool, typer.Option(help="With --cut-over or --finish: continue although templates are missing.")
+        bool, typer.Option(help="With --to or --finish: leave out templates that cannot be embedded.")
     ] = False,
     wait: Annotated[bool, typer.Option(help="With --to, --roll-back or --finish: wait for the job.")] = True,
 ) -> None:
     """Migrate a gallery to another recognizer.
 
-    Start with --to, check with --status, then --cut-over (which may set the risk), and --finish or --roll-back."""
-    if (step.to is not None) + step.status + step.cut_over + step.roll_back + step.finish > 1:
-        raise typer.BadParameter("Give only one of --to, --status, --cut-over, --roll-back and --finish.")
-    accepted = risk.value()
-    if accepted is not None and not step.cut_over:
-        raise typer.BadParameter("A risk needs --cut-over.", param_hint=f"--{next(iter(accepted))}")
+    Check with --status, start with --to, then --finish or --roll-back."""
+    if (step.to is not None) + step.status + step.roll_back + step.finish > 1:
+        raise typer.BadParameter("Give only one of --to, --status, --roll-back and --finish.")
     with connect(server) as kith:
         if step.to is not None:
-            migration = kith.migrate(name, step.to)
-        elif step.cut_over:
-            migration = kith.cut_over(name, force=force, risk=accepted)
+            migration = kith.migrate(name, step.to, force)
         elif step.roll_back:
             migration = kith.roll_back(name)
         elif step.finish:
@@ -319,12 +312,17 @@ def _wait_for_jobs(kith: Kith, migration: MigrationOut) -> MigrationOut:
 
 
 def _print_migration(migration: MigrationOut) -> None:
-    print_line(f"{migration.gallery}: {migration.state.replace('_', ' ')}")
+    print_line(f"{migration.gallery}: {migration.state}")
     rows = [_generation_cells("answers", migration.current)]
     if migration.other is not None:
-        rows.append(_generation_cells("shadow" if migration.state == "shadow" else "kept", migration.other))
-    headers = ("", "Recognizer", "Embedded", "Waiting with crop", "Waiting without crop", "Threshold")
+        rows.append(_generation_cells("previous" if migration.state == "switched" else "next", migration.other))
+    headers = ("", "Recognizer", "Embedded", "Threshold")
     print_table(make_table(*headers, rows=rows))
+    if migration.without_crop:
+        print_line(f"{migration.without_crop_count} templates that a new recognizer cannot embed. Enroll them again:")
+        print_table(
+            make_table("Subject", "Template", rows=[(one.subject, one.template) for one in migration.without_crop])
+        )
 
 
 def _generation_cells(role: str, generation: GenerationOut) -> tuple[object, ...]:
@@ -333,7 +331,5 @@ def _generation_cells(role: str, generation: GenerationOut) -> tuple[object, ...
         role,
         (generation.model or generation.recognizer[:12]) + ("" if generation.served else " (not served)"),
         f"{generation.embedded_count} of {generation.template_count}",
-        generation.waiting_with_crop_count,
-        generation.waiting_without_crop_count,
         "unknown" if known is None else f"{known.threshold:.4f}",
     )

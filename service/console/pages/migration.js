@@ -8,10 +8,9 @@ import { button, confirmed, empty, loading, problemBox, toast } from "../ui.js";
 
 const STATES = {
   none: "One recognizer serves this gallery. No migration is active.",
-  shadow:
-    "A new recognizer is in preparation. The answers come from the current one.",
-  cut_over: "The new recognizer is active. The old one is kept, so that you can roll back.",
-  set_aside: "You rolled back to the old recognizer. The embeddings of the new one are kept.",
+  running: "A new recognizer is in preparation. Until it is ready, the answers come from the current one.",
+  stopped: "The migration is stopped. The embeddings of the new recognizer are kept.",
+  switched: "The new recognizer is active. The old one is kept, so that you can roll back.",
 };
 
 export const title = ({ gallery }) => `Recognizer of ${gallery}`;
@@ -66,8 +65,9 @@ class Parts {
     this.act = act;
     this.state = h("div", { class: "notice" });
     this.generations = h("div", { class: "cards models" });
+    this.left = h("div", {});
     this.steps = h("div", {});
-    this.places = [this.state, this.generations, this.steps];
+    this.places = [this.state, this.generations, this.left, this.steps];
     this.told = new Map();
   }
 
@@ -77,8 +77,9 @@ class Parts {
     this.part(this.state, state, () => [icon("risk"), h("p", {}, STATES[state])]);
     this.part(this.generations, [state, current, other], () => [
       generation("Active", current),
-      other && generation(state === "shadow" ? "In preparation" : "Inactive", other),
+      other && generation(state === "running" ? "In preparation" : "Inactive", other),
     ]);
+    this.part(this.left, found.without_crop, () => leftOut(found));
     this.part(this.steps, [state, current.recognizer, other?.recognizer], () => steps(this, this.served, this.act));
   }
 
@@ -104,17 +105,20 @@ function generation(role, one) {
     ),
     h("progress", { max: Math.max(1, templates), value: embedded, "aria-label": "Embedded photos" }),
     h("p", {}, `${whole(embedded)} of ${counted(templates, "photo")} embedded.`),
-    one.waiting_with_crop_count > 0 &&
-      h("p", { class: "hint" }, `${whole(one.waiting_with_crop_count)} wait for the job, which reads the stored pictures.`),
-    one.waiting_without_crop_count > 0 &&
-      h(
-        "p",
-        { class: "hint" },
-        `${whole(one.waiting_without_crop_count)} have no stored picture: enroll them again.`,
-      ),
     threshold
       ? h("p", { class: "hint" }, `Threshold ${threshold.threshold.toFixed(4)} at the gallery's risk`)
       : h("p", { class: "hint" }, "No threshold: there is too little calibration data."),
+  );
+}
+
+/** The photos that a new recognizer cannot embed. */
+function leftOut({ without_crop_count: count, without_crop: some }) {
+  if (count === 0) return [];
+  return h(
+    "details",
+    {},
+    h("summary", {}, `${counted(count, "photo")} without a stored picture: enroll these people again`),
+    h("ul", { class: "bullets" }, some.map(({ subject, template }) => h("li", {}, `${subject} (${template})`))),
   );
 }
 
@@ -143,30 +147,26 @@ function steps(parts, served, act) {
     },
     { kind: "danger" },
   );
-  const over = button(
-    "Activate the new recognizer",
-    async () => {
-      const yes = await confirmed({
-        title: "Activate the new recognizer?",
-        text: `It has embedded ${whole(parts.found.other.embedded_count)} of ${counted(parts.found.other.template_count, "photo")}. You can roll back.`,
-        yes: "Activate",
-        danger: false,
-      });
-      if (yes) await act("/cut-over", {}, "The new recognizer is active.");
-    },
-    { kind: "primary", icon: "check" },
-  );
-  if (state === "shadow") return h("div", { class: "actions" }, over, back("Stop the migration"));
-  if (state === "cut_over") return h("div", { class: "actions" }, finish, back("Roll back"));
+  if (state === "running") return h("div", { class: "actions" }, back("Stop the migration"));
+  if (state === "switched") return h("div", { class: "actions" }, finish, back("Roll back"));
   const others = served.filter((model) => model.recognizer !== current.recognizer);
   const begin = others.map((model) =>
     button(
       `Migrate to ${model.display_name}`,
-      () => act("", { to: model.recognizer }, "Migration started. Searches continue."),
+      async () => {
+        const left = parts.found.without_crop_count;
+        const yes = left === 0 || await confirmed({
+          title: `Leave out ${counted(left, "photo")}?`,
+          text: "They have no stored picture. The new recognizer does not find them until they are enrolled again.",
+          yes: "Migrate",
+          danger: false,
+        });
+        if (yes) await act("", { to: model.recognizer, force: left > 0 }, "Migration started. Searches continue.");
+      },
       { kind: "primary" },
     ),
   );
-  if (state === "set_aside") return h("div", { class: "actions" }, begin, finish);
+  if (state === "stopped") return h("div", { class: "actions" }, begin, finish);
   return others.length > 0
     ? h("div", { class: "actions" }, begin)
     : empty(

@@ -69,9 +69,7 @@ generations = _table(
     sa.Column("dimension", sa.Integer, nullable=False),
     sa.Column("model", sa.String(128)),
     sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("details", sa.JSON, nullable=False),
     sa.Column("created_at", Utc, nullable=False),
-    sa.Column("updated_at", Utc, nullable=False),
 )
 
 # lookup: keyed hash of the id. sealed: id, name, metadata and tags (service.storage.db.row_sealing). seen_count: visits

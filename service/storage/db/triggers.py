@@ -23,8 +23,10 @@ SQLITE: Final = {
     "UPDATE galleries SET subject_count = subject_count - 1 WHERE pk = old.gallery_pk; "
     "UPDATE job_items SET sealed = NULL, subject = NULL WHERE subject = old.lookup; END",
     "templates_added": "AFTER INSERT ON templates BEGIN "
-    "UPDATE galleries SET template_count = template_count + 1 WHERE pk = new.gallery_pk; "
-    f"{_LINE} VALUES (new.gallery_pk, new.pk, new.subject_pk); END",
+    "UPDATE galleries SET template_count = template_count + 1 WHERE pk = new.gallery_pk; END",
+    # An index learns of a template by its vector, of each recognizer.
+    "vectors_added": "AFTER INSERT ON vectors BEGIN "
+    f"{_LINE} SELECT gallery_pk, pk, subject_pk FROM templates WHERE pk = new.template_pk; END",
     "templates_removed": "AFTER DELETE ON templates BEGIN "
     "UPDATE galleries SET template_count = template_count - 1 WHERE pk = old.gallery_pk; "
     f"{_LINE} SELECT pk, old.pk, old.subject_pk FROM galleries WHERE pk = old.gallery_pk; "
@@ -58,8 +60,13 @@ _LINES: Final = f"{_LINE} SELECT gallery_pk, pk, subject_pk FROM changed WHERE g
 POSTGRESQL: Final = [
     *_counting("subjects", "subject_count", "added", "+", "NULL;"),
     *_counting("subjects", "subject_count", "removed", "-", _NAMES),
-    *_counting("templates", "template_count", "added", "+", _LINES),
+    *_counting("templates", "template_count", "added", "+", "NULL;"),
     *_counting("templates", "template_count", "removed", "-", f"{_LINES} {_ANSWERS}"),
+    "CREATE FUNCTION vectors_added() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+    f"{_LINE} SELECT gallery_pk, pk, subject_pk FROM templates JOIN changed ON template_pk = pk ORDER BY pk; "
+    "RETURN NULL; END $$",
+    "CREATE TRIGGER vectors_added AFTER INSERT ON vectors REFERENCING NEW TABLE AS changed FOR EACH STATEMENT "
+    f"WHEN (current_setting('{RESTORING}', true) IS DISTINCT FROM 'on') EXECUTE FUNCTION vectors_added()",
     "CREATE FUNCTION templates_moved() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
     f"{_LINE} VALUES (old.gallery_pk, old.pk, old.subject_pk), (new.gallery_pk, new.pk, new.subject_pk); "
     "RETURN NULL; END $$",

@@ -1,11 +1,12 @@
 """Change log: the template changes of a gallery, in commit order, that indexes follow.
 
-Triggers (service.storage.db.triggers) append a line for each template that is added or removed, two for one that moves.
+Triggers (service.storage.db.triggers) append a line for each vector that is added and each template that is removed,
+two for a template that moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -99,9 +100,7 @@ class ChangeLog:
             last = connection.execute(latest.offset(max(keep, now.templates)).limit(1)).scalar()
             if last is None:
                 return 0
-            filling = now.other if now.other is not None and now.other.state == "shadow" else None
-            counted = [now.evidence_sequence, filling.evidence_sequence if filling else None]
-            bounds = [last, connection.execute(followed).scalar(), *counted]
+            bounds = [last, connection.execute(followed).scalar(), now.evidence_sequence]
             end = min(bound for bound in bounds if bound is not None)
             oldest = sa.select(changes.c.sequence).where(own, changes.c.sequence <= end)
             doomed = connection.execute(oldest.order_by(changes.c.sequence).limit(ROWS_PER_READ)).scalars().all()
@@ -112,12 +111,6 @@ class ChangeLog:
             floor = sa.case((galleries.c.log_floor > doomed[-1], galleries.c.log_floor), else_=doomed[-1])
             update_gallery(connection, gallery.pk, log_floor=floor)
             return connection.execute(changes.delete().where(own, changes.c.sequence <= doomed[-1])).rowcount
-
-
-def append_changes(connection: Connection, gallery: Gallery, lines: Sequence[tuple[int, int]]) -> None:
-    """Append (template key, subject key) lines within a transaction of ``Database.change``."""
-    rows = [{"gallery_pk": gallery.pk, "template_pk": t, "subject_pk": s} for t, s in lines]
-    connection.execute(changes.insert(), rows)
 
 
 def read_snapshot(

@@ -64,7 +64,7 @@ class GalleryStore:
             inserted = galleries.insert().values(name=name, settings=asdict(settings), version=version, **common)
             pk: int = connection.execute(inserted.returning(galleries.c.pk)).scalar_one()
             seal = self._database.vault.create(connection, pk)
-            first = {"gallery_pk": pk, "generation": 0, "state": "current", "details": {}, "updated_at": now}
+            first = {"gallery_pk": pk, "generation": 0, "state": "current"}
             connection.execute(generations.insert().values(**first, **common))
             gallery = Gallery(pk, name, fingerprint, dimension, settings, now, seal, version=version)
             note(self._database.vault, connection, "gallery_created", gallery)

@@ -33,7 +33,7 @@ PLAIN_COLUMNS: Final = frozenset(part.name for part in fields(Gallery)) - {
     "has_decoys",
 }
 """Columns that are attributes of :class:`Gallery`, among other names."""
-GENERATION_COLUMNS: Final = ("fingerprint", "dimension", "model", "state", "details")
+GENERATION_COLUMNS: Final = ("fingerprint", "dimension", "model", "state")
 VISIBLE: Final = galleries.c.companion_of.is_(None)
 """Condition of the galleries that users know, without those of strangers."""
 

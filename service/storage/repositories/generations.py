@@ -1,13 +1,14 @@
-"""Generations: a gallery's vectors by recognizer, and the transitions of a migration from one recognizer to another.
+"""Generations: a gallery's vectors by recognizer, and the change from one recognizer to another.
 
-Each transition is one transaction with an audit line, and idempotent. Generation numbers are never reused, so that a
-vector cannot end up in the wrong generation.
+A job embeds the stored crops as the next generation. Its last transaction embeds the rest, and makes that generation
+the current one. The former generation stays until ``finish``, so that a roll-back is a switch. Each step is one
+transaction with an audit line. Generation numbers are never reused: an old vector cannot enter a new generation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -16,11 +17,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from models.runtime.network import Float
-from service.core.errors import InvalidRequestError, MigrationIncompleteError, MigrationStateError
-from service.domain.gallery import Gallery, Generation
-from service.domain.outcomes import RiskTarget
+from service.core.errors import MigrationIncompleteError, MigrationStateError, StorageError
+from service.domain.gallery import Gallery, Generation, GenerationState
 from service.storage.audit.log import note
 from service.storage.db.engine import Database
+from service.storage.db.row_sealing import open_subject
 from service.storage.db.tables import (
     albums,
     crops,
@@ -30,38 +31,23 @@ from service.storage.db.tables import (
     generations,
     index_states,
     jobs,
+    subjects,
     templates,
     vectors,
 )
-from service.storage.repositories.change_log import append_changes
 from service.storage.repositories.erasures import delete_albums, delete_strangers
 from service.storage.repositories.gallery_rows import gallery_value, is_embedded, update_gallery
 from service.storage.repositories.jobs import ItemOutcome, Job, create_in, record_in
 
 FILL: Final = "migrate"
-"""Kind of job that embeds stored crops."""
+"""Kind of job that embeds stored crops, and switches to their generation."""
 DROP: Final = "drop_vectors"
 """Kind of job that deletes the vectors of a dropped generation."""
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """Number of a gallery's templates, of those ``embedded`` by a generation, and of others ``with_crop`` to embed.
-
-    Searches by this generation do not find the remaining templates.
-    """
-
-    templates: int
-    embedded: int
-    with_crop: int
-
-    @property
-    def without_crop(self) -> int:
-        return self.templates - self.embedded - self.with_crop
-
-    @property
-    def counts(self) -> dict[str, Any]:
-        return {"templates": self.templates, "embedded": self.embedded}
+MAX_REST: Final = 16
+"""Crops that are embedded while the gallery's lock keeps its other writers waiting, at most."""
+DROP_BATCH: Final = 5000
+Embed = Callable[[Sequence["SealedCrop"]], tuple[Mapping[int, Float], Sequence[ItemOutcome]]]
+"""Returns (d,) vectors by template key, without damaged crops, and the outcomes."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +60,10 @@ class SealedCrop:
 
 
 class GenerationStore:
-    """Generations in SQL. Every method is one transaction and blocks.
+    """Generations in SQL. Every method but ``drop`` is one transaction; all block.
 
-    Methods that write raise GalleryMovedError if ``gallery`` was read before a transition: read it again.
+    Methods that write raise GalleryMovedError if ``gallery`` was read before a switch: read it again. Methods of one
+    generation take the gallery's view of it (Gallery.at_generation).
     """
 
     def __init__(self, database: Database) -> None:
@@ -87,18 +74,36 @@ class GenerationStore:
         with self._database.read() as connection:
             return [one for one in _live(connection, gallery) if one is not None]
 
-    def coverage(self, gallery: Gallery, generation: int) -> Coverage:
+    def embedded_count(self, view: Gallery) -> int:
+        """Return the number of templates that have a vector of the generation, so that its searches find them."""
         with self._database.read() as connection:
-            return _coverage(connection, gallery, generation)
+            return _count(connection, view, _embedded(view.generation))
 
-    # Transitions
+    def without_crop(self, gallery: Gallery, limit: int) -> tuple[int, list[tuple[str, str]]]:
+        """Count the templates that a new recognizer did not and cannot embed; return (subject, template) ids of some.
 
-    def start(self, gallery: Gallery, fingerprint: str, dimension: int, model: str) -> None:
-        """Begin to fill a generation (state shadow), or resume one that was set aside.
-
-        Raises MigrationStateError if the gallery uses this recognizer, or another migration is not finished.
+        The new recognizer is that of the migration; without one, any other than the gallery's.
         """
-        now = datetime.now(UTC)
+        other = gallery.other
+        new = None if other is None else other.number if other.state == "next" else gallery.generation
+        query = sa.select(subjects.c.sealed, templates.c.id).join(subjects, subjects.c.pk == templates.c.subject_pk)
+        query = query.where(templates.c.gallery_pk == gallery.pk, _cropless(new)).order_by(templates.c.pk).limit(limit)
+        with self._database.read() as connection:
+            found = [(open_subject(gallery.seal, row.sealed).id, row.id) for row in connection.execute(query)]
+            return _count(connection, gallery, _cropless(new)), found
+
+    # Steps
+
+    def start(self, gallery: Gallery, fingerprint: str, dimension: int, model: str, force: bool = False) -> None:
+        """Queue the job that fills the next generation and switches to it, in place of an unfinished one.
+
+        ``force``: switch although searches will not find some templates.
+
+        Raises:
+            MigrationStateError: the gallery uses this recognizer, another migration is not finished, or the gallery
+                uses a similarity threshold.
+            MigrationIncompleteError: templates have no crop, and ``force`` is false.
+        """
         with self._database.change(gallery) as connection:
             current, other = _live(connection, gallery)
             if fingerprint == current.fingerprint:
@@ -107,108 +112,98 @@ class GenerationStore:
                 raise MigrationStateError(
                     f"gallery {gallery.name!r} still keeps the vectors of {other.model or other.fingerprint[:12]}"
                 )
-            if other is not None:
-                number = other.number
-                _update(connection, gallery, number, state="shadow")
-            else:
+            _require_risk(connection, gallery)
+            if not force:
+                cropless = _count(connection, gallery, _cropless(None if other is None else other.number))
+                _require_none(connection, gallery, cropless, "have no stored crop")
+            if other is None:
                 last = sa.select(sa.func.max(generations.c.generation)).where(generations.c.gallery_pk == gallery.pk)
-                number = connection.execute(last).scalar_one() + 1
-                key = {"gallery_pk": gallery.pk, "generation": number, "created_at": now, "updated_at": now}
-                about = {"fingerprint": fingerprint, "dimension": dimension, "model": model}
-                new = generations.insert().values(**key, **about, state="shadow", details={})
-                connection.execute(new)
-            repeated = other is not None and other.state == "shadow"
+                number, now = connection.execute(last).scalar_one() + 1, datetime.now(UTC)
+                other = Generation(number, fingerprint, dimension, model, "next")
+                about = {"fingerprint": fingerprint, "dimension": dimension, "model": model, "created_at": now}
+                row = {"gallery_pk": gallery.pk, "generation": number, "state": "next"}
+                connection.execute(generations.insert().values(**row, **about))
+            repeated = _cancel_fills(connection, gallery, other)
+            _queue_fill(connection, gallery, other, force)
             if not repeated:
                 details: dict[str, Any] = {"recognizer": fingerprint, "model": model}
                 note(self._database.vault, connection, "migration_started", gallery, **details)
-            _queue_job(connection, gallery, FILL, number, fingerprint, unless_running=repeated)
 
-    def cut_over(self, gallery: Gallery, min_share: float, risk: RiskTarget | None) -> None:
-        """Make the filled generation current. ``risk`` replaces the gallery's, which a rollback restores.
+    def switch(self, view: Gallery, job: Job, embed: Embed, damaged: Collection[int], seconds: float) -> bool:
+        """Embed the rest of the templates, and make the next generation current. No enrollment comes between.
+
+        Args:
+            damaged: keys of templates whose crop cannot be embedded.
+
+        Returns:
+            Whether nothing is left to do. False: more than MAX_REST crops wait, or the job was canceled.
 
         Raises:
-            MigrationStateError: no generation is being filled.
-            MigrationIncompleteError: less than ``min_share`` of the templates have its vectors.
-            InvalidRequestError: the gallery uses a similarity threshold, which another recognizer does not share.
+            MigrationIncompleteError: templates have no vector, and the job was started without ``force``.
+            MigrationStateError: the gallery uses a similarity threshold.
+            LeaseLostError.
         """
-        with self._database.change(gallery) as connection:
-            current, other = _live(connection, gallery)
-            if other is not None and other.state == "previous":
-                return
-            if other is None or other.state != "shadow":
-                raise MigrationStateError(
-                    f"gallery {gallery.name!r} has no new recognizer to cut over to: start a migration first"
-                )
-            covered = _coverage(connection, gallery, other.number)
-            if covered.embedded < min_share * covered.templates:
-                raise MigrationIncompleteError(
-                    f"{covered.embedded} of {covered.templates} templates have vectors of the new recognizer",
-                    **covered.counts,
-                )
-            before = gallery_value(connection, gallery.pk, galleries.c.settings)["risk"]
-            if risk is None and before["kind"] == "threshold":
-                raise InvalidRequestError(
-                    "risk: the gallery uses a similarity threshold, which another recognizer does not share. "
-                    "Give a new risk or threshold."
-                )
-            kept = {key: value for key, value in current.details.items() if key != "risk"}
-            if risk is not None:
-                kept["risk"] = before
-            _update(connection, gallery, current.number, state="previous", details=kept)
-            _make_current(connection, gallery, other, asdict(risk) if risk else None)
-            # For templates enrolled since the last fill.
-            _queue_job(connection, gallery, FILL, other.number, other.fingerprint)
-            details = _fingerprints(current, other) | covered.counts
-            note(self._database.vault, connection, "migration_cut_over", gallery, **details)
+        with self._database.change(view) as connection:
+            lacking = connection.execute(
+                _lacking(view).outerjoin(crops, crops.c.template_pk == templates.c.pk).add_columns(crops.c.template_pk)
+            ).all()
+            rest = [row.pk for row in lacking if row.template_pk is not None and row.pk not in damaged]
+            if len(rest) > MAX_REST:
+                return False
+            made, outcomes = embed(_crops(connection, view, rest))
+            if _add(connection, view, made, job, outcomes, seconds):
+                return False
+            current, other = _live(connection, view)
+            if other is None or (other.number, other.state) != (view.generation, "next"):
+                return True
+            left_out = len(lacking) - len(made)
+            if not job.parameters["force"]:
+                _require_none(connection, view, left_out, "have no vector of the new recognizer")
+            _make_current(connection, view, current, "previous", other)
+            details = _fingerprints(current, other) | {"left_out": left_out}
+            note(self._database.vault, connection, "migration_cut_over", view, **details)
+            return True
 
     def roll_back(self, gallery: Gallery) -> None:
-        """Make the previous generation current again, or set the new one aside; delete nothing.
+        """Make the previous generation current again, or stop the migration; delete nothing.
 
-        Raises MigrationStateError.
+        Raises MigrationStateError: nothing to roll back, or the gallery uses a similarity threshold.
         """
         with self._database.change(gallery) as connection:
             current, other = _live(connection, gallery)
             if other is None:
                 raise MigrationStateError(f"gallery {gallery.name!r} has no other generation to roll back to")
-            if other.state == "set_aside":
+            left, entered = (current, other) if other.state == "previous" else (other, current)
+            stopped = _cancel_fills(connection, gallery, left)  # also one that switched, and was killed before its end
+            if entered is other:
+                _make_current(connection, gallery, current, "next", other)
+                _queue_fill(connection, gallery, other, force=True)  # templates enrolled since the switch
+            elif not stopped:
                 return
-            away, back = (other, current) if other.state == "shadow" else (current, other)
-            _update(connection, gallery, away.number, state="set_aside")
-            if back is other:
-                _make_current(connection, gallery, back, back.details.get("risk"))
-            # Templates enrolled meanwhile may lack its vectors.
-            _queue_job(connection, gallery, FILL, back.number, back.fingerprint)
-            details = _fingerprints(away, back) | _coverage(connection, gallery, back.number).counts
+            details = _fingerprints(left, entered)
             note(self._database.vault, connection, "migration_rolled_back", gallery, **details)
 
     def finish(self, gallery: Gallery, force: bool) -> None:
-        """Drop the generation that is not current.
+        """Drop the generation that is not current, if there is one.
 
         Raises:
-            MigrationStateError: there is no migration, or it was not cut over.
+            MigrationStateError: the job of the migration is not finished.
             MigrationIncompleteError: a template would lose its only vector, and ``force`` is false.
         """
         with self._database.change(gallery) as connection:
             current, away = _live(connection, gallery)
-            ended = sa.exists().where(generations.c.gallery_pk == gallery.pk, generations.c.state == "dropped")
-            if away is None and connection.execute(sa.select(ended)).scalar():
+            if away is None:
                 return
-            if away is None or away.state == "shadow":
-                raise MigrationStateError(
-                    f"gallery {gallery.name!r} has no migration to finish: cut it over or roll it back first"
-                )
-            only_there = _templates_of(gallery, ~_has_vector(current.number), _has_vector(away.number))
-            lost = connection.execute(only_there.with_only_columns(sa.func.count())).scalar_one()
-            if lost and not force:
-                raise MigrationIncompleteError(
-                    f"{lost} templates have vectors of the dropped recognizer only",
-                    **_coverage(connection, gallery, current.number).counts,
-                )
-            _update(connection, gallery, away.number, state="dropped")
+            if away.state == "next" and connection.execute(sa.select(jobs.c.pk).where(_is_fill(gallery, away))).first():
+                raise MigrationStateError(f"gallery {gallery.name!r} still migrates: wait for the job, or roll back")
+            lost = _count(connection, gallery, ~_embedded(current.number) & _embedded(away.number))
+            if not force:
+                _require_none(connection, gallery, lost, "have vectors of the dropped recognizer only")
+            _set_state(connection, gallery, away.number, "dropped")
             for table in (evidence, index_states):
                 own = (table.c.gallery_pk == gallery.pk) & (table.c.generation == away.number)
                 connection.execute(table.delete().where(own))
-            _queue_job(connection, gallery, DROP, away.number, away.fingerprint)
+            create_in(connection, gallery, DROP, {"generation": away.number})
             theirs = (decoys.c.gallery_pk == gallery.pk) & (decoys.c.generation == away.number)
             forgotten = connection.execute(decoys.delete().where(theirs)).rowcount
             unreadable = delete_strangers(connection, gallery, ~is_embedded(current.number))["strangers"]
@@ -218,57 +213,45 @@ class GenerationStore:
             details |= {"strangers": unreadable, "albums": unusable}
             note(self._database.vault, connection, "migration_finished", gallery, **details)
 
-    def delete_vectors(self, gallery: Gallery, generation: int, keys: Sequence[int]) -> None:
-        """Delete these templates' vectors of a dropped generation; do nothing for any other."""
-        chosen = vectors.c.template_pk.in_(list(keys)) & (vectors.c.generation == generation)
-        with self._database.change(gallery) as connection:
-            if _value(connection, gallery, generation, generations.c.state) == "dropped":
-                connection.execute(vectors.delete().where(chosen))
+    def drop(self, gallery: Gallery, generation: int, check: Callable[[], None]) -> None:
+        """Delete the vectors of a dropped generation, in batches, because other writers wait for each.
+
+        ``check`` is called before each batch, and raises to stop.
+        """
+        own = sa.select(templates.c.pk).where(templates.c.gallery_pk == gallery.pk, _embedded(generation))
+        with self._database.read() as connection:
+            keys = connection.execute(own).scalars().all()
+        for start in range(0, len(keys), DROP_BATCH):
+            check()
+            batch = vectors.c.template_pk.in_(keys[start : start + DROP_BATCH]) & (vectors.c.generation == generation)
+            with self._database.write(StorageError("vectors are in use"), uncached=True) as connection:
+                connection.execute(vectors.delete().where(batch))
 
     # Fill of a generation
 
-    def missing_keys(self, gallery: Gallery, generation: int) -> list[int]:
+    def missing_keys(self, view: Gallery) -> list[int]:
         """Return the keys of templates with a crop that a generation has not embedded.
 
         Not paged, because each page would scan all templates again.
         """
-        cropped = _templates_of(gallery, ~_has_vector(generation)).join(crops, crops.c.template_pk == templates.c.pk)
         with self._database.read() as connection:
+            cropped = _lacking(view).join(crops, crops.c.template_pk == templates.c.pk)
             return sorted(connection.execute(cropped).scalars())
-
-    def embedded_keys(self, gallery: Gallery, generation: int) -> list[int]:
-        """Return the keys of templates that have a vector of a generation."""
-        with self._database.read() as connection:
-            return sorted(connection.execute(_templates_of(gallery, _has_vector(generation))).scalars())
 
     def crops(self, gallery: Gallery, keys: Sequence[int]) -> list[SealedCrop]:
         """Return the crops of these templates, without deleted ones."""
-        chosen = _templates_of(gallery, templates.c.pk.in_(list(keys)))
-        query = chosen.join(crops, crops.c.template_pk == templates.c.pk).add_columns(templates.c.id, crops.c.sealed)
         with self._database.read() as connection:
-            return [SealedCrop(*row) for row in connection.execute(query)]
+            return _crops(connection, gallery, keys)
 
     def add(
-        self,
-        gallery: Gallery,
-        generation: int,
-        made: Mapping[int, Float],
-        job: Job,
-        outcomes: Sequence[ItemOutcome],
-        seconds: float,
+        self, view: Gallery, made: Mapping[int, Float], job: Job, outcomes: Sequence[ItemOutcome], seconds: float
     ) -> bool:
         """Store (d,) vectors of existing templates that lack one, and record the outcomes in the job.
 
         Returns whether a cancellation of the job was requested. Raises LeaseLostError.
         """
-        lacking = _templates_of(gallery, templates.c.pk.in_(list(made)), ~_has_vector(generation))
-        with self._database.change(gallery) as connection:
-            rows = connection.execute(lacking.add_columns(templates.c.subject_pk)).all()
-            if rows and _value(connection, gallery, generation, generations.c.state) != "dropped":
-                new = [(row.pk, row.subject_pk, made[row.pk]) for row in rows]
-                _insert_vectors(connection, gallery, generation, new)
-                _count_by_crop(connection, gallery, generation, len(rows))
-            return record_in(connection, job, outcomes, seconds)
+        with self._database.change(view) as connection:
+            return _add(connection, view, made, job, outcomes, seconds)
 
 
 # Rows, within a transaction of the caller
@@ -278,88 +261,109 @@ def _live(connection: Connection, gallery: Gallery) -> tuple[Generation, Generat
     """Return the current generation, and the other one that is not dropped."""
     query = sa.select(generations).where(generations.c.gallery_pk == gallery.pk, generations.c.state != "dropped")
     found = [
-        Generation(row.generation, row.fingerprint, row.dimension, row.model, row.state, row.details)
+        Generation(row.generation, row.fingerprint, row.dimension, row.model, row.state)
         for row in connection.execute(query)
     ]
     current, *rest = sorted(found, key=lambda one: one.state != "current")
     return current, rest[0] if rest else None
 
 
-def _is_generation(gallery: Gallery, generation: int) -> sa.ColumnElement[bool]:
-    return (generations.c.gallery_pk == gallery.pk) & (generations.c.generation == generation)
+def _set_state(connection: Connection, gallery: Gallery, generation: int, state: GenerationState) -> None:
+    own = (generations.c.gallery_pk == gallery.pk) & (generations.c.generation == generation)
+    connection.execute(generations.update().where(own).values(state=state))
 
 
-def _value(connection: Connection, gallery: Gallery, generation: int, column: sa.ColumnElement[Any]) -> Any:
-    return connection.execute(sa.select(column).where(_is_generation(gallery, generation))).scalar_one()
+def _make_current(
+    connection: Connection, gallery: Gallery, left: Generation, state: GenerationState, entered: Generation
+) -> None:
+    """Switch from the generation ``left``, which gets the ``state``, to another one."""
+    _require_risk(connection, gallery)
+    _set_state(connection, gallery, left.number, state)
+    _set_state(connection, gallery, entered.number, "current")
+    about = {"fingerprint": entered.fingerprint, "dimension": entered.dimension}
+    update_gallery(connection, gallery.pk, current_generation=entered.number, **about)
 
 
-def _update(connection: Connection, gallery: Gallery, generation: int, **values: Any) -> None:
-    changing = generations.update().where(_is_generation(gallery, generation))
-    connection.execute(changing.values(**values, updated_at=datetime.now(UTC)))
-
-
-def _has_vector(generation: int) -> sa.ColumnElement[bool]:
+def _embedded(generation: int) -> sa.ColumnElement[bool]:
     own = (vectors.c.template_pk == templates.c.pk) & (vectors.c.generation == generation)
     return sa.exists().where(own).correlate(templates)
 
 
-def _templates_of(gallery: Gallery, *conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    return sa.select(templates.c.pk).where(templates.c.gallery_pk == gallery.pk, *conditions)
+def _lacking(view: Gallery) -> sa.Select[Any]:
+    """Select the keys of templates without a vector of a generation."""
+    return sa.select(templates.c.pk).where(templates.c.gallery_pk == view.pk, ~_embedded(view.generation))
 
 
-def _coverage(connection: Connection, gallery: Gallery, generation: int) -> Coverage:
-    own = sa.select(sa.func.count()).select_from(templates).where(templates.c.gallery_pk == gallery.pk)
-    cropped = own.join(crops, crops.c.template_pk == templates.c.pk)
-    counted = (own, own.where(_has_vector(generation)), cropped.where(~_has_vector(generation)))
-    return Coverage(*(int(connection.execute(query).scalar_one()) for query in counted))
+def _cropless(generation: int | None) -> sa.ColumnElement[bool]:
+    """Return the condition that a template has neither a crop nor a vector of the generation, if given."""
+    stored = sa.exists().where(crops.c.template_pk == templates.c.pk).correlate(templates)
+    return ~stored if generation is None else ~stored & ~_embedded(generation)
 
 
-def _make_current(connection: Connection, gallery: Gallery, chosen: Generation, risk: Mapping[str, Any] | None) -> None:
-    _update(connection, gallery, chosen.number, state="current")
-    values: dict[str, Any] = {"fingerprint": chosen.fingerprint, "dimension": chosen.dimension}
-    if risk is not None:
-        values["settings"] = gallery_value(connection, gallery.pk, galleries.c.settings) | {"risk": dict(risk)}
-    update_gallery(connection, gallery.pk, current_generation=chosen.number, **values)
+def _count(connection: Connection, gallery: Gallery, condition: sa.ColumnElement[bool]) -> int:
+    """Count templates of the gallery."""
+    query = sa.select(sa.func.count()).select_from(templates).where(templates.c.gallery_pk == gallery.pk, condition)
+    return int(connection.execute(query).scalar_one())
 
 
-def _insert_vectors(
-    connection: Connection, gallery: Gallery, generation: int, made: Sequence[tuple[int, int, Float]]
-) -> None:
-    """Insert (template key, subject key, (d,) vector) rows with change log lines."""
-    sealed = gallery.seal.close_vectors(np.stack([vector for *_, vector in made]), generation)
-    pairs = zip(made, sealed, strict=True)
-    rows = [{"template_pk": pk, "generation": generation, "vector": value} for (pk, *_), value in pairs]
-    connection.execute(vectors.insert(), rows)
-    append_changes(connection, gallery, [(pk, subject_pk) for pk, subject_pk, _ in made])
+def _crops(connection: Connection, gallery: Gallery, keys: Sequence[int]) -> list[SealedCrop]:
+    chosen = (templates.c.gallery_pk == gallery.pk) & templates.c.pk.in_(list(keys))
+    query = sa.select(templates.c.pk, templates.c.id, crops.c.sealed).join(crops).where(chosen)
+    return [SealedCrop(*row) for row in connection.execute(query)]
 
 
-def _count_by_crop(connection: Connection, gallery: Gallery, generation: int, count: int) -> None:
-    details = _value(connection, gallery, generation, generations.c.details)
-    counts = {"by_crop": details.get("counts", {}).get("by_crop", 0) + count}
-    _update(connection, gallery, generation, details={**details, "counts": counts})
-
-
-def _queue_job(
+def _add(
     connection: Connection,
-    gallery: Gallery,
-    kind: str,
-    generation: int,
-    fingerprint: str,
-    unless_running: bool = False,
-) -> None:
-    """Queue a job unless an equal one is queued, or running and ``unless_running``.
+    view: Gallery,
+    made: Mapping[int, Float],
+    job: Job,
+    outcomes: Sequence[ItemOutcome],
+    seconds: float,
+) -> bool:
+    keys = connection.execute(_lacking(view).where(templates.c.pk.in_(list(made)))).scalars().all()
+    if keys and view.generation in [one.number for one in _live(connection, view) if one is not None]:
+        sealed = view.seal.close_vectors(np.stack([made[key] for key in keys]), view.generation)
+        rows = zip(keys, sealed, strict=True)
+        new = [{"template_pk": key, "generation": view.generation, "vector": vector} for key, vector in rows]
+        connection.execute(vectors.insert(), new)
+    return record_in(connection, job, outcomes, seconds)
 
-    A running job may already have listed its templates, and a canceled one will not finish: neither suffices.
-    """
-    wanted = {"generation": generation, "fingerprint": fingerprint}
-    unfinished = sa.select(jobs.c.parameters).where(
+
+def _require_none(connection: Connection, gallery: Gallery, missing: int, reason: str) -> None:
+    """Raise MigrationIncompleteError if templates are missing."""
+    if missing:
+        total = gallery_value(connection, gallery.pk, galleries.c.template_count)
+        raise MigrationIncompleteError(f"{missing} of {total} templates {reason}", missing=missing, templates=total)
+
+
+def _require_risk(connection: Connection, gallery: Gallery) -> None:
+    """Raise MigrationStateError if the gallery uses a similarity threshold, which another recognizer does not share."""
+    if gallery_value(connection, gallery.pk, galleries.c.settings)["risk"]["kind"] == "threshold":
+        raise MigrationStateError(
+            f"gallery {gallery.name!r} uses a similarity threshold, which another recognizer does not share: set its "
+            "risk to a rate first, such as fpir"
+        )
+
+
+def _is_fill(gallery: Gallery, of: Generation) -> sa.ColumnElement[bool]:
+    """Return the condition of fills that did not end, and were not canceled."""
+    fills = jobs.c.parameters["generation"].as_integer() == of.number
+    return sa.and_(
         jobs.c.gallery_pk == gallery.pk,
-        jobs.c.kind == kind,
-        jobs.c.state.in_(["queued", "running"] if unless_running else ["queued"]),
+        jobs.c.kind == FILL,
+        jobs.c.state.in_(["queued", "running"]),
         ~jobs.c.cancel,
+        fills,
     )
-    if wanted not in connection.execute(unfinished).scalars().all():
-        create_in(connection, gallery, kind, wanted)
+
+
+def _cancel_fills(connection: Connection, gallery: Gallery, of: Generation) -> bool:
+    """Let fills end without a switch; return whether there were any."""
+    return bool(connection.execute(jobs.update().where(_is_fill(gallery, of)).values(cancel=True)).rowcount)
+
+
+def _queue_fill(connection: Connection, gallery: Gallery, to: Generation, force: bool) -> None:
+    create_in(connection, gallery, FILL, {"generation": to.number, "fingerprint": to.fingerprint, "force": force})
 
 
 def _fingerprints(left: Generation, entered: Generation) -> dict[str, Any]:

@@ -306,7 +306,7 @@ class StrangerStore:
         opened = seal.open_vectors([row.vector for row in found], gallery.generation, gallery.dimension)
         images = [None if row.sealed is None else open_crop(seal, row.sealed) for row in found]
         return [
-            NewTemplate(row.id, vector, row.kind, row.quality, row.detection_score, {}, crop, None, row.created_at)
+            NewTemplate(row.id, vector, row.kind, row.quality, row.detection_score, crop, None, row.created_at)
             for row, vector, crop in zip(found, opened, images, strict=True)
         ]
 
@@ -343,7 +343,7 @@ def _make_room(connection: Connection, gallery: Gallery, companion: Gallery) -> 
 
 def _template(sighting: Sighting, now: datetime) -> NewTemplate:
     score, crop = sighting.detection_score, sighting.crop
-    return NewTemplate(uuid.uuid4().hex, sighting.vector, "photo", sighting.quality, score, {}, crop, None, now)
+    return NewTemplate(uuid.uuid4().hex, sighting.vector, "photo", sighting.quality, score, crop, None, now)
 
 
 def _move_events(connection: Connection, source_pk: int, target_pk: int) -> None:

@@ -35,7 +35,7 @@ from service.storage.db.row_sealing import (
     seal_crop,
     subject_lookup,
 )
-from service.storage.db.tables import crops, generations, idempotency, subjects, templates, vectors
+from service.storage.db.tables import crops, idempotency, subjects, templates, vectors
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import read_snapshot
 from service.storage.repositories.erasures import Receipt, erased_error, erased_since, erased_templates_since
@@ -347,12 +347,8 @@ def insert_templates(connection: Connection, gallery: Gallery, new: Sequence[tup
     ]
     bulk_rows.insert(connection, templates, TEMPLATE_COLUMNS, rows)
     sealed = seal.close_vectors(np.stack([template.vector for _, template in new]), gallery.generation)
-    generations = [gallery.generation] * len(keys)
-    bulk_rows.insert(connection, vectors, VECTOR_COLUMNS, zip(keys, generations, sealed, strict=True))
-    others = [(key, *other) for key, (_, template) in zip(keys, new, strict=True) for other in template.others.items()]
-    kept = _live_generations(connection, gallery) if others else set[int]()
-    closed = ((key, number, *seal.close_vectors(one[None], number)) for key, number, one in others if number in kept)
-    bulk_rows.insert(connection, vectors, VECTOR_COLUMNS, closed)
+    made_by = [gallery.generation] * len(keys)
+    bulk_rows.insert(connection, vectors, VECTOR_COLUMNS, zip(keys, made_by, sealed, strict=True))
     faces = [(key, t.crop) for key, (_, t) in zip(keys, new, strict=True) if t.crop is not None]
     kept_crops = ((key, seal_crop(seal, crop)) for key, crop in faces)
     bulk_rows.insert(connection, crops, ("template_pk", "sealed"), kept_crops)
@@ -412,12 +408,6 @@ def _read_answer(connection: Connection, gallery: Gallery, key: str, digest: str
     if row.digest != gallery.seal.pseudonym(DIGEST, digest):
         raise IdempotencyConflictError(f"the key {key!r} was used for another request")
     return gallery.seal.open(row.sealed, ANSWER).decode()
-
-
-def _live_generations(connection: Connection, gallery: Gallery) -> set[int]:
-    """Return the generations that were not dropped since a template's vectors were made."""
-    live = (generations.c.gallery_pk == gallery.pk) & (generations.c.state != "dropped")
-    return set(connection.execute(sa.select(generations.c.generation).where(live)).scalars())
 
 
 def _read_row(connection: Connection, subject: Subject, template_id: str) -> sa.Row[Any]:

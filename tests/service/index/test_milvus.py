@@ -32,7 +32,7 @@ from service.storage.repositories.change_log import MIN_KEPT_LINES
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.jobs import JobStore
 from tests.conftest import ROOT
-from tests.databases import open_database
+from tests.databases import change_recognizer, open_database
 from tests.milvus_lite import MilvusLite
 from tests.nodes import Model, Node, Nodes
 from tests.packs import BUNDLED_DIMENSION
@@ -379,7 +379,7 @@ def test_generations_do_not_mix(nodes: Nodes, rng: np.random.Generator) -> None:
     model.check(node, probes(rng), 5)
     database = open_database(node.url)
     generations = GenerationStore(database)
-    generations.start(gallery, "e" * 32, 2 * SMALL, "another")
+    generations.start(gallery, "e" * 32, 2 * SMALL, "another", force=True)
     moving = replace(gallery, generation=1, fingerprint="e" * 32, dimension=2 * SMALL)
     pk = node.store.subjects.get(gallery, "a").pk
     (vector,) = l2_normalize(rng.normal(size=(1, 2 * SMALL)))
@@ -387,14 +387,14 @@ def test_generations_do_not_mix(nodes: Nodes, rng: np.random.Generator) -> None:
     assert job is not None
     stored = node.store.changes.snapshot(gallery)
     template_pk = int(stored.template_pks[stored.subject_pks == pk][0])
-    generations.add(gallery, 1, {template_pk: vector}, job, [], 0)
+    generations.add(moving, {template_pk: vector}, job, [], 0)
     ((hit,),), compared = node.followers.catch_up_blocking(moving).search(vector[None], 3)
     assert (hit.subject_pk, compared) == (pk, 1)
     assert hit.similarity == pytest.approx(1, abs=1e-5)
     model.check(node, probes(rng), 5)
 
     before = node.replica().opened()
-    generations.cut_over(gallery, 0, None)
+    change_recognizer(database, "g", "e" * 32, 2 * SMALL)
     generations.finish(node.store.galleries.get("g"), force=True)
     node.engine.sweep()
     assert before.galleries("gallery > 0") == set()

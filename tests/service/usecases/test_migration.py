@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from typer.testing import CliRunner
 
-from kith import FileStream, Kith, KithClientError
+from kith import Kith, KithClientError
 from kith.wire.migration import MigrationOut
 from models.pack.loading import BUNDLED_PACK, load_pack
 from models.pack.manifest import ModelPack
@@ -30,6 +30,7 @@ from service.server import embedded
 from service.settings import load_settings
 from service.storage.db.row_sealing import seal_crop
 from service.storage.db.tables import crops, templates
+from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.store import Store
 from tests.conftest import jpeg
 from tests.databases import open_database
@@ -102,48 +103,32 @@ def code(call: Callable[..., object], *arguments: object, **options: object) -> 
     return raised.value.code
 
 
-def derived(told: MigrationOut) -> bool:
-    """Tell whether the other recognizer's threshold comes from its own vectors too."""
-    return told.other is not None and told.other.threshold is not None and told.other.threshold.source == "both"
+def moved(kith: Kith, gallery: str, to: str = "projected", force: bool = False) -> MigrationOut:
+    """Migrate to another recognizer, and return the state after the job."""
+    kith.migrate(gallery, to, force)
+    return settled(kith, gallery)
 
 
 def test_the_whole_way_there_and_back(both: Kith, people: dict[str, bytes], second: ModelPack) -> None:
     g = enrolled(both, "whole", people, keep_crops=True)
     first, theirs = both.gallery(g).recognizer, second.recognition.fingerprint()
-    assert both.migration(g).state == "none"
-    for refused in (both.cut_over, both.roll_back, both.finish_migration):
-        assert code(refused, g) == "migration_state"
+    told = both.migration(g)
+    assert (told.state, told.without_crop_count) == ("none", 0)
+    assert code(both.roll_back, g) == "migration_state"
+    assert both.finish_migration(g).state == "none"
     assert code(both.migrate, g, "none-such") == "model_not_served"
     assert code(both.migrate, g, "kith-compact") == "migration_state"
 
-    both.migrate(g, "projected")
-    told = settled(both, g)
+    told = moved(both, g)
     assert told.other is not None
-    assert (told.state, told.other.recognizer, told.other.dimension) == ("shadow", theirs, PROJECTED)
-    assert (told.other.embedded_count, told.other.by_crop_count, told.other.waiting_with_crop_count) == (
-        len(people),
-        len(people),
-        0,
-    )
-    assert both.gallery(g).recognizer == first
-    # A repetition changes nothing, once the threshold is derived.
-    settled(both, g, derived)
-    assert both.migrate(g, theirs).other == settled(both, g).other
-
-    # The present recognizer answers.
-    for photo in people.values():
-        assert both.identify(g, darker(photo), check_quality=False).model == "kith-compact"
-    # Thresholds are derived from its own vectors.
-    told = settled(both, g, derived)
-    assert told.other is not None and told.other.threshold is not None and told.current.threshold is not None
-    assert told.other.threshold.threshold != told.current.threshold.threshold
-
-    promised = told.other.threshold
-    cut = both.cut_over(g)
-    assert cut.current.threshold == promised
-    assert (cut.state, cut.current.recognizer, cut.other and cut.other.recognizer) == ("cut_over", theirs, first)
-    assert both.cut_over(g).state == "cut_over"
+    assert (told.state, told.current.recognizer, told.other.recognizer) == ("switched", theirs, first)
+    assert (told.current.embedded_count, told.current.dimension) == (len(people), PROJECTED)
     assert (both.gallery(g).recognizer, both.gallery(g).dimension) == (theirs, PROJECTED)
+    # The threshold comes from the new vectors, from the first answer on.
+    assert told.current.threshold is not None and told.other.threshold is not None
+    assert told.current.threshold.source == "both"
+    assert told.current.threshold.threshold != told.other.threshold.threshold
+    assert code(both.migrate, g, "kith-compact") == "migration_state"  # a roll-back is another thing
     for subject, photo in people.items():
         answer = both.identify(g, photo, check_quality=False)
         assert (answer.model, answer.results[0].candidates[0].subject) == ("projected", subject)
@@ -152,136 +137,109 @@ def test_the_whole_way_there_and_back(both: Kith, people: dict[str, bytes], seco
     both.delete_subject(g, "friend0")
     both.enroll(g, "friend0", people["friend0"], face="largest", allow_low_quality=True, allow_duplicate=True)
     back = both.roll_back(g)
-    assert (back.state, back.current.recognizer) == ("set_aside", first)
-    assert both.roll_back(g).state == "set_aside"
+    assert (back.state, back.current.recognizer) == ("stopped", first)
+    assert both.roll_back(g).state == "stopped"
     back = settled(both, g)
-    # What was enrolled after the cut-over is found by the one before, too.
+    # What was enrolled after the switch is found by the recognizer before, too.
     assert back.current.embedded_count == back.current.template_count == len(people)
     assert both.identify(g, people["friend0"], check_quality=False).results[0].candidates[0].subject == "friend0"
 
     # There again, with what was made before, and for good.
-    again = both.migrate(g, "projected")
-    assert again.other is not None and again.other.embedded_count == len(people)
-    assert code(both.finish_migration, g) == "migration_state"
-    both.cut_over(g)
+    assert moved(both, g).state == "switched"
     done = both.finish_migration(g)
     assert (done.state, done.other) == ("none", None)
     assert both.finish_migration(g).state == "none"
     settled(both, g)
     assert both.identify(g, people["tom"], check_quality=False).results[0].candidates[0].subject == "tom"
     # Back to the first is a migration like any other.
-    both.migrate(g, "kith-compact")
-    told = settled(both, g)
-    assert told.other is not None and told.other.embedded_count == len(people)
-    events = [line.event for line in both.audit(g) if line.event.startswith("migration")]
-    assert events[::-1] == [
-        "migration_started",
-        "migration_cut_over",
-        "migration_rolled_back",
-        "migration_started",
-        "migration_cut_over",
-        "migration_finished",
-        "migration_started",
-    ]
+    assert moved(both, g, "kith-compact").current.embedded_count == len(people)
+    events = [line.event.removeprefix("migration_") for line in both.audit(g) if line.event.startswith("migration")]
+    there_and_back = ["started", "cut_over", "rolled_back"]
+    assert events[::-1] == [*there_and_back, "started", "cut_over", "finished", "started", "cut_over"]
 
 
-def test_faces_of_an_album_get_vectors_of_both_recognizers(
-    both: Kith, people: dict[str, bytes], tmp_path: Path
-) -> None:
-    both.create_gallery("albums", risk={"fpir": 0.01})
-    archive = tmp_path / "photos.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("eileen.jpg", people["eileen"])
-    job = both.wait_for(both.create_album("albums", FileStream(archive)).id, WAIT_S)
-    (face,) = both.album_groups("albums", job.id)
-    both.migrate("albums", "projected")
-    assert both.enroll_album_group("albums", job.id, face.id, "eileen").enrolled_count == 1
-    told = settled(both, "albums")
-    assert told.other is not None
-    assert (told.other.embedded_count, told.other.template_count) == (1, 1)
-    both.cut_over("albums")
-    answer = both.identify("albums", people["eileen"], risk={"threshold": 0.5}).results[0]
-    assert answer.subject == "eileen" and answer.similarity is not None and answer.similarity > 0.98
-
-
-def test_templates_without_crops_must_be_enrolled_again(both: Kith, people: dict[str, bytes]) -> None:
+def test_templates_without_crops_are_listed_before_the_start(both: Kith, people: dict[str, bytes]) -> None:
     g = enrolled(both, "cropless", {"eileen": people["eileen"], "tom": people["tom"]})
-    both.migrate(g, "projected")
-    told = settled(both, g)
-    assert told.other is not None
-    assert (told.other.embedded_count, told.other.waiting_with_crop_count, told.other.waiting_without_crop_count) == (
-        0,
-        0,
-        2,
-    )
-    assert code(both.cut_over, g) == "migration_incomplete"
-    # Searches add nothing. A new enrollment has vectors of both.
-    assert both.identify(g, darker(people["eileen"])).results[0].outcome == "identified"
-    assert settled(both, g).other == told.other
+    told = both.migration(g)
+    ids = {(subject, one.id) for subject in ("eileen", "tom") for one in both.templates(g, subject)}
+    assert (told.without_crop_count, {(one.subject, one.template) for one in told.without_crop}) == (2, ids)
+    assert code(both.migrate, g, "projected") == "migration_incomplete"
+    assert both.migration(g).other is None
+    both.update_gallery(g, keep_crops=True)
     both.enroll(g, "eileen", darker(people["eileen"]))
+    told = moved(both, g, force=True)
     # Who is left out is said, and found by no search.
-    cut = both.cut_over(g, force=True)
-    assert (cut.current.embedded_count, cut.current.waiting_without_crop_count) == (1, 2)
+    assert (told.state, told.current.embedded_count, told.without_crop_count) == ("switched", 1, 2)
     assert both.identify(g, darker(people["eileen"])).results[0].subject == "eileen"
     assert both.identify(g, people["tom"]).results[0].outcome != "identified"
     assert code(both.finish_migration, g) == "migration_incomplete"
     both.roll_back(g)
     assert both.identify(g, people["tom"]).results[0].subject == "tom"
+    settled(both, g)
+    both.enroll(g, "tom", darker(people["tom"]))
+    assert both.migration(g).without_crop_count == 2
+    both.finish_migration(g, force=True)
 
 
-def test_new_enrollments_bring_vectors_of_both(both: Kith, people: dict[str, bytes], rng: np.random.Generator) -> None:
-    g = enrolled(both, "newcomers", {"eileen": people["eileen"]})
-    both.migrate(g, "projected")
-    both.enroll(g, "tom", people["tom"])
-    ours = both.gallery(g)
-    both.enroll(g, "vector", embeddings=[rng.normal(size=ours.dimension)], recognizer=ours.recognizer)
-    told = settled(both, g)
-    assert told.other is not None
-    # A photo without crop is embedded by both at once; an embedding belongs to one recognizer.
-    assert (told.other.embedded_count, told.other.waiting_without_crop_count) == (1, 2)
-    assert told.current.embedded_count == 3
+def test_what_is_enrolled_meanwhile_without_a_crop_stops_the_switch(
+    both: Kith, people: dict[str, bytes], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = enrolled(both, "newcomers", {"eileen": people["eileen"]}, keep_crops=True)
+    ours, switch = both.gallery(g), GenerationStore.switch
+
+    def after_an_enrollment(self: GenerationStore, *arguments: Any) -> bool:
+        if both.gallery(g).template_count == 1:
+            both.enroll(g, "vector", embeddings=[rng.normal(size=ours.dimension)], recognizer=ours.recognizer)
+        return switch(self, *arguments)
+
+    monkeypatch.setattr(GenerationStore, "switch", after_an_enrollment)
+    (job,) = both.migrate(g, "projected").jobs
+    done = both.wait_for(job, WAIT_S)
+    assert (done.state, done.problem and done.problem.code) == ("failed", "migration_incomplete")
+    told = both.migration(g)
+    assert (told.state, told.current.recognizer) == ("stopped", ours.recognizer)
+    assert [one.subject for one in told.without_crop] == ["vector"]
+    monkeypatch.undo()
+    both.delete_subject(g, "vector")
+    assert moved(both, g).state == "switched"
 
 
-def test_an_archive_enrolled_meanwhile_brings_vectors_of_both(
-    both: Kith, people: dict[str, bytes], tmp_path: Path
+def test_the_last_batch_embeds_what_was_enrolled_meanwhile(
+    both: Kith, people: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     g = enrolled(both, "archive", {"eileen": people["eileen"]}, keep_crops=True)
-    both.migrate(g, "projected")
-    settled(both, g)
-    packed = tmp_path / "people.zip"
+    packed, switch, found = tmp_path / "people.zip", GenerationStore.switch, list[int]()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("tom/one.jpg", people["tom"])
-    assert both.wait_for(both.enroll_archive(g, packed).id, WAIT_S).state == "succeeded"
-    told = both.migration(g)
-    assert told.other is not None
-    assert (told.current.embedded_count, told.other.embedded_count, told.other.by_crop_count) == (2, 2, 1)
-    both.cut_over(g)
+
+    def after_an_archive(self: GenerationStore, *arguments: Any) -> bool:
+        if both.gallery(g).template_count == 1:
+            assert both.wait_for(both.enroll_archive(g, packed).id, WAIT_S).state == "succeeded"
+            found.append(self.embedded_count(arguments[0]))
+        return switch(self, *arguments)
+
+    monkeypatch.setattr(GenerationStore, "switch", after_an_archive)
+    told = moved(both, g)
+    assert found == [1]
+    assert (told.state, told.current.embedded_count) == ("switched", 2)
     assert both.identify(g, people["tom"]).results[0].subject == "tom"
-    # Its crop was kept as well: a third recognizer would find it.
+    # Its crop was kept as well: a third recognizer finds it.
     both.finish_migration(g)
-    settled(both, g)
-    both.migrate(g, "kith-compact")
-    told = settled(both, g)
-    assert told.other is not None
-    assert told.other.by_crop_count == 2
+    assert moved(both, g, "kith-compact").current.embedded_count == 2
 
 
 def test_a_bare_similarity_does_not_outlive_its_recognizer(both: Kith, people: dict[str, bytes]) -> None:
     g = enrolled(both, "bare", {"eileen": people["eileen"]}, keep_crops=True)
     both.update_gallery(g, risk={"threshold": 0.7})
-    both.migrate(g, "projected")
-    settled(both, g)
-    assert code(both.cut_over, g) == "invalid_request"
-    both.cut_over(g, risk={"fpir": 0.001})
-    assert both.gallery(g).risk == {"fpir": 0.001}
-    both.roll_back(g)
-    assert both.gallery(g).risk == {"threshold": 0.7}
+    assert code(both.migrate, g, "projected") == "migration_state"
+    both.update_gallery(g, risk={"fpir": 0.001})
+    moved(both, g)
+    both.update_gallery(g, risk={"threshold": 0.7})
+    assert code(both.roll_back, g) == "migration_state"
 
 
-def test_an_enrollment_during_the_cut_over_succeeds(both: Kith, people: dict[str, bytes]) -> None:
+def test_enrollments_during_switches_succeed(both: Kith, people: dict[str, bytes]) -> None:
     g = enrolled(both, "race", {"eileen": people["eileen"]}, keep_crops=True)
-    both.migrate(g, "projected")
-    settled(both, g)
     stop = threading.Event()
     acknowledged: list[str] = []
     failures: list[Exception] = []
@@ -308,22 +266,20 @@ def test_an_enrollment_during_the_cut_over_succeeds(both: Kith, people: dict[str
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
-    for _ in range(4):
+    for _ in range(3):
         wait_for_enrollment()
-        both.cut_over(g, force=True)
+        told = moved(both, g)
+        assert told.state == "switched", [both.job(one.id) for one in both.jobs(g)]
         wait_for_enrollment()
         both.roll_back(g)
-        both.migrate(g, "projected")
-    both.cut_over(g, force=True)
+    told = moved(both, g)
     stop.set()
     for thread in writers:
         thread.join()
     assert not failures
-    told = settled(both, g)
+    told = both.migration(g)
     assert {s.id for s in both.subjects(g)} == {"eileen", *acknowledged}
-    assert told.other is not None
-    for generation in (told.current, told.other):
-        assert generation.embedded_count == generation.template_count == 1 + len(acknowledged)
+    assert told.current.embedded_count == told.current.template_count == 1 + len(acknowledged)
 
 
 def test_an_embedding_is_not_taken_for_another_recognizers(both: Kith, people: dict[str, bytes]) -> None:
@@ -332,15 +288,13 @@ def test_an_embedding_is_not_taken_for_another_recognizers(both: Kith, people: d
     vector = answer.images[0].faces[0].embedding
     assert vector is not None
     both.enroll(g, "tom", embeddings=[vector], recognizer=answer.recognizer)
-    both.migrate(g, "projected")
-    settled(both, g)
-    both.cut_over(g, force=True)
+    moved(both, g, force=True)
     for call in (both.identify, lambda g, **o: both.enroll(g, "x", **o)):
         assert code(call, g, embeddings=[vector], recognizer=answer.recognizer) == "recognizer_mismatch"
         assert code(call, g, embeddings=[vector]) == "recognizer_mismatch"
 
 
-def test_embeddings_must_name_their_recognizer_during_a_migration(tmp_path: Path, people: dict[str, bytes]) -> None:
+def test_embeddings_must_name_their_recognizer_from_a_migration_on(tmp_path: Path, people: dict[str, bytes]) -> None:
     """Vectors of equal length need the recognizer's name too: a caller unaware of the migration keeps its own."""
     twin = projected_pack(tmp_path, "twin", load_pack(BUNDLED_PACK).recognition.dimension)
     settings = load_settings(data_dir=tmp_path / "data", extra_packs=str(twin.directory), log_level="WARNING")
@@ -359,7 +313,7 @@ def test_embeddings_must_name_their_recognizer_during_a_migration(tmp_path: Path
             for whose, expected in ((answering, None), (refused, "recognizer_mismatch")):
                 for call in (
                     lambda **o: kith.identify(g, embeddings=[vectors[whose]], **o),  # noqa: B023
-                    lambda **o: kith.verify(vectors[whose], (g, "eileen"), **o),  # noqa: B023
+                    lambda **o: kith.verify(vectors[whose], (g, "tom"), **o),  # noqa: B023
                     lambda **o: kith.enroll(g, "x", embeddings=[vectors[whose]], allow_duplicate=True, **o),  # noqa: B023
                 ):
                     assert code(call) == "recognizer_mismatch"
@@ -370,14 +324,13 @@ def test_embeddings_must_name_their_recognizer_during_a_migration(tmp_path: Path
 
         assert enroll("before", embeddings=[vector]) == 1
         assert kith.identify(g, embeddings=[vector]).results[0].subject == "tom"
-        kith.migrate(g, "twin")
-        settled(kith, g)
-        check(ours, theirs)
+        assert moved(kith, g, "twin", force=True).state == "switched"
         # Repeated requests return the stored answer.
         assert enroll("before", embeddings=[vector]) == 1
-        kith.cut_over(g, force=True)
+        assert enroll("after", embeddings=[other], recognizer=theirs) == 1
         check(theirs, ours)
         kith.roll_back(g)
+        settled(kith, g)
         kith.finish_migration(g, force=True)
         settled(kith, g)
         assert kith.migration(g).state == "none"
@@ -398,14 +351,14 @@ def test_an_unreadable_crop_is_reported_and_waits(both: Kith, data_dir: Path, pe
     database.close()
     (job,) = both.migrate(g, "projected").jobs
     done = both.wait_for(job, WAIT_S)
-    assert (done.state, done.counts) == ("succeeded", {"embedded": 1, "image_damaged": 1})
+    assert (done.state, done.counts) == ("failed", {"embedded": 1, "image_damaged": 1})
+    assert done.problem is not None and done.problem.code == "migration_incomplete"
     (item,) = both.job_items(job, failed=True)
     assert item.item == template.id
     told = both.migration(g)
     assert told.other is not None
-    assert (told.other.embedded_count, told.other.waiting_with_crop_count) == (1, 1)
-    assert code(both.cut_over, g) == "migration_incomplete"
-    assert both.cut_over(g, min_share=0.5).state == "cut_over"
+    assert (told.state, told.other.embedded_count) == ("stopped", 1)
+    assert moved(both, g, force=True).state == "switched"
 
 
 def test_no_crop_keeps_the_others_from_being_embedded(
@@ -440,7 +393,7 @@ def test_no_crop_keeps_the_others_from_being_embedded(
             connection.execute(crops.update().where(crops.c.template_pk == key).values(sealed=seal_crop(seal, damage)))
     database.close()
     monkeypatch.setattr(Recognizer, "embed", none_of_black)
-    (job,) = both.migrate(g, "projected").jobs
+    (job,) = both.migrate(g, "projected", force=True).jobs
     done = both.wait_for(job, WAIT_S)
     assert (done.state, done.counts) == ("succeeded", {"embedded": 3, "image_damaged": 3})
 
@@ -453,14 +406,11 @@ def test_every_process_follows_at_once(
     g = enrolled(both, "followed", {"eileen": people["eileen"]}, keep_crops=True)
     photo = darker(people["eileen"])
     with embedded(settings) as other, Kith(other) as kith, embedded(alone) as third, Kith(third) as single:
-        # One that does not serve the new recognizer goes on until the cut-over.
+        # One that does not serve the new recognizer goes on until the switch.
         for one in (both, kith, single):
             assert one.identify(g, photo).model == "kith-compact"
-        both.migrate(g, "projected")
-        settled(both, g)
-        assert single.identify(g, photo).model == "kith-compact"
         single.enroll(g, "tom", people["tom"])
-        both.cut_over(g, force=True)
+        moved(both, g)
         (found,) = kith.identify(g, photo).results
         assert (found.outcome, found.subject) == ("identified", "eileen")
         assert kith.identify(g, photo).model == "projected"
@@ -475,6 +425,7 @@ def test_every_process_follows_at_once(
 
 def test_the_command(url: str, both: Kith, people: dict[str, bytes]) -> None:
     g = enrolled(both, "command", {"eileen": people["eileen"]}, keep_crops=True)
+    ours = both.gallery(g)
 
     def kith(*arguments: str) -> str:
         done = CliRunner().invoke(app, ["gallery", "migrate", g, *arguments, "--url", url])
@@ -482,15 +433,13 @@ def test_the_command(url: str, both: Kith, people: dict[str, bytes]) -> None:
         return done.output
 
     assert "none" in kith()
-    assert "1 of 1" in kith("--to", "projected")
-    assert "shadow" in kith("--status")
-    assert MigrationOut.model_validate_json(kith("--cut-over", "--json")).current.model == "projected"
-    assert "set aside" in kith("--roll-back")
+    assert "switched" in (said := kith("--to", "projected")) and "1 of 1" in said
+    assert MigrationOut.model_validate_json(kith("--json")).current.model == "projected"
+    assert "stopped" in kith("--roll-back")
     assert "none" in kith("--finish")
-    both.update_gallery(g, risk={"threshold": 0.5})
-    kith("--to", "projected")
-    kith("--cut-over", "--fpir", "0.01")
-    assert both.gallery(g).risk == {"fpir": 0.01}
+    both.enroll(g, "tom", embeddings=[[1.0] * ours.dimension], recognizer=ours.recognizer)
+    assert "tom" in kith("--status")
+    assert "switched" in kith("--to", "projected", "--force")
     assert CliRunner().invoke(app, ["gallery", "migrate", g, "--status", "--finish", "--url", url]).exit_code == 2
     audited = CliRunner().invoke(app, ["audit", "list", "-g", g, "--url", url, "--json"])
     assert audited.exit_code == 0 and "migration_finished" in audited.output

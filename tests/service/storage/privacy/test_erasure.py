@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,8 +73,7 @@ DIMENSION = 8
 LANDMARKS = ((1.0, 1.0), (3.0, 1.0), (2.0, 2.0), (1.0, 3.0), (3.0, 3.0))
 
 
-def some(rng: np.random.Generator, count: int = 1, others: Sequence[int] = ()) -> list[NewTemplate]:
-    """``others``: further generations that have vectors of the templates."""
+def some(rng: np.random.Generator, count: int = 1) -> list[NewTemplate]:
     drawn: Float = l2_normalize(rng.normal(size=(count, DIMENSION)).astype(np.float32))
     return [
         NewTemplate(
@@ -84,7 +82,6 @@ def some(rng: np.random.Generator, count: int = 1, others: Sequence[int] = ()) -
             "photo",
             {"score": 0.5},
             0.9,
-            dict.fromkeys(others, vector),
             Crop(rng.bytes(500), LANDMARKS),
         )
         for vector in drawn

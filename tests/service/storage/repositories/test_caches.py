@@ -37,7 +37,7 @@ from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.jobs import Job, JobStore
 from service.storage.repositories.read_cache import ReadCache, SubjectFaces, VersionedCache
 from service.storage.repositories.store import Store
-from tests.databases import TEXT, open_database
+from tests.databases import TEXT, change_recognizer, open_database
 from tests.faults.workers import Worker
 from tests.packs import BUNDLED_DIMENSION
 from tests.postgres import DatabaseUrl, Postgres
@@ -196,7 +196,10 @@ def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl
         def fill() -> None:
             snapshot = store.changes.snapshot(now())
             made = dict(zip(snapshot.template_pks[:1].tolist(), snapshot.vectors, strict=False))
-            generations.add(now(), 1, made, job(), [], 0)
+            generations.add(now().at_generation(1), made, job(), [], 0)
+
+        def rate(settings: GallerySettings) -> GallerySettings:
+            return replace(settings, recall=0.5, risk=RiskTarget("fpir", 0.02))
 
         writes: dict[str, Callable[[], object]] = {
             "put_subject": lambda: store.subjects.put(now(), "s0", "Ada", {}, []),
@@ -208,15 +211,14 @@ def test_every_write_gives_the_gallery_another_version(database_url: DatabaseUrl
             "delete_template": lambda: store.templates.delete(now(), "s0", new[1].id),
             "merge_subject": lambda: store.subjects.merge(now(), "s8", "s0"),
             "delete_subject": lambda: store.subjects.delete(now(), "s3"),
-            "update_gallery": lambda: store.galleries.update("g", lambda s: replace(s, recall=0.5)),
+            "update_gallery": lambda: store.galleries.update("g", rate),
             "put_evidence": derive,
             "trim_log": lambda: store.changes.trim(now(), 1),
-            "start": lambda: generations.start(now(), "e" * 32, DIMENSION, "another"),
+            "start": lambda: generations.start(now(), "e" * 32, DIMENSION, "another", force=True),
             "fill": fill,
-            "cut_over": lambda: generations.cut_over(now(), 0.0, RiskTarget("fpir", 0.01)),
+            "switch": lambda: change_recognizer(one.database, "g", "e" * 32, DIMENSION),
             "roll_back": lambda: generations.roll_back(now()),
             "finish": lambda: generations.finish(now(), True),
-            "drop": lambda: generations.delete_vectors(now(), 1, []),
         }
         for name, write in writes.items():
             before = now()

@@ -32,7 +32,7 @@ from service.storage.privacy.retention import Retention
 from service.storage.privacy.subject_access import everything_about
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.store import Store
-from tests.databases import open_database
+from tests.databases import change_recognizer, open_database
 
 D = 16
 
@@ -165,8 +165,7 @@ def test_it_counts_for_the_recognizer_that_made_it_only(
 ) -> None:
     generations = GenerationStore(database)
     store.decoys.add(now(store), "ada", drawn(rng), "photo")
-    generations.start(now(store), "b" * 32, D, "new")
-    generations.cut_over(now(store), 0.0, None)
+    change_recognizer(database, "g", "b" * 32, D)
     assert not now(store).has_decoys
     assert of(store, "ada") is None
     (kept,) = store.decoys.list_all(now(store), "ada")
@@ -174,8 +173,7 @@ def test_it_counts_for_the_recognizer_that_made_it_only(
     generations.roll_back(now(store))
     assert now(store).has_decoys
     assert of(store, "ada") is not None
-    generations.start(now(store), "b" * 32, D, "new")
-    generations.cut_over(now(store), 0.0, None)
+    change_recognizer(database, "g", "b" * 32, D)
     generations.finish(now(store), force=True)
     assert store.decoys.list_all(now(store), "ada") == []
     last = listed_lines(database, AuditFilter(now(store).pk), None, 1)[0].line

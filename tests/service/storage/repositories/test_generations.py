@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,16 +13,16 @@ from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
 from service.core.errors import GalleryMovedError, MigrationIncompleteError, MigrationStateError
 from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate, StoredEvidence
-from service.domain.outcomes import RiskTarget
 from service.index.follower import Followers, in_process
 from service.risk.evidence import impostor_evidence
 from service.risk.gallery_risks import GalleryRisks
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_crop
-from service.storage.repositories.generations import DROP, FILL, Coverage, GenerationStore
+from service.storage.repositories.generations import DROP, FILL, MAX_REST, GenerationStore, SealedCrop
 from service.storage.repositories.jobs import ItemOutcome, Job, JobStore
 from service.storage.repositories.store import Store
+from tests.databases import change_recognizer
 
 OLD, NEW, THIRD = "a" * 32, "b" * 32, "c" * 32
 OLD_D, NEW_D = 16, 12
@@ -63,18 +65,32 @@ def started(store: Store, generations: GenerationStore) -> int:
 
 
 def job(database: Database, kind: str = FILL) -> Job:
-    taken = JobStore(database).claim("p", 60, lambda job: job.kind == kind)
+    taken = JobStore(database).claim("p", 60, lambda job: job.kind == kind and not job.cancel)
     assert taken is not None
     return taken
 
 
-def fill(database: Database, generations: GenerationStore, gallery: Gallery, generation: int, seed: int = 3) -> None:
+def view(store: Store, number: int) -> Gallery:
+    return now(store).at_generation(number)
+
+
+def embed(waiting: Sequence[SealedCrop]) -> tuple[dict[int, Float], list[ItemOutcome]]:
+    rng = np.random.default_rng(3)
+    return {one.pk: vector(rng, NEW_D) for one in waiting}, [ItemOutcome(one.id, "embedded") for one in waiting]
+
+
+def fill(generations: GenerationStore, owned: Job, filled: Gallery) -> None:
     """Fill a generation like the job does."""
-    rng = np.random.default_rng(seed)
+    waiting = generations.crops(filled, generations.missing_keys(filled))
+    made, outcomes = embed(waiting)
+    generations.add(filled, made, owned, outcomes, 1.0)
+
+
+def switch(database: Database, generations: GenerationStore, number: int) -> None:
+    """Run the job to its end."""
     owned = job(database)
-    waiting = generations.crops(gallery, generations.missing_keys(gallery, generation))
-    made = {one.pk: vector(rng, NEW_D) for one in waiting}
-    generations.add(gallery, generation, made, owned, [ItemOutcome(one.id, "embedded") for one in waiting], 1.0)
+    assert generations.switch(view(Store(database), number), owned, embed, (), 1.0)
+    JobStore(database).finish(owned, "succeeded")
 
 
 def test_a_generation_in_preparation_is_searched_like_any_gallery(
@@ -84,14 +100,14 @@ def test_a_generation_in_preparation_is_searched_like_any_gallery(
     for i in range(6):
         store.templates.enroll(gallery, f"s{i}", [template(rng)], None)
     n = started(store, generations)
-    view = now(store).at_generation(n)
-    assert (view.fingerprint, view.dimension, view.current_generation) == (NEW, NEW_D, 0)
+    filled = view(store, n)
+    assert (filled.fingerprint, filled.dimension, filled.current_generation) == (NEW, NEW_D, 0)
     probe = vector(rng, NEW_D)[None]
-    assert followers.catch_up_blocking(view).search(probe, 3) == ([[]], 0)
-    fill(database, generations, view, n)
-    assert generations.coverage(view, n) == Coverage(6, 6, 0)
-    seen = store.changes.snapshot(view)
-    (hits,), compared = followers.catch_up_blocking(view).search(probe, 6)
+    assert followers.catch_up_blocking(filled).search(probe, 3) == ([[]], 0)
+    fill(generations, job(database), filled)
+    assert generations.embedded_count(filled) == 6
+    seen = store.changes.snapshot(filled)
+    (hits,), compared = followers.catch_up_blocking(filled).search(probe, 6)
     assert compared == 6
     assert [h.similarity for h in hits] == pytest.approx(
         sorted((seen.vectors @ probe[0]).tolist(), reverse=True), abs=1e-5
@@ -102,102 +118,99 @@ def test_a_generation_in_preparation_is_searched_like_any_gallery(
     # A deletion and a move are of both.
     store.subjects.delete(now(store), "s5")
     assert [
-        followers.catch_up_blocking(now(store).at_generation(k)).search(np.eye(1, d, dtype=np.float32), 9)[1]
+        followers.catch_up_blocking(view(store, k)).search(np.eye(1, d, dtype=np.float32), 9)[1]
         for k, d in ((0, OLD_D), (n, NEW_D))
     ] == [5, 5]
     followers.close()
 
 
-def test_transitions_and_their_repetitions(
+def test_steps_and_their_repetitions(
     database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
     store.templates.enroll(gallery, "s", [template(rng)], None)
-    for call in (
-        lambda g: generations.cut_over(g, 0, None),
-        generations.roll_back,
-        lambda g: generations.finish(g, force=True),
-    ):
-        with pytest.raises(MigrationStateError):
-            call(now(store))
+    with pytest.raises(MigrationStateError):
+        generations.roll_back(now(store))
+    generations.finish(now(store), force=True)
     with pytest.raises(MigrationStateError):
         generations.start(now(store), OLD, OLD_D, "old")
     n = started(store, generations)
     assert started(store, generations) == n
     with pytest.raises(MigrationStateError):
         generations.start(now(store), THIRD, 4, "third")
-    with pytest.raises(MigrationIncompleteError):
-        generations.cut_over(now(store), 0.5, None)
-    fill(database, generations, now(store), n)
-    for _ in range(2):
-        generations.cut_over(now(store), 1, RiskTarget("fpir", 0.2))
-    assert (now(store).generation, now(store).fingerprint, now(store).settings.risk.value) == (n, NEW, 0.2)
+    with pytest.raises(MigrationStateError):
+        generations.finish(now(store), force=True)
+    switch(database, generations, n)
+    assert (now(store).generation, now(store).fingerprint) == (n, NEW)
     with pytest.raises(MigrationStateError):  # rolling back is another thing
         generations.start(now(store), OLD, OLD_D, "old")
     for _ in range(2):
         generations.roll_back(now(store))
-    assert (now(store).generation, now(store).settings.risk.value) == (0, gallery.settings.risk.value)
     other = now(store).other
-    assert other is not None and (other.number, other.state) == (n, "set_aside")
+    assert now(store).generation == 0
+    assert other is not None and (other.number, other.state) == (n, "next")
     for _ in range(2):
         generations.finish(now(store), force=False)
     assert now(store).other is None
-    keys = generations.embedded_keys(now(store), n)
-    assert len(keys) == 1
-    for generation in (n, 0):  # the other is not dropped
-        generations.delete_vectors(now(store), generation, keys)
-    assert [generations.embedded_keys(now(store), generation) for generation in (n, 0)] == [[], keys]
+    generations.drop(now(store), n, lambda: None)
+    stored = store.changes.snapshot(now(store)).template_pks.tolist()
+    assert len(stored) == 1 and generations.embedded_count(replace(gallery, generation=n)) == 0
     lines = listed_lines(database, AuditFilter(gallery.pk), None, 100)
     events = [one.line.event for one in lines if "migration" in one.line.event][::-1]
-    assert events == ["migration_started", "migration_cut_over", "migration_rolled_back", "migration_finished"]
+    steps = ["started", "cut_over", "rolled_back", "finished"]
+    assert events == [f"migration_{step}" for step in steps]
     kinds = [waiting.kind for waiting in JobStore(database).list_jobs(gallery, (), None, 100)]
     assert kinds.count(DROP) == 1
     # A number that was used stays used.
     assert started(store, generations) == n + 1
 
 
-def test_a_job_that_runs_does_not_stand_for_one_that_is_needed(
+def test_a_start_replaces_the_unfinished_job(
     database: Database, store: Store, generations: GenerationStore, gallery: Gallery
 ) -> None:
-    runs = JobStore(database)
-
-    def fills() -> dict[str, str]:
-        return {
-            job.id: job.state for job in runs.list_jobs(gallery, ["queued", "running"], None, 9) if job.kind == FILL
-        }
-
-    started(store, generations)
+    n = started(store, generations)
     first = job(database)
     started(store, generations)
-    assert fills() == {first.id: "running"}  # asked for again, it is under way
-    # Called off and asked for again, it is not.
-    runs.cancel(first.id)
-    for _ in range(2):
-        started(store, generations)
-        assert sorted(fills().values()) == ["queued", "running"]
-    runs.finish(first, "canceled")
-    # One that is past its last template sees nothing of what was enrolled as the gallery moved, or moved back.
-    for step in (
-        lambda g: generations.cut_over(g, 0, None),
-        generations.roll_back,
-        lambda _: started(store, generations),
-    ):
-        running = job(database)
-        step(now(store))
-        assert sorted(fills().values()) == ["queued", "running"]
-        runs.finish(running, "succeeded")
+    assert not generations.switch(view(store, n), first, embed, (), 0)  # canceled
+    assert now(store).generation == 0
+    JobStore(database).finish(first, "canceled")
+    killed = job(database)
+    assert generations.switch(view(store, n), killed, embed, (), 0)
+    generations.roll_back(now(store))
+    # The job that switched and could not say so does not switch again; another one embeds what was enrolled since.
+    assert not generations.switch(view(store, n), killed, embed, (), 0)
+    assert job(database).parameters["generation"] == now(store).generation == 0
 
 
-def test_what_was_read_before_a_cut_over_is_not_written_after_it(
+def test_the_last_batch_embeds_the_rest_or_leaves_it_to_another_pass(
+    database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
+) -> None:
+    store.templates.enroll(gallery, "s", [template(rng) for _ in range(MAX_REST + 1)], None)
+    n = started(store, generations)
+    owned = job(database)
+    assert not generations.switch(view(store, n), owned, embed, (), 0)
+    fill(generations, owned, view(store, n))
+    store.templates.enroll(now(store), "t", [template(rng) for _ in range(MAX_REST)], None)
+    store.templates.enroll(now(store), "bare", [template(rng, crop=None)], None)
+    with pytest.raises(MigrationIncompleteError):
+        generations.switch(view(store, n), owned, embed, (), 0)
+    assert now(store).generation == 0
+    store.subjects.delete(now(store), "bare")
+    assert generations.switch(view(store, n), owned, embed, (), 0)
+    assert generations.embedded_count(now(store)) == now(store).templates == 2 * MAX_REST + 1
+
+
+def test_what_was_read_before_a_switch_is_not_written_after_it(
     database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
     n = started(store, generations)
-    before = now(store)
-    generations.cut_over(before, 0, None)
+    before, filled = now(store), view(store, n)
+    switch(database, generations, n)
+    JobStore(database).create(now(store), FILL, {})
     owned = job(database)
     for late in (
         lambda: store.templates.enroll(before, "s", [template(rng)], None),
         lambda: store.subjects.put(before, "s", None, {}, []),
-        lambda: generations.add(before, n, {}, owned, [], 0),
+        lambda: generations.add(filled, {}, owned, [], 0),
         lambda: generations.roll_back(before),
     ):
         with pytest.raises(GalleryMovedError):
@@ -205,8 +218,8 @@ def test_what_was_read_before_a_cut_over_is_not_written_after_it(
     assert now(store).templates == 0
 
 
-def test_the_log_is_shortened_by_who_read_the_gallery_before_the_cut_over(
-    store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
+def test_the_log_is_shortened_by_who_read_the_gallery_before_the_switch(
+    database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
     """A rollback derives the evidence again, which was not updated meanwhile."""
     for i in range(4):
@@ -218,42 +231,42 @@ def test_the_log_is_shortened_by_who_read_the_gallery_before_the_cut_over(
         scores = impostor_evidence(store.changes.snapshot(view))
         store.evidence.put(view, StoredEvidence(sequence, 0, scores, gallery.created_at), None, {})
 
-    derive(now(store), 6)
-    derive(now(store).at_generation(n), 4)
+    derive(now(store), 4)
+    derive(view(store, n), 6)
     before = now(store)
-    assert store.changes.trim(before, keep=0) == 4  # the other generation is yet to count the others
-    generations.cut_over(before, 0, None)
+    assert store.changes.trim(before, keep=0) == 4  # the evidence is yet to count the others
+    switch(database, generations, n)
     derive(now(store), 8)
-    assert store.changes.trim(before, keep=0) == 4  # searches from before the cut-over block nothing
+    assert store.changes.trim(before, keep=0) == 4  # searches from before the switch block nothing
     risks = GalleryRisks(store, {OLD: None, NEW: None})
     stored = store.evidence.get(now(store))
     assert stored is not None and not risks.is_stale(now(store), stored)
     generations.roll_back(now(store))
     stored = store.evidence.get(now(store))
-    assert stored is not None and stored.sequence == 6 and risks.is_stale(now(store), stored)
+    assert stored is not None and stored.sequence == 4 and risks.is_stale(now(store), stored)
     risks.close()
 
 
 def test_vectors_of_a_dropped_generation_do_not_come_back(
-    store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
+    database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
+    store.templates.enroll(now(store), "s", [template(rng)], None)
     n = started(store, generations)
-    examined = NewTemplate(uuid.uuid4().hex, vector(rng, OLD_D), "photo", others={n: vector(rng, NEW_D)})
-    during = NewTemplate(uuid.uuid4().hex, vector(rng, OLD_D), "photo", others={n: vector(rng, NEW_D)})
-    store.templates.enroll(now(store), "s", [during], None)
-    assert generations.coverage(gallery, n).embedded == 1
+    late, filled = job(database), view(store, n)
     generations.roll_back(now(store))
     generations.finish(now(store), force=False)
-    store.templates.enroll(now(store), "s", [examined], None)
-    assert generations.coverage(gallery, n) == Coverage(2, 1, 0)
+    fill(generations, late, filled)
+    assert generations.embedded_count(filled) == 0
 
 
 def test_nothing_is_finished_that_would_lose_somebody(
-    store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
+    database: Database, store: Store, generations: GenerationStore, gallery: Gallery, rng: np.random.Generator
 ) -> None:
-    store.templates.enroll(gallery, "s", [template(rng, crop=None)], None)
-    started(store, generations)
-    generations.cut_over(now(store), 0, None)
+    store.templates.enroll(gallery, "s", [left := template(rng, crop=None)], None)
+    assert generations.without_crop(now(store), 9) == (1, [("s", left.id)])
+    with pytest.raises(MigrationIncompleteError):
+        generations.start(now(store), NEW, NEW_D, "new")
+    change_recognizer(database, "g", NEW, NEW_D)
     with pytest.raises(MigrationIncompleteError):
         generations.finish(now(store), force=False)
     generations.finish(now(store), force=True)
@@ -264,12 +277,12 @@ def test_a_crop_goes_with_its_template(
 ) -> None:
     one = template(rng)
     store.templates.enroll(gallery, "s", [one], None)
-    n = started(store, generations)
-    keys = generations.missing_keys(gallery, n)
-    (waiting,) = generations.crops(gallery, keys)
+    filled = view(store, started(store, generations))
+    keys = generations.missing_keys(filled)
+    (waiting,) = generations.crops(filled, keys)
     kept = open_crop(gallery.seal, waiting.sealed)
     assert (waiting.id, kept.image) == (one.id, CROP.image)
     assert [tuple(point) for point in kept.landmarks_xy] == list(CROP.landmarks_xy)
     store.templates.delete(now(store), "s", one.id)
-    assert generations.crops(gallery, keys) == []
-    assert generations.missing_keys(gallery, n) == []
+    assert generations.crops(filled, keys) == []
+    assert generations.missing_keys(filled) == []

@@ -44,7 +44,7 @@ from service.storage.repositories.gallery_rows import read_companion
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.strangers import Recall, Sighting
-from tests.databases import open_database
+from tests.databases import change_recognizer, open_database
 from tests.postgres import DatabaseUrl
 from tests.service.storage.events.test_outbox import pending, subscribe
 
@@ -535,11 +535,9 @@ def test_a_gallery_of_another_recognizer_starts_anew(database: Database, store: 
 def test_a_finished_migration_deletes_the_former_strangers(database: Database, store: Store, gallery: Gallery) -> None:
     see(store, gallery, person(0), person(1))
     store.galleries.update("g", lambda current: replace(current, risk=RiskTarget("fpir", 0.01)))
-    gallery, generations = store.galleries.get("g"), GenerationStore(database)
-    generations.start(gallery, "b" * 32, DIMENSION, "new")
-    generations.cut_over(store.galleries.get("g"), 0.0, None)
+    change_recognizer(database, "g", "b" * 32, DIMENSION)
     assert count(database, subjects) == 2
-    generations.finish(store.galleries.get("g"), force=True)
+    GenerationStore(database).finish(store.galleries.get("g"), force=True)
     assert count(database, subjects) == count(database, templates) == count(database, vectors) == 0
     last = listed_lines(database, AuditFilter(gallery="g"), None, 1)[0].line
     assert (last.event, last.details["strangers"]) == ("migration_finished", 2)
