@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from kith.wire.fields import rfc3339
 from service.core.errors import (
@@ -73,22 +74,14 @@ class Retention:
           StorageError: the database cannot be read or written.
         """
         result = SweepResult()
-        for pk in self._limited():
+        for gallery in self._galleries():
             try:
-                if (gallery := self._gallery(pk)) is not None:
-                    self._sweep_gallery(gallery, now, stopped, result)
+                self._sweep_gallery(gallery, now, stopped, result)
+                result.strangers += self._forget_strangers(gallery, now, stopped)
             except (GalleryNotFoundError, GalleryMovedError):
                 pass  # deleted, or left to the next sweep
             except KithError as error:  # of this gallery only; the others are still swept
-                result.failed.append((pk, error))
-        for pk in self._remembering():
-            try:
-                if (gallery := self._gallery(pk)) is not None:
-                    result.strangers += self._forget_strangers(gallery, now, stopped)
-            except (GalleryNotFoundError, GalleryMovedError):
-                pass  # deleted, or left to the next sweep
-            except KithError as error:
-                result.failed.append((pk, error))
+                result.failed.append((gallery.pk, error))
         result.answers = self._forget_answers(now - timedelta(days=ANSWERS_DAYS), stopped)
         return result
 
@@ -119,52 +112,37 @@ class Retention:
                 confirm=max(due),
             )
 
-    def _limited(self) -> list[int]:
-        """Return the keys of galleries with a retention period."""
+    def _galleries(self) -> list[Gallery]:
         with self._database.read() as connection:
-            settings = connection.execute(
-                sa.select(galleries.c.pk, galleries.c.settings).order_by(galleries.c.pk)
-            ).all()
-            return [row.pk for row in settings if row.settings.get("retention_days") is not None]
-
-    def _gallery(self, pk: int) -> Gallery | None:
-        with self._database.read() as connection:
-            row = connection.execute(gallery_rows().where(galleries.c.pk == pk)).first()
-            return None if row is None else gallery_of(row, self._database.vault)
+            rows = connection.execute(gallery_rows().where(VISIBLE).order_by(galleries.c.pk))
+            return [gallery_of(row, self._database.vault) for row in rows]
 
     def _sweep_gallery(self, gallery: Gallery, now: datetime, stopped: Callable[[], bool], result: SweepResult) -> None:
         """Adds the erased templates and subjects to ``result`` after each batch."""
         if gallery.settings.retention_days is None:
-            return  # the setting was just removed
+            return
         before = now - timedelta(days=gallery.settings.retention_days)
-
-        try:
-            while not stopped() and self._is_any_old(gallery, before):
-                result.add(gallery, self._sweep_some(gallery, before))
-            with self._database.read() as connection:  # once per sweep: it compares all subjects with all templates
-                empty = connection.execute(_empty(gallery, before)).scalars().all()
-            for start in range(0, len(empty), BATCH_ROWS):
-                if stopped():
-                    break
-                result.add(gallery, self._sweep_some(gallery, before, empty[start : start + BATCH_ROWS]))
-            while not stopped() and (forgotten := self._sweep_decoys(gallery, before)):
-                result.add(gallery, forgotten)
-        except (GalleryNotFoundError, GalleryMovedError):
-            pass  # deleted, or left to the next sweep
+        while not stopped() and self._is_any_old(gallery, before):
+            result.add(gallery, self._sweep_some(gallery, before))
+        with self._database.read() as connection:  # once per sweep: it compares all subjects with all templates
+            empty = connection.execute(_empty(gallery, before)).scalars().all()
+        for start in range(0, len(empty), BATCH_ROWS):
+            if stopped():
+                break
+            result.add(gallery, self._sweep_some(gallery, before, empty[start : start + BATCH_ROWS]))
+        while not stopped() and (forgotten := self._sweep_decoys(gallery, before)):
+            result.add(gallery, forgotten)
 
     def _is_any_old(self, gallery: Gallery, before: datetime) -> bool:
         """Return whether any template is due, without locking out writers."""
-        settings = sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)
         with self._database.read() as connection:
-            now = connection.execute(settings).scalar()
-            same = now is not None and now.get("retention_days") == gallery.settings.retention_days
-            return same and connection.execute(_old(gallery, before).limit(1)).first() is not None
+            due = _old(gallery, before).limit(1)
+            return _is_as_read(connection, gallery, "retention_days") and connection.execute(due).first() is not None
 
     def _sweep_some(self, gallery: Gallery, before: datetime, empty: Sequence[int] = ()) -> Counter[str]:
         """Return the numbers of erased rows by kind. ``empty``: subjects recently seen without templates."""
         with self._database.change(gallery) as connection:
-            row = connection.execute(sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)).scalar_one()
-            if row.get("retention_days") != gallery.settings.retention_days:
+            if not _is_as_read(connection, gallery, "retention_days"):
                 return Counter()  # changed in the meantime; left to the next sweep
             doomed = [] if empty else connection.execute(_old(gallery, before).limit(BATCH_ROWS)).all()
             owners = {each.subject_pk for each in doomed}
@@ -197,12 +175,6 @@ class Retention:
             note(self._database.vault, connection, "retention_applied", gallery, before=past, removed=dict(removed))
         return removed
 
-    def _remembering(self) -> list[int]:
-        """Return the keys of galleries that remember strangers, or did."""
-        parents = sa.select(galleries.c.companion_of).where(~VISIBLE, galleries.c.subject_count > 0)
-        with self._database.read() as connection:
-            return list(connection.execute(parents).scalars())
-
     def _forget_strangers(self, gallery: Gallery, now: datetime, stopped: Callable[[], bool]) -> int:
         """Erase strangers without a sighting within the period of their gallery; all if it no longer remembers them."""
         days, forgotten = gallery.settings.remember_strangers_days, 0
@@ -213,8 +185,7 @@ class Retention:
                 if connection.execute(old.limit(1)).first() is None:
                     break
             with self._database.change(gallery) as connection:
-                row = connection.execute(sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk))
-                if row.scalar_one().get("remember_strangers_days") != days:
+                if not _is_as_read(connection, gallery, "remember_strangers_days"):
                     break  # changed in the meantime; left to the next sweep
                 removed = delete_strangers(connection, gallery, subjects.c.pk.in_(old))
                 counts = {what: count for what, count in sorted(removed.items()) if count}
@@ -233,6 +204,12 @@ class Retention:
             with self._database.write(_CONFLICT) as connection:
                 forgotten += connection.execute(idempotency.delete().where(sa.tuple_(*columns).in_(old))).rowcount
         return forgotten
+
+
+def _is_as_read(connection: Connection, gallery: Gallery, setting: str) -> bool:
+    """Return whether the gallery exists and a period of its settings is that of ``gallery``."""
+    now = connection.execute(sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)).scalar()
+    return now is not None and now.get(setting) == getattr(gallery.settings, setting)
 
 
 def _old(gallery: Gallery, before: datetime) -> sa.Select[Any]:
