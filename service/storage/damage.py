@@ -43,6 +43,7 @@ from service.storage.db.tables import (
     vectors,
 )
 from service.storage.events.outbox import read_webhooks
+from service.storage.repositories.gallery_rows import VISIBLE
 
 VECTOR: Final = "vector"
 SEALED: Final[dict[sa.Column[Any], tuple[str, sa.Column[Any] | None]]] = {
@@ -77,9 +78,15 @@ def damage(database: Database) -> Iterator[str]:
             for table, count in orphans.items():
                 yield f"{count} rows of {table} belong to no other row. Restore a backup."
         seals: dict[int, tuple[str, Seal]] = {}
-        keys = sa.select(galleries.c.pk, galleries.c.name, data_keys.c.wrapped, data_keys.c.master_key)
-        keys = keys.select_from(galleries.outerjoin(data_keys)).order_by(galleries.c.name)
-        for row in connection.execute(keys).all():
+        companions = galleries.alias()
+        keys = (
+            sa.select(galleries.c.pk, galleries.c.name, data_keys.c.wrapped, data_keys.c.master_key)
+            .add_columns(companions.c.pk.label("companion"))
+            .outerjoin(data_keys, data_keys.c.gallery_pk == galleries.c.pk)
+            .outerjoin(companions, companions.c.companion_of == galleries.c.pk)
+            .where(VISIBLE)
+        )
+        for row in connection.execute(keys.order_by(galleries.c.name)).all():
             seal = database.vault.seal(row.pk, row.wrapped, row.master_key)
             try:
                 seal.unlock()
@@ -89,7 +96,7 @@ def damage(database: Database) -> Iterator[str]:
                     "key, restore a backup, or delete the gallery."
                 )
             else:
-                seals[row.pk] = row.name, seal
+                seals[row.pk] = seals[row.companion] = row.name, seal
         for column in SEALED:
             for gallery, count in _broken(connection, column, seals).items():
                 yield (

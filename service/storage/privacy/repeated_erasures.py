@@ -22,7 +22,7 @@ from service.storage.db.key_vault import Vault
 from service.storage.db.tables import erasures, galleries, jobs, subjects, templates
 from service.storage.repositories import erasures as erasure
 from service.storage.repositories.erasures import MOVED, NAMES, Receipt
-from service.storage.repositories.gallery_rows import gallery_of, gallery_rows
+from service.storage.repositories.gallery_rows import VISIBLE, gallery_of, gallery_rows
 
 REPEATED: Final = "repeated"
 """Outcome in the audit line."""
@@ -44,7 +44,7 @@ def repeat(vault: Vault, connection: Connection, before: Sequence[Known], as_of:
     key is lost are skipped.
     """
     here = set(connection.execute(sa.select(erasures.c.id)).scalars())
-    found = [gallery_of(row, vault) for row in connection.execute(gallery_rows()).all()]
+    found = [gallery_of(row, vault) for row in connection.execute(gallery_rows().where(VISIBLE)).all()]
     by_key = {name: gallery for gallery in found if (name := erasure.key_name(gallery.seal))}
     moves: defaultdict[tuple[str, str | None], set[str]] = defaultdict(set)
     """Who was merged or promoted into someone, directly or not, by data key and keyed hash."""

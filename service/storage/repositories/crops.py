@@ -26,7 +26,7 @@ class CropStore:
         own = [(one.subject and subject_lookup(gallery.seal, one.subject), one.template) for one in wanted]
         strangers = [(one.stranger, None) for one in wanted]
         with self._database.read() as connection:
-            companion = read_companion(connection, self._database.vault, gallery)
+            companion = read_companion(connection, gallery)
             found = _subject_crops(connection, gallery, own)
             met = [None] * len(wanted) if companion is None else _subject_crops(connection, companion, strangers)
             seen = _album_crops(connection, gallery, wanted)

@@ -157,7 +157,6 @@ class GalleryStore:
             # First: whoever stores events takes the gallery's lock before the audit's.
             connection.execute(galleries.delete().where(galleries.c.pk == gallery.pk))
             receipt = erasures.record_erasure(self._database.vault, connection, gallery, "gallery", removed, key=key)
-        with self._database.read() as connection:
-            self._database.vault.evict_deleted(connection)
+        self._database.vault.evict(gallery.pk)
         self._cache.evict(name)
         return gallery, erasures.with_log_emptied(self._database, receipt)

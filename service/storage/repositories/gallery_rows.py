@@ -36,6 +36,8 @@ PLAIN_COLUMNS: Final = frozenset(part.name for part in fields(Gallery)) - {
 GENERATION_COLUMNS: Final = ("fingerprint", "dimension", "model", "state")
 VISIBLE: Final = galleries.c.companion_of.is_(None)
 """Condition of the galleries that users know, without those of strangers."""
+KEY_OWNER: Final = sa.func.coalesce(galleries.c.companion_of, galleries.c.pk)
+"""Gallery whose data key seals the rows of a gallery."""
 
 
 def gallery_rows() -> sa.Select[Any]:
@@ -54,9 +56,7 @@ def gallery_rows() -> sa.Select[Any]:
         webhooks_state().label("webhooks"),
         data_keys.c.wrapped,
         data_keys.c.master_key,
-    ).select_from(
-        galleries.outerjoin(data_keys, data_keys.c.gallery_pk == galleries.c.pk).outerjoin(generations, other)
-    )
+    ).select_from(galleries.outerjoin(data_keys, data_keys.c.gallery_pk == KEY_OWNER).outerjoin(generations, other))
 
 
 def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
@@ -67,7 +67,7 @@ def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
     return Gallery(
         **{name: value for name, value in row._mapping.items() if name in PLAIN_COLUMNS},
         settings=GallerySettings(risk=risk, quality_gate=quality_gate, **stored),
-        seal=vault.seal(row.pk, row.wrapped, row.master_key),
+        seal=vault.seal(row.companion_of or row.pk, row.wrapped, row.master_key),
         subjects=row.subject_count,
         templates=row.template_count,
         generation=row.current_generation,
@@ -77,13 +77,12 @@ def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
     )
 
 
-def read_companion(connection: Connection, vault: Vault, gallery: Gallery) -> Gallery | None:
-    """Return the hidden gallery of a gallery's strangers, which has its recognizer; None before the first stranger."""
+def read_companion(connection: Connection, gallery: Gallery) -> Gallery | None:
+    """Return the hidden gallery of a gallery's strangers, with its recognizer and key; None before the first one."""
     row = connection.execute(COMPANION, {"gallery": gallery.pk}).first()
     if row is None:
         return None
-    same = {name: getattr(gallery, name) for name in ("fingerprint", "dimension", "generation", "current_generation")}
-    return replace(gallery_of(row, vault), **same)
+    return replace(gallery, settings=GallerySettings(), other=None, companion_of=gallery.pk, **row._mapping)
 
 
 def strangers_of(gallery_pk: int) -> sa.ColumnElement[bool]:
@@ -139,4 +138,11 @@ def _evidence_sequence(generation: sa.ColumnElement[int]) -> sa.ScalarSelect[int
 
 
 # Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
-COMPANION: Final = gallery_rows().where(galleries.c.companion_of == sa.bindparam("gallery"))
+COMPANION: Final = sa.select(
+    galleries.c.pk,
+    galleries.c.name,
+    galleries.c.subject_count.label("subjects"),
+    galleries.c.template_count.label("templates"),
+    galleries.c.log_floor,
+    last_change().label("last_change"),
+).where(galleries.c.companion_of == sa.bindparam("gallery"))

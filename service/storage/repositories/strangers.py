@@ -108,7 +108,7 @@ class StrangerStore:
         ``met``: strangers of other faces in its photo.
         """
         with self._database.read() as connection:
-            companion = read_companion(connection, self._database.vault, gallery)
+            companion = read_companion(connection, gallery)
             if companion is None and gallery_value(connection, gallery.pk, galleries.c.pk) is None:
                 raise deleted_meanwhile(gallery)
             is_erased = erasures.is_any_since(connection, gallery)
@@ -161,7 +161,7 @@ class StrangerStore:
             if is_new := key is None:
                 if erasures.is_any_since(connection, gallery):
                     return None
-                companion = companion or self._create(connection, gallery, now)
+                companion = companion or _create(connection, gallery, now)
                 (key,) = insert_subjects(
                     connection, companion, {uuid.uuid4().hex: Person(None, None, None, now, now)}
                 ).values()
@@ -182,20 +182,6 @@ class StrangerStore:
                 reported = [Event("stranger_seen_again", **about)] if stranger.seen_count > before.seen_count else []
                 publish(vault, connection, gallery, reported)
         return stranger, bool(reported)
-
-    def _create(self, connection: Connection, gallery: Gallery, now: datetime) -> Gallery:
-        """Create the companion of a gallery, under a name that no user can give."""
-        about = {
-            "fingerprint": gallery.fingerprint,
-            "dimension": gallery.dimension,
-            "settings": asdict(GallerySettings()),
-        }
-        row = {"name": f"{gallery.name}/strangers", "companion_of": gallery.pk}
-        pk = connection.execute(galleries.insert().values(**row, **about, created_at=now).returning(galleries.c.pk))
-        self._database.vault.create(connection, pk.scalar_one())
-        companion = read_companion(connection, self._database.vault, gallery)
-        assert companion is not None  # noqa: S101 - just inserted
-        return companion
 
     def list_page(self, gallery: Gallery, before: int | None, limit: int) -> list[Stranger]:
         """Return strangers, the latest founded first: at most ``limit`` before the row key ``before``."""
@@ -219,7 +205,7 @@ class StrangerStore:
         record_entries(self._database, [Entry.about(gallery, "stranger_exported", stranger=stranger_id)])
         with self._database.read() as connection:
             stranger = _read(connection, gallery, stranger_id)
-            return _document(connection, gallery, stranger, self._templates(connection, gallery, stranger.pk))
+            return _document(connection, gallery, stranger, _templates(connection, gallery, stranger.pk))
 
     def promote(
         self, gallery: Gallery, stranger_id: str, subject_id: str, name: str | None, now: datetime
@@ -234,7 +220,7 @@ class StrangerStore:
         """
         with self._database.change(gallery) as connection:
             stranger = _read(connection, gallery, stranger_id)
-            moving = self._templates(connection, gallery, stranger.pk)
+            moving = _templates(connection, gallery, stranger.pk)
             new = [Item(subject_id, replace(each, created_at=None)) for each in moving]
             admit(self._database.vault, connection, gallery, new).require_all()
             subject = read_subject(connection, gallery, subject_id)
@@ -292,24 +278,6 @@ class StrangerStore:
             receipt = record_erasure(self._database.vault, connection, gallery, "strangers", removed)
         return erasures.with_log_emptied(self._database, receipt)
 
-    def _templates(self, connection: Connection, gallery: Gallery, stranger_pk: int) -> list[NewTemplate]:
-        companion = read_companion(connection, self._database.vault, gallery)
-        assert companion is not None  # noqa: S101 - it has the stranger
-        query = (
-            sa.select(templates, vectors.c.vector, crops.c.sealed)
-            .join(vectors, vectors.c.template_pk == templates.c.pk)
-            .outerjoin(crops, crops.c.template_pk == templates.c.pk)
-            .where(templates.c.subject_pk == stranger_pk, vectors.c.generation == gallery.generation)
-            .order_by(templates.c.pk)
-        )
-        found, seal = connection.execute(query).all(), companion.seal
-        opened = seal.open_vectors([row.vector for row in found], gallery.generation, gallery.dimension)
-        images = [None if row.sealed is None else open_crop(seal, row.sealed) for row in found]
-        return [
-            NewTemplate(row.id, vector, row.kind, row.quality, row.detection_score, crop, None, row.created_at)
-            for row, vector, crop in zip(found, opened, images, strict=True)
-        ]
-
     def _record_move(
         self, connection: Connection, gallery: Gallery, stranger: Stranger, event: str, into: str, **counts: int
     ) -> Receipt:
@@ -328,6 +296,16 @@ def _lock(connection: Connection, gallery: Gallery) -> None:
         raise deleted_meanwhile(gallery)
     if row.current_generation != gallery.generation:
         raise GalleryMovedError(f"gallery {gallery.name!r} moved to another recognizer meanwhile")
+
+
+def _create(connection: Connection, gallery: Gallery, now: datetime) -> Gallery:
+    """Create the companion of a gallery, under a name that no user can give."""
+    same = {"fingerprint": gallery.fingerprint, "dimension": gallery.dimension, "settings": asdict(GallerySettings())}
+    row = {"name": f"{gallery.name}/strangers", "companion_of": gallery.pk, "created_at": now}
+    connection.execute(galleries.insert().values(**row, **same))
+    companion = read_companion(connection, gallery)
+    assert companion is not None  # noqa: S101 - just inserted
+    return companion
 
 
 def _make_room(connection: Connection, gallery: Gallery, companion: Gallery) -> dict[str, Any]:
@@ -368,6 +346,23 @@ def _read(connection: Connection, gallery: Gallery, stranger_id: str) -> Strange
 def _not_found(gallery: Gallery, stranger_id: str, erased: Receipt | None) -> StrangerNotFoundError:
     details: dict[str, Any] = {} if erased is None else {"receipt": erased.document()}
     return StrangerNotFoundError(f"gallery {gallery.name!r} remembers no stranger {stranger_id!r}", **details)
+
+
+def _templates(connection: Connection, gallery: Gallery, stranger_pk: int) -> list[NewTemplate]:
+    query = (
+        sa.select(templates, vectors.c.vector, crops.c.sealed)
+        .join(vectors, vectors.c.template_pk == templates.c.pk)
+        .outerjoin(crops, crops.c.template_pk == templates.c.pk)
+        .where(templates.c.subject_pk == stranger_pk, vectors.c.generation == gallery.generation)
+        .order_by(templates.c.pk)
+    )
+    found, seal = connection.execute(query).all(), gallery.seal
+    opened = seal.open_vectors([row.vector for row in found], gallery.generation, gallery.dimension)
+    images = [None if row.sealed is None else open_crop(seal, row.sealed) for row in found]
+    return [
+        NewTemplate(row.id, vector, row.kind, row.quality, row.detection_score, crop, None, row.created_at)
+        for row, vector, crop in zip(found, opened, images, strict=True)
+    ]
 
 
 def _document(

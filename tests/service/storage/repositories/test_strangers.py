@@ -35,12 +35,12 @@ from service.storage.db.engine import Database
 from service.storage.db.tables import crops, data_keys, events, galleries, subjects, templates, vectors
 from service.storage.events.log import EventLog
 from service.storage.privacy.backup import back_up, restore
+from service.storage.privacy.master_key_rotation import uses
 from service.storage.privacy.retention import Retention
 from service.storage.privacy.subject_access import everything_about
 from service.storage.repositories import strangers as module
 from service.storage.repositories.api_keys import KeyStore
 from service.storage.repositories.bulk_templates import BulkStore
-from service.storage.repositories.gallery_rows import read_companion
 from service.storage.repositories.generations import GenerationStore
 from service.storage.repositories.store import Store
 from service.storage.repositories.strangers import Recall, Sighting
@@ -157,6 +157,7 @@ def test_the_gallery_of_strangers_is_hidden(database: Database, store: Store, ga
     assert KeyStore(database).gallery_names() == {"g"}
     with database.read() as connection:
         (name,) = connection.execute(sa.select(galleries.c.name).where(galleries.c.companion_of == gallery.pk)).one()
+        assert [use.galleries for use in uses(connection).values()] == [1]
     for refused in (store.galleries.get, store.galleries.delete, lambda name: store.galleries.update(name, replace)):
         with pytest.raises(GalleryNotFoundError):
             refused(name)
@@ -164,6 +165,10 @@ def test_the_gallery_of_strangers_is_hidden(database: Database, store: Store, ga
         pass
     assert FOLLOWERS[store].sequences() == {}
     assert list(damage(database)) == []
+    with database.engine.begin() as connection:
+        connection.execute(vectors.update().values(vector=b"altered"))
+    (found,) = damage(database)
+    assert found.startswith("gallery g: 2 values of vectors.vector were altered")
 
 
 def test_sightings_within_a_minute_write_nothing(database: Database, store: Store, gallery: Gallery) -> None:
@@ -338,10 +343,8 @@ def test_what_is_stored_of_a_face_is_sealed(database: Database, store: Store, ga
     with database.read() as connection:
         (vector,) = connection.execute(sa.select(vectors.c.vector)).scalars()
         (crop,) = connection.execute(sa.select(crops.c.sealed)).scalars()
-        companion = read_companion(connection, database.vault, gallery)
     assert person(0).tobytes() not in vector and b"picture" not in crop
-    assert companion is not None
-    (opened,) = companion.seal.open_vectors([vector], 0, DIMENSION)
+    (opened,) = gallery.seal.open_vectors([vector], 0, DIMENSION)
     assert np.array_equal(opened, person(0))
     (one,) = listed(store, gallery)
     assert store.crops.read(gallery, [CropOf(stranger=one.id)]) == [b"picture"]
