@@ -29,6 +29,7 @@ from service.core.errors import (
 )
 from service.observability.metrics import Metrics
 from service.security.addresses import is_loopback
+from service.security.api_keys import Rights
 from service.security.callers import ANONYMOUS, Caller
 from service.settings import Settings
 
@@ -39,6 +40,8 @@ PUBLIC: Final = frozenset({"/", "/healthz", "/readyz", "/console"})
 # The reference is public information, but it reveals the version, which helps an attacker. A browser cannot send a key
 # when it opens a page.
 PUBLIC_ON_LOOPBACK: Final = ("/docs", "/openapi.json")
+NOBODY: Final = Caller("anonymous", Rights(frozenset(), frozenset()))
+"""Caller of paths that need no key. If such a path were routed to a route that needs one, it would be refused."""
 AUDITED_REFUSALS: Final = (UnauthorizedError, ForbiddenError, ForeignOriginError, TooManyStreamsError)
 REQUEST_ID: Final = re.compile("[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """UUIDs only: other text could be a person's name, or break a log line."""
@@ -171,7 +174,7 @@ class Gate:
             or path.startswith("/console/")
             or (self._is_on_loopback and path.startswith(PUBLIC_ON_LOOPBACK))
         ):
-            return ANONYMOUS
+            return NOBODY
         return await self._authenticator.authenticate(Headers(scope=scope), scope["app"].state.backend)
 
 

@@ -24,34 +24,17 @@ from kith.wire.albums import (
 from kith.wire.common import Problem
 from kith.wire.erasures import DeletedOut
 from kith.wire.jobs import JobOut
+from service.api.http.access import ENROLL, READ, BackendDep, CallerDep, GalleryDep, router
+from service.api.http.bodies import JsonBody
+from service.api.http.openapi import example
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
-from service.api.http.route_errors import CALIBRATED, SEARCH
-from service.api.http.routing import (
-    ENROLL,
-    READ,
-    BackendDep,
-    CallerDep,
-    GallerySnapshot,
-    GallerySnapshotRoute,
-    Routes,
-)
 from service.api.routes.enrollments import ARCHIVE_BODY, DetailOption, queue_archive
 from service.api.routes.erasures import to_deleted_out
-from service.core.errors import (
-    AlbumNotReadyError,
-    AlbumOutdatedError,
-    ArchiveInvalidError,
-    ArchiveTooLargeError,
-    DeadlineExceededError,
-    LivenessUnavailableError,
-    SubjectErasedError,
-    TooManyAlbumsError,
-)
 from service.domain.albums import Album, AlbumFace, AlbumGroup
 from service.usecases.albums import KIND, AlbumOptions, GroupOf, calibration_for, enroll_group
 from service.usecases.enrollment_checks import Overrides
 
-routes = Routes("/v1/galleries/{gallery}/albums", "albums", route_class=GallerySnapshotRoute)
+routes = router("/v1/galleries/{gallery}/albums", "albums")
 AlbumPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 GroupPath = Annotated[GroupId, Path()]
 AlbumRisk = Annotated[
@@ -60,17 +43,9 @@ AlbumRisk = Annotated[
 ]
 
 
-@routes.add(
-    "POST",
-    "",
-    ENROLL,
-    body="archive",
-    status_code=202,
-    openapi_extra=ARCHIVE_BODY,
-    errors=(*CALIBRATED, ArchiveInvalidError, ArchiveTooLargeError, TooManyAlbumsError),
-)
+@routes.post("", dependencies=[ENROLL], status_code=202, openapi_extra=ARCHIVE_BODY)
 async def create_album(
-    gallery: GalleryPath,
+    gallery: GalleryDep,
     request: Request,
     backend: BackendDep,
     risk: AlbumRisk = 0.01,
@@ -80,31 +55,31 @@ async def create_album(
 
     Folders and manifests in the archive are ignored. No face is enrolled before its group is.
     """
-    found = await backend.find_gallery(gallery)
-    backend.faces.recognizers.for_gallery(found)  # these raise here rather than in the job
-    calibration_for(found, backend.galleries.risks)
+    backend.faces.recognizers.for_gallery(gallery)  # these raise here rather than in the job
+    calibration_for(gallery, backend.galleries.risks)
     albums = backend.galleries.store.albums
-    await backend.run(albums.refuse_too_many, found)
+    await backend.run(albums.refuse_too_many, gallery)
     options = AlbumOptions(risk, detail or backend.settings.expected_face_detail)
     expires_at = datetime.now(UTC) + timedelta(days=backend.settings.retention_albums_days)
-    begin = albums.beginning(found, risk, expires_at)
-    return await queue_archive(request, backend, found, KIND, options.parameters(), begin)
+    begin = albums.beginning(gallery, risk, expires_at)
+    return await queue_archive(request, backend, gallery, KIND, options.parameters(), begin)
 
 
-@routes.add("GET", "", READ)
-async def list_albums(gallery: GalleryPath, backend: BackendDep) -> AlbumsOut:
+@routes.get("", dependencies=[READ])
+async def list_albums(gallery: GalleryDep, backend: BackendDep) -> AlbumsOut:
     """List the albums of a gallery, the latest first. There are at most 20."""
-    found = await backend.find_gallery(gallery)
-    return AlbumsOut(data=[_album(each) for each in await backend.run(backend.galleries.store.albums.list_all, found)])
+    return AlbumsOut(
+        data=[_album(each) for each in await backend.run(backend.galleries.store.albums.list_all, gallery)]
+    )
 
 
-@routes.add("GET", "/{album}", READ)
+@routes.get("/{album}", dependencies=[READ])
 async def get_album(gallery: GalleryPath, album: AlbumPath, backend: BackendDep) -> AlbumOut:
     """Return an album."""
     return _album(await backend.run(backend.galleries.store.albums.get, await backend.find_gallery(gallery), album))
 
 
-@routes.add("DELETE", "/{album}", ENROLL)
+@routes.delete("/{album}", dependencies=[ENROLL])
 async def delete_album(gallery: GalleryPath, album: AlbumPath, backend: BackendDep) -> DeletedOut:
     """Erase an album and its job, which stops if it runs. The response is a receipt.
 
@@ -115,9 +90,9 @@ async def delete_album(gallery: GalleryPath, album: AlbumPath, backend: BackendD
     return to_deleted_out(receipt)
 
 
-@routes.add("GET", "/{album}/groups", READ, errors=(AlbumNotReadyError,))
+@routes.get("/{album}/groups", dependencies=[READ])
 async def list_album_groups(
-    gallery: GalleryPath,
+    gallery: GalleryDep,
     album: AlbumPath,
     backend: BackendDep,
     single: Annotated[bool | None, Query(description="Only groups of one face, or only the others.")] = None,
@@ -125,16 +100,15 @@ async def list_album_groups(
     limit: PageLimit = 100,
 ) -> AlbumGroupsOut:
     """List the groups with some of their faces, the largest first, then single faces, then those split off."""
-    found = await backend.find_gallery(gallery)
-    after, albums = open_cursor(found.seal, cursor), backend.galleries.store.albums
-    listed = await backend.run(albums.groups, found, album, single, after, limit + 1)
-    page, more = paginate(listed, limit, found.seal, lambda group: group.number)
+    after, albums = open_cursor(gallery.seal, cursor), backend.galleries.store.albums
+    listed = await backend.run(albums.groups, gallery, album, single, after, limit + 1)
+    page, more = paginate(listed, limit, gallery.seal, lambda group: group.number)
     return AlbumGroupsOut(data=[_group(each) for each in page], next=more)
 
 
-@routes.add("GET", "/{album}/groups/{group}/faces", READ, errors=(AlbumNotReadyError,))
+@routes.get("/{album}/groups/{group}/faces", dependencies=[READ])
 async def list_album_faces(
-    gallery: GalleryPath,
+    gallery: GalleryDep,
     album: AlbumPath,
     group: GroupPath,
     backend: BackendDep,
@@ -142,56 +116,44 @@ async def list_album_faces(
     limit: PageLimit = 100,
 ) -> AlbumFacesOut:
     """List the faces of a group, the most certain first."""
-    found = await backend.find_gallery(gallery)
-    after, albums = open_cursor(found.seal, cursor), backend.galleries.store.albums
-    listed = await backend.run(albums.faces, found, album, _number(group), after, limit + 1)
-    page, more = paginate(listed, limit, found.seal, lambda row: row[0])
+    after, albums = open_cursor(gallery.seal, cursor), backend.galleries.store.albums
+    listed = await backend.run(albums.faces, gallery, album, _number(group), after, limit + 1)
+    page, more = paginate(listed, limit, gallery.seal, lambda row: row[0])
     return AlbumFacesOut(data=[_face(face) for _, face in page], next=more)
 
 
-@routes.add("POST", "/{album}/groups/{group}/merge", ENROLL, example={"into": "g1"}, errors=(AlbumNotReadyError,))
+@routes.post("/{album}/groups/{group}/merge", dependencies=[ENROLL], openapi_extra=example({"into": "g1"}))
 async def merge_album_group(
-    snapshot: GallerySnapshot, album: AlbumPath, group: GroupPath, body: AlbumMergeIn, backend: BackendDep
+    gallery: GalleryDep, album: AlbumPath, group: GroupPath, body: JsonBody[AlbumMergeIn], backend: BackendDep
 ) -> AlbumGroupOut:
     """Merge a group into another one that is the same person. Return the remaining group."""
     merge = backend.galleries.store.albums.merge
-    return _group(await backend.run_on_gallery(snapshot, merge, album, _number(group), _number(body.into)))
+    return _group(await backend.run_on_gallery(gallery, merge, album, _number(group), _number(body.into)))
 
 
-@routes.add(
-    "POST",
+@routes.post(
     "/{album}/groups/{group}/split",
-    ENROLL,
-    example={"faces": ["9f86d081884c4d659a2feaa0c55ad015"]},
-    errors=(AlbumNotReadyError,),
+    dependencies=[ENROLL],
+    openapi_extra=example({"faces": ["9f86d081884c4d659a2feaa0c55ad015"]}),
 )
 async def split_album_group(
-    snapshot: GallerySnapshot, album: AlbumPath, group: GroupPath, body: AlbumSplitIn, backend: BackendDep
+    gallery: GalleryDep, album: AlbumPath, group: GroupPath, body: JsonBody[AlbumSplitIn], backend: BackendDep
 ) -> AlbumGroupOut:
     """Move faces that are another person to a new group. Return it."""
     split = backend.galleries.store.albums.split
-    return _group(await backend.run_on_gallery(snapshot, split, album, _number(group), body.faces))
+    return _group(await backend.run_on_gallery(gallery, split, album, _number(group), body.faces))
 
 
-@routes.add(
-    "POST",
+@routes.post(
     "/{album}/groups/{group}/enroll",
-    ENROLL,
-    example={"subject": "ada", "name": "Ada Lovelace"},
-    errors=(
-        AlbumNotReadyError,
-        AlbumOutdatedError,
-        SubjectErasedError,
-        LivenessUnavailableError,
-        DeadlineExceededError,
-        *SEARCH,
-    ),
+    dependencies=[ENROLL],
+    openapi_extra=example({"subject": "ada", "name": "Ada Lovelace"}),
 )
 async def enroll_album_group(
-    snapshot: GallerySnapshot,
+    gallery: GalleryDep,
     album: AlbumPath,
     group: GroupPath,
-    body: AlbumEnrollIn,
+    body: JsonBody[AlbumEnrollIn],
     backend: BackendDep,
     caller: CallerDep,
 ) -> AlbumEnrolledOut:
@@ -202,7 +164,7 @@ async def enroll_album_group(
     """
     person = GroupOf(album, _number(group), body.subject, body.name)
     overrides = Overrides(**body.model_dump(exclude={"subject", "name"}))
-    done = await enroll_group(backend, snapshot, caller, person, overrides)
+    done = await enroll_group(backend, gallery, caller, person, overrides)
     return AlbumEnrolledOut(
         subject=person.subject,
         enrolled_count=done.enrolled,

@@ -13,14 +13,11 @@ from kith.wire.migration import (
     MigrationThresholdOut,
     TemplateRef,
 )
+from service.api.http.access import ADMIN, BackendDep, router
+from service.api.http.bodies import JsonBody
+from service.api.http.openapi import example
 from service.api.http.parameters import GalleryPath
-from service.api.http.route_errors import Errors
-from service.api.http.routing import ADMIN, BackendDep, Routes
 from service.core.errors import (
-    MigrationIncompleteError,
-    MigrationStateError,
-    ModelNotServedError,
-    RecognizerMismatchError,
     RiskUncalibratedError,
 )
 from service.domain.gallery import Gallery, Generation
@@ -28,21 +25,13 @@ from service.risk.decision import thresholds_for
 from service.storage.repositories.generations import DROP, FILL
 from service.usecases.backend import Backend
 
-routes = Routes("/v1/galleries/{gallery}/migrate", "migration")
+routes = router("/v1/galleries/{gallery}/migrate", "migration")
 MAX_LISTED: Final = 1000
 """Templates without a crop in an answer."""
-MIGRATION: Final[Errors] = (MigrationStateError, ModelNotServedError, RecognizerMismatchError, RiskUncalibratedError)
 
 
-@routes.add(
-    "POST",
-    "",
-    ADMIN,
-    status_code=202,
-    example={"to": "open-model-zoo"},
-    errors=(*MIGRATION, MigrationIncompleteError),
-)
-async def start_migration(gallery: GalleryPath, body: MigrateIn, backend: BackendDep) -> MigrationOut:
+@routes.post("", dependencies=[ADMIN], status_code=202, openapi_extra=example({"to": "open-model-zoo"}))
+async def start_migration(gallery: GalleryPath, body: JsonBody[MigrateIn], backend: BackendDep) -> MigrationOut:
     """Start a migration to another served pack's recognizer. A job embeds the stored crops, then switches."""
     to = backend.faces.recognizers.by_name(body.to)
     about = to.fingerprint, to.dimension, to.pack.model_id
@@ -51,13 +40,13 @@ async def start_migration(gallery: GalleryPath, body: MigrateIn, backend: Backen
     return await _report(backend, gallery)
 
 
-@routes.add("GET", "", ADMIN, errors=MIGRATION)
+@routes.get("", dependencies=[ADMIN])
 async def get_migration(gallery: GalleryPath, backend: BackendDep) -> MigrationOut:
     """Return each recognizer's coverage and thresholds, and the templates that another one cannot embed."""
     return await _report(backend, gallery)
 
 
-@routes.add("POST", "/roll-back", ADMIN, errors=MIGRATION)
+@routes.post("/roll-back", dependencies=[ADMIN])
 async def roll_back_migration(gallery: GalleryPath, backend: BackendDep) -> MigrationOut:
     """Answer with the previous recognizer again, or stop the job. Nothing is deleted."""
     await backend.run_on_gallery(gallery, backend.galleries.generations.roll_back)
@@ -65,8 +54,8 @@ async def roll_back_migration(gallery: GalleryPath, backend: BackendDep) -> Migr
     return await _report(backend, gallery)
 
 
-@routes.add("POST", "/finish", ADMIN, example={"force": False}, errors=(*MIGRATION, MigrationIncompleteError))
-async def finish_migration(gallery: GalleryPath, body: FinishIn, backend: BackendDep) -> MigrationOut:
+@routes.post("/finish", dependencies=[ADMIN], openapi_extra=example({"force": False}))
+async def finish_migration(gallery: GalleryPath, body: JsonBody[FinishIn], backend: BackendDep) -> MigrationOut:
     """Delete the vectors of the other recognizer. This cannot be undone."""
     await backend.run_on_gallery(gallery, backend.galleries.generations.finish, body.force)
     backend.jobs.runner.wake()

@@ -10,65 +10,52 @@ from fastapi import Path
 from kith.wire.erasures import DeletedOut
 from kith.wire.strangers import PromoteIn, StrangerMergedOut, StrangerMergeIn, StrangerOut, StrangersOut
 from kith.wire.subjects import MergedOut
+from service.api.http.access import ADMIN, ENROLL, READ, BackendDep, GalleryDep, router
+from service.api.http.bodies import JsonBody
+from service.api.http.openapi import example
 from service.api.http.parameters import Cursor, GalleryPath, PageLimit, open_cursor, paginate
-from service.api.http.routing import (
-    ADMIN,
-    ENROLL,
-    READ,
-    BackendDep,
-    GallerySnapshot,
-    GallerySnapshotRoute,
-    Routes,
-)
 from service.api.routes.erasures import to_deleted_out, to_receipt_out
 from service.api.routes.subjects import to_subject_out
-from service.core.errors import AuditWriteError, SubjectErasedError
 from service.domain.strangers import Stranger
 
-routes = Routes("/v1/galleries/{gallery}/strangers", "strangers", route_class=GallerySnapshotRoute)
+routes = router("/v1/galleries/{gallery}/strangers", "strangers")
 StrangerPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
-@routes.add("GET", "", READ)
+@routes.get("", dependencies=[READ])
 async def list_strangers(
-    gallery: GalleryPath, backend: BackendDep, cursor: Cursor = None, limit: PageLimit = 100
+    gallery: GalleryDep, backend: BackendDep, cursor: Cursor = None, limit: PageLimit = 100
 ) -> StrangersOut:
     """List the remembered strangers, the latest first."""
-    found = await backend.find_gallery(gallery)
-    before = open_cursor(found.seal, cursor)
-    listed = await backend.run(backend.galleries.store.strangers.list_page, found, before, limit + 1)
-    page, more = paginate(listed, limit, found.seal, lambda row: row.pk)
+    before = open_cursor(gallery.seal, cursor)
+    listed = await backend.run(backend.galleries.store.strangers.list_page, gallery, before, limit + 1)
+    page, more = paginate(listed, limit, gallery.seal, lambda row: row.pk)
     return StrangersOut(data=[_stranger(one) for one in page], next=more)
 
 
-@routes.add("DELETE", "", ADMIN)
+@routes.delete("", dependencies=[ADMIN])
 async def forget_strangers(gallery: GalleryPath, backend: BackendDep) -> DeletedOut:
     """Erase all remembered strangers of the gallery. The response is a receipt."""
     return to_deleted_out(await backend.run_on_gallery(gallery, backend.galleries.store.strangers.forget_all))
 
 
-@routes.add("GET", "/{stranger}", READ)
-async def get_stranger(gallery: GalleryPath, stranger: StrangerPath, backend: BackendDep) -> StrangerOut:
+@routes.get("/{stranger}", dependencies=[READ])
+async def get_stranger(gallery: GalleryDep, stranger: StrangerPath, backend: BackendDep) -> StrangerOut:
     """Return a stranger."""
-    found = await backend.find_gallery(gallery)
-    return _stranger(await backend.run(backend.galleries.store.strangers.get, found, stranger))
+    return _stranger(await backend.run(backend.galleries.store.strangers.get, gallery, stranger))
 
 
-@routes.add("DELETE", "/{stranger}", ENROLL)
+@routes.delete("/{stranger}", dependencies=[ENROLL])
 async def forget_stranger(gallery: GalleryPath, stranger: StrangerPath, backend: BackendDep) -> DeletedOut:
     """Erase a stranger. The response is a receipt. A repeated request gets the same receipt."""
     return to_deleted_out(await backend.run_on_gallery(gallery, backend.galleries.store.strangers.forget, stranger))
 
 
-@routes.add(
-    "POST",
-    "/{stranger}/promote",
-    ENROLL,
-    example={"subject": "ada", "name": "Ada Lovelace"},
-    errors=(SubjectErasedError,),
+@routes.post(
+    "/{stranger}/promote", dependencies=[ENROLL], openapi_extra=example({"subject": "ada", "name": "Ada Lovelace"})
 )
 async def promote_stranger(
-    snapshot: GallerySnapshot, stranger: StrangerPath, body: PromoteIn, backend: BackendDep
+    gallery: GalleryDep, stranger: StrangerPath, body: JsonBody[PromoteIn], backend: BackendDep
 ) -> MergedOut:
     """Make a stranger a subject: move the templates to a new or existing subject, and forget the stranger.
 
@@ -76,24 +63,26 @@ async def promote_stranger(
     """
     promote = backend.galleries.store.strangers.promote
     now = datetime.now(UTC)
-    done = await backend.run_on_gallery(snapshot, promote, stranger, body.subject, body.name, now)
-    backend.galleries.risks.derive_later(await backend.find_gallery(snapshot.name))
+    done = await backend.run_on_gallery(gallery, promote, stranger, body.subject, body.name, now)
+    backend.galleries.risks.derive_later(await backend.find_gallery(gallery.name))
     return MergedOut(
         subject=to_subject_out(done.into), template_count=done.templates, receipt=to_receipt_out(done.receipt)
     )
 
 
-@routes.add("POST", "/{stranger}/merge", ENROLL, example={"into": "9f86d081884c4d659a2feaa0c55ad015"})
+@routes.post(
+    "/{stranger}/merge", dependencies=[ENROLL], openapi_extra=example({"into": "9f86d081884c4d659a2feaa0c55ad015"})
+)
 async def merge_stranger(
-    snapshot: GallerySnapshot, stranger: StrangerPath, body: StrangerMergeIn, backend: BackendDep
+    gallery: GalleryDep, stranger: StrangerPath, body: JsonBody[StrangerMergeIn], backend: BackendDep
 ) -> StrangerMergedOut:
     """Merge a stranger into another one that is the same person. Visits add up. A merge cannot be undone."""
     merge = backend.galleries.store.strangers.merge
-    merged, receipt = await backend.run_on_gallery(snapshot, merge, stranger, body.into)
+    merged, receipt = await backend.run_on_gallery(gallery, merge, stranger, body.into)
     return StrangerMergedOut(stranger=_stranger(merged), receipt=to_receipt_out(receipt))
 
 
-@routes.add("GET", "/{stranger}/export", ADMIN, response_model=dict[str, Any], errors=(AuditWriteError,))
+@routes.get("/{stranger}/export", dependencies=[ADMIN], response_model=dict[str, Any])
 async def export_stranger(gallery: GalleryPath, stranger: StrangerPath, backend: BackendDep) -> dict[str, Any]:
     """Export all data about a stranger: stored data with embeddings and crops, events, and audit entries."""
     return await backend.run_on_gallery(gallery, backend.galleries.store.strangers.export, stranger)

@@ -26,7 +26,9 @@ from kith.wire.subjects import (
     TemplatePatch,
     TemplatesOut,
 )
-from service.api.http.bodies import PhotosBody
+from service.api.http.access import ENROLL, READ, BackendDep, CallerDep, GalleryDep, router
+from service.api.http.bodies import JsonBody, PhotosBody
+from service.api.http.openapi import BINARY, PHOTO, example
 from service.api.http.parameters import (
     Cursor,
     GalleryPath,
@@ -36,35 +38,10 @@ from service.api.http.parameters import (
     open_cursor,
     paginate,
 )
-from service.api.http.route_errors import SEARCH
-from service.api.http.routing import (
-    BINARY,
-    ENROLL,
-    PHOTO,
-    READ,
-    BackendDep,
-    CallerDep,
-    GallerySnapshot,
-    GallerySnapshotRoute,
-    Routes,
-)
 from service.api.routes.erasures import to_deleted_out, to_receipt_out
 from service.core.errors import (
-    AuditWriteError,
-    CropNotFoundError,
-    DecoyEnrolledError,
-    DuplicateSubjectError,
-    EmbeddingError,
-    IdempotencyConflictError,
-    InconsistentTemplateError,
     InvalidRequestError,
-    LivenessUnavailableError,
-    RecognizerMismatchError,
-    SubjectErasedError,
-    SubjectExistsError,
-    TooManyDecoysError,
 )
-from service.core.photo_errors import LowQualityError, NoFaceError, NotLiveError, SeveralFacesError
 from service.domain.gallery import CropOf, Decoy, Gallery, Subject, SubjectFilter, Template
 from service.domain.person_search import words_of
 from service.storage.db.row_sealing import seal_cursor
@@ -73,7 +50,7 @@ from service.usecases import enroll as enrollment
 from service.usecases.backend import Backend
 from service.usecases.decoys import add_decoy as store_decoy
 
-routes = Routes("/v1/galleries/{gallery}/subjects", "subjects", route_class=GallerySnapshotRoute)
+routes = router("/v1/galleries/{gallery}/subjects", "subjects")
 TemplatePath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 DecoyPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 METADATA_ADAPTER: Final[TypeAdapter[dict[str, Any]]] = TypeAdapter(Metadata)
@@ -98,9 +75,9 @@ OnlyNew = Annotated[
 ]
 
 
-@routes.add("GET", "", READ)
+@routes.get("", dependencies=[READ])
 async def list_subjects(
-    gallery: GalleryPath,
+    gallery: GalleryDep,
     backend: BackendDep,
     cursor: Cursor = None,
     limit: PageLimit = 100,
@@ -111,75 +88,61 @@ async def list_subjects(
     q: Annotated[SearchText | None, Query(description=SEARCH_HELP, examples=["lovel"])] = None,
 ) -> SubjectsOut:
     """List the subjects, oldest first."""
-    found_gallery = await backend.find_gallery(gallery)
-    store, seal, chosen = (
-        backend.galleries.store.subjects,
-        found_gallery.seal,
-        SubjectFilter(tuple(tag), _metadata(metadata)),
-    )
+    store, seal = backend.galleries.store.subjects, gallery.seal
+    chosen = SubjectFilter(tuple(tag), _metadata(metadata))
     after = open_cursor(seal, cursor)
     if q is None:
-        found = await backend.run(store.list_page, found_gallery, after, limit + 1, chosen)
+        found = await backend.run(store.list_page, gallery, after, limit + 1, chosen)
         page, more = paginate(found, limit, seal, lambda row: row.pk)
         return SubjectsOut(data=[to_subject_out(s) for s in page], next=more)
-    matching, rest = await backend.run(store.find_page, found_gallery, after, limit, chosen, _words(q))
+    matching, rest = await backend.run(store.find_page, gallery, after, limit, chosen, _words(q))
     return SubjectsOut(
         data=[to_subject_out(s) for s in matching], next=None if rest is None else seal_cursor(seal, rest)
     )
 
 
-@routes.add(
-    "PUT",
+@routes.put(
     "/{subject}",
-    ENROLL,
+    dependencies=[ENROLL],
     responses={201: {"model": SubjectOut, "description": "The subject was created."}},
-    example={"name": "Ada Lovelace", "tags": ["staff"], "metadata": {"room": 12}},
-    errors=(SubjectExistsError, SubjectErasedError),
-    creates_subject=True,
+    openapi_extra=example({"name": "Ada Lovelace", "tags": ["staff"], "metadata": {"room": 12}}),
 )
 async def put_subject(
-    snapshot: GallerySnapshot,
+    gallery: GalleryDep,
     subject: SubjectPath,
-    body: SubjectIn,
+    body: JsonBody[SubjectIn],
     response: Response,
     backend: BackendDep,
     only_new: OnlyNew = None,
 ) -> SubjectOut:
     """Create a subject, or replace its name, metadata and tags. Its templates stay."""
     fields = body.name, body.metadata, body.tags, only_new is not None
-    put, created = await backend.run_on_gallery(snapshot, backend.galleries.store.subjects.put, subject, *fields)
+    put, created = await backend.run_on_gallery(gallery, backend.galleries.store.subjects.put, subject, *fields)
     response.status_code = 201 if created else 200
     return to_subject_out(put)
 
 
-@routes.add("GET", "/{subject}", READ)
-async def get_subject(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> SubjectOut:
+@routes.get("/{subject}", dependencies=[READ])
+async def get_subject(gallery: GalleryDep, subject: SubjectPath, backend: BackendDep) -> SubjectOut:
     """Return a subject."""
-    found = await backend.find_gallery(gallery)
-    return to_subject_out(await backend.run(backend.galleries.store.subjects.get, found, subject))
+    return to_subject_out(await backend.run(backend.galleries.store.subjects.get, gallery, subject))
 
 
-@routes.add(
-    "PATCH",
-    "/{subject}",
-    ENROLL,
-    example={"name": "Countess of Lovelace"},
-    errors=(SubjectErasedError,),
-)
+@routes.patch("/{subject}", dependencies=[ENROLL], openapi_extra=example({"name": "Countess of Lovelace"}))
 async def patch_subject(
-    snapshot: GallerySnapshot,
+    gallery: GalleryDep,
     subject: SubjectPath,
-    body: SubjectPatch,
+    body: JsonBody[SubjectPatch],
     backend: BackendDep,
 ) -> SubjectOut:
     """Change the given fields. The others stay."""
     # Null removes a name. Metadata and tags are emptied by {} and [].
     given = {k: v for k, v in body.model_dump(exclude_unset=True).items() if k == "name" or v is not None}
     patch = backend.galleries.store.subjects.patch
-    return to_subject_out(await backend.run_on_gallery(snapshot, patch, subject, given))
+    return to_subject_out(await backend.run_on_gallery(gallery, patch, subject, given))
 
 
-@routes.add("DELETE", "/{subject}", ENROLL)
+@routes.delete("/{subject}", dependencies=[ENROLL])
 async def delete_subject(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> DeletedOut:
     """Erase a subject with its templates and all its other data.
 
@@ -190,57 +153,58 @@ async def delete_subject(gallery: GalleryPath, subject: SubjectPath, backend: Ba
     return to_deleted_out(receipt)
 
 
-@routes.add("POST", "/{subject}/merge", ENROLL, example={"into": "ada"}, errors=(SubjectErasedError,))
+@routes.post("/{subject}/merge", dependencies=[ENROLL], openapi_extra=example({"into": "ada"}))
 async def merge_subject(
-    snapshot: GallerySnapshot, subject: SubjectPath, body: MergeIn, backend: BackendDep
+    gallery: GalleryDep, subject: SubjectPath, body: JsonBody[MergeIn], backend: BackendDep
 ) -> MergedOut:
     """Merge a subject into another one that is the same person, and erase it, in one transaction.
 
     Templates and tags move; metadata and the name move where the other subject has none. The response has the receipt,
     and a repeated request gets the same. A merge cannot be undone.
     """
-    done = await backend.run_on_gallery(snapshot, backend.galleries.store.subjects.merge, subject, body.into)
-    backend.galleries.risks.derive_later(await backend.find_gallery(snapshot.name))
+    done = await backend.run_on_gallery(gallery, backend.galleries.store.subjects.merge, subject, body.into)
+    backend.galleries.risks.derive_later(await backend.find_gallery(gallery.name))
     return MergedOut(
         subject=to_subject_out(done.into), template_count=done.templates, receipt=to_receipt_out(done.receipt)
     )
 
 
-@routes.add("GET", "/{subject}/templates", READ)
+@routes.get("/{subject}/templates", dependencies=[READ])
 async def list_templates(
-    gallery: GalleryPath, subject: SubjectPath, backend: BackendDep, cursor: Cursor = None, limit: PageLimit = 100
+    gallery: GalleryDep, subject: SubjectPath, backend: BackendDep, cursor: Cursor = None, limit: PageLimit = 100
 ) -> TemplatesOut:
     """List the templates of a subject, oldest first."""
-    found = await backend.find_gallery(gallery)
     listed = await backend.run(
-        backend.galleries.store.templates.list_page, found, subject, open_cursor(found.seal, cursor), limit + 1
+        backend.galleries.store.templates.list_page, gallery, subject, open_cursor(gallery.seal, cursor), limit + 1
     )
-    page, more = paginate(listed, limit, found.seal, lambda row: row.pk)
+    page, more = paginate(listed, limit, gallery.seal, lambda row: row.pk)
     return TemplatesOut(data=[_template(t) for t in page], next=more)
 
 
-@routes.add("GET", "/{subject}/templates/{template}", READ)
+@routes.get("/{subject}/templates/{template}", dependencies=[READ])
 async def get_template(
-    gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, backend: BackendDep
+    gallery: GalleryDep, subject: SubjectPath, template: TemplatePath, backend: BackendDep
 ) -> TemplateOut:
     """Return a template, without its embedding."""
-    found = await backend.find_gallery(gallery)
-    return _template(await backend.run(backend.galleries.store.templates.get, found, subject, template))
+    return _template(await backend.run(backend.galleries.store.templates.get, gallery, subject, template))
 
 
-@routes.add(
-    "PATCH", "/{subject}/templates/{template}", ENROLL, example={"subject": "grace"}, errors=(SubjectErasedError,)
-)
+@routes.patch("/{subject}/templates/{template}", dependencies=[ENROLL], openapi_extra=example({"subject": "grace"}))
 async def move_template(
-    snapshot: GallerySnapshot, subject: SubjectPath, template: TemplatePath, body: TemplatePatch, backend: BackendDep
+    gallery: GalleryDep,
+    subject: SubjectPath,
+    template: TemplatePath,
+    body: JsonBody[TemplatePatch],
+    backend: BackendDep,
 ) -> TemplatesOut:
     """Move a template to another subject. The response is the first page of that subject's templates."""
-    await backend.run_on_gallery(snapshot, backend.galleries.store.templates.move, subject, template, body.subject)
-    backend.galleries.risks.derive_later(await backend.find_gallery(snapshot.name))
-    return await list_templates(snapshot.name, body.subject, backend)
+    await backend.run_on_gallery(gallery, backend.galleries.store.templates.move, subject, template, body.subject)
+    current = await backend.find_gallery(gallery.name)
+    backend.galleries.risks.derive_later(current)
+    return await list_templates(current, body.subject, backend)
 
 
-@routes.add("DELETE", "/{subject}/templates/{template}", ENROLL)
+@routes.delete("/{subject}/templates/{template}", dependencies=[ENROLL])
 async def delete_template(
     gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, backend: BackendDep
 ) -> DeletedOut:
@@ -250,31 +214,15 @@ async def delete_template(
     return to_deleted_out(receipt)
 
 
-@routes.add(
-    "POST",
+@routes.post(
     "/{subject}/templates",
-    ENROLL,
+    dependencies=[ENROLL],
     status_code=201,
     response_model=EnrollOut,
-    example={"images": [PHOTO], "face": "largest"},
-    errors=(
-        *SEARCH,
-        EmbeddingError,
-        LivenessUnavailableError,
-        NoFaceError,
-        SeveralFacesError,
-        LowQualityError,
-        NotLiveError,
-        DuplicateSubjectError,
-        InconsistentTemplateError,
-        IdempotencyConflictError,
-        SubjectExistsError,
-        SubjectErasedError,
-    ),
-    creates_subject=True,
+    openapi_extra=example({"images": [PHOTO], "face": "largest"}),
 )
 async def enroll(
-    snapshot: GallerySnapshot,
+    gallery: GalleryDep,
     subject: SubjectPath,
     body: PhotosBody[EnrollIn],
     backend: BackendDep,
@@ -287,32 +235,21 @@ async def enroll(
     Each is accepted or rejected separately; the rejection of a single one fails the call. The templates are on disk
     when the response is sent.
     """
-    done = await enrollment.enroll(backend, snapshot, caller, subject, body, key, only_new is not None)
+    done = await enrollment.enroll(backend, gallery, caller, subject, body, key, only_new is not None)
     headers = {"Idempotency-Replayed": "true"} if done.replayed else None
     return Response(done.document, 201 if done.stored else 200, headers=headers, media_type="application/json")
 
 
-@routes.add(
-    "POST",
+@routes.post(
     "/{subject}/decoys",
-    ENROLL,
+    dependencies=[ENROLL],
     status_code=201,
     response_model=DecoyOut,
     responses={200: {"model": DecoyOut, "description": "The picture was a decoy already."}},
-    example={"images": [PHOTO], "face": "largest"},
-    errors=(
-        EmbeddingError,
-        RecognizerMismatchError,
-        NoFaceError,
-        SeveralFacesError,
-        LowQualityError,
-        SubjectErasedError,
-        DecoyEnrolledError,
-        TooManyDecoysError,
-    ),
+    openapi_extra=example({"images": [PHOTO], "face": "largest"}),
 )
 async def add_decoy(
-    snapshot: GallerySnapshot,
+    gallery: GalleryDep,
     subject: SubjectPath,
     body: PhotosBody[DecoyIn],
     response: Response,
@@ -324,21 +261,20 @@ async def add_decoy(
     A face more similar to the decoy than to the subject is not identified as the subject any more. Repeat the request
     as often as needed: the same picture is stored once.
     """
-    decoy, created = await store_decoy(backend, snapshot, caller, subject, body)
+    decoy, created = await store_decoy(backend, gallery, caller, subject, body)
     response.status_code = 201 if created else 200
     return _decoy(decoy)
 
 
-@routes.add("GET", "/{subject}/decoys", READ)
-async def list_decoys(gallery: GalleryPath, subject: SubjectPath, backend: BackendDep) -> DecoysOut:
+@routes.get("/{subject}/decoys", dependencies=[READ])
+async def list_decoys(gallery: GalleryDep, subject: SubjectPath, backend: BackendDep) -> DecoysOut:
     """List the decoys of a subject, oldest first."""
-    found = await backend.find_gallery(gallery)
     return DecoysOut(
-        data=[_decoy(d) for d in await backend.run(backend.galleries.store.decoys.list_all, found, subject)]
+        data=[_decoy(d) for d in await backend.run(backend.galleries.store.decoys.list_all, gallery, subject)]
     )
 
 
-@routes.add("DELETE", "/{subject}/decoys/{decoy}", ENROLL)
+@routes.delete("/{subject}/decoys/{decoy}", dependencies=[ENROLL])
 async def delete_decoy(gallery: GalleryPath, subject: SubjectPath, decoy: DecoyPath, backend: BackendDep) -> DeletedOut:
     """Erase a decoy. The response is a receipt. A repeated request gets the same receipt."""
     receipt = await backend.run_on_gallery(gallery, backend.galleries.store.decoys.delete, subject, decoy)
@@ -360,19 +296,12 @@ def _words(text: str) -> tuple[str, ...]:
     raise InvalidRequestError("q: it has no letters or digits. Send a part of a name or id")
 
 
-@routes.add(
-    "GET",
-    "/{subject}/templates/{template}/crop",
-    READ,
-    response_class=Response,
-    responses=PICTURE,
-    errors=(CropNotFoundError, AuditWriteError),
-)
+@routes.get("/{subject}/templates/{template}/crop", dependencies=[READ], response_class=Response, responses=PICTURE)
 async def get_crop(
-    gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, backend: BackendDep, known: IfNoneMatch = None
+    gallery: GalleryDep, subject: SubjectPath, template: TemplatePath, backend: BackendDep, known: IfNoneMatch = None
 ) -> Response:
     """Return the stored crop of a template. Crops are stored only if the gallery's ``keep_crops`` is true."""
-    return await picture_response(known, backend, await backend.find_gallery(gallery), subject, template)
+    return await picture_response(known, backend, gallery, subject, template)
 
 
 async def picture_response(
