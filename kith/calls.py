@@ -12,11 +12,11 @@ from typing import Any, Final, TypeAlias, Unpack
 
 from pydantic import TypeAdapter
 
-from kith.event_streams import LAST_EVENT_ID
-from kith.methods import chunks, each, following, one
+from kith.methods import each, one, stream
 from kith.options import (
     ArchiveOptions,
     AuditFilter,
+    Checks,
     EventOptions,
     FilterOptions,
     GalleryOptions,
@@ -27,6 +27,7 @@ from kith.options import (
 )
 from kith.photos import Photo, Url, Vector, encode_photo, is_photo, to_floats
 from kith.requests import (
+    LAST_EVENT_ID,
     Archive,
     Call,
     FileStream,
@@ -270,7 +271,7 @@ class Calls:
             long_running=True,
         )
 
-    @chunks
+    @stream
     def export_gallery(self, gallery: str, *, embeddings: bool = True, crops: bool = False) -> Call[bytes]:
         """Stream a consistent snapshot of a gallery as the chunks of an NDJSON file."""
         params = {"embeddings": embeddings, "crops": crops}
@@ -611,28 +612,11 @@ class Calls:
 
     @one
     def enroll_album_group(
-        self,
-        gallery: str,
-        album: str,
-        group: str,
-        subject: str,
-        name: str | None = None,
-        *,
-        allow_duplicate: bool | None = None,
-        allow_inconsistent: bool | None = None,
-        allow_low_quality: bool | None = None,
-        allow_not_live: bool | None = None,
+        self, gallery: str, album: str, group: str, subject: str, name: str | None = None, **checks: Unpack[Checks]
     ) -> Call[AlbumEnrolledOut]:
         """Enroll the faces of a group as a subject; ``name`` is for one without. They leave the album; refused ones
         stay."""
-        body = drop_none(
-            subject=subject,
-            name=name,
-            allow_duplicate=allow_duplicate,
-            allow_inconsistent=allow_inconsistent,
-            allow_low_quality=allow_low_quality,
-            allow_not_live=allow_not_live,
-        )
+        body = drop_none(subject=subject, name=name, **checks)
         path = f"{_album(gallery, album, group)}/enroll"
         return json_call(AlbumEnrolledOut, "POST", path, repeatable=False, json=body)
 
@@ -705,7 +689,7 @@ class Calls:
         """Send all stored events to a webhook again, with the same ids, and switch it on if it is off."""
         return json_call(WebhookReplayOut, "POST", f"/v1/webhooks/{path_segment(webhook)}/replay")
 
-    @following
+    @stream
     def events(self, after: str | None = None, **options: Unpack[EventOptions]) -> Call[EventOut]:
         """Follow events: from now on, or ``after`` the ``position`` of a received one. The iterator has no end.
 

@@ -12,7 +12,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from kith.requests import Call, Pages
 from kith.senders import AsyncSender, Sender
 from kith.transport import build_arguments
-from kith.wire.events import EventOut
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -91,29 +90,17 @@ def each(
     return Method(describe, now, later, ("Iterator[{}]", "AsyncIterator[{}]"))
 
 
-def following(
-    describe: Callable[Concatenate[Any, P], Call[EventOut]],
-) -> Method[P, Generator[EventOut, None, None], AsyncGenerator[EventOut, None]]:
-    """Iterate over the events of a stream, which has no end."""
+def stream(
+    describe: Callable[Concatenate[Any, P], Call[Result]],
+) -> Method[P, Generator[Result, None, None], AsyncGenerator[Result, None]]:
+    """Iterate over the events of a stream, which has no end, or over the bytes of a response."""
 
-    def now(client: Sender, /, *args: P.args, **kwargs: P.kwargs) -> Generator[EventOut, None, None]:
-        return client._follow(check(describe(client, *args, **kwargs)))
+    def now(client: Sender, /, *args: P.args, **kwargs: P.kwargs) -> Generator[Result, None, None]:
+        call = check(describe(client, *args, **kwargs))
+        return client._stream(call) if call.parse is bytes else client._follow(call)
 
-    def later(client: AsyncSender, /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[EventOut, None]:
-        return client._follow(check(describe(client, *args, **kwargs)))
-
-    return Method(describe, now, later, ("Generator[{}, None, None]", "AsyncGenerator[{}, None]"))
-
-
-def chunks(
-    describe: Callable[Concatenate[Any, P], Call[bytes]],
-) -> Method[P, Generator[bytes, None, None], AsyncGenerator[bytes, None]]:
-    """Stream the response."""
-
-    def now(client: Sender, /, *args: P.args, **kwargs: P.kwargs) -> Generator[bytes, None, None]:
-        return client._stream(check(describe(client, *args, **kwargs)))
-
-    def later(client: AsyncSender, /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[bytes, None]:
-        return client._stream(check(describe(client, *args, **kwargs)))
+    def later(client: AsyncSender, /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[Result, None]:
+        call = check(describe(client, *args, **kwargs))
+        return client._stream(call) if call.parse is bytes else client._follow(call)
 
     return Method(describe, now, later, ("Generator[{}, None, None]", "AsyncGenerator[{}, None]"))

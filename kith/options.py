@@ -81,16 +81,21 @@ class AuditFilter(TypedDict, total=False):
     gallery: str | None
 
 
-class ArchiveOptions(TypedDict, total=False):
+class Checks(TypedDict, total=False):
+    """Checks of an enrollment to skip."""
+
+    allow_duplicate: bool | None
+    allow_inconsistent: bool | None
+    allow_low_quality: bool | None
+    allow_not_live: bool | None
+
+
+class ArchiveOptions(Checks, total=False):
     """``strip`` is the number of folders above the folders of the subjects. ``detail`` as in ``enroll``.
     ``names`` is the encoding of names that the archive does not declare, such as gbk; default: UTF-8."""
 
     face: FaceChoice | None
     detail: Detail | None
-    allow_duplicate: bool | None
-    allow_inconsistent: bool | None
-    allow_low_quality: bool | None
-    allow_not_live: bool | None
     strip: int | None
     names: str | None
 
@@ -102,21 +107,15 @@ class KeyOptions(TypedDict, total=False):
     expires_at: datetime | None
 
 
-class WebhookOptions(TypedDict, total=False):
-    """Events that a webhook receives; default: all. ``min_risk``: minimum false alarm probability of decisions."""
-
-    name: str | None
-    types: Sequence[EventType] | None
-    galleries: Sequence[str] | None
-    outcomes: Sequence[IdentifyOutcome] | None
-    min_risk: float | None
-
-
 class EventOptions(TypedDict, total=False):
-    """Events to follow; default: all that the key may read. ``min_risk``: minimum false alarm probability of
+    """Events to follow or to send; default: all that the key may read. ``min_risk``: minimum false alarm probability of
     decisions."""
 
     types: Sequence[EventType] | None
     galleries: Sequence[str] | None
     outcomes: Sequence[IdentifyOutcome] | None
     min_risk: float | None
+
+
+class WebhookOptions(EventOptions, total=False):
+    name: str | None

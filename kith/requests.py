@@ -19,6 +19,7 @@ from kith.wire.common import Page
 Result = TypeVar("Result", covariant=True)
 Item = TypeVar("Item")
 Response = TypeVar("Response", bound=BaseModel)
+LAST_EVENT_ID: Final = "Last-Event-ID"
 CHUNK_BYTES: Final = 1_000_000
 QUERY_OPTIONS: Final = frozenset(
     {

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import aclosing, closing, suppress
 from itertools import count
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 import httpx2 as httpx
 
 from kith.errors import KithClientError, KithUnreachableError, unknown_response_error
-from kith.event_streams import LAST_EVENT_ID, EventParser, parse_event, resumed
-from kith.requests import Call, Pages
+from kith.requests import LAST_EVENT_ID, Call, Pages
 from kith.retries import backoff_s, retry_s
-from kith.transport import build_arguments, open_http, parse_response, reading
-from kith.wire.events import EventOut
+from kith.transport import build_arguments, open_http, parse_event, parse_response, reading, resumed
 
 Result = TypeVar("Result")
 TIMEOUT_S: Final = 60.0
@@ -26,8 +24,11 @@ ATTEMPTS: Final = 4
 CONNECTIONS: Final = 32
 
 
-class Sender:
-    """Send calls and retry failed ones."""
+class Connection:
+    """HTTP client of a sender, of the type ``_kind``."""
+
+    _kind: ClassVar[Callable[..., Any]]
+    _http: Any
 
     def __init__(
         self,
@@ -38,7 +39,14 @@ class Sender:
         connections: int = CONNECTIONS,
     ) -> None:
         self._attempts, self._timeout_s = attempts, timeout_s
-        self._http = open_http(httpx.Client, url, api_key, timeout_s, attempts, connections)
+        self._http = open_http(self._kind, url, api_key, timeout_s, attempts, connections)
+
+
+class Sender(Connection):
+    """Send calls and retry failed ones."""
+
+    _kind = httpx.Client
+    _http: httpx.Client
 
     def __enter__(self) -> Self:
         return self
@@ -56,9 +64,9 @@ class Sender:
         try:
             return parse_response(call, self._open(call))
         except KithClientError as error:
-            if (instead := call.instead.get(error.code)) is None:
+            if error.code not in call.instead:
                 raise
-        return parse_response(instead, self._open(instead))
+            return self._send(call.instead[error.code])
 
     def _open(self, call: Call[object], stream: bool = False, attempts: float = 0) -> httpx.Response:
         """Send a call until the server accepts it; with ``stream``, the caller reads and closes the response.
@@ -95,40 +103,33 @@ class Sender:
             items, cursor = self._send(pages.page(cursor))
             yield from items
 
-    def _stream(self, call: Call[bytes]) -> Generator[bytes, None, None]:
+    def _stream(self, call: Call[Result]) -> Generator[Result, None, None]:
         """Stream a response. Once it has begun there is no retry: the caller would get those bytes twice."""
         with closing(self._open(call, stream=True)) as response, reading(response):
-            yield from response.iter_bytes()
+            yield from map(call.parse, response.iter_bytes())
 
-    def _follow(self, call: Call[EventOut]) -> Generator[EventOut, None, None]:
+    def _follow(self, call: Call[Result]) -> Generator[Result, None, None]:
         """Yield events without end. A broken connection is opened again, with the id of the last event.
 
         Before the first response, errors are raised after the usual attempts; later, only those that last.
         """
-        parser, attempts = EventParser(call.arguments["headers"].get(LAST_EVENT_ID)), float(self._attempts)
+        position, attempts = call.arguments["headers"].get(LAST_EVENT_ID), float(self._attempts)
         while True:
-            response = self._open(resumed(call, parser.last_id), stream=True, attempts=attempts)
-            parser, attempts = EventParser(parser.last_id), math.inf
+            response = self._open(resumed(call, position), stream=True, attempts=attempts)
+            attempts = math.inf
             with suppress(KithUnreachableError), closing(response), reading(response):
-                for chunk in response.iter_bytes():
-                    for data in parser.feed(chunk):
-                        yield parse_event(call, response, data, parser)
+                for event in httpx.EventSource(response):
+                    position = event.id or position
+                    if event.data:
+                        yield parse_event(call, response, event)
             time.sleep(backoff_s(0))
 
 
-class AsyncSender:
+class AsyncSender(Connection):
     """Send calls and retry failed ones. Files are read and images encoded in threads, not in the event loop."""
 
-    def __init__(
-        self,
-        url: str | None = None,
-        api_key: str | None = None,
-        timeout_s: float = TIMEOUT_S,
-        attempts: int = ATTEMPTS,
-        connections: int = CONNECTIONS,
-    ) -> None:
-        self._attempts, self._timeout_s = attempts, timeout_s
-        self._http = open_http(httpx.AsyncClient, url, api_key, timeout_s, attempts, connections)
+    _kind = httpx.AsyncClient
+    _http: httpx.AsyncClient
 
     async def __aenter__(self) -> Self:
         return self
@@ -146,9 +147,9 @@ class AsyncSender:
         try:
             return parse_response(call, await self._open(call))
         except KithClientError as error:
-            if (instead := call.instead.get(error.code)) is None:
+            if error.code not in call.instead:
                 raise
-        return parse_response(instead, await self._open(instead))
+            return await self._send(call.instead[error.code])
 
     async def _open(self, call: Call[object], stream: bool = False, attempts: float = 0) -> httpx.Response:
         """Send a call until the server accepts it; with ``stream``, the caller reads and closes the response.
@@ -184,28 +185,29 @@ class AsyncSender:
             if cursor is None:
                 return
 
-    async def _stream(self, call: Call[bytes]) -> AsyncGenerator[bytes, None]:
+    async def _stream(self, call: Call[Result]) -> AsyncGenerator[Result, None]:
         """Stream a response. Once it has begun there is no retry: the caller would get those bytes twice."""
         response = await self._open(call, stream=True)
         async with aclosing(response):
             with reading(response):
                 async for chunk in response.aiter_bytes():
-                    yield chunk
+                    yield call.parse(chunk)
 
-    async def _follow(self, call: Call[EventOut]) -> AsyncGenerator[EventOut, None]:
+    async def _follow(self, call: Call[Result]) -> AsyncGenerator[Result, None]:
         """Yield events without end. A broken connection is opened again, with the id of the last event.
 
         Before the first response, errors are raised after the usual attempts; later, only those that last.
         """
-        parser, attempts = EventParser(call.arguments["headers"].get(LAST_EVENT_ID)), float(self._attempts)
+        position, attempts = call.arguments["headers"].get(LAST_EVENT_ID), float(self._attempts)
         while True:
-            response = await self._open(resumed(call, parser.last_id), stream=True, attempts=attempts)
-            parser, attempts = EventParser(parser.last_id), math.inf
+            response = await self._open(resumed(call, position), stream=True, attempts=attempts)
+            attempts = math.inf
             async with aclosing(response):
                 with suppress(KithUnreachableError), reading(response):
-                    async for chunk in response.aiter_bytes():
-                        for data in parser.feed(chunk):
-                            yield parse_event(call, response, data, parser)
+                    async for event in httpx.EventSource(response):
+                        position = event.id or position
+                        if event.data:
+                            yield parse_event(call, response, event)
             await asyncio.sleep(backoff_s(0))
 
 

@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any, Final, TypeVar
 
 import httpx2 as httpx
 
 from kith.errors import KithUnreachableError, local_error, unknown_response_error
-from kith.requests import Call
+from kith.requests import LAST_EVENT_ID, Call
 
 ACTIVE_STATES: Final = ("queued", "running")
 KEY_VARIABLES: Final = ("KITH_CLIENT_KEY", "KITH_API_KEY")
@@ -153,12 +154,26 @@ def parse_response(call: Call[Result], response: httpx.Response) -> Result:
         raise unknown_response_error(response.status_code) from None
 
 
+def parse_event(call: Call[Result], response: httpx.Response, event: httpx.ServerSentEvent) -> Result:
+    """Parse an event. Raise KithClientError if another program than Kith sent it."""
+    try:
+        return call.parse(json.dumps(json.loads(event.data) | {"position": event.id}).encode())
+    except (TypeError, ValueError, RecursionError):
+        raise unknown_response_error(response.status_code) from None
+
+
+def resumed(call: Call[Result], position: str | None) -> Call[Result]:
+    """Return the call of a stream that continues after a position."""
+    headers = {} if position is None else {LAST_EVENT_ID: position}
+    return replace(call, arguments={**call.arguments, "headers": headers})
+
+
 @contextmanager
 def reading(response: httpx.Response) -> Iterator[None]:
     """Raise KithClientError for what interrupts the reading of a response."""
     try:
         yield
-    except httpx.DecodingError:
+    except (httpx.DecodingError, httpx.SSEError):
         raise unknown_response_error(response.status_code) from None
     except httpx.TransportError as error:
         raise KithUnreachableError(error) from error

@@ -202,3 +202,17 @@ def test_a_revoked_key_names_the_operator() -> None:
     assert (
         str(KithClientError(401, problem)) == "unauthorized: the API key was revoked. Ask the operator for a new key."
     )
+
+
+def test_a_stream_of_another_program_is_an_error_and_not_followed() -> None:
+    async def awaited(url: str) -> None:
+        async with AsyncKith(url) as kith:
+            await anext(kith.events())
+
+    page = Answer(200, b"<html>welcome, hunter2</html>", {"Content-Type": "text/html"})
+    with answering(page) as script:
+        with Kith(script.url) as kith, pytest.raises(KithClientError, match="does not look like Kith") as raised:
+            next(kith.events())
+        with pytest.raises(KithClientError, match="does not look like Kith"):
+            run(awaited(script.url))
+    assert (len(script.asked), "hunter2" in str(raised.value)) == (2, False)
