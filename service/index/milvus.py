@@ -127,16 +127,14 @@ class Milvus:
         return Collection(self, found or made)
 
     def _behind(self, alias: str) -> str | None:
-        def ask(client: MilvusClient) -> str | None:
-            try:
-                return str(client.describe_alias(alias, timeout=self.timeout_s)["collection_name"])
-            except MilvusException as error:
-                if "not exist" in error.message or "not found" in error.message:
-                    return None
-                raise
-
-        found: str | None = self.call(ask)
-        return found
+        try:
+            return str(
+                self.call(lambda client: client.describe_alias(alias, timeout=self.timeout_s))["collection_name"]
+            )
+        except IndexUnavailableError as error:
+            if "not exist" in error.detail or "not found" in error.detail:
+                return None
+            raise
 
     def collections(self) -> Iterator[tuple[Place, Collection]]:
         """Yield all collections of this installation."""
@@ -183,15 +181,16 @@ class Collection:
             for key, vector in zip(keys.tolist(), vectors, strict=True)
         ]
         for start in range(0, len(rows), ROWS_PER_REQUEST):
-            self._put(rows[start : start + ROWS_PER_REQUEST])
+            some = rows[start : start + ROWS_PER_REQUEST]
+            self._call(lambda client: client.upsert(self._name, some, timeout=self._timeout_s))  # noqa: B023
 
     def remove(self, keys: Iterable[int]) -> None:
         """Delete the rows with these keys."""
         for some in parts(sorted(keys)):
-            self._delete(ids=some)
+            self.remove_where(f"key in {some}")
 
     def remove_where(self, where: str) -> None:
-        self._delete(filter=where)
+        self._call(lambda client: client.delete(self._name, filter=where, timeout=self._timeout_s))
 
     def drop(self) -> None:
         """Drop the collection; the next use creates and fills it again."""
@@ -230,12 +229,6 @@ class Collection:
             )
         )
         return [[Hit(hit["key"], hit["distance"]) for hit in hits] for hits in answers]
-
-    def _put(self, rows: list[dict[str, Any]]) -> None:
-        self._call(lambda client: client.upsert(self._name, rows, timeout=self._timeout_s))
-
-    def _delete(self, **which: Any) -> None:
-        self._call(lambda client: client.delete(self._name, timeout=self._timeout_s, **which))
 
     def _query(self, where: str, fields: list[str], **options: int) -> Sequence[Any]:
         rows: Sequence[Any] = self._call(

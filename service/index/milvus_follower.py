@@ -38,8 +38,7 @@ class _Reached(NamedTuple):
 class MilvusFollower(Follower):
     """Follower of one gallery in Milvus.
 
-    A thread searches the collection that it caught up with. If that was dropped, the search fails instead of using a
-    new, empty collection.
+    A search uses the collection of the latest catch-up. If that was dropped, it fails; a new one would be empty.
     """
 
     def __init__(self, milvus: Milvus, shared: SharedIndexes, gallery: Gallery) -> None:
@@ -51,7 +50,6 @@ class MilvusFollower(Follower):
         self._lock = threading.Lock()
         self._failed: tuple[float, IndexUnavailableError] | None = None
         self._latest: _Reached | None = None
-        self._own_thread = threading.local()
         self._counted: tuple[_Reached, int] | None = None
 
     def is_at(self, version: int) -> bool:
@@ -74,27 +72,28 @@ class MilvusFollower(Follower):
             self._latest = _Reached(collection, position, time.monotonic())
 
     def search(self, probes: Float, k: int, among: Keys | None = None) -> tuple[list[list[Hit]], int]:
-        self._own_thread.reached = self._latest
+        reached = self._latest  # a concurrent catch-up must not change it during the search
+        assert reached is not None  # noqa: S101 - a search follows a catch-up
+        within = [self._own]
+        if among is not None:
+            within = [f"{self._own} and key in {some}" for some in parts(among.tolist())]
+        settled = time.monotonic() - reached.since > SETTLED_S
+        hits: list[list[Hit]] = [[] for _ in probes]
         with self._reopening_if_dropped():
-            compared = self._compared(among)
-            if not compared or not len(probes):
-                return [[] for _ in probes], compared
-            hits: list[list[Hit]] = []
-            for start in range(0, len(probes), PROBES_PER_REQUEST):
-                hits += self._search(probes[start : start + PROBES_PER_REQUEST], min(k, compared), among)
-            return hits, compared
+            compared = self._count(reached) if among is None else sum(map(reached.collection.count, within))
+            for where in within if compared else []:
+                for start in range(0, len(probes), PROBES_PER_REQUEST):
+                    some = probes[start : start + PROBES_PER_REQUEST]
+                    found = reached.collection.search(some, min(k, compared), where, settled)
+                    for row, new in enumerate(found, start):
+                        hits[row] = sorted(hits[row] + new, key=lambda hit: -hit.similarity)[:k]
+        return hits, compared
 
     def sequence(self) -> int | None:
         return None if self._latest is None else self._latest.position.applied
 
     def close(self) -> None:
         pass
-
-    @property
-    def _reached(self) -> _Reached:
-        """State at the beginning of the search of this thread: a concurrent catch-up must not change it."""
-        reached: _Reached = self._own_thread.reached
-        return reached
 
     @property
     def _own(self) -> str:
@@ -145,10 +144,9 @@ class MilvusFollower(Follower):
 
     def pass_on(self, collection: Collection, turn: Turn) -> None:
         """Copy the next batch of subjects during the initial load."""
-        after = turn.scan_position()
-        until, now = turn.next_subjects(after)
+        until, now = turn.next_subjects()
         keys = self._put(collection, now)
-        within = f"{self._own} and key > {after}" + ("" if until is None else f" and key <= {until}")
+        within = f"{self._own} and key > {turn.position.scanned}" + ("" if until is None else f" and key <= {until}")
         collection.remove(collection.keys(within) - keys)
         turn.record_scan(until)
 
@@ -161,35 +159,12 @@ class MilvusFollower(Follower):
         collection.put(self._gallery.pk, keys, subject_vectors(now.vectors, now.subject_pks, now.qualities))
         return set(keys.tolist())
 
-    def _compared(self, among: Keys | None) -> int:
-        reached = self._reached
-        if among is not None:
-            return sum(reached.collection.count(where) for where in self._within(among))
+    def _count(self, reached: _Reached) -> int:
+        """Count the subjects of the gallery, once after each change."""
         counted = self._counted
         if counted is None or counted[0] is not reached:
             counted = self._counted = (reached, reached.collection.count(self._own))
         return counted[1]
-
-    def _within(self, among: Keys | None) -> list[str]:
-        """Return disjoint filter expressions."""
-        if among is None:
-            return [self._own]
-        return [f"{self._own} and key in {some}" for some in parts(among.tolist())]
-
-    def _search(self, probes: Float, k: int, among: Keys | None) -> list[list[Hit]]:
-        best: list[list[Hit]] = [[] for _ in probes]
-        for where in self._within(among):
-            found = self._reached.collection.search(probes, k, where, self._settled)
-            best = [_best(have + new, k) for have, new in zip(best, found, strict=True)]
-        return best
-
-    @property
-    def _settled(self) -> bool:
-        return time.monotonic() - self._reached.since > SETTLED_S
-
-
-def _best(hits: list[Hit], k: int) -> list[Hit]:
-    return sorted(hits, key=lambda hit: -hit.similarity)[:k]
 
 
 class MilvusEngine:
@@ -205,9 +180,8 @@ class MilvusEngine:
         self._served: set[str] = set()
         self._stop = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep_at_times, name="milvus-sweeper", daemon=True)
-
-    def start(self) -> None:
-        self._sweeper.start()
+        self.check = self._milvus.check
+        self.start = self._sweeper.start
 
     def close(self) -> None:
         self._stop.set()
@@ -218,10 +192,6 @@ class MilvusEngine:
     def follower(self, gallery: Gallery) -> MilvusFollower:
         self._served.add(gallery.name)
         return MilvusFollower(self._milvus, self._shared, gallery)
-
-    def check(self) -> None:
-        """Check that Milvus answers. Raises IndexUnavailableError."""
-        self._milvus.check()
 
     def forget(self, gallery: Gallery) -> None:
         """Remove the rows of a deleted gallery. If Milvus is away, a later sweep removes them."""

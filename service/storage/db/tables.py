@@ -221,13 +221,14 @@ evidence = _table(
     sa.Column("derived_at", Utc, nullable=False),
 )
 
-# Positions of shared indexes in a gallery's change log.
+# Positions of shared indexes in a gallery's change log. scanned: last subject that a first scan copied; null after it.
 index_states = _table(
     "index_states",
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), primary_key=True),
     sa.Column("generation", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("engine", sa.String(32), primary_key=True),
     sa.Column("sequence", Key, nullable=False),
+    sa.Column("scanned", Key),
     sa.Column("updated_at", Utc, nullable=False),
 )
 

@@ -26,9 +26,6 @@ MIN_KEPT_LINES: Final = 10_000
 INDEX_EXPIRY: Final = timedelta(days=7)
 """Age at which a shared index that did not advance counts as abandoned. An equally distant future time was written by
 a wrong clock."""
-SCAN_SUFFIX: Final = "/scan"
-"""Suffix of an engine's name in the row that tracks its full scan of all subjects. The row's sequence is the last
-subject's key, negated so that it cannot be a sequence number."""
 
 
 class ChangeLog:
@@ -88,7 +85,6 @@ class ChangeLog:
         own, at = changes.c.gallery_pk == gallery.pk, datetime.now(UTC)
         followed = sa.select(sa.func.min(index_states.c.sequence)).where(
             index_states.c.gallery_pk == gallery.pk,
-            ~index_states.c.engine.endswith(SCAN_SUFFIX),
             index_states.c.updated_at.between(at - INDEX_EXPIRY, at + INDEX_EXPIRY),
         )
         with self._database.read() as connection:

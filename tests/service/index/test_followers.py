@@ -25,7 +25,7 @@ from service.risk.evidence import impostor_evidence
 from service.storage.db.engine import Database
 from service.storage.db.tables import changes, galleries, index_states
 from service.storage.repositories import change_log
-from service.storage.repositories.change_log import INDEX_EXPIRY, MIN_KEPT_LINES, ROWS_PER_READ, SCAN_SUFFIX
+from service.storage.repositories.change_log import INDEX_EXPIRY, MIN_KEPT_LINES, ROWS_PER_READ
 from service.storage.repositories.store import Store
 
 DIMENSION = 16
@@ -147,12 +147,7 @@ def test_an_abandoned_index_does_not_hold_the_log(database: Database, store: Sto
     gallery = store.galleries.create("g", "f" * 32, DIMENSION, GallerySettings())
     now = datetime.now(UTC)
     of = {"gallery_pk": gallery.pk, "generation": 0}
-    states = [
-        ("milvus/gone", 3, now - 2 * INDEX_EXPIRY),
-        ("milvus/gone" + SCAN_SUFFIX, -1, now - 2 * INDEX_EXPIRY),
-        ("milvus", 5, now),
-        ("milvus" + SCAN_SUFFIX, -4, now),  # progress of a sweep, not a log position
-    ]
+    states = [("milvus/gone", 3, now - 2 * INDEX_EXPIRY), ("milvus", 5, now)]
     with database.change(gallery) as connection:
         connection.execute(changes.insert(), [{"gallery_pk": gallery.pk, "template_pk": 1, "subject_pk": 1}] * 10)
         for engine, sequence, at in states:

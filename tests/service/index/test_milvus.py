@@ -248,7 +248,7 @@ def test_a_passage_that_was_cut_short_is_gone_on_with(
     del model.enrolled["s0"]
     enroll(here, model, ["s1", "s11"], rng)
     with there.shared.turn(gallery, begun.opened().engine) as turn:
-        assert turn.scan_position() > 0
+        assert turn.position.scanned > 0
     assert problems(there.url, "g") == []
     model.check(there, probes(rng), 5)
 

@@ -138,7 +138,7 @@ UNSOUND: Final[dict[str, str | Callable[[Node], sa.Executable]]] = {
     "no vector": f"UPDATE vectors SET generation = 7 WHERE template_pk = {LAST_TEMPLATE}",
     "unit length": sealed_vector([3] * DIMENSION),
     "lacks a template": f"DELETE FROM changes WHERE template_pk = {LAST_TEMPLATE}",
-    "ahead": "INSERT INTO index_states SELECT pk, 0, 'milvus', 1000, created_at FROM galleries WHERE name = 'g'",
+    "ahead": "INSERT INTO index_states SELECT pk, 0, 'milvus', 1000, NULL, created_at FROM galleries WHERE name = 'g'",
 }
 
 

@@ -179,7 +179,7 @@ OTHERS: Final[dict[str, set[str]]] = {
     },
     "album_faces": {"pk", "album_pk", "subject_pk"},
     "evidence": {"gallery_pk", "generation", "sequence", "templates", "document", "derived_at"},
-    "index_states": {"gallery_pk", "generation", "engine", "sequence", "updated_at"},
+    "index_states": {"gallery_pk", "generation", "engine", "sequence", "scanned", "updated_at"},
     "data_keys": {"gallery_pk", "wrapped", "master_key", "created_at"},
     "secrets": {"name", "wrapped", "master_key", "created_at"},
     "leases": {"name", "owner", "until"},
