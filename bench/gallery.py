@@ -150,7 +150,7 @@ def compared(size: int, kinds: list[Kind]) -> list[Row]:
 def loaded(held: Float, kind: Kind) -> SegmentedIndex:
     """Return an index of two templates a subject, not yet merged."""
     index = SegmentedIndex(DIMENSION, kind, 0.999, trainer_for("cpu"), lambda _: None)
-    index.load(Rows(np.arange(len(held)), np.arange(len(held)) // 2, held), 0)
+    index.load(Rows(np.arange(len(held)), held), 0)
     return index
 
 
@@ -200,7 +200,7 @@ def in_order(size: int) -> Row:
         for part in np.array_split(keys, max(1, len(keys) // 20_000)):
             if time.perf_counter() - started > MAX_SECONDS:
                 break
-            index.apply([Batch(part, Rows(part, part // 2, held[part]), 1)])
+            index.apply([Batch(part, Rows(part, held[part]), 1)])
             index.compact()
             replaced.append(len(part))
         done.set()

@@ -320,7 +320,7 @@ class MemoryFollower(Follower):
         found = self.index.search(view, probes, min(k, compared), chosen)
         return [
             [Hit(subject, similarity) for subject, similarity in zip(row, values, strict=True) if subject >= 0]
-            for row, values in zip(found.owners.tolist(), found.similarities.tolist(), strict=True)
+            for row, values in zip(found.keys.tolist(), found.similarities.tolist(), strict=True)
         ], compared
 
     def sequence(self) -> int | None:
@@ -342,7 +342,7 @@ class MemoryFollower(Follower):
 
     def _rows(self, snapshot: Snapshot) -> Rows:
         subjects = np.unique(snapshot.subject_pks)
-        return Rows(subjects, subjects, subject_vectors(snapshot.vectors, snapshot.subject_pks, snapshot.qualities))
+        return Rows(subjects, subject_vectors(snapshot.vectors, snapshot.subject_pks, snapshot.qualities))
 
     def _follow(self) -> None:
         changed, now, more = self._next_changes(self.index.view.sequence)
@@ -377,6 +377,6 @@ class MemoryFollower(Follower):
 def _searched(view: View, among: Keys | None) -> tuple[Keys | None, int]:
     """Return the subjects to search (None: all), and how many of them have a vector."""
     if among is None:
-        return None, view.owners
-    present = among[view.count_of(among) > 0]
+        return None, len(view)
+    present = among[view.contains(among)]
     return present, len(present)

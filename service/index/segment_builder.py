@@ -43,23 +43,18 @@ class SegmentBuilder:
         self._numbers = count(1)
 
     def load(self, rows: Rows, kind: Kind) -> tuple[Segment, ...]:
-        """Return segments of rows sorted by owner and key."""
+        """Return segments of rows sorted by key."""
         return tuple(self._cut(rows, kind, self._sizes.seal))
 
     def apply(self, view: View, batch: Batch, kind: Kind) -> View:
         """Return the view after a batch of changes."""
         removed = {segment.number: segment.rows_of_keys(batch.gone) for segment in view.segments}
-        removed_owners = [segment.owners[removed[segment.number]] for segment in view.segments]
-        owners = np.unique(np.concatenate([*removed_owners, batch.rows.owners]))
-        had_vectors = view.count_of(owners) > 0
         segments = [
             segment.without(removed[segment.number]) if len(removed[segment.number]) else segment
             for segment in view.segments
         ]
         moved = view.moved + sum(len(rows) for rows in removed.values()) + len(batch.rows.keys)
-        after = View(self._append(segments, batch.rows, kind), batch.sequence, moved=moved)
-        has_vectors = after.count_of(owners) > 0
-        return replace(after, owners=view.owners + int(has_vectors.sum()) - int(had_vectors.sum()))
+        return View(self._append(segments, batch.rows, kind), batch.sequence, moved)
 
     def merge(self, old: Sequence[Segment], builder: Builder | None, stopped: Callable[[], bool]) -> Segment | None:
         """Return one segment with the live rows of all; a short tail stays a tail. None: no row is live.
@@ -128,7 +123,7 @@ class SegmentBuilder:
     def _append(self, segments: list[Segment], rows: Rows, kind: Kind) -> tuple[Segment, ...]:
         tail = segments.pop() if segments and not segments[-1].sealed else None
         if len(rows.keys) >= self._sizes.seal:
-            cut = self._cut(rows.at(np.lexsort((rows.keys, rows.owners))), kind, min_rows=1)
+            cut = self._cut(rows.at(np.argsort(rows.keys)), kind, min_rows=1)
             return (*segments, *cut, *([tail] if tail else []))
         if not len(rows.keys):
             return (*segments, tail) if tail else tuple(segments)
@@ -149,14 +144,13 @@ class SegmentBuilder:
 
     def _tail(self, rows: Rows) -> Segment:
         held, alive = _copy(rows), np.ones(len(rows.keys), np.bool_)
-        return Segment(next(self._numbers), held.vectors, held.keys, held.owners, alive, len(alive), False)
+        return Segment(next(self._numbers), held.vectors, held.keys, alive, len(alive), False)
 
     def _live_rows(self, old: Sequence[Segment]) -> Rows:
-        """Return the live rows of all segments, sorted by owner and key."""
+        """Return the live rows of all segments, sorted by key."""
         alive = [np.flatnonzero(segment.alive) for segment in old]
         keys = np.concatenate([segment.keys[rows] for segment, rows in zip(old, alive, strict=True)])
-        owners = np.concatenate([segment.owners[rows] for segment, rows in zip(old, alive, strict=True)])
-        order = np.lexsort((keys, owners))
+        order = np.argsort(keys)
         places = np.empty(len(order), np.int64)
         places[order] = np.arange(len(order))
         vectors = np.empty((len(order), self._dimension), np.float32)
@@ -167,21 +161,21 @@ class SegmentBuilder:
                 vectors[places[start + i : start + i + len(part)]] = segment.vectors[part]
                 time.sleep(0)  # numpy holds the GIL while it gathers
             start += len(rows)
-        return Rows(keys[order], owners[order], vectors)
+        return Rows(keys[order], vectors)
 
 
 def _copy(rows: Rows) -> Rows:
     vectors = np.empty_like(rows.vectors)
     for start in range(0, len(vectors), ROWS_PER_BLOCK):
         vectors[start : start + ROWS_PER_BLOCK] = rows.vectors[start : start + ROWS_PER_BLOCK]
-    return Rows(rows.keys.copy(), rows.owners.copy(), vectors)
+    return Rows(rows.keys.copy(), vectors)
 
 
 def _grow(tail: Segment, rows: Rows) -> Segment:
-    keys, owners = np.concatenate([tail.keys, rows.keys]), np.concatenate([tail.owners, rows.owners])
+    keys = np.concatenate([tail.keys, rows.keys])
     alive = np.concatenate([tail.alive, np.ones(len(rows.keys), np.bool_)])
     vectors = _append_vectors(tail.vectors, rows.vectors)
-    return replace(tail, keys=keys, owners=owners, vectors=vectors, alive=alive, live=tail.live + len(rows.keys))
+    return replace(tail, keys=keys, vectors=vectors, alive=alive, live=tail.live + len(rows.keys))
 
 
 def _append_vectors(old: Float, new: Float) -> Float:
@@ -200,7 +194,6 @@ def _concatenate(tails: Sequence[Segment]) -> Segment:
         tails[0],
         vectors=np.concatenate([tail.vectors for tail in tails]),
         keys=np.concatenate([tail.keys for tail in tails]),
-        owners=np.concatenate([tail.owners for tail in tails]),
         alive=np.concatenate([tail.alive for tail in tails]),
         live=sum(tail.live for tail in tails),
     )

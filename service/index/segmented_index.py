@@ -87,9 +87,9 @@ class SegmentedIndex:
         return view.search(probes, k, measured.depth if measured and view.structured else None, among)
 
     def load(self, rows: Rows, sequence: int) -> None:
-        """Replace all content with rows sorted by owner and key. The caller must not change them afterwards."""
+        """Replace all content with rows sorted by key. The caller must not change them afterwards."""
         with self._changing:
-            self._reset(View(self._segments.load(rows, self._kind), sequence, _count_owners(rows)))
+            self._reset(View(self._segments.load(rows, self._kind), sequence))
         self._schedule()
 
     def unload(self) -> None:
@@ -258,7 +258,3 @@ class SegmentedIndex:
     def _has_doubled(self, view: View) -> bool:
         last = self._measured
         return view.structured > 1 and (last is None or view.structured > 2 * last.size)
-
-
-def _count_owners(rows: Rows) -> int:
-    return int((np.diff(rows.owners) != 0).sum()) + 1 if len(rows.owners) else 0

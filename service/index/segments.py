@@ -1,7 +1,7 @@
 """Segments of an index, and exact search over them. All objects are immutable.
 
 A search takes one ``View`` and needs no lock: each change creates a new view that shares unchanged segments. Sealed
-segments are sorted by owner and key. They may have a structure that finds candidates, which are then compared exactly.
+segments are sorted by key. They may have a structure that finds candidates, which are then compared exactly.
 The last segment, the tail, takes new vectors and is compared exhaustively. A removed vector stays as a tombstone until
 its segment is rebuilt.
 """
@@ -36,55 +36,43 @@ MAX_CANDIDATE_SHARE: Final = 0.25
 
 
 class Matches(NamedTuple):
-    """(q, m) similarities, best first, with keys and owners; -inf and -1 fill gaps."""
+    """(q, m) similarities, best first, with keys; -inf and -1 fill gaps."""
 
     similarities: Float
     keys: Keys
-    owners: Keys
 
     def at(self, columns: Keys) -> Matches:
         """Return the (q, m) selected columns of each probe."""
-        return Matches(
-            np.take_along_axis(self.similarities, columns, 1),
-            np.take_along_axis(self.keys, columns, 1),
-            np.take_along_axis(self.owners, columns, 1),
-        )
+        return Matches(np.take_along_axis(self.similarities, columns, 1), np.take_along_axis(self.keys, columns, 1))
 
 
 class Rows(NamedTuple):
-    """(n,) keys and owners, and (n, d) unit vectors."""
+    """(n,) keys, and (n, d) unit vectors."""
 
     keys: Keys
-    owners: Keys
     vectors: Float
 
     def at(self, chosen: slice | Keys) -> Rows:
-        return Rows(self.keys[chosen], self.owners[chosen], self.vectors[chosen])
+        return Rows(self.keys[chosen], self.vectors[chosen])
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """(n, d) vectors with (n,) keys and owners. Rows that are not ``alive`` are tombstones; ``number`` is unique."""
+    """(n, d) vectors with (n,) keys. Rows that are not ``alive`` are tombstones; ``number`` is unique."""
 
     number: int
     vectors: Float
     keys: Keys
-    owners: Keys
     alive: Mask
     live: int
     sealed: bool
     structure: Structure | None = None
-    by_key: tuple[Keys, NDArray[np.int32]] | None = None
-    """Ascending keys and the row of each; None: the rows are sorted by key."""
 
     @classmethod
     def seal(cls, number: int, rows: Rows, structure: Structure | None = None) -> Segment:
-        """Return a sealed segment of rows sorted by owner and key."""
-        ascending = bool((np.diff(rows.keys) > 0).all())
-        order = None if ascending else np.argsort(rows.keys).astype(np.int32)
-        by_key = None if order is None else (rows.keys[order], order)
+        """Return a sealed segment of rows sorted by key."""
         alive = np.ones(len(rows.keys), np.bool_)
-        return cls(number, rows.vectors, rows.keys, rows.owners, alive, len(alive), True, structure, by_key)
+        return cls(number, rows.vectors, rows.keys, alive, len(alive), True, structure)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -95,28 +83,15 @@ class Segment:
 
     @property
     def memory_bytes(self) -> int:
-        held = sum(array.nbytes for array in (self.vectors, self.keys, self.owners, self.alive, *(self.by_key or ())))
-        return int(held) + (self.structure.memory_bytes if self.structure else 0)
+        held = self.vectors.nbytes + self.keys.nbytes + self.alive.nbytes
+        return held + (self.structure.memory_bytes if self.structure else 0)
 
     def rows_of_keys(self, keys: Keys) -> Keys:
         """Return the live rows with these ascending keys."""
         if not self.sealed:
             return np.flatnonzero(_contained(self.keys, keys) & self.alive)
-        ordered, row_of = self.by_key or (self.keys, None)
-        places = np.minimum(np.searchsorted(ordered, keys), len(ordered) - 1)
-        places = places[ordered[places] == keys]
-        rows = places if row_of is None else row_of[places].astype(np.int64)
-        return np.asarray(rows[self.alive[rows]], np.int64)
-
-    def rows_of_owners(self, owners: Keys) -> Keys:
-        """Return the live rows of these ascending owners."""
-        if not self.sealed:
-            return np.flatnonzero(_contained(self.owners, owners) & self.alive)
-        first = np.searchsorted(self.owners, owners, "left")
-        counts = np.searchsorted(self.owners, owners, "right") - first
-        # Concatenate the runs of rows.
-        ends = np.cumsum(counts)
-        rows = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - (ends - counts), counts)
+        rows = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        rows = rows[self.keys[rows] == keys]
         return np.asarray(rows[self.alive[rows]], np.int64)
 
     def without(self, rows: Keys) -> Segment:
@@ -128,7 +103,7 @@ class Segment:
     @property
     def rows(self) -> Rows:
         """All rows, tombstones included."""
-        return Rows(self.keys, self.owners, self.vectors)
+        return Rows(self.keys, self.vectors)
 
 
 class Hits(NamedTuple):
@@ -144,13 +119,11 @@ class View:
     """State of a gallery at one ``sequence`` of its change log.
 
     Attributes:
-        owners: number of owners with a vector.
         moved: vectors added or removed since the gallery was loaded.
     """
 
     segments: tuple[Segment, ...] = ()
     sequence: int = 0
-    owners: int = 0
     moved: int = 0
 
     def __len__(self) -> int:
@@ -161,20 +134,19 @@ class View:
         """Number of vectors in segments with a structure."""
         return sum(segment.live for segment in self.segments if segment.structure is not None)
 
-    def count_of(self, owners: Keys) -> Keys:
-        """Return the number of live vectors of each of these ascending owners."""
-        counts = np.zeros(len(owners), np.int64)
+    def contains(self, keys: Keys) -> Mask:
+        """Return which of these ascending keys have a vector."""
+        found = np.zeros(len(keys), np.bool_)
         for segment in self.segments:
-            found = segment.owners[segment.rows_of_owners(owners)]
-            counts += np.bincount(np.searchsorted(owners, found), minlength=len(owners))
-        return counts
+            found[np.searchsorted(keys, segment.keys[segment.rows_of_keys(keys)])] = True
+        return found
 
     def search(self, probes: Float, k: int, depth: int | None, among: Keys | None = None) -> Matches:
         """Return the ``k`` most similar vectors for each of (q, d) probes.
 
         Args:
             depth: candidates per segment with a structure; None: compare every vector.
-            among: ascending owners to search; None: all.
+            among: ascending keys to search; None: all.
         """
         parts = [
             (segment, hits)
@@ -183,18 +155,14 @@ class View:
         ]
         if not parts:
             none = np.full((len(probes), 0), -1, np.int64)
-            return Matches(none.astype(np.float32), none, none)
+            return Matches(none.astype(np.float32), none)
         return _best(_exact_matches(probes, parts, max(depth or 0, k)), k)
 
-    def vectors_of(self, owners: Keys) -> Rows:
-        """Return the live vectors of these ascending owners, sorted by owner and key."""
-        found = [segment.rows.at(segment.rows_of_owners(owners)) for segment in self.segments]
-        together = Rows(
-            np.concatenate([rows.keys for rows in found]),
-            np.concatenate([rows.owners for rows in found]),
-            np.concatenate([rows.vectors for rows in found]),
-        )
-        return together.at(np.lexsort((together.keys, together.owners)))
+    def vectors_of(self, keys: Keys) -> Rows:
+        """Return the live vectors of these ascending keys, sorted by key."""
+        found = [segment.rows.at(segment.rows_of_keys(keys)) for segment in self.segments]
+        together = Rows(np.concatenate([rows.keys for rows in found]), np.concatenate([rows.vectors for rows in found]))
+        return together.at(np.argsort(together.keys))
 
 
 def _contained(values: Keys, ascending: Keys) -> Mask:
@@ -208,7 +176,7 @@ def _hits(segment: Segment, probes: Float, k: int, depth: int | None, among: Key
     structured = segment.structure is not None and depth is not None
     allowed, available = (None if not segment.dead else segment.alive), segment.live
     if among is not None:
-        rows = segment.rows_of_owners(among)
+        rows = segment.rows_of_keys(among)
         available = len(rows)
         if not available:
             return None
@@ -292,9 +260,7 @@ def _exact_matches(probes: Float, parts: list[tuple[Segment, Hits]], depth: int)
         least = -np.partition(-together, depth - 1, axis=1)[:, depth - 1 : depth]
     found = list(_rescored(probes, parts, least))
     return Matches(
-        np.concatenate([part.similarities for part in found], 1),
-        np.concatenate([part.keys for part in found], 1),
-        np.concatenate([part.owners for part in found], 1),
+        np.concatenate([part.similarities for part in found], 1), np.concatenate([part.keys for part in found], 1)
     )
 
 
@@ -306,9 +272,7 @@ def _rescored(probes: Float, parts: list[tuple[Segment, Hits]], least: Float | f
             similarities = similarities_at(probes, segment.vectors, rows)
         missing = rows < 0
         similarities = np.where(missing, -np.inf, similarities).astype(np.float32)
-        yield Matches(
-            similarities, np.where(missing, -1, segment.keys[rows]), np.where(missing, -1, segment.owners[rows])
-        )
+        yield Matches(similarities, np.where(missing, -1, segment.keys[rows]))
 
 
 def _best(found: Matches, k: int) -> Matches:

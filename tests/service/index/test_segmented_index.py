@@ -54,36 +54,36 @@ def index_of(
     return SegmentedIndex(dimension, wanted, promise, trainer_for("cpu"), later or Background(), sizes)
 
 
-def batch(keys: list[int], owners: list[int], vectors: Float, sequence: int, gone: list[int] | None = None) -> Batch:
+def batch(keys: list[int], vectors: Float, sequence: int, gone: list[int] | None = None) -> Batch:
     named = np.array(sorted({*keys, *(gone or [])}), np.int64)
-    rows = Rows(np.array(keys, np.int64), np.array(owners, np.int64), np.asarray(vectors, np.float32))
+    rows = Rows(np.array(keys, np.int64), np.asarray(vectors, np.float32))
     return Batch(named, rows, sequence)
 
 
-def brute_force(model: dict[int, tuple[int, Float]], probe: Float, k: int, among: set[int] | None) -> list[float]:
-    allowed = [vector for owner, vector in model.values() if among is None or owner in among]
+def brute_force(model: dict[int, Float], probe: Float, k: int, among: set[int] | None) -> list[float]:
+    allowed = [vector for key, vector in model.items() if among is None or key in among]
     return sorted((float(probe @ vector) for vector in allowed), reverse=True)[:k]
 
 
 def check(
-    index: SegmentedIndex, model: dict[int, tuple[int, Float]], rng: np.random.Generator, dimension: int, exact: bool
+    index: SegmentedIndex, model: dict[int, Float], rng: np.random.Generator, dimension: int, exact: bool
 ) -> None:
     """Similarities are always the true ones of the keys named; the best ones where every vector is compared."""
     view = index.view
     assert len(view) == len(model)
-    assert view.owners == len({owner for owner, _ in model.values()})
     probes = l2_normalize(rng.normal(size=(int(rng.integers(1, 8)), dimension)))
     k = int(rng.integers(1, 12))
-    among = None if rng.random() < 0.5 else {int(owner) for owner in rng.integers(0, 12, int(rng.integers(1, 10)))}
+    among = None if rng.random() < 0.5 else {key for key in [*model, 7] if rng.random() < 0.3}
     keys = None if among is None else np.array(sorted(among), np.int64)
+    assert keys is None or view.contains(keys).tolist() == [key in model for key in keys.tolist()]
     found = index.search(view, probes, k, keys)
-    for probe, similarities, named, owners in zip(probes, *found, strict=True):
+    for probe, similarities, named in zip(probes, *found, strict=True):
         kept = named >= 0
         expected = brute_force(model, probe, k, among)
         assert len(set(named[kept].tolist())) == kept.sum() == len(expected)
-        for similarity, key, owner in zip(similarities[kept], named[kept], owners[kept], strict=True):
-            assert model[int(key)][0] == owner and (among is None or int(owner) in among)
-            assert similarity == pytest.approx(float(probe @ model[int(key)][1]), abs=1e-5)
+        for similarity, key in zip(similarities[kept], named[kept], strict=True):
+            assert among is None or int(key) in among
+            assert similarity == pytest.approx(float(probe @ model[int(key)]), abs=1e-5)
         if exact:
             assert similarities[kept].tolist() == pytest.approx(expected, abs=1e-5)
 
@@ -101,7 +101,7 @@ def test_any_history_is_searched_as_by_brute_force(seed: int, wanted: IndexSetti
     rng = np.random.default_rng(seed)
     dimension, background = 16, Background()
     index = index_of(dimension, wanted, later=background)
-    model: dict[int, tuple[int, Float]] = {}
+    model: dict[int, Float] = {}
     sequence = 0
     for step in [*steps, "search", "in order", "search"]:
         sequence += 1
@@ -113,7 +113,7 @@ def test_any_history_is_searched_as_by_brute_force(seed: int, wanted: IndexSetti
         elif step in ("remove", "remove many") and model:
             share = len(model) * 2 // 3 if step == "remove many" else 2
             gone = rng.choice(list(model), min(len(model), share), replace=False).tolist()
-            index.apply([batch([], [], np.empty((0, dimension), np.float32), sequence, [*gone, 7])])
+            index.apply([batch([], np.empty((0, dimension), np.float32), sequence, [*gone, 7])])
             for key in gone:
                 del model[key]
             continue
@@ -126,10 +126,9 @@ def test_any_history_is_searched_as_by_brute_force(seed: int, wanted: IndexSetti
             continue
         else:
             continue
-        owners = rng.integers(0, 12, len(keys)).tolist()
         vectors = l2_normalize(rng.normal(size=(len(keys), dimension)))
-        index.apply([batch(keys, owners, vectors, sequence)])
-        model.update({key: (owner, vector) for key, owner, vector in zip(keys, owners, vectors, strict=True)})
+        index.apply([batch(keys, vectors, sequence)])
+        model.update(zip(keys, vectors, strict=True))
         assert index.view.sequence == sequence
     index.compact()
     assert not index.needs_compaction()
@@ -141,10 +140,10 @@ def clustered(rng: np.random.Generator, people: int, each: int, dimension: int) 
     return l2_normalize(np.repeat(centers, each, 0) + spread)
 
 
-def filled(wanted: IndexSetting, vectors: Float, sizes: Sizes, each: int = 2, promise: float = 0.999) -> SegmentedIndex:
+def filled(wanted: IndexSetting, vectors: Float, sizes: Sizes, promise: float = 0.999) -> SegmentedIndex:
     index = index_of(vectors.shape[1], wanted, promise, sizes)
     n = len(vectors)
-    index.load(Rows(np.arange(1, n + 1), np.arange(n) // each, vectors), n)
+    index.load(Rows(np.arange(1, n + 1), vectors), n)
     index.compact()
     return index
 
@@ -159,20 +158,20 @@ def test_a_structure_finds_what_comparing_all_finds_in_any_part(rng: np.random.G
     assert (stats.kind, stats.vector_count, stats.tombstone_count) == ("compact", 8000, 0)
     assert stats.segment_count > 1 and all(segment.structure for segment in index.view.segments)
     assert stats.recall is not None and stats.recall.at_1 >= 0.999 and stats.recall.sample_count == 1000
-    # Delete some rows, and change others, which get new keys.
+    # Delete some rows, and change others.
     gone = np.sort(rng.choice(np.arange(1, 8001), 500, replace=False))
-    index.apply([batch(gone[:250].tolist(), [7000] * 250, -vectors[gone[:250] - 1], 8001, gone.tolist())])
+    index.apply([batch(gone[:250].tolist(), -vectors[gone[:250] - 1], 8001, gone.tolist())])
     view = index.view
     for share in (1.0, 0.5, 0.1, 0.01):
-        owners = np.sort(rng.choice(4000, int(4000 * share), replace=False)) if share < 1 else None
-        inside = view.vectors_of(np.arange(4000) if owners is None else owners).vectors
+        among = np.sort(rng.choice(np.arange(1, 8001), int(8000 * share), replace=False)) if share < 1 else None
+        inside = view.vectors_of(np.arange(1, 8001) if among is None else among).vectors
         probes = inside[rng.choice(len(inside), 40)]
         probes = l2_normalize(probes + 0.6 * rng.normal(size=probes.shape) / np.sqrt(32))
         for batched in (probes, probes[:1]):
-            found, expected = index.search(view, batched, 5, owners), view.search(batched, 5, None, owners)
+            found, expected = index.search(view, batched, 5, among), view.search(batched, 5, None, among)
             assert (found.keys[:, 0] == expected.keys[:, 0]).mean() >= 0.97
             assert not np.isin(found.keys, gone[250:]).any()
-            assert owners is None or np.isin(found.owners, owners).all()
+            assert among is None or np.isin(found.keys, among).all()
             assert np.allclose(found.similarities[:, 0], expected.similarities[:, 0], atol=0.1)
 
 
@@ -198,11 +197,11 @@ def test_vectors_that_codes_cannot_tell_apart_are_searched_exactly(rng: np.rando
     vectors = in_crowds(rng, 20, 40_000, 32)
     background, trained = Background(), Builders()
     index = SegmentedIndex(32, "auto", 0.999, trained, background, replace(SMALL, max_length=65_536))
-    index.load(Rows(np.arange(1, 40_001), np.arange(40_000) // 2, vectors), 1)
+    index.load(Rows(np.arange(1, 40_001), vectors), 1)
     background.run()
     # Inserting and deleting rows does not improve the codes.
     nothing = np.empty((0, 32), np.float32)
-    index.apply([batch([], [], nothing, 2, [40_000])])
+    index.apply([batch([], nothing, 2, [40_000])])
     background.run()
     assert trained.kinds == ["compact"]
     stats = index.stats()
@@ -224,8 +223,8 @@ def test_products_are_the_similarities_to_every_row(probes: int, rows: int, rng:
 def test_several_probes_find_what_each_finds_alone_and_nothing_that_left(probes: int, rng: np.random.Generator) -> None:
     vectors = l2_normalize(rng.normal(size=(300, 16)))
     index, keys = index_of(16, "exact", sizes=Sizes()), list(range(300))
-    index.apply([batch(keys, keys, vectors, 1)])
-    index.apply([batch([], [], np.empty((0, 16), np.float32), 2, gone=keys[:150])])
+    index.apply([batch(keys, vectors, 1)])
+    index.apply([batch([], np.empty((0, 16), np.float32), 2, gone=keys[:150])])
     for among in (None, np.arange(100, 160), np.arange(100, 290)):
         found = index.search(index.view, vectors[:probes], 20, among)
         alone = [index.search(index.view, probe[None], 20, among) for probe in vectors[:probes]]
@@ -250,7 +249,7 @@ def switches():
 
 vectors = np.random.default_rng(0).normal(size=(3000, 512)).astype(np.float32)
 index = SegmentedIndex(512, "exact", 0.999, trainer_for("cpu"), lambda _: None)
-index.load(Rows(np.arange(3000), np.arange(3000), vectors), 0)
+index.load(Rows(np.arange(3000), vectors), 0)
 for attempt in range(50):  # numpy's threads look for work for a while after they were made
     before = switches()
     time.sleep(0.1)
@@ -277,12 +276,12 @@ def test_recall_is_measured_again_when_others_have_come(rng: np.random.Generator
     half = np.zeros((size, dimension // 2), np.float32)
     first, others = (clustered(rng, size, 1, dimension // 2) for _ in range(2))
     first, others = np.hstack([first, half]), np.hstack([half, others])
-    index.load(Rows(np.arange(size), np.arange(size), first), 1)
+    index.load(Rows(np.arange(size), first), 1)
     background.run()
     for sequence, start in enumerate(range(0, size, 2500), 2):
         keys = list(range(size + start, size + start + 2500))
         gone = list(range(start, start + 2500))
-        index.apply([batch(keys, keys, others[start : start + 2500], sequence, gone)])
+        index.apply([batch(keys, others[start : start + 2500], sequence, gone)])
         background.run()
         stats = index.stats()
         assert stats.recall is not None and stats.recall.at_1 >= 0.999
@@ -298,7 +297,7 @@ def test_the_depth_finds_runners_up(rng: np.random.Generator, monkeypatch: pytes
     for share in (0.0, 0.95):
         monkeypatch.setattr(recall, "RECALL_OF_NEAREST", share)
         index = index_of(256, "compact", sizes=replace(SMALL, max_length=16_384))
-        index.load(Rows(np.arange(8000), np.arange(8000), vectors), 1)
+        index.load(Rows(np.arange(8000), vectors), 1)
         index.compact()
         stats = index.stats()
         assert stats.recall is not None and stats.recall.at_1 >= 0.999 and stats.recall.at_10 >= share
@@ -341,7 +340,7 @@ def test_a_structure_answers_only_once_its_recall_is_known(
     monkeypatch.setattr(recall, "recall_of", measured)
     sizes = replace(SMALL, max_length=1024)
     index = SegmentedIndex(16, "compact", 0.999, lambda kind, sample: Blind(search), Background(), sizes)
-    index.load(Rows(np.arange(4000), np.arange(4000), vectors), 1)
+    index.load(Rows(np.arange(4000), vectors), 1)
     assert index.stats().segment_count == 4
     index.compact()
     assert len(found) == 2 and all(found), "one segment is enough to know"
@@ -368,7 +367,7 @@ def test_a_gallery_that_outgrows_a_kind_has_structures_of_the_next(rng: np.rando
     index = SegmentedIndex(
         16, "auto", 0.999, lambda kind, sample: Seeing(lambda: None, kind), background, SMALL, accelerated=True
     )
-    index.load(Rows(np.arange(1900), np.arange(1900), vectors[:1900]), 1)
+    index.load(Rows(np.arange(1900), vectors[:1900]), 1)
     for kind in ("exact", "compact"):
         background.run()
         stats = index.stats()
@@ -376,13 +375,13 @@ def test_a_gallery_that_outgrows_a_kind_has_structures_of_the_next(rng: np.rando
         structures = [segment.structure for segment in index.view.segments if segment.sealed]
         assert structures and all(isinstance(each, Seeing) and each.kind == kind for each in structures)
         keys = list(range(1900, 2100))
-        index.apply([batch(keys, keys, vectors[1900:], 2)])
+        index.apply([batch(keys, vectors[1900:], 2)])
 
 
 def test_a_segment_that_is_the_whole_gallery_is_not_copied(rng: np.random.Generator) -> None:
     vectors = l2_normalize(rng.normal(size=(2000, 16)))
     index = index_of(16, "exact", sizes=SMALL)
-    index.load(Rows(np.arange(2000), np.arange(2000), vectors), 1)
+    index.load(Rows(np.arange(2000), vectors), 1)
     (segment,) = index.view.segments
     assert np.shares_memory(segment.vectors, vectors)
 
@@ -397,12 +396,12 @@ def test_one_gallery_waits_in_one_thread_only(rng: np.random.Generator) -> None:
 
     background = Background()
     index = SegmentedIndex(16, "compact", 0.5, lambda kind, sample: Blind(during), background, SMALL)
-    index.load(Rows(np.arange(600), np.arange(600), l2_normalize(rng.normal(size=(600, 16)))), 1)
+    index.load(Rows(np.arange(600), l2_normalize(rng.normal(size=(600, 16)))), 1)
     thread = threading.Thread(daemon=True, target=background.waiting.pop())
     thread.start()
     assert building.wait(60)
     keys = list(range(600, 1200))
-    index.apply([batch(keys, keys, l2_normalize(rng.normal(size=(600, 16))), 2)])
+    index.apply([batch(keys, l2_normalize(rng.normal(size=(600, 16))), 2)])
     waiting = len(background.waiting)
     go_on.set()
     thread.join()
@@ -413,7 +412,7 @@ def test_one_gallery_waits_in_one_thread_only(rng: np.random.Generator) -> None:
 
 def test_more_candidates_are_tried_before_a_kind_is_given_up(rng: np.random.Generator) -> None:
     vectors = l2_normalize(rng.normal(size=(8000, 16)))
-    index = filled("compact", vectors, SMALL, each=1)
+    index = filled("compact", vectors, SMALL)
     stats = index.stats()
     assert (
         stats.candidate_count is not None and stats.candidate_count > trainer_for("cpu")("compact", vectors).depths[0]
@@ -442,38 +441,38 @@ def test_searches_find_every_subject_while_segments_are_rebuilt(rng: np.random.G
         rows = rng.integers(0, 6000, 200)
         keys = np.unique(rows + 1)
         # The same vectors under the same keys: every subject must be found at all times.
-        index.apply([batch(keys.tolist(), ((keys - 1) // 2).tolist(), vectors[keys - 1], sequence)])
+        index.apply([batch(keys.tolist(), vectors[keys - 1], sequence)])
         index.compact()
     stop.set()
     for thread in threads:
         thread.join()
     assert not failures and min(searches) > 0
-    assert len(index.view) == 6000 and index.view.owners == 3000
+    assert len(index.view) == 6000
 
 
 def test_a_new_segment_contains_changes_made_during_its_build(rng: np.random.Generator) -> None:
     vectors = clustered(rng, 2000, 1, 32)
     index = index_of(32, "compact", sizes=SMALL)
-    index.load(Rows(np.arange(2000), np.arange(2000), vectors), 1)
+    index.load(Rows(np.arange(2000), vectors), 1)
     make = index._segments.merge
 
     def made_meanwhile(*arguments: object) -> object:
         result = make(*arguments)  # type: ignore[arg-type]
-        index.apply([batch([5, 3000], [5, 3000], l2_normalize(rng.normal(size=(2, 32))), 2, [7])])
+        index.apply([batch([5, 3000], l2_normalize(rng.normal(size=(2, 32))), 2, [7])])
         index._segments.merge = make  # type: ignore[method-assign]
         return result
 
     index._segments.merge = made_meanwhile  # type: ignore[assignment, method-assign]
     index.compact()
     view = index.view
-    assert len(view) == view.owners == 2000
-    assert view.count_of(np.array([5, 7, 3000])).tolist() == [1, 0, 1]
+    assert len(view) == 2000
+    assert view.contains(np.array([5, 7, 3000])).tolist() == [True, False, True]
     assert view.search(vectors[5:6], 1, None).keys.tolist() != [[5]]
 
 
 def test_a_closed_index_stops_building(rng: np.random.Generator) -> None:
     index = index_of(32, "compact", sizes=SMALL)
-    index.load(Rows(np.arange(2000), np.arange(2000), clustered(rng, 2000, 1, 32)), 1)
+    index.load(Rows(np.arange(2000), clustered(rng, 2000, 1, 32)), 1)
     index.close()
     with pytest.raises(StoppedError):
         index.compact()
@@ -509,22 +508,22 @@ def test_a_kind_that_failed_is_tried_again_in_a_gallery_twice_or_half_as_large()
 def test_a_gpu_search_equals_brute_force(kind: IndexSetting, rng: np.random.Generator) -> None:
     vectors = clustered(rng, 5000, 2, 64)
     index = SegmentedIndex(64, kind, 0.99, trainer_for("gpu"), Background(), SMALL, accelerated=True)
-    index.load(Rows(np.arange(10_000), np.arange(10_000) // 2, vectors), 1)
+    index.load(Rows(np.arange(10_000), vectors), 1)
     index.compact()
     assert all(segment.structure for segment in index.view.segments)
     found = index.search(index.view, vectors[:50], 1)
     assert (found.keys[:, 0] == np.arange(50)).mean() >= 0.98
 
 
-def owners_of(view: View) -> Keys:
-    return np.unique(np.concatenate([segment.owners[segment.alive] for segment in view.segments]))
+def keys_of(view: View) -> Keys:
+    return np.unique(np.concatenate([segment.keys[segment.alive] for segment in view.segments]))
 
 
 def test_small_batches_do_not_pile_up_in_small_segments(rng: np.random.Generator) -> None:
     index = index_of(16, "exact", sizes=Sizes(seal=32, compact_from=10**6, max_length=2048))
     for number in range(60):
         keys = list(range(number * 40, number * 40 + 40))
-        index.apply([batch(keys, keys, l2_normalize(rng.normal(size=(40, 16))), number + 1)])
+        index.apply([batch(keys, l2_normalize(rng.normal(size=(40, 16))), number + 1)])
         index.compact()
     assert index.stats().segment_count <= segment_builder.MAX_SMALL_SEGMENTS + 2
-    assert np.array_equal(owners_of(index.view), np.arange(2400))
+    assert np.array_equal(keys_of(index.view), np.arange(2400))
