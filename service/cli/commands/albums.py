@@ -110,6 +110,18 @@ add_call(
     confirm="Erase album {album}?",
     album=AlbumId,
 )
+GROUP: Final = Annotated[str, typer.Argument(metavar="GROUP", help="Group, such as g1, from 'kith album show'.")]
+MOVED: Final = "Group {0.id} has {0.face_count} faces"
+add_call(app, "merge", "merge_album_group", MOVED, album=AlbumId, group=GROUP)
+add_call(
+    app,
+    "split",
+    "split_album_group",
+    MOVED,
+    album=AlbumId,
+    group=GROUP,
+    faces=Annotated[list[str], typer.Argument(metavar="FACE", help="Face ids, from 'kith album show --json'.")],
+)
 
 
 @app.command()

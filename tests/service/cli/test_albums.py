@@ -163,6 +163,11 @@ def test_unusable_files_are_refused_with_their_reason(photos: Path, tmp_path: Pa
         "text.jpg": "image_format",
     }
     assert made["group_count"] == 2
+    first, second, *_ = album("show", made["id"], "-g", "g", cwd=tmp_path)["groups"]
+    merged = album("merge", made["id"], second["id"], "--into", first["id"], "-g", "g", cwd=tmp_path)
+    assert (merged["id"], merged["face_count"]) == (first["id"], first["face_count"] + second["face_count"])
+    faces = [face["id"] for face in second["faces"]]
+    assert album("split", made["id"], first["id"], *faces, "-g", "g", cwd=tmp_path)["face_count"] == len(faces)
     assert "receipt" in album("delete", made["id"], "-g", "g", "--yes", cwd=tmp_path, text=True)
     assert album("list", "-g", "g", cwd=tmp_path) == []
     (tmp_path / "empty").mkdir()
