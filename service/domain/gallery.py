@@ -98,10 +98,10 @@ class Gallery:
     """Second generation during a migration, or until a rollback is no longer possible."""
     moved: bool = False
     """True if the gallery has, or had, vectors of a second recognizer."""
-    has_decoys: bool = False
-    """True if a subject has a decoy of the current generation."""
     companion_of: int | None = None
     """Key of the gallery whose strangers are the subjects of this one, which is hidden."""
+    outsiders: Mapping[int, int] = field(default_factory=dict, hash=False)
+    """Keys of outsiders with a vector of the current generation, and of the subjects that they were mistaken for."""
     version: int = 0
     """Version tag that changes with every change of the gallery or its content. Versions have no order."""
     erased: int = 0

@@ -8,8 +8,7 @@
 3. `service.risk.gallery_risks`: keeps the model of each gallery up to date, and returns it.
 4. `service.risk.decision`: thresholds for the accepted risk, and the outcome of a search or a pair.
 
-5. `service.risk.known_strangers`, `service.risk.one_face`: decisions of a search that a correction or another face of
-   the photo changes. They only demote.
+5. `service.risk.one_face`: decisions of a search that another face of the photo changes. They only demote.
 
 Reports: `service.risk.risk_report`, `service.risk.drift` and `service.risk.hygiene`.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -23,12 +23,13 @@ from models.runtime.network import Float
 from models.vision.quality_gate import LivenessVerdict
 from service.core.errors import RiskUncalibratedError
 from service.domain.fusion import fuse_similarities
+from service.domain.gallery import Hit
 from service.domain.outcomes import REVIEW_FACTOR, RejectionOutcome, RiskTarget
 
 MAX_REVIEW_RISK: Final = 0.5
 MEDIAN_FPIR: Final = 0.5
 KNOWN_STRANGER: Final = "known_stranger"
-"""Reason: the face is more similar to a decoy of the subject than to the subject."""
+"""Reason: the face is more similar to an outsider who was mistaken for the subject than to the subject."""
 SIMILARITY_STEP: Final = 0.05
 """Rounding step of similarities for callers without the scope vectors."""
 
@@ -274,11 +275,33 @@ def decide(candidates: list[Candidate], thresholds: Thresholds) -> Decision:
     return Decision("uncertain" if score >= thresholds.accept else "identified", best, runner_up)
 
 
+def without_known_stranger(
+    decision: Decision, hits: Sequence[Hit], outsiders: Mapping[int, int]
+) -> tuple[Decision, tuple[str, ...]]:
+    """Return the decision on a face, `unknown` if an outsider beats the subject that it was mistaken for, and reasons.
+
+    The decision keeps its numbers. Other subjects are decided as if there were no outsiders, because one of them may be
+    the outsider, enrolled since (docs/decisions/0059).
+
+    Args:
+        decision: among the others.
+        hits: of the search, with outsiders.
+        outsiders: keys of outsiders, and of the subjects that they were mistaken for.
+    """
+    best = decision.best
+    if best is None or decision.outcome == "unknown":
+        return decision, ()
+    own = (hit.similarity for hit in hits if outsiders.get(hit.subject_pk) == best.subject_pk)
+    if max(own, default=-1.0) <= best.similarity:
+        return decision, ()
+    return replace(decision, outcome="unknown"), (KNOWN_STRANGER,)
+
+
 @dataclass(frozen=True, eq=False)
 class EnrolledSubject:
     """Subject with (n, d) template vectors and (n,) qualities, n >= 1, and the decision rules of its gallery.
 
-    ``decoys``: (m, d) vectors of strangers who were mistaken for it; None: there are none.
+    ``decoys``: (m, d) vectors of outsiders who were mistaken for it; None: there are none.
     """
 
     vectors: Float
@@ -315,7 +338,7 @@ def compare_with_subject(probe: Float, subject: EnrolledSubject) -> PairSimilari
         # Strangers score higher against a subject with more templates. In a search the subjects' template counts
         # average out; against a single subject its own count matters.
         model = replace(model, comparisons_per_subject=max(1.0, count / model.mean_templates))
-    decoy = -1.0 if subject.decoys is None else _cosine((subject.decoys @ probe).max())
+    decoy = -1.0 if subject.decoys is None else _cosine((subject.decoys @ probe).max(initial=-1))
     return PairSimilarity(_cosine(fused), model, subject.review_factor, decoy)
 
 

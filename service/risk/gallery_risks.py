@@ -147,7 +147,7 @@ class GalleryRisks:
             stored = self._store.evidence.get(gallery)
             if stored is not None and not self.is_stale(gallery, stored, 0.0 if exact else STALE_SHARE):
                 return stored
-            snapshot = self._store.changes.snapshot(gallery)
+            snapshot = self._store.changes.snapshot(gallery, of_people=True)
             scores = impostor_evidence(snapshot)
             templates = len(snapshot.template_pks)
             new = StoredEvidence(snapshot.sequence, templates, scores, datetime.now(UTC))

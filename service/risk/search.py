@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Final
 
+import numpy as np
+
+from kith.wire.fields import MAX_DECOYS
 from models.runtime.network import Float
 from service.core.actor import RequestThreads
 from service.domain.gallery import Gallery, Hit, Keys
@@ -22,14 +26,15 @@ from service.risk.decision import (
     score_candidates,
     shown_probability,
     thresholds_for,
+    without_known_stranger,
 )
 from service.risk.gallery_risks import GalleryRisks
 
 MAX_INLINE_FLOATS: Final = 1_000_000
 """Numbers in a gallery's vectors up to which it is searched on the event loop: 0.15 ms a probe. A thread takes longer:
 0.1 ms without other requests, and milliseconds beside them (docs/decisions/0031)."""
-DEPTH: Final = 3
-"""Least subjects found: the best, the runner-up, and one more if a decoy rules out the best."""
+DEPTH: Final = 2
+"""Least subjects found: the best and the runner-up."""
 MAX_INLINE_CANDIDATES: Final = 50
 """Candidates of all probes together up to which they are searched for on the event loop."""
 
@@ -43,7 +48,6 @@ class Identification:
         ranked: all that were found, best first.
         thresholds: for scores of candidates.
         model, subjects: the risk model and the number of subjects behind the probabilities.
-        reference: runner-up that sets the shown thresholds, if it is another than that of ``decision``.
         reasons, other_face: effect of another face of the photo, and its position (:mod:`service.risk.one_face`).
     """
 
@@ -54,14 +58,13 @@ class Identification:
     subjects: int = 0
     exact: bool = True
     ranked: Sequence[Candidate] = ()
-    reference: Candidate | None = None
     reasons: tuple[str, ...] = ()
     other_face: int | None = None
 
     @property
     def shown_thresholds(self) -> Thresholds:
         """Return the thresholds for the response: exact ones apply to the similarity of the best candidate."""
-        runner_up = self.reference or self.decision.runner_up
+        runner_up = self.decision.runner_up
         return self.thresholds.of_search(runner_up.similarity if self.exact and runner_up else None)
 
     def shown_probability(self, candidate: Candidate) -> tuple[float | None, bool | None]:
@@ -106,7 +109,9 @@ class GallerySearch:
             OverloadedError, StorageError, IndexUnavailableError: the gallery cannot be searched now.
         """
         follower = await self.catch_up(gallery)
-        depth = max(DEPTH, k)
+        if among is not None and gallery.outsiders:
+            gallery, among = _with_their_outsiders(gallery, among)
+        depth = depth_of(gallery, max(DEPTH, k))
         small = gallery.templates * gallery.dimension <= MAX_INLINE_FLOATS
         # A follower in Milvus is never at the version: its searches wait for a server.
         current = follower.is_at(gallery.version) and self._risks.is_cached(gallery)
@@ -141,7 +146,7 @@ class GallerySearch:
         k: int,
         among: Keys | None,
     ) -> list[Identification]:
-        hits, subjects = follower.search(probes, max(DEPTH, k), among)
+        hits, subjects = follower.search(probes, depth_of(gallery, max(DEPTH, k)), among)
         return self._decide(gallery, self._risks.current(gallery), hits, subjects, target, k)
 
     def _decide(
@@ -153,14 +158,28 @@ class GallerySearch:
         target: RiskTarget,
         k: int,
     ) -> list[Identification]:
-        """Decide on each probe from its hits among ``subjects``."""
+        """Decide on each probe from its hits among ``subjects``, outsiders included."""
+        subjects -= len(gallery.outsiders)
         thresholds = thresholds_for(target, model, subjects, gallery.settings.review_factor)
         identifications = []
         for hits in hits_of:
-            candidates = score_candidates(
-                [(hit.subject_pk, hit.similarity) for hit in hits], thresholds, model, subjects
+            people = [(hit.subject_pk, hit.similarity) for hit in hits if hit.subject_pk not in gallery.outsiders]
+            candidates = score_candidates(people[: max(DEPTH, k)], thresholds, model, subjects)
+            decision, reasons = without_known_stranger(decide(candidates, thresholds), hits, gallery.outsiders)
+            found = Identification(
+                decision, candidates[:k], thresholds, model, subjects, ranked=candidates, reasons=reasons
             )
-            decision = decide(candidates, thresholds)
-            found = Identification(decision, candidates[:k], thresholds, model, subjects, ranked=candidates)
             identifications.append(found)
         return identifications
+
+
+def depth_of(gallery: Gallery, k: int) -> int:
+    """Return how many subjects a search must find, so that ``k`` of them are no outsiders."""
+    return k + min(len(gallery.outsiders), MAX_DECOYS)
+
+
+def _with_their_outsiders(gallery: Gallery, among: Keys) -> tuple[Gallery, Keys]:
+    """Return the gallery with the outsiders of the subjects to search only, and the keys of all of them."""
+    chosen = np.isin(list(gallery.outsiders.values()), among).tolist()
+    outsiders = dict(compress(gallery.outsiders.items(), chosen))
+    return replace(gallery, outsiders=outsiders), np.union1d(among, np.array(list(outsiders), np.int64))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from kith.wire.common import TemplateKind
 from kith.wire.subjects import DecoyIn
-from models.runtime.network import Float
 from service.core.errors import GalleryMovedError, InvalidRequestError
-from service.domain.gallery import Decoy, Gallery
+from service.domain.gallery import Decoy, Gallery, NewTemplate
 from service.inference.photo_pipeline import Photo
 from service.inference.recognizers import check_recognizer, check_vectors
 from service.security.callers import Caller
 from service.usecases.backend import Backend, process_photos
-from service.usecases.enrollment_checks import Overrides, choose_face, template_from_face
+from service.usecases.enrollment_checks import Overrides, choose_face, embed_for, new_template, template_from_face
 
 
 async def add_decoy(
@@ -33,28 +31,25 @@ async def add_decoy(
     if body.embeddings and body.recognizer is None and not gallery.moved:
         body.recognizer = gallery.fingerprint  # the embedding stays this recognizer's if the gallery moves now
     while True:
-        vector, kind = await _embed(backend, gallery, body)
+        template = await _embed(backend, gallery, body)
         try:
-            return await backend.run(backend.galleries.store.decoys.add, gallery, subject, vector, kind)
+            return await backend.run(backend.galleries.store.decoys.add, gallery, subject, template)
         except GalleryMovedError:
             gallery = await backend.reload_gallery(gallery)
 
 
-async def _embed(backend: Backend, gallery: Gallery, body: DecoyIn) -> tuple[Float, TemplateKind]:
-    served = backend.faces.recognizers.for_gallery(gallery)
+async def _embed(backend: Backend, gallery: Gallery, body: DecoyIn) -> NewTemplate:
+    # A decoy lets no face in, so it may be a picture of a picture.
+    checks = Overrides(allow_low_quality=body.allow_low_quality, allow_not_live=True)
     if body.embeddings:
         check_recognizer(gallery, body.recognizer)
-        (vector,) = check_vectors(body.embeddings, served.dimension)
-        return vector, "embedding"
+        (vector,) = check_vectors(body.embeddings, backend.faces.recognizers.for_gallery(gallery).dimension)
+        return new_template(vector, gallery, checks)
     detail = body.detail or backend.settings.expected_face_detail
 
     async def embed(payload: bytes) -> Photo:
-        return await backend.faces.photos.embed(payload, served, detail=detail)
+        return await embed_for(gallery, payload, backend.faces, detail)
 
     (photo,) = await process_photos(backend, body.photos, embed)
     assert isinstance(photo, Photo)  # noqa: S101 - the error of a single photo is raised
-    # A decoy lets no face in, so it may be a picture of a picture.
-    checks = Overrides(allow_low_quality=body.allow_low_quality, allow_not_live=True)
-    return template_from_face(
-        choose_face(photo, body.face, gallery.settings.quality_gate), gallery, checks
-    ).vector, "photo"
+    return template_from_face(choose_face(photo, body.face, gallery.settings.quality_gate), gallery, checks)

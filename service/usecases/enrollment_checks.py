@@ -23,6 +23,7 @@ from service.index.faiss_structures import products
 from service.inference.photo_pipeline import Face, KeptCrops, Photo, verdict_of
 from service.risk.decision import ImpostorRisk, score_candidates, thresholds_for
 from service.risk.gallery_risks import GalleryRisks
+from service.risk.search import depth_of
 from service.storage.repositories.store import Store
 from service.usecases.backend import Faces, Galleries
 
@@ -137,7 +138,8 @@ def check_identities(
     hits_of: Sequence[Sequence[Hit]] = [()] * len(faces)
     subjects = 0
     if not overrides.allow_duplicate:
-        hits_of, subjects = galleries.followers.catch_up_blocking(gallery).search(faces, 3)
+        hits_of, found = galleries.followers.catch_up_blocking(gallery).search(faces, depth_of(gallery, 3))
+        subjects = found - len(gallery.outsiders)
     model = galleries.risks.current(gallery)
     rejections: list[KithError | None] = []
     for template, face, hits in zip(templates, faces[:, None], hits_of, strict=True):
@@ -145,7 +147,8 @@ def check_identities(
             if not overrides.allow_duplicate:
                 one = np.zeros(len(own), np.int64)
                 itself = fuse_similarities(face, own, one, qualities).max(initial=-1.0)
-                others = [(hit.subject_pk, hit.similarity) for hit in hits if hit.subject_pk != own_pk]
+                apart = {own_pk, *gallery.outsiders}
+                others = [(hit.subject_pk, hit.similarity) for hit in hits if hit.subject_pk not in apart]
                 _require_no_duplicate(others, float(itself), gallery, subject_id, store, model, subjects)
             if len(own) and not overrides.allow_inconsistent:
                 _require_consistency(float(products(face, own).max()), subject_id, calibration)

@@ -1,7 +1,7 @@
 """Search of a gallery for the probes of a request, and all that may change the answer to one afterwards.
 
-Decoys of the subject found and other faces of the photo only make an answer more careful: a face that is not
-identified by itself never becomes identified (docs/decisions/0057, 0059).
+Other faces of the photo only make an answer more careful: a face that is not identified by itself never becomes
+identified (docs/decisions/0057).
 """
 
 from __future__ import annotations
@@ -9,21 +9,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
 from models.runtime.network import Float
 from service.core import deadlines
 from service.core.errors import GalleryNotFoundError, StorageDamagedError
 from service.domain.gallery import Gallery, Keys, SubjectLabel
 from service.domain.outcomes import RiskTarget
-from service.risk.known_strangers import without_known_stranger
 from service.risk.one_face import one_face_per_person
 from service.risk.search import Identification
 from service.usecases.backend import Backend
 from service.usecases.probes import Probe
-
-PROBES_AT_ONCE: Final = 256
-"""Probes whose subjects' decoys are in memory together."""
 
 
 async def search_gallery(
@@ -48,8 +43,6 @@ async def search_gallery(
         if named is None:
             named = await backend.run(backend.galleries.store.subjects.names, gallery, keys)
         if keys <= named.keys():
-            if gallery.has_decoys:
-                results = await backend.run(_without_known_strangers, backend, gallery, probes, results)
             return results, named
         if (deadline := deadlines.current_deadline()) is not None:
             deadline.check()
@@ -72,27 +65,8 @@ def at_current_version(gallery: Gallery, current: Gallery) -> Gallery:
         version=current.version,
         subjects=current.subjects,
         templates=current.templates,
-        has_decoys=current.has_decoys,
+        outsiders=current.outsiders,
     )
-
-
-def _without_known_strangers(
-    backend: Backend, gallery: Gallery, probes: Float, results: Sequence[Identification]
-) -> list[Identification]:
-    """Return the answers with the decoys of the subjects found, which are read now. Blocks."""
-    answers: list[Identification] = []
-    for start in range(0, len(results), PROBES_AT_ONCE):
-        some = results[start : start + PROBES_AT_ONCE]
-        keys = {one.subject_pk for found in some if found.decision.outcome != "unknown" for one in found.ranked}
-        decoys = backend.galleries.store.decoys.vectors(gallery, sorted(keys)) if keys else {}
-        for found, probe in zip(some, probes[start : start + PROBES_AT_ONCE], strict=True):
-            nearest = {
-                one.subject_pk: float((decoys[one.subject_pk] @ probe).max())
-                for one in found.ranked
-                if one.subject_pk in decoys
-            }
-            answers.append(without_known_stranger(found, nearest))
-    return answers
 
 
 def keep_one_face_per_person(probes: Sequence[Probe]) -> None:

@@ -29,7 +29,7 @@ async def inspect_gallery(backend: Backend, gallery: Gallery) -> HygieneReport:
             raise GalleryMovedError(f"gallery {gallery.name!r} was replaced or moved to another recognizer meanwhile")
         report = store.cache.findings.get(current, [None]).get(None)
         if report is None:
-            report = find_problems(store.changes.snapshot(current), calibration)
+            report = find_problems(store.changes.snapshot(current, of_people=True), calibration)
             store.cache.findings.put(current, {None: report})
         return report
 

@@ -233,7 +233,7 @@ def _subject_faces(store: Store, gallery: Gallery, subject_id: str) -> SubjectFa
     if cached := store.cache.faces.get(gallery, [subject_id]):
         return cached[subject_id]
     vectors, qualities = store.templates.vectors(gallery, subject_id)
-    decoys = store.decoys.of_subject(gallery, subject_id) if gallery.has_decoys else None
+    decoys = store.decoys.vectors(gallery, subject_id) if gallery.outsiders else None
     faces = SubjectFaces(vectors, qualities, decoys)
     store.cache.faces.put(gallery, {subject_id: faces})
     return faces

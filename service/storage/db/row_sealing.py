@@ -6,15 +6,12 @@ A value that does not open raises SealBrokenError, which Database translates int
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
-from models.runtime.network import Float
 from service.domain.gallery import Crop
-from service.security.sealing import VECTOR_TYPE, Seal
+from service.security.sealing import Seal
 
 # Purposes: a value sealed or hashed for one purpose is invalid for any other.
 SUBJECT: Final = "subject"
@@ -25,7 +22,6 @@ PROBLEM: Final = "job problem"
 LABEL: Final = "label"
 EVENT: Final = "event"
 CURSOR: Final = "cursor"
-DECOY: Final = "decoy"
 ALBUM_FACE: Final = "album face"
 ALBUM_PHOTO: Final = "album photo"
 REQUEST: Final = "idempotency key"
@@ -85,17 +81,6 @@ def open_crop(seal: Seal, sealed: bytes) -> Crop:
     """Raises SealBrokenError."""
     landmarks, _, image = seal.open(sealed, CROP).partition(b"\n")
     return Crop(image, json.loads(landmarks))
-
-
-def seal_decoy(seal: Seal, vector: Float, generation: int) -> bytes:
-    """Seal the (d,) vector of a decoy, which opens for this generation only."""
-    return seal.close(vector.astype(VECTOR_TYPE).tobytes(), f"{DECOY} {generation}")
-
-
-def open_decoys(seal: Seal, sealed: Sequence[bytes], generation: int) -> Float:
-    """Return the (n, d) float32 vectors of decoys, n >= 1. Raises SealBrokenError."""
-    opened = [seal.open(each, f"{DECOY} {generation}") for each in sealed]
-    return np.frombuffer(b"".join(opened), VECTOR_TYPE).reshape(len(opened), -1).astype(np.float32)
 
 
 def seal_cursor(seal: Seal, *key: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -73,10 +73,12 @@ generations = _table(
 )
 
 # lookup: keyed hash of the id. sealed: id, name, metadata and tags (service.storage.db.row_sealing). seen_count: visits
-# of a stranger, the last at updated_at.
+# of a stranger, the last at updated_at. owner_pk: of an outsider, who has one template, the subject that it was
+# mistaken for. The check of this key waits for the end of a restore, which may insert an outsider first.
 subjects = _numbered(
     "subjects",
     sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
+    sa.Column("owner_pk", sa.ForeignKey("subjects.pk", ondelete="CASCADE", deferrable=True, initially="DEFERRED")),
     sa.Column("lookup", sa.String(32), nullable=False),
     sa.Column("sealed", sa.LargeBinary, nullable=False),
     sa.Column("created_at", Utc, nullable=False),
@@ -84,6 +86,13 @@ subjects = _numbered(
     sa.Column("seen_count", sa.Integer, nullable=False, server_default="1"),
     sa.UniqueConstraint("gallery_pk", "lookup"),
 )
+IS_PERSON: Final = subjects.c.owner_pk.is_(None)
+"""Condition of subjects that callers see: outsiders only compete in searches."""
+for _name, *_columns in (
+    ("subjects_by_owner", subjects.c.owner_pk),
+    ("outsiders_by_gallery", subjects.c.gallery_pk, subjects.c.owner_pk),
+):
+    sa.Index(_name, *_columns, sqlite_where=~IS_PERSON, postgresql_where=~IS_PERSON)
 
 # Keyed hashes of tags and metadata entries, so that a filter is an index lookup.
 labels = _table(
@@ -109,6 +118,9 @@ templates = _numbered(
     sa.Index("templates_by_subject", "subject_pk"),
     sa.Index("templates_by_age", "gallery_pk", "created_at"),
 )
+_outsiders = subjects.alias()
+OF_PERSON: Final = templates.c.subject_pk.not_in(sa.select(_outsiders.c.pk).where(_outsiders.c.owner_pk.is_not(None)))
+"""Condition of templates whose subject callers see."""
 
 # Sealed embeddings of a template, one for each generation.
 vectors = _table(
@@ -123,20 +135,6 @@ crops = _table(
     "crops",
     sa.Column("template_pk", sa.ForeignKey("templates.pk", ondelete="CASCADE"), primary_key=True),
     sa.Column("sealed", sa.LargeBinary, nullable=False),
-)
-
-# Decoys: strangers who were mistaken for the subject. sealed: a vector of one generation. No photo is kept.
-decoys = _numbered(
-    "decoys",
-    sa.Column("id", sa.String(32), nullable=False),
-    sa.Column("gallery_pk", sa.ForeignKey("galleries.pk", ondelete="CASCADE"), nullable=False),
-    sa.Column("subject_pk", sa.ForeignKey("subjects.pk", ondelete="CASCADE"), nullable=False),
-    sa.Column("generation", sa.Integer, nullable=False),
-    sa.Column("kind", sa.String(16), nullable=False),
-    sa.Column("sealed", sa.LargeBinary, nullable=False),
-    sa.Column("created_at", Utc, nullable=False),
-    sa.UniqueConstraint("gallery_pk", "id"),
-    sa.Index("decoys_by_subject", "subject_pk"),
 )
 
 # Albums: faces of uploaded photos, grouped into people. id: of the job that makes it. generation: of the vectors.

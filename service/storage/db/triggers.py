@@ -3,6 +3,9 @@
 With a subject goes what names it without being its row: names in jobs, whose items stay done.
 With a template go the stored answers of its subject: they describe the photos, and a repeated request enrolls again.
 
+Outsiders (``subjects.owner_pk``) count neither as subjects nor, with their one template, as templates. A template's
+subject may be deleted before it, so the subject's row makes up for the template.
+
 The condition that a gallery exists leaves out the rows of a deleted gallery, which the cascade reaches after it.
 """
 # ruff: noqa: S608 - the statements are constants
@@ -18,9 +21,11 @@ from sqlalchemy.engine import Connection
 _LINE: Final = "INSERT INTO changes (gallery_pk, template_pk, subject_pk)"
 SQLITE: Final = {
     "subjects_added": "AFTER INSERT ON subjects BEGIN "
-    "UPDATE galleries SET subject_count = subject_count + 1 WHERE pk = new.gallery_pk; END",
+    "UPDATE galleries SET subject_count = subject_count + (new.owner_pk IS NULL), "
+    "template_count = template_count - (new.owner_pk IS NOT NULL) WHERE pk = new.gallery_pk; END",
     "subjects_removed": "AFTER DELETE ON subjects BEGIN "
-    "UPDATE galleries SET subject_count = subject_count - 1 WHERE pk = old.gallery_pk; "
+    "UPDATE galleries SET subject_count = subject_count - (old.owner_pk IS NULL), "
+    "template_count = template_count + (old.owner_pk IS NOT NULL) WHERE pk = old.gallery_pk; "
     "UPDATE job_items SET sealed = NULL, subject = NULL WHERE subject = old.lookup; END",
     "templates_added": "AFTER INSERT ON templates BEGIN "
     "UPDATE galleries SET template_count = template_count + 1 WHERE pk = new.gallery_pk; END",
@@ -40,13 +45,13 @@ RESTORING: Final = "kith.restoring_rows"
 """PostgreSQL setting of a transaction that restores counts and change log as they were."""
 
 
-def _counting(table: str, count: str, event: str, sign: str, line: str = "") -> list[str]:
+def _counting(table: str, event: str, numbers: str, counts: str, line: str = "NULL;") -> list[str]:
     """Return a PostgreSQL trigger that runs once for all rows of a statement or COPY."""
     name, rows = f"{table}_{event}", "NEW" if event == "added" else "OLD"
     return [
         f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ DECLARE one record; BEGIN "
-        "FOR one IN SELECT gallery_pk, count(*) AS number FROM changed GROUP BY gallery_pk LOOP "
-        f"UPDATE galleries SET {count} = {count} {sign} one.number WHERE pk = one.gallery_pk; "
+        f"FOR one IN SELECT gallery_pk, {numbers} FROM changed GROUP BY gallery_pk LOOP "
+        f"UPDATE galleries SET {counts} WHERE pk = one.gallery_pk; "
         f"IF FOUND THEN {line} END IF; END LOOP; RETURN NULL; END $$",
         f"CREATE TRIGGER {name} AFTER {'INSERT' if event == 'added' else 'DELETE'} ON {table} "
         f"REFERENCING {rows} TABLE AS changed FOR EACH STATEMENT "
@@ -57,11 +62,15 @@ def _counting(table: str, count: str, event: str, sign: str, line: str = "") -> 
 _NAMES: Final = "UPDATE job_items SET sealed = NULL, subject = NULL WHERE subject IN (SELECT lookup FROM changed);"
 _ANSWERS: Final = "DELETE FROM idempotency WHERE subject_pk IN (SELECT subject_pk FROM changed);"
 _LINES: Final = f"{_LINE} SELECT gallery_pk, pk, subject_pk FROM changed WHERE gallery_pk = one.gallery_pk ORDER BY pk;"
+_NUMBER: Final = "count(*) AS number"
+_PEOPLE: Final = "count(*) - count(owner_pk) AS people, count(owner_pk) AS outsiders"
+_ADDED: Final = "subject_count = subject_count + one.people, template_count = template_count - one.outsiders"
+_REMOVED: Final = "subject_count = subject_count - one.people, template_count = template_count + one.outsiders"
 POSTGRESQL: Final = [
-    *_counting("subjects", "subject_count", "added", "+", "NULL;"),
-    *_counting("subjects", "subject_count", "removed", "-", _NAMES),
-    *_counting("templates", "template_count", "added", "+", "NULL;"),
-    *_counting("templates", "template_count", "removed", "-", f"{_LINES} {_ANSWERS}"),
+    *_counting("subjects", "added", _PEOPLE, _ADDED),
+    *_counting("subjects", "removed", _PEOPLE, _REMOVED, _NAMES),
+    *_counting("templates", "added", _NUMBER, "template_count = template_count + one.number"),
+    *_counting("templates", "removed", _NUMBER, "template_count = template_count - one.number", f"{_LINES} {_ANSWERS}"),
     "CREATE FUNCTION vectors_added() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
     f"{_LINE} SELECT gallery_pk, pk, subject_pk FROM templates JOIN changed ON template_pk = pk ORDER BY pk; "
     "RETURN NULL; END $$",

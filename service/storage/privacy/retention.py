@@ -1,4 +1,4 @@
-"""Retention: erases templates and decoys past their gallery's period, subjects left empty, and old stored answers."""
+"""Retention: erases templates past their gallery's period, subjects left empty, and old stored answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.domain.gallery import Gallery
 from service.storage.audit.log import note
 from service.storage.db.engine import Database
 from service.storage.db.leases import Lease
-from service.storage.db.tables import decoys, galleries, idempotency, subjects, templates
+from service.storage.db.tables import IS_PERSON, OF_PERSON, galleries, idempotency, subjects, templates
 from service.storage.repositories.erasures import delete_strangers
 from service.storage.repositories.gallery_rows import VISIBLE, gallery_of, gallery_rows, strangers_of
 
@@ -102,7 +102,7 @@ class Retention:
                 raise GalleryNotFoundError(f"gallery {gallery.name!r} was deleted in the meantime")
             due = [
                 connection.execute(sa.select(sa.func.count()).select_from(rows.subquery())).scalar_one()
-                for rows in (_old(gallery, before).order_by(None), _fully_due(gallery, before))
+                for rows in (_old(gallery, before).where(OF_PERSON).order_by(None), _fully_due(gallery, before))
             ]
         if max(due) > confirmed and any(count > MAX_SHARE * of for count, of in zip(due, row, strict=True)):
             raise RetentionUnconfirmedError(
@@ -130,8 +130,6 @@ class Retention:
             if stopped():
                 break
             result.add(gallery, self._sweep_some(gallery, before, empty[start : start + BATCH_ROWS]))
-        while not stopped() and (forgotten := self._sweep_decoys(gallery, before)):
-            result.add(gallery, forgotten)
 
     def _is_any_old(self, gallery: Gallery, before: datetime) -> bool:
         """Return whether any template is due, without locking out writers."""
@@ -157,22 +155,6 @@ class Retention:
                 note(self._database.vault, connection, "retention_applied", gallery, before=past, removed=counts)
             connection.execute(templates.delete().where(chosen))
             connection.execute(subjects.delete().where(subjects.c.pk.in_(alone)))
-        return removed
-
-    def _sweep_decoys(self, gallery: Gallery, before: datetime) -> Counter[str]:
-        """Erase some decoys that are due; return their number."""
-        due = (decoys.c.gallery_pk == gallery.pk) & (decoys.c.created_at < before)
-        some = sa.select(decoys.c.pk).where(due).limit(BATCH_ROWS)
-        with self._database.read() as connection:
-            if connection.execute(some.limit(1)).first() is None:
-                return Counter()
-        with self._database.change(gallery) as connection:
-            now = connection.execute(sa.select(galleries.c.settings).where(galleries.c.pk == gallery.pk)).scalar_one()
-            if now.get("retention_days") != gallery.settings.retention_days:
-                return Counter()
-            removed = Counter(decoys=connection.execute(decoys.delete().where(decoys.c.pk.in_(some))).rowcount)
-            past = rfc3339(before)
-            note(self._database.vault, connection, "retention_applied", gallery, before=past, removed=dict(removed))
         return removed
 
     def _forget_strangers(self, gallery: Gallery, now: datetime, stopped: Callable[[], bool]) -> int:
@@ -222,7 +204,7 @@ def _fully_due(gallery: Gallery, before: datetime) -> sa.Select[int]:
     own = templates.c.subject_pk == subjects.c.pk
     young = sa.exists().where(own, templates.c.created_at >= before)
     gone = sa.exists().where(own) | (subjects.c.updated_at < before)
-    return sa.select(subjects.c.pk).where(subjects.c.gallery_pk == gallery.pk, ~young, gone)
+    return sa.select(subjects.c.pk).where(subjects.c.gallery_pk == gallery.pk, IS_PERSON, ~young, gone)
 
 
 def _empty(gallery: Gallery, before: datetime) -> sa.Select[int]:

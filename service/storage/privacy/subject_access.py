@@ -29,7 +29,6 @@ from service.storage.db.tables import (
     albums,
     audit,
     crops,
-    decoys,
     events,
     generations,
     idempotency,
@@ -100,7 +99,7 @@ def _read(connection: Connection, gallery: Gallery, lookup: str) -> tuple[dict[s
     line_names = ("number", "at", "event", "outcome", "actor", "request_id", "details", "hash")
     parts: Parts = {
         "templates": _templates(connection, gallery, subject_pk),
-        "decoys": _decoys(connection, gallery, subject_pk),
+        "decoys": [] if row is None else _decoys(connection, gallery, row.pk),
         "answers": [
             {"request": each.lookup, "response": seal.open(each.sealed, ANSWER).decode()}
             | _plain(each, "digest", "created_at")
@@ -145,13 +144,17 @@ def _templates(connection: Connection, gallery: Gallery, subject_pk: int | None)
     return list(found.values())
 
 
-def _decoys(connection: Connection, gallery: Gallery, subject_pk: int | None) -> list[dict[str, Any]]:
-    """Return the strangers who were mistaken for the subject, without their vectors: those are of other people."""
+def _decoys(connection: Connection, gallery: Gallery, subject_pk: int) -> list[dict[str, Any]]:
+    """Return the outsiders who were mistaken for the subject, without vectors and crops: those are of other people."""
     query = (
-        sa.select(decoys, *_recognizer())
-        .join(generations, _made_by(decoys.c.generation, gallery))
-        .where(decoys.c.subject_pk == subject_pk)
-        .order_by(decoys.c.pk)
+        sa.select(subjects.c.lookup.label("id"), templates.c.kind, templates.c.created_at, vectors.c.generation)
+        .add_columns(*_recognizer())
+        .select_from(templates)
+        .join(subjects, subjects.c.pk == templates.c.subject_pk)
+        .join(vectors, vectors.c.template_pk == templates.c.pk)
+        .join(generations, _made_by(vectors.c.generation, gallery))
+        .where(subjects.c.owner_pk == subject_pk)
+        .order_by(templates.c.pk, vectors.c.generation)
     )
     names = ("id", "kind", "created_at", "generation", "recognizer", "model")
     return [_plain(row, *names) for row in connection.execute(query)]

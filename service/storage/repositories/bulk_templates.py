@@ -16,7 +16,7 @@ from service.domain.gallery_items import MAX_BLOCK_ITEMS, rows_in_block, vector_
 from service.storage.db import bulk_rows
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_crop, open_subject
-from service.storage.db.tables import crops, galleries, subjects, templates, vectors
+from service.storage.db.tables import IS_PERSON, crops, galleries, subjects, templates, vectors
 from service.storage.repositories.gallery_rows import VISIBLE, gallery_of, gallery_rows
 from service.storage.repositories.templates import Admission, admit
 
@@ -80,7 +80,7 @@ class Export:
         query = (
             sa.select(subjects.c.pk, sa.func.coalesce(templates.c.pk, 0))
             .select_from(subjects.outerjoin(templates, templates.c.subject_pk == subjects.c.pk))
-            .where(subjects.c.gallery_pk == self.gallery.pk)
+            .where(subjects.c.gallery_pk == self.gallery.pk, IS_PERSON)
             .execution_options(yield_per=KEYS_PER_READ)
         )
         parts = [np.array(part, np.int64) for part in self._connection.execute(query).partitions()]

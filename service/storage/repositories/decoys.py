@@ -1,45 +1,39 @@
-"""Decoys: sealed vectors of strangers who were mistaken for a subject."""
+"""Decoys: strangers who were mistaken for a subject, stored as outsiders (``subjects.owner_pk``) with one template.
+
+The id of a decoy is the keyed hash of the outsider's id.
+"""
 
 from __future__ import annotations
 
-import uuid
-from collections import defaultdict
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from kith.wire.common import TemplateKind
 from kith.wire.fields import MAX_DECOYS
 from models.runtime.network import Float
 from service.core.errors import DecoyEnrolledError, DecoyNotFoundError, TooManyDecoysError
-from service.domain.gallery import Decoy, Gallery
-from service.storage.audit.log import note, pseudonym
-from service.storage.db.bulk_rows import is_in
+from service.domain.gallery import Decoy, Gallery, Item, NewTemplate, Subject
+from service.storage.audit.log import pseudonym
 from service.storage.db.engine import Database
-from service.storage.db.row_sealing import open_decoys, seal_decoy
-from service.storage.db.tables import decoys, templates
+from service.storage.db.tables import IS_PERSON, subjects, templates, vectors
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import read_snapshot
 from service.storage.repositories.erasures import Receipt
 from service.storage.repositories.subjects import find_subject_pk, read_subject
+from service.storage.repositories.templates import admit
 
 MAX_SIMILARITY: Final = 0.99
 """A face more similar to a stored one is redundant: the next frame of a video, or the same photo."""
 
 
 class DecoyStore:
-    """Decoys in SQL. Every method is one transaction and blocks.
-
-    Searches read them from here, so that each process sees those that another one stored.
-    """
+    """Decoys in SQL. Every method is one transaction and blocks."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, gallery: Gallery, subject_id: str, vector: Float, kind: TemplateKind) -> tuple[Decoy, bool]:
+    def add(self, gallery: Gallery, subject_id: str, template: NewTemplate) -> tuple[Decoy, bool]:
         """Store a decoy, or return the one that has the same picture, and whether it is new.
 
         Raises:
@@ -53,35 +47,22 @@ class DecoyStore:
             subject = read_subject(connection, gallery, subject_id)
             erasures.refuse_erased(connection, gallery, subject_id)
             enrolled = read_snapshot(connection, gallery, 0, templates.c.subject_pk == subject.pk).vectors
-            if (enrolled @ vector >= MAX_SIMILARITY).any():
+            if (enrolled @ template.vector >= MAX_SIMILARITY).any():
                 raise DecoyEnrolledError(f"the photo is a template of subject {subject_id!r}")
-            own = (decoys.c.subject_pk == subject.pk) & (decoys.c.generation == gallery.generation)
-            stored = connection.execute(sa.select(decoys).where(own).order_by(decoys.c.pk)).all()
-            if stored:
-                alike = open_decoys(gallery.seal, [row.sealed for row in stored], gallery.generation) @ vector
-                if alike.max() >= MAX_SIMILARITY:
-                    return _decoy_of(stored[int(alike.argmax())], gallery, subject_id), False
-            if len(stored) >= MAX_DECOYS:
-                raise TooManyDecoysError(f"subject {subject_id!r} has {len(stored)} decoys, the most allowed")
-            row = {
-                "id": uuid.uuid4().hex,
-                "gallery_pk": gallery.pk,
-                "subject_pk": subject.pk,
-                "generation": gallery.generation,
-                "kind": kind,
-                "sealed": seal_decoy(gallery.seal, vector, gallery.generation),
-                "created_at": datetime.now(UTC),
-            }
-            new = connection.execute(decoys.insert().values(row).returning(decoys)).one()
-            note(self._database.vault, connection, "decoy_added", gallery, subject_id, decoy=new.id)
-            return _decoy_of(new, gallery, subject_id), True
+            stored = read_snapshot(connection, gallery, 0, _mistaken_for(subject.pk))
+            alike = stored.template_pks[stored.vectors @ template.vector >= MAX_SIMILARITY].tolist()
+            if alike:
+                return _read(connection, gallery, subject, templates.c.pk == alike[0])[0], False
+            if len(stored.template_pks) >= MAX_DECOYS:
+                raise TooManyDecoysError(f"subject {subject_id!r} has {MAX_DECOYS} decoys, the most allowed")
+            outsider = Item(f"/{template.id}", template)  # no caller can send this id: ids have no slash
+            admit(self._database.vault, connection, gallery, [outsider], outsider_of=subject)
+            return _read(connection, gallery, subject, templates.c.id == template.id)[0], True
 
     def list_all(self, gallery: Gallery, subject_id: str) -> list[Decoy]:
         """Return the decoys of a subject, oldest first. Raises SubjectNotFoundError."""
         with self._database.read() as connection:
-            subject = read_subject(connection, gallery, subject_id)
-            query = sa.select(decoys).where(decoys.c.subject_pk == subject.pk).order_by(decoys.c.pk)
-            return [_decoy_of(row, gallery, subject_id) for row in connection.execute(query)]
+            return _read(connection, gallery, read_subject(connection, gallery, subject_id))
 
     def delete(self, gallery: Gallery, subject_id: str, decoy_id: str) -> Receipt:
         """Erase a decoy. A repeated erasure returns the first receipt.
@@ -90,9 +71,9 @@ class DecoyStore:
         """
         with self._database.change(gallery) as connection:
             subject_pk = find_subject_pk(connection, gallery, subject_id)
-            own = (decoys.c.subject_pk == subject_pk) & (decoys.c.id == decoy_id)
+            own = (subjects.c.owner_pk == subject_pk) & (subjects.c.lookup == decoy_id) & ~IS_PERSON
             vault, receipt = self._database.vault, None
-            if connection.execute(sa.select(decoys.c.pk).where(own)).first() is not None:
+            if connection.execute(sa.select(subjects.c.pk).where(own)).first() is not None:
                 receipt = erasures.erase(vault, connection, gallery, "decoy", decoy_id, subject_id)
             receipt = receipt or erasures.last_receipt(
                 connection, gallery, "decoy", pseudonym(gallery, subject_id), decoy_id
@@ -102,26 +83,24 @@ class DecoyStore:
                 raise DecoyNotFoundError(f"there is no decoy {decoy_id!r} of subject {subject_id!r}")
         return erasures.with_log_emptied(self._database, receipt)
 
-    def vectors(self, gallery: Gallery, subject_pks: Sequence[int]) -> dict[int, Float]:
-        """Return the (n, d) vectors, n >= 1, of those subjects that have decoys of the gallery's recognizer."""
-        with self._database.read() as connection:
-            return _read_vectors(connection, gallery, subject_pks)
-
-    def of_subject(self, gallery: Gallery, subject_id: str) -> Float | None:
-        """Return :meth:`vectors` of one subject, None without decoys. Raises SubjectNotFoundError."""
+    def vectors(self, gallery: Gallery, subject_id: str) -> Float:
+        """Return the (n, d) vectors of a subject's decoys; n may be 0. Raises SubjectNotFoundError."""
         with self._database.read() as connection:
             subject = read_subject(connection, gallery, subject_id)
-            return _read_vectors(connection, gallery, [subject.pk]).get(subject.pk)
+            return read_snapshot(connection, gallery, 0, _mistaken_for(subject.pk)).vectors
 
 
-def _read_vectors(connection: Connection, gallery: Gallery, subject_pks: Sequence[int]) -> dict[int, Float]:
-    own = is_in(connection, decoys.c.subject_pk, list(subject_pks))
-    query = sa.select(decoys.c.subject_pk, decoys.c.sealed).where(own, decoys.c.generation == gallery.generation)
-    sealed = defaultdict(list)
-    for row in connection.execute(query):
-        sealed[row.subject_pk].append(row.sealed)
-    return {pk: open_decoys(gallery.seal, each, gallery.generation) for pk, each in sealed.items()}
+def _mistaken_for(subject_pk: int) -> sa.ColumnElement[bool]:
+    return templates.c.subject_pk.in_(sa.select(subjects.c.pk).where(subjects.c.owner_pk == subject_pk))
 
 
-def _decoy_of(row: sa.Row[Any], gallery: Gallery, subject_id: str) -> Decoy:
-    return Decoy(row.id, subject_id, row.kind, row.generation == gallery.current_generation, row.created_at)
+def _read(
+    connection: Connection, gallery: Gallery, subject: Subject, chosen: sa.ColumnElement[bool] | None = None
+) -> list[Decoy]:
+    current = vectors.c.generation == gallery.current_generation
+    in_use = sa.exists().where(vectors.c.template_pk == templates.c.pk, current)
+    columns: list[sa.ColumnElement[Any]] = [subjects.c.lookup, templates.c.kind, in_use, templates.c.created_at]
+    query = sa.select(*columns).select_from(templates).join(subjects, subjects.c.pk == templates.c.subject_pk)
+    query = query.where(subjects.c.owner_pk == subject.pk, sa.true() if chosen is None else chosen)
+    rows = connection.execute(query.order_by(templates.c.pk))
+    return [Decoy(number, subject.id, kind, bool(used), at) for number, kind, used, at in rows]

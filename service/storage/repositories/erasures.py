@@ -29,9 +29,9 @@ from service.storage.db.engine import Database
 from service.storage.db.key_vault import Vault
 from service.storage.db.row_sealing import subject_lookup
 from service.storage.db.tables import (
+    IS_PERSON,
     album_faces,
     albums,
-    decoys,
     erasures,
     jobs,
     subjects,
@@ -52,13 +52,13 @@ EVENTS: Final[dict[ErasedKind, str]] = {
 NAMES: Final[Mapping[ErasedKind, sa.Column[str]]] = {
     "subject": subjects.c.lookup,
     "template": templates.c.id,
-    "decoy": decoys.c.id,
+    "decoy": subjects.c.lookup,
     "stranger": subjects.c.lookup,
     "strangers": subjects.c.lookup,
     "album": albums.c.id,
 }
 """Column that names an object of this kind in its row, and in its receipt."""
-COUNTED: Final = (templates.c.subject_pk, decoys.c.subject_pk, album_faces.c.subject_pk, album_faces.c.album_pk)
+COUNTED: Final = (templates.c.subject_pk, subjects.c.owner_pk, album_faces.c.subject_pk, album_faces.c.album_pk)
 """Rows that a receipt counts, by their owner."""
 STRANGERS: Final[tuple[ErasedKind, ...]] = ("stranger", "strangers")
 
@@ -168,6 +168,8 @@ def named(gallery_pk: int, kind: ErasedKind, name: str | None) -> sa.ColumnEleme
     """Choose the object of a gallery with this name in its row; all of its kind without a name."""
     column = NAMES[kind]
     own = strangers_of(gallery_pk) if kind in STRANGERS else column.table.c.gallery_pk == gallery_pk
+    if column.table is subjects:
+        own &= ~IS_PERSON if kind == "decoy" else IS_PERSON
     return own & (sa.true() if name is None else column == name)
 
 
@@ -178,7 +180,10 @@ def counted(connection: Connection, kind: ErasedKind, chosen: sa.ColumnElement[b
     removed = Counter({table.name: connection.execute(count.select_from(table).where(chosen)).scalar_one()})
     for owner in COUNTED:
         if owner.references(table.c.pk):
-            removed[owner.table.name] = connection.execute(count.where(owner.in_(pks))).scalar_one()
+            name = "decoys" if owner.table is subjects else owner.table.name
+            removed[name] = connection.execute(count.where(owner.in_(pks))).scalar_one()
+    if kind == "decoy":
+        return +Counter(decoys=removed["subjects"])
     if kind in STRANGERS:
         return +Counter(strangers=removed["subjects"], stranger_templates=removed["templates"])
     return +removed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any, Final
 
@@ -13,8 +14,8 @@ from service.domain.gallery import Gallery, GallerySettings, Generation
 from service.domain.outcomes import RiskTarget
 from service.storage.db.key_vault import Vault
 from service.storage.db.tables import (
+    IS_PERSON,
     data_keys,
-    decoys,
     erasures,
     evidence,
     galleries,
@@ -30,7 +31,7 @@ FORMER_SETTINGS: Final = frozenset({"min_margin"})
 PLAIN_COLUMNS: Final = frozenset(part.name for part in fields(Gallery)) - {
     "settings",
     "moved",
-    "has_decoys",
+    "outsiders",
 }
 """Columns that are attributes of :class:`Gallery`, among other names."""
 GENERATION_COLUMNS: Final = ("fingerprint", "dimension", "model", "state")
@@ -50,7 +51,7 @@ def gallery_rows() -> sa.Select[Any]:
         *(generations.c[name].label(f"other_{name}") for name in GENERATION_COLUMNS),
         _evidence_sequence(generations.c.generation).label("other_evidence_sequence"),
         _moved().label("moved"),
-        _has_decoys().label("has_decoys"),
+        _outsiders().label("outsiders"),
         last_change().label("last_change"),
         _last_receipt().label("erased"),
         webhooks_state().label("webhooks"),
@@ -73,7 +74,7 @@ def gallery_of(row: sa.Row[Any], vault: Vault) -> Gallery:
         generation=row.current_generation,
         other=None if row.other_number is None else Generation(**other),
         moved=bool(row.moved),
-        has_decoys=bool(row.has_decoys),
+        outsiders=dict(_pairs(row.outsiders or "")),
     )
 
 
@@ -96,6 +97,11 @@ def is_embedded(generation: int) -> sa.ColumnElement[bool]:
     return sa.exists().where(own, vectors.c.generation == generation).correlate(subjects)
 
 
+def _pairs(text: str) -> Iterator[tuple[int, int]]:
+    numbers = iter(map(int, text.split()))
+    return zip(numbers, numbers, strict=True)
+
+
 def gallery_value(connection: Connection, gallery_pk: int, column: sa.ColumnElement[Any]) -> Any:
     """Return the value of a column of ``galleries``; None if the gallery was deleted."""
     return connection.execute(sa.select(column).where(galleries.c.pk == gallery_pk)).scalar()
@@ -110,9 +116,13 @@ def _moved() -> sa.ColumnElement[bool]:
     return sa.exists().where(every.c.gallery_pk == galleries.c.pk, every.c.generation > 0).correlate(galleries)
 
 
-def _has_decoys() -> sa.ColumnElement[bool]:
-    current = decoys.c.generation == galleries.c.current_generation
-    return sa.exists().where(decoys.c.gallery_pk == galleries.c.pk, current).correlate(galleries)
+def _outsiders() -> sa.ScalarSelect[str]:
+    """Select a text with the keys of :attr:`Gallery.outsiders`; NULL if there are none."""
+    pair = sa.cast(subjects.c.pk, sa.Text) + " " + sa.cast(subjects.c.owner_pk, sa.Text)
+    owned = subjects.join(templates, templates.c.subject_pk == subjects.c.pk)
+    current = (vectors.c.template_pk == templates.c.pk) & (vectors.c.generation == galleries.c.current_generation)
+    here = sa.select(sa.func.aggregate_strings(pair, " ")).select_from(owned.join(vectors, current))
+    return here.where(subjects.c.gallery_pk == galleries.c.pk, ~IS_PERSON).correlate(galleries).scalar_subquery()
 
 
 def _last_receipt() -> sa.ScalarSelect[int]:

@@ -23,9 +23,10 @@ from service.storage.audit.log import note
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import open_subject
 from service.storage.db.tables import (
+    IS_PERSON,
+    OF_PERSON,
     albums,
     crops,
-    decoys,
     evidence,
     galleries,
     generations,
@@ -87,7 +88,11 @@ class GenerationStore:
         other = gallery.other
         new = None if other is None else other.number if other.state == "next" else gallery.generation
         query = sa.select(subjects.c.sealed, templates.c.id).join(subjects, subjects.c.pk == templates.c.subject_pk)
-        query = query.where(templates.c.gallery_pk == gallery.pk, _cropless(new)).order_by(templates.c.pk).limit(limit)
+        query = (
+            query.where(templates.c.gallery_pk == gallery.pk, IS_PERSON, _cropless(new))
+            .order_by(templates.c.pk)
+            .limit(limit)
+        )
         with self._database.read() as connection:
             found = [(open_subject(gallery.seal, row.sealed).id, row.id) for row in connection.execute(query)]
             return _count(connection, gallery, _cropless(new)), found
@@ -156,7 +161,7 @@ class GenerationStore:
             current, other = _live(connection, view)
             if other is None or (other.number, other.state) != (view.generation, "next"):
                 return True
-            left_out = len(lacking) - len(made)
+            left_out = _count(connection, view, ~_embedded(view.generation))
             if not job.parameters["force"]:
                 _require_none(connection, view, left_out, "have no vector of the new recognizer")
             _make_current(connection, view, current, "previous", other)
@@ -204,8 +209,9 @@ class GenerationStore:
                 own = (table.c.gallery_pk == gallery.pk) & (table.c.generation == away.number)
                 connection.execute(table.delete().where(own))
             create_in(connection, gallery, DROP, {"generation": away.number})
-            theirs = (decoys.c.gallery_pk == gallery.pk) & (decoys.c.generation == away.number)
-            forgotten = connection.execute(decoys.delete().where(theirs)).rowcount
+            useless = sa.select(templates.c.subject_pk).where(~OF_PERSON, ~_embedded(current.number))
+            outsiders = (subjects.c.gallery_pk == gallery.pk) & subjects.c.pk.in_(useless)
+            forgotten = connection.execute(subjects.delete().where(outsiders)).rowcount
             unreadable = delete_strangers(connection, gallery, ~is_embedded(current.number))["strangers"]
             outdated = (albums.c.gallery_pk == gallery.pk) & (albums.c.generation == away.number)
             unusable = delete_albums(connection, outdated)["albums"]
@@ -301,9 +307,9 @@ def _cropless(generation: int | None) -> sa.ColumnElement[bool]:
 
 
 def _count(connection: Connection, gallery: Gallery, condition: sa.ColumnElement[bool]) -> int:
-    """Count templates of the gallery."""
-    query = sa.select(sa.func.count()).select_from(templates).where(templates.c.gallery_pk == gallery.pk, condition)
-    return int(connection.execute(query).scalar_one())
+    """Count templates of the gallery's people."""
+    query = sa.select(sa.func.count()).where(templates.c.gallery_pk == gallery.pk, OF_PERSON, condition)
+    return int(connection.execute(query.select_from(templates)).scalar_one())
 
 
 def _crops(connection: Connection, gallery: Gallery, keys: Sequence[int]) -> list[SealedCrop]:

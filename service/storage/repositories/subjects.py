@@ -21,7 +21,7 @@ from service.storage.audit.log import note, pseudonym
 from service.storage.db import bulk_rows
 from service.storage.db.engine import Database
 from service.storage.db.row_sealing import SubjectRecord, labels_of, open_subject, seal_subject, subject_lookup
-from service.storage.db.tables import album_faces, decoys, events, labels, subjects, templates
+from service.storage.db.tables import IS_PERSON, album_faces, events, labels, subjects, templates
 from service.storage.repositories import erasures
 from service.storage.repositories.erasures import Receipt
 from service.storage.repositories.read_cache import ReadCache
@@ -31,7 +31,7 @@ MAX_OPENED: Final = 10_000
 """Subjects that one search for names opens: names are sealed, so the database cannot compare them."""
 OPENED_AT_ONCE: Final = 500
 # Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
-SEALED_NAMES: Final = sa.select(subjects.c.pk, subjects.c.sealed)
+SEALED_NAMES: Final = sa.select(subjects.c.pk, subjects.c.sealed).where(IS_PERSON)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class SubjectStore:
     def matching_pks(self, gallery: Gallery, chosen: SubjectFilter) -> NDArray[np.int64]:
         """Return the (n,) ascending row keys of the subjects that pass the filter."""
         wanted = _filter_labels(gallery, chosen)
-        every = sa.select(subjects.c.pk).where(subjects.c.gallery_pk == gallery.pk)
+        every = sa.select(subjects.c.pk).where(subjects.c.gallery_pk == gallery.pk, IS_PERSON)
         passing = (_subjects_with_labels(gallery, wanted) if wanted else every).subquery()
         (key,) = passing.c
         # One text instead of a row for each key, which would take most of a search's time.
@@ -205,7 +205,7 @@ class SubjectStore:
             count = connection.execute(
                 templates.update().where(owned).values(subject_pk=target.pk, moved=True)
             ).rowcount
-            _move_decoys(connection, source.pk, target.pk)
+            _move_outsiders(connection, source.pk, target.pk)
             for table in (album_faces, events):
                 connection.execute(table.update().where(table.c.subject_pk == source.pk).values(subject_pk=target.pk))
             changed = sorted(name for name, value in vars(about).items() if value != vars(before)[name])
@@ -260,17 +260,19 @@ def refuse_existing(connection: Connection, gallery: Gallery, subject_id: str) -
         raise SubjectExistsError(f"there is a subject {subject_id!r} in gallery {gallery.name!r}")
 
 
-def insert_subjects(connection: Connection, gallery: Gallery, people: Mapping[str, Person]) -> dict[str, int]:
-    """Insert subjects by id, and return their row keys by id."""
+def insert_subjects(
+    connection: Connection, gallery: Gallery, people: Mapping[str, Person], owner_pk: int | None = None
+) -> dict[str, int]:
+    """Insert subjects by id, outsiders if there is an owner, and return their row keys by id."""
     keys, now, seal = bulk_rows.reserve_keys(connection, subjects, len(people)), datetime.now(UTC), gallery.seal
     rows, own_labels = list[Any](), list[Any]()
     for key, (subject_id, person) in zip(keys, people.items(), strict=True):
         about = SubjectRecord(subject_id, person.name, person.metadata or {}, person.tags or [])
         times = (bulk_rows.as_time(connection, at, now) for at in (person.created_at, person.updated_at))
         lookup = subject_lookup(seal, subject_id)
-        rows.append((key, gallery.pk, lookup, seal_subject(seal, about), *times))
+        rows.append((key, gallery.pk, owner_pk, lookup, seal_subject(seal, about), *times))
         own_labels += [(gallery.pk, label, key) for label in sorted(labels_of(seal, about.tags, about.metadata))]
-    columns = ("pk", "gallery_pk", "lookup", "sealed", "created_at", "updated_at")
+    columns = ("pk", "gallery_pk", "owner_pk", "lookup", "sealed", "created_at", "updated_at")
     bulk_rows.insert(connection, subjects, columns, rows)
     bulk_rows.insert(connection, labels, ("gallery_pk", "label", "subject_pk"), own_labels)
     return dict(zip(people, keys, strict=True))
@@ -288,15 +290,14 @@ def merged_record(target: SubjectRecord, source: SubjectRecord) -> SubjectRecord
     return SubjectRecord(target.id, target.name if target.name is not None else source.name, metadata, tags)
 
 
-def _move_decoys(connection: Connection, source_pk: int, target_pk: int) -> None:
-    """Raises InvalidRequestError if the target would have more than MAX_DECOYS of a recognizer."""
-    both = decoys.c.subject_pk.in_([source_pk, target_pk])
-    counts = sa.select(sa.func.count()).where(both).group_by(decoys.c.generation)
-    if (most := max(connection.execute(counts).scalars(), default=0)) > MAX_DECOYS:
+def _move_outsiders(connection: Connection, source_pk: int, target_pk: int) -> None:
+    """Raises InvalidRequestError if the target would have more than MAX_DECOYS."""
+    connection.execute(subjects.update().where(subjects.c.owner_pk == source_pk).values(owner_pk=target_pk))
+    owned = sa.select(sa.func.count()).where(subjects.c.owner_pk == target_pk)
+    if (count := connection.execute(owned).scalar_one()) > MAX_DECOYS:
         raise InvalidRequestError(
-            f"into: the merged subject would have {most} decoys. Remove some: at most {MAX_DECOYS} are allowed."
+            f"into: the merged subject would have {count} decoys. Remove some: at most {MAX_DECOYS} are allowed."
         )
-    connection.execute(decoys.update().where(decoys.c.subject_pk == source_pk).values(subject_pk=target_pk))
 
 
 def _earlier_merge(connection: Connection, gallery: Gallery, subject_id: str, into: str) -> MergeResult:
@@ -330,7 +331,7 @@ def _record_of(subject: Subject) -> SubjectRecord:
 def _subject_rows(gallery: Gallery) -> sa.Select[Any]:
     owned = sa.select(sa.func.count()).select_from(templates).where(templates.c.subject_pk == subjects.c.pk)
     every = sa.select(subjects, owned.scalar_subquery().label("template_count"))
-    return every.where(subjects.c.gallery_pk == gallery.pk)
+    return every.where(subjects.c.gallery_pk == gallery.pk, IS_PERSON)
 
 
 def _page_of(

@@ -35,7 +35,7 @@ from service.storage.db.row_sealing import (
     seal_crop,
     subject_lookup,
 )
-from service.storage.db.tables import crops, idempotency, subjects, templates, vectors
+from service.storage.db.tables import IS_PERSON, crops, idempotency, subjects, templates, vectors
 from service.storage.repositories import erasures
 from service.storage.repositories.change_log import read_snapshot
 from service.storage.repositories.erasures import Receipt, erased_error, erased_since, erased_templates_since
@@ -243,6 +243,7 @@ def admit(
     gallery: Gallery,
     items: Sequence[Item],
     imported: Mapping[str, Person] | None = None,
+    outsider_of: Subject | None = None,
     **details: Any,
 ) -> Admission:
     """Store templates and missing subjects within ``Database.change``, with their audit line and event.
@@ -253,6 +254,7 @@ def admit(
     Args:
         items: of one subject, or of many in an import.
         imported: what new subjects of an import get. Its templates must have the same vector as those that exist.
+        outsider_of: makes the new subject of one item an outsider, which no event reports.
         details: of the audit line and the event.
     """
     ids = [item.template.id for item in items if item.template is not None]
@@ -282,12 +284,14 @@ def admit(
     accepted = dict.fromkeys(item.subject for row, item in enumerate(items) if row not in refused)
     owners = _subject_pks(connection, gallery, accepted)
     missing = {subject: (imported or {}).get(subject, Person()) for subject in accepted if subject not in owners}
-    owners |= insert_subjects(connection, gallery, missing)
+    owners |= insert_subjects(connection, gallery, missing, None if outsider_of is None else outsider_of.pk)
     insert_templates(connection, gallery, [(owners[subject], template) for _, subject, template in new])
     if imported is not None:
         enrolled = Event("enrollment", {"subject_count": len(missing), "template_count": len(new)})
         details = {"subjects": len(missing), "templates": len(new), "refused": len(refused)}
         note(vault, connection, "gallery_imported", gallery, published=[enrolled] if new else [], **details)
+    elif outsider_of is not None:
+        note(vault, connection, "decoy_added", gallery, outsider_of.id, decoy=pseudonym(gallery, items[0].subject))
     elif new:
         subject = items[0].subject
         enrolled = Event("enrollment", {"subject": subject, "template_count": len(new), **details}, subject)
@@ -378,7 +382,7 @@ def _read_with_subjects(
     query = (
         sa.select(templates, subjects.c.sealed)
         .join(subjects, subjects.c.pk == templates.c.subject_pk)
-        .where(templates.c.gallery_pk == gallery.pk, chosen)
+        .where(templates.c.gallery_pk == gallery.pk, IS_PERSON, chosen)
         .order_by(templates.c.pk)
         .offset(offset)
         .limit(limit)

@@ -96,10 +96,12 @@ def filled(database: Database) -> Store:
     face = Sighting(vectors(1)[0], {"score": 0.5}, 0.9, Crop(b"face", ((1, 2.5),)))
     search = Followers(in_process(store)).nearest
     store.strangers.remember(one, [face], search, lambda vector, known: Recalled(is_new=True), datetime.now(UTC))
-    enroll(store, two, "last", *vectors(2, 1))
+    kept, deleted = vectors(2, 1)
+    enroll(store, two, "last", kept)
+    store.decoys.add(store.galleries.get("two"), "last", NewTemplate("d" * 32, vectors(1, 2)[0], "photo"))
+    enroll(store, two, "last", deleted)
     last = store.templates.list_page(two, "last")[-1]
     store.templates.delete(two, "last", last.id)
-    store.decoys.add(store.galleries.get("two"), "last", vectors(1, 2)[0], "photo")
     jobs_of, later = JobStore(database), datetime.now(UTC) + timedelta(days=7)
     jobs_of.create(two, "album", {}, beginning=store.albums.beginning(two, 0.01, later))
     made = jobs_of.claim("here", 60)
@@ -213,7 +215,7 @@ def test_a_nonempty_database_is_not_overwritten(fresh: Open, tmp_path: Path) -> 
     filled(database)
     back_up(database, file)
     before = everything(database)
-    with pytest.raises(BackupError, match="holds 22 templates of 22 people"):
+    with pytest.raises(BackupError, match="holds 23 templates of 23 people"):
         restore(database, file)
     assert everything(database) == before
 
@@ -362,11 +364,11 @@ def test_the_command_line(fresh: Open, tmp_path: Path, monkeypatch: pytest.Monke
             database = open_database(f"sqlite:///{tmp_path / folder / 'kith.db'}")
             filled(database)
             database.close()
-            assert "22 templates of 22 people" in CliRunner().invoke(app, ["backup", str(file)]).stdout
+            assert "23 templates of 23 people" in CliRunner().invoke(app, ["backup", str(file)]).stdout
         else:
             done = CliRunner().invoke(app, ["restore", str(file)])
             assert done.exit_code == 0, done.output
-            assert "22 templates of 22 people" in done.stdout
+            assert "23 templates of 23 people" in done.stdout
     assert isinstance(CliRunner().invoke(app, ["restore", str(file)]).exception, BackupError)
     assert read_manifest(file).rows["galleries"] == 3  # one of strangers
     with database.read() as connection:

@@ -53,12 +53,6 @@ PLACES: Final[dict[str, dict[str, str]]] = {
         "vector": "templates.embeddings.embedding",
     },
     "crops": {"sealed": "templates.crop.image"},
-    "decoys": {
-        "id": "decoys.id",
-        "generation": "decoys.generation",
-        "kind": "decoys.kind",
-        "created_at": "decoys.created_at",
-    },
     "idempotency": {
         "lookup": "answers.request",
         "digest": "answers.digest",
@@ -111,12 +105,16 @@ PLACES: Final[dict[str, dict[str, str]]] = {
 }
 """Path in the export for each column with personal data."""
 OTHERS: Final[dict[str, set[str]]] = {
-    "subjects": {"pk", "gallery_pk", "seen_count"},  # the last of strangers, who have an export of their own
+    "subjects": {
+        "pk",
+        "gallery_pk",
+        "owner_pk",
+        "seen_count",
+    },  # the last of strangers, who have an export of their own
     "labels": {"gallery_pk", "subject_pk"},
     "templates": {"pk", "gallery_pk", "subject_pk", "moved"},
     "vectors": {"template_pk"},
     "crops": {"template_pk"},
-    "decoys": {"pk", "gallery_pk", "subject_pk", "sealed"},  # vectors of other people
     "changes": {"gallery_pk", "sequence", "template_pk", "subject_pk"},
     "idempotency": {"gallery_pk", "subject_pk"},
     "generations": {"gallery_pk", "dimension", "state", "created_at"},
@@ -217,7 +215,7 @@ def filled(database: Database, rng: np.random.Generator) -> tuple[Gallery, list[
             gallery, name, enrolled[name], IdempotentResponse(f"key of {name}", name, f"an answer to {name}")
         )
         store.subjects.put(gallery, name, f"{name} Somebody", {"born": name}, [f"tag {name}"])
-        store.decoys.add(gallery, name, some(rng)[0].vector, "photo")
+        store.decoys.add(gallery, name, some(rng)[0])
     job, stored = jobs.claim("here", 60), store.changes.snapshot(gallery)
     assert job is not None
     embedded = dict(zip(stored.template_pks.tolist(), stored.vectors, strict=True))
@@ -331,7 +329,7 @@ def test_nothing_is_left_of_an_erased_subject(database_url: DatabaseUrl, rng: np
     gallery, ada = filled(database, rng)
     store = Store(database)
     own = {store.subjects.get(gallery, "ada").pk}
-    keys = {"subject_pk": own, "template_pk": template_keys(database, ada)}
+    keys = {"subject_pk": own, "owner_pk": own, "template_pk": template_keys(database, ada)}
     words = [subject_lookup(gallery.seal, "ada"), *(t.id for t in ada)]
     not_of_ada = {"jobs", "albums", "generations"}
     assert set(concerning(database, gallery, keys, words)) == {*PLACES, "changes"} - not_of_ada
@@ -406,7 +404,6 @@ def every_value(database: Database, gallery: Gallery) -> list[bytes]:
         "job problem",
         "vector 0",
         "vector 1",
-        "decoy 0",
         "album face",
         "album group",
     )

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
+from kith.wire.common import TemplateKind
 from kith.wire.fields import MAX_DECOYS
 from models.runtime.network import Float
 from models.vision.recognition import l2_normalize
@@ -23,14 +24,16 @@ from service.core.errors import (
     TemplateNotFoundError,
     TooManyDecoysError,
 )
-from service.domain.gallery import Gallery, GallerySettings, NewTemplate
+from service.domain.gallery import Crop, Gallery, GallerySettings, NewTemplate, SubjectFilter
 from service.storage.audit.reader import AuditFilter, listed_lines
 from service.storage.db import tables
 from service.storage.db.engine import Database
 from service.storage.privacy.backup import back_up, restore
 from service.storage.privacy.retention import Retention
 from service.storage.privacy.subject_access import everything_about
+from service.storage.repositories.bulk_templates import BulkStore
 from service.storage.repositories.generations import GenerationStore
+from service.storage.repositories.jobs import JobStore
 from service.storage.repositories.store import Store
 from tests.databases import change_recognizer, open_database
 
@@ -57,44 +60,71 @@ def drawn(rng: np.random.Generator) -> Float:
     return np.asarray(l2_normalize(rng.normal(size=D)[None])[0], np.float32)
 
 
+def template(vector: Float, kind: TemplateKind = "photo", crop: Crop | None = None) -> NewTemplate:
+    return NewTemplate(uuid.uuid4().hex, vector, kind, crop=crop)
+
+
 def now(store: Store) -> Gallery:
     return store.galleries.get("g")
 
 
-def of(store: Store, name: str) -> Float | None:
-    return store.decoys.of_subject(now(store), name)
+def of(store: Store, name: str) -> Float:
+    return store.decoys.vectors(now(store), name)
 
 
 def test_a_decoy_is_stored_once_and_no_template(store: Store, rng: np.random.Generator) -> None:
     vector = drawn(rng)
     before = now(store)
-    assert not before.has_decoys
-    decoy, created = store.decoys.add(before, "ada", vector, "photo")
+    assert not before.outsiders
+    decoy, created = store.decoys.add(before, "ada", template(vector))
     assert created
-    assert store.decoys.add(now(store), "ada", vector, "embedding") == (decoy, False)
-    assert np.allclose(of(store, "ada"), vector, atol=1e-6)  # type: ignore[arg-type]
-    assert of(store, "bo") is None
+    assert store.decoys.add(now(store), "ada", template(vector, "embedding")) == (decoy, False)
+    assert np.allclose(of(store, "ada"), vector, atol=1e-6)
+    assert not len(of(store, "bo"))
     after = now(store)
-    assert after.has_decoys
-    # Neither a template nor evidence: followers and the risk see no change.
-    assert (after.templates, after.last_change) == (before.templates, before.last_change)
+    assert list(after.outsiders.values()) == [store.subjects.get(after, "ada").pk]
+    assert (after.subjects, after.templates) == (before.subjects, before.templates) == (2, 2)
     enrolled = store.templates.vectors(after, "ada")[0]
     with pytest.raises(DecoyEnrolledError):
-        store.decoys.add(after, "ada", enrolled[0], "photo")
-    store.decoys.add(after, "bo", enrolled[0], "photo")  # of another subject: the photo of Ada is not Bo
+        store.decoys.add(after, "ada", template(enrolled[0]))
+    store.decoys.add(after, "bo", template(enrolled[0]))  # of another subject: the photo of Ada is not Bo
     with pytest.raises(SubjectNotFoundError):
-        store.decoys.add(after, "cy", vector, "photo")
+        store.decoys.add(after, "cy", template(vector))
 
 
 def test_other_processes_see_it_in_their_cached_gallery(store: Store, other: Store, rng: np.random.Generator) -> None:
     seen = now(other)
-    assert not seen.has_decoys
-    store.decoys.add(now(store), "ada", drawn(rng), "photo")
+    assert not seen.outsiders
+    store.decoys.add(now(store), "ada", template(drawn(rng)))
     cached = other.galleries.get_cached("g")
-    assert cached is None or cached.has_decoys
-    assert now(other).has_decoys
+    assert cached is None or cached.outsiders
+    assert now(other).outsiders
     assert now(other).version != seen.version
-    assert of(other, "ada") is not None
+    assert len(of(other, "ada")) == 1
+
+
+def test_callers_see_no_outsider(database: Database, store: Store, rng: np.random.Generator) -> None:
+    """It is in the index and in no list, count, evidence or file, and its template is no template of a subject."""
+    decoy, _ = store.decoys.add(now(store), "ada", template(drawn(rng)))
+    gallery = now(store)
+    ((outsider, ada),) = gallery.outsiders.items()
+    assert store.subjects.get(gallery, "ada").pk == ada
+    assert outsider in store.changes.snapshot(gallery).subject_pks
+    assert outsider not in store.changes.snapshot(gallery, of_people=True).subject_pks
+    everyone = SubjectFilter()
+    assert [one.id for one in store.subjects.list_page(gallery, None, 10, everyone)] == ["ada", "bo"]
+    assert [one.id for one in store.subjects.find_page(gallery, None, 10, everyone, ())[0]] == ["ada", "bo"]
+    assert outsider not in store.subjects.matching_pks(gallery, everyone)
+    assert store.subjects.names(gallery, [outsider]) == {}
+    assert store.subjects.by_pk(gallery, [outsider]) == {}
+    assert len(store.templates.list_by_offset(gallery, None, 0, None)) == 2
+    assert store.templates.delete_many(gallery, [decoy.id]) == []
+    assert store.galleries.sizes(1).by_gallery == {"g": (2, 2)}
+    with pytest.raises(TemplateNotFoundError):
+        store.templates.find(gallery, decoy.id)
+    with BulkStore(database).open_export("g") as export:
+        assert {item["subject"] for block in export.blocks() for item in block} == {"ada", "bo"}
+    assert len(store.decoys.list_all(gallery, "ada")) == 1
 
 
 def test_their_number_is_bounded(store: Store) -> None:
@@ -104,22 +134,23 @@ def test_their_number_is_bounded(store: Store) -> None:
     each[:, 0], each[:, 1] = np.cos(angles) * 0.5, np.sin(angles) * 0.5
     each[np.arange(MAX_DECOYS + 1), 2 + np.arange(MAX_DECOYS + 1) % (D - 2)] = np.sqrt(0.75)
     for vector in each[:MAX_DECOYS]:
-        assert store.decoys.add(gallery, "ada", vector, "photo")[1]
+        assert store.decoys.add(gallery, "ada", template(vector))[1]
     with pytest.raises(TooManyDecoysError):
-        store.decoys.add(gallery, "ada", each[-1], "photo")
-    store.decoys.add(gallery, "bo", each[-1], "photo")
+        store.decoys.add(gallery, "ada", template(each[-1]))
+    store.decoys.add(gallery, "bo", template(each[-1]))
     with pytest.raises(InvalidRequestError, match=f"{MAX_DECOYS + 1} decoys"):
         store.subjects.merge(gallery, "bo", "ada")
 
 
 def test_it_is_erased_alone_with_a_receipt(database: Database, store: Store, rng: np.random.Generator) -> None:
-    decoy, _ = store.decoys.add(now(store), "ada", drawn(rng), "photo")
+    decoy, _ = store.decoys.add(now(store), "ada", template(drawn(rng)))
     with pytest.raises(DecoyNotFoundError):
         store.decoys.delete(now(store), "bo", decoy.id)
     receipt = store.decoys.delete(now(store), "ada", decoy.id)
     assert (receipt.kind, receipt.template, receipt.removed) == ("decoy", decoy.id, {"decoys": 1})
     assert store.decoys.delete(now(store), "ada", decoy.id).id == receipt.id
-    assert not now(store).has_decoys
+    assert not now(store).outsiders
+    assert (now(store).subjects, now(store).templates) == (2, 2)
     with pytest.raises(DecoyNotFoundError):
         store.decoys.delete(now(store), "ada", "0" * 32)
     with pytest.raises(SubjectNotFoundError):
@@ -134,75 +165,90 @@ def test_it_goes_with_its_subject_or_gallery_and_the_receipt_counts_it(
     database: Database, store: Store, rng: np.random.Generator
 ) -> None:
     for name in ("ada", "ada", "bo"):
-        store.decoys.add(now(store), name, drawn(rng), "photo")
+        store.decoys.add(now(store), name, template(drawn(rng)))
     assert store.subjects.delete(now(store), "ada").removed["decoys"] == 2
+    assert (now(store).subjects, now(store).templates) == (1, 1)
     _, receipt = store.galleries.delete("g")
-    assert receipt.removed["decoys"] == 1
+    assert receipt.removed == {"decoys": 1, "subjects": 1, "templates": 1}
     with database.read() as connection:
-        assert connection.execute(sa.select(tables.decoys)).all() == []
+        assert [connection.execute(sa.select(table)).all() for table in (tables.subjects, tables.vectors)] == [[], []]
 
 
 def test_a_merge_moves_it(store: Store, rng: np.random.Generator) -> None:
     vector = drawn(rng)
-    store.decoys.add(now(store), "bo", vector, "photo")
+    store.decoys.add(now(store), "bo", template(vector))
     assert "decoys" not in store.subjects.merge(now(store), "bo", "ada").receipt.removed
-    assert np.allclose(of(store, "ada"), vector, atol=1e-6)  # type: ignore[arg-type]
+    assert np.allclose(of(store, "ada"), vector, atol=1e-6)
 
 
 def test_it_is_sealed_and_exported(database: Database, store: Store, rng: np.random.Generator) -> None:
     vector = drawn(rng)
-    decoy, _ = store.decoys.add(now(store), "ada", vector, "photo")
+    decoy, _ = store.decoys.add(now(store), "ada", template(vector))
     with database.read() as connection:
-        row = connection.execute(sa.select(tables.decoys)).one()
-    assert vector.tobytes() not in row.sealed
+        sealed = connection.execute(sa.select(tables.vectors.c.vector)).scalars().all()
+    assert not any(vector.tobytes() in each for each in sealed)
     (exported,) = everything_about(database, now(store), "ada")["decoys"]
     assert (exported["id"], exported["recognizer"]) == (decoy.id, "a" * 32)
     assert "embedding" not in exported  # of another person
 
 
-def test_it_counts_for_the_recognizer_that_made_it_only(
+def test_it_counts_for_the_recognizers_that_embedded_it(
     database: Database, store: Store, rng: np.random.Generator
 ) -> None:
-    generations = GenerationStore(database)
-    store.decoys.add(now(store), "ada", drawn(rng), "photo")
-    change_recognizer(database, "g", "b" * 32, D)
-    assert not now(store).has_decoys
-    assert of(store, "ada") is None
-    (kept,) = store.decoys.list_all(now(store), "ada")
-    assert not kept.in_use
+    """A crop lets the next recognizer embed it, as any template. Without one, finishing the migration deletes it."""
+    generations, jobs = GenerationStore(database), JobStore(database)
+    store.galleries.update("g", lambda _: GallerySettings(keep_crops=True))
+    without, _ = store.decoys.add(now(store), "ada", template(drawn(rng)))
+    cropped, _ = store.decoys.add(now(store), "ada", template(drawn(rng), crop=Crop(b"face", ((1, 2.5),))))
+    assert generations.without_crop(now(store), 10)[0] == 2  # of Ada and Bo
+    generations.start(now(store), "b" * 32, D, "new", force=True)
+    job, view = jobs.claim("here", 60), now(store).at_generation(1)
+    assert job is not None
+    (key,) = generations.missing_keys(view)
+    generations.add(view, {key: drawn(rng)}, job, [], 1.0)
+    assert generations.switch(view, job, lambda crops: ({}, []), (), 1.0)
+    assert len(now(store).outsiders) == len(of(store, "ada")) == 1
+    assert [(one.id, one.in_use) for one in store.decoys.list_all(now(store), "ada")] == [
+        (without.id, False),
+        (cropped.id, True),
+    ]
     generations.roll_back(now(store))
-    assert now(store).has_decoys
-    assert of(store, "ada") is not None
+    assert len(now(store).outsiders) == len(of(store, "ada")) == 2
     change_recognizer(database, "g", "b" * 32, D)
     generations.finish(now(store), force=True)
-    assert store.decoys.list_all(now(store), "ada") == []
+    assert [one.id for one in store.decoys.list_all(now(store), "ada")] == [cropped.id]
+    assert (now(store).subjects, now(store).templates) == (2, 2)
     last = listed_lines(database, AuditFilter(now(store).pk), None, 1)[0].line
     assert (last.event, last.details["decoys"]) == ("migration_finished", 1)
 
 
 def test_retention_erases_it(database: Database, store: Store, rng: np.random.Generator) -> None:
-    store.decoys.add(now(store), "ada", drawn(rng), "photo")
+    store.decoys.add(now(store), "ada", template(drawn(rng)))
     gallery = now(store)
     store.galleries.update("g", lambda _: GallerySettings(retention_days=10))
     old = datetime.now(UTC) - timedelta(days=11)
     with database.change(now(store)) as connection:
-        connection.execute(tables.decoys.update().values(created_at=old))
+        of_outsiders = tables.templates.update().where(~tables.OF_PERSON)
+        connection.execute(of_outsiders.values(created_at=old))
     Retention(database).sweep(datetime.now(UTC))
     assert store.decoys.list_all(now(store), "ada") == []
-    assert now(store).templates == gallery.templates
+    assert (now(store).subjects, now(store).templates) == (gallery.subjects, gallery.templates)
     last = listed_lines(database, AuditFilter(gallery.pk), None, 1)[0].line
-    assert (last.event, last.details["removed"]) == ("retention_applied", {"decoys": 1})
+    assert (last.event, last.details["removed"]) == ("retention_applied", {"subjects": 1, "templates": 1})
 
 
 def test_a_backup_has_it_and_a_restore_repeats_its_erasure(
     database: Database, store: Store, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     vector = drawn(rng)
-    gone, _ = store.decoys.add(now(store), "ada", drawn(rng), "photo")
-    store.decoys.add(now(store), "ada", vector, "photo")
+    gone, _ = store.decoys.add(now(store), "ada", template(drawn(rng)))
+    store.decoys.add(now(store), "bo", template(vector))
+    store.templates.enroll(now(store), "cy", [template(drawn(rng))], None)  # younger than the outsider
+    store.subjects.merge(now(store), "bo", "cy")
     back_up(database, tmp_path / "backup")
     store.decoys.delete(now(store), "ada", gone.id)
     restore(database, tmp_path / "backup", replace=True)
     anew = Store(database)
-    assert np.allclose(of(anew, "ada"), vector, atol=1e-6)  # type: ignore[arg-type]
-    assert len(anew.decoys.list_all(now(anew), "ada")) == 1
+    assert np.allclose(of(anew, "cy"), vector, atol=1e-6)
+    assert [len(anew.decoys.list_all(now(anew), name)) for name in ("ada", "cy")] == [0, 1]
+    assert (now(anew).subjects, now(anew).templates) == (2, 3)
