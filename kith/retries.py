@@ -18,6 +18,8 @@ from kith.errors import MAYBE_DONE_REMEDY, UNKNOWN_CODE, UNKNOWN_REMEDY, KithCli
 from kith.requests import Call
 
 INITIAL_DELAY_S: Final = 0.2
+JITTER: Final = random.SystemRandom()
+"""Leaves the random numbers of the program that uses the client as they are."""
 MAX_DELAY_S: Final = 30.0
 """Maximum delay between two attempts. The client gives up if Retry-After asks for more."""
 BUSY_STATUSES: Final = frozenset({429, 503})
@@ -57,7 +59,7 @@ def retry_s(call: Call[Any], attempt: int, attempts: float, failure: httpx.Respo
 
 def backoff_s(attempt: int) -> float:
     """Return an exponential delay with jitter, so that rejected clients do not return all at once."""
-    return min(MAX_DELAY_S, INITIAL_DELAY_S * 2.0 ** min(attempt, 16)) * random.uniform(0.5, 1.0)
+    return min(MAX_DELAY_S, INITIAL_DELAY_S * 2.0 ** min(attempt, 16)) * JITTER.uniform(0.5, 1.0)
 
 
 def parse_retry_after_s(header: str | None) -> float:

@@ -50,6 +50,7 @@ from service.storage.db.tables import api_key_versions, galleries, last_change, 
 from service.storage.db.triggers import create_triggers
 
 BUSY_TIMEOUT_MS: Final = 10_000
+JITTER: Final = random.SystemRandom()
 PAGE_BYTES: Final = 16_384
 """SQLite page size. A vector of 512 numbers fills half of a default page of 4,096: bulk writes would cost double."""
 POSTGRESQL_TIMEOUTS: Final = {
@@ -283,7 +284,7 @@ def _enable_wal(connection: Any) -> None:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
-            time.sleep(random.uniform(0.001, 0.02))
+            time.sleep(JITTER.uniform(0.001, 0.02))
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -90,12 +90,11 @@ class SharedIndexes:
             yield
             return
         path = self._database.file.with_name(f"{self._database.file.name}-turn")
-        try:
-            lock = path.open("ab")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:
-            raise StorageError(f"{path} cannot be locked: {error.strerror}", LOCAL_DISK_REMEDY) from error
-        with lock:
+        with path.open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                raise StorageError(f"{path} cannot be locked: {error.strerror}", LOCAL_DISK_REMEDY) from error
             yield
 
     def trim_log(self, name: str) -> None:

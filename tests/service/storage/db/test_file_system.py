@@ -166,7 +166,8 @@ from pathlib import Path
 from models.errors import PackError
 from models.pack.pull import _locked
 from service.core.errors import StorageError
-from service.storage.repositories.shared_indexes import _lock
+from service.storage.repositories.shared_indexes import SharedIndexes
+from types import SimpleNamespace
 install_faults()
 folder = Path({str(tmp_path)!r})
 try:
@@ -174,13 +175,13 @@ try:
         pass
 except PackError as error:
     print(error)
-with (folder / "lock").open("w") as file:
-    try:
-        _lock(file.fileno(), folder / "lock")
-    except StorageError as error:
-        print(error, error.remedy)
+try:
+    with SharedIndexes(SimpleNamespace(file=folder / "kith.db"))._file_lock():
+        pass
+except StorageError as error:
+    print(error, error.remedy)
 """
     done = run_failing(program, *failing_folder_locks())
     pulled, shared = done.stdout.splitlines()
     assert pulled == f"models_dir: {tmp_path} does not lock files (Bad file descriptor)"
-    assert shared.startswith(f"the file system of {tmp_path} does not lock files: Bad file descriptor Put the database")
+    assert shared.startswith(f"{tmp_path}/kith.db-turn cannot be locked: Bad file descriptor Put the database")
