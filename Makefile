@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
         bench-memory bench-serving bench-accuracy bench-open-set bench-overload bench-gallery bench-gpu clean
 
 # Dependencies of the server, and the packages with the demo's photos. Those come without dependencies, because the demo
-# does not import them (docs/decisions/0002, 0042). Bytecode is compiled at the first import, which saves 70 MB.
+# does not import them (docs/decisions.md, 2 and 42). Bytecode is compiled at the first import, which saves 70 MB.
 $(SERVING): pyproject.toml constraints.txt requirements/serve.txt docker/unused.txt Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --no-compile --no-deps --require-hashes -r requirements/serve.txt
@@ -25,7 +25,7 @@ setup: $(INSTALLED)
 
 $(INSTALLED): $(SERVING) requirements/dev.txt
 	$(PIP) install --no-deps --require-hashes -r requirements/dev.txt
-	@# Versions of torch and its dependencies are pinned; their files are not (docs/decisions/0042).
+	@# Versions of torch and its dependencies are pinned; their files are not (docs/decisions.md, 42).
 	$(PIP) install --constraint constraints.txt -e '.[cpu,postgres,milvus,mqtt,training,demo,dev]'
 	touch $@
 
@@ -47,7 +47,7 @@ test: setup
 test-all: setup
 	$(PYTEST) -m long -n 2 --dist loadfile --max-worker-restart 0 --durations=20
 
-# Tests and screenshots of the console in Chromium: docs/console.md, docs/decisions/0043.
+# Tests and screenshots of the console in Chromium: docs/console.md, docs/decisions.md, 43.
 test-browser: setup
 	@$(BIN)/python -m tests.browser.chromium
 	$(PYTEST) tests/browser -n 2 --dist loadfile --max-worker-restart 0
@@ -55,7 +55,7 @@ test-browser: setup
 screenshots: setup
 	$(BIN)/python -m tests.browser.screenshots
 
-# Check vulnerabilities and licenses, and write a bill of materials of the environment: docs/decisions/0042.
+# Check vulnerabilities and licenses, and write a bill of materials of the environment: docs/decisions.md, 42.
 supply: setup
 	$(BIN)/python -m requirements.check
 

@@ -89,7 +89,7 @@ are 95 %, over people on LFW and over photos on WIDER. Goals are judged for the 
   strangers are gallery people under another name, or mislabeled; FPIR 0.1 % is four false alarms.
 - WIDER: the 74 validation photos, at most 576 pixels wide; IoU 0.5.
 - Landmark error: mean over five points against YuNet's, which differ from themselves by 5 to 8 % when a photo is
-  shifted or scaled (docs/decisions/0055).
+  shifted or scaled (docs/decisions.md, 55).
 - Sizes: 60 LFW faces scaled onto a canvas of 640 pixels, IoU 0.5.
 - Upside down: a reported face has unusable landmarks. Noise: white and pink. Textures: LFW photos with random
   phases, and shuffled in tiles of 25 pixels.

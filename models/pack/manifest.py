@@ -375,7 +375,7 @@ class _VariantsFile(BaseModel):
 
 class _Manifest(_VariantsFile):
     model_id: Name
-    # InsightFace requires this key. The file itself may be absent (docs/decisions/0003).
+    # InsightFace requires this key. The file itself may be absent (docs/decisions.md, 3).
     license: Annotated[Text, StringConstraints(pattern=rf"^(.*/)?{re.escape(LICENSE_FILE)}$")]
     tasks: _Tasks
     provenance: dict[str, Any] = {}

@@ -146,7 +146,7 @@ def _check_license(directory: Path, name: str) -> PackCheck | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # Imported by name, since it is no dependency of Kith (docs/decisions/0002).
+            # Imported by name, since it is no dependency of Kith (docs/decisions.md, 2).
             library = importlib.import_module("insightface.model_zoo.model_license")
     except ImportError:
         return None

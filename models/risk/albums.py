@@ -5,8 +5,8 @@ share of FMR(t) * M / R(t) is wrong, where M pairs are of two people and R(t) pa
 Y. Benjamini and Y. Hochberg (1995). Groups merge if their similarity reaches the smallest t that meets the risk.
 
 The similarity of two groups is the geometric mean of average and centroid linkage, exact from the sums of their
-vectors. Average linkage asks too much of large groups, and centroid linkage too little (docs/decisions/0058). Faces of
-one photo are never in one group, unless they are one picture.
+vectors. Average linkage asks too much of large groups, and centroid linkage too little (docs/decisions.md, 58). Faces
+of one photo are never in one group, unless they are one picture.
 """
 
 from __future__ import annotations

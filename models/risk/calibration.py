@@ -336,7 +336,7 @@ def fit_tail(excesses: Floats, weights: Floats, start: float, share: float) -> T
     """Fit a tail by maximum a posteriori estimation with a normal prior on the shape.
 
     Negative shapes are excluded: they claim that no impostor scores above an end point, which finite data cannot show
-    (docs/decisions/0016).
+    (docs/decisions.md, 16).
 
     Args:
         excesses: (n,) scores minus ``start``, all positive.

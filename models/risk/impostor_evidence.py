@@ -28,7 +28,7 @@ from models.risk.calibration import (
 Counts = NDArray[np.integer[Any]]
 Similarity = TypeVar("Similarity", float, Floats)
 RIVAL_WEIGHT: Final = 0.25
-"""Weight of the runner-up's similarity, chosen on other photos than the tests' (docs/decisions/0016)."""
+"""Weight of the runner-up's similarity, chosen on other photos than the tests' (docs/decisions.md, 16)."""
 MIN_ADJUSTED_SUBJECTS: Final = 10
 """Subjects below which the rival is unknown: a person enrolled twice would set the median of the best similarities."""
 

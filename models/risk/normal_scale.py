@@ -22,7 +22,7 @@ LEVELS: Final = (0.1, 0.05, 0.02, 0.01, 5e-3, 2e-3, 1e-3, 5e-4, 2e-4, 1e-4, 5e-5
 """Shares of pairs above the quantiles that choose the scale.
 
 None is near the median: scores of different people are mixed of more and less similar groups, so that the middle and
-the tail of one distribution have different powers (docs/decisions/0016).
+the tail of one distribution have different powers (docs/decisions.md, 16).
 """
 UPPER_LEVEL: Final = 0.02
 POWERS: Final = np.linspace(-0.5, 2.0, 251)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Values at which a photo keeps half of its similarity to another photo of the person, all else being good. Measured
-# on degraded copies of LFW View 1; yaw is chosen, since LFW has few profiles (docs/decisions/0014).
+# on degraded copies of LFW View 1; yaw is chosen, since LFW has few profiles (docs/decisions.md, 14).
 HALF_EYE_DISTANCE_PX: Final = 3.6
 HALF_SHARPNESS: Final = 1.6
 HALF_BRIGHTNESS: Final = 28.0

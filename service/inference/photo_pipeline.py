@@ -40,7 +40,7 @@ KeptCrops = Literal["none", "largest", "all"] | QualityGate
 """Faces of a photo whose crops are cut as templates store them. A quality gate: the main face by it."""
 DECODE_SCALE: Final = 1.5
 """A photo is decoded at this multiple of its detector canvas scale, at most at full size. Crops of larger faces then
-need no second decoding (docs/decisions/0033)."""
+need no second decoding (docs/decisions.md, 33)."""
 Image = NDArray[np.uint8]
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -316,7 +316,7 @@ class PhotoPipeline:
 
 async def _here(function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
     """Run short work on the event loop. Threads would wait for each other's turn to run Python for ten times as long
-    (docs/decisions/0031)."""
+    (docs/decisions.md, 31)."""
     return function(*arguments)
 
 

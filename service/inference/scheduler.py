@@ -14,7 +14,7 @@ BACKGROUND_EVERY: Final = 8
 RECENT_BATCHES: Final = 64
 """Number of batches for which requests count as recent."""
 TURN: Final = 8
-"""Items of one turn of a caller, so that the faces of a small group are done at once (docs/decisions/0031)."""
+"""Items of one turn of a caller, so that the faces of a small group are done at once (docs/decisions.md, 31)."""
 
 
 @dataclass(eq=False, slots=True)

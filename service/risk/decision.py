@@ -281,7 +281,7 @@ def without_known_stranger(
     """Return the decision on a face, `unknown` if an outsider beats the subject that it was mistaken for, and reasons.
 
     The decision keeps its numbers. Other subjects are decided as if there were no outsiders, because one of them may be
-    the outsider, enrolled since (docs/decisions/0059).
+    the outsider, enrolled since (docs/decisions.md, 59).
 
     Args:
         decision: among the others.

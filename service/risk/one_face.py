@@ -1,7 +1,7 @@
 """One face per person: each subject is identified in at most one face of a photo. Pure functions.
 
-Of the faces whose best subject is one and the same, the most similar keeps the name (docs/decisions/0057). A face that
-is not identified by itself never becomes identified, so the risk of a stranger does not rise.
+Of the faces whose best subject is one and the same, the most similar keeps the name (docs/decisions.md, 57). A face
+that is not identified by itself never becomes identified, so the risk of a stranger does not rise.
 """
 
 from __future__ import annotations

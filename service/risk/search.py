@@ -32,7 +32,7 @@ from service.risk.gallery_risks import GalleryRisks
 
 MAX_INLINE_FLOATS: Final = 1_000_000
 """Numbers in a gallery's vectors up to which it is searched on the event loop: 0.15 ms a probe. A thread takes longer:
-0.1 ms without other requests, and milliseconds beside them (docs/decisions/0031)."""
+0.1 ms without other requests, and milliseconds beside them (docs/decisions.md, 31)."""
 DEPTH: Final = 2
 """Least subjects found: the best and the runner-up."""
 MAX_INLINE_CANDIDATES: Final = 50

@@ -20,7 +20,7 @@ class Caller:
     def sees_vectors(self) -> bool:
         """True if the caller may compare embeddings with subjects, choose a risk and see exact similarities.
 
-        They reveal templates (docs/decisions/0056-trusted-keys.md).
+        They reveal templates (docs/decisions.md, 56).
         """
         return self.rights.may("vectors")
 

@@ -1,7 +1,7 @@
 """Search of a gallery for the probes of a request, and all that may change the answer to one afterwards.
 
 Other faces of the photo only make an answer more careful: a face that is not identified by itself never becomes
-identified (docs/decisions/0057).
+identified (docs/decisions.md, 57).
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def check_conflicts(installed: dict[str, str]) -> list[InstallationCheck]:
         present = [f"{name} {installed[name]}" for name in names if name in installed]
         if len(present) > 1:
             verdict: Verdict = "error" if package == "onnxruntime" else "warning"
-            remedy = "uninstall all and install one; install insightface with --no-deps (docs/decisions/0002)"
+            remedy = "uninstall all and install one; install insightface with --no-deps (docs/decisions.md, 2)"
             detail = f"{' and '.join(present)} overwrite each other: {remedy}"
             checks.append(InstallationCheck(package, verdict, detail))
     return checks

@@ -1,8 +1,8 @@
 """API keys: creation, rotation and revocation. The next request to any process rejects a revoked key.
 
 All keys are cached with a version number that every change replaces, and on SQLite with the file's version
-(docs/decisions/0034). Rows are never deleted, because a service without keys would be open. Each row has a MAC, so that
-write access to the database is not enough to grant rights (docs/decisions/0037).
+(docs/decisions.md, 34). Rows are never deleted, because a service without keys would be open. Each row has a MAC, so
+that write access to the database is not enough to grant rights (docs/decisions.md, 37).
 """
 
 from __future__ import annotations

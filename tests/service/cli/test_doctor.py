@@ -77,7 +77,7 @@ def without_detector(spec: NetworkSpec, wish: EnginePreference) -> OpenedNetwork
 
 
 def test_no_extra_installs_a_second_runtime() -> None:
-    """Only the extra 'cpu' installs onnxruntime, and only 'gpu' onnxruntime-gpu (docs/decisions/0002)."""
+    """Only the extra 'cpu' installs onnxruntime, and only 'gpu' onnxruntime-gpu (docs/decisions.md, 2)."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {extra: {Requirement(r).name for r in listed} for extra, listed in extras.items()}
     assert names["cpu"] == {"faiss-cpu", "onnxruntime", "openvino"}
