@@ -59,7 +59,7 @@ screenshots: setup
 supply: setup
 	$(BIN)/python -m requirements.check
 
-# Build the files of a release from the last commit in dist: docs/upgrades.md.
+# Build the files of a release from the last commit in dist: docs/deployment.md.
 release: setup
 	$(BIN)/python -m requirements.release dist
 
@@ -75,7 +75,7 @@ test-faults: setup
 container-check: setup
 	PYTHON=$(BIN)/python docker/check cpu
 
-# Coverage-guided fuzzing with hostile input: docs/security-tests.md.
+# Coverage-guided fuzzing with hostile input: docs/faults.md.
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10)
 	KITH_EXAMPLES=$$(awk 'BEGIN { n = int(20 * $(or $(MINUTES),10)); print (n > 1 ? n : 1) }') $(BIN)/pytest tests/service/api/test_openapi.py
@@ -105,7 +105,7 @@ bench-overload: setup
 bench-gallery: setup
 	$(BIN)/python -m bench.gallery
 
-# Uses the current environment, not .venv: docs/gpu.md.
+# Uses the current environment, not .venv: docs/scale.md.
 bench-gpu:
 	$(PYTHON) -m bench.gpu
 

@@ -1,7 +1,7 @@
 """Compare GPU and CPU: equality of results, speed, and memory.
 
 Prints tables, and writes bench/results/gpu-NAME.json for each part. Without a GPU it reports that and exits with 0.
-docs/gpu.md explains the figures.
+docs/scale.md explains the figures.
 
     python -m bench.gpu [parity embedding detector identity memory search] [--rehearse]
 """

@@ -99,7 +99,7 @@ class Calls:
         """Detect faces: boxes, landmarks and quality. The server fetches the photos at ``urls``, numbered last.
 
         ``detail`` is the effort: "medium" also finds faces in sideways photos and faces that fill the photo, "high"
-        also small faces in large photos (docs/detection.md); default: the server's."""
+        also small faces in large photos (docs/models.md); default: the server's."""
         return json_call(FacesOut, "POST", "/v1/detect", **photo_arguments(photos, urls, drop_none(detail=detail)))
 
     @one

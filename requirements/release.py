@@ -83,7 +83,7 @@ def provenance(digests: dict[str, str]) -> dict[str, Any]:
 
 
 def steps_left(root: Path) -> Sequence[str]:
-    """Return the steps of docs/upgrades.md that were not done."""
+    """Return the steps of docs/deployment.md that were not done."""
     number = version(root)
     projects = [root / project / "pyproject.toml" for project in PROJECTS]
     changes = (root / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -84,7 +84,7 @@ class Settings(BaseSettings):
     )
     compat: Literal["compreface"] | None = Field(
         None,
-        description="Further API under /api/v1: compreface (docs/compat.md).",
+        description="Further API under /api/v1: compreface (docs/moving-here.md).",
     )
     data_dir: Path = Field(Path("data"), description="Data directory, relative to the working directory.")
     stateless: bool = Field(
@@ -145,7 +145,7 @@ class Settings(BaseSettings):
     )
     detail: Detail = Field(
         "low",
-        description="Default effort of face detection: low, medium or high (docs/detection.md). Enrollments and "
+        description="Default effort of face detection: low, medium or high (docs/models.md). Enrollments and "
         "verifications get at least medium.",
     )
     max_image_bytes: int = Field(20_000_000, ge=1000, description="Maximum photo size in bytes.")
@@ -202,10 +202,10 @@ class Settings(BaseSettings):
     )
     audit_searches: Literal["soon", "before", "off"] = Field(
         "soon",
-        description="When searches are written to the audit: soon, before or off (docs/audit.md).",
+        description="When searches are written to the audit: soon, before or off (docs/keys.md).",
     )
     audit_days: float = Field(
-        365, gt=0, le=36_500, description="Days after which audit lines are deleted (docs/audit.md)."
+        365, gt=0, le=36_500, description="Days after which audit lines are deleted (docs/keys.md)."
     )
     log_format: Literal["text", "json"] = Field("text", description="Log format: text, or one JSON document per line.")
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Log level.")

@@ -59,7 +59,7 @@ def test_errors_of_the_client_and_the_command_line() -> None:
 
 def test_audited_events() -> None:
     """Events in calls, and recorded events in constants."""
-    text = (ROOT / "docs" / "audit.md").read_text()
+    text = (ROOT / "docs" / "keys.md").read_text()
     table = text[text.index("| Events |") :].split("\n\n")[0]
     first = [re.sub(r"outcome .*", "", line.split("|")[1]) for line in table.splitlines()[2:]]
     documented = {word for cell in first for word in re.findall(r"`([a-z_]+)`", cell)}

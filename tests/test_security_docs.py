@@ -11,7 +11,7 @@ from service.cli.main import app
 from service.storage.db.tables import metadata
 from tests.conftest import ROOT
 
-DOCUMENTS = ["SECURITY.md", "docs/privacy.md", "docs/faults.md", "docs/security-tests.md", "docs/deployment.md"]
+DOCUMENTS = ["SECURITY.md", "docs/privacy.md", "docs/faults.md", "docs/deployment.md"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

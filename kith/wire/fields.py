@@ -36,7 +36,7 @@ MAX_DECOYS: Final = 50
 """Maximum number of decoys of a subject, by one recognizer."""
 MAX_DIMENSION: Final = 65_536
 DETAIL: Final = (
-    "Effort of face detection (docs/detection.md). low: one look; medium: if no face is confident, also the photo "
+    "Effort of face detection (docs/models.md). low: one look; medium: if no face is confident, also the photo "
     "rotated and at half the size; high: also small faces in large photos."
 )
 MODEL: Final = "Name of the pack, or fingerprint of its recognizer; default: the pack of KITH_PACK."

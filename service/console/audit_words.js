@@ -1,4 +1,4 @@
-// The audit in words: labels of its events and outcomes, which a test compares with docs/audit.md, and its lines as sentences.
+// The audit in words: labels of its events and outcomes, which a test compares with docs/keys.md, and its lines as sentences.
 
 import { counted } from "./numbers.js";
 

@@ -207,7 +207,7 @@ class CropNotFoundError(KithError):
 class RecognizerMismatchError(KithError):
     status, code, title = 409, "recognizer_mismatch", "The gallery uses another recognizer"
     remedy = (
-        "Serve the pack whose recognizer made the gallery's vectors (KITH_PACK or KITH_EXTRA_PACKS); docs/migration.md "
+        "Serve the pack whose recognizer made the gallery's vectors (KITH_PACK or KITH_EXTRA_PACKS); docs/galleries.md "
         "describes how to change it. With embeddings, send 'recognizer', and embeddings of the gallery's recognizer."
     )
 
@@ -459,7 +459,7 @@ class DatabaseMissingError(KithError):
 
 class AuditWriteError(KithError):
     status, code, title = 503, "audit_unwritten", "The audit log cannot be written"
-    remedy = "Check that the database is writable. The refused operation was not performed. See docs/audit.md."
+    remedy = "Check that the database is writable. The refused operation was not performed. See docs/keys.md."
 
 
 class MasterKeyError(KithError):

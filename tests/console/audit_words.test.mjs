@@ -4,9 +4,9 @@ import { test } from "node:test";
 
 import { EVENTS, OUTCOMES, sentence } from "../../service/console/audit_words.js";
 
-const DOCUMENT = readFileSync(new URL("../../docs/audit.md", import.meta.url), "utf8");
+const DOCUMENT = readFileSync(new URL("../../docs/keys.md", import.meta.url), "utf8");
 
-test("all events and outcomes in docs/audit.md have labels", () => {
+test("all events and outcomes in docs/keys.md have labels", () => {
   const table = DOCUMENT.split("## What is recorded")[1].split("\n\n").find((part) => part.startsWith("| Events"));
   const cells = table.split("\n").slice(2).map((row) => row.split("|")[1]);
   const events = [];

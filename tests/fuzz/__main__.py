@@ -3,7 +3,7 @@
 ``python -m tests.fuzz TARGET ...`` runs one target, or ``all`` in turn, with libFuzzer options. ``python -m
 tests.fuzz --minutes 10`` runs each target from the stored corpus (the folder fuzz-corpus).
 
-Exits with 1 at the first finding. Its bytes are in fuzz-findings; add them as a test case (docs/security-tests.md).
+Exits with 1 at the first finding. Its bytes are in fuzz-findings; add them as a test case (docs/faults.md).
 """
 
 from __future__ import annotations

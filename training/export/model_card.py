@@ -104,7 +104,7 @@ commit f97300ab on aligned crops. Intervals are 95 %, over people.
   eighty. The figures on LFW cannot show the difference and do not hold for everyone.
 - At 640 pixels the detector finds less than 90 % of faces of these sizes (longer side, px): {missed_sizes}.
 - No figure shows how many masked faces and strong profiles the detector misses. Landmarks in upside-down photos are not
-  measured: the service tries other orientations at detail medium (docs/detection.md).
+  measured: the service tries other orientations at detail medium (docs/models.md).
 
 | Worst on View 2: similarity | Truth (some labels of LFW are wrong) | Photos |
 |---|---|---|

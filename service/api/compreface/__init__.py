@@ -1,1 +1,1 @@
-"""API compatible with CompreFace, for clients that were written for it (docs/compat.md)."""
+"""API compatible with CompreFace, for clients that were written for it (docs/moving-here.md)."""

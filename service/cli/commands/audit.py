@@ -46,7 +46,7 @@ def verify(output: OutputOptions) -> None:
 def list_lines(
     server: ServerOptions,
     gallery: GalleryFilter = None,
-    event: Annotated[str | None, typer.Option(help="Only this event of docs/audit.md.")] = None,
+    event: Annotated[str | None, typer.Option(help="Only this event of docs/keys.md.")] = None,
     actor: Annotated[str | None, typer.Option(help="Only this actor: key:ID, operator, anonymous or service.")] = None,
     subject: Annotated[str | None, typer.Option(help="Only this subject id; needs --gallery.")] = None,
     since: Annotated[str | None, typer.Option(help="From this time: 2026-01-31 or 2026-01-31T12:00:00Z.")] = None,
@@ -75,7 +75,7 @@ add_call(
 
 def _print_lines(lines: list[AuditLineOut]) -> None:
     if not lines:
-        print_line("No matching entries. docs/audit.md lists the recorded events.")
+        print_line("No matching entries. docs/keys.md lists the recorded events.")
         return
     headers = ("Time (UTC)", "Event", "Outcome", "Actor", "Gallery", "Subject")
     rows = []

@@ -93,7 +93,8 @@ MIGRATION_LOCK: Final = 0x4B697468
 VERSION_TABLE: Final = "alembic_version"
 """Table in which Alembic keeps the revision of the tables."""
 OTHER_VERSION_REMEDY: Final = (
-    "Use the version of Kith that made the database, or an empty KITH_DATA_DIR or KITH_DATABASE_URL (docs/upgrades.md)."
+    "Use the version of Kith that made the database, or an empty KITH_DATA_DIR or KITH_DATABASE_URL "
+    "(docs/deployment.md)."
 )
 
 
