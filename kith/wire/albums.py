@@ -7,11 +7,10 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, Field
 
 from kith.wire.common import Page, Problem
-from kith.wire.fields import PersonName, RequestModel, SubjectId, Timestamp
+from kith.wire.fields import ObjectId, PersonName, RequestModel, SubjectId, Timestamp
 
 GROUP_ID: Final = "^g[1-9][0-9]{0,8}$"
-GroupId = Annotated[str, Field(pattern=GROUP_ID)]
-FaceId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+GroupId = Annotated[str, Field(pattern=GROUP_ID, examples=["g1"])]
 MAX_SPLIT: Final = 1000
 """Faces that one request splits off."""
 
@@ -73,7 +72,7 @@ class AlbumMergeIn(RequestModel):
 
 
 class AlbumSplitIn(RequestModel):
-    faces: list[FaceId] = Field(min_length=1, max_length=MAX_SPLIT, description="Faces of the new group.")
+    faces: list[ObjectId] = Field(min_length=1, max_length=MAX_SPLIT, description="Faces of the new group.")
 
 
 class AlbumEnrollIn(RequestModel):

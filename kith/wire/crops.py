@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
 from pydantic import BaseModel, Field, model_validator
 
-from kith.wire.fields import RequestModel, SubjectId
+from kith.wire.fields import ObjectId, RequestModel, SubjectId
 
 MAX_CROPS: Final = 200
 """Crops of one request, about 2 MB of base64."""
-StoredId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
 class CropIn(RequestModel):
@@ -18,10 +17,10 @@ class CropIn(RequestModel):
     album."""
 
     subject: SubjectId | None = None
-    template: StoredId | None = None
-    stranger: StoredId | None = None
-    album: StoredId | None = None
-    face: StoredId | None = None
+    template: ObjectId | None = None
+    stranger: ObjectId | None = None
+    album: ObjectId | None = None
+    face: ObjectId | None = None
 
     @model_validator(mode="after")
     def _names_one(self) -> CropIn:

@@ -22,6 +22,7 @@ from pydantic import (
 
 from kith.wire.identifiers import CONTROL_CHARACTERS, normalize_id, normalize_metadata, normalize_text
 
+OBJECT_ID: Final = "^[0-9a-f]{32}$"
 GALLERY_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 SUBJECT_ID_PATTERN: Final = r"^[^/\\]{1,128}$"
 """Part of the rules of ids that JSON Schema can express (:func:`kith.wire.identifiers.normalize_id` has all)."""
@@ -92,9 +93,11 @@ Timestamp = Annotated[
     WithJsonSchema({"type": "string", "format": "date-time", "pattern": TIMESTAMP}),
 ]
 """Time in an answer."""
-GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME)]
+GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME), Field(examples=["staff"])]
 NORMALIZED: Final = _before_checks(normalize_text)
-SubjectId = Annotated[str, StringConstraints(pattern=SUBJECT_ID_PATTERN), _before_checks(normalize_id)]
+SubjectId = Annotated[
+    str, StringConstraints(pattern=SUBJECT_ID_PATTERN), _before_checks(normalize_id), Field(examples=["ada"])
+]
 PersonName = Annotated[str, StringConstraints(max_length=MAX_NAME_LENGTH, pattern=SINGLE_LINE), NORMALIZED]
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TAG_LENGTH, pattern=SINGLE_LINE), NORMALIZED]
 Metadata = Annotated[
@@ -103,4 +106,7 @@ Metadata = Annotated[
 # Collecting the errors of all 100,000 items takes a quarter of a second, so validation stops at the first.
 Embedding = Annotated[list[FiniteFloat], Field(max_length=MAX_DIMENSION, fail_fast=True)]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
-Fingerprint = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+ObjectId = Annotated[str, Field(pattern=OBJECT_ID, examples=["72c098051f698623421f8da33dba3ec0"])]
+"""Random or derived id of a template, face, stranger, album, job or webhook."""
+Fingerprint = ObjectId
+"""Identity of a recognizer."""

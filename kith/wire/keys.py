@@ -11,6 +11,8 @@ from kith.wire.common import KeyState, Page, Scope
 from kith.wire.fields import NORMALIZED, SINGLE_LINE, GalleryName, RequestModel, Timestamp, to_utc
 
 DAY_S: Final = 86_400
+KEY_ID: Final = "^[0-9a-f]{12}$"
+KeyId = Annotated[str, Field(pattern=KEY_ID, examples=["0f3b2a9c41de"])]
 
 
 class KeyIn(RequestModel):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import BaseModel, Field
 
 from kith.wire.common import Page
 from kith.wire.erasures import ReceiptOut
-from kith.wire.fields import PersonName, RequestModel, SubjectId, Timestamp
-
-StrangerId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+from kith.wire.fields import ObjectId, PersonName, RequestModel, SubjectId, Timestamp
 
 
 class SightingOut(BaseModel):
@@ -36,7 +32,7 @@ class PromoteIn(RequestModel):
 
 
 class StrangerMergeIn(RequestModel):
-    into: StrangerId = Field(description="The stranger that remains.")
+    into: ObjectId = Field(description="The stranger that remains.")
 
 
 class StrangerMergedOut(BaseModel):

@@ -16,8 +16,8 @@ from kith.wire.fields import (
     MAX_LABELS,
     MAX_NAME_LENGTH,
     MAX_TAG_LENGTH,
-    Fingerprint,
     Metadata,
+    ObjectId,
     PersonName,
     SubjectId,
     Tag,
@@ -70,13 +70,16 @@ Time = Annotated[datetime, PlainValidator(_time)]
 WebP = Annotated[bytes, PlainValidator(_webp)]
 Quality = Annotated[dict[str, FiniteFloat | None], Field(max_length=20), AfterValidator(_quality)]
 Point = Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]
+FILE_FINGERPRINT: Final = "^[0-9a-f]{1,64}$"
+FileFingerprint = Annotated[str, Field(pattern=FILE_FINGERPRINT)]
+"""Identity of a recognizer, perhaps of another version of Kith."""
 
 
 @dataclass(frozen=True, config=ConfigDict(strict=True))
 class GalleryFileHeader:
     """Header of a gallery file. ``recognizer`` is a fingerprint; ``settings`` has the form of the API."""
 
-    recognizer: Annotated[str, Field(pattern="^[0-9a-f]{1,64}$")]
+    recognizer: FileFingerprint
     dimension: Annotated[int, Field(gt=0, le=MAX_DIMENSION)]
     gallery: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
@@ -104,7 +107,7 @@ class GalleryFileItem(GalleryFileSubject):
     ``template``: its id. One without an id gets one that depends on its subject and embedding only.
     """
 
-    template: Fingerprint | None = None
+    template: ObjectId | None = None
     kind: TemplateKind | None = None
     quality: Quality | None = None
     detection_score: FiniteFloat | None = None

@@ -19,20 +19,6 @@ BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 PHOTO: Final = "/9j/4AAQSkZJRgABAQ... (base64)"
 """Stands for a photo in examples."""
 ALONE: Final = "Only if the body is a photo."
-PATH_EXAMPLES: Final = {  # an optional help for readers; generators make values from the pattern
-    "gallery": "staff",
-    "subject": "ada",
-    "other": "grace",
-    "stranger": "c1f7a3d95b0e4c6f8a2d7e9b3f5a1c08",
-    "album": "72c098051f698623421f8da33dba3ec0",
-    "group": "g1",
-    "template": "49a823bbf76b622b1ddbef8c1f735e93",
-    "decoy": "b09d6f1e2c5a4a7c8e3f0d1b2a3c4d5e",
-    "webhook": "6b1f2d0c5e7a4f0d9c3b8a7e6d5c4b3a",
-    "job": "72c098051f698623421f8da33dba3ec0",
-    "receipt": "5a8c0d7be1a94e0c9a4f5a7be03c6d21",
-    "key": "0f3b2a9c41de",
-}
 TAGS: list[dict[str, Any]] = [
     {"name": "identify", "description": "Search a gallery for the faces in photos (1:N)."},
     {"name": "faces", "description": "Detect, embed and compare faces (1:1). Nothing is stored."},
@@ -59,7 +45,7 @@ def example(body: Any) -> dict[str, Any]:
 
 
 def install_openapi(app: FastAPI) -> None:
-    """Add to the OpenAPI document what signatures lack: bodies, problems, authentication, examples of paths."""
+    """Add to the OpenAPI document what signatures lack: bodies, problems, authentication."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -111,11 +97,6 @@ def _complete(document: dict[str, Any], app: FastAPI) -> None:
                     {"name": name, "in": "query", "schema": plain_options(body.model)[name], "description": ALONE}
                     for name in sorted(body.query_names)
                 )
-    for operations in document["paths"].values():
-        for operation in operations.values():
-            for parameter in operation.get("parameters", ()):
-                if parameter["in"] == "path" and (found := PATH_EXAMPLES.get(parameter["name"])) is not None:
-                    parameter["example"] = found
 
 
 def _photo_contents(body: BodyOf) -> dict[str, Any]:

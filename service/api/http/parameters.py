@@ -18,8 +18,8 @@ SEALED_CURSOR: Final = "^[0-9a-f]{58,160}$"
 WITHOUT_NUL: Final = r"^[^\x00]*$"
 """PostgreSQL cannot store NUL in text."""
 Row = TypeVar("Row")
-GalleryPath = Annotated[GalleryName, Path(examples=["staff"])]
-SubjectPath = Annotated[SubjectId, Path(examples=["ada"])]
+GalleryPath = Annotated[GalleryName, Path()]
+SubjectPath = Annotated[SubjectId, Path()]
 PageLimit = Annotated[int, Query(ge=1, le=1000)]
 NameCursor = Annotated[str | None, Query(max_length=128, pattern=WITHOUT_NUL, description="'next' of the page before.")]
 Targets = Annotated[list[Probability], Query(max_length=20, description="FPIR targets; repeatable.")]

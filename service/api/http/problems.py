@@ -17,8 +17,10 @@ from starlette.routing import Match, Route
 
 from kith.wire.albums import GROUP_ID
 from kith.wire.common import Problem
-from kith.wire.fields import GALLERY_NAME, SINGLE_LINE, SUBJECT_ID_PATTERN
+from kith.wire.fields import GALLERY_NAME, OBJECT_ID, SINGLE_LINE, SUBJECT_ID_PATTERN
 from kith.wire.identifiers import ID_RULE, TEXT_RULE
+from kith.wire.keys import KEY_ID
+from kith.wire.transfer import FILE_FINGERPRINT
 from models.errors import ModelError
 from service.api.http.parameters import SEALED_CURSOR, WITHOUT_NUL
 from service.core.errors import (
@@ -49,9 +51,9 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 PROBLEM_CODE: Final = "problem_code"
 """Name in the state of a request of the code of its problem, of which the gate keeps count."""
 PATTERN_MESSAGES: Final = {
-    "^[0-9a-f]{12}$": "must be 12 lowercase hexadecimal digits",
-    "^[0-9a-f]{32}$": "must be 32 lowercase hexadecimal digits",
-    "^[0-9a-f]{1,64}$": "must be 1 to 64 lowercase hexadecimal digits",
+    KEY_ID: "must be 12 lowercase hexadecimal digits",
+    OBJECT_ID: "must be 32 lowercase hexadecimal digits",
+    FILE_FINGERPRINT: "must be 1 to 64 lowercase hexadecimal digits",
     SEALED_CURSOR: "must be 'next' of the page before",
     GALLERY_NAME: "must be at most 64 letters, digits, '.', '_' or '-', and begin with a letter or digit",
     SUBJECT_ID_PATTERN: ID_RULE,

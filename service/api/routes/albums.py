@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
-from fastapi import Path, Query, Request
+from fastapi import Query, Request
 
 from kith.wire.albums import (
     AlbumEnrolledOut,
@@ -23,6 +23,7 @@ from kith.wire.albums import (
 )
 from kith.wire.common import Problem
 from kith.wire.erasures import DeletedOut
+from kith.wire.fields import ObjectId
 from kith.wire.jobs import JobOut
 from service.api.http.access import ENROLL, READ, BackendDep, CallerDep, GalleryDep, router
 from service.api.http.bodies import JsonBody
@@ -35,8 +36,6 @@ from service.usecases.albums import KIND, AlbumOptions, GroupOf, calibration_for
 from service.usecases.enrollment_checks import Overrides
 
 routes = router("/v1/galleries/{gallery}/albums", "albums")
-AlbumPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
-GroupPath = Annotated[GroupId, Path()]
 AlbumRisk = Annotated[
     float,
     Query(gt=0, lt=1, description="Accepted share of pairs of faces in one group that are two people."),
@@ -74,13 +73,13 @@ async def list_albums(gallery: GalleryDep, backend: BackendDep) -> AlbumsOut:
 
 
 @routes.get("/{album}", dependencies=[READ])
-async def get_album(gallery: GalleryPath, album: AlbumPath, backend: BackendDep) -> AlbumOut:
+async def get_album(gallery: GalleryPath, album: ObjectId, backend: BackendDep) -> AlbumOut:
     """Return an album."""
     return _album(await backend.run(backend.galleries.store.albums.get, await backend.find_gallery(gallery), album))
 
 
 @routes.delete("/{album}", dependencies=[ENROLL])
-async def delete_album(gallery: GalleryPath, album: AlbumPath, backend: BackendDep) -> DeletedOut:
+async def delete_album(gallery: GalleryPath, album: ObjectId, backend: BackendDep) -> DeletedOut:
     """Erase an album and its job, which stops if it runs. The response is a receipt.
 
     Enrolled faces stay with their subjects.
@@ -93,7 +92,7 @@ async def delete_album(gallery: GalleryPath, album: AlbumPath, backend: BackendD
 @routes.get("/{album}/groups", dependencies=[READ])
 async def list_album_groups(
     gallery: GalleryDep,
-    album: AlbumPath,
+    album: ObjectId,
     backend: BackendDep,
     single: Annotated[bool | None, Query(description="Only groups of one face, or only the others.")] = None,
     cursor: Cursor = None,
@@ -109,8 +108,8 @@ async def list_album_groups(
 @routes.get("/{album}/groups/{group}/faces", dependencies=[READ])
 async def list_album_faces(
     gallery: GalleryDep,
-    album: AlbumPath,
-    group: GroupPath,
+    album: ObjectId,
+    group: GroupId,
     backend: BackendDep,
     cursor: Cursor = None,
     limit: PageLimit = 100,
@@ -124,7 +123,7 @@ async def list_album_faces(
 
 @routes.post("/{album}/groups/{group}/merge", dependencies=[ENROLL], openapi_extra=example({"into": "g1"}))
 async def merge_album_group(
-    gallery: GalleryDep, album: AlbumPath, group: GroupPath, body: JsonBody[AlbumMergeIn], backend: BackendDep
+    gallery: GalleryDep, album: ObjectId, group: GroupId, body: JsonBody[AlbumMergeIn], backend: BackendDep
 ) -> AlbumGroupOut:
     """Merge a group into another one that is the same person. Return the remaining group."""
     merge = backend.galleries.store.albums.merge
@@ -137,7 +136,7 @@ async def merge_album_group(
     openapi_extra=example({"faces": ["9f86d081884c4d659a2feaa0c55ad015"]}),
 )
 async def split_album_group(
-    gallery: GalleryDep, album: AlbumPath, group: GroupPath, body: JsonBody[AlbumSplitIn], backend: BackendDep
+    gallery: GalleryDep, album: ObjectId, group: GroupId, body: JsonBody[AlbumSplitIn], backend: BackendDep
 ) -> AlbumGroupOut:
     """Move faces that are another person to a new group. Return it."""
     split = backend.galleries.store.albums.split
@@ -151,8 +150,8 @@ async def split_album_group(
 )
 async def enroll_album_group(
     gallery: GalleryDep,
-    album: AlbumPath,
-    group: GroupPath,
+    album: ObjectId,
+    group: GroupId,
     body: JsonBody[AlbumEnrollIn],
     backend: BackendDep,
     caller: CallerDep,

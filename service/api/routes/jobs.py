@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path, Query
+from fastapi import Query
 
 from kith.wire.common import JobState, Problem
-from kith.wire.fields import GalleryName
+from kith.wire.fields import GalleryName, ObjectId
 from kith.wire.jobs import JobItemOut, JobItemsOut, JobOut, JobsOut
 from service.api.http.access import ENROLL, READ, BackendDep, CallerDep, Need, router
 from service.api.http.parameters import Cursor, PageLimit, open_cursor, paginate
@@ -17,7 +17,6 @@ from service.usecases import albums, bulk_enrollment
 from service.usecases.backend import Backend
 
 routes = router("/v1/jobs", "jobs")
-JobPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
 @routes.get("", dependencies=[READ])
@@ -41,14 +40,14 @@ async def list_jobs(
 
 
 @routes.get("/{job}", dependencies=[READ])
-async def get_job(job: JobPath, backend: BackendDep, caller: CallerDep) -> JobOut:
+async def get_job(job: ObjectId, backend: BackendDep, caller: CallerDep) -> JobOut:
     """Return a job and its progress."""
     return to_job_out(await _find_job(backend, caller, job))
 
 
 @routes.get("/{job}/items", dependencies=[READ])
 async def list_job_items(
-    job: JobPath,
+    job: ObjectId,
     backend: BackendDep,
     caller: CallerDep,
     failed: Annotated[bool, Query(description="Only items that failed.")] = False,
@@ -65,7 +64,7 @@ async def list_job_items(
 
 
 @routes.post("/{job}/cancel", dependencies=[ENROLL])
-async def cancel_job(job: JobPath, backend: BackendDep, caller: CallerDep) -> JobOut:
+async def cancel_job(job: ObjectId, backend: BackendDep, caller: CallerDep) -> JobOut:
     """Cancel a job: at once if it is queued, after the current item if it runs. Finished items stay.
 
     A job other than an enrollment or an album needs the scope `admin`, as starting it does.

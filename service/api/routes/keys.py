@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated
 
-from fastapi import Path, Query
+from fastapi import Query
 
-from kith.wire.keys import CreatedKeyOut, KeyIn, KeyOut, KeysOut, RotateIn
+from kith.wire.keys import CreatedKeyOut, KeyId, KeyIn, KeyOut, KeysOut, RotateIn
 from service.api.http.access import ADMIN_ALL, BackendDep, CallerDep, router
 from service.api.http.bodies import JsonBody
 from service.api.http.openapi import example
@@ -17,7 +17,6 @@ from service.security.api_keys import ApiKey, rights_of, to_key_out
 from service.security.callers import ANONYMOUS
 
 routes = router("/v1/keys", "keys")
-KeyPath = Annotated[str, Path(pattern="^[0-9a-f]{12}$")]
 
 
 @routes.post(
@@ -56,19 +55,19 @@ async def list_keys(
 
 
 @routes.get("/{key}", dependencies=[ADMIN_ALL])
-async def get_key(key: KeyPath, backend: BackendDep) -> KeyOut:
+async def get_key(key: KeyId, backend: BackendDep) -> KeyOut:
     """Return a key, without its token."""
     return to_key_out(await backend.run(backend.operations.keys.key, key))
 
 
 @routes.delete("/{key}", dependencies=[ADMIN_ALL])
-async def revoke_key(key: KeyPath, backend: BackendDep) -> KeyOut:
+async def revoke_key(key: KeyId, backend: BackendDep) -> KeyOut:
     """Revoke a key permanently. Every process rejects its next request."""
     return to_key_out(await backend.run(backend.operations.keys.revoke, key))
 
 
 @routes.post("/{key}/rotate", dependencies=[ADMIN_ALL], status_code=201, openapi_extra=example({"overlap_s": 86_400}))
-async def rotate_key(key: KeyPath, body: JsonBody[RotateIn], backend: BackendDep) -> CreatedKeyOut:
+async def rotate_key(key: KeyId, body: JsonBody[RotateIn], backend: BackendDep) -> CreatedKeyOut:
     """Create a key with the same rights. The old key stays valid for `overlap_s`."""
     return _created(await backend.run(backend.operations.keys.rotate, key, timedelta(seconds=body.overlap_s)))
 

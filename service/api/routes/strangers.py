@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
-
-from fastapi import Path
+from typing import Any
 
 from kith.wire.erasures import DeletedOut
+from kith.wire.fields import ObjectId
 from kith.wire.strangers import PromoteIn, StrangerMergedOut, StrangerMergeIn, StrangerOut, StrangersOut
 from kith.wire.subjects import MergedOut
 from service.api.http.access import ADMIN, ENROLL, READ, BackendDep, GalleryDep, router
@@ -19,7 +18,6 @@ from service.api.routes.subjects import to_subject_out
 from service.domain.strangers import Stranger
 
 routes = router("/v1/galleries/{gallery}/strangers", "strangers")
-StrangerPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
 @routes.get("", dependencies=[READ])
@@ -40,13 +38,13 @@ async def forget_strangers(gallery: GalleryPath, backend: BackendDep) -> Deleted
 
 
 @routes.get("/{stranger}", dependencies=[READ])
-async def get_stranger(gallery: GalleryDep, stranger: StrangerPath, backend: BackendDep) -> StrangerOut:
+async def get_stranger(gallery: GalleryDep, stranger: ObjectId, backend: BackendDep) -> StrangerOut:
     """Return a stranger."""
     return _stranger(await backend.run(backend.galleries.store.strangers.get, gallery, stranger))
 
 
 @routes.delete("/{stranger}", dependencies=[ENROLL])
-async def forget_stranger(gallery: GalleryPath, stranger: StrangerPath, backend: BackendDep) -> DeletedOut:
+async def forget_stranger(gallery: GalleryPath, stranger: ObjectId, backend: BackendDep) -> DeletedOut:
     """Erase a stranger. The response is a receipt. A repeated request gets the same receipt."""
     return to_deleted_out(await backend.run_on_gallery(gallery, backend.galleries.store.strangers.forget, stranger))
 
@@ -55,7 +53,7 @@ async def forget_stranger(gallery: GalleryPath, stranger: StrangerPath, backend:
     "/{stranger}/promote", dependencies=[ENROLL], openapi_extra=example({"subject": "ada", "name": "Ada Lovelace"})
 )
 async def promote_stranger(
-    gallery: GalleryDep, stranger: StrangerPath, body: JsonBody[PromoteIn], backend: BackendDep
+    gallery: GalleryDep, stranger: ObjectId, body: JsonBody[PromoteIn], backend: BackendDep
 ) -> MergedOut:
     """Make a stranger a subject: move the templates to a new or existing subject, and forget the stranger.
 
@@ -74,7 +72,7 @@ async def promote_stranger(
     "/{stranger}/merge", dependencies=[ENROLL], openapi_extra=example({"into": "9f86d081884c4d659a2feaa0c55ad015"})
 )
 async def merge_stranger(
-    gallery: GalleryDep, stranger: StrangerPath, body: JsonBody[StrangerMergeIn], backend: BackendDep
+    gallery: GalleryDep, stranger: ObjectId, body: JsonBody[StrangerMergeIn], backend: BackendDep
 ) -> StrangerMergedOut:
     """Merge a stranger into another one that is the same person. Visits add up. A merge cannot be undone."""
     merge = backend.galleries.store.strangers.merge
@@ -83,7 +81,7 @@ async def merge_stranger(
 
 
 @routes.get("/{stranger}/export", dependencies=[ADMIN], response_model=dict[str, Any])
-async def export_stranger(gallery: GalleryPath, stranger: StrangerPath, backend: BackendDep) -> dict[str, Any]:
+async def export_stranger(gallery: GalleryPath, stranger: ObjectId, backend: BackendDep) -> dict[str, Any]:
     """Export all data about a stranger: stored data with embeddings and crops, events, and audit entries."""
     return await backend.run_on_gallery(gallery, backend.galleries.store.strangers.export, stranger)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import Header, Path, Query, Response
+from fastapi import Header, Query, Response
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from kith.wire.erasures import DeletedOut
-from kith.wire.fields import MAX_FILTER_TAGS, NORMALIZED, SINGLE_LINE, Metadata, Tag
+from kith.wire.fields import MAX_FILTER_TAGS, NORMALIZED, SINGLE_LINE, Metadata, ObjectId, Tag
 from kith.wire.subjects import (
     DecoyIn,
     DecoyOut,
@@ -39,9 +39,7 @@ from service.api.http.parameters import (
     paginate,
 )
 from service.api.routes.erasures import to_deleted_out, to_receipt_out
-from service.core.errors import (
-    InvalidRequestError,
-)
+from service.core.errors import InvalidRequestError
 from service.domain.gallery import CropOf, Decoy, Gallery, Subject, SubjectFilter, Template
 from service.domain.person_search import words_of
 from service.storage.db.row_sealing import seal_cursor
@@ -51,8 +49,6 @@ from service.usecases.backend import Backend
 from service.usecases.decoys import add_decoy as store_decoy
 
 routes = router("/v1/galleries/{gallery}/subjects", "subjects")
-TemplatePath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
-DecoyPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 METADATA_ADAPTER: Final[TypeAdapter[dict[str, Any]]] = TypeAdapter(Metadata)
 METADATA_HELP: Final = "Only subjects with all of these metadata: a JSON object, compared as in a search filter."
 SEARCH_HELP: Final = (
@@ -183,7 +179,7 @@ async def list_templates(
 
 @routes.get("/{subject}/templates/{template}", dependencies=[READ])
 async def get_template(
-    gallery: GalleryDep, subject: SubjectPath, template: TemplatePath, backend: BackendDep
+    gallery: GalleryDep, subject: SubjectPath, template: ObjectId, backend: BackendDep
 ) -> TemplateOut:
     """Return a template, without its embedding."""
     return _template(await backend.run(backend.galleries.store.templates.get, gallery, subject, template))
@@ -193,7 +189,7 @@ async def get_template(
 async def move_template(
     gallery: GalleryDep,
     subject: SubjectPath,
-    template: TemplatePath,
+    template: ObjectId,
     body: JsonBody[TemplatePatch],
     backend: BackendDep,
 ) -> TemplatesOut:
@@ -206,7 +202,7 @@ async def move_template(
 
 @routes.delete("/{subject}/templates/{template}", dependencies=[ENROLL])
 async def delete_template(
-    gallery: GalleryPath, subject: SubjectPath, template: TemplatePath, backend: BackendDep
+    gallery: GalleryPath, subject: SubjectPath, template: ObjectId, backend: BackendDep
 ) -> DeletedOut:
     """Erase a template. The response is a receipt. A repeated request gets the same receipt."""
     receipt = await backend.run_on_gallery(gallery, backend.galleries.store.templates.delete, subject, template)
@@ -275,7 +271,7 @@ async def list_decoys(gallery: GalleryDep, subject: SubjectPath, backend: Backen
 
 
 @routes.delete("/{subject}/decoys/{decoy}", dependencies=[ENROLL])
-async def delete_decoy(gallery: GalleryPath, subject: SubjectPath, decoy: DecoyPath, backend: BackendDep) -> DeletedOut:
+async def delete_decoy(gallery: GalleryPath, subject: SubjectPath, decoy: ObjectId, backend: BackendDep) -> DeletedOut:
     """Erase a decoy. The response is a receipt. A repeated request gets the same receipt."""
     receipt = await backend.run_on_gallery(gallery, backend.galleries.store.decoys.delete, subject, decoy)
     return to_deleted_out(receipt)
@@ -298,7 +294,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 @routes.get("/{subject}/templates/{template}/crop", dependencies=[READ], response_class=Response, responses=PICTURE)
 async def get_crop(
-    gallery: GalleryDep, subject: SubjectPath, template: TemplatePath, backend: BackendDep, known: IfNoneMatch = None
+    gallery: GalleryDep, subject: SubjectPath, template: ObjectId, backend: BackendDep, known: IfNoneMatch = None
 ) -> Response:
     """Return the stored crop of a template. Crops are stored only if the gallery's ``keep_crops`` is true."""
     return await picture_response(known, backend, gallery, subject, template)

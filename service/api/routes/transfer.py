@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from kith.wire.galleries import GallerySettingsIn
-from kith.wire.transfer import GalleryFileHeader, ImportOut, ImportRefusalOut
+from kith.wire.transfer import FileFingerprint, GalleryFileHeader, ImportOut, ImportRefusalOut
 from service.api.http.access import ADMIN, BackendDep, router
 from service.api.http.bodies import media_type, set_body_limit, unsupported
 from service.api.http.openapi import BINARY
@@ -53,8 +53,8 @@ async def import_gallery(
         bool, Query(description="Create the gallery if it does not exist, with the settings in the file.")
     ] = False,
     recognizer: Annotated[
-        str | None,
-        Query(pattern="^[0-9a-f]{1,64}$", description="Fingerprint of the recognizer, for a file without a header."),
+        FileFingerprint | None,
+        Query(description="Fingerprint of the recognizer, for a file without a header."),
     ] = None,
     skip: Annotated[int, Query(ge=0, description="Number of lines to skip.")] = 0,
 ) -> ImportOut:

@@ -6,10 +6,9 @@ A secret is shown once, when it is created.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Path
-
+from kith.wire.fields import ObjectId
 from kith.wire.webhooks import (
     CreatedWebhookOut,
     DeletedWebhookOut,
@@ -26,7 +25,6 @@ from service.domain.events import EventFilter
 from service.storage.events.outbox import Webhook
 
 routes = router("/v1/webhooks", "webhooks")
-WebhookPath = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
 
 
 @routes.post(
@@ -51,21 +49,21 @@ async def list_webhooks(backend: BackendDep) -> WebhooksOut:
 
 
 @routes.get("/{webhook}", dependencies=[ADMIN_ALL])
-async def get_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookOut:
+async def get_webhook(webhook: ObjectId, backend: BackendDep) -> WebhookOut:
     """Return a webhook, without its secret."""
     waiting = await backend.run(backend.operations.webhooks.receivers.waiting_counts)
     return _webhook(await backend.run(backend.operations.webhooks.store.get, webhook), waiting)
 
 
 @routes.delete("/{webhook}", dependencies=[ADMIN_ALL])
-async def delete_webhook(webhook: WebhookPath, backend: BackendDep) -> DeletedWebhookOut:
+async def delete_webhook(webhook: ObjectId, backend: BackendDep) -> DeletedWebhookOut:
     """Delete a webhook. Events that wait for it are not sent."""
     await backend.run(backend.operations.webhooks.store.delete, webhook)
     return DeletedWebhookOut(id=webhook)
 
 
 @routes.post("/{webhook}/test", dependencies=[ADMIN_ALL])
-async def test_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookTestOut:
+async def test_webhook(webhook: ObjectId, backend: BackendDep) -> WebhookTestOut:
     """Send an event of the type `test` now, once, and return the receiver's answer."""
     answer = await backend.operations.webhooks.sender.test(
         await backend.run(backend.operations.webhooks.store.get, webhook)
@@ -74,7 +72,7 @@ async def test_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookTest
 
 
 @routes.post("/{webhook}/replay", dependencies=[ADMIN_ALL])
-async def replay_webhook(webhook: WebhookPath, backend: BackendDep) -> WebhookReplayOut:
+async def replay_webhook(webhook: ObjectId, backend: BackendDep) -> WebhookReplayOut:
     """Send all stored events to a webhook again, with the same ids, and switch it on if it is off."""
     found = await backend.run(backend.operations.webhooks.store.get, webhook)
     count = await backend.run(backend.operations.webhooks.receivers.replay, found)
