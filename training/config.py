@@ -150,12 +150,18 @@ class BackboneConfig:
     """Channels of the stages of the thin IResNet; ``depths`` and ``stem`` also apply to it only."""
     depths: tuple[int, int, int] = (1, 2, 2)
     stem: Channels = 16
+    width: Ordinal = 1
+    """Factor of MobileFaceNet's channels between the blocks; 2 in arcface_torch."""
+    weights: Path | None = None
+    """Run, such as imported weights, from whose network and class centers a new run starts."""
 
     def __post_init__(self) -> None:
         if self.drop_path and not self.name.startswith(("iresnet", "vit")):
             raise ConfigError(f"backbone.drop_path: {self.name} has no stochastic depth")
         if self.dropout and not self.name.startswith("iresnet"):
             raise ConfigError(f"backbone.dropout: {self.name} has no dropout")
+        if self.width > 1 and self.name != "mobilefacenet":
+            raise ConfigError(f"backbone.width: {self.name} has no such factor")
 
 
 @_section
@@ -250,6 +256,8 @@ class RunConfig:
     loop: LoopConfig = field(default_factory=LoopConfig)
     validation: tuple[FilePath, ...] = ()
     """LFW-style .bin sets, evaluated after every epoch."""
+    imported: bool = False
+    """Weights of another trainer: no photos, no losses."""
 
     def __post_init__(self) -> None:
         if (k := self.data.images_per_person) and self.loop.batch_size % k:
@@ -270,6 +278,8 @@ class RunConfig:
         document["validation"] = [path.name for path in self.validation]
         if self.data.exclude is not None:
             document["data"]["exclude"] = self.data.exclude.name
+        if self.backbone.weights is not None:
+            document["backbone"]["weights"] = self.backbone.weights.name
         if self.distill.teacher is not None:
             document["distill"]["teacher"] = self.distill.teacher.name
         return document

@@ -35,10 +35,11 @@ from training.config import AugmentConfig, BackboneConfig, BackboneName, ConfigE
 from training.data.augment import augment, draw_uniforms
 from training.data.identities import load_identities
 from training.data.preflight import preflight
-from training.evaluation.embedding import Embedder, load_embedder, load_run
+from training.evaluation.embedding import Embedder, load_embedder
 from training.export.packing import calibrate_pack, export_run
 from training.optimization.distillation import load_teacher
 from training.optimization.loop import to_tensor
+from training.optimization.run_folder import load_run
 from training.run.people import measure_folder, own_photos
 from training.run.train import train_recognizer
 

@@ -21,11 +21,11 @@ from training.backbones import build_backbone
 from training.config import RunConfig
 from training.data.identities import load_identities
 from training.data.split import split_identities
-from training.evaluation.embedding import load_run, shared_embedder, torch_embedder
+from training.evaluation.embedding import shared_embedder, torch_embedder
 from training.losses import PartialFC, build_head
 from training.optimization.loop import fit
 from training.optimization.objective import build_objective
-from training.optimization.run_folder import load_checkpoint, read_run_config
+from training.optimization.run_folder import load_checkpoint, load_run, read_run_config
 from training.recipes import smoke
 from training.run.people import HeldOut, figures_of
 

@@ -31,4 +31,4 @@ def build_backbone(config: BackboneConfig, crop_px: int = CROP_SIZE_PX) -> nn.Mo
         case "vit_s" | "vit_b":
             return VisionTransformer(VIT_DEPTHS[config.name], config.embedding_dim, config.drop_path, crop_px=crop_px)
         case "mobilefacenet":
-            return MobileFaceNet(config.embedding_dim, crop_px)
+            return MobileFaceNet(config.embedding_dim, crop_px, config.width)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from models.vision.alignment import CROP_SIZE_PX
 from training.backbones.checkpointing import CheckpointedBlock
 
+WIDTH: Final = 64
 # Table 1: expansion t of the block's input, channels c, repetitions n, stride s of the first repetition.
 BOTTLENECKS: Final = ((2, 64, 5, 2), (4, 128, 1, 2), (2, 128, 6, 1), (4, 128, 1, 2), (2, 128, 2, 1))
 
@@ -37,18 +38,21 @@ class Bottleneck(CheckpointedBlock):
 
 
 class MobileFaceNet(nn.Module):
-    """MobileFaceNet: (B, 3, crop_px, crop_px) RGB in [-1, 1] to (B, embedding_dim), not normalized."""
+    """MobileFaceNet: (B, 3, crop_px, crop_px) RGB in [-1, 1] to (B, embedding_dim), not normalized. ``width``: factor
+    of the channels between the blocks; 1 in the paper, 2 in InsightFace's arcface_torch."""
 
-    def __init__(self, embedding_dim: int = 128, crop_px: int = CROP_SIZE_PX) -> None:
+    def __init__(self, embedding_dim: int = 128, crop_px: int = CROP_SIZE_PX, width: int = 1) -> None:
         super().__init__()
-        self.stem = nn.Sequential(_convolution(3, 64, 3, 2), _convolution(64, 64, 3, groups=64))
+        wide = WIDTH * width
+        self.stem = nn.Sequential(_convolution(3, wide, 3, 2), _convolution(wide, wide, 3, groups=WIDTH))
         blocks = []
-        channels_in = 64
+        channels_in = WIDTH
         for expansion, channels, repetitions, stride in BOTTLENECKS:
             for index in range(repetitions):
-                blocks.append(Bottleneck(channels_in, expansion * channels_in, channels, stride if index == 0 else 1))
+                first = stride if index == 0 else 1
+                blocks.append(Bottleneck(channels_in * width, expansion * channels_in, channels * width, first))
                 channels_in = channels
-        self.body = nn.Sequential(*blocks, _convolution(channels_in, 512, 1))
+        self.body = nn.Sequential(*blocks, _convolution(channels_in * width, 512, 1))
         self.head = gdc_head(512, embedding_dim, crop_px)
 
     def forward(self, x: Tensor) -> Tensor:

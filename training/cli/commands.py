@@ -22,15 +22,17 @@ from models.runtime.onnx_runtime import OnnxNetwork, available_cores
 from models.vision.alignment import CROP_SIZE_PX
 from models.vision.detection import Detector
 from training import distributed
+from training.backbones.iresnet import DEPTHS
 from training.cli.light import app as light
 from training.cli.light import print_figures
-from training.config import ConfigError, DataConfig, RunConfig
+from training.config import BackboneName, ConfigError, DataConfig, RunConfig
 from training.data.identities import list_identities
 from training.data.preflight import preflight
 from training.evaluation.benchmarks import Benchmarks, evaluate_other_benchmarks
 from training.evaluation.embedding import load_embedder
 from training.evaluation.liveness import evaluate_liveness as measure_liveness
 from training.evaluation.pack_evaluation import evaluate_pack
+from training.export import arcface_torch
 from training.export.calibrate import describe_calibration
 from training.export.model_card import pack_rows
 from training.export.onnx_export import ExportPrecision
@@ -255,6 +257,33 @@ def export(
     """Export a run as ONNX, checked against torch on the run's own crops."""
     worst = export_run(run, output, _precision(precision))
     print(f"{output}: {output.stat().st_size / 1e6:.2f} MB, worst cosine to torch {worst:.6f}")
+
+
+@app.command()
+def import_weights(
+    weights: Annotated[Path, typer.Argument(help="model.pt or checkpoint_gpu_0.pt.", exists=True, dir_okay=False)],
+    backbone: Annotated[str, typer.Option(help=f"One of: {', '.join((*DEPTHS, 'mobilefacenet'))}.")],
+    output: Annotated[Path | None, typer.Option(help="Folder to write; default: runs/NAME of the file.")] = None,
+) -> None:
+    """Read the weights of arcface_torch, to evaluate, export, pack, or continue by --set backbone.weights=FOLDER."""
+    if backbone not in (*DEPTHS, "mobilefacenet"):
+        raise ConfigError(f"--backbone {backbone!r} is not one of {', '.join((*DEPTHS, 'mobilefacenet'))}")
+    output = output or Path("runs") / weights.stem
+    classes = arcface_torch.import_weights(weights, cast(BackboneName, backbone), output)
+    print(f"{output}: {backbone}, {f'{classes:,} class centers' if classes else 'without class centers'}")
+
+
+@app.command()
+def export_weights(
+    run: Annotated[Path, typer.Argument(help="Finished run.", exists=True, file_okay=False)],
+    output: Annotated[Path, typer.Option(help="File to write, such as model.pt.")],
+    classes: Annotated[
+        bool, typer.Option("--classes", help="Write the checkpoint of one rank, with the class centers.")
+    ] = False,
+) -> None:
+    """Write a run's weights for arcface_torch."""
+    arcface_torch.export_weights(run, output, classes)
+    print(f"{output}: {output.stat().st_size / 1e6:.1f} MB")
 
 
 def _precision(name: str) -> ExportPrecision:

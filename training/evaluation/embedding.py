@@ -25,13 +25,12 @@ from models.vision.quality import Quality, measure_quality
 from models.vision.recognition import Recognizer, l2_normalize
 from models.vision.specs import Normalization, RecognitionSpec
 from training import distributed
-from training.backbones import build_backbone
-from training.config import ConfigError, RunConfig
+from training.config import ConfigError
 from training.data.identities import IdentityList, map_in_threads, read_rgb
 from training.evaluation.metrics import Floats, flip_average
 from training.optimization.distillation import input_side_px
 from training.optimization.loop import to_tensor
-from training.optimization.run_folder import CHECKPOINT, CONFIG, load_ema_weights, read_run_config
+from training.optimization.run_folder import CONFIG, load_run
 
 Embed = Callable[[NDArray[np.uint8]], Float]
 """Function from (n, size_px, size_px, 3) uint8 RGB crops to (n, d) l2_normalize vectors."""
@@ -40,14 +39,6 @@ EMBED_BATCH_SIZE: Final = 64
 DETECT_BATCH_SIZE = 32
 PHOTO_BATCH_SIZE: Final = 8
 """Smaller, since users' photos may be large."""
-
-
-def load_run(output: Path) -> tuple[RunConfig, nn.Module]:
-    """Return a run's settings and EMA network, in evaluation mode. Raises ConfigError without a checkpoint."""
-    config = read_run_config(output)
-    backbone = build_backbone(config.backbone, config.data.crop_px)
-    backbone.load_state_dict(load_ema_weights(output / CHECKPOINT))
-    return config, backbone.eval().to(distributed.device())
 
 
 def torch_embedder(network: nn.Module, normalized: bool = True) -> Callable[[Crops], Float]:

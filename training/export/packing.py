@@ -24,14 +24,14 @@ from models.vision.specs import DetectionSpec, Normalization
 from training.config import ConfigError, DataConfig, RunConfig
 from training.data.identities import list_identities, load_identities, read_rgb
 from training.data.subsampling import evenly_spaced_rows, limit_per_label
-from training.evaluation.embedding import Crops, Embedder, load_run
+from training.evaluation.embedding import Crops, Embedder
 from training.evaluation.lfw import read_pairs
 from training.evaluation.pack_evaluation import evaluate_pack
 from training.export.calibrate import calibrate
 from training.export.model_card import check_provenance, write_model_card
 from training.export.onnx_export import Centered, ExportPrecision, export_recognizer
 from training.optimization.loop import to_tensor
-from training.optimization.run_folder import CHECKPOINT, load_checkpoint
+from training.optimization.run_folder import CHECKPOINT, load_checkpoint, load_run
 
 PARITY_IMAGES = 32
 MEAN_IMAGES = 2000
@@ -39,10 +39,14 @@ MEAN_IMAGES = 2000
 
 def export_run(run: Path, output: Path, precision: ExportPrecision) -> float:
     """Write the network of a run as ONNX; return the worst cosine to torch on crops of the run. Raises ParityError if
-    onnxruntime disagrees with torch; nothing is written."""
+    onnxruntime disagrees with torch; nothing is written. Imported weights have no crops, and are compared on noise."""
     config, backbone = load_run(run)
     backbone = backbone.cpu()  # onnxruntime and the crops are there
-    crops = load_identities(config.data, config.output.parent / "cache").crops_NHWC
+    side = config.data.crop_px
+    if config.imported:
+        crops = np.random.default_rng(0).integers(0, 256, (PARITY_IMAGES, side, side, 3), np.uint8)
+    else:
+        crops = load_identities(config.data, config.output.parent / "cache").crops_NHWC
     output.parent.mkdir(parents=True, exist_ok=True)
     return _write_recognizer(config, backbone, crops[evenly_spaced_rows(len(crops), PARITY_IMAGES)], output, precision)
 
@@ -132,6 +136,8 @@ def _export_run(
     """Write the recognizer of a run; return its provenance and its settings."""
     config, backbone = load_run(run)
     backbone = backbone.cpu()  # onnxruntime and the crops are there
+    if options.center and config.imported:
+        raise ConfigError("--center needs the photos of the run, which imported weights lack")
     if options.center:
         backbone = Centered(backbone, options.center * _mean_embedding(config, backbone)).eval()
     detector = Detector(OnnxNetwork(spec.path), spec)
@@ -232,6 +238,8 @@ def _write_detector(
 
 def _describe_data(run: Path, config: RunConfig, terms: str | None) -> dict[str, Any]:
     """Return what a run was trained on. The data may have changed since."""
+    if config.imported:
+        return {"images": 0, "people": 0, "terms": terms}
     state = load_checkpoint(run / CHECKPOINT)
     if state.get("classes") is not None:
         return {"images": int(state["images"]), "people": len(state["classes"]), "terms": terms}

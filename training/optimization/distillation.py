@@ -19,10 +19,9 @@ from models.runtime.onnx_runtime import OnnxNetwork
 from models.vision.alignment import CROP_SIZE_PX, Alignment, realign_crops, standard_alignment
 from models.vision.pixels import to_planes
 from models.vision.specs import Normalization
-from training.backbones import build_backbone
 from training.config import ConfigError, DistillConfig
 from training.losses.core import upcast
-from training.optimization.run_folder import CHECKPOINT, CONFIG, load_ema_weights, read_run_config
+from training.optimization.run_folder import CONFIG, load_run
 
 MEASURED_BATCH: Final = 100
 """Held-out images embedded at a time."""
@@ -38,10 +37,8 @@ def load_teacher(path: Path) -> Teacher:
     ConfigError if the path holds no usable teacher.
     """
     if (path / CONFIG).is_file():
-        config = read_run_config(path)
-        backbone = build_backbone(config.backbone, config.data.crop_px)
-        backbone.load_state_dict(load_ema_weights(path / CHECKPOINT))
-        return _torch_teacher(backbone.eval(), config.data.crop_px)
+        config, backbone = load_run(path)
+        return _torch_teacher(backbone, config.data.crop_px)
     if path.suffix == ".pt2":
         return _torch_teacher(torch.export.load(path).module(), CROP_SIZE_PX)
     try:

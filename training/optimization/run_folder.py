@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from training import distributed
+from training.backbones import build_backbone
 from training.config import ConfigError, RunConfig
 from training.data.identities import IdentitySet
 from training.errors import NON_FINITE_REMEDY, NonFiniteLossError
@@ -91,10 +92,12 @@ def check_classes(checkpoint: Mapping[str, Any], data: IdentitySet, path: Path) 
     )
 
 
-def load_ema_weights(checkpoint: Path) -> dict[str, Any]:
-    """Return the state dict of the EMA network of a checkpoint. Raises ConfigError if there is no checkpoint."""
-    weights: dict[str, Any] = load_checkpoint(checkpoint)["averaged"]
-    return weights
+def load_run(output: Path) -> tuple[RunConfig, nn.Module]:
+    """Return a run's settings and EMA network, in evaluation mode. Raises ConfigError without a checkpoint."""
+    config = read_run_config(output)
+    backbone = build_backbone(config.backbone, config.data.crop_px)
+    backbone.load_state_dict(load_checkpoint(output / CHECKPOINT)["averaged"])
+    return config, backbone.eval().to(distributed.device())
 
 
 def save_atomically(path: Path, state: dict[str, Any]) -> None:

@@ -56,8 +56,12 @@ def remove_old_shards(run: Path, kept: ShardsReference | None) -> None:
             shutil.rmtree(folder)
 
 
-def read_class_weights(run: Path, shards: ShardsReference) -> Tensor:
-    """Return the (C, d) weights of all ranks."""
+def read_class_weights(run: Path, checkpoint: Mapping[str, Any]) -> Tensor | None:
+    """Return the (C, d) class weights of a run's loaded checkpoint, of all ranks; None for a head without classes."""
+    shards: ShardsReference | None = checkpoint.get("shards")
+    if shards is None:
+        whole: Tensor | None = checkpoint["head"].get("weight")
+        return whole
     folder = run / shards["folder"]
     metadata = FileSystemReader(folder).read_metadata().state_dict_metadata["weight"]
     weight = torch.empty(cast(TensorStorageMetadata, metadata).size)

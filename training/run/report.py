@@ -21,7 +21,7 @@ from training.config import ConfigError, RunConfig
 from training.data.identities import load_identities
 from training.data.split import split_identities
 from training.evaluation import plots
-from training.evaluation.embedding import Embed, Embeddings, load_run, torch_embedder
+from training.evaluation.embedding import Embed, Embeddings, torch_embedder
 from training.evaluation.lfw import (
     PARTS,
     VIEW1,
@@ -36,7 +36,7 @@ from training.evaluation.lfw import (
 )
 from training.evaluation.metrics import best_threshold
 from training.losses import build_head
-from training.optimization.run_folder import CHECKPOINT, check_classes, load_checkpoint
+from training.optimization.run_folder import CHECKPOINT, check_classes, load_checkpoint, load_run
 from training.optimization.sharded import read_class_weights
 from training.run.compare import training_angle_rows, training_angles
 from training.run.people import HeldOut, MeasuredPeople, people_figures, worst_pairs
@@ -95,6 +95,12 @@ def report_run(
             alignment=standard_alignment(config.data.crop_px),
         )
         evidence = collect_lfw_results(embed, crops, flip)
+    if config.imported:
+        if evidence is None and not people:
+            raise ConfigError(f"{run} has imported weights and no photos. Name a benchmark, such as --people or --data")
+        if report is not None:
+            write_report(report, f"Weights {run.name}", lfw=evidence, people=people)
+        return lfw_figures(evidence.judgment) if evidence else []
     split = split_identities(
         load_identities(config.data, config.output.parent / "cache"), config.data, config.loop.seed
     )
@@ -102,8 +108,8 @@ def report_run(
     head = build_head(config.head, config.backbone.embedding_dim, trained_on.num_classes)
     state = load_checkpoint(run / CHECKPOINT)
     check_classes(state, trained_on, run / CHECKPOINT)
-    shards = state.get("shards")
-    head.load_full_state({**state["head"], **({"weight": read_class_weights(run, shards)} if shards else {})})
+    weight = read_class_weights(run, state)
+    head.load_full_state({**state["head"], **({} if weight is None else {"weight": weight})})
     if data is None and not held_out and not people:
         raise ConfigError(f"{run} holds out nothing. Name a benchmark, such as --people or --data")
     own = training_angles(embed, trained_on, head.class_weights())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,25 +15,39 @@ from models.vision.alignment import realign_crops, standard_alignment
 from models.vision.detection import Detector
 from training import distributed
 from training.backbones import build_backbone
-from training.config import RunConfig
-from training.data.identities import hold_out, load_identities
+from training.config import ConfigError, RunConfig
+from training.data.identities import IdentitySet, hold_out, load_identities
 from training.data.split import split_identities
 from training.data.verification import read_bin
 from training.evaluation import plots
 from training.evaluation.benchmarks import evaluate_bin
 from training.evaluation.embedding import shared_embedder
+from training.losses import Head
 from training.optimization.logs import Measured
 from training.optimization.loop import Checkpoint, Validator, fit, to_tensor
 from training.optimization.objective import Objective, build_losses, build_objective
-from training.optimization.run_folder import CHECKPOINT, LOSSES, WORST_PAIRS, write_run_config
+from training.optimization.run_folder import (
+    CHECKPOINT,
+    LOSSES,
+    WORST_PAIRS,
+    load_checkpoint,
+    load_run,
+    write_run_config,
+)
+from training.optimization.sharded import read_class_weights
 from training.run.people import HeldOut, figures_of, write_worst_pairs
 
+log = logging.getLogger(__name__)
 MUTABLE_SETTINGS = ("epochs", "root", "output", "workers", "sharded_checkpoint")
 """Settings that may change between stop and resumption."""
 
 
 def train_recognizer(config: RunConfig, detector: Detector | None = None) -> Checkpoint:
     """Train or resume a recognizer. ``detector`` is needed for unaligned photos only."""
+    if config.imported:
+        raise ConfigError(
+            f"{config.output} has imported weights. Start a run by --set backbone.weights={config.output}"
+        )
     build_losses(config, num_classes=64)  # reports wrong settings before the photos are read
     torch.manual_seed(config.loop.seed)
     cache = config.output.parent / "cache"
@@ -44,6 +60,8 @@ def train_recognizer(config: RunConfig, detector: Detector | None = None) -> Che
     data, taught = hold_out(split.train, config.distill.held_out, config.loop.seed)
     backbone = build_backbone(config.backbone, config.data.crop_px)
     objective = build_objective(config, data.num_classes)
+    if config.backbone.weights is not None and not (config.output / CHECKPOINT).exists():
+        start_from(config.backbone.weights, backbone, objective.head, data)
     held_out = HeldOut(split)
     validate = build_validator(config, objective, taught, held_out)
     checkpoint = fit(backbone, objective, data, config, validate)
@@ -52,6 +70,26 @@ def train_recognizer(config: RunConfig, detector: Detector | None = None) -> Che
         (config.output / "losses.png").write_bytes(plots.png(plots.loss_curves(config.output / LOSSES)))
         write_worst_pairs(config.output / WORST_PAIRS, measured)
     return checkpoint
+
+
+def start_from(run: Path, backbone: nn.Module, head: Head, data: IdentitySet) -> None:
+    """Give a new run the network of another, and its class centers if they can be those of ``data``: as many, and not
+    known to be of other people. Collective. Raises ConfigError if the other run has another network."""
+    _, network = load_run(run)
+    try:
+        backbone.load_state_dict(network.state_dict())
+    except RuntimeError as error:
+        raise ConfigError(f"backbone.weights: {run} has another network, see its config.json: {error}") from error
+    checkpoint, state = load_checkpoint(run / CHECKPOINT), head.full_state()
+    centers_CD, classes = read_class_weights(run, checkpoint), checkpoint.get("classes")
+    if centers_CD is None or "weight" not in state:
+        return
+    others = classes is not None and not np.array_equal(classes.numpy(), data.class_ids)
+    if others or centers_CD.shape != state["weight"].shape:
+        log.info("the %d class centers of %s are of other people, and not used", len(centers_CD), run)
+    else:
+        head.load_full_state({**state, "weight": centers_CD})
+        log.info("started with the %d class centers of %s", len(centers_CD), run)
 
 
 def build_validator(

@@ -19,11 +19,12 @@ from tests.training.runs import TINY, losses, tiny_run, write_people
 from training.backbones import build_backbone
 from training.config import ConfigError, DistillConfig, TermConfig
 from training.data.identities import load_identities
-from training.evaluation.embedding import load_run, torch_embedder
+from training.evaluation.embedding import torch_embedder
 from training.export.onnx_export import export_recognizer
 from training.optimization.distillation import Distillation, load_teacher
 from training.optimization.loop import to_tensor
 from training.optimization.objective import build_losses
+from training.optimization.run_folder import load_run
 from training.run.train import train_recognizer
 
 

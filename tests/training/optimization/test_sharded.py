@@ -102,7 +102,9 @@ def test_eight_ranks_killed_resume_at_four(tmp_path: Path) -> None:
         assert set(state["shards"]["tables"]) == {"weight", "momentum_buffer"}
         (folder,) = (tmp_path / name).glob("classifier-*")
         assert folder.name == f"classifier-{STEPS}"
-        weights.append(read_class_weights(tmp_path / name, state["shards"]))
+        weight = read_class_weights(tmp_path / name, state)
+        assert weight is not None
+        weights.append(weight)
     assert weights[0].shape == (PEOPLE, 16)
     assert torch.allclose(weights[0], weights[1], atol=1e-2)
     with pytest.raises(ConfigError, match=r"loop\.class_sampling"):
