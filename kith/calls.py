@@ -7,23 +7,20 @@ import uuid
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeAlias, Unpack
 
-from pydantic import TypeAdapter
+from httpx2 import ServerSentEvent
 
 from kith.methods import each, one, stream
 from kith.options import (
     ArchiveOptions,
-    AuditFilter,
     Checks,
-    EventOptions,
     FilterOptions,
     GalleryOptions,
-    KeyOptions,
     Risk,
     SubjectChanges,
-    WebhookOptions,
 )
 from kith.photos import Photo, Url, Vector, encode_photo, is_photo, to_floats
 from kith.requests import (
@@ -49,7 +46,7 @@ from kith.wire.albums import (
     AlbumsOut,
 )
 from kith.wire.audit import AuditLineOut, AuditOut
-from kith.wire.common import Detail, FaceChoice, FacesChoice, JobState, Scope
+from kith.wire.common import Detail, EventType, FaceChoice, FacesChoice, IdentifyOutcome, JobState, Scope
 from kith.wire.crops import CropsOut
 from kith.wire.erasures import DeletedOut, ReceiptOut, ReceiptsOut
 from kith.wire.events import EventOut
@@ -213,10 +210,23 @@ class Calls:
         return json_call(GalleryRiskOut, "POST", f"{_path(gallery)}/calibrate", params=_targets(fpir))
 
     @each
-    def audit(self, name: str | None = None, **chosen: Unpack[AuditFilter]) -> Pages[AuditLineOut]:
-        """List the audit log of one gallery, or of all, latest first."""
+    def audit(
+        self,
+        name: str | None = None,
+        *,
+        event: str | None = None,
+        actor: str | None = None,
+        since: str | None = None,
+        until: str | None = None,
+        subject: str | None = None,
+        gallery: str | None = None,
+    ) -> Pages[AuditLineOut]:
+        """List the audit log of one gallery, or of all, latest first.
+
+        ``since`` and ``until`` are ISO 8601 times. ``subject`` needs ``name``. ``gallery`` names a deleted gallery."""
         path = "/v1/audit" if name is None else f"{_path(name)}/audit"
-        return list_call(AuditOut, path, drop_none(**chosen))
+        chosen = drop_none(event=event, actor=actor, since=since, until=until, subject=subject, gallery=gallery)
+        return list_call(AuditOut, path, chosen)
 
     # Migration to another recognizer
 
@@ -623,11 +633,17 @@ class Calls:
     # API keys
 
     @one
-    def create_key(self, name: str, scopes: Iterable[Scope], **options: Unpack[KeyOptions]) -> Call[CreatedKeyOut]:
-        """Create an API key. Only this response contains its ``token``."""
-        body = TypeAdapter(dict[str, Any]).dump_python(
-            {"name": name, "scopes": texts("scopes", scopes), **options}, mode="json"
-        )
+    def create_key(
+        self,
+        name: str,
+        scopes: Iterable[Scope],
+        *,
+        galleries: Sequence[str] | None = None,
+        expires_at: datetime | None = None,
+    ) -> Call[CreatedKeyOut]:
+        """Create an API key, for all galleries by default. Only this response contains its ``token``."""
+        end = None if expires_at is None else expires_at.isoformat()
+        body = {"name": name, "scopes": texts("scopes", scopes), **drop_none(galleries=galleries, expires_at=end)}
         return json_call(CreatedKeyOut, "POST", "/v1/keys", repeatable=False, json=body)
 
     @one
@@ -659,10 +675,21 @@ class Calls:
     # Webhooks
 
     @one
-    def create_webhook(self, url: str, **options: Unpack[WebhookOptions]) -> Call[CreatedWebhookOut]:
-        """Create a webhook for the events from now on. Only this response contains its ``secret``."""
-        body = TypeAdapter(dict[str, Any]).dump_python({"url": url, **options}, mode="json")
-        return json_call(CreatedWebhookOut, "POST", "/v1/webhooks", repeatable=False, json=body)
+    def create_webhook(
+        self,
+        url: str,
+        *,
+        name: str | None = None,
+        types: Sequence[EventType] | None = None,
+        galleries: Sequence[str] | None = None,
+        outcomes: Sequence[IdentifyOutcome] | None = None,
+        min_risk: float | None = None,
+    ) -> Call[CreatedWebhookOut]:
+        """Create a webhook for the events from now on. Only this response contains its ``secret``.
+
+        The other arguments choose events, as in :func:`events`."""
+        chosen = drop_none(name=name, types=types, galleries=galleries, outcomes=outcomes, min_risk=min_risk)
+        return json_call(CreatedWebhookOut, "POST", "/v1/webhooks", repeatable=False, json={"url": url, **chosen})
 
     @each
     def webhooks(self) -> Pages[WebhookOut]:
@@ -690,15 +717,23 @@ class Calls:
         return json_call(WebhookReplayOut, "POST", f"/v1/webhooks/{path_segment(webhook)}/replay")
 
     @stream
-    def events(self, after: str | None = None, **options: Unpack[EventOptions]) -> Call[EventOut]:
+    def events(
+        self,
+        after: str | None = None,
+        *,
+        types: Sequence[EventType] | None = None,
+        galleries: Sequence[str] | None = None,
+        outcomes: Sequence[IdentifyOutcome] | None = None,
+        min_risk: float | None = None,
+    ) -> Call[EventOut]:
         """Follow events: from now on, or ``after`` the ``position`` of a received one. The iterator has no end.
 
-        It connects again, without loss, whenever the connection breaks. Raise ``events_expired`` if events after the
-        position are no longer stored (docs/events.md)."""
-        names = {"types": "type", "galleries": "gallery", "outcomes": "outcome", "min_risk": "min_risk"}
-        params = {names[name]: value for name, value in options.items() if value is not None}
-        headers = drop_none(**{LAST_EVENT_ID: after})
-        return Call("GET", "/v1/events", EventOut.model_validate_json, {"params": params, "headers": headers})
+        It connects again, without loss, whenever the connection breaks. ``min_risk`` is the minimum false alarm
+        probability of decisions. Default: all events that the key may read. Raise ``events_expired`` if events after
+        the position are no longer stored (docs/events.md)."""
+        params = drop_none(type=types, gallery=galleries, outcome=outcomes, min_risk=min_risk)
+        arguments = {"params": params, "headers": drop_none(**{LAST_EVENT_ID: after})}
+        return Call("GET", "/v1/events", _event, arguments)
 
     # Server
 
@@ -728,6 +763,10 @@ class Calls:
     def metrics(self) -> Call[str]:
         """Return the metrics in the text format of Prometheus."""
         return Call("GET", "/metrics", bytes.decode)
+
+
+def _event(event: ServerSentEvent) -> EventOut:
+    return EventOut.model_validate(json.loads(event.data) | {"position": event.id})
 
 
 def _only_new(only_new: bool) -> dict[str, str]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from kith.calls import Calls
 from kith.senders import AsyncSender, Sender
-from kith.transport import ACTIVE_STATES, poll_delays_s
 from kith.wire.jobs import JobOut
 
 
@@ -37,14 +36,10 @@ class Kith(Calls, Sender):
         self, job: str, timeout_s: float | None = None, on_update: Callable[[JobOut], object] | None = None
     ) -> JobOut:
         """Poll a job until it finishes; pass each poll to ``on_update``. Raise TimeoutError after ``timeout_s``."""
-        for delay_s in poll_delays_s(job, timeout_s):
-            found = self.job(job)
-            if on_update is not None:
-                on_update(found)
-            if found.state not in ACTIVE_STATES:
-                return found
-            time.sleep(delay_s)
-        raise AssertionError("unreachable: the delays end by raising")
+        delays_s = _poll_delays_s(job, timeout_s)
+        while _is_active(found := self.job(job), on_update):
+            time.sleep(next(delays_s))
+        return found
 
 
 class AsyncKith(Calls, AsyncSender):
@@ -61,11 +56,22 @@ class AsyncKith(Calls, AsyncSender):
         self, job: str, timeout_s: float | None = None, on_update: Callable[[JobOut], object] | None = None
     ) -> JobOut:
         """Poll a job until it finishes; pass each poll to ``on_update``. Raise TimeoutError after ``timeout_s``."""
-        for delay_s in poll_delays_s(job, timeout_s):
-            found = await self.job(job)
-            if on_update is not None:
-                on_update(found)
-            if found.state not in ACTIVE_STATES:
-                return found
-            await asyncio.sleep(delay_s)
-        raise AssertionError("unreachable: the delays end by raising")
+        delays_s = _poll_delays_s(job, timeout_s)
+        while _is_active(found := await self.job(job), on_update):
+            await asyncio.sleep(next(delays_s))
+        return found
+
+
+def _is_active(job: JobOut, on_update: Callable[[JobOut], object] | None) -> bool:
+    if on_update is not None:
+        on_update(job)
+    return job.state in ("queued", "running")
+
+
+def _poll_delays_s(job: str, timeout_s: float | None) -> Iterator[float]:
+    """Yield the delay after each poll of a job. Raise TimeoutError at the deadline."""
+    deadline, delay_s = None if timeout_s is None else time.monotonic() + timeout_s, 0.05
+    while deadline is None or time.monotonic() <= deadline:
+        yield delay_s
+        delay_s = min(1.0, delay_s * 1.5)
+    raise TimeoutError(f"job {job} did not finish within {timeout_s} s")

@@ -62,6 +62,18 @@ def local_error(code: str, detail: str, remedy: str) -> KithClientError:
     return KithClientError(0, {"code": code, "detail": detail, "remedy": remedy})
 
 
+def parse_problem(response: httpx.Response) -> Mapping[str, Any]:
+    """Return the problem document of a failed response; for another body, such as a proxy's, the code ``unknown``."""
+    try:
+        body = response.json()
+    except (ValueError, RecursionError):
+        body = None
+    document = body if isinstance(body, dict) else {}
+    if isinstance(document.get("code"), str):
+        return document
+    return {"detail": f"HTTP {response.status_code}", **document, "code": UNKNOWN_CODE, "remedy": UNKNOWN_REMEDY}
+
+
 def unknown_response_error(status: int) -> KithClientError:
     """Build the error for a response that is not Kith's. The content is not quoted, because it may hold secrets."""
     detail = f"HTTP {status} with an unexpected body"

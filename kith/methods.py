@@ -2,49 +2,49 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
-from functools import wraps
+from functools import partial, wraps
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from kith.requests import Call, Pages
 from kith.senders import AsyncSender, Sender
-from kith.transport import build_arguments
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
 Now = TypeVar("Now", covariant=True)
 Later = TypeVar("Later", covariant=True)
-
-
-def check(call: Call[Result]) -> Call[Result]:
-    """Refuse what cannot be sent where a list or stream is asked for, not at its first item."""
-    build_arguments(call, timeout_s=0)
-    return call
+Client = Any
+"""Sender or AsyncSender."""
 
 
 class Method(Generic[P, Now, Later]):
-    """Method of both clients: ``now`` of a Sender, ``later`` of an AsyncSender.
+    """Method of a Sender, which returns ``Now``, and of an AsyncSender, which returns ``Later``.
 
-    Both get the name, docstring and parameters of ``describe``. ``returns`` formats their return annotations from the
-    result type of the call.
+    ``send(client, describe)`` sends the call or pages that ``describe()`` returns. Both methods get the name, docstring
+    and parameters of the description; ``returns`` formats their return annotations from the result type of the call.
     """
 
     def __init__(
         self,
         describe: Callable[..., object],
-        now: Callable[..., Now],
-        later: Callable[..., Later],
+        send: Callable[[Client, Callable[[], Any]], Any],
         returns: tuple[str, str] = ("{}", "{}"),
     ) -> None:
-        self.describe, self._now, self._later = describe, now, later
+        self.describe = describe
         signature = inspect.signature(describe)
         result = str(signature.return_annotation).partition("[")[2].removesuffix("]")  # inside Call[...] or Pages[...]
-        for method, form in zip((now, later), returns, strict=True):
-            wraps(describe)(method)
-            method.__signature__ = signature.replace(return_annotation=form.format(result))  # type: ignore[attr-defined]
+
+        def method(form: str) -> Callable[..., Any]:
+            @wraps(describe)
+            def ask(client: Client, /, *args: Any, **kwargs: Any) -> Any:
+                return send(client, partial(describe, client, *args, **kwargs))
+
+            ask.__signature__ = signature.replace(return_annotation=form.format(result))  # type: ignore[attr-defined]
+            return ask
+
+        self._now, self._later = map(method, returns)
 
     @overload
     def __get__(self, client: Sender, kind: type) -> Callable[P, Now]: ...
@@ -64,30 +64,20 @@ def one(describe: Callable[Concatenate[Any, P], Call[Result]]) -> Method[P, Resu
     """Send the call and return its parsed response.
 
     An AsyncSender describes every call in a thread: reading a file or encoding an image would stop the event loop."""
-
-    def now(client: Sender, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        return client._send(describe(client, *args, **kwargs))
-
-    async def later(client: AsyncSender, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        return await client._send(await asyncio.to_thread(describe, client, *args, **kwargs))
-
-    return Method(describe, now, later)
+    return Method(describe, lambda client, describing: client._describe_and_send(describing))
 
 
 def each(
     describe: Callable[Concatenate[Any, P], Pages[Result]],
 ) -> Method[P, Iterator[Result], AsyncIterator[Result]]:
-    """Iterate over the items of all pages."""
+    """Iterate over the items of all pages. What cannot be sent is refused where the list is asked for."""
 
-    def now(client: Sender, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Result]:
-        return client._list(describe(client, *args, **kwargs))
-
-    def later(client: AsyncSender, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Result]:
-        pages = describe(client, *args, **kwargs)
-        check(pages.page(None))
+    def send(client: Client, describing: Callable[[], Pages[Result]]) -> Any:
+        pages = describing()
+        client._request(pages.page(None))
         return client._list(pages)
 
-    return Method(describe, now, later, ("Iterator[{}]", "AsyncIterator[{}]"))
+    return Method(describe, send, ("Iterator[{}]", "AsyncIterator[{}]"))
 
 
 def stream(
@@ -95,12 +85,9 @@ def stream(
 ) -> Method[P, Generator[Result, None, None], AsyncGenerator[Result, None]]:
     """Iterate over the events of a stream, which has no end, or over the bytes of a response."""
 
-    def now(client: Sender, /, *args: P.args, **kwargs: P.kwargs) -> Generator[Result, None, None]:
-        call = check(describe(client, *args, **kwargs))
+    def send(client: Client, describing: Callable[[], Call[Result]]) -> Any:
+        call = describing()
+        client._request(call)
         return client._stream(call) if call.parse is bytes else client._follow(call)
 
-    def later(client: AsyncSender, /, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[Result, None]:
-        call = check(describe(client, *args, **kwargs))
-        return client._stream(call) if call.parse is bytes else client._follow(call)
-
-    return Method(describe, now, later, ("Generator[{}, None, None]", "AsyncGenerator[{}, None]"))
+    return Method(describe, send, ("Generator[{}, None, None]", "AsyncGenerator[{}, None]"))

@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, TypedDict
 
-from kith.wire.common import (
-    Detail,
-    EventType,
-    FaceChoice,
-    IdentifyOutcome,
-    IndexSetting,
-    LivenessSetting,
-    Preset,
-)
+from kith.wire.common import Detail, FaceChoice, IndexSetting, LivenessSetting, Preset
 
 
 class Risk(TypedDict, total=False):
@@ -70,17 +61,6 @@ class SubjectChanges(TypedDict, total=False):
     tags: Sequence[str]
 
 
-class AuditFilter(TypedDict, total=False):
-    """``since`` and ``until`` are ISO 8601 times. ``subject`` needs a gallery. ``gallery`` names a deleted gallery."""
-
-    event: str | None
-    actor: str | None
-    since: str | None
-    until: str | None
-    subject: str | None
-    gallery: str | None
-
-
 class Checks(TypedDict, total=False):
     """Checks of an enrollment to skip."""
 
@@ -98,24 +78,3 @@ class ArchiveOptions(Checks, total=False):
     detail: Detail | None
     strip: int | None
     names: str | None
-
-
-class KeyOptions(TypedDict, total=False):
-    """``galleries``: default all."""
-
-    galleries: Sequence[str] | None
-    expires_at: datetime | None
-
-
-class EventOptions(TypedDict, total=False):
-    """Events to follow or to send; default: all that the key may read. ``min_risk``: minimum false alarm probability of
-    decisions."""
-
-    types: Sequence[EventType] | None
-    galleries: Sequence[str] | None
-    outcomes: Sequence[IdentifyOutcome] | None
-    min_risk: float | None
-
-
-class WebhookOptions(EventOptions, total=False):
-    name: str | None

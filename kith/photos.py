@@ -64,15 +64,12 @@ def encode_photo(photo: Photo) -> bytes:
         return content
     from PIL import Image, ImageOps  # optional: only for callers that pass images
 
-    if is_array(photo):
-        try:
-            image = Image.fromarray(photo)  # type: ignore[arg-type]
-        except TypeError:
-            kind = f"{photo.dtype} {photo.shape}"  # type: ignore[union-attr]
-            raise ValueError(f"an array of {kind} is not a photo: pass uint8 of shape (H, W, 3) or (H, W)") from None
-    elif isinstance(photo, Image.Image):
-        image = photo
-    else:
+    try:
+        image: Any = Image.fromarray(photo) if is_array(photo) else photo  # type: ignore[arg-type]
+    except TypeError:
+        kind = f"{photo.dtype} {photo.shape}"  # type: ignore[union-attr]
+        raise ValueError(f"an array of {kind} is not a photo: pass uint8 of shape (H, W, 3) or (H, W)") from None
+    if not isinstance(image, Image.Image):
         kind = type(photo).__name__
         raise TypeError(f"{kind} is not a photo: pass a path, bytes, a file, a Pillow image or an array")
     if image.mode not in PNG_MODES | RGB_MODES:

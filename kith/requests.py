@@ -6,6 +6,7 @@ import json
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Number
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 from urllib.parse import quote
@@ -21,23 +22,6 @@ Item = TypeVar("Item")
 Response = TypeVar("Response", bound=BaseModel)
 LAST_EVENT_ID: Final = "Last-Event-ID"
 CHUNK_BYTES: Final = 1_000_000
-QUERY_OPTIONS: Final = frozenset(
-    {
-        "allow_duplicate",
-        "allow_inconsistent",
-        "allow_low_quality",
-        "allow_not_live",
-        "check_quality",
-        "detail",
-        "face",
-        "faces",
-        "model",
-        "recognizer",
-        "risk",
-        "top_k",
-    }
-)
-"""Options without personal data. Only these may be in a URL, because proxies log URLs."""
 
 
 class Archive(Protocol):
@@ -75,7 +59,7 @@ class Call(Generic[Result]):
     """One API call.
 
     Attributes:
-        parse: converts the response body to the result.
+        parse: converts the response body, a chunk of it, or an event of a stream, to the result.
         arguments: keyword arguments for httpx.
         stream: request body, read while it is sent.
         repeatable: a repetition changes nothing and returns the same response.
@@ -85,7 +69,7 @@ class Call(Generic[Result]):
 
     method: str
     path: str
-    parse: Callable[[bytes], Result]
+    parse: Callable[[Any], Result]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     stream: Iterable[bytes] | None = None
     repeatable: bool = True
@@ -95,9 +79,9 @@ class Call(Generic[Result]):
 
 @dataclass(frozen=True)
 class Pages(Generic[Item]):
-    """Paginated list. ``page`` maps a cursor to the call that returns the items and the next cursor."""
+    """Paginated list. ``page`` maps a cursor to the call that returns that page."""
 
-    page: Callable[[str | None], Call[tuple[Sequence[Item], str | None]]]
+    page: Callable[[str | None], Call[Page[Item]]]
 
 
 def path_segment(text: str) -> str:
@@ -135,13 +119,15 @@ def photo_arguments(
     options: Mapping[str, Any],
     headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Build the httpx arguments for photos and options: one photo as a raw body, several as a multipart form."""
+    """Build the httpx arguments for photos and options: one photo as a raw body, which costs the server least.
+
+    Proxies log URLs. So lists and objects but the risk, which may name people, are in a form with the photo."""
     options = {**options, **({"urls": texts("urls", urls)} if urls else {})}
     if not photos:
         return {"json": options, "headers": headers}
-    if len(photos) == 1 and QUERY_OPTIONS.issuperset(options):  # a raw body costs the server least
+    plain = {name: value for name, value in options.items() if name != "risk"} | options.get("risk", {})
+    if len(photos) == 1 and all(isinstance(value, str | Number) for value in plain.values()):
         headers = {**(headers or {}), "Content-Type": "application/octet-stream"}
-        plain = {name: value for name, value in options.items() if name != "risk"} | options.get("risk", {})
         return {"content": encode_photo(photos[0]), "params": plain, "headers": headers}
     files = [("images", ("photo", encode_photo(photo))) for photo in photos]
     request = {"request": json.dumps(options)} if options else {}
@@ -160,19 +146,10 @@ def json_call(
     return Call(method, path, model.model_validate_json, arguments, repeatable=repeatable)
 
 
-def list_call(
-    model: type[Page[Item]],
-    path: str,
-    params: Mapping[str, Any] | None = None,
-) -> Pages[Item]:
+def list_call(model: type[Page[Item]], path: str, params: Mapping[str, Any] | None = None) -> Pages[Item]:
     """Describe a paginated list."""
 
-    def read(body: bytes) -> tuple[Sequence[Item], str | None]:
-        found = model.model_validate_json(body)
-        return found.data, found.next
-
-    def page(cursor: str | None) -> Call[tuple[Sequence[Item], str | None]]:
-        arguments = {"params": {**(params or {}), **drop_none(cursor=cursor)}}
-        return Call("GET", path, read, arguments)
+    def page(cursor: str | None) -> Call[Page[Item]]:
+        return json_call(model, "GET", path, params={**(params or {}), **drop_none(cursor=cursor)})
 
     return Pages(page)

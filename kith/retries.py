@@ -7,14 +7,13 @@ timeout the server may have completed the call, so only repeatable calls are ret
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 import httpx2 as httpx
 
-from kith.errors import MAYBE_DONE_REMEDY, UNKNOWN_CODE, UNKNOWN_REMEDY, KithClientError, KithUnreachableError
+from kith.errors import MAYBE_DONE_REMEDY, UNKNOWN_CODE, KithClientError, KithUnreachableError, parse_problem
 from kith.requests import Call
 
 INITIAL_DELAY_S: Final = 0.2
@@ -73,15 +72,3 @@ def parse_retry_after_s(header: str | None) -> float:
     except ValueError:
         return 0.0
     return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
-
-
-def parse_problem(response: httpx.Response) -> Mapping[str, Any]:
-    """Return the problem document of a failed response; for another body, such as a proxy's, the code ``unknown``."""
-    try:
-        body = response.json()
-    except (ValueError, RecursionError):
-        body = None
-    document = body if isinstance(body, dict) else {}
-    if isinstance(document.get("code"), str):
-        return document
-    return {"detail": f"HTTP {response.status_code}", **document, "code": UNKNOWN_CODE, "remedy": UNKNOWN_REMEDY}

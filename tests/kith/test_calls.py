@@ -18,7 +18,6 @@ from kith.methods import Method
 from kith.options import (
     FilterOptions,
     GalleryOptions,
-    KeyOptions,
     QualityGateOptions,
     Risk,
     SubjectChanges,
@@ -31,6 +30,7 @@ from kith.wire.keys import KeyIn
 from kith.wire.risk import RiskIn
 from kith.wire.subjects import EnrollIn, SubjectPatch
 from kith.wire.verification import VerifyIn
+from kith.wire.webhooks import WebhookIn
 from models.vision.quality_gate import QualityGate
 from tests.kith.responses import OK, run
 from tests.scripted import Answer, answering
@@ -118,6 +118,8 @@ def build_calls(describe: Callable[..., Any]) -> list[Call[Any]]:
         (CALLS.identify, IdentifyIn, {"images"}),
         (CALLS.enroll, EnrollIn, {"images"}),
         (CALLS.verify, VerifyIn, set[str]()),
+        (CALLS.create_key, KeyIn, set[str]()),
+        (CALLS.create_webhook, WebhookIn, set[str]()),
     ],
 )
 def test_every_option_of_a_request_is_a_parameter(
@@ -131,7 +133,6 @@ def test_every_option_of_a_request_is_a_parameter(
     [
         (GalleryOptions, GallerySettingsIn, set[str]()),
         (QualityGateOptions, QualityGateIn, set[str]()),
-        (KeyOptions, KeyIn, {"name", "scopes"}),
         (SubjectChanges, SubjectPatch, set[str]()),
         (FilterOptions, FilterIn, set[str]()),
         (Risk, RiskIn, set[str]()),
@@ -153,6 +154,8 @@ def path_parameters(describe: Callable[..., Any]) -> list[str]:
         CALLS.erasures: {"subject"},
         CALLS.promote_stranger: {"subject", "name"},
         CALLS.enroll_album_group: {"subject", "name"},
+        CALLS.audit: {"gallery", "subject"},
+        CALLS.create_webhook: {"name"},
     }.get(describe, set())
     return [
         name for name in PATH_PARAMETERS if name in asked and name not in elsewhere and not (creates and name == "name")

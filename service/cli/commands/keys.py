@@ -15,7 +15,6 @@ from service.cli.options import CommandGroup, KeyId, ServerOptions
 from service.cli.terminal import print_line, print_note
 
 if TYPE_CHECKING:
-    from kith.options import KeyOptions
     from kith.wire.keys import CreatedKeyOut, KeyOut
 
 app = CommandGroup(help="Manage API keys and their permissions.", no_args_is_help=True)
@@ -62,12 +61,13 @@ def create(
         raise typer.BadParameter(f"Give at least one of {', '.join(ScopeName)}.", param_hint="--scope")
     _reject_nan("--days", days)
     expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
-    options: KeyOptions = {"galleries": gallery or None, "expires_at": expires_at}
     from service.security.api_keys import SCOPES
 
     scopes = [each for each in SCOPES if each in scope]
     with connect(server, "create") as kith:
-        _answer(kith.create_key(name or "+".join(scopes), scopes, **options), server)
+        _answer(
+            kith.create_key(name or "+".join(scopes), scopes, galleries=gallery or None, expires_at=expires_at), server
+        )
         if server.url is None:
             print_note(f"The key is valid only for servers that use {place_of(read_settings())[0]}.")
         if gallery and (missing := sorted(set(gallery) - kith.gallery_names())):
